@@ -1,0 +1,85 @@
+"""Every environment variable that the library reads, read once into one frozen record."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from asyncddp.errors import ArgumentError
+
+__all__ = ["Config"]
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise ValueError("a number above zero")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError("a whole number of at least 1")
+    return value
+
+
+def _flag(text: str) -> bool:
+    known = {"1": True, "true": True, "yes": True, "on": True}
+    known |= {"0": False, "false": False, "no": False, "off": False, "": False}
+    if text.lower() not in known:
+        raise ValueError("one of 0, 1, true, false, yes, no, on, off")
+    return known[text.lower()]
+
+
+def _env(name: str, parse: Callable[[str], Any], default: Any) -> Any:
+    return field(default=default, metadata={"name": name, "parse": parse})
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one rank.
+
+    Attributes:
+        timeout: ``ASYNCDDP_TIMEOUT``: seconds after which a wait raises.
+        warn_after: ``ASYNCDDP_WARN_AFTER``: seconds after which a wait warns once.
+        check: ``ASYNCDDP_CHECK``: confirm every exchange with the peers before it counts as done.
+        transport: ``ASYNCDDP_TRANSPORT``: name of the wire to use instead of the chosen one.
+        ranks_per_machine: ``ASYNCDDP_RANKS_PER_MACHINE``: simulate machines of so many ranks.
+        report_dir: ``ASYNCDDP_REPORT_DIR``: folder in which a failing rank leaves its report;
+            set by ``asyncddp run``.
+    """
+
+    timeout: float = _env("ASYNCDDP_TIMEOUT", _positive, 600.0)
+    warn_after: float = _env("ASYNCDDP_WARN_AFTER", _positive, 60.0)
+    check: bool = _env("ASYNCDDP_CHECK", _flag, False)
+    transport: str | None = _env("ASYNCDDP_TRANSPORT", str, None)
+    ranks_per_machine: int | None = _env("ASYNCDDP_RANKS_PER_MACHINE", _count, None)
+    report_dir: str | None = _env("ASYNCDDP_REPORT_DIR", str, None)
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Config:
+        """Read the variables; arguments that are given (and not None) win over them.
+
+        Raises:
+            ArgumentError: A variable has a value that cannot be read; the message names it.
+
+        Example:
+            >>> Config.from_environment({"ASYNCDDP_TIMEOUT": "5"}, check=True).timeout
+            5.0
+        """
+        environ = os.environ if environ is None else environ
+        values = {key: value for key, value in given.items() if value is not None}
+        for item in fields(cls):
+            name, parse = item.metadata["name"], item.metadata["parse"]
+            if item.name in values or name not in environ:
+                continue
+            try:
+                values[item.name] = parse(environ[name])
+            except ValueError as error:
+                raise ArgumentError(
+                    f"environment variable {name}: expected {error}, got {environ[name]!r}"
+                ) from error
+        return cls(**values)

@@ -1,0 +1,9 @@
+"""The one exception of this package."""
+
+from __future__ import annotations
+
+__all__ = ["TopologyError"]
+
+
+class TopologyError(ValueError):
+    """A graph, schedule or weight that cannot be, with the reason and the nearest thing that works."""
