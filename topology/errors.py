@@ -6,4 +6,4 @@ __all__ = ["TopologyError"]
 
 
 class TopologyError(ValueError):
-    """A graph, schedule or weight that cannot be, with the reason and the nearest thing that works."""
+    """A graph, schedule or weight that cannot be; says why and what comes nearest and works."""

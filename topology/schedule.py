@@ -1,0 +1,178 @@
+"""Time-varying graphs: the one class behind every schedule, and what makes one of a plain graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import TypeAlias, Union
+
+import networkx as nx
+
+from topology.checks import check_graph, check_int, check_rank, graph_name, is_weighted
+from topology.neighbors import Neighbors, in_view
+
+__all__ = ["GraphOrSchedule", "Schedule", "as_schedule", "describe"]
+
+LookUp: TypeAlias = Callable[[int, int], Neighbors]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Schedule:
+    r"""One graph per round, known to every rank without communication.
+
+    .. math:: x_i^{(k+1)} = \sum_j W^{(k)}_{ij} x_j^{(k)}
+
+    A schedule is data plus one function from (rank, round) to that rank's neighbours. All ranks
+    hold the same schedule and count the same rounds, so nothing is negotiated. Own schedules are
+    made with this constructor; a function that is picklable makes a schedule that is.
+
+    Args:
+        name: How messages call it, such as ``"one_peer_exponential(8)"``.
+        n: Number of ranks.
+        period: After how many rounds it repeats, or None if it never does.
+        look_up: ``look_up(rank, k)`` gives the neighbours of ``rank`` in round ``k``, with ``k``
+            below the period. It must be deterministic, and consistent: rank i receives from j
+            exactly where j sends to i.
+
+    Raises:
+        TopologyError: If ``n`` or ``period`` is below one.
+
+    Example:
+        >>> swap = Schedule(
+        ...     "swap", 2, 1, lambda rank, k: Neighbors(0.0, {1 - rank: 1.0}, (1 - rank,))
+        ... )
+        >>> swap.neighbors(rank=0, k=7)
+        Neighbors(self_weight=0.0, src_weights={1: 1.0}, dst_ranks=(1,))
+        >>> swap.graph(0).edges(data="weight")
+        OutEdgeDataView([(0, 0, 0.0), (0, 1, 1.0), (1, 0, 1.0), (1, 1, 0.0)])
+    """
+
+    name: str
+    n: int
+    period: int | None
+    look_up: LookUp = field(repr=False)
+
+    def __post_init__(self) -> None:
+        check_int(self.n, "n", self.name, 1)
+        if self.period is not None:
+            check_int(self.period, "period", self.name, 1)
+
+    def neighbors(self, rank: int, k: int) -> Neighbors:
+        """The neighbours of one rank in one round, in O(degree) where the family allows.
+
+        Args:
+            rank: The rank asked about, 0..n-1.
+            k: The round, from 0.
+
+        Returns:
+            Self weight, weights by source rank, and ranks sent to.
+
+        Raises:
+            TopologyError: If there is no such rank or round.
+        """
+        rank = check_rank(rank, self.n, self.name)
+        k = check_int(k, "k", self.name, 0)
+        return self.look_up(rank, k if self.period is None else k % self.period)
+
+    def graph(self, k: int) -> nx.DiGraph[int]:
+        """The whole graph of one round, weighted, with self-loops.
+
+        Args:
+            k: The round, from 0.
+
+        Returns:
+            A new graph on the ranks 0..n-1.
+
+        Raises:
+            TopologyError: If ``k`` is negative.
+        """
+        graph: nx.DiGraph[int] = nx.DiGraph(
+            name=self.name if self.period == 1 else f"{self.name}, round {k}"
+        )
+        graph.add_nodes_from(range(self.n))
+        for rank in range(self.n):
+            near = self.neighbors(rank, k)
+            graph.add_edge(rank, rank, weight=near.self_weight)
+            graph.add_weighted_edges_from((j, rank, w) for j, w in near.src_weights.items())
+        return graph
+
+    def iterate(self, rank: int) -> Iterator[Neighbors]:
+        """The neighbours of one rank in rounds 0, 1, 2, … without end.
+
+        Args:
+            rank: The rank asked about, 0..n-1.
+
+        Yields:
+            The record of the next round.
+
+        Raises:
+            TopologyError: If there is no such rank.
+
+        Example:
+            >>> import topology
+            >>> rounds = topology.one_peer_exponential(8).iterate(rank=0)
+            >>> [next(rounds).dst_ranks for _ in range(4)]
+            [(1,), (2,), (4,), (1,)]
+        """
+        for k in count():
+            yield self.neighbors(rank, k)
+
+
+GraphOrSchedule: TypeAlias = Union["nx.DiGraph[int]", Schedule]
+
+
+def _same_each_round(table: tuple[Neighbors, ...], rank: int, k: int) -> Neighbors:
+    """Look a static graph's neighbours up."""
+    del k
+    return table[rank]
+
+
+def as_schedule(graph_or_schedule: GraphOrSchedule) -> Schedule:
+    """The schedule of period 1 of a plain graph; a schedule is returned as it is.
+
+    The graph is checked and read once: later changes to it do not reach the schedule. One without
+    weights gets uniform weights over itself and its in-neighbours, 1 / (in-degree + 1).
+
+    Args:
+        graph_or_schedule: An ``nx.DiGraph`` on the ranks 0..n-1, or a schedule.
+
+    Returns:
+        A schedule with the graph's name.
+
+    Raises:
+        TopologyError: If the graph does not pass :func:`topology.check_graph`.
+
+    Example:
+        >>> import topology
+        >>> topology.as_schedule(topology.ring(5))
+        Schedule(name='ring(5)', n=5, period=1)
+    """
+    if isinstance(graph_or_schedule, Schedule):
+        return graph_or_schedule
+    graph = graph_or_schedule
+    check_graph(graph)
+    weighted = is_weighted(graph)
+    n = graph.number_of_nodes()
+    table = tuple(in_view(graph, rank, weighted) for rank in range(n))
+    return Schedule(graph_name(graph), n, 1, partial(_same_each_round, table))
+
+
+def describe(graph_or_schedule: GraphOrSchedule) -> str:
+    """The name of a graph or schedule for messages.
+
+    Args:
+        graph_or_schedule: What to name.
+
+    Returns:
+        Such as ``"ring(8)"``, or ``"a graph on 8 ranks"`` where a graph has no name.
+
+    Example:
+        >>> import networkx as nx
+        >>> describe(nx.DiGraph([(0, 1), (1, 0)]))
+        'a graph on 2 ranks'
+    """
+    if isinstance(graph_or_schedule, Schedule):
+        return graph_or_schedule.name
+    return graph_name(graph_or_schedule)

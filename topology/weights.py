@@ -1,0 +1,204 @@
+"""Weights: a graph goes in, the same graph with other weights comes out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import networkx as nx
+import numpy as np
+
+from topology.checks import check_digraph, check_graph, graph_name
+from topology.errors import TopologyError
+
+__all__ = ["circulant", "from_adjacency", "metropolis_weights", "push_weights", "uniform_weights"]
+
+
+def _fresh(name: str, n: int) -> nx.DiGraph[int]:
+    """A graph on the ranks 0..n-1 without edges."""
+    graph: nx.DiGraph[int] = nx.DiGraph(name=name)
+    graph.add_nodes_from(range(n))
+    return graph
+
+
+def circulant(name: str, n: int, weights: Mapping[int, float]) -> nx.DiGraph[int]:
+    """The graph in which every rank i sends to i + d with the same weight per distance d.
+
+    Args:
+        name: The name of the graph.
+        n: Number of ranks.
+        weights: ``{d: weight}`` with 0 < d < n; each rank keeps 1 minus their sum.
+
+    Returns:
+        A doubly stochastic graph.
+    """
+    graph = _fresh(name, n)
+    own = 1.0 - math.fsum(weights.values())
+    graph.add_weighted_edges_from((i, i, own) for i in range(n))
+    for distance, weight in sorted(weights.items()):
+        graph.add_weighted_edges_from((i, (i + distance) % n, weight) for i in range(n))
+    return graph
+
+
+def uniform_weights(graph: nx.DiGraph[int]) -> nx.DiGraph[int]:
+    r"""Every rank averages over itself and its in-neighbours: rows sum to one.
+
+    .. math:: w_{ij} = w_{ii} = 1 / (d_i + 1)
+
+    with :math:`d_i` the number of in-neighbours of i. Columns sum to one too where all ranks have
+    as many out- as in-neighbours and all the same number.
+
+    Args:
+        graph: Directed graph on the ranks 0..n-1; its weights and self-loops are ignored.
+
+    Returns:
+        A new graph with self-loops.
+
+    Raises:
+        TopologyError: If the graph is not an ``nx.DiGraph`` on 0..n-1.
+
+    Example:
+        >>> import networkx as nx
+        >>> uniform_weights(nx.DiGraph([(0, 1), (1, 2), (2, 0)]))[0][1]
+        {'weight': 0.5}
+    """
+    graph = check_digraph(graph)
+    result = _fresh(graph_name(graph), graph.number_of_nodes())
+    for i in range(graph.number_of_nodes()):
+        sources = sorted(j for j in graph.pred[i] if j != i)
+        share = 1.0 / (len(sources) + 1)
+        result.add_edge(i, i, weight=1.0 - len(sources) * share)
+        result.add_weighted_edges_from((j, i, share) for j in sources)
+    return result
+
+
+def push_weights(graph: nx.DiGraph[int]) -> nx.DiGraph[int]:
+    r"""Every rank splits what it has over itself and its out-neighbours: columns sum to one.
+
+    .. math:: w_{ij} = w_{jj} = 1 / (d_j + 1)
+
+    with :math:`d_j` the number of out-neighbours of j. For push-sum methods on directed graphs.
+
+    Args:
+        graph: Directed graph on the ranks 0..n-1; its weights and self-loops are ignored.
+
+    Returns:
+        A new graph with self-loops.
+
+    Raises:
+        TopologyError: If the graph is not an ``nx.DiGraph`` on 0..n-1.
+
+    Example:
+        >>> import networkx as nx
+        >>> push_weights(nx.DiGraph([(0, 1), (0, 2), (0, 3), (1, 0), (2, 0), (3, 0)])).edges(
+        ...     0, data="weight"
+        ... )
+        OutEdgeDataView([(0, 0, 0.25), (0, 1, 0.25), (0, 2, 0.25), (0, 3, 0.25)])
+
+    Reference:
+        Kempe, Dobra and Gehrke, "Gossip-based computation of aggregate information", FOCS 2003.
+    """
+    graph = check_digraph(graph)
+    result = _fresh(graph_name(graph), graph.number_of_nodes())
+    for j in range(graph.number_of_nodes()):
+        targets = sorted(i for i in graph.succ[j] if i != j)
+        share = 1.0 / (len(targets) + 1)
+        result.add_edge(j, j, weight=1.0 - len(targets) * share)
+        result.add_weighted_edges_from((j, i, share) for i in targets)
+    return result
+
+
+def metropolis_weights(graph: nx.Graph[int]) -> nx.DiGraph[int]:
+    r"""Metropolis–Hastings weights of an undirected graph: symmetric and doubly stochastic.
+
+    .. math:: w_{ij} = w_{ji} = 1 / (1 + \max(d_i, d_j)), \quad w_{ii} = 1 - \sum_j w_{ij}
+
+    with :math:`d_i` the number of neighbours of i.
+
+    Args:
+        graph: An ``nx.Graph``, or an ``nx.DiGraph`` with both directions of every edge, on the
+            ranks 0..n-1; its weights and self-loops are ignored.
+
+    Returns:
+        A new graph with self-loops.
+
+    Raises:
+        TopologyError: If an edge has no counterpart, or the nodes are not 0..n-1.
+
+    Example:
+        >>> import networkx as nx
+        >>> metropolis_weights(nx.path_graph(3)).edges(0, data="weight")
+        OutEdgeDataView([(0, 0, 0.6666666666666667), (0, 1, 0.3333333333333333)])
+
+    Reference:
+        Xiao and Boyd, "Fast linear iterations for distributed averaging", 2004.
+    """
+    undirected = isinstance(graph, nx.Graph) and not graph.is_directed()
+    both = check_digraph(graph.to_directed() if undirected else graph)
+    n = both.number_of_nodes()
+    neighbors = [sorted(j for j in both.succ[i] if j != i) for i in range(n)]
+    degrees = [len(near) for near in neighbors]
+    result = _fresh(graph_name(graph), n)
+    for i, near in enumerate(neighbors):
+        missing = [j for j in near if not both.has_edge(j, i)]
+        if missing:
+            raise TopologyError(
+                f"metropolis_weights needs both directions of every edge, but {graph_name(graph)} "
+                f"has {i} -> {missing[0]} only; use graph.to_undirected(), or push_weights(graph) "
+                "for a directed method"
+            )
+        weights = [1.0 / (1 + max(degrees[i], degrees[j])) for j in near]
+        result.add_edge(i, i, weight=1.0 - math.fsum(weights))
+        result.add_weighted_edges_from((i, j, w) for j, w in zip(near, weights, strict=True))
+    return result
+
+
+def from_adjacency(matrix: Any) -> nx.DiGraph[int]:
+    r"""The graph of a matrix: row i is what rank i receives.
+
+    Of a boolean or integer matrix, the entries that are not zero are the edges, with uniform
+    weights. Of a float matrix, the entries are the weights themselves, ``W[i, j]`` being what
+    rank i gives to the value of rank j. (``nx.to_numpy_array`` gives the transpose.)
+
+    Args:
+        matrix: Square, ``(n, n)``: an array or what ``np.asarray`` makes one of, or a scipy sparse
+            matrix.
+
+    Returns:
+        A graph with self-loops.
+
+    Raises:
+        TopologyError: If the matrix is not square, or float weights are not finite or sum to one
+            neither by rows nor by columns.
+
+    Example:
+        >>> from_adjacency([[0.75, 0.25], [0.25, 0.75]]).edges(data="weight")
+        OutEdgeDataView([(0, 0, 0.75), (0, 1, 0.25), (1, 1, 0.75), (1, 0, 0.25)])
+        >>> from_adjacency([[0, 1], [1, 0]]).edges(data="weight")
+        OutEdgeDataView([(0, 0, 0.5), (0, 1, 0.5), (1, 0, 0.5), (1, 1, 0.5)])
+    """
+    if not hasattr(matrix, "tocoo"):
+        matrix = np.asarray(matrix)
+    if len(matrix.shape) != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.shape[0]:
+        raise TopologyError(
+            f"from_adjacency needs a square matrix (n, n) with n >= 1, got shape {matrix.shape}"
+        )
+    if matrix.dtype.kind not in "biuf":
+        raise TopologyError(
+            "from_adjacency needs a boolean, integer or float matrix, got dtype "
+            f"{matrix.dtype}; convert it with .astype(float)"
+        )
+    n = int(matrix.shape[0])
+    graph = _fresh("", n)
+    weighted = matrix.dtype.kind == "f"
+    if weighted:
+        graph.add_weighted_edges_from((i, i, 0.0) for i in range(n))
+    rows, columns = matrix.nonzero()
+    values = np.asarray(matrix[rows, columns], dtype=np.float64).ravel()
+    for i, j, value in zip(rows.tolist(), columns.tolist(), values.tolist(), strict=True):
+        graph.add_edge(j, i, weight=value)
+    if not weighted:
+        return uniform_weights(graph)
+    check_graph(graph)
+    return graph
