@@ -74,11 +74,10 @@ find_python() {
 # make_environment: an empty environment, unless a whole one of the wanted Python is there already.
 make_environment() {
     local made_from=""
-    [[ ! -f $state/python ]] || made_from=$(<"$state/python")
-    if [[ -n $made_from && ! -e $state/installing && $(identify_python "$venv/bin/python") == "$made_from" ]]; then
-        [[ -n ${PYTHON:-} ]] || return 0
-        find_python
-        [[ $made_from != "$python_id $venv" ]] || return 0
+    [[ ! -f $state/python || -e $state/installing ]] || made_from=$(<"$state/python")
+    # With PYTHON given, that one decides; else the environment's own must still run where it stands.
+    if [[ $made_from == "$(identify_python "${PYTHON:-$venv/bin/python}") $venv" ]]; then
+        return
     fi
     find_python
     find "$venv" -mindepth 1 -delete
@@ -121,7 +120,7 @@ is_installed() {
     for extra in ${extras//,/ }; do
         [[ ,$have, == *,$extra,* ]] || return 1
     done
-    [[ -z ${PYTHON:-} || $(identify_python "$PYTHON") == "$(identify_python "$venv/bin/python")" ]]
+    [[ -z ${PYTHON:-} || "$(identify_python "$PYTHON") $venv" == "$(<"$state/python")" ]]
 }
 
 pip_install() { PIP_USER=0 "$venv/bin/python" -m pip install --no-input --progress-bar off "$@"; }

