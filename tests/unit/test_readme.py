@@ -1,0 +1,83 @@
+"""What README.md shows is true: its scripts run, its names and files exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+TEXT = (REPO / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)
+FIRST_COLUMN = re.findall(r"^\| `(\w+)(\(.*?\))?` \|", TEXT, flags=re.MULTILINE)
+
+
+def test_there_are_blocks_and_tables():
+    """The tests below are not empty by accident."""
+    assert len(BLOCKS) >= 2
+    assert len(FIRST_COLUMN) >= 8
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.splitlines()[-1].strip()[:40])
+def test_every_python_block_runs_as_a_script_on_one_rank(tmp_path, block):
+    """Each block is a whole script: it runs by itself, without a warning, as it stands."""
+    script = tmp_path / "train.py"
+    script.write_text(block, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for shown in re.findall(r"print\(.*\)  # (\[.*?\])", block):
+        assert done.stdout.strip() == shown
+
+
+def test_graphs_in_the_table_exist():
+    """Every graph or schedule of the table is a function of ``topology``."""
+    import topology
+
+    named = [name for name, call in FIRST_COLUMN if call]
+    assert named
+    assert not [name for name in named if not hasattr(topology, name)]
+
+
+def test_methods_in_the_table_exist():
+    """Every method of the table is a registered algorithm."""
+    from asyncddp.algorithms import ALGORITHMS
+
+    table = TEXT.split("| `algorithm` |")[1].split("\n\n")[0]
+    named = re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)
+    assert len(named) == 3
+    assert set(named) <= set(ALGORITHMS)
+
+
+def test_files_and_rooms_exist():
+    """Linked files, the commands and the rooms of the map are there."""
+    links = re.findall(r"\]\(([^):]+)\)", TEXT)
+    commands = re.findall(r"^    (\./\S+)", TEXT, flags=re.MULTILINE)
+    rooms = re.findall(r"^    ([a-z/]+/)  ", TEXT, flags=re.MULTILINE)
+    assert links
+    assert commands
+    assert rooms
+    missing = [path for path in [*links, *commands, *rooms] if not (REPO / path).exists()]
+    assert not missing
+    assert all(os.access(REPO / command, os.X_OK) for command in commands)
+
+
+def test_extras_in_the_table_are_those_of_the_package():
+    """The table of extras names each extra of pyproject.toml, and none besides."""
+    section = (REPO / "pyproject.toml").read_text(encoding="utf-8")
+    section = section.split("[project.optional-dependencies]")[1].split("\n[project")[0]
+    declared = set(re.findall(r"^(\w+) = \[", section, flags=re.MULTILINE))
+    table = TEXT.split("| extra |")[1].split("\n\n")[0]
+    cells = re.findall(r"^\| (`.*?`) \|", table, flags=re.MULTILINE)
+    assert {name for cell in cells for name in re.findall(r"`(\w+)`", cell)} == declared
