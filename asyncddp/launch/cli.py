@@ -1,0 +1,82 @@
+"""The command ``asyncddp``, whose subcommands are loaded when they are called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NoReturn, cast
+
+import click
+
+from asyncddp.errors import AsyncDDPError, UsageError
+
+__all__ = ["bfrun", "main"]
+
+_COMMANDS: Mapping[str, tuple[str, str]] = {
+    "doctor": (
+        "asyncddp.launch.doctor_command:doctor_command",
+        "Show what this machine has, and what to install or change.",
+    ),
+    "run": (
+        "asyncddp.launch.run_command:run_command",
+        "Start a training script on several ranks.",
+    ),
+    "topology": (
+        "asyncddp.launch.topology_command:topology_command",
+        "Compare the graphs over which ranks can talk.",
+    ),
+}
+
+
+class _LazyGroup(click.Group):
+    """A group that knows its commands' names and one-line helps without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
+        return cast("click.Command", getattr(importlib.import_module(module), attribute))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        return _plainly(lambda: super(_LazyGroup, self).invoke(ctx))
+
+
+def _plainly(call: Callable[[], Any]) -> Any:
+    """Show our own errors as sentences, without a traceback."""
+    try:
+        return call()
+    except UsageError as error:
+        raise click.UsageError(str(error)) from error
+    except AsyncDDPError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _version() -> str:
+    try:
+        return version("asyncddp")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(_version(), prog_name="asyncddp")
+def main() -> None:
+    """Train PyTorch models on many processes without a central average."""
+
+
+def bfrun() -> NoReturn:
+    """``bfrun …`` is ``asyncddp run …``."""
+    arguments = sys.argv[1:]
+    if arguments in (["-v"], ["--version"]):
+        main(["--version"], prog_name="asyncddp")
+    main(["run", *arguments], prog_name="bfrun")
+    sys.exit()

@@ -1,0 +1,75 @@
+"""Variables: which are set for the ranks, and which of them go to other machines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from asyncddp.errors import ArgumentError
+from asyncddp.launch.machine import threads_for
+
+__all__ = ["additions", "forwarded", "parse_exports"]
+
+_NEEDED = (
+    "CONDA_PREFIX",
+    "LD_LIBRARY_PATH",
+    "OMP_NUM_THREADS",
+    "PATH",
+    "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+    "VIRTUAL_ENV",
+)
+_OURS_AND_THE_WIRES = ("ASYNCDDP_", "FI_", "NCCL_", "UCX_")
+
+
+def parse_exports(items: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Read the values of ``-x``: ``VAR`` takes its value from here, ``VAR=value`` brings it.
+
+    Raises:
+        ArgumentError: A name that no variable can have, or one that is not set.
+
+    Example:
+        >>> parse_exports(["HOME", "LR=0.1"], {"HOME": "/home/ada"})
+        {'HOME': '/home/ada', 'LR': '0.1'}
+    """
+    found = {}
+    for item in items:
+        name, given, value = item.partition("=")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ArgumentError(f"-x: expected VAR or VAR=value, got {item!r}.")
+        if not given and name not in environment:
+            raise ArgumentError(f"-x: {name} is not set here. Set it, or give -x {name}=value.")
+        found[name] = value if given else environment[name]
+    return found
+
+
+def additions(
+    environment: Mapping[str, str], exports: Mapping[str, str], ranks_here: int | None
+) -> dict[str, str]:
+    """What is set for the ranks on top of what this process has.
+
+    Args:
+        environment: What this process has.
+        exports: What the user gave with ``-x``.
+        ranks_here: Ranks on this machine if all are here; None where other machines take part,
+            whose cores only they can count.
+    """
+    wanted = {"PYTHONUNBUFFERED": "1"}
+    if ranks_here is not None:
+        wanted["OMP_NUM_THREADS"] = str(threads_for(ranks_here))
+    kept = {name: value for name, value in wanted.items() if name not in environment}
+    return {**kept, **exports}
+
+
+def forwarded(environment: Mapping[str, str], exports: Iterable[str]) -> tuple[str, ...]:
+    """Names of the variables that go to other machines, in alphabetical order.
+
+    These are the user's ``-x``, ours, those by which the wires are tuned, and those by which a
+    program finds its libraries; never the rest, which may hold secrets.
+
+    Example:
+        >>> forwarded({"PATH": "/bin", "AWS_SECRET": "x", "ASYNCDDP_CHECK": "1"}, ["LR"])
+        ('ASYNCDDP_CHECK', 'LR', 'PATH')
+    """
+    names = {n for n in environment if n in _NEEDED or n.startswith(_OURS_AND_THE_WIRES)}
+    return tuple(sorted(names | set(exports)))

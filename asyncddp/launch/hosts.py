@@ -1,0 +1,167 @@
+"""Hosts as users write them, ``h1:2,h2`` or a hostfile, as checked records."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from asyncddp.errors import ArgumentError
+
+__all__ = ["Host", "is_this_machine", "parse_hostfile", "parse_hosts", "share_out"]
+
+_LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
+_EXPECTED = "a name, an IPv4 address or an [IPv6] address, with an optional :slots, like h1:2"
+
+
+@dataclass(frozen=True)
+class Host:
+    """One machine that runs ranks.
+
+    Attributes:
+        name: Host name or address, without brackets.
+        slots: Ranks that it takes; None where the user leaves that to us.
+    """
+
+    name: str
+    slots: int | None = None
+
+    @property
+    def is_ipv6(self) -> bool:
+        """Whether the name is an IPv6 address."""
+        return ":" in self.name
+
+    def __str__(self) -> str:
+        name = f"[{self.name}]" if self.is_ipv6 else self.name
+        return name if self.slots is None else f"{name}:{self.slots}"
+
+
+def _is_name(text: str) -> bool:
+    labels = text.removesuffix(".").split(".")
+    if not (0 < len(text) <= 253 and all(_LABEL.fullmatch(label) for label in labels)):
+        return False
+    if labels[-1].isdigit():  # only an address ends in a number, and then it must be one
+        return len(labels) == 1 or _is_address(text, ipaddress.IPv4Address)
+    return True
+
+
+def _is_address(text: str, kind: type[ipaddress.IPv4Address] | type[ipaddress.IPv6Address]) -> bool:
+    try:
+        kind(text.split("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def _parse_host(text: str, where: str) -> Host:
+    """Read ``name``, ``name:2``, ``10.0.0.1:2``, ``[fe80::1]:2``."""
+    match = re.fullmatch(r"(?:\[(?P<v6>[^][]+)\]|(?P<name>[^][:]+))(?::(?P<slots>[0-9]+))?", text)
+    problem = ArgumentError(f"{where}: expected {_EXPECTED}, got {text!r}.")
+    if match is None:
+        raise problem
+    name = match["v6"] or match["name"]
+    if not (_is_address(name, ipaddress.IPv6Address) if match["v6"] else _is_name(name)):
+        raise problem
+    if match["slots"] is not None and int(match["slots"]) < 1:
+        raise ArgumentError(f"{where}: expected at least 1 slot, got {text!r}.")
+    return Host(name, None if match["slots"] is None else int(match["slots"]))
+
+
+def _without_repeats(hosts: Iterable[Host], where: str) -> tuple[Host, ...]:
+    found: dict[str, Host] = {}
+    for host in hosts:
+        if host.name in found:
+            raise ArgumentError(
+                f"{where}: {host.name!r} is there twice. Name each host once, with the number of "
+                f"its ranks: {host.name}:2."
+            )
+        found[host.name] = host
+    return tuple(found.values())
+
+
+def parse_hosts(text: str) -> tuple[Host, ...]:
+    """Read the value of ``-H``.
+
+    Args:
+        text: Hosts separated by commas, each with an optional number of slots.
+
+    Returns:
+        The hosts in that order.
+
+    Raises:
+        ArgumentError: A host is not written as a host is, has no slot, or is there twice.
+
+    Example:
+        >>> [str(host) for host in parse_hosts("h1:2,10.0.0.7,[fe80::1]:4")]
+        ['h1:2', '10.0.0.7', '[fe80::1]:4']
+    """
+    return _without_repeats((_parse_host(item.strip(), "-H") for item in text.split(",")), "-H")
+
+
+def parse_hostfile(path: Path) -> tuple[Host, ...]:
+    """Read a hostfile: one host per line, as ``name``, ``name:2`` or ``name slots=2``.
+
+    What follows a ``#`` is a comment; Open MPI's ``max_slots`` is read and has no effect here.
+
+    Raises:
+        ArgumentError: The file cannot be read, holds no host, or a line is wrong; it is named.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"--hostfile: cannot read {str(path)!r}: {error}.") from error
+    hosts = []
+    for number, line in enumerate(lines, 1):
+        words = line.split("#")[0].split()
+        if words:
+            hosts.append(_parse_line(words, f"{path}, line {number}"))
+    if not hosts:
+        raise ArgumentError(
+            f"--hostfile: {str(path)!r} names no host. Write one per line: h1 slots=2"
+        )
+    return _without_repeats(hosts, str(path))
+
+
+def _parse_line(words: Sequence[str], where: str) -> Host:
+    host = _parse_host(words[0], where)
+    for word in words[1:]:
+        match = re.fullmatch(r"(slots|max_slots|max-slots)=([1-9][0-9]*)", word)
+        if match is None:
+            raise ArgumentError(f"{where}: expected slots=NUMBER after the host, got {word!r}.")
+        if match[1] != "slots":
+            continue
+        if host.slots is not None:
+            raise ArgumentError(f"{where}: the number of slots is given twice.")
+        host = replace(host, slots=int(match[2]))
+    return host
+
+
+def share_out(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
+    """Give slots to the hosts that have none: what is left of the ranks, in equal parts.
+
+    Args:
+        hosts: Hosts, of which some have a number of slots.
+        ranks: How many ranks will be started; None for one on every host without a number.
+
+    Example:
+        >>> [str(host) for host in share_out(parse_hosts("h1,h2"), 8)]
+        ['h1:4', 'h2:4']
+    """
+    open_hosts = [host for host in hosts if host.slots is None]
+    left = 0 if ranks is None else ranks - sum(host.slots or 0 for host in hosts)
+    each = max(1, -(-left // len(open_hosts))) if open_hosts else 0
+    return tuple(replace(host, slots=each) if host.slots is None else host for host in hosts)
+
+
+def is_this_machine(host: Host) -> bool:
+    """Whether a host's name says, without asking anyone, that it is this machine."""
+    own = socket.gethostname()
+    if host.name in {"localhost", own, own.split(".")[0]}:
+        return True
+    try:
+        return ipaddress.ip_address(host.name.split("%")[0]).is_loopback
+    except ValueError:
+        return False

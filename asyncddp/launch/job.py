@@ -1,0 +1,61 @@
+"""What a user wants to run: one record, written once by the command line, read by every vendor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from asyncddp.launch.hosts import Host
+
+__all__ = ["Command", "Job"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A program to start on several ranks.
+
+    Attributes:
+        ranks: How many.
+        program: What each rank runs, as a list of arguments.
+        hosts: Where, each with its slots; empty for this machine or the batch system's choice.
+        remote: Whether other machines take part, or may.
+        interface: Network interfaces (``eth0``) or networks (``10.0.0.0/24``), as given.
+        ssh_port: Port of the remote shell.
+        remote_shell: Program to use instead of ssh: called with a host and a command line.
+        bind_to: What a rank is bound to: ``none``, ``core``, ``socket`` or ``numa``.
+        oversubscribe: Whether more ranks than slots or cores may be started.
+        tag_output: Whether each line of output says which rank wrote it.
+        extra: Further arguments for the launcher itself.
+        set_environment: Variables that are set for the ranks.
+        forward: Names of the variables that go to other machines; no other does.
+        environment: The environment that the launcher would otherwise run in.
+        root: Whether this is run by root.
+    """
+
+    ranks: int
+    program: tuple[str, ...]
+    hosts: tuple[Host, ...] = ()
+    remote: bool = False
+    interface: str | None = None
+    ssh_port: int | None = None
+    remote_shell: str | None = None
+    bind_to: str = "none"
+    oversubscribe: bool = False
+    tag_output: bool = False
+    extra: tuple[str, ...] = ()
+    set_environment: Mapping[str, str] = field(default_factory=dict)
+    forward: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    root: bool = False
+
+    def asks_for(self, *flags: str) -> bool:
+        """Whether the user's own arguments for the launcher have one of these among them."""
+        return any(word == flag for word in self.extra for flag in flags)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line and the variables to add to the environment in which it runs."""
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]

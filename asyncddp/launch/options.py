@@ -1,0 +1,102 @@
+"""The options of ``asyncddp run``, as one record and one decorator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+__all__ = ["RunOptions", "run_options"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What the user asked for, as given."""
+
+    num_proc: int | None = None
+    hosts: str | None = None
+    hostfile: Path | None = None
+    network_interface: str | None = None
+    ssh_port: int | None = None
+    remote_shell: str | None = None
+    exports: tuple[str, ...] = ()
+    mpi_args: tuple[str, ...] = ()
+    launcher: str | None = None
+    bind_to: str = "none"
+    oversubscribe: bool | None = None
+    ranks_per_machine: int | None = None
+    timeout: float | None = None
+    tag_output: bool = False
+    dry_run: bool = False
+    verbose: bool = False
+
+
+_COUNT = click.IntRange(min=1)
+_WHERE = (
+    click.option("-np", "--num-proc", type=_COUNT, help="Ranks to start [the hosts' slots, or 1]."),
+    click.option("-H", "--hosts", metavar="H1:2,H2:2", help="Hosts, each with its slots."),
+    click.option(
+        "--hostfile",
+        type=click.Path(path_type=Path),
+        help="File with one host per line: h1 slots=2.",
+    ),
+    click.option(
+        "--network-interface",
+        metavar="NAME|NETWORK",
+        help="Interface between the hosts: eth0, or (Open MPI) 10.0.0.0/24.",
+    ),
+    click.option("--ssh-port", type=click.IntRange(1, 65535), help="Port of ssh on the hosts."),
+    click.option("--remote-shell", metavar="PROGRAM", help="Called like ssh, in place of it."),
+    click.option("--launcher", metavar="PROGRAM", help="mpirun, srun, or a path [found]."),
+)
+_HOW = (
+    click.option(
+        "-x",
+        "exports",
+        metavar="VAR[=V]",
+        multiple=True,
+        help="Variable for the ranks; repeatable.",
+    ),
+    click.option(
+        "--mpi-args",
+        "--extra-mpi-flags",
+        metavar="ARGS",
+        multiple=True,
+        help="Further arguments for the launcher, in one string.",
+    ),
+    click.option(
+        "--bind-to",
+        type=click.Choice(["none", "core", "socket", "numa"]),
+        default="none",
+        show_default=True,
+        help="What a rank is bound to.",
+    ),
+    click.option(
+        "--oversubscribe/--no-oversubscribe",
+        default=None,
+        help="Allow more ranks than slots or cores [where needed].",
+    ),
+    click.option(
+        "--ranks-per-machine", type=_COUNT, help="Simulate machines of so many ranks each."
+    ),
+    click.option(
+        "--timeout", type=click.FloatRange(min=0, min_open=True), help="End the run after SECONDS."
+    ),
+    click.option("--tag-output", is_flag=True, help="Begin each line with the rank that wrote it."),
+    click.option("--dry-run", is_flag=True, help="Print the command and do not run it."),
+    click.option(
+        "--verbose", is_flag=True, help="Show the command and all of the launcher's words."
+    ),
+)
+
+
+def run_options(command: F) -> F:
+    """Give a click command the options of :class:`RunOptions`."""
+    for option in reversed(_WHERE + _HOW):
+        command = option(command)
+    return command

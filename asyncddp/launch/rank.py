@@ -1,0 +1,93 @@
+"""Runs a script or module as one rank: ``python -m asyncddp.launch.rank train.py --lr 0.1``.
+
+The script sees what it would see under ``python train.py``. If it ends with an exception or a
+non-zero exit code, all ranks are ended, and this one says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+__all__ = ["main"]
+
+_RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+_LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+
+
+def _first(names: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    return next((environment[name] for name in names if name in environment), None)
+
+
+def _sign_in() -> None:
+    """Leave this rank's process id where the launcher can find it if it is told of nothing else."""
+    folder, rank = os.environ.get("ASYNCDDP_REPORT_DIR"), _first(_RANK, os.environ)
+    if folder and rank:
+        with contextlib.suppress(OSError):  # another machine does not have the folder
+            Path(folder, f"started-{rank}").write_text(str(os.getpid()))
+
+
+def _limit_threads() -> None:
+    """Share the cores of this machine out, where the one that started the run could not."""
+    size = _first(_LOCAL_SIZE, os.environ)
+    if size is not None and "OMP_NUM_THREADS" not in os.environ:
+        from asyncddp.launch.machine import threads_for
+
+        os.environ["OMP_NUM_THREADS"] = str(threads_for(int(size)))
+
+
+def _run(words: list[str]) -> None:
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        return
+    sys.argv = words
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = str(Path(words[0]).resolve().parent)
+    runpy.run_path(words[0], run_name="__main__")
+
+
+def _own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without our frames and runpy's; the whole where nothing would be left."""
+    left = trace
+    while left is not None and (
+        left.tb_frame.f_code.co_filename in {__file__, runpy.__file__, "<frozen runpy>"}
+    ):
+        left = left.tb_next
+    return trace if left is None else left
+
+
+def main(words: Sequence[str]) -> None:
+    """Run a script or module to its end, and all other ranks to theirs if it fails.
+
+    Args:
+        words: The script, or ``-m`` and the module, and its arguments.
+    """
+    if not words or list(words) == ["-m"]:
+        sys.exit("usage: python -m asyncddp.launch.rank SCRIPT.py|-m MODULE [ARGUMENT]...")
+    _sign_in()
+    _limit_threads()
+    try:
+        _run(list(words))
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            _end(error)
+        raise
+    except BaseException as error:
+        _end(error)
+        raise
+
+
+def _end(error: BaseException) -> None:
+    from asyncddp.context.failure import end_run
+
+    end_run(error.with_traceback(_own_frames(error.__traceback__)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
