@@ -11,10 +11,35 @@ from __future__ import annotations
 
 from topology.checks import check_graph
 from topology.errors import TopologyError
-from topology.graphs import GRAPHS, exponential, exponential_two, ring, symmetric_exponential
+from topology.graphs import (
+    GRAPHS,
+    complete,
+    equi_static,
+    exponential,
+    exponential_two,
+    grid_2d,
+    hypercube,
+    random_regular,
+    ring,
+    star,
+    symmetric_exponential,
+    torus_2d,
+)
 from topology.neighbors import Neighbors, neighbors_of
 from topology.schedule import GraphOrSchedule, Schedule, as_schedule, describe
-from topology.schedules import SCHEDULES, one_peer_exponential
+from topology.schedules import (
+    SCHEDULES,
+    alternating_exponential_ring,
+    base_k,
+    equi_dynamic,
+    inner_outer_exponential,
+    inner_outer_ring,
+    matcha,
+    one_peer_exponential,
+    one_peer_hypercube,
+    one_peer_of,
+    simple_base_k,
+)
 from topology.weights import from_adjacency, metropolis_weights, push_weights, uniform_weights
 
 __all__ = [
@@ -24,17 +49,33 @@ __all__ = [
     "Neighbors",
     "Schedule",
     "TopologyError",
+    "alternating_exponential_ring",
     "as_schedule",
+    "base_k",
     "check_graph",
+    "complete",
     "describe",
+    "equi_dynamic",
+    "equi_static",
     "exponential",
     "exponential_two",
     "from_adjacency",
+    "grid_2d",
+    "hypercube",
+    "inner_outer_exponential",
+    "inner_outer_ring",
+    "matcha",
     "metropolis_weights",
     "neighbors_of",
     "one_peer_exponential",
+    "one_peer_hypercube",
+    "one_peer_of",
     "push_weights",
+    "random_regular",
     "ring",
+    "simple_base_k",
+    "star",
     "symmetric_exponential",
+    "torus_2d",
     "uniform_weights",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
     from topology.schedule import Schedule
 
-__all__ = ["Neighbors", "in_view", "neighbors_of"]
+__all__ = ["Neighbors", "average_over", "in_view", "neighbors_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,21 @@ class Neighbors:
     self_weight: float
     src_weights: dict[int, float]
     dst_ranks: tuple[int, ...]
+
+
+def average_over(rank: int, members: Sequence[int]) -> Neighbors:
+    """The view of one rank in a group that averages among itself.
+
+    Args:
+        rank: Whose view.
+        members: The group, ascending, with the rank in it.
+
+    Returns:
+        Equal weights for all members; a group of one keeps its value.
+    """
+    others = tuple(member for member in members if member != rank)
+    share = 1.0 / len(members)
+    return Neighbors(1.0 - len(others) * share, dict.fromkeys(others, share), others)
 
 
 def in_view(graph: nx.DiGraph[int], rank: int, weighted: bool) -> Neighbors:

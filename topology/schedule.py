@@ -13,7 +13,7 @@ import networkx as nx
 from topology.checks import check_graph, check_int, check_rank, graph_name, is_weighted
 from topology.neighbors import Neighbors, in_view
 
-__all__ = ["GraphOrSchedule", "Schedule", "as_schedule", "describe"]
+__all__ = ["GraphOrSchedule", "Schedule", "alone", "as_schedule", "describe"]
 
 LookUp: TypeAlias = Callable[[int, int], Neighbors]
 
@@ -118,6 +118,17 @@ class Schedule:
         """
         for k in count():
             yield self.neighbors(rank, k)
+
+
+def _keep(rank: int, k: int) -> Neighbors:
+    """The only rank keeps its value."""
+    del rank, k
+    return Neighbors(1.0, {}, ())
+
+
+def alone(name: str) -> Schedule:
+    """What every family is on one rank: nothing is sent, and the average is there already."""
+    return Schedule(name, 1, 1, _keep)
 
 
 GraphOrSchedule: TypeAlias = Union["nx.DiGraph[int]", Schedule]

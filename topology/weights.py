@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import networkx as nx
@@ -12,7 +12,14 @@ import numpy as np
 from topology.checks import check_digraph, check_graph, graph_name
 from topology.errors import TopologyError
 
-__all__ = ["circulant", "from_adjacency", "metropolis_weights", "push_weights", "uniform_weights"]
+__all__ = [
+    "circulant",
+    "from_adjacency",
+    "metropolis_weights",
+    "push_weights",
+    "undirected",
+    "uniform_weights",
+]
 
 
 def _fresh(name: str, n: int) -> nx.DiGraph[int]:
@@ -152,6 +159,23 @@ def metropolis_weights(graph: nx.Graph[int]) -> nx.DiGraph[int]:
         result.add_edge(i, i, weight=1.0 - math.fsum(weights))
         result.add_weighted_edges_from((i, j, w) for j, w in zip(near, weights, strict=True))
     return result
+
+
+def undirected(name: str, n: int, edges: Iterable[tuple[int, int]]) -> nx.DiGraph[int]:
+    """The graph of undirected edges on 0..n-1, with Metropolis–Hastings weights.
+
+    Args:
+        name: The name of the graph.
+        n: Number of ranks.
+        edges: Pairs of ranks, each in one direction or both.
+
+    Returns:
+        A symmetric, doubly stochastic graph with self-loops.
+    """
+    graph: nx.Graph[int] = nx.Graph(name=name)
+    graph.add_nodes_from(range(n))
+    graph.add_edges_from(edges)
+    return metropolis_weights(graph)
 
 
 def from_adjacency(matrix: Any) -> nx.DiGraph[int]:

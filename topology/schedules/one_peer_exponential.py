@@ -6,7 +6,7 @@ from functools import partial
 
 from topology.checks import check_int
 from topology.neighbors import Neighbors
-from topology.schedule import Schedule
+from topology.schedule import Schedule, alone
 
 __all__ = ["one_peer_exponential"]
 
@@ -15,12 +15,6 @@ def _look_up(n: int, rank: int, k: int) -> Neighbors:
     """Send 2^k ahead, receive from 2^k behind."""
     distance = 2**k
     return Neighbors(0.5, {(rank - distance) % n: 0.5}, ((rank + distance) % n,))
-
-
-def _alone(rank: int, k: int) -> Neighbors:
-    """The only rank keeps its value."""
-    del rank, k
-    return Neighbors(1.0, {}, ())
 
 
 def one_peer_exponential(n: int) -> Schedule:
@@ -50,5 +44,7 @@ def one_peer_exponential(n: int) -> Schedule:
         NeurIPS 2021.
     """
     n = check_int(n, "n", "one_peer_exponential", 1)
-    look_up = partial(_look_up, n) if n > 1 else _alone
-    return Schedule(f"one_peer_exponential({n})", n, max(1, (n - 1).bit_length()), look_up)
+    name = f"one_peer_exponential({n})"
+    if n == 1:
+        return alone(name)
+    return Schedule(name, n, (n - 1).bit_length(), partial(_look_up, n))

@@ -1,0 +1,32 @@
+"""The complete graph."""
+
+from __future__ import annotations
+
+import networkx as nx
+
+from topology.checks import check_int
+from topology.weights import circulant
+
+__all__ = ["complete"]
+
+
+def complete(n: int) -> nx.DiGraph[int]:
+    r"""Every rank exchanges with every other one: the exact average in one step.
+
+    .. math:: w_{ij} = 1/n, \quad W = J
+
+    Args:
+        n: Number of ranks.
+
+    Returns:
+        A symmetric doubly stochastic graph with self-loops and n² edges.
+
+    Raises:
+        TopologyError: If ``n < 1``.
+
+    Example:
+        >>> complete(4).edges(2, data="weight")
+        OutEdgeDataView([(2, 2, 0.25), (2, 3, 0.25), (2, 0, 0.25), (2, 1, 0.25)])
+    """
+    n = check_int(n, "n", "complete", 1)
+    return circulant(f"complete({n})", n, dict.fromkeys(range(1, n), 1.0 / n))

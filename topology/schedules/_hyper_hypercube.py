@@ -1,0 +1,48 @@
+"""The k-peer hyper-hypercube, the building block of the base-(k+1) schedules."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from topology.neighbors import Neighbors, average_over
+
+__all__ = ["HyperHypercube", "factors_of"]
+
+
+def factors_of(n: int, peers: int) -> tuple[int, ...]:
+    """Factors of n that are at most ``peers`` + 1, ascending; empty if there are none such.
+
+    The largest is divided out first, so that there are few: 8 is (2, 4) for three peers.
+    """
+    factors = []
+    for factor in range(min(peers + 1, n), 1, -1):
+        while n % factor == 0:
+            factors.append(factor)
+            n //= factor
+    return tuple(reversed(factors)) if n == 1 else ()
+
+
+@dataclass(frozen=True, slots=True)
+class HyperHypercube:
+    """Ranks as numbers with mixed digits; in round m, those equal but for digit m average.
+
+    Attributes:
+        factors: How many values each digit has, the lowest digit first.
+    """
+
+    factors: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        """Rounds until all hold the average."""
+        return len(self.factors)
+
+    def neighbors(self, rank: int, m: int) -> Neighbors:
+        """The view of one rank in round m, counted around without end."""
+        if not self.factors:
+            return average_over(rank, (rank,))
+        m %= self.length
+        stride, factor = math.prod(self.factors[:m]), self.factors[m]
+        first = rank - rank // stride % factor * stride
+        return average_over(rank, range(first, first + factor * stride, stride))

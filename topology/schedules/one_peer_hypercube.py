@@ -1,0 +1,42 @@
+"""The one-peer hypercube schedule."""
+
+from __future__ import annotations
+
+from topology.checks import check_int, check_power_of_two
+from topology.neighbors import Neighbors
+from topology.schedule import Schedule, alone
+
+__all__ = ["one_peer_hypercube"]
+
+
+def _look_up(rank: int, k: int) -> Neighbors:
+    """Exchange with the rank whose number differs in bit k."""
+    peer = rank ^ (1 << k)
+    return Neighbors(0.5, {peer: 0.5}, (peer,))
+
+
+def one_peer_hypercube(n: int) -> Schedule:
+    r"""Pairs of ranks that differ in bit k exchange in round k: exact in log2(n) rounds.
+
+    .. math:: W^{(k)}_{ii} = W^{(k)}_{i,\, i \oplus 2^{k \bmod t}} = 1/2, \quad t = \log_2 n
+
+    Unlike :func:`topology.one_peer_exponential`, every round is symmetric.
+
+    Args:
+        n: Number of ranks, a power of two.
+
+    Returns:
+        A schedule of period t; every round is symmetric and doubly stochastic.
+
+    Raises:
+        TopologyError: If n is no power of two.
+
+    Example:
+        >>> one_peer_hypercube(8).neighbors(rank=5, k=1)
+        Neighbors(self_weight=0.5, src_weights={7: 0.5}, dst_ranks=(7,))
+    """
+    n = check_int(n, "n", "one_peer_hypercube", 1)
+    instead = f"base_k({n}, 1), which is exact for every n"
+    bits = check_power_of_two(n, "n", "one_peer_hypercube", instead)
+    name = f"one_peer_hypercube({n})"
+    return Schedule(name, n, bits, _look_up) if n > 1 else alone(name)

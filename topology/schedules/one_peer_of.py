@@ -1,0 +1,69 @@
+"""One neighbour of a static graph per step."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import networkx as nx
+
+from topology.checks import check_graph, graph_name
+from topology.neighbors import Neighbors
+from topology.schedule import Schedule, alone
+
+__all__ = ["one_peer_of"]
+
+Ranks = tuple[int, ...]
+
+
+def _look_up(
+    targets: tuple[Ranks, ...], sources: tuple[Ranks, ...], rank: int, k: int
+) -> Neighbors:
+    """Send to the k-th target in turn; receive from all whose turn is this rank."""
+
+    def target(i: int) -> int:
+        return targets[i][k % len(targets[i])]
+
+    now = [j for j in sources[rank] if target(j) == rank]
+    share = 1.0 / (len(now) + 1)
+    return Neighbors(1.0 - len(now) * share, dict.fromkeys(now, share), (target(rank),))
+
+
+def one_peer_of(graph: nx.DiGraph[int]) -> Schedule:
+    r"""Each rank sends to one neighbour of a static graph per step, in clockwise turn.
+
+    .. math:: w_{ij} = w_{ii} = 1 / (|S_i^{(k)}| + 1)
+
+    with :math:`S_i^{(k)}` the ranks whose turn in round k is i: one rank on graphs that look the
+    same from everywhere (rings, exponential graphs, …), which makes every round doubly
+    stochastic. On others (stars, grids) a rank receives from none or several, only the rows sum
+    to one, and the consensus is not the average.
+
+    Args:
+        graph: Connected directed graph on the ranks 0..n-1; its weights and self-loops are
+            ignored.
+
+    Returns:
+        A schedule whose period is the least common multiple of the out-degrees.
+
+    Raises:
+        TopologyError: If the graph is not connected or not on the ranks 0..n-1.
+
+    Example:
+        >>> import topology
+        >>> schedule = one_peer_of(topology.star(4))
+        >>> schedule.neighbors(rank=0, k=1).dst_ranks, schedule.neighbors(rank=2, k=1).dst_ranks
+        ((2,), (0,))
+    """
+    check_graph(graph, connected=True)
+    n = graph.number_of_nodes()
+    name = f"one_peer_of({graph_name(graph)})"
+    if n == 1:
+        return alone(name)
+    targets = tuple(
+        tuple(sorted((int(j) for j in graph.succ[i] if j != i), key=lambda j: (j - i) % n))
+        for i in range(n)
+    )
+    sources = tuple(tuple(sorted(int(j) for j in graph.pred[i] if j != i)) for i in range(n))
+    period = math.lcm(*map(len, targets))
+    return Schedule(name, n, period, partial(_look_up, targets, sources))
