@@ -91,15 +91,15 @@ def test_shellcheck_is_silent(name):
     assert text.startswith("# shellcheck shell=") or "\nset -euo pipefail\n" in text
 
 
-GATE = "#!/usr/bin/env bash\n{}\n"
-
-
 @pytest.fixture
 def gates(machine):
     """A clone with stand-ins for the tools of the gates, in an environment of the user's own."""
     clone = machine.root / "clone"
     shutil.copytree(REPO / "scripts", clone / "scripts")
-    (clone / "bin").mkdir()
+    hook = clone / ".git" / "hooks" / "pre-push.sample"
+    hook.parent.mkdir(parents=True)
+    hook.write_text("#!/bin/sh\n")
+    (clone / "library.bin").write_bytes(b"\0\0binary")
     (machine.root / "own").mkdir()
     (machine.root / "own" / "bin").symlink_to(machine.bin)
     for tool in ("python", "ruff", "mypy", "lint-imports", "shellcheck"):
@@ -139,6 +139,18 @@ def test_a_failing_gate_is_shown_and_named_and_the_others_still_run(gates, tool,
     assert f"    bad {tool}" in done.stdout
     assert "doctests  ok" in done.stdout
     assert done.stderr == f"check: failed: {names}\n"
+
+
+def test_shell_scripts_are_found_without_git_too(machine, gates):
+    """In a folder that git does not know, our scripts are checked and git's own are not."""
+    done = gates("shell")
+    assert done.returncode == 0
+    assert "ignored null byte" not in done.stdout
+    (call,) = [call for call in machine.calls() if call.startswith("shellcheck")]
+    for name in ("scripts/train", "scripts/check", "scripts/lib/environment.sh"):
+        assert f"[./{name}]" in call
+    assert "hooks" not in call
+    assert "library.bin" not in call
 
 
 def test_named_gates_run_alone(gates):
