@@ -1,0 +1,84 @@
+"""The public names, listed once; `__init__.py` loads each on first use."""
+
+from .context import Context as Context
+from .context import LocalWorld as LocalWorld
+from .context import current as current
+from .context import init as init
+from .context import is_initialized as is_initialized
+from .context import local_world as local_world
+from .context import shutdown as shutdown
+from .context.queries import in_neighbor_machine_ranks as in_neighbor_machine_ranks
+from .context.queries import in_neighbor_ranks as in_neighbor_ranks
+from .context.queries import is_homogeneous as is_homogeneous
+from .context.queries import load_machine_topology as load_machine_topology
+from .context.queries import load_topology as load_topology
+from .context.queries import local_rank as local_rank
+from .context.queries import local_size as local_size
+from .context.queries import machine_rank as machine_rank
+from .context.queries import machine_size as machine_size
+from .context.queries import out_neighbor_machine_ranks as out_neighbor_machine_ranks
+from .context.queries import out_neighbor_ranks as out_neighbor_ranks
+from .context.queries import rank as rank
+from .context.queries import set_machine_topology as set_machine_topology
+from .context.queries import set_topology as set_topology
+from .context.queries import size as size
+from .engine import Handle as Handle
+from .errors import ArgumentError as ArgumentError
+from .errors import AsyncDDPError as AsyncDDPError
+from .errors import DeadlockError as DeadlockError
+from .errors import DtypeError as DtypeError
+from .errors import EnvironmentProblem as EnvironmentProblem
+from .errors import MismatchError as MismatchError
+from .errors import NotInitializedError as NotInitializedError
+from .errors import PeerError as PeerError
+from .errors import PeerLeftError as PeerLeftError
+from .errors import RankError as RankError
+from .errors import UnknownNameError as UnknownNameError
+from .errors import UsageError as UsageError
+from .errors import WaitTimeoutError as WaitTimeoutError
+from .ops.allgather import allgather as allgather
+from .ops.allgather import allgather_nonblocking as allgather_nonblocking
+from .ops.allreduce import allreduce as allreduce
+from .ops.allreduce import allreduce_ as allreduce_
+from .ops.allreduce import allreduce_nonblocking as allreduce_nonblocking
+from .ops.allreduce import allreduce_nonblocking_ as allreduce_nonblocking_
+from .ops.allreduce import local_allreduce as local_allreduce
+from .ops.allreduce import local_allreduce_ as local_allreduce_
+from .ops.allreduce import local_allreduce_nonblocking as local_allreduce_nonblocking
+from .ops.allreduce import local_allreduce_nonblocking_ as local_allreduce_nonblocking_
+from .ops.barrier import barrier as barrier
+from .ops.barrier import barrier_nonblocking as barrier_nonblocking
+from .ops.broadcast import broadcast as broadcast
+from .ops.broadcast import broadcast_ as broadcast_
+from .ops.broadcast import broadcast_nonblocking as broadcast_nonblocking
+from .ops.broadcast import broadcast_nonblocking_ as broadcast_nonblocking_
+from .ops.hierarchical_neighbor_allreduce import (
+    hierarchical_neighbor_allreduce as hierarchical_neighbor_allreduce,
+)
+from .ops.hierarchical_neighbor_allreduce import (
+    hierarchical_neighbor_allreduce_ as hierarchical_neighbor_allreduce_,
+)
+from .ops.hierarchical_neighbor_allreduce import (
+    hierarchical_neighbor_allreduce_nonblocking as hierarchical_neighbor_allreduce_nonblocking,
+)
+from .ops.hierarchical_neighbor_allreduce import (
+    hierarchical_neighbor_allreduce_nonblocking_ as hierarchical_neighbor_allreduce_nonblocking_,
+)
+from .ops.neighbor_allgather import neighbor_allgather as neighbor_allgather
+from .ops.neighbor_allgather import neighbor_allgather_nonblocking as neighbor_allgather_nonblocking
+from .ops.neighbor_allreduce import neighbor_allreduce as neighbor_allreduce
+from .ops.neighbor_allreduce import neighbor_allreduce_ as neighbor_allreduce_
+from .ops.neighbor_allreduce import neighbor_allreduce_nonblocking as neighbor_allreduce_nonblocking
+from .ops.neighbor_allreduce import (
+    neighbor_allreduce_nonblocking_ as neighbor_allreduce_nonblocking_,
+)
+from .ops.objects import allgather_object as allgather_object
+from .ops.objects import allgather_object_nonblocking as allgather_object_nonblocking
+from .ops.objects import broadcast_object as broadcast_object
+from .ops.objects import broadcast_object_nonblocking as broadcast_object_nonblocking
+from .ops.pair_gossip import pair_gossip as pair_gossip
+from .ops.pair_gossip import pair_gossip_ as pair_gossip_
+from .ops.pair_gossip import pair_gossip_nonblocking as pair_gossip_nonblocking
+from .ops.pair_gossip import pair_gossip_nonblocking_ as pair_gossip_nonblocking_
+
+__version__: str

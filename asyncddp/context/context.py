@@ -1,0 +1,129 @@
+"""One rank's world, and which one is current."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import torch
+
+from asyncddp.config import Config
+from asyncddp.context.topologies import Topologies
+from asyncddp.engine import Engine
+from asyncddp.errors import NotInitializedError
+from asyncddp.transport import Transport
+
+__all__ = ["Context", "activate", "current", "in_local_world", "is_initialized"]
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Which ranks share a machine.
+
+    Attributes:
+        members: World ranks of each machine, ascending; machines in order of their first rank.
+    """
+
+    members: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, transport: Transport, config: Config) -> Machines:
+        """Find out; collective."""
+        per, rank = config.ranks_per_machine, transport.rank
+        mine = rank // per if per is not None else transport.machine()
+        every = transport.allgather(
+            torch.tensor([mine]), [1] * transport.size, config.timeout
+        ).tolist()
+        order = list(dict.fromkeys(every))
+        return cls(tuple(tuple(r for r, m in enumerate(every) if m == one) for one in order))
+
+    @property
+    def homogeneous(self) -> bool:
+        """Whether all have equally many ranks, numbered one machine after the other."""
+        flat = [rank for machine in self.members for rank in machine]
+        return len({len(m) for m in self.members}) == 1 and flat == sorted(flat)
+
+
+class Context:
+    """Everything that a rank's verbs need; everything inside holds it explicitly.
+
+    Args:
+        transport: The wire between all ranks.
+        config: Its settings.
+
+    Attributes:
+        rank, size: This rank, and how many there are.
+        local_rank, local_size: The same among the ranks of this machine.
+        machine_rank, machine_size: This machine, and how many there are.
+    """
+
+    def __init__(self, transport: Transport, config: Config) -> None:
+        self.transport, self.config = transport, config
+        self.rank, self.size = transport.rank, transport.size
+        self.machines = Machines.of(transport, config)
+        self.machine_size = len(self.machines.members)
+        self.machine_rank = next(
+            m for m, members in enumerate(self.machines.members) if self.rank in members
+        )
+        self.local_ranks = self.machines.members[self.machine_rank]
+        self.local_size = len(self.local_ranks)
+        self.local_rank = self.local_ranks.index(self.rank)
+        self.local_transport = transport.split(self.machine_rank, self.rank)
+        self.topologies = Topologies(self.size, self.machine_size)
+        self.engine = Engine(transport, config)
+
+    def close(self, reason: str) -> None:
+        """Leave the world; harmless when called twice."""
+        try:
+            self.engine.close(reason)
+        finally:
+            self.local_transport.close()
+            self.transport.close()
+
+
+class _Current:
+    """The process's context, unless a thread of a local world has its own."""
+
+    def __init__(self) -> None:
+        self.process: Context | None = None
+        self.thread = threading.local()
+
+    def get(self) -> Context | None:
+        own: Context | None = getattr(self.thread, "context", None)
+        return own or self.process
+
+
+_current = _Current()
+
+
+def activate(context: Context | None, *, thread: bool = False) -> None:
+    """Make a context the current one of the process, or of this thread only."""
+    if thread:
+        _current.thread.context = context
+    else:
+        _current.process = context
+
+
+def current() -> Context:
+    """The context of this rank.
+
+    Raises:
+        NotInitializedError: There is none; the message says what to call.
+    """
+    context = _current.get()
+    if context is None:
+        raise NotInitializedError(
+            "asyncddp is not initialised: call asyncddp.init() first, or run inside "
+            "asyncddp.local_world(n).run(...)"
+        )
+    return context
+
+
+def in_local_world() -> bool:
+    """Whether this thread is a rank of a local world, whose owner starts and ends it."""
+    return getattr(_current.thread, "context", None) is not None
+
+
+def is_initialized() -> bool:
+    """Whether verbs may be called on this rank."""
+    return _current.get() is not None

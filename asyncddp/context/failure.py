@@ -1,0 +1,123 @@
+"""What a failing rank says before it takes the others down."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, NoReturn
+
+from asyncddp.config import Config
+from asyncddp.errors import PeerError, PeerLeftError
+
+if TYPE_CHECKING:
+    from asyncddp.context.context import Context
+
+__all__ = ["end_run", "unwatch", "watch"]
+
+
+class _Watched:
+    """The context whose ranks end when this one fails."""
+
+    context: Context | None = None
+
+
+def watch(context: Context) -> None:
+    """From now on an uncaught exception on this rank ends all ranks."""
+    _Watched.context = context
+    sys.excepthook = _excepthook
+
+
+def unwatch() -> None:
+    """No longer."""
+    _Watched.context = None
+    if sys.excepthook is _excepthook:
+        sys.excepthook = sys.__excepthook__
+
+
+def _excepthook(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    end_run(error.with_traceback(trace))
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code that an uncaught exception gives a Python process.
+
+    Example:
+        >>> exit_code(SystemExit(3)), exit_code(ValueError("x")), exit_code(KeyboardInterrupt())
+        (3, 1, 130)
+    """
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+
+
+def end_run(error: BaseException) -> NoReturn:
+    """Report an error that nobody caught, and end all ranks with its exit code.
+
+    Writes ``rank-<r>.json`` into ``ASYNCDDP_REPORT_DIR`` where that is set.
+
+    Args:
+        error: What was raised; a ``SystemExit`` or ``KeyboardInterrupt`` is reported without a
+            traceback.
+    """
+    context = _Watched.context
+    rank, size = (context.rank, context.size) if context else _launched_as()
+    code = exit_code(error)
+    quiet = isinstance(error, (SystemExit, KeyboardInterrupt))
+    text = "" if quiet else "".join(traceback.format_exception(error))
+    summary = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, PeerError) and not isinstance(error, PeerLeftError):
+        time.sleep(min(0.15 * rank, 2.0))  # both sides see it: let the lowest rank speak first
+    if isinstance(error, PeerLeftError):
+        text = ""  # the rank that left has said why
+    if not isinstance(error, KeyboardInterrupt):
+        head = f"[asyncddp] rank {rank} of {size} failed: {summary}\n"
+        sys.stderr.write(head + text)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _leave_report(rank, code, type(error).__name__, str(error), text)
+    if context is not None and context.size > 1:
+        time.sleep(0.1)  # lets the launcher forward what was just written
+        context.transport.abort(code)
+    os._exit(code)
+
+
+def _launched_as() -> tuple[int, int]:
+    """Rank and size as the launcher set them in the environment, for errors before ``init``."""
+    pairs = (
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("PMI_RANK", "PMI_SIZE"),
+        ("SLURM_PROCID", "SLURM_NTASKS"),
+    )
+    for rank, size in pairs:
+        if rank in os.environ and size in os.environ:
+            return int(os.environ[rank]), int(os.environ[size])
+    return 0, 1
+
+
+def _leave_report(rank: int, code: int, kind: str, message: str, trace: str) -> None:
+    folder = Config.from_environment().report_dir
+    if folder is None or not Path(folder).is_dir():
+        return
+    report = {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "exit_code": code,
+        "kind": kind,
+        "message": message,
+        "traceback": trace,
+        "time": time.time(),
+    }
+    try:
+        Path(folder, f"rank-{rank}.json").write_text(json.dumps(report), encoding="utf8")
+    except OSError as problem:
+        sys.stderr.write(f"[asyncddp] rank {rank} could not write its report: {problem}\n")

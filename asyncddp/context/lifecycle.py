@@ -1,0 +1,91 @@
+"""How the world of this process starts and ends."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+
+from asyncddp.config import Config
+from asyncddp.context import failure
+from asyncddp.context.context import Context, activate, current, in_local_world, is_initialized
+from asyncddp.context.topologies import Topology
+from asyncddp.errors import PeerError
+from asyncddp.transport import TRANSPORTS, Transport
+from asyncddp.transport.loopback import Loopback
+
+__all__ = ["init", "shutdown"]
+
+
+def init(
+    topology: Topology | None = None,
+    timeout: float | None = None,
+    *,
+    warn_after: float | None = None,
+    check: bool | None = None,
+    transport: str | None = None,
+) -> None:
+    """Join the world of ranks that ``asyncddp run``, ``mpirun`` or ``srun`` has started.
+
+    Calling it again is harmless: a topology that is given is set, all else stays. Inside
+    :func:`local_world` the world exists already.
+
+    Args:
+        topology: Graph or schedule between ranks; ``exponential_two`` if not given.
+        timeout: Seconds after which a wait raises; default ``ASYNCDDP_TIMEOUT`` or 600.
+        warn_after: Seconds after which a wait warns; default ``ASYNCDDP_WARN_AFTER`` or 60.
+        check: Confirm every exchange before it counts as done; default ``ASYNCDDP_CHECK`` or off.
+        transport: Name of the wire; default ``ASYNCDDP_TRANSPORT``, or ``mpi`` where an MPI library
+            can be loaded.
+
+    Raises:
+        TopologyError: The topology does not fit the number of ranks.
+        UnknownNameError: No transport has that name.
+        EnvironmentProblem: The wire cannot be used on this machine; the message says why.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> bf.init()
+        >>> bf.rank(), bf.size()
+        (0, 1)
+        >>> bf.shutdown()
+    """
+    if not is_initialized():
+        config = Config.from_environment(
+            timeout=timeout, warn_after=warn_after, check=check, transport=transport
+        )
+        context = Context(_wire(config.transport), config)
+        activate(context)
+        failure.watch(context)
+        atexit.register(_leave, context)
+    if topology is not None:
+        current().topologies.set(topology)
+
+
+def _wire(name: str | None) -> Transport:
+    """Make the wire of that name; by default MPI's."""
+    chosen = TRANSPORTS[name or "mpi"]
+    return Loopback.group(1)[0] if chosen is Loopback else chosen()
+
+
+def shutdown() -> None:
+    """Leave the world; harmless when there is none. ``init()`` may be called again afterwards.
+
+    Inside :func:`local_world` it does nothing: the world ends with its ``with`` block.
+
+    Raises:
+        PeerError: A peer has refused something that had already counted as done here.
+    """
+    if is_initialized() and not in_local_world():
+        context = current()
+        activate(None)
+        atexit.unregister(_leave)
+        failure.unwatch()
+        context.close("it called shutdown()")
+
+
+def _leave(context: Context) -> None:
+    """At the end of the script: tell the peers, so that nobody waits for a rank that is gone."""
+    try:
+        context.close("its script has ended")
+    except PeerError as error:
+        sys.excepthook(type(error), error, error.__traceback__)

@@ -1,0 +1,139 @@
+"""n ranks as threads of this process: tests, notebooks, a laptop without MPI."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from asyncddp.config import Config
+from asyncddp.context.context import Context, activate
+from asyncddp.errors import ArgumentError, PeerError, RankError
+from asyncddp.transport.loopback import Loopback
+
+__all__ = ["LocalWorld", "local_world"]
+
+
+class LocalWorld:
+    """n ranks in one process; made by :func:`local_world`."""
+
+    def __init__(self, size: int, config: Config) -> None:
+        self.size = size
+        self._ends = Loopback.group(size)
+        self._config = config
+        self._contexts: list[Context] = []
+
+    def __enter__(self) -> LocalWorld:
+        def join(rank: int) -> Context:
+            return Context(self._ends[rank], self._config)
+
+        self._contexts = _in_threads(self.size, join, lambda rank, error: None)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for context in self._contexts:
+            try:
+                context.close("its world has ended")
+            except PeerError:
+                if error is None:
+                    raise
+
+    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """Call ``fn(*args, **kwargs)`` on every rank, each in its own thread.
+
+        Args:
+            fn: What to run; inside it ``asyncddp.rank()`` and all verbs are those of one rank.
+            *args: Positional arguments, the same objects on all ranks.
+            **kwargs: Keyword arguments, likewise.
+
+        Returns:
+            The results, element r being rank r's.
+
+        Raises:
+            RankError: A rank raised. The first error is the cause; the other ranks are released.
+
+        Example:
+            >>> import asyncddp as bf
+            >>> with bf.local_world(3) as world:
+            ...     world.run(lambda: bf.rank() * 10)
+            [0, 10, 20]
+        """
+
+        def call(rank: int) -> Any:
+            activate(self._contexts[rank], thread=True)
+            try:
+                result = fn(*args, **kwargs)
+                self._contexts[rank].engine.leave("its function has returned")
+                return result
+            finally:
+                activate(None, thread=True)
+
+        def release(rank: int, error: BaseException) -> None:
+            for context in self._contexts:
+                context.engine.lose(rank, f"it raised {type(error).__name__}: {error}")
+
+        for context in self._contexts:
+            context.engine.resume()
+        return _in_threads(self.size, call, release)
+
+
+def local_world(size: int, **settings: Any) -> LocalWorld:
+    """Make ``size`` ranks that are threads of this process.
+
+    Args:
+        size: How many.
+        **settings: Fields of :class:`asyncddp.config.Config`: ``timeout``, ``warn_after``, ``check``,
+            ``ranks_per_machine``.
+
+    Returns:
+        A context manager; its :meth:`LocalWorld.run` runs a function on every rank.
+
+    Raises:
+        ArgumentError: ``size`` is below 1.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> with bf.local_world(4) as world:
+        ...     world.run(lambda: bf.allreduce(torch.tensor([float(bf.rank())])).item())
+        [1.5, 1.5, 1.5, 1.5]
+    """
+    if size < 1:
+        raise ArgumentError(f"local_world: argument size: expected at least 1, got {size}")
+    return LocalWorld(size, Config.from_environment(**settings))
+
+
+def _in_threads(
+    size: int, call: Callable[[int], Any], failed: Callable[[int, BaseException], None]
+) -> list[Any]:
+    """Run ``call(rank)`` for all ranks at once; raise the first error with its rank."""
+    results: list[Any] = [None] * size
+    errors: list[tuple[int, BaseException]] = []
+
+    def body(rank: int) -> None:
+        try:
+            results[rank] = call(rank)
+        except BaseException as error:  # noqa: BLE001 - handed to the caller's thread, whatever it is
+            errors.append((rank, error))
+            failed(rank, error)
+
+    threads = [
+        threading.Thread(target=body, args=(rank,), name=f"rank-{rank}") for rank in range(size)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        rank, error = errors[0]
+        others = [f"rank {r}: {type(e).__name__}" for r, e in errors[1:]]
+        more = f" (then also {', '.join(others)})" if others else ""
+        raise RankError(
+            rank, f"rank {rank} raised {type(error).__name__}: {error}{more}"
+        ) from error
+    return results

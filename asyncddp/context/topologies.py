@@ -1,0 +1,81 @@
+"""Who talks to whom: the graph or schedule between ranks, and the one between machines."""
+
+from __future__ import annotations
+
+import topology
+from asyncddp.errors import ArgumentError
+from topology import GraphOrSchedule as Topology
+
+__all__ = ["Topologies", "Topology"]
+
+
+class Topologies:
+    """The topologies of one rank; replaced as a whole, never changed in place.
+
+    Args:
+        size: Number of ranks.
+        machines: Number of machines.
+    """
+
+    def __init__(self, size: int, machines: int) -> None:
+        self._size, self._machines = size, machines
+        self.set(None)
+        self._machine_given: Topology | None = None
+        self._between: topology.Schedule | None = None
+
+    def set(self, given: Topology | None) -> None:
+        """Set the topology between ranks; None takes ``exponential_two``.
+
+        Raises:
+            TopologyError: It is no graph or schedule on this many ranks.
+        """
+        chosen = topology.exponential_two(self._size) if given is None else given
+        self._ranks = _fitting(chosen, self._size, "ranks")
+        self._given = chosen
+
+    def load(self) -> Topology:
+        """What was set."""
+        return self._given
+
+    def set_machine(self, given: Topology | None) -> None:
+        """Set the topology between machines; None takes ``exponential_two``.
+
+        Raises:
+            TopologyError: It is no graph or schedule on this many machines.
+        """
+        chosen = topology.exponential_two(self._machines) if given is None else given
+        self._between = _fitting(chosen, self._machines, "machines")
+        self._machine_given = chosen
+
+    def load_machine(self) -> Topology | None:
+        """What was set, or None."""
+        return self._machine_given
+
+    @property
+    def ranks(self) -> topology.Schedule:
+        """The topology between ranks, as a schedule."""
+        return self._ranks
+
+    @property
+    def machines(self) -> topology.Schedule:
+        """The topology between machines, as a schedule.
+
+        Raises:
+            ArgumentError: None was set.
+        """
+        if self._between is None:
+            raise ArgumentError(
+                "no topology between machines is set: call set_machine_topology(...), for example "
+                f"with topology.exponential_two({self._machines})"
+            )
+        return self._between
+
+
+def _fitting(given: Topology, size: int, what: str) -> topology.Schedule:
+    schedule = topology.as_schedule(given)
+    if schedule.n != size:
+        raise topology.TopologyError(
+            f"topology {topology.describe(given)} is for {schedule.n} {what}, but there are {size}: "
+            f"build it with n={size}"
+        )
+    return schedule

@@ -1,0 +1,107 @@
+"""What one verb may do: exchange with peers under its name, join collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+
+import torch
+
+from asyncddp.engine.mailbox import Mailbox
+from asyncddp.engine.messages import Key
+from asyncddp.engine.posting import Arrival, Form, Posting
+from asyncddp.errors import PeerError
+from asyncddp.transport.contract import Transfer, Transport
+
+__all__ = ["Desk", "Joined"]
+
+
+class Joined:
+    """Wait for this: a collective has ended."""
+
+    def __init__(self, transfer: Transfer, posting: Posting, others: Sequence[int]) -> None:
+        self._transfer, self._posting, self._others = transfer, posting, others
+
+    def done(self) -> bool:
+        """Whether it has."""
+        self._posting.raise_if_failed()
+        return self._transfer.done()
+
+    def missing(self) -> list[tuple[int, Key]]:
+        """Everybody else, since a collective does not tell who is late."""
+        return [(peer, self._posting.key) for peer in self._others]
+
+
+class Desk:
+    """One verb's access to the engine. All calls are made under the engine's lock.
+
+    Args:
+        mailbox: The rank's mailbox.
+        verb: The verb's name.
+        key: What this use of it is called.
+        turn: How often this verb was used under this name before: the round of a schedule.
+        check: Whether targets must confirm.
+    """
+
+    def __init__(self, mailbox: Mailbox, verb: str, key: Key, turn: int, *, check: bool) -> None:
+        self._mailbox, self._check = mailbox, check
+        self.verb, self.key, self.turn = verb, key, turn
+        self._postings: list[Posting] = []
+        self._transfers: list[Transfer] = []
+        self._part = 0
+
+    def exchange(self, form: Form, sources: Iterable[int], targets: Iterable[int]) -> Posting:
+        """Open an exchange with peers; a verb with several gives each a name of its own.
+
+        Raises:
+            MismatchError: What has come already contradicts it.
+        """
+        name = self.key.name if self._part == 0 else f"{self.key.name}/{self._part}"
+        self._part += 1
+        posting = Posting(Key(name, self.key.step), form, sources, targets)
+        self._mailbox.open(posting, check=self._check)
+        self._postings.append(posting)
+        return posting
+
+    def send(self, posting: Posting, peer: int, tensor: torch.Tensor) -> None:
+        """Send a contiguous CPU tensor to a target of an open exchange."""
+        self._mailbox.send(posting, peer, tensor)
+
+    def collective(
+        self,
+        group: Sequence[int],
+        form: Form,
+        start: Callable[[], Transfer],
+    ) -> Generator[Arrival | Joined, None, None]:
+        """Join a collective of the ranks in ``group``.
+
+        Its form goes once around the ring of the group, so that ranks which meet in different
+        collectives, dtypes or shapes find out, while the collective itself is under way; in check
+        mode before it starts.
+
+        Args:
+            group: World ranks that take part, in the same order on all of them.
+            form: What all must agree about.
+            start: Starts the transfer.
+        """
+        rank = self._mailbox.rank
+        place = group.index(rank)
+        others = [peer for peer in group if peer != rank]
+        before, after = group[place - 1], group[(place + 1) % len(group)]
+        posting = self.exchange(form, [before] if others else [], [after] if others else [])
+        if others:
+            self._mailbox.announce(posting, after)
+        if self._check and others:
+            yield posting.arrivals[before]
+        transfer = start()
+        self._transfers.append(transfer)
+        yield Joined(transfer, posting, others)
+        self._transfers.remove(transfer)
+        if others:
+            yield posting.arrivals[before]
+
+    def close(self, error: PeerError | None) -> None:
+        """End all exchanges, with the error that ended the verb."""
+        for transfer in self._transfers:
+            transfer.abandon()
+        for posting in self._postings:
+            self._mailbox.close(posting, error)

@@ -1,0 +1,287 @@
+"""The engine of one rank: takes programs, drives them, keeps every wait bounded."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections import defaultdict, deque
+from typing import Any, TypeVar
+
+from asyncddp.config import Config
+from asyncddp.engine import deadlock
+from asyncddp.engine.desk import Desk
+from asyncddp.engine.handle import Handle
+from asyncddp.engine.mailbox import Mailbox
+from asyncddp.engine.messages import Key, Leave, Message, Probe
+from asyncddp.engine.operation import Operation, Program
+from asyncddp.engine.worker import Worker
+from asyncddp.errors import DeadlockError, NotInitializedError, PeerLeftError, WaitTimeoutError
+from asyncddp.transport.contract import Transport
+
+__all__ = ["Engine"]
+
+R = TypeVar("R")
+
+logger = logging.getLogger("asyncddp")
+
+
+class Engine:
+    """Drives the verbs of one rank over one transport.
+
+    A blocking verb is driven by the thread that calls it; a worker thread drives what is under way
+    while no caller does. Whoever drives holds the lock for one round of progress at a time.
+
+    Args:
+        transport: The wire.
+        config: Deadlines and the check mode.
+    """
+
+    def __init__(self, transport: Transport, config: Config) -> None:
+        self.transport, self.config = transport, config
+        self.mailbox = Mailbox(transport)
+        self._lock = threading.RLock()  # held for one round of progress
+        self._door = threading.Lock()  # held to enter, so that callers never wait for a round
+        self._queue: deque[Operation[Any]] = deque()
+        self._active: list[Operation[Any]] = []
+        self._uses: dict[str, int] = defaultdict(int)
+        self._turns: dict[tuple[str, str], int] = defaultdict(int)
+        self._gone: dict[int, str] = {}
+        self._blocked: dict[int, Operation[Any]] = {}  # thread → what it waits for
+        self._callers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self.closed = False
+        self._worker = Worker(self, transport) if transport.size > 1 and transport.threads else None
+
+    # submitting
+
+    def submit(self, program: Program[R]) -> Handle[R]:
+        """Queue a program; the worker starts it."""
+        operation = self._enter(program)
+        if self._worker is not None:
+            self._worker.wake()
+        return Handle(self, operation)
+
+    def run(self, program: Program[R]) -> R:
+        """Run a program on the calling thread and give its result."""
+        return Handle(self, self._enter(program)).wait()
+
+    def _enter(self, program: Program[R]) -> Operation[R]:
+        self._callers.add(threading.current_thread())
+        with self._door:
+            if self.closed:
+                raise NotInitializedError(
+                    f"{program.verb}: called after shutdown(); call init() first"
+                )
+            if self.mailbox.late is not None:
+                error, self.mailbox.late = self.mailbox.late, None
+                raise error
+            label = program.name or f"{program.verb}.noname"
+            name = "collective" if program.ordered else label
+            key, turn = Key(name, self._uses[name]), self._turns[program.verb, label]
+            self._uses[name] += 1
+            self._turns[program.verb, label] += 1
+            check = program.check or self.config.check
+            desk = Desk(self.mailbox, program.verb, key, turn, check=check)
+            operation = Operation(program, desk, self.config.timeout)
+            self._queue.append(operation)
+        return operation
+
+    # driving
+
+    def drive(self, operation: Operation[Any], timeout: float | None = None) -> None:
+        """Make progress on the calling thread until an operation has ended.
+
+        Raises:
+            WaitTimeoutError: ``timeout`` seconds have passed.
+        """
+        if operation.finished.is_set():
+            return
+        thread = threading.get_ident()
+        self._blocked[thread] = operation
+        limit = None if timeout is None else time.monotonic() + timeout
+        attempt = 0
+        try:
+            while not operation.finished.is_set():
+                if limit is not None and time.monotonic() > limit:
+                    raise WaitTimeoutError(
+                        f"rank {self.transport.rank}: {operation.describe()} was not done in "
+                        f"{timeout:g} s; {self._holdup(operation)}"
+                    )
+                attempt = 0 if self.progress() else attempt + 1
+                if not operation.finished.is_set():
+                    self.transport.rest(attempt)
+        finally:
+            del self._blocked[thread]
+
+    @property
+    def driven(self) -> bool:
+        """Whether a caller is driving, so that the worker need not."""
+        return bool(self._blocked)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way."""
+        return bool(self._queue or self._active)
+
+    def progress(self) -> bool:
+        """One round: take what has come, go on where possible; whether anything moved."""
+        with self._lock:
+            if self.closed:
+                return False
+            moved = False
+            for peer, bundle in self.transport.poll():
+                moved = True
+                for message in self.mailbox.receive(peer, bundle):
+                    self._control(peer, message)
+            while self._queue:
+                self._active.append(self._queue.popleft())
+                moved = True
+            moved = self._advance() or moved
+            return self.mailbox.flush() or moved
+
+    def _advance(self) -> bool:
+        """Advance all that may go on; of the ordered programs only the first."""
+        ended, ordered = False, False
+        for operation in list(self._active):
+            if operation.program.ordered:
+                if ordered:
+                    continue
+                ordered = not operation.advance()
+            else:
+                operation.advance()
+            if not operation.finished.is_set():
+                self._watch(operation)
+            if operation.finished.is_set():
+                self._active.remove(operation)
+                ended = True
+        return ended
+
+    # keeping waits bounded
+
+    def _watch(self, operation: Operation[Any]) -> None:
+        now = time.monotonic()
+        waited = now - operation.started
+        gone = [peer for peer, _ in operation.missing() if peer in self._gone] if self._gone else []
+        if gone:
+            text = f"rank {gone[0]} has left ({self._gone[gone[0]]})"
+            operation.fail(PeerLeftError(f"{self._me(operation)}: {text}, but is needed"))
+        elif now > operation.deadline:
+            operation.fail(
+                WaitTimeoutError(
+                    f"{self._me(operation)} was not done in {waited:.1f} s "
+                    f"(ASYNCDDP_TIMEOUT={self.config.timeout:g}); {self._holdup(operation)}"
+                )
+            )
+        elif waited > self.config.warn_after and not operation.warned:
+            operation.warned = True
+            logger.warning(
+                "%s has been waiting for %.0f s; %s",
+                self._me(operation),
+                waited,
+                self._holdup(operation),
+            )
+        if now > operation.next_probe:
+            operation.next_probe = now + min(10.0, max(0.25, waited))
+            if self._blocking() is operation:
+                for peer, probe in deadlock.started(
+                    self.transport.rank, operation.program.verb, operation.missing()
+                ):
+                    self.mailbox.put(peer, probe)
+
+    def _me(self, operation: Operation[Any]) -> str:
+        return f"rank {self.transport.rank}: {operation.describe()}"
+
+    def _holdup(self, operation: Operation[Any]) -> str:
+        """Which peers are missing, and what they have sent instead."""
+        peers = sorted({peer for peer, _ in operation.missing()})
+        if not peers:
+            return "it waits for its own turn"
+        text = f"missing: rank{'s' * (len(peers) > 1)} {', '.join(map(str, peers))}"
+        for peer in peers:
+            for data in self.mailbox.unmatched(peer)[:3]:
+                text += f"; rank {peer} has sent {data.verb} {data.key} instead"
+        return text
+
+    def _blocking(self) -> Operation[Any] | None:
+        """The operation this rank is blocked in, if nothing else can be submitted meanwhile."""
+        callers = sum(thread.is_alive() for thread in list(self._callers))
+        if len(self._blocked) != 1 or callers != 1:
+            return None
+        return next(iter(self._blocked.values()), None)
+
+    def _control(self, peer: int, message: Message) -> None:
+        if isinstance(message, Leave):
+            self._gone[peer] = message.reason
+        elif isinstance(message, Probe):
+            self._probe(message)
+
+    def _probe(self, probe: Probe) -> None:
+        operation = self._blocking()
+        if operation is None or self._submitted(probe.chain[-1].key):
+            return
+        onward, circle = deadlock.extend(
+            probe,
+            self.transport.rank,
+            operation.program.verb,
+            operation.missing(),
+            self._submitted,
+        )
+        for peer, longer in onward:
+            self.mailbox.put(peer, longer)
+        if circle is not None:
+            operation.fail(
+                DeadlockError(
+                    f"{self._me(operation)} can never end: {deadlock.describe(circle)}. "
+                    f"Call the same verbs with the same names and neighbours on all of these ranks; "
+                    f"{self._holdup(operation)}"
+                )
+            )
+            self._active.remove(operation)
+
+    def _submitted(self, key: Key) -> bool:
+        return self.mailbox.knows(key) or any(
+            operation.key == key for operation in (*list(self._queue), *self._active)
+        )
+
+    # ending
+
+    def leave(self, reason: str) -> None:
+        """Tell the peers that nothing more will be submitted here, so that nobody waits for it."""
+        with self._lock:
+            self.progress()
+            for peer in range(self.transport.size):
+                if peer != self.transport.rank:
+                    self.mailbox.put(peer, Leave(reason))
+            self.mailbox.flush()
+
+    def resume(self) -> None:
+        """All ranks go on after :meth:`leave`; called while none of them submits anything."""
+        with self._lock:
+            self.progress()
+            self._gone.clear()
+
+    def lose(self, peer: int, reason: str) -> None:
+        """A peer is gone: whatever needs it fails at once."""
+        self._gone[peer] = reason
+
+    def close(self, reason: str) -> None:
+        """Tell the peers that this rank leaves, fail what is under way, stop the worker.
+
+        Raises:
+            PeerError: A peer has refused something that had already counted as done here.
+        """
+        if self._worker is not None:
+            self._worker.stop()
+        with self._lock:
+            if self.closed:
+                return
+            self.progress()
+            for operation in (*self._active, *list(self._queue)):
+                operation.fail(
+                    NotInitializedError(f"{operation.describe()}: shut down before its end")
+                )
+            self.leave(reason)
+            self.closed = True
+        if self.mailbox.late is not None:
+            raise self.mailbox.late

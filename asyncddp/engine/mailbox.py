@@ -1,0 +1,237 @@
+"""Matching of what comes with what is expected, by name; and the outbox that bundles what goes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from typing import NamedTuple
+
+import torch
+
+from asyncddp.engine.messages import Confirm, Data, Key, Message, Refuse, decode, encode
+from asyncddp.engine.posting import Form, Posting
+from asyncddp.errors import MismatchError, PeerError
+from asyncddp.memory.views import as_bytes, from_bytes
+from asyncddp.transport.contract import Transfer, Transport
+
+__all__ = ["Mailbox"]
+
+_INLINE = 16 * 1024  # bytes of a tensor that travel inside the message
+_TAGS = 32768
+_FORM = -1  # in place of a tag: no tensor belongs to this message
+_REMEMBERED = 4096
+_RUN_AHEAD = 64  # uses of a name after which a sender waits for its receivers
+
+
+class _Outcome(NamedTuple):
+    """What is remembered of an exchange that has ended."""
+
+    sources: frozenset[int]
+    error: PeerError | None
+
+
+class Mailbox:
+    """All exchanges of one rank over one transport. Not thread-safe: the engine's lock guards it.
+
+    Messages that nobody expects yet wait; those that contradict an exchange fail it on both sides.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.rank = transport.rank
+        self._open: dict[Key, Posting] = {}
+        self._ended: OrderedDict[Key, _Outcome] = OrderedDict()
+        self._early: dict[Key, dict[int, Data]] = defaultdict(dict)
+        self._refused: dict[Key, tuple[int, str]] = {}
+        self._outbox: dict[int, list[Message]] = defaultdict(list)
+        self._confirmed: set[tuple[int, Form]] = set()
+        self._drains: list[tuple[Transfer, torch.Tensor]] = []
+        self._tag = 0
+        self.late: PeerError | None = None
+        """An error about an exchange that had already ended here; raised by the next verb."""
+
+    # what goes
+
+    def put(self, peer: int, message: Message) -> None:
+        """Queue a message; it leaves with the next :meth:`flush`."""
+        self._outbox[peer].append(message)
+
+    def flush(self) -> bool:
+        """Send what is queued, one bundle for each peer; whether anything was."""
+        if not self._outbox:
+            return False
+        outbox, self._outbox = self._outbox, defaultdict(list)
+        for peer, messages in outbox.items():
+            self._transport.post(peer, encode(messages))
+        return True
+
+    def send(self, posting: Posting, peer: int, tensor: torch.Tensor) -> None:
+        """Send a contiguous CPU tensor as part of an open exchange."""
+        raw = as_bytes(tensor)
+        inline = raw.numel() <= _INLINE
+        self._tag = (self._tag + 1) % _TAGS
+        self.put(
+            peer,
+            Data(
+                key=posting.key,
+                verb=posting.form.verb,
+                dtype=posting.form.dtype,
+                shape=tuple(tensor.shape),
+                payload=raw.numpy().tobytes() if inline else None,
+                tag=self._tag,
+                confirm=peer in posting.unconfirmed,
+                mutual=peer in posting.arrivals,
+            ),
+        )
+        if not inline:
+            posting.departures.append(self._transport.isend(tensor, peer, self._tag))
+
+    def announce(self, posting: Posting, peer: int) -> None:
+        """Send an open exchange's form alone."""
+        form = posting.form
+        shape = tuple(0 if size is None else size for size in form.shape)
+        confirm = peer in posting.unconfirmed
+        mutual = peer in posting.arrivals
+        self.put(peer, Data(posting.key, form.verb, form.dtype, shape, b"", _FORM, confirm, mutual))
+
+    # exchanges
+
+    def open(self, posting: Posting, *, check: bool) -> None:
+        """Start expecting; peers that have never confirmed this form, or all, must confirm.
+
+        Raises:
+            MismatchError: Something that came earlier contradicts the exchange, or the key is open.
+        """
+        key = posting.key
+        if key in self._open:
+            raise MismatchError(f"rank {self.rank}: {key} is under way already; wait for it first")
+        check = check or key.step % _RUN_AHEAD == 0
+        posting.unconfirmed = {
+            peer for peer in posting.targets if check or (peer, posting.form) not in self._confirmed
+        }
+        self._open[key] = posting
+        if key in self._refused:
+            self._refusal(posting, *self._refused.pop(key))
+        for peer, data in self._early.pop(key, {}).items():
+            self._match(posting, peer, data)
+
+    def close(self, posting: Posting, error: PeerError | None) -> None:
+        """Stop expecting; on failure tell everybody who takes part."""
+        self._open.pop(posting.key, None)
+        self._ended[posting.key] = _Outcome(frozenset(posting.arrivals), error)
+        if len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
+        if error is None:
+            self._confirmed.update((peer, posting.form) for peer in posting.targets)
+            return
+        for peer in posting.peers():
+            self.put(peer, Refuse(posting.key, posting.reason or str(error)))
+        for arrival in posting.arrivals.values():
+            if arrival.transfer is not None and arrival.tensor is not None:
+                self._drains.append((arrival.transfer, arrival.tensor))
+        for transfer in posting.departures:
+            transfer.abandon()
+
+    def knows(self, key: Key) -> bool:
+        """Whether this rank has submitted the key."""
+        return key in self._open or key in self._ended
+
+    def unmatched(self, peer: int) -> list[Data]:
+        """What has come from a peer and fits nothing yet."""
+        return [waiting[peer] for waiting in self._early.values() if peer in waiting]
+
+    # what comes
+
+    def receive(self, peer: int, bundle: bytes) -> list[Message]:
+        """Deliver a bundle; gives back the messages that are not about exchanges."""
+        others: list[Message] = []
+        for message in decode(bundle):
+            if isinstance(message, Data):
+                self._data(peer, message)
+            elif isinstance(message, Confirm):
+                if message.key in self._open:
+                    self._open[message.key].unconfirmed.discard(peer)
+            elif isinstance(message, Refuse):
+                self._refuse(peer, message)
+            else:
+                others.append(message)
+        self._drains = [pair for pair in self._drains if not pair[0].done()]
+        return others
+
+    def _data(self, peer: int, data: Data) -> None:
+        if data.key in self._open:
+            self._match(self._open[data.key], peer, data)
+        elif data.key in self._ended:
+            self._stray(peer, data, self._ended[data.key])
+        else:
+            self._early[data.key][peer] = data
+
+    def _match(self, posting: Posting, peer: int, data: Data) -> None:
+        arrival = posting.arrivals.get(peer)
+        if arrival is None:
+            problem = f"expected nothing from rank {peer}, got a tensor: {self._neighbors(posting)}"
+        else:
+            problem = posting.form.difference(data) or ""
+        if problem:
+            self._drain(peer, data)
+            reason = f"rank {self.rank} {problem} from rank {peer}"
+            posting.fail(f"{self._me(posting)}, peer rank {peer}: {problem}", reason)
+            self.put(peer, Refuse(data.key, reason))
+            return
+        if arrival is not None:
+            self._accept(posting, arrival.peer, data)
+
+    def _accept(self, posting: Posting, peer: int, data: Data) -> None:
+        arrival, dtype = posting.arrivals[peer], getattr(torch, data.dtype)
+        if data.tag == _FORM:
+            arrival.tensor = torch.empty(0, dtype=dtype)
+        elif data.payload is not None:
+            arrival.tensor = from_bytes(data.payload, dtype, data.shape)
+        else:
+            arrival.tensor = torch.empty(data.shape, dtype=dtype)
+            arrival.transfer = self._transport.irecv(arrival.tensor, peer, data.tag)
+        if data.confirm and peer not in posting.targets:  # else our own tensor says it
+            self.put(peer, Confirm(data.key))
+        if data.mutual:
+            posting.unconfirmed.discard(peer)
+
+    def _neighbors(self, posting: Posting) -> str:
+        return (
+            f"this rank receives from {sorted(posting.arrivals)} and sends to "
+            f"{sorted(posting.targets)}; let the sender's dst_weights and the receiver's "
+            "src_weights name each other"
+        )
+
+    def _stray(self, peer: int, data: Data, outcome: _Outcome) -> None:
+        """A tensor for an exchange that has ended here without it."""
+        self._drain(peer, data)
+        if outcome.error is not None:
+            self.put(peer, Refuse(data.key, str(outcome.error)))
+            return
+        problem = (
+            f"expected nothing from rank {peer} in {data.verb} {data.key}, got a tensor; "
+            f"it received from {sorted(outcome.sources)}"
+        )
+        self.late = self.late or MismatchError(f"rank {self.rank} {problem}")
+        self.put(peer, Refuse(data.key, f"rank {self.rank} {problem}"))
+
+    def _drain(self, peer: int, data: Data) -> None:
+        """Take bulk bytes that nobody wants, so that their sender is not held up."""
+        if data.payload is None:
+            scratch = torch.empty(data.shape, dtype=getattr(torch, data.dtype))
+            self._drains.append((self._transport.irecv(scratch, peer, data.tag), scratch))
+
+    def _refuse(self, peer: int, refusal: Refuse) -> None:
+        if refusal.key in self._open:
+            self._refusal(self._open[refusal.key], peer, refusal.reason)
+        elif refusal.key not in self._ended:
+            self._refused[refusal.key] = (peer, refusal.reason)
+        elif self._ended[refusal.key].error is None:
+            self.late = self.late or MismatchError(
+                f"rank {self.rank}, {refusal.key}, refused by rank {peer}: {refusal.reason}"
+            )
+
+    def _refusal(self, posting: Posting, peer: int, reason: str) -> None:
+        posting.fail(f"{self._me(posting)}, refused by rank {peer}: {reason}", reason)
+
+    def _me(self, posting: Posting) -> str:
+        return f"rank {self.rank}, {posting.form.verb} {posting.key}"

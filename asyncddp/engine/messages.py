@@ -1,0 +1,97 @@
+"""The short messages between engines, and their bytes."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable
+from typing import NamedTuple, TypeAlias
+
+__all__ = [
+    "Confirm",
+    "Data",
+    "Key",
+    "Leave",
+    "Message",
+    "Probe",
+    "Refuse",
+    "Waiting",
+    "decode",
+    "encode",
+]
+
+
+class Key(NamedTuple):
+    """What both sides of an exchange call it: a name, and how often it was used before."""
+
+    name: str
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.name!r} (use {self.step})"
+
+
+class Data(NamedTuple):
+    """A tensor, or the announcement of one that follows as bulk bytes under ``tag``."""
+
+    key: Key
+    verb: str
+    dtype: str
+    shape: tuple[int, ...]
+    payload: bytes | None
+    tag: int
+    confirm: bool  # the sender waits for a Confirm
+    mutual: bool  # the sender expects data from the receiver under the same key
+
+
+class Confirm(NamedTuple):
+    """Data under this key was expected and fits."""
+
+    key: Key
+
+
+class Refuse(NamedTuple):
+    """The exchange under this key failed on the sending rank; the reason says why."""
+
+    key: Key
+    reason: str
+
+
+class Waiting(NamedTuple):
+    """A link of a chain: ``rank`` waits in ``verb`` until the next rank submits ``key``."""
+
+    rank: int
+    verb: str
+    key: Key
+
+
+class Probe(NamedTuple):
+    """A chain of waiting ranks that asks its receiver: do you wait as well?"""
+
+    chain: tuple[Waiting, ...]
+
+
+class Leave(NamedTuple):
+    """The sending rank has shut down; nothing will come from it any more."""
+
+    reason: str
+
+
+Message: TypeAlias = Data | Confirm | Refuse | Probe | Leave
+
+_KINDS: tuple[type, ...] = (Data, Confirm, Refuse, Probe, Leave)
+_NUMBER = {kind: number for number, kind in enumerate(_KINDS)}
+
+
+def encode(messages: Iterable[Message]) -> bytes:
+    """Pack messages for one peer; they are unpacked in the same order."""
+    return pickle.dumps([(_NUMBER[type(m)], *m) for m in messages], protocol=5)
+
+
+def decode(data: bytes) -> list[Message]:
+    """Unpack what :func:`encode` packed.
+
+    Example:
+        >>> decode(encode([Confirm(Key("x", 3))]))
+        [Confirm(key=Key(name='x', step=3))]
+    """
+    return [_KINDS[number](*values) for number, *values in pickle.loads(data)]

@@ -1,0 +1,101 @@
+"""A verb under way: a generator that yields whatever it has to wait for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from threading import Event
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+from asyncddp.engine.desk import Desk
+from asyncddp.engine.messages import Key
+from asyncddp.errors import AsyncDDPError, PeerError
+
+__all__ = ["Operation", "Program", "Steps", "Wait"]
+
+
+class Wait(Protocol):
+    """Something that a verb waits for."""
+
+    def done(self) -> bool:
+        """Whether the verb may go on; raises what makes it fail."""
+        ...
+
+    def missing(self) -> list[tuple[int, Key]]:
+        """The peers that hold it up, and what each has yet to submit."""
+        ...
+
+
+R = TypeVar("R")
+Steps: TypeAlias = Generator[Wait, None, R]
+
+
+@dataclass(frozen=True)
+class Program(Generic[R]):
+    """What a verb does, as data.
+
+    Attributes:
+        verb: Its name, for messages.
+        steps: Makes the generator that does the work, given a :class:`Desk`.
+        name: The user's name for this use, or None: named by call order.
+        ordered: Whether all ranks must submit it in the same order, as collectives are.
+        check: Whether peers must confirm before it counts as done.
+    """
+
+    verb: str
+    steps: Callable[[Desk], Steps[R]]
+    name: str | None = None
+    ordered: bool = False
+    check: bool = False
+
+
+class Operation(Generic[R]):
+    """One submitted program and how far it has come."""
+
+    def __init__(self, program: Program[R], desk: Desk, timeout: float) -> None:
+        self.program, self.desk = program, desk
+        self.started = time.monotonic()
+        self.deadline = self.started + timeout
+        self.warned = False
+        self.next_probe = self.started + 0.25
+        self.result: R | None = None
+        self.error: BaseException | None = None
+        self.finished = Event()
+        self._steps = program.steps(desk)
+        self._waiting: Wait | None = None
+
+    @property
+    def key(self) -> Key:
+        """What this use is called on all ranks."""
+        return self.desk.key
+
+    def describe(self) -> str:
+        """Verb and name, for messages."""
+        return f"{self.program.verb} {self.key}"
+
+    def missing(self) -> list[tuple[int, Key]]:
+        """The peers that hold it up."""
+        return self._waiting.missing() if self._waiting is not None else []
+
+    def advance(self) -> bool:
+        """Go on as far as possible without waiting; whether it has ended."""
+        try:
+            while self._waiting is None or self._waiting.done():
+                self._waiting = next(self._steps)
+        except StopIteration as stop:
+            self._end(stop.value, None)
+        except (AsyncDDPError, RuntimeError, ValueError, TypeError, MemoryError) as error:
+            self.fail(error)
+        return self.finished.is_set()
+
+    def fail(self, error: BaseException) -> None:
+        """End it with an error, and tell the peers."""
+        self._steps.close()
+        self._end(None, error)
+
+    def _end(self, result: Any, error: BaseException | None) -> None:
+        self.result, self.error = result, error
+        reason = error if error is None or isinstance(error, PeerError) else PeerError(str(error))
+        self.desk.close(reason)
+        self.finished.set()

@@ -1,0 +1,60 @@
+"""The thread that keeps verbs going while the caller computes."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from asyncddp.transport.contract import Transport
+
+if TYPE_CHECKING:
+    from asyncddp.engine.engine import Engine
+
+__all__ = ["Worker"]
+
+_LISTEN = 0.05  # seconds between looks at the wire while nothing is under way
+
+
+class Worker:
+    """Drives an engine while something is under way and no caller does; listens otherwise.
+
+    Listening lets a rank that computes, or sleeps, answer a peer that asks or contradicts.
+    """
+
+    def __init__(self, engine: Engine, transport: Transport) -> None:
+        self._engine = weakref.ref(engine)
+        self._transport = transport
+        self._awake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(
+            target=self._run, name=f"asyncddp-worker-{transport.rank}", daemon=True
+        )
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There is something to do."""
+        self._awake.set()
+
+    def stop(self) -> None:
+        """End the thread and wait for it."""
+        self._stopping = True
+        self._awake.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        attempt = 0
+        while not self._stopping:
+            engine = self._engine()
+            if engine is None:
+                return
+            if engine.driven or not engine.busy:
+                attempt = 0
+                self._awake.wait(_LISTEN)
+                self._awake.clear()
+            if engine.driven or self._stopping:
+                continue
+            attempt = 0 if engine.progress() else attempt + 1
+            if engine.busy:
+                self._transport.rest(attempt)

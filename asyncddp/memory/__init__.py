@@ -1,0 +1,1 @@
+"""Tensors as bytes: the one dtype table, views of storage, flat buckets."""

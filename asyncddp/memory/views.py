@@ -1,0 +1,36 @@
+"""Tensors seen as bytes, without copies where storage allows it."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["as_bytes", "from_bytes", "on_host"]
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """View a contiguous tensor as a flat uint8 tensor that shares its storage.
+
+    Example:
+        >>> as_bytes(torch.zeros(2, 3, dtype=torch.bfloat16)).shape
+        torch.Size([12])
+    """
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def from_bytes(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Make a tensor that owns a copy of ``data``.
+
+    Example:
+        >>> from_bytes(bytes([1, 0, 2, 0]), torch.int16, (2, 1))
+        tensor([[1],
+                [2]], dtype=torch.int16)
+    """
+    out = torch.empty(shape, dtype=dtype)
+    if data:
+        as_bytes(out).numpy()[:] = memoryview(data)
+    return out
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Give the tensor's values as a contiguous CPU tensor outside autograd; copies if it must."""
+    return tensor.detach().to("cpu").contiguous()

@@ -1,0 +1,96 @@
+"""``neighbor_allgather``: the in-neighbours' tensors, one below the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from asyncddp.context import current
+from asyncddp.engine import Desk, Program, Steps
+from asyncddp.errors import ArgumentError
+from asyncddp.memory.views import on_host
+from asyncddp.ops.door import check_rank, check_tensor, deliver, form_of
+from asyncddp.ops.forms import nonblocking, verb
+
+__all__ = ["neighbor_allgather", "neighbor_allgather_nonblocking"]
+
+
+@verb
+def neighbor_allgather(
+    tensor: torch.Tensor,
+    *,
+    src_ranks: Sequence[int] | None = None,
+    dst_ranks: Sequence[int] | None = None,
+    name: str | None = None,
+    round: int | None = None,  # noqa: A002 - the field's word
+    check: bool = False,
+) -> Program[torch.Tensor]:
+    r"""Concatenate the in-neighbours' tensors along the first dimension; this rank's is not among them.
+
+    .. math:: y_i = (x_j)_{j \in \mathrm{src}(i)}
+
+    Args:
+        tensor: :math:`x_i`, with at least one dimension; the first one may differ between ranks and
+            may be 0.
+        src_ranks: The ranks to receive from, in the order wanted; by default the in-neighbours in
+            the topology, ascending. Both lists or neither.
+        dst_ranks: The ranks to send to.
+        name: Matches this call with the neighbours' calls of that name; by call order if None.
+        round: Round of a time-varying topology; by default the number of earlier uses of the name.
+        check: Return only after all receivers have confirmed that they expect the tensor.
+
+    Returns:
+        :math:`y_i`; with no in-neighbour a tensor whose first dimension is 0.
+
+    Raises:
+        NotInitializedError: ``init()`` was not called.
+        ArgumentError: A 0-dim tensor, one list without the other, a rank that cannot be.
+        DtypeError: The dtype cannot travel.
+        MismatchError: A neighbour calls another verb, dtype, shape or neighbours under this name.
+        WaitTimeoutError: A neighbour has not come by the deadline.
+
+    Example:
+        >>> import asyncddp as bf, topology, torch
+        >>> def from_the_left():
+        ...     bf.set_topology(topology.ring(3, style="right"))
+        ...     return bf.neighbor_allgather(torch.tensor([bf.rank()])).tolist()
+        >>> with bf.local_world(3) as world:
+        ...     world.run(from_the_left)
+        [[2], [0], [1]]
+    """
+    context = current()
+    title = "neighbor_allgather"
+    check_tensor(title, tensor, min_ndim=1)
+    if (src_ranks is None) != (dst_ranks is None):
+        raise ArgumentError(f"{title}: arguments src_ranks, dst_ranks: expected both or neither")
+    schedule = context.topologies.ranks
+    given = [
+        [check_rank(title, argument, rank, context.size, but=context.rank) for rank in ranks or ()]
+        for argument, ranks in (("src_ranks", src_ranks), ("dst_ranks", dst_ranks))
+    ]
+    for argument, ranks in zip(("src_ranks", "dst_ranks"), given, strict=True):
+        if len(set(ranks)) != len(ranks):
+            raise ArgumentError(
+                f"{title}: argument {argument}: expected each rank once, got {ranks}"
+            )
+
+    def steps(desk: Desk) -> Steps[torch.Tensor]:
+        sources, targets = given
+        if src_ranks is None:
+            near = schedule.neighbors(context.rank, desk.key.step if round is None else round)
+            sources, targets = list(near.src_weights), list(near.dst_ranks)
+        host = on_host(tensor)
+        posting = desk.exchange(form_of(title, host, ragged=True), sources, targets)
+        for peer in targets:
+            desk.send(posting, peer, host)
+        for peer in sources:
+            yield posting.arrivals[peer]
+        yield posting.sent()
+        parts = [posting.arrivals[peer].take() for peer in sources]
+        return deliver(torch.cat([host[:0], *parts]), tensor, None)
+
+    return Program(title, steps, name, check=check)
+
+
+neighbor_allgather_nonblocking = nonblocking(neighbor_allgather)

@@ -1,0 +1,96 @@
+"""``neighbor_allreduce``: the weighted average with the neighbours, the verb this library is for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from asyncddp.context import current
+from asyncddp.engine import Desk, Program, Steps
+from asyncddp.ops.door import averaging_dtype, check_tensor, deliver
+from asyncddp.ops.forms import in_place, nonblocking, verb
+from asyncddp.ops.mixing import exchange_and_mix
+from asyncddp.ops.weights import Weights, WeightsOf
+
+__all__ = [
+    "neighbor_allreduce",
+    "neighbor_allreduce_",
+    "neighbor_allreduce_nonblocking",
+    "neighbor_allreduce_nonblocking_",
+]
+
+_VERB = "neighbor_allreduce"
+
+
+@verb
+def neighbor_allreduce(
+    tensor: torch.Tensor,
+    *,
+    self_weight: float | None = None,
+    src_weights: Weights | None = None,
+    dst_weights: Weights | Iterable[int] | None = None,
+    name: str | None = None,
+    round: int | None = None,  # noqa: A002 - the field's word
+    round_integers: bool = False,
+    check: bool = False,
+    out: torch.Tensor | None = None,
+) -> Program[torch.Tensor]:
+    r"""Average a tensor with the neighbours' tensors.
+
+    .. math:: y_i = w_{ii} x_i + \sum_{j \in \mathrm{src}(i)} w_{ij} d_{ji} x_j
+
+    The weights come from the topology if none are given. With ``self_weight`` and ``src_weights``
+    the topology's neighbours are weighted by hand; an in-neighbour that is left out counts 0. With
+    all three the neighbours are set by hand as well, and the topology plays no part.
+
+    Args:
+        tensor: :math:`x_i`, of any shape, equal in shape and dtype on all neighbours, on any device.
+        self_weight: :math:`w_{ii}`.
+        src_weights: :math:`w_{ij}` for the ranks j to receive from.
+        dst_weights: :math:`d_{ij}` for the ranks j to send to; a list of ranks means 1 for each.
+        name: Matches this call with the neighbours' calls of that name; by call order if None.
+        round: Round of a time-varying topology; by default the number of earlier uses of the name.
+        round_integers: Average integers in float64 and round half to even; refused otherwise.
+        check: Return only after all receivers have confirmed that they expect the tensor.
+        out: Tensor into which the result is written, which may be ``tensor`` itself.
+
+    Returns:
+        :math:`y_i`, ``out`` or a new tensor with the shape, dtype and device of ``tensor``.
+
+    Raises:
+        NotInitializedError: ``init()`` was not called.
+        ArgumentError: A rank, weight or combination of arguments that cannot be.
+        DtypeError: The dtype cannot travel.
+        MismatchError: A neighbour calls another verb, dtype, shape or neighbours under this name.
+        WaitTimeoutError: A neighbour has not come by the deadline.
+
+    Example:
+        >>> import asyncddp as bf, topology, torch
+        >>> def mean_of_two():
+        ...     bf.set_topology(topology.one_peer_exponential(4))
+        ...     x = bf.neighbor_allreduce(torch.tensor([float(bf.rank())]))
+        ...     return bf.neighbor_allreduce(x).item()
+        >>> with bf.local_world(4) as world:
+        ...     world.run(mean_of_two)
+        [1.5, 1.5, 1.5, 1.5]
+
+    References:
+        Ying et al., "Exponential Graph is Provably Efficient for Decentralized Deep Training",
+        NeurIPS 2021.
+    """
+    context = current()
+    dtype = averaging_dtype(_VERB, check_tensor(_VERB, tensor), round_integers=round_integers)
+    given = {"self_weight": self_weight, "src_weights": src_weights, "dst_weights": dst_weights}
+    weights = WeightsOf(_VERB, context.topologies.ranks, context.rank, given, round)
+
+    def steps(desk: Desk) -> Steps[torch.Tensor]:
+        total = yield from exchange_and_mix(desk, tensor, weights.at(desk.turn), dtype)
+        return deliver(total, tensor, out)
+
+    return Program(_VERB, steps, name, check=check)
+
+
+neighbor_allreduce_nonblocking = nonblocking(neighbor_allreduce)
+neighbor_allreduce_ = in_place(neighbor_allreduce)
+neighbor_allreduce_nonblocking_ = nonblocking(neighbor_allreduce_)

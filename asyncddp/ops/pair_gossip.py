@@ -1,0 +1,88 @@
+"""``pair_gossip``: two ranks average with each other; nobody else takes part."""
+
+from __future__ import annotations
+
+import torch
+
+from asyncddp.context import current
+from asyncddp.engine import Desk, Program, Steps
+from asyncddp.errors import ArgumentError
+from asyncddp.ops.door import averaging_dtype, check_rank, check_tensor, deliver
+from asyncddp.ops.forms import in_place, nonblocking, verb
+from asyncddp.ops.mixing import Mixing, exchange_and_mix
+from asyncddp.ops.weights import number
+
+__all__ = [
+    "pair_gossip",
+    "pair_gossip_",
+    "pair_gossip_nonblocking",
+    "pair_gossip_nonblocking_",
+]
+
+
+@verb
+def pair_gossip(
+    tensor: torch.Tensor,
+    target_rank: int,
+    self_weight: float | None = None,
+    pair_weight: float | None = None,
+    *,
+    name: str | None = None,
+    round_integers: bool = False,
+    check: bool = False,
+    out: torch.Tensor | None = None,
+) -> Program[torch.Tensor]:
+    r"""Average with one partner, who must name this rank in turn.
+
+    .. math:: y_i = w_\mathrm{self} x_i + w_\mathrm{pair} x_j
+
+    Args:
+        tensor: :math:`x_i`, equal in shape and dtype on both ranks.
+        target_rank: The partner j.
+        self_weight: Weight of the own tensor; 1/2 if neither weight is given.
+        pair_weight: Weight of the partner's.
+        name: Matches the two calls; by the order of this pair's calls if None.
+        round_integers: Average integers in float64 and round half to even; refused otherwise.
+        check: Return only after the partner has confirmed that it expects the tensor.
+        out: Tensor into which the result is written, which may be ``tensor`` itself.
+
+    Returns:
+        :math:`y_i`: ``out`` or a new tensor.
+
+    Raises:
+        NotInitializedError: ``init()`` was not called.
+        ArgumentError: No such partner, or one weight without the other.
+        DtypeError: The dtype cannot travel.
+        MismatchError: The partner calls another verb, dtype, shape or partner under this name.
+        WaitTimeoutError: The partner has not come by the deadline.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> with bf.local_world(2) as world:
+        ...     world.run(
+        ...         lambda: bf.pair_gossip(torch.tensor([1.0 * bf.rank()]), 1 - bf.rank()).item()
+        ...     )
+        [0.5, 0.5]
+    """
+    title, context = "pair_gossip", current()
+    dtype = averaging_dtype(title, check_tensor(title, tensor), round_integers=round_integers)
+    peer = check_rank(title, "target_rank", target_rank, context.size, but=context.rank)
+    if (self_weight is None) != (pair_weight is None):
+        raise ArgumentError(
+            f"{title}: arguments self_weight, pair_weight: expected both or neither"
+        )
+    own = number(title, "self_weight", 0.5 if self_weight is None else self_weight)
+    other = number(title, "pair_weight", 0.5 if pair_weight is None else pair_weight)
+    mixing = Mixing(own, {peer: other}, {peer: 1.0})
+
+    def steps(desk: Desk) -> Steps[torch.Tensor]:
+        total = yield from exchange_and_mix(desk, tensor, mixing, dtype)
+        return deliver(total, tensor, out)
+
+    low, high = sorted((context.rank, peer))
+    return Program(title, steps, name or f"pair_gossip.{low}-{high}", check=check)
+
+
+pair_gossip_nonblocking = nonblocking(pair_gossip)
+pair_gossip_ = in_place(pair_gossip)
+pair_gossip_nonblocking_ = nonblocking(pair_gossip_)

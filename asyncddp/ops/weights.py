@@ -1,0 +1,121 @@
+"""The weights of one call: checked at the door, looked up when the round is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+from asyncddp.errors import ArgumentError
+from asyncddp.ops.door import check_rank
+from asyncddp.ops.mixing import Mixing
+from topology import Schedule
+
+__all__ = ["Weights", "WeightsOf", "number"]
+
+Weights: TypeAlias = Mapping[int, float]
+
+
+class WeightsOf:
+    """What the caller has given, or the topology's weights of a round.
+
+    Args:
+        verb: The verb's name, for messages.
+        schedule: The topology between ranks, or between machines.
+        place: This rank, or this machine.
+        given: The verb's three weight arguments by name: own, sources, targets.
+        round: The round asked for, or None.
+
+    Raises:
+        ArgumentError: A combination, rank or weight that cannot be.
+    """
+
+    def __init__(
+        self,
+        verb: str,
+        schedule: Schedule,
+        place: int,
+        given: Mapping[str, float | Weights | Iterable[int] | None],
+        round: int | None,  # noqa: A002 - the field's word
+    ) -> None:
+        self._verb, self._schedule, self._place, self._round = verb, schedule, place, round
+        self._names = list(given)
+        own, sources, targets = given.values()
+        self._own: float | None = None
+        self._sources: dict[int, float] | None = None
+        self._targets: dict[int, float] | None = None
+        if own is None and sources is None and targets is None:
+            return
+        if own is None or sources is None:
+            there = [name for name, value in given.items() if value is not None]
+            raise ArgumentError(
+                f"{verb}: arguments {', '.join(given)}: expected none, the first two, or all three; "
+                f"got {', '.join(there)}"
+            )
+        self._own = number(verb, self._names[0], own)
+        self._sources = self._checked(1, sources)
+        if targets is not None:
+            self._targets = self._checked(2, self._as_mapping(targets))
+
+    def at(self, step: int) -> Mixing:
+        """The row of this round.
+
+        Args:
+            step: The round, where the caller has asked for none.
+
+        Raises:
+            ArgumentError: A source is named that is no in-neighbour.
+        """
+        if self._own is not None and self._sources is not None and self._targets is not None:
+            return Mixing(self._own, self._sources, self._targets)
+        near = self._schedule.neighbors(self._place, step if self._round is None else self._round)
+        targets = dict.fromkeys(near.dst_ranks, 1.0)
+        if self._own is None or self._sources is None:
+            return Mixing(near.self_weight, near.src_weights, targets)
+        strangers = sorted(set(self._sources) - set(near.src_weights))
+        if strangers:
+            raise ArgumentError(
+                f"{self._verb}: argument {self._names[1]}: expected in-neighbours of {self._place} "
+                f"in {self._schedule.name}, {sorted(near.src_weights)}, got {strangers}; give "
+                f"{self._names[2]} as well to choose neighbours freely"
+            )
+        every = {peer: self._sources.get(peer, 0.0) for peer in near.src_weights}
+        return Mixing(self._own, every, targets)
+
+    def _as_mapping(self, targets: object) -> object:
+        if isinstance(targets, Mapping) or not isinstance(targets, Iterable):
+            return targets
+        ranks = list(targets)
+        if len(set(ranks)) != len(ranks):
+            raise ArgumentError(
+                f"{self._verb}: argument {self._names[2]}: expected each rank once, got {ranks}"
+            )
+        return dict.fromkeys(ranks, 1.0)
+
+    def _checked(self, index: int, weights: object) -> dict[int, float]:
+        verb, argument = self._verb, self._names[index]
+        if not isinstance(weights, Mapping):
+            raise ArgumentError(
+                f"{verb}: argument {argument}: expected a mapping {{rank: weight}}, got "
+                f"{type(weights).__name__}"
+            )
+        checked = {}
+        for rank, weight in weights.items():
+            peer = check_rank(verb, argument, rank, self._schedule.n, but=self._place)
+            checked[peer] = number(verb, f"{argument}[{peer}]", weight)
+        return dict(sorted(checked.items()))
+
+
+def number(verb: str, argument: str, value: object) -> float:
+    """Insist on a finite number.
+
+    Raises:
+        ArgumentError: It is not one.
+    """
+    try:
+        result = float(value)  # type: ignore[arg-type]  # whatever float() accepts is welcome
+    except (TypeError, ValueError):
+        result = math.nan
+    if not math.isfinite(result):
+        raise ArgumentError(f"{verb}: argument {argument}: expected a finite number, got {value!r}")
+    return result

