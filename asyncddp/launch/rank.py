@@ -10,7 +10,7 @@ import contextlib
 import os
 import runpy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -24,12 +24,18 @@ def _first(names: Sequence[str], environment: Mapping[str, str]) -> str | None:
     return next((environment[name] for name in names if name in environment), None)
 
 
-def _sign_in() -> None:
-    """Leave this rank's process id where the launcher can find it if it is told of nothing else."""
+@contextlib.contextmanager
+def _on_roll() -> Iterator[None]:
+    """Sign in with the launcher, and out if all went well."""
     folder, rank = os.environ.get("ASYNCDDP_REPORT_DIR"), _first(_RANK, os.environ)
-    if folder and rank:
-        with contextlib.suppress(OSError):  # another machine does not have the folder
-            Path(folder, f"started-{rank}").write_text(str(os.getpid()))
+    if not (folder and rank and Path(folder).is_dir()):
+        yield
+        return
+    from asyncddp.launch.roll_call import sign_in, sign_out
+
+    sign_in(folder, rank)
+    yield
+    sign_out(folder, rank)
 
 
 def _limit_threads() -> None:
@@ -70,17 +76,17 @@ def main(words: Sequence[str]) -> None:
     """
     if not words or list(words) == ["-m"]:
         sys.exit("usage: python -m asyncddp.launch.rank SCRIPT.py|-m MODULE [ARGUMENT]...")
-    _sign_in()
     _limit_threads()
-    try:
-        _run(list(words))
-    except SystemExit as error:
-        if error.code not in (None, 0):
+    with _on_roll():
+        try:
+            _run(list(words))
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                _end(error)
+                raise
+        except BaseException as error:
             _end(error)
-        raise
-    except BaseException as error:
-        _end(error)
-        raise
+            raise
 
 
 def _end(error: BaseException) -> None:

@@ -26,6 +26,8 @@ from asyncddp.launch.verdict import Verdict, judge
 
 __all__ = ["job_for", "run_command", "start"]
 
+_REPORT_DIR = "ASYNCDDP_REPORT_DIR"
+
 
 @click.command(
     "run",
@@ -57,7 +59,7 @@ def start(options: RunOptions, program: Sequence[str], *, module: bool = False) 
     found = locate(options.launcher, environment)
     with tempfile.TemporaryDirectory(prefix="asyncddp-", ignore_cleanup_errors=True) as folder:
         if not options.dry_run:
-            environment["ASYNCDDP_REPORT_DIR"] = folder
+            environment[_REPORT_DIR] = folder
         job = job_for(options, program, environment, module=module)
         command = _command(found, job)
         if options.dry_run or options.verbose:
@@ -163,7 +165,7 @@ def _run(
     ending = supervise(
         command.arguments,
         {**environment, **command.environment, "PATH": path},
-        marker=f"ASYNCDDP_REPORT_DIR={folder}",
+        reports=(_REPORT_DIR, Path(folder)),
         sieves=(stdout, stderr),
         timeout=options.timeout,
     )

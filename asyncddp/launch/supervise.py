@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import functools
 import os
 import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,15 +16,18 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from asyncddp.launch.processes import die_with_parent, kill_processes_of
+from asyncddp.launch.roll_call import RollCall
 from asyncddp.launch.sieve import Sieve
 
-__all__ = ["Ending", "processes_of", "supervise"]
+__all__ = ["Ending", "supervise"]
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PATIENCE = 5.0  # seconds between one way of asking the launcher to end and the next
 _PAUSE = 0.2  # seconds after which a writer's unfinished line is shown
 _DRAIN = 0.5  # seconds to read what is left after the launcher has ended
-_PR_SET_PDEATHSIG = 1
+_LOOK = 1.0  # seconds between two looks at who has signed in and who has reported
+_LINGER = 3.0  # seconds that a launcher has to end after a rank has reported its failure
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,13 @@ class Ending:
         code: The launcher's exit code; negative for the signal that killed it.
         signal: The first signal that this process was sent meanwhile.
         timed_out: Whether the run was ended because its time was up.
+        lost: Ranks of this machine that left without having finished, in order.
     """
 
     code: int
     signal: int | None
     timed_out: bool
+    lost: tuple[int, ...] = ()
 
 
 @dataclass
@@ -90,10 +94,13 @@ class _Stopper:
         self.begin(number)
 
     def begin(self, number: int) -> None:
+        """Ask the launcher to end, and see to it that it does."""
         self._next = [lambda: self._send(signal.SIGTERM), self._kill]
         self._send(number)
 
     def escalate(self) -> None:
+        """Take the next, firmer step."""
+        self.deadline = float("inf")
         if self._next:
             self._next.pop(0)()
 
@@ -105,41 +112,6 @@ class _Stopper:
     def _kill(self) -> None:
         self._send(signal.SIGKILL)
         kill_processes_of(self._marker)
-
-
-def processes_of(marker: str) -> list[int]:
-    """Process ids on this machine that have a variable in their environment; Linux only.
-
-    Args:
-        marker: ``NAME=value``, unique to a run, so that its processes are found wherever they are
-            in the tree of processes.
-    """
-    wanted, found = marker.encode(), []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return [pid for pid in found if pid != os.getpid()]
-
-
-def kill_processes_of(marker: str) -> None:
-    """Kill every process of a run, and those that they start meanwhile."""
-    for _ in range(3):
-        left = processes_of(marker)
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        if not left:
-            return
-        time.sleep(0.05)
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    """What makes the launcher end when this process is killed; Linux only."""
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl = ctypes.CDLL(None).prctl
-    return lambda: prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
 @contextlib.contextmanager
@@ -166,7 +138,7 @@ def supervise(
     arguments: Sequence[str],
     environment: Mapping[str, str],
     *,
-    marker: str,
+    reports: tuple[str, Path],
     sieves: tuple[Sieve | None, Sieve],
     timeout: float | None = None,
 ) -> Ending:
@@ -177,75 +149,104 @@ def supervise(
 
     Args:
         arguments: The launcher's command line.
-        environment: Its whole environment, with the marker in it.
-        marker: ``NAME=value`` by which the run's processes are known.
+        environment: Its environment, to which the report folder is added.
+        reports: Variable that tells the ranks of the report folder, and that folder: together
+            they mark the run's processes.
         sieves: What to take out of standard output, which is passed on as it is where that is
             None, and of standard error.
         timeout: Seconds after which the run is ended.
     """
     stdout, stderr = sieves
+    name, folder = reports
+    marker = f"{name}={folder}"
     with subprocess.Popen(
         list(arguments),
-        env=dict(environment),
+        env={**environment, name: str(folder)},
         stdin=subprocess.DEVNULL if os.isatty(0) else None,  # a session of its own has no terminal
         stdout=None if stdout is None else subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        preexec_fn=_die_with_parent(),  # safe: no thread has been started
+        preexec_fn=die_with_parent(),  # safe: no thread has been started
     ) as child:
         stopper = _Stopper(child, marker)
         pipes = [_Pipe(child.stderr, 2, stderr)] if child.stderr is not None else []
         if child.stdout is not None and stdout is not None:
             pipes.append(_Pipe(child.stdout, 1, stdout))
         ends = float("inf") if timeout is None else time.monotonic() + timeout
-        with _handlers(stopper.on_signal) as wakeups:
-            timed_out = _attend(child, pipes, wakeups, stopper, ends)
+        with _handlers(stopper.on_signal) as wakeups, _Watch(pipes, wakeups, folder) as watch:
+            timed_out = _attend(child, watch, stopper, ends)
         kill_processes_of(marker)
-    return Ending(child.returncode, stopper.received, timed_out)
+    return Ending(child.returncode, stopper.received, timed_out, tuple(watch.roll.lost))
 
 
-def _attend(
-    child: subprocess.Popen[bytes],
-    pipes: list[_Pipe],
-    wakeups: socket.socket,
-    stopper: _Stopper,
-    ends: float,
-) -> bool:
-    """Pass everything on until the launcher has ended; gives whether its time was up."""
-    timed_out = False
-    with selectors.DefaultSelector() as selector:
-        selector.register(wakeups, selectors.EVENT_READ)
+class _Watch:
+    """Waits for whatever happens next: output, signals, ranks that come and go."""
+
+    def __init__(self, pipes: list[_Pipe], wakeups: socket.socket, folder: Path) -> None:
+        self.roll = RollCall(folder)
+        self._pipes, self._wakeups = pipes, wakeups
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(wakeups, selectors.EVENT_READ, self._drain)
         for pipe in pipes:
-            selector.register(pipe.source, selectors.EVENT_READ, pipe)
-        while child.poll() is None:
-            _step(selector, pipes, wakeups, min(ends, stopper.deadline))
-            now = time.monotonic()
-            if now >= ends:
-                ends, timed_out = float("inf"), True
-                stopper.begin(signal.SIGTERM)
-            elif now >= stopper.deadline:
-                stopper.deadline = float("inf")
-                stopper.escalate()
+            self._selector.register(pipe.source, selectors.EVENT_READ, pipe.pump)
+
+    def __enter__(self) -> _Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._selector.close()
+        self.roll.close()
+
+    def _drain(self) -> bool:
+        with contextlib.suppress(BlockingIOError):
+            self._wakeups.recv(4096)
+        return True
+
+    def look(self) -> None:
+        """See who has signed in."""
+        for rank, descriptor in self.roll.newcomers().items():
+            self._selector.register(
+                descriptor, selectors.EVENT_READ, functools.partial(self.roll.left, rank)
+            )
+
+    def step(self, until: float) -> None:
+        """Wait until something happens, at most until then, and deal with it."""
+        if any(pipe.sieve.holds for pipe in self._pipes):
+            until = min(until, time.monotonic() + _PAUSE)
+        for key, _ in self._selector.select(max(0.0, until - time.monotonic())):
+            if not key.data():
+                self._selector.unregister(key.fileobj)
+        for pipe in self._pipes:
+            pipe.release_after_pause()
+
+    def finish(self) -> None:
+        """Pass on what is left after the launcher has ended."""
         last = time.monotonic() + _DRAIN
-        while len(selector.get_map()) > 1 and time.monotonic() < last:
-            _step(selector, pipes, wakeups, last)
-    for pipe in pipes:
-        _write(pipe.target, pipe.sieve.release())
+        sources = {pipe.source for pipe in self._pipes}
+        while sources & self._registered() and time.monotonic() < last:
+            self.step(last)
+        for pipe in self._pipes:
+            _write(pipe.target, pipe.sieve.release())
+
+    def _registered(self) -> set[object]:
+        return {key.fileobj for key in self._selector.get_map().values()}
+
+
+def _attend(child: subprocess.Popen[bytes], watch: _Watch, stopper: _Stopper, ends: float) -> bool:
+    """Pass everything on until the launcher has ended; gives whether its time was up."""
+    timed_out, reported = False, float("inf")
+    while child.poll() is None:
+        watch.look()
+        watch.step(min(ends, stopper.deadline, time.monotonic() + _LOOK))
+        now = time.monotonic()
+        if now >= ends:
+            ends, timed_out = float("inf"), True
+            stopper.begin(signal.SIGTERM)
+        if now >= stopper.deadline:
+            stopper.escalate()
+        if watch.roll.has_reports():
+            reported = min(reported, now)
+        if now >= reported + _LINGER and stopper.deadline == float("inf"):
+            stopper.begin(signal.SIGTERM)  # Hydra waits for the others where MPI was not started
+    watch.finish()
     return timed_out
-
-
-def _step(
-    selector: selectors.BaseSelector, pipes: list[_Pipe], wakeups: socket.socket, until: float
-) -> None:
-    """Wait for something to do and do it."""
-    if any(pipe.sieve.holds for pipe in pipes):
-        until = min(until, time.monotonic() + _PAUSE)
-    wait = None if until == float("inf") else max(0.0, until - time.monotonic())
-    for key, _ in selector.select(wait):
-        if key.data is None:
-            with contextlib.suppress(BlockingIOError):
-                wakeups.recv(4096)
-        elif not key.data.pump():
-            selector.unregister(key.fileobj)
-    for pipe in pipes:
-        pipe.release_after_pause()

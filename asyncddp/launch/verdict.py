@@ -76,16 +76,6 @@ def read_reports(folder: Path) -> list[Report]:
     return sorted(found, key=lambda report: report.time)
 
 
-def _rank_of(death: Death, folder: Path) -> int | None:
-    """The rank that died; where only its process id is known, ranks have left theirs."""
-    if death.rank is not None or death.pid is None:
-        return death.rank
-    for path in folder.glob("started-*"):
-        if path.read_text().strip() == str(death.pid):
-            return int(path.name.removeprefix("started-"))
-    return None
-
-
 def _signal_name(number: int) -> str:
     try:
         return f"signal {number} ({signal.Signals(number).name})"
@@ -93,10 +83,9 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _who(death: Death, folder: Path) -> str:
-    rank = _rank_of(death, folder)
-    who = f"process {death.pid}" if rank is None else f"rank {rank}"
-    return who if death.host is None else f"{who} on {death.host}"
+def _who(rank: int | None, host: str | None) -> str:
+    who = "a rank" if rank is None else f"rank {rank}"
+    return who if host is None else f"{who} on {host}"
 
 
 def _hint(number: int) -> str:
@@ -132,12 +121,13 @@ def judge(
     reports = read_reports(folder)
     death = launcher.death(said)
     if death is not None and death.signal is not None:
-        own = [report for report in reports if report.rank == _rank_of(death, folder)]
+        rank = death.rank if death.rank is not None or not ending.lost else ending.lost[0]
+        own = [report for report in reports if report.rank == rank]
         if not own:
-            line = f"{_who(death, folder)} was killed by {_signal_name(death.signal)}"
+            line = f"{_who(rank, death.host)} was killed by {_signal_name(death.signal)}"
             return Verdict(128 + death.signal, (line, *_others(reports), *_as_lines(death.signal)))
         return Verdict(own[0].exit_code, (str(own[0]), *_others(reports, own[0])))
-    return _judge_codes(ending, death, reports, folder)
+    return _judge_codes(ending, death, reports)
 
 
 def _as_lines(number: int) -> tuple[str, ...]:
@@ -145,14 +135,12 @@ def _as_lines(number: int) -> tuple[str, ...]:
     return (hint,) if hint else ()
 
 
-def _judge_codes(
-    ending: Ending, death: Death | None, reports: Sequence[Report], folder: Path
-) -> Verdict:
+def _judge_codes(ending: Ending, death: Death | None, reports: Sequence[Report]) -> Verdict:
     causes = [report for report in reports if not report.is_consequence]
     if causes:
         return Verdict(causes[0].exit_code or 1, (str(causes[0]), *_others(reports, causes[0])))
     if death is not None and death.code:
-        line = f"{_who(death, folder)} ended with exit code {death.code}"
+        line = f"{_who(death.rank, death.host)} ended with exit code {death.code}"
         return Verdict(death.code, (line, *_others(reports)))
     if reports:
         return Verdict(reports[0].exit_code or 1, (str(reports[0]), *_others(reports, reports[0])))

@@ -21,15 +21,13 @@ class Death:
     """What a launcher says about the process that ended badly first.
 
     Attributes:
-        rank: Which rank; None where the launcher does not say.
-        pid: Its process id on its host.
+        rank: Which rank; None where the launcher does not say for sure.
         host: Where it ran.
         signal: The signal that killed it, if one did.
         code: Its exit code otherwise.
     """
 
     rank: int | None = None
-    pid: int | None = None
     host: str | None = None
     signal: int | None = None
     code: int | None = None
@@ -91,7 +89,7 @@ def first_match(patterns: Iterable[re.Pattern[str]], text: str) -> re.Match[str]
 
 
 def death_from(match: re.Match[str] | None) -> Death | None:
-    """A death from a pattern's groups ``rank``, ``pid``, ``host``, ``signal`` and ``code``."""
+    """A death from a pattern's groups ``rank``, ``host``, ``signal`` and ``code``."""
     if match is None:
         return None
     found = {key: value for key, value in match.groupdict().items() if value is not None}

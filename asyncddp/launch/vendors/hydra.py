@@ -7,6 +7,9 @@ Hydra process manager"; Intel MPI Library Developer Reference, "mpiexec.hydra".
 from __future__ import annotations
 
 import re
+import signal
+from abc import abstractmethod
+from dataclasses import replace
 from typing import ClassVar
 
 from asyncddp.errors import ArgumentError
@@ -16,20 +19,24 @@ from asyncddp.launch.vendors.contract import (
     Launcher,
     Noise,
     death_from,
-    first_match,
     flags_unless_given,
 )
 
 __all__ = ["INTEL_MPI", "MPICH"]
 
-_ABORT = r"Abort\((?P<code>\d+)\) on node \d+ \(rank (?P<rank>\d+) in comm \d+\)"
+_ABORT = re.compile(r"Abort\((?P<code>\d+)\) on node (?P<rank>\d+) \(rank \d+ in comm \d+\).*")
+
+
+_INTEL_DEATH = re.compile(
+    r"=\s+RANK (?P<rank>\d+) PID \d+ RUNNING AT (?P<host>\S+)\n"
+    r"=\s+KILLED BY SIGNAL: (?P<signal>\d+)"
+)
 
 
 class Hydra(Launcher):
     """What both share."""
 
     signature: ClassVar[re.Pattern[str]]
-    deaths: ClassVar[tuple[re.Pattern[str], ...]]
     shell_arguments: ClassVar[str]
 
     noise = Noise(
@@ -39,7 +46,7 @@ class Hydra(Launcher):
             re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*"),
             re.compile(r"This typically refers to a problem with your application\."),
             re.compile(r"Please see the FAQ page for debugging suggestions"),
-            re.compile(_ABORT + r".*application called MPI_Abort.*"),
+            _ABORT,
         ),
         stems=("YOUR APPLICATION TERM", "This typically refers", "Please see the FAQ", "Abort("),
         on_stdout=True,
@@ -82,19 +89,21 @@ class Hydra(Launcher):
         return added
 
     def death(self, said: str) -> Death | None:
-        return death_from(first_match((*self.deaths, re.compile(_ABORT)), said))
+        return self._killed(said) or death_from(_ABORT.search(said))
+
+    @abstractmethod
+    def _killed(self, said: str) -> Death | None:
+        """Who was killed by a signal, as far as it can be told."""
 
 
 class _Mpich(Hydra):
     title = "MPICH"
     signature = re.compile(r"HYDRA build details:\s+Version:\s+(?P<version>\S+)")
-    deaths = (
-        re.compile(
-            r"=\s+PID (?P<pid>\d+) RUNNING AT (?P<host>\S+)\n"
-            r"[\s\S]*?EXIT STRING: .*?signal:? (?P<signal>\d+)\)"
-        ),
-    )
     shell_arguments = "HYDRA_LAUNCHER_EXTRA_ARGS"
+
+    def _killed(self, said: str) -> Death | None:
+        """The process that MPICH shows is the first in order, not in time: it names no victim."""
+        return death_from(re.search(r"EXIT STRING: .*?signal:? (?P<signal>\d+)\)", said))
 
 
 class _IntelMpi(Hydra):
@@ -103,12 +112,14 @@ class _IntelMpi(Hydra):
         r"Intel\(R\) MPI Library for Linux\* OS, Version (?P<version>[\d.]+(?: Update \d+)?)"
     )
     shell_arguments = "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"
-    deaths = (
-        re.compile(
-            r"=\s+RANK (?P<rank>\d+) PID (?P<pid>\d+) RUNNING AT (?P<host>\S+)\n"
-            r"=\s+KILLED BY SIGNAL: (?P<signal>\d+)"
-        ),
-    )
+
+    def _killed(self, said: str) -> Death | None:
+        """Intel MPI shows all that were killed, its own victims too, and those by SIGKILL."""
+        deaths = [death_from(match) for match in _INTEL_DEATH.finditer(said)]
+        shown = [death for death in deaths if death is not None]
+        others = [death for death in shown if death.signal != signal.SIGKILL]
+        suspects = others or shown
+        return replace(suspects[0], rank=None) if len(suspects) > 1 else next(iter(suspects), None)
 
     def _binding(self, job: Job) -> list[str]:
         return []  # Intel MPI pins by variables

@@ -25,7 +25,7 @@ _PROGRAM = r"(?:mpirun|mpiexec|orterun|prterun|prun)(?:\.openmpi)?"
 
 _DEATHS = (
     re.compile(
-        rf"{_PROGRAM} noticed that process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node "
+        rf"{_PROGRAM} noticed that process rank (?P<rank>\d+) with PID \d+ on node "
         r"(?P<host>\S+)\s+exited on\s+signal (?P<signal>\d+)"
     ),
     re.compile(r"Process name: \[.*,(?P<rank>\d+)\]\s+Exit code:\s+(?P<code>\d+)"),
