@@ -1,8 +1,8 @@
-"""Train PyTorch models on many processes without a central average.
+r"""Train PyTorch models on many processes without a central average.
 
 Every rank mixes its parameters with a few neighbours over a virtual graph,
-:math:`x_i \\leftarrow \\sum_j w_{ij} x_j`. The names below are loaded on first use; the stub beside this
-file lists them.
+:math:`x_i \leftarrow \sum_j w_{ij} x_j`. The public names are loaded on first use; the stub beside
+this file lists them.
 """
 
 import lazy_loader

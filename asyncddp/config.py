@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -13,17 +14,17 @@ __all__ = ["Config"]
 
 
 def _positive(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise ValueError("a number above zero")
-    return value
+    with contextlib.suppress(ValueError):
+        if float(text) > 0:
+            return float(text)
+    raise ValueError("a number above zero")
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError("a whole number of at least 1")
-    return value
+    with contextlib.suppress(ValueError):
+        if int(text) >= 1:
+            return int(text)
+    raise ValueError("a whole number of at least 1")
 
 
 def _flag(text: str) -> bool:

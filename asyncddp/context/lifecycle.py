@@ -10,8 +10,7 @@ from asyncddp.context import failure
 from asyncddp.context.context import Context, activate, current, in_local_world, is_initialized
 from asyncddp.context.topologies import Topology
 from asyncddp.errors import PeerError
-from asyncddp.transport import TRANSPORTS, Transport
-from asyncddp.transport.loopback import Loopback
+from asyncddp.transport.routes import open_world
 
 __all__ = ["init", "shutdown"]
 
@@ -53,18 +52,12 @@ def init(
         config = Config.from_environment(
             timeout=timeout, warn_after=warn_after, check=check, transport=transport
         )
-        context = Context(_wire(config.transport), config)
+        context = Context(open_world(config.transport), config)
         activate(context)
         failure.watch(context)
         atexit.register(_leave, context)
     if topology is not None:
         current().topologies.set(topology)
-
-
-def _wire(name: str | None) -> Transport:
-    """Make the wire of that name; by default MPI's."""
-    chosen = TRANSPORTS[name or "mpi"]
-    return Loopback.group(1)[0] if chosen is Loopback else chosen()
 
 
 def shutdown() -> None:

@@ -88,8 +88,8 @@ def local_world(size: int, **settings: Any) -> LocalWorld:
 
     Args:
         size: How many.
-        **settings: Fields of :class:`asyncddp.config.Config`: ``timeout``, ``warn_after``, ``check``,
-            ``ranks_per_machine``.
+        **settings: Fields of :class:`asyncddp.config.Config`: ``timeout``, ``warn_after``,
+            ``check``, ``ranks_per_machine``.
 
     Returns:
         A context manager; its :meth:`LocalWorld.run` runs a function on every rank.

@@ -75,7 +75,7 @@ def _fitting(given: Topology, size: int, what: str) -> topology.Schedule:
     schedule = topology.as_schedule(given)
     if schedule.n != size:
         raise topology.TopologyError(
-            f"topology {topology.describe(given)} is for {schedule.n} {what}, but there are {size}: "
-            f"build it with n={size}"
+            f"topology {topology.describe(given)} is for {schedule.n} {what}, but there are "
+            f"{size}: build it with n={size}"
         )
     return schedule

@@ -10,7 +10,7 @@ from asyncddp.engine.mailbox import Mailbox
 from asyncddp.engine.messages import Key
 from asyncddp.engine.posting import Arrival, Form, Posting
 from asyncddp.errors import PeerError
-from asyncddp.transport.contract import Transfer, Transport
+from asyncddp.transport.contract import Transfer
 
 __all__ = ["Desk", "Joined"]
 
@@ -105,3 +105,5 @@ class Desk:
             transfer.abandon()
         for posting in self._postings:
             self._mailbox.close(posting, error)
+        self._postings.clear()
+        self._transfers.clear()

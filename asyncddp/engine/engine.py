@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-import weakref
 from collections import defaultdict, deque
 from typing import Any, TypeVar
 
 from asyncddp.config import Config
-from asyncddp.engine import deadlock
 from asyncddp.engine.desk import Desk
 from asyncddp.engine.handle import Handle
 from asyncddp.engine.mailbox import Mailbox
-from asyncddp.engine.messages import Key, Leave, Message, Probe
+from asyncddp.engine.messages import COLLECTIVE, Key, Leave
 from asyncddp.engine.operation import Operation, Program
+from asyncddp.engine.watch import Watch
 from asyncddp.engine.worker import Worker
-from asyncddp.errors import DeadlockError, NotInitializedError, PeerLeftError, WaitTimeoutError
+from asyncddp.errors import NotInitializedError, WaitTimeoutError
 from asyncddp.transport.contract import Transport
 
 __all__ = ["Engine"]
 
 R = TypeVar("R")
-
-logger = logging.getLogger("asyncddp")
 
 
 class Engine:
@@ -47,9 +43,7 @@ class Engine:
         self._active: list[Operation[Any]] = []
         self._uses: dict[str, int] = defaultdict(int)
         self._turns: dict[tuple[str, str], int] = defaultdict(int)
-        self._gone: dict[int, str] = {}
-        self._blocked: dict[int, Operation[Any]] = {}  # thread → what it waits for
-        self._callers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._watch = Watch(config, self.mailbox, self._submitted)
         self.closed = False
         self._worker = Worker(self, transport) if transport.size > 1 and transport.threads else None
 
@@ -67,7 +61,7 @@ class Engine:
         return Handle(self, self._enter(program)).wait()
 
     def _enter(self, program: Program[R]) -> Operation[R]:
-        self._callers.add(threading.current_thread())
+        self._watch.entered()
         with self._door:
             if self.closed:
                 raise NotInitializedError(
@@ -77,7 +71,7 @@ class Engine:
                 error, self.mailbox.late = self.mailbox.late, None
                 raise error
             label = program.name or f"{program.verb}.noname"
-            name = "collective" if program.ordered else label
+            name = COLLECTIVE if program.ordered else label
             key, turn = Key(name, self._uses[name]), self._turns[program.verb, label]
             self._uses[name] += 1
             self._turns[program.verb, label] += 1
@@ -97,27 +91,23 @@ class Engine:
         """
         if operation.finished.is_set():
             return
-        thread = threading.get_ident()
-        self._blocked[thread] = operation
         limit = None if timeout is None else time.monotonic() + timeout
         attempt = 0
-        try:
+        with self._watch.blocked(operation):
             while not operation.finished.is_set():
                 if limit is not None and time.monotonic() > limit:
                     raise WaitTimeoutError(
-                        f"rank {self.transport.rank}: {operation.describe()} was not done in "
-                        f"{timeout:g} s; {self._holdup(operation)}"
+                        f"{self._watch.me(operation)} was not done in {timeout:g} s; "
+                        f"{self._watch.holdup(operation)}"
                     )
                 attempt = 0 if self.progress() else attempt + 1
                 if not operation.finished.is_set():
                     self.transport.rest(attempt)
-        finally:
-            del self._blocked[thread]
 
     @property
     def driven(self) -> bool:
         """Whether a caller is driving, so that the worker need not."""
-        return bool(self._blocked)
+        return self._watch.driven
 
     @property
     def busy(self) -> bool:
@@ -133,7 +123,9 @@ class Engine:
             for peer, bundle in self.transport.poll():
                 moved = True
                 for message in self.mailbox.receive(peer, bundle):
-                    self._control(peer, message)
+                    ended = self._watch.hear(peer, message)
+                    if ended is not None:
+                        self._active.remove(ended)
             while self._queue:
                 self._active.append(self._queue.popleft())
                 moved = True
@@ -151,93 +143,11 @@ class Engine:
             else:
                 operation.advance()
             if not operation.finished.is_set():
-                self._watch(operation)
+                self._watch.look(operation)
             if operation.finished.is_set():
                 self._active.remove(operation)
                 ended = True
         return ended
-
-    # keeping waits bounded
-
-    def _watch(self, operation: Operation[Any]) -> None:
-        now = time.monotonic()
-        waited = now - operation.started
-        gone = [peer for peer, _ in operation.missing() if peer in self._gone] if self._gone else []
-        if gone:
-            text = f"rank {gone[0]} has left ({self._gone[gone[0]]})"
-            operation.fail(PeerLeftError(f"{self._me(operation)}: {text}, but is needed"))
-        elif now > operation.deadline:
-            operation.fail(
-                WaitTimeoutError(
-                    f"{self._me(operation)} was not done in {waited:.1f} s "
-                    f"(ASYNCDDP_TIMEOUT={self.config.timeout:g}); {self._holdup(operation)}"
-                )
-            )
-        elif waited > self.config.warn_after and not operation.warned:
-            operation.warned = True
-            logger.warning(
-                "%s has been waiting for %.0f s; %s",
-                self._me(operation),
-                waited,
-                self._holdup(operation),
-            )
-        if now > operation.next_probe:
-            operation.next_probe = now + min(10.0, max(0.25, waited))
-            if self._blocking() is operation:
-                for peer, probe in deadlock.started(
-                    self.transport.rank, operation.program.verb, operation.missing()
-                ):
-                    self.mailbox.put(peer, probe)
-
-    def _me(self, operation: Operation[Any]) -> str:
-        return f"rank {self.transport.rank}: {operation.describe()}"
-
-    def _holdup(self, operation: Operation[Any]) -> str:
-        """Which peers are missing, and what they have sent instead."""
-        peers = sorted({peer for peer, _ in operation.missing()})
-        if not peers:
-            return "it waits for its own turn"
-        text = f"missing: rank{'s' * (len(peers) > 1)} {', '.join(map(str, peers))}"
-        for peer in peers:
-            for data in self.mailbox.unmatched(peer)[:3]:
-                text += f"; rank {peer} has sent {data.verb} {data.key} instead"
-        return text
-
-    def _blocking(self) -> Operation[Any] | None:
-        """The operation this rank is blocked in, if nothing else can be submitted meanwhile."""
-        callers = sum(thread.is_alive() for thread in list(self._callers))
-        if len(self._blocked) != 1 or callers != 1:
-            return None
-        return next(iter(self._blocked.values()), None)
-
-    def _control(self, peer: int, message: Message) -> None:
-        if isinstance(message, Leave):
-            self._gone[peer] = message.reason
-        elif isinstance(message, Probe):
-            self._probe(message)
-
-    def _probe(self, probe: Probe) -> None:
-        operation = self._blocking()
-        if operation is None or self._submitted(probe.chain[-1].key):
-            return
-        onward, circle = deadlock.extend(
-            probe,
-            self.transport.rank,
-            operation.program.verb,
-            operation.missing(),
-            self._submitted,
-        )
-        for peer, longer in onward:
-            self.mailbox.put(peer, longer)
-        if circle is not None:
-            operation.fail(
-                DeadlockError(
-                    f"{self._me(operation)} can never end: {deadlock.describe(circle)}. "
-                    f"Call the same verbs with the same names and neighbours on all of these ranks; "
-                    f"{self._holdup(operation)}"
-                )
-            )
-            self._active.remove(operation)
 
     def _submitted(self, key: Key) -> bool:
         return self.mailbox.knows(key) or any(
@@ -252,18 +162,18 @@ class Engine:
             self.progress()
             for peer in range(self.transport.size):
                 if peer != self.transport.rank:
-                    self.mailbox.put(peer, Leave(reason))
+                    self.mailbox.put(peer, Leave(reason, self._uses[COLLECTIVE]))
             self.mailbox.flush()
 
     def resume(self) -> None:
         """All ranks go on after :meth:`leave`; called while none of them submits anything."""
         with self._lock:
             self.progress()
-            self._gone.clear()
+            self._watch.forgive()
 
     def lose(self, peer: int, reason: str) -> None:
         """A peer is gone: whatever needs it fails at once."""
-        self._gone[peer] = reason
+        self._watch.lose(peer, reason)
 
     def close(self, reason: str) -> None:
         """Tell the peers that this rank leaves, fail what is under way, stop the worker.

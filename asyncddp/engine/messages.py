@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
 __all__ = [
+    "COLLECTIVE",
     "Confirm",
     "Data",
     "Key",
@@ -18,6 +19,9 @@ __all__ = [
     "decode",
     "encode",
 ]
+
+COLLECTIVE = "collective"
+"""The name under which ordered verbs are counted, whatever the user calls them."""
 
 
 class Key(NamedTuple):
@@ -71,9 +75,10 @@ class Probe(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """The sending rank has shut down; nothing will come from it any more."""
+    """The sending rank has ended; it had joined so many collectives, and joins no more."""
 
     reason: str
+    collectives: int
 
 
 Message: TypeAlias = Data | Confirm | Refuse | Probe | Leave

@@ -1,4 +1,4 @@
-"""``allreduce`` and ``local_allreduce``: the sum or average over all ranks, or those of a machine."""
+"""``allreduce`` and ``local_allreduce``: the sum or average over all ranks, or a machine's."""
 
 from __future__ import annotations
 

