@@ -10,6 +10,9 @@ This package needs networkx and numpy alone; neither MPI nor torch.
 from __future__ import annotations
 
 from topology.checks import check_graph
+from topology.consensus import consensus_error, finite_time_length
+from topology.cost import CommunicationCost, Cost, communication_cost
+from topology.draw import draw
 from topology.errors import TopologyError
 from topology.graphs import (
     GRAPHS,
@@ -25,6 +28,7 @@ from topology.graphs import (
     symmetric_exponential,
     torus_2d,
 )
+from topology.matrices import mixing_matrix
 from topology.neighbors import Neighbors, neighbors_of
 from topology.schedule import GraphOrSchedule, Schedule, as_schedule, describe
 from topology.schedules import (
@@ -40,11 +44,20 @@ from topology.schedules import (
     one_peer_of,
     simple_base_k,
 )
+from topology.spectral import consensus_rate, min_eigenvalue, spectral_gap
+from topology.stochasticity import (
+    is_column_stochastic,
+    is_doubly_stochastic,
+    is_row_stochastic,
+    is_symmetric,
+)
 from topology.weights import from_adjacency, metropolis_weights, push_weights, uniform_weights
 
 __all__ = [
     "GRAPHS",
     "SCHEDULES",
+    "CommunicationCost",
+    "Cost",
     "GraphOrSchedule",
     "Neighbors",
     "Schedule",
@@ -53,19 +66,30 @@ __all__ = [
     "as_schedule",
     "base_k",
     "check_graph",
+    "communication_cost",
     "complete",
+    "consensus_error",
+    "consensus_rate",
     "describe",
+    "draw",
     "equi_dynamic",
     "equi_static",
     "exponential",
     "exponential_two",
+    "finite_time_length",
     "from_adjacency",
     "grid_2d",
     "hypercube",
     "inner_outer_exponential",
     "inner_outer_ring",
+    "is_column_stochastic",
+    "is_doubly_stochastic",
+    "is_row_stochastic",
+    "is_symmetric",
     "matcha",
     "metropolis_weights",
+    "min_eigenvalue",
+    "mixing_matrix",
     "neighbors_of",
     "one_peer_exponential",
     "one_peer_hypercube",
@@ -74,6 +98,7 @@ __all__ = [
     "random_regular",
     "ring",
     "simple_base_k",
+    "spectral_gap",
     "star",
     "symmetric_exponential",
     "torus_2d",
