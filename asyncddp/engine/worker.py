@@ -57,4 +57,4 @@ class Worker:
                 continue
             attempt = 0 if engine.progress() else attempt + 1
             if engine.busy:
-                self._transport.rest(attempt)
+                self._transport.rest(attempt, background=True)

@@ -93,8 +93,13 @@ class Transport(ABC):
         """A number that ranks share which share a machine; collective."""
 
     @abstractmethod
-    def rest(self, attempt: int) -> None:
-        """Leave the core to others for a moment; longer the more attempts came to nothing."""
+    def rest(self, attempt: int, *, background: bool = False) -> None:
+        """Leave the core to others for a moment; longer the more attempts came to nothing.
+
+        Args:
+            attempt: How many looks in a row came to nothing.
+            background: Whether this thread works beside a computation, which needs the core more.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -189,7 +189,7 @@ class Loopback(Transport):
         """One process is one machine."""
         return 0
 
-    def rest(self, attempt: int) -> None:
+    def rest(self, attempt: int, *, background: bool = False) -> None:
         """Sleep until the bell rings, for a moment at most."""
         self._bell.wait(0.0005 if attempt < 100 else 0.005)
 

@@ -30,6 +30,8 @@ R = TypeVar("R")
 
 _PIECE = 1 << 30  # bytes in one MPI message: counts are C ints
 _MESSAGE_TAG = 0
+_YIELDS = 20_000  # about 20 ms of looking for what a peer is about to send
+_NAP = 0.00005  # seconds
 
 
 def _translated(call: Callable[P, R]) -> Callable[P, R]:
@@ -212,14 +214,14 @@ class MPITransport(Transport):
         finally:
             node.Free()
 
-    def rest(self, attempt: int) -> None:
-        """Spin while there are cores enough, then yield, then sleep."""
-        if attempt < self._spins:
-            return
-        if attempt < self._spins + 500:
+    def rest(self, attempt: int, *, background: bool = False) -> None:
+        """Spin while there are cores enough, then yield, then sleep; in the background sleep."""
+        if background:
+            time.sleep(_NAP if attempt < 1000 else 10 * _NAP)
+        elif attempt >= self._spins + _YIELDS:
+            time.sleep(_NAP if attempt < 2 * _YIELDS else 10 * _NAP)
+        elif attempt >= self._spins:
             os.sched_yield()
-        else:
-            time.sleep(0.00005 if attempt < self._spins + 2000 else 0.0005)
 
     def close(self) -> None:
         """Free the communicators, unless something is still under way."""
