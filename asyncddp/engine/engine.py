@@ -54,6 +54,7 @@ class Engine:
         operation = self._enter(program)
         if self._worker is not None:
             self._worker.wake()
+        self.nudge()
         return Handle(self, operation)
 
     def run(self, program: Program[R]) -> R:
@@ -103,6 +104,11 @@ class Engine:
                 attempt = 0 if self.progress() else attempt + 1
                 if not operation.finished.is_set():
                     self.transport.rest(attempt)
+
+    def nudge(self) -> None:
+        """Make one round of progress where no worker does."""
+        if self._worker is None:
+            self.progress()
 
     @property
     def driven(self) -> bool:

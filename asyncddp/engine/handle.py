@@ -28,6 +28,7 @@ class Handle(Generic[R]):
 
     def poll(self) -> bool:
         """Whether the verb has ended, well or not; never waits."""
+        self._engine.nudge()
         return self._operation.finished.is_set()
 
     def wait(self, timeout: float | None = None) -> R:
@@ -55,5 +56,5 @@ class Handle(Generic[R]):
         return self.wait()
 
     def __repr__(self) -> str:
-        state = "done" if self.poll() else "under way"
+        state = "done" if self._operation.finished.is_set() else "under way"
         return f"<Handle {self._operation.describe()} {state}>"
