@@ -30,6 +30,7 @@ R = TypeVar("R")
 
 _PIECE = 1 << 30  # bytes in one MPI message: counts are C ints
 _MESSAGE_TAG = 0
+_FAREWELL = 1.0  # seconds in which a rank that leaves tries to get its last messages out
 _YIELDS = 20_000  # about 20 ms of looking for what a peer is about to send
 _NAP = 0.00005  # seconds
 
@@ -224,18 +225,33 @@ class MPITransport(Transport):
             os.sched_yield()
 
     def close(self) -> None:
-        """Free the communicators, unless something is still under way."""
+        """Let what was posted leave, for a second at most.
+
+        The communicators stay until MPI ends: MPI would give the number of a freed one to the next
+        clone, which would then receive what peers had sent to the old one.
+        """
         if self._closed or MPI.Is_finalized():
             return
         self._closed = True
+        deadline = time.monotonic() + _FAREWELL
+        while self._unfinished() and time.monotonic() < deadline:
+            time.sleep(_NAP)
+        _CLOSED[:] = [transport for transport in (*_CLOSED, self) if transport._unfinished()]
+
+    @_translated
+    def _unfinished(self) -> bool:
+        """Whether MPI still reads or writes buffers of ours."""
         self._posted = [pair for pair in self._posted if not pair[0].Test()]
-        if not (self._posted or self._left or self.broken):  # MPI frees when nothing is under way
-            self._bulk.Free()
-            self._comm.Free()
+        self._left = [request for request in self._left if not request.done()]
+        return bool(self._posted or self._left)
 
     def abort(self, code: int) -> None:
         """End all processes of the job."""
         MPI.COMM_WORLD.Abort(code)
+
+
+_CLOSED: list[MPITransport] = []
+"""Closed ones whose buffers MPI still uses."""
 
 
 def _cores() -> int:
