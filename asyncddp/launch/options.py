@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-__all__ = ["RunOptions", "run_options"]
+__all__ = ["RunOptions", "run_options", "where_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -95,8 +95,15 @@ _HOW = (
 )
 
 
-def run_options(command: F) -> F:
-    """Give a click command the options of :class:`RunOptions`."""
-    for option in reversed(_WHERE + _HOW):
+def where_options(command: F) -> F:
+    """Give a click command the options that say how many ranks there are, and where."""
+    for option in reversed(_WHERE):
         command = option(command)
     return command
+
+
+def run_options(command: F) -> F:
+    """Give a click command the options of :class:`RunOptions`."""
+    for option in reversed(_HOW):
+        command = option(command)
+    return where_options(command)

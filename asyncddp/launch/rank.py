@@ -90,8 +90,11 @@ def main(words: Sequence[str]) -> None:
 
 
 def _end(error: BaseException) -> None:
-    from asyncddp.context.failure import end_run
-
+    """End all ranks; come back where the library cannot be imported, and leave it to Python."""
+    try:
+        from asyncddp.context.failure import end_run
+    except ImportError:
+        return
     end_run(error.with_traceback(_own_frames(error.__traceback__)))
 
 

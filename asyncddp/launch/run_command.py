@@ -171,6 +171,8 @@ def _run(
     )
     notes = [*stderr.notes, *(stdout.notes if stdout is not None else ())]
     verdict = judge(ending, found.launcher, "\n".join(notes), Path(folder), options.timeout)
+    if verdict.lines and not stderr.at_start:
+        click.echo(err=True)  # a rank's unfinished line, as of a progress bar
     _tell(verdict, notes)
     return verdict.code
 

@@ -6,12 +6,15 @@ order. Only what may turn out to be the launcher's is held back, and :meth:`Siev
 
 from __future__ import annotations
 
+import re
+
 from asyncddp.launch.vendors import Noise
 
 __all__ = ["Sieve"]
 
 _LONGEST_BLOCK = 40  # lines; a longer one is no launcher's
 _LONGEST_LINE = 4096  # bytes
+_RUN = re.compile(rb" ?[-=]+ *$")
 
 
 class Sieve:
@@ -22,6 +25,7 @@ class Sieve:
 
     Attributes:
         notes: What was taken out, line by line.
+        at_start: Whether what has come through so far ends with the end of a line.
 
     Example:
         >>> import re
@@ -36,7 +40,7 @@ class Sieve:
         self._noise = Noise() if noise is None else noise
         self._pending = b""
         self._block: list[bytes] = []
-        self._at_start = True
+        self.at_start = True
         self.notes: list[str] = []
 
     @property
@@ -48,59 +52,63 @@ class Sieve:
         """Take in some bytes and give those that can go on."""
         self._pending += data
         out: list[bytes] = []
-        while self._pending:
-            line, newline, rest = self._pending.partition(b"\n")
-            if not newline and self._may_be_noise(line):
-                break
-            self._pending = rest
-            self._take(line + newline, out)
+        while b"\n" in self._pending:
+            line, _, self._pending = self._pending.partition(b"\n")
+            self._take(line + b"\n", out)
+        if not self._block:
+            free = len(self._pending) - self._held(self._pending)
+            self._pass(self._pending[:free], out)
+            self._pending = self._pending[free:]
         return b"".join(out)
 
     def release(self) -> bytes:
         """Give everything that is held back: the writer has paused, or the stream has ended."""
-        held = b"".join(self._block) + self._pending
+        out: list[bytes] = []
+        self._pass(b"".join(self._block) + self._pending, out)
         self._block, self._pending = [], b""
-        if held:
-            self._at_start = held.endswith(b"\n")
-        return held
+        return b"".join(out)
 
-    def _may_be_noise(self, start: bytes) -> bool:
-        """Whether a line that has only begun must wait for its end."""
-        if self._block:
-            return len(start) < _LONGEST_LINE
-        if not self._at_start or len(start) >= _LONGEST_LINE or b"\r" in start:
-            return False
-        text = start.decode(errors="replace")
-        begins = any(text.startswith(stem) or stem.startswith(text) for stem in self._noise.stems)
-        return begins or (self._noise.fence is not None and not text.strip(" -="))
+    def _pass(self, data: bytes, out: list[bytes]) -> None:
+        if data:
+            out.append(data)
+            self.at_start = data.endswith(b"\n")
+
+    def _held(self, begun: bytes) -> int:
+        """How many bytes at the end of an unfinished line may turn out to be the launcher's."""
+        if len(begun) >= _LONGEST_LINE:
+            return 0
+        text = begun.decode(errors="replace")
+        stems = self._noise.stems if self.at_start and text and "\r" not in text else ()
+        if any(text.startswith(stem) or stem.startswith(text) for stem in stems):
+            return len(begun)
+        run = _RUN.search(begun) if self._noise.fence is not None else None
+        return 0 if run is None else len(run[0])
 
     def _take(self, line: bytes, out: list[bytes]) -> None:
-        """Decide about one line, or about the piece of a line that is surely not noise."""
-        text = line.decode(errors="replace").rstrip("\r\n")
-        at_start, self._at_start = self._at_start, line.endswith(b"\n")
-        fence = self._noise.fence
+        """Decide about one line, or the end of one whose beginning has come through."""
+        text = line.decode("latin-1").rstrip("\r\n")
         if self._block:
             self._continue_block(line, text, out)
-        elif not at_start:
-            out.append(line)
-        elif fence is not None and fence.fullmatch(text):
-            self._block = [line]
-        elif any(pattern.fullmatch(text) for pattern in self._noise.lines):
+            return
+        fence = self._noise.fence.search(text) if self._noise.fence is not None else None
+        if fence is not None:  # a progress bar without an end of line may stand before it
+            self._pass(line[: fence.start()], out)
+            self._block = [line[fence.start() :]]
+        elif self.at_start and any(pattern.fullmatch(text) for pattern in self._noise.lines):
             self.notes.append(text)
         else:
-            out.append(line)
+            self._pass(line, out)
 
     def _continue_block(self, line: bytes, text: str, out: list[bytes]) -> None:
-        fence = self._noise.fence
         if len(self._block) == 1 and not any(p.match(text) for p in self._noise.openings):
-            out.append(self._block.pop())  # a fence of the user's own
-            self._at_start = True
+            self._pass(self._block.pop(), out)  # a fence of the user's own
             self._take(line, out)
             return
         self._block.append(line)
+        fence = self._noise.fence
         if fence is not None and fence.fullmatch(text):
             self.notes += b"".join(self._block).decode(errors="replace").splitlines()
             self._block = []
         elif len(self._block) > _LONGEST_BLOCK:
-            out += self._block
+            self._pass(b"".join(self._block), out)
             self._block = []

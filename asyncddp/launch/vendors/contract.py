@@ -38,7 +38,8 @@ class Noise:
     """Lines that a launcher writes between the ranks' own when one of them has failed.
 
     Attributes:
-        fence: Pattern of the line that opens and closes a block; None where there is no block.
+        fence: Pattern of the end of a line that opens a block, and of the line that closes it; None
+            where there is no block.
         openings: Patterns of a block's first line, of which one must fit.
         lines: Patterns of single lines.
         stems: How those lines begin, literally: only a line that begins so is held back.

@@ -40,7 +40,7 @@ class Hydra(Launcher):
     shell_arguments: ClassVar[str]
 
     noise = Noise(
-        fence=re.compile(r"={60,}\s*"),
+        fence=re.compile(r" ?={60,} *$"),
         openings=(re.compile(r"= +BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES"),),
         lines=(
             re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*"),

@@ -45,7 +45,7 @@ class OpenMPI(Launcher):
     tag: ClassVar[tuple[str, ...]]
 
     noise = Noise(
-        fence=re.compile(r" ?-{60,}\s*"),
+        fence=re.compile(r" ?-{60,} *$"),
         openings=(
             re.compile(rf"{_PROGRAM} (?:noticed that|detected that|has exited due to) .*process"),
             re.compile(r"MPI_ABORT was invoked on rank"),

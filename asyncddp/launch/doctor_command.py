@@ -1,0 +1,120 @@
+"""``asyncddp doctor``: what this machine has, and what to install or change."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from asyncddp.launch.doctor import Finding
+from asyncddp.launch.doctor.machine_findings import gpus, machine_findings
+from asyncddp.launch.doctor.mpi_findings import find_launcher, library_findings
+from asyncddp.launch.doctor.package_findings import package_findings
+from asyncddp.launch.options import where_options
+
+__all__ = ["doctor_command"]
+
+_MARK = "asyncddp-probe: "
+_PATIENCE = 120.0  # seconds for importing torch and starting MPI on a slow file system
+
+
+@click.command(
+    "doctor",
+    short_help="Show what this machine has, and what to install or change.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@where_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def doctor_command(as_json: bool, **where: Any) -> None:
+    """Show what this machine has for training on many ranks, and what is missing.
+
+    With -np or hosts it also starts ranks there and shows what carries tensors between them. Ends
+    with 1 where something is missing without which ranks cannot run.
+    """
+    report = _examine(where)
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        _show(report)
+    bad = any(finding["level"] == "bad" for finding in report["findings"])
+    sys.exit(int(bad))
+
+
+def _examine(where: dict[str, Any]) -> dict[str, Any]:
+    """Everything that is known, as plain data."""
+    environment = dict(os.environ)
+    found_gpus = gpus()
+    launcher, about_launcher = find_launcher(where["launcher"], environment)
+    answer = _ask([sys.executable, "-m", "asyncddp.launch.probe"])
+    findings = [
+        about_launcher,
+        *library_findings(answer["mpi"], launcher, bool(found_gpus)),
+        *package_findings(bool(found_gpus)),
+        *machine_findings(environment, found_gpus),
+    ]
+    report: dict[str, Any] = {"routes": answer.get("routes", []), "pairs": [], "ranks": []}
+    if launcher is not None and any(where[key] for key in ("num_proc", "hosts", "hostfile")):
+        there = _ask([sys.executable, "-m", "asyncddp", "run", *_options(where), *_PROBE])
+        if "ranks" in there:
+            report.update(ranks=there["ranks"], pairs=there["routes"])
+        else:
+            findings.insert(1, _no_ranks(there["mpi"]["problem"]))
+    report["findings"] = [dataclasses.asdict(finding) for finding in findings]
+    return report
+
+
+_PROBE = ("-m", "asyncddp.launch.probe", "ranks")
+
+
+def _no_ranks(problem: str) -> Finding:
+    advice = f"Starting ranks ended with: {problem}"
+    return Finding("MPI", "ranks", "could not be started", advice, "bad")
+
+
+def _options(where: dict[str, Any]) -> list[str]:
+    """The options of ``asyncddp run`` that say where; ours have the same names."""
+    given = {name: value for name, value in where.items() if value is not None}
+    return [word for n, v in given.items() for word in (f"--{n.replace('_', '-')}", str(v))]
+
+
+def _ask(command: Sequence[str]) -> dict[str, Any]:
+    """What the probe says; its silence is a ``problem`` too."""
+    try:
+        answer = subprocess.run(
+            list(command),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=_PATIENCE,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"mpi": {"problem": f"no answer in {_PATIENCE:.0f} s from {' '.join(command)}"}}
+    for line in answer.stdout.splitlines():
+        _, mark, data = line.partition(_MARK)
+        if mark:
+            said: dict[str, Any] = json.loads(data)
+            return said
+    last = answer.stderr.strip().splitlines()[-1:] or [f"exit code {answer.returncode}"]
+    return {"mpi": {"problem": last[0]}}
+
+
+def _show(report: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from asyncddp.launch.doctor.show import show_findings, show_rows
+
+    width = None if sys.stdout.isatty() else max(100, shutil.get_terminal_size().columns)
+    console = Console(highlight=False, width=width)
+    show_findings(console, [Finding(**finding) for finding in report["findings"]])
+    show_rows(console, "What carries a tensor", report["routes"])
+    show_rows(console, "Ranks", report["ranks"])
+    show_rows(console, "What carries a tensor between these ranks", report["pairs"])

@@ -1,0 +1,128 @@
+"""A launcher's words about a failure are taken out of a stream, and nothing else ever is."""
+
+import pytest
+import recorded
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncddp.launch.sieve import Sieve
+from asyncddp.launch.vendors import VENDORS
+
+NOISY = [
+    ("open_mpi_5", recorded.OPEN_MPI_5_KILLED),
+    ("open_mpi_5", recorded.OPEN_MPI_5_EXIT),
+    ("open_mpi_5", recorded.OPEN_MPI_5_ABORT),
+    ("open_mpi_4", recorded.OPEN_MPI_4_KILLED),
+    ("open_mpi_4", recorded.OPEN_MPI_4_EXIT),
+    ("mpich", recorded.MPICH_KILLED.lstrip("\n")),
+    ("mpich", recorded.HYDRA_ABORT),
+    ("intel_mpi", recorded.INTEL_KILLED_ALONE.lstrip("\n")),
+    ("slurm", recorded.SRUN_KILLED),
+]
+USERS = [
+    "loss 0.1\nloss 0.2\n",
+    "no newline at the end",
+    "10%\r20%\r30%",
+    f"{'-' * 74}\nepoch 3\n{'-' * 74}\n",
+    f"{'=' * 83}\n= results\n{'=' * 83}\n",
+    f"{'-' * 74}\n{'-' * 74}\n{'-' * 74}",
+    "-\n--\n[rank 0] started\n[1/10] batch\n",
+    "\n\n\n",
+    "Abort",
+    "srun",
+    "dashes in the middle " + "-" * 80 + "\n",
+    "\xff\xfe not UTF-8\n",
+]
+
+
+def through(vendor, chunks):
+    """What comes out, at once and at the end."""
+    sieve = Sieve(VENDORS[vendor].noise)
+    return b"".join([*(sieve.feed(chunk) for chunk in chunks), sieve.release()]), sieve.notes
+
+
+@pytest.mark.parametrize(("vendor", "said"), NOISY)
+def test_the_launchers_words_are_taken_out(vendor, said):
+    out, notes = through(vendor, [b"before\n", said.encode(), b"after\n"])
+    assert out == b"before\nafter\n"
+    assert notes == said.splitlines()
+
+
+@pytest.mark.parametrize("vendor", list(VENDORS))
+@pytest.mark.parametrize("text", USERS)
+def test_what_a_user_writes_comes_through_unchanged(vendor, text):
+    data = text.encode("latin-1")
+    assert through(vendor, [data]) == (data, [])
+
+
+def test_a_launchers_complaint_that_is_no_ranks_failure_comes_through():
+    """Too few slots, a missing program: the user must read that."""
+    data = recorded.OPEN_MPI_5_NO_SLOTS.encode()
+    assert through("open_mpi_5", [data]) == (data, [])
+
+
+@st.composite
+def streams(draw):
+    """A launcher's and a user's words in any order, cut anywhere."""
+    vendor = draw(st.sampled_from(list(VENDORS)))
+    pieces = st.one_of(
+        st.sampled_from([said for of, said in NOISY if of == vendor]),
+        st.sampled_from(USERS).map(lambda text: text.rstrip("\n") + "\n"),
+        st.text("-=\nab[ ", max_size=90).map(lambda text: text + "\n"),
+    )
+    data = "".join(draw(st.lists(pieces, max_size=5))).encode("latin-1")
+    cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=12)))
+    return vendor, data, [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+
+
+@given(streams())
+def test_where_the_stream_is_cut_makes_no_difference(stream):
+    vendor, data, chunks = stream
+    assert through(vendor, chunks) == through(vendor, [data])
+
+
+@given(streams())
+def test_every_byte_either_comes_through_in_order_or_is_noted(stream):
+    vendor, data, chunks = stream
+    out, notes = through(vendor, chunks)
+    assert len(out) + sum(len(note.encode("latin-1")) + 1 for note in notes) == len(data)
+    rest = iter(data)
+    assert all(byte in rest for byte in out), "what came through is no subsequence of what went in"
+
+
+@given(st.binary(max_size=300))
+def test_without_noise_everything_comes_through_at_once(data):
+    assert Sieve().feed(data) == data
+
+
+def test_an_unfinished_line_is_held_only_where_it_may_be_the_launchers():
+    sieve = Sieve(VENDORS["open_mpi_5"].noise)
+    assert sieve.feed(b"Password: ") == b"Password: "
+    assert sieve.feed(b"\n10%") == b"\n10%"
+    assert sieve.feed(b"\n------") == b"\n"
+    assert sieve.holds
+    assert sieve.release() == b"------"
+    assert not sieve.holds
+    assert sieve.feed(b"|##  | 50%--") == b"|##  | 50%"
+
+
+def test_a_progress_bar_may_stand_before_the_launchers_words():
+    """It ends with no newline, so the launcher's fence follows on the same line."""
+    bar, said = b"\r 50%|#####     |", recorded.OPEN_MPI_5_KILLED
+    for chunks in ([bar + said.encode()], [bar, said.encode()], [bar + b"-", said[1:].encode()]):
+        assert through("open_mpi_5", chunks) == (bar, said.splitlines())
+
+
+def test_it_is_known_whether_a_line_is_unfinished():
+    sieve = Sieve(VENDORS["open_mpi_5"].noise)
+    assert sieve.at_start
+    sieve.feed(b" 50%|##  |" + recorded.OPEN_MPI_5_KILLED.encode())
+    assert not sieve.at_start
+    sieve.feed(b"\n")
+    assert sieve.at_start
+
+
+def test_a_block_without_an_end_is_given_back():
+    opening = recorded.OPEN_MPI_5_KILLED.splitlines(keepends=True)[:2]
+    data = "".join([*opening, *["more\n"] * 60]).encode()
+    assert through("open_mpi_5", [data]) == (data, [])

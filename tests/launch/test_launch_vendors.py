@@ -1,0 +1,223 @@
+"""Each family of launchers: its signature, its flags, and how it says that a rank died."""
+
+import shlex
+
+import pytest
+import recorded
+
+from asyncddp.errors import ArgumentError
+from asyncddp.launch.hosts import parse_hosts
+from asyncddp.launch.job import Job
+from asyncddp.launch.locate import recognise
+from asyncddp.launch.vendors import VENDORS, Death, Launcher
+
+
+@pytest.mark.parametrize(
+    ("output", "vendor", "version"),
+    [
+        (recorded.OPEN_MPI_4_VERSION, "open_mpi_4", "4.1.4"),
+        (recorded.OPEN_MPI_4_DEBIAN_VERSION, "open_mpi_4", "4.1.4"),
+        (recorded.OPEN_MPI_5_VERSION, "open_mpi_5", "5.0.11"),
+        (recorded.MPICH_4_VERSION, "mpich", "4.3.1"),
+        (recorded.MPICH_5_VERSION, "mpich", "5.0.2"),
+        (recorded.INTEL_MPI_2021_VERSION, "intel_mpi", "2021.18.1"),
+        (recorded.INTEL_MPI_2019_VERSION, "intel_mpi", "2019 Update 7"),
+        (recorded.SRUN_DEBIAN_VERSION, "slurm", "22.05.8"),
+        (recorded.SRUN_VERSION, "slurm", "23.02.6"),
+    ],
+)
+def test_a_launcher_is_recognised_by_its_version(output, vendor, version):
+    assert recognise(output) == (vendor, version)
+    claimed = [name for name, launcher in VENDORS.items() if launcher.recognise(output)]
+    assert claimed == [vendor]
+
+
+@pytest.mark.parametrize("output", ["", "GNU bash, version 5.2", "Open MPI", "mpirun 4.1"])
+def test_what_is_no_launcher_is_not_recognised(output):
+    assert recognise(output) is None
+
+
+def job(ranks=4, hosts="", **given):
+    """A job of ``./solver``, on ``hosts``; remote where there are any."""
+    placed = parse_hosts(hosts) if hosts else ()
+    return Job(**{"ranks": ranks, "program": ("./solver",), "hosts": placed, **given})
+
+
+FORWARD = ("ASYNCDDP_CHECK", "PATH")
+FULL = {
+    "hosts": "h1:2,h2:2",
+    "remote": True,
+    "interface": "eth0",
+    "ssh_port": 2222,
+    "remote_shell": "/bin/agent",
+    "tag_output": True,
+    "forward": FORWARD,
+    "extra": ("--extra", "1"),
+}
+GOLDEN = {
+    ("open_mpi_4", "plain"): (
+        "RUN -np 4 --map-by slot --bind-to none --mca osc ^ucx ./solver",
+        {},
+    ),
+    ("open_mpi_4", "crowded root"): (
+        "RUN -np 4 --map-by slot:OVERSUBSCRIBE --bind-to none --mca osc ^ucx "
+        "--mca mpi_yield_when_idle 1 ./solver",
+        {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
+    ),
+    ("open_mpi_4", "full"): (
+        "RUN -np 4 --host h1:2,h2:2 --map-by slot --bind-to none --mca osc ^ucx "
+        "--mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 --mca plm_rsh_args '-p 2222' "
+        "--mca plm_rsh_agent /bin/agent --tag-output -x ASYNCDDP_CHECK -x PATH --extra 1 ./solver",
+        {},
+    ),
+    ("open_mpi_5", "plain"): (
+        "RUN -np 4 --map-by slot --bind-to none --mca osc ^ucx ./solver",
+        {},
+    ),
+    ("open_mpi_5", "crowded root"): (
+        "RUN -np 4 --map-by slot:OVERSUBSCRIBE --bind-to none --mca osc ^ucx "
+        "--mca mpi_yield_when_idle 1 ./solver",
+        {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
+    ),
+    ("open_mpi_5", "full"): (
+        "RUN -np 4 --host h1:2,h2:2 --map-by slot --bind-to none --mca osc ^ucx "
+        "--mca btl_tcp_if_include eth0 --prtemca prte_if_include eth0 "
+        "--prtemca plm_ssh_args '-p 2222' --prtemca plm_ssh_agent /bin/agent --output tag "
+        "-x ASYNCDDP_CHECK -x PATH --extra 1 ./solver",
+        {},
+    ),
+    ("mpich", "plain"): ("RUN -n 4 -bind-to none ./solver", {}),
+    ("mpich", "crowded root"): ("RUN -n 4 -bind-to none ./solver", {}),
+    ("mpich", "full"): (
+        "RUN -n 4 -hosts h1:2,h2:2 -bind-to none -prepend-rank -iface eth0 -launcher ssh "
+        "-launcher-exec /bin/agent -genvlist ASYNCDDP_CHECK,PATH --extra 1 ./solver",
+        {"FI_TCP_IFACE": "eth0", "HYDRA_LAUNCHER_EXTRA_ARGS": "-p 2222"},
+    ),
+    ("intel_mpi", "plain"): ("RUN -n 4 ./solver", {"I_MPI_PIN": "0"}),
+    ("intel_mpi", "crowded root"): ("RUN -n 4 ./solver", {"I_MPI_PIN": "0"}),
+    ("intel_mpi", "full"): (
+        "RUN -n 4 -hosts h1:2,h2:2 -prepend-rank -iface eth0 -launcher ssh "
+        "-launcher-exec /bin/agent -genvlist ASYNCDDP_CHECK,PATH --extra 1 ./solver",
+        {
+            "FI_TCP_IFACE": "eth0",
+            "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": "-p 2222",
+            "I_MPI_PIN": "0",
+        },
+    ),
+    ("slurm", "plain"): (
+        "RUN --ntasks 4 --kill-on-bad-exit=1 --cpu-bind=none --export=OMPI_MCA_osc ./solver",
+        {"OMPI_MCA_osc": "^ucx"},
+    ),
+    ("slurm", "crowded root"): (
+        "RUN --ntasks 4 --kill-on-bad-exit=1 --cpu-bind=none --overcommit "
+        "--export=OMPI_MCA_osc,OMPI_MCA_mpi_yield_when_idle ./solver",
+        {"OMPI_MCA_osc": "^ucx", "OMPI_MCA_mpi_yield_when_idle": "1"},
+    ),
+    ("slurm", "full"): (
+        "RUN --ntasks 4 --kill-on-bad-exit=1 --nodes=2 --ntasks-per-node=2 --nodelist=h1,h2 "
+        "--distribution=block --cpu-bind=none --label --export=ASYNCDDP_CHECK,PATH,OMPI_MCA_osc,"
+        "OMPI_MCA_btl_tcp_if_include,FI_TCP_IFACE --extra 1 ./solver",
+        {
+            "OMPI_MCA_osc": "^ucx",
+            "OMPI_MCA_btl_tcp_if_include": "eth0",
+            "FI_TCP_IFACE": "eth0",
+        },
+    ),
+}
+
+
+def jobs_for(vendor):
+    full = {**FULL, "ssh_port": None, "remote_shell": None} if vendor == "slurm" else FULL
+    return {
+        "plain": job(),
+        "crowded root": job(oversubscribe=True, root=True),
+        "full": job(**full),
+    }
+
+
+@pytest.mark.parametrize("name", ["plain", "crowded root", "full"])
+@pytest.mark.parametrize("vendor", list(VENDORS))
+def test_the_command_is_the_one_of_its_family(vendor, name):
+    command = VENDORS[vendor].command("RUN", jobs_for(vendor)[name])
+    arguments, environment = GOLDEN[vendor, name]
+    assert shlex.join(command.arguments) == shlex.join(shlex.split(arguments))
+    assert command.environment == environment
+
+
+@pytest.mark.parametrize("vendor", list(VENDORS))
+def test_every_family_keeps_the_contract(vendor):
+    """The program comes last and unchanged, variables are set, nothing else is let out."""
+    launcher = VENDORS[vendor]
+    words = ("./solver", "a b", "$HOME", "'", "-np", "9", "")
+    secret = {"AWS_SECRET_ACCESS_KEY": "hunter2", "PATH": "/bin"}
+    made = launcher.command(
+        "RUN",
+        job(program=words, set_environment={"LR": "0.1"}, environment=secret, forward=("LR",)),
+    )
+    assert isinstance(launcher, Launcher)
+    assert made.arguments[0] == "RUN"
+    assert made.arguments[-len(words) :] == words
+    assert made.environment["LR"] == "0.1"
+    assert "AWS_SECRET_ACCESS_KEY" not in " ".join([*made.arguments, *made.environment])
+    assert launcher.death("") is None
+
+
+@pytest.mark.parametrize("vendor", ["open_mpi_4", "open_mpi_5"])
+def test_a_setting_that_the_user_has_made_is_left_alone(vendor):
+    """Open MPI refuses a parameter that is there twice, so ours must give way."""
+    by_argument = job(oversubscribe=True, extra=("--mca", "osc", "ucx", "--map-by", "node"))
+    words = VENDORS[vendor].command("RUN", by_argument).arguments
+    assert words.count("osc") == words.count("--map-by") == 1
+    by_variable = job(environment={"OMPI_MCA_osc": "rdma"})
+    assert "osc" not in VENDORS[vendor].command("RUN", by_variable).arguments
+
+
+def test_intel_mpi_pins_by_variables_that_the_user_may_have_set():
+    launcher = VENDORS["intel_mpi"]
+    assert launcher.command("RUN", job(bind_to="numa")).environment == {"I_MPI_PIN_DOMAIN": "numa"}
+    assert launcher.command("RUN", job(environment={"I_MPI_PIN": "1"})).environment == {}
+
+
+@pytest.mark.parametrize("vendor", ["mpich", "intel_mpi"])
+@pytest.mark.parametrize("interface", ["10.0.0.0/24", "eth0,eth1"])
+def test_hydra_takes_the_name_of_one_interface(vendor, interface):
+    with pytest.raises(ArgumentError, match=r"--network-interface: .* takes the name of one"):
+        VENDORS[vendor].command("RUN", job(interface=interface))
+
+
+def test_srun_takes_the_same_number_of_ranks_on_every_host():
+    with pytest.raises(ArgumentError, match="same number of ranks on every host, got h1:2,h2:1"):
+        VENDORS["slurm"].command("RUN", job(3, "h1:2,h2:1"))
+
+
+@pytest.mark.parametrize(
+    ("flag", "given"), [("--ssh-port", {"ssh_port": 22}), ("--remote-shell", {"remote_shell": "x"})]
+)
+def test_srun_has_no_remote_shell(flag, given):
+    with pytest.raises(ArgumentError, match=f"{flag}: srun starts ranks without ssh"):
+        VENDORS["slurm"].command("RUN", job(**given))
+
+
+@pytest.mark.parametrize(
+    ("vendor", "said", "death"),
+    [
+        ("open_mpi_5", recorded.OPEN_MPI_5_KILLED, Death(2, "vm", signal=9)),
+        ("open_mpi_5", recorded.OPEN_MPI_5_EXIT, Death(2, code=3)),
+        ("open_mpi_5", recorded.OPEN_MPI_5_ABORT, Death(2, code=3)),
+        ("open_mpi_5", recorded.OPEN_MPI_5_NO_SLOTS, None),
+        ("open_mpi_4", recorded.OPEN_MPI_4_KILLED, Death(2, "vm", signal=11)),
+        ("open_mpi_4", recorded.OPEN_MPI_4_EXIT, Death(2, code=3)),
+        ("mpich", recorded.MPICH_KILLED, Death(None, signal=11)),
+        ("mpich", recorded.HYDRA_ABORT, Death(2, code=5)),
+        ("intel_mpi", recorded.INTEL_KILLED_ALONE, Death(2, "vm", signal=9)),
+        ("intel_mpi", recorded.INTEL_KILLED_ALL, Death(None, "vm", signal=9)),
+        ("intel_mpi", recorded.INTEL_CRASHED, Death(2, "vm", signal=11)),
+        ("intel_mpi", recorded.HYDRA_ABORT, Death(2, code=5)),
+        ("slurm", recorded.SRUN_EXIT, Death(2, "node7", code=3)),
+        ("slurm", recorded.SRUN_KILLED, Death(2, "node7", signal=9)),
+        ("slurm", recorded.SRUN_CRASHED, Death(2, "node7", signal=11)),
+    ],
+)
+def test_the_launchers_words_say_who_died(vendor, said, death):
+    """Only who surely was first is named: Hydra kills the others and shows them too."""
+    assert VENDORS[vendor].death(said) == death
