@@ -73,8 +73,18 @@ def check_power_of_two(n: int, name: str, family: str, instead: str) -> int:
     return n.bit_length() - 1
 
 
+def check_is_graph(graph: Any) -> None:
+    """Raise a :class:`TopologyError` if ``graph`` is none of networkx."""
+    if not isinstance(graph, nx.Graph):
+        raise TopologyError(
+            f"expected a networkx.DiGraph or a topology.Schedule, got {type(graph).__name__}; "
+            "build one with topology.ring(n), topology.one_peer_exponential(n), …"
+        )
+
+
 def graph_name(graph: Any) -> str:
     """The name of a graph for messages; one without a name is called by its size."""
+    check_is_graph(graph)
     name = graph.graph.get("name")
     return str(name) if name else f"a graph on {graph.number_of_nodes()} ranks"
 
@@ -92,11 +102,7 @@ def check_digraph(graph: Any) -> nx.DiGraph[int]:
     Raises:
         TopologyError: If it is something else; the message says how to make one of it.
     """
-    if not isinstance(graph, nx.Graph):
-        raise TopologyError(
-            f"expected a networkx.DiGraph or a topology.Schedule, got {type(graph).__name__}; "
-            "build one with topology.ring(n), topology.one_peer_exponential(n), …"
-        )
+    check_is_graph(graph)
     if graph.is_multigraph():
         raise TopologyError(
             f"{graph_name(graph)} has parallel edges; expected a networkx.DiGraph: "

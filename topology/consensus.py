@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from topology.checks import check_int
+from topology.checks import check_digraph, check_int
 from topology.errors import TopologyError
 from topology.matrices import Array, Matrix, matrix_of
 from topology.schedule import GraphOrSchedule, Schedule, describe
@@ -36,7 +36,7 @@ def _size(graph_or_schedule: GraphOrSchedule) -> int:
     """The number of ranks."""
     if isinstance(graph_or_schedule, Schedule):
         return graph_or_schedule.n
-    return graph_or_schedule.number_of_nodes()
+    return check_digraph(graph_or_schedule).number_of_nodes()
 
 
 def consensus_error(
@@ -81,10 +81,10 @@ def consensus_error(
         raise TopologyError(
             f"consensus_error needs x0 of shape ({n},) or ({n}, d) for {name}, got {x.shape}"
         )
+    if not np.isfinite(x).all():
+        raise TopologyError("consensus_error needs finite numbers in x0, got inf or nan")
     mean = x.mean(axis=0)
     start = float(np.sum((x - mean) ** 2))
-    if not np.isfinite(start):
-        raise TopologyError("consensus_error needs finite numbers in x0, got inf or nan")
     if start == 0.0:
         if n == 1:
             return np.array([1.0] + [0.0] * steps)

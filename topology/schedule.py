@@ -179,6 +179,9 @@ def describe(graph_or_schedule: GraphOrSchedule) -> str:
     Returns:
         Such as ``"ring(8)"``, or ``"a graph on 8 ranks"`` where a graph has no name.
 
+    Raises:
+        TopologyError: If it is neither.
+
     Example:
         >>> import networkx as nx
         >>> describe(nx.DiGraph([(0, 1), (1, 0)]))

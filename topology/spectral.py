@@ -18,6 +18,7 @@ Function: TypeAlias = Callable[[Array], Array]
 __all__ = ["consensus_rate", "min_eigenvalue", "spectral_gap"]
 
 DENSE = 512  # ranks up to which dense matrices are decomposed
+KRYLOV = 48  # vectors that the sparse routines keep
 NOTHING = 1e-13  # a product this near to J is J, but for rounding
 
 
@@ -65,7 +66,7 @@ def _extreme(tools: Any, solve: str, n: int, apply: Function, which: str) -> flo
     start = np.random.default_rng(0).standard_normal(n)
     operator = tools.LinearOperator((n, n), matvec=apply, dtype=np.float64)
     values = getattr(tools, solve)(
-        operator, 1, which=which, v0=start, ncv=48, tol=1e-9, maxiter=300,
+        operator, 1, which=which, v0=start, ncv=min(KRYLOV, n), tol=1e-9, maxiter=300,
         return_eigenvectors=False,
     )  # fmt: skip
     return float(values[0].real if which in ("SA", "SR") else abs(values[0]))

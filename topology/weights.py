@@ -178,6 +178,18 @@ def undirected(name: str, n: int, edges: Iterable[tuple[int, int]]) -> nx.DiGrap
     return metropolis_weights(graph)
 
 
+def _entries(matrix: Any) -> tuple[list[int], list[int], list[float]]:
+    """Rows, columns and values of the entries that are not zero, of a dense or sparse matrix."""
+    if hasattr(matrix, "tocoo"):
+        coo = matrix.tocsr().tocoo()  # by rows, and what is stored twice added up
+        kept = coo.data != 0
+        rows, columns, values = coo.row[kept], coo.col[kept], coo.data[kept]
+    else:
+        rows, columns = np.nonzero(matrix)
+        values = matrix[rows, columns]
+    return rows.tolist(), columns.tolist(), values.astype(np.float64).tolist()
+
+
 def from_adjacency(matrix: Any) -> nx.DiGraph[int]:
     r"""The graph of a matrix: row i is what rank i receives.
 
@@ -218,10 +230,8 @@ def from_adjacency(matrix: Any) -> nx.DiGraph[int]:
     weighted = matrix.dtype.kind == "f"
     if weighted:
         graph.add_weighted_edges_from((i, i, 0.0) for i in range(n))
-    rows, columns = matrix.nonzero()
-    values = np.asarray(matrix[rows, columns], dtype=np.float64).ravel()
-    for i, j, value in zip(rows.tolist(), columns.tolist(), values.tolist(), strict=True):
-        graph.add_edge(j, i, weight=value)
+    rows, columns, values = _entries(matrix)
+    graph.add_weighted_edges_from(zip(columns, rows, values, strict=True))
     if not weighted:
         return uniform_weights(graph)
     check_graph(graph)

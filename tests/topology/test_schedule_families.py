@@ -1,0 +1,234 @@
+"""Time-varying graphs against definitions and golden values."""
+
+from __future__ import annotations
+
+import itertools
+
+import networkx as nx
+import numpy as np
+import pytest
+from graph_cases import oracle, product
+
+import topology
+from topology.schedules.equi_dynamic import pair_up
+
+
+def sends(schedule: topology.Schedule, k: int, ranks: int | None = None) -> list[int | None]:
+    """To whom the first ranks send in round k, None where they send nothing."""
+    views = [schedule.neighbors(rank, k) for rank in range(ranks or schedule.n)]
+    assert all(len(view.dst_ranks) <= 1 for view in views)
+    return [next(iter(view.dst_ranks), None) for view in views]
+
+
+@pytest.mark.parametrize("n", [2, 4, 8, 32])
+def test_one_peer_exponential_is_exact_in_any_order_of_its_rounds(n):
+    schedule = topology.one_peer_exponential(n)
+    rounds = [oracle(schedule.graph(k)) for k in range(schedule.period)]
+    for order in itertools.islice(itertools.permutations(rounds), 12):
+        done = np.linalg.multi_dot([*order, np.eye(n)])
+        np.testing.assert_allclose(done, 1 / n, atol=1e-15)
+
+
+def test_one_peer_exponential_round_is_half_identity_half_shift():
+    schedule = topology.one_peer_exponential(6)
+    assert schedule.period == 3
+    for k in range(5):
+        shift = np.roll(np.eye(6), 2 ** (k % 3), axis=0)
+        np.testing.assert_array_equal(oracle(schedule.graph(k)), (np.eye(6) + shift) / 2)
+
+
+@pytest.mark.parametrize("n", [3, 5, 6, 12])
+def test_one_peer_exponential_only_approaches_the_average_for_other_n(n):
+    schedule = topology.one_peer_exponential(n)
+    assert topology.finite_time_length(schedule) is None
+    assert 0 < topology.consensus_rate(schedule) < 1
+
+
+@pytest.mark.parametrize("n", [2, 4, 16])
+def test_one_peer_hypercube_is_symmetric_and_exact(n):
+    schedule = topology.one_peer_hypercube(n)
+    assert sends(schedule, 1 % schedule.period) == [r ^ (2 % n or 1) for r in range(n)]
+    np.testing.assert_allclose(product(schedule, schedule.period), 1 / n, atol=1e-15)
+
+
+def test_one_peer_of_takes_neighbours_clockwise_in_turn():
+    exp2 = topology.one_peer_of(topology.exponential_two(8))
+    assert [exp2.neighbors(0, k).dst_ranks for k in range(4)] == [(1,), (2,), (4,), (1,)]
+    ring = topology.one_peer_of(topology.ring(4))
+    assert (sends(ring, 0), sends(ring, 1)) == ([1, 2, 3, 0], [3, 0, 1, 2])
+    assert ring.period == 2
+
+
+def test_one_peer_of_a_star_receives_from_all_leaves_at_once():
+    star = topology.one_peer_of(topology.star(4))
+    assert star.period == 3
+    assert [star.neighbors(0, k).dst_ranks for k in range(4)] == [(1,), (2,), (3,), (1,)]
+    assert star.neighbors(0, 1).src_weights == {1: 0.25, 2: 0.25, 3: 0.25}
+    assert star.neighbors(2, 1) == topology.Neighbors(0.5, {0: 0.5}, (0,))
+    assert star.neighbors(2, 0) == topology.Neighbors(1.0, {}, (0,))
+    assert not topology.is_doubly_stochastic(star)
+    assert topology.is_row_stochastic(star)
+
+
+def test_one_peer_of_a_grid_is_the_golden_round():
+    grid = topology.one_peer_of(topology.grid_2d(6))
+    assert sends(grid, 0) == [1, 2, 5, 4, 5, 2]
+    assert list(grid.neighbors(2, 0).src_weights) == [1, 5]
+    assert list(grid.neighbors(5, 0).src_weights) == [2, 4]
+    assert grid.neighbors(0, 0).src_weights == grid.neighbors(3, 0).src_weights == {}
+
+
+def test_inner_outer_ring_is_the_golden_schedule():
+    schedule = topology.inner_outer_ring(8, 4)
+    golden = [[4, 2, 3, 1], [2, 5, 3, 0], [1, 3, 6, 0], [1, 2, 0, 7]]
+    assert [sends(schedule, k, 4) for k in range(4)] == golden
+    assert schedule.period == 4
+
+
+def test_inner_outer_exponential_is_the_golden_schedule():
+    schedule = topology.inner_outer_exponential(8, 4)
+    golden = [[4, 2, 3, 1], [3, 5, 0, 2], [1, 3, 6, 0], [2, 0, 1, 7]]
+    assert [sends(schedule, k, 4) for k in range(4)] == golden
+    assert schedule.period == 4
+
+
+@pytest.mark.parametrize("family", [topology.inner_outer_ring, topology.inner_outer_exponential])
+def test_inner_outer_sends_and_receives_are_inverse_permutations(family):
+    for size, machines in itertools.product((3, 4, 5, 8), (1, 2, 3, 6)):
+        schedule = family(size * machines, size)
+        for k in range(12):
+            w = oracle(schedule.graph(k))
+            step = 2 * w - np.eye(schedule.n)
+            assert set(np.unique(step)) <= {0.0, 1.0}
+            np.testing.assert_array_equal(step.sum(axis=0), 1)
+            np.testing.assert_array_equal(step.sum(axis=1), 1)
+
+
+@pytest.mark.parametrize(
+    ("n", "size", "rounds", "distance"),
+    [
+        (16, 4, 8, 0.32),
+        (16, 4, 16, 0.096),
+        (16, 4, 32, 8.7e-3),
+        (16, 4, 60, 1.3e-4),
+        (32, 8, 16, 0.37),
+        (32, 8, 32, 0.13),
+        (32, 8, 60, 0.020),
+    ],
+)
+def test_inner_outer_exponential_reaches_the_golden_distance(n, size, rounds, distance):
+    done = product(topology.inner_outer_exponential(n, size), rounds)
+    assert np.linalg.norm(done - 1 / n, 2) == pytest.approx(distance, rel=0.06)
+
+
+@pytest.mark.parametrize(("machines", "size"), [(2, 4), (4, 4), (8, 4), (4, 1), (1, 3), (2, 1)])
+def test_alternating_exponential_ring_is_exact_after_two_rounds_per_stage(machines, size):
+    n = machines * size
+    schedule = topology.alternating_exponential_ring(n, size)
+    stages = machines.bit_length() - 1
+    assert schedule.period == max(1, 2 * stages)
+    np.testing.assert_allclose(product(schedule, schedule.period), 1 / n, atol=1e-15)
+    if stages:
+        assert abs(product(schedule, schedule.period - 1) - 1 / n).max() > 0.1 / n
+
+
+def test_alternating_exponential_ring_uses_the_network_by_half_of_the_pairs():
+    schedule = topology.alternating_exponential_ring(32, 4)
+    for k in range(schedule.period):
+        degrees = [len(schedule.neighbors(rank, k).dst_ranks) for rank in range(32)]
+        assert sorted(set(degrees)) == [3, 7]
+        assert degrees.count(7) == 16
+
+
+def contraction(rounds: list[np.ndarray]) -> float:
+    """The factor of the mean squared distance: the greatest eigenvalue of E[WᵀW] beside one's."""
+    n = len(rounds[0])
+    second = np.mean([w.T @ w for w in rounds], axis=0)
+    return float(np.linalg.eigvalsh(second - 1 / n)[-1])
+
+
+def _directed(n: int, shift: int, eta: float) -> np.ndarray:
+    return (1 - eta) * np.eye(n) + eta * (
+        np.eye(n) / n + (n - 1) / n * np.roll(np.eye(n), shift, axis=1)
+    )
+
+
+@pytest.mark.parametrize(("n", "factor"), [(8, 0.4375), (16, 0.46875), (64, 0.49219)])
+def test_equi_dynamic_directed_contracts_by_the_theorem(n, factor):
+    for eta in (0.5, 1.0, 0.3):
+        a = eta * (n - 1) / n
+        theorem = (1 - a) ** 2 + a**2 - 2 * a * (1 - a) / (n - 1)
+        rounds = [_directed(n, shift, eta) for shift in range(1, n)]
+        assert contraction(rounds) == pytest.approx(theorem, abs=1e-12)
+    assert contraction([_directed(n, u, 0.5) for u in range(1, n)]) == pytest.approx(
+        factor, abs=1e-5
+    )
+    assert contraction([_directed(n, u, 1.0) for u in range(1, n)]) == pytest.approx(1 - 2 / n)
+
+
+def test_equi_dynamic_rounds_are_the_definition_with_every_shift():
+    n = 6
+    schedule = topology.equi_dynamic(n, seed=1)
+    seen = set()
+    for k in range(40):
+        w = oracle(schedule.graph(k))
+        shift = next(iter(schedule.neighbors(0, k).src_weights))
+        np.testing.assert_allclose(w, _directed(n, shift, 0.5), atol=1e-15)
+        seen.add(shift)
+    assert seen == set(range(1, n))
+    assert schedule.period is None
+
+
+@pytest.mark.parametrize(
+    ("n", "factor"), [(8, 0.50781), (16, 0.54114), (25, 0.55840), (31, 0.56034)]
+)
+def test_equi_dynamic_undirected_contracts_by_the_enumerated_factor(n, factor):
+    rounds = []
+    for shift, start in itertools.product(range(1, n), range(n)):
+        matching = np.eye(n)[list(pair_up(n, shift, start))]
+        rounds.append(0.5 * np.eye(n) + 0.5 * (np.eye(n) / n + (n - 1) / n * matching))
+    assert contraction(rounds) == pytest.approx(factor, abs=1e-5)
+
+
+def test_equi_dynamic_undirected_is_a_matching_and_mixes_as_enumerated():
+    n = 8
+    schedule = topology.equi_dynamic(n, seed=0, directed=False)
+    rounds = [oracle(schedule.graph(k)) for k in range(600)]
+    for w in rounds[:50]:
+        np.testing.assert_array_equal(w, w.T)
+        assert ((w > 0).sum(axis=1) <= 2).all()
+        used = w[~np.eye(n, dtype=bool) & (w > 0)]
+        np.testing.assert_allclose(used, 0.5 * (n - 1) / n)
+    squared = (np.mean([np.sum(w**2) for w in rounds]) - 1) / (n - 1)
+    assert squared == pytest.approx(0.47768, abs=0.015)  # tr(E[WᵀW] - J) / (n - 1), enumerated
+
+
+def test_equi_dynamic_eta_sets_how_much_a_round_mixes():
+    schedule = topology.equi_dynamic(8, seed=0, eta=1.0)
+    assert schedule.neighbors(0, 0).self_weight == pytest.approx(1 / 8)
+
+
+def test_seeds_give_different_schedules():
+    for family in (
+        topology.equi_dynamic,
+        lambda n, seed: topology.matcha(topology.ring(n), 0.5, seed),
+    ):
+        a, b = (
+            [family(16, seed).neighbors(3, k) for k in range(20)] for seed in (0, 1)
+        )  # fmt: skip
+        assert a != b
+
+
+def test_own_schedule_needs_one_function_only():
+    def look_up(rank: int, k: int) -> topology.Neighbors:
+        peer = (k - rank) % 5
+        return (
+            topology.Neighbors(0.5, {peer: 0.5}, (peer,))
+            if peer != rank
+            else topology.Neighbors(1.0, {}, ())
+        )
+
+    schedule = topology.Schedule("mirror", 5, 5, look_up)
+    assert topology.is_symmetric(schedule)
+    assert nx.is_strongly_connected(nx.compose(schedule.graph(0), schedule.graph(1)))
+    assert repr(schedule) == "Schedule(name='mirror', n=5, period=5)"

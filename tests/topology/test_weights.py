@@ -1,0 +1,147 @@
+"""Weights of any graph: which sums are one, and what is refused."""
+
+from __future__ import annotations
+
+import networkx as nx
+import numpy as np
+import pytest
+from graph_cases import oracle
+from hypothesis import given
+from hypothesis import strategies as st
+
+import topology
+
+
+@st.composite
+def digraphs(draw):
+    """Directed graphs on 1..8 ranks, with or without self-loops, connected or not."""
+    n = draw(st.integers(1, 8))
+    pairs = [(i, j) for i in range(n) for j in range(n)]
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(n))
+    graph.add_edges_from(draw(st.lists(st.sampled_from(pairs), max_size=30)))
+    return graph
+
+
+def edges_between_ranks(graph):
+    return {(i, j) for i, j in graph.edges() if i != j}
+
+
+@given(digraphs())
+def test_uniform_weights_have_rows_of_one_and_equal_entries(graph):
+    result = topology.uniform_weights(graph)
+    w = oracle(result)
+    np.testing.assert_allclose(w.sum(axis=1), 1, atol=1e-15)
+    for row in w:
+        np.testing.assert_allclose(row[row > 0], 1 / (row > 0).sum(), atol=1e-15)
+    assert edges_between_ranks(result) == edges_between_ranks(graph)
+    assert topology.is_row_stochastic(result)
+
+
+@given(digraphs())
+def test_push_weights_have_columns_of_one_and_equal_entries(graph):
+    result = topology.push_weights(graph)
+    w = oracle(result)
+    np.testing.assert_allclose(w.sum(axis=0), 1, atol=1e-15)
+    for column in w.T:
+        np.testing.assert_allclose(column[column > 0], 1 / (column > 0).sum(), atol=1e-15)
+    assert edges_between_ranks(result) == edges_between_ranks(graph)
+    assert topology.is_column_stochastic(result)
+
+
+@given(digraphs())
+def test_metropolis_weights_are_symmetric_doubly_stochastic_and_not_negative(graph):
+    undirected = graph.to_undirected()
+    result = topology.metropolis_weights(undirected)
+    w = oracle(result)
+    np.testing.assert_array_equal(w, w.T)
+    np.testing.assert_allclose(w.sum(axis=0), 1, atol=1e-15)
+    assert (w >= 0).all()
+    degrees = [len(set(undirected[i]) - {i}) for i in range(len(graph))]
+    for i, j in edges_between_ranks(result):
+        assert w[i, j] == 1 / (1 + max(degrees[i], degrees[j]))
+    both_ways = topology.metropolis_weights(undirected.to_directed())
+    np.testing.assert_array_equal(oracle(both_ways), w)
+
+
+@given(digraphs())
+def test_float_matrix_goes_through_a_graph_unchanged(graph):
+    w = oracle(topology.uniform_weights(graph))
+    np.testing.assert_array_equal(topology.mixing_matrix(topology.from_adjacency(w)), w)
+    np.testing.assert_array_equal(topology.mixing_matrix(topology.from_adjacency(w.T)), w.T)
+
+
+@given(digraphs())
+def test_boolean_and_integer_matrices_get_uniform_weights(graph):
+    w = oracle(topology.uniform_weights(graph))
+    for pattern in (w > 0, (w > 0).astype(int), 3 * (w > 0).astype(np.uint8)):
+        np.testing.assert_array_equal(oracle(topology.from_adjacency(pattern)), w)
+
+
+def test_rows_of_a_matrix_receive():
+    """W[0, 1] = 1: rank 0 receives from rank 1, so rank 1 sends."""
+    graph = topology.from_adjacency([[0.0, 1.0], [0.0, 1.0]])
+    assert topology.neighbors_of(graph, 0) == topology.Neighbors(0.0, {1: 1.0}, ())
+    assert topology.neighbors_of(graph, 1) == topology.Neighbors(1.0, {}, (0,))
+    assert graph[1][0]["weight"] == 1.0
+
+
+def test_sparse_matrices_serve():
+    sparse = pytest.importorskip("scipy.sparse", reason="scipy's matrices need scipy")
+    w = topology.mixing_matrix(topology.exponential_two(6))
+    for matrix in (sparse.csr_array(w), sparse.coo_array(w).tocsc(), sparse.lil_matrix(w)):
+        graph = topology.from_adjacency(matrix)
+        np.testing.assert_array_equal(topology.mixing_matrix(graph), w)
+    np.testing.assert_array_equal(topology.mixing_matrix(graph, sparse=True).toarray(), w)
+
+
+def test_weights_keep_the_name_of_the_graph():
+    for weigh in (topology.uniform_weights, topology.push_weights, topology.metropolis_weights):
+        assert topology.describe(weigh(topology.star(4))) == "star(4)"
+
+
+def test_graph_without_weights_gets_uniform_ones_everywhere():
+    bare = nx.DiGraph([(0, 1), (1, 2), (2, 0), (0, 2)])
+    uniform = topology.uniform_weights(bare)
+    schedule = topology.as_schedule(bare)
+    for rank in range(3):
+        expected = topology.neighbors_of(uniform, rank)
+        assert schedule.neighbors(rank, 0) == expected
+        assert topology.neighbors_of(bare, rank) == expected
+    np.testing.assert_array_equal(topology.mixing_matrix(bare), oracle(uniform))
+
+
+def test_missing_self_loop_of_a_weighted_graph_is_weight_zero():
+    swap = nx.DiGraph()
+    swap.add_weighted_edges_from([(0, 1, 1.0), (1, 0, 1.0)])
+    assert topology.neighbors_of(swap, 0) == topology.Neighbors(0.0, {1: 1.0}, (1,))
+    graph = topology.as_schedule(swap).graph(0)
+    assert graph[0][0]["weight"] == 0.0
+
+
+def test_schedule_of_a_graph_does_not_follow_later_changes():
+    graph = topology.ring(4)
+    schedule = topology.as_schedule(graph)
+    graph.remove_edge(1, 0)
+    assert schedule.neighbors(0, 0).src_weights.keys() == {1, 3}
+
+
+def test_numpy_ranks_and_weights_become_plain_numbers():
+    graph = nx.DiGraph()
+    graph.add_weighted_edges_from(
+        (np.int64(i), np.int64(j), np.float64(0.5)) for i in range(2) for j in range(2)
+    )
+    near = topology.neighbors_of(graph, np.int64(0))
+    assert [type(x) for x in (near.self_weight, *near.src_weights, *near.dst_ranks)] == [
+        float,
+        int,
+        int,
+    ]
+    assert type(near.src_weights[1]) is float
+
+
+def test_neighbors_record_is_frozen_and_slotted():
+    near = topology.neighbors_of(topology.ring(3), 0)
+    with pytest.raises(AttributeError):
+        near.self_weight = 1.0
+    assert not hasattr(near, "__dict__")
