@@ -1,0 +1,1 @@
+"""What every plug-in of a registry promises, on every wire."""

@@ -1,0 +1,27 @@
+"""Fixtures of all tests: the worlds that cases run in, and what a test must not leave behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.leaks import Traces
+from tests.support.marks import parameters
+from tests.support.worlds import WORLDS, World, open_world
+
+
+@pytest.fixture(scope="session", params=parameters(WORLDS))
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """Ranks to run cases on; a test that takes it runs on every wire. See :mod:`tests.support`."""
+    with open_world(request.param) as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_behind() -> Iterator[None]:
+    before = Traces.now()
+    yield
+    left = before.left()
+    if left:
+        pytest.fail(f"the test has left behind: {', '.join(left)}", pytrace=False)

@@ -1,0 +1,1 @@
+"""What needs real processes: how runs end, and long runs."""

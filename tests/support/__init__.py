@@ -1,0 +1,52 @@
+"""The test house: how a test gets its ranks.
+
+A *case* is a function that runs on every rank. A test hands it to a world::
+
+    def averages(shape):  # at the top of the module, so that processes can import it
+        x = torch.full(shape, float(bf.rank()))
+        torch.testing.assert_close(bf.allreduce(x), torch.full(shape, (bf.size() - 1) / 2))
+
+
+    def test_allreduce_averages(world):  # runs on every wire: loopback-1, -2, -4, mpi-2, mpi-4
+        world.run(averages, (3, 2))
+
+``world.run`` gives the list of what the ranks returned, and fails the test with the tracebacks of
+all ranks that raised. ``world.outcomes`` gives an :class:`~tests.support.outcome.Outcome` for every
+rank instead, for tests of failures. ``world.run_bare`` hands each rank a bare transport. Settings
+of the library go with the call: ``world.run(case, settings={"ranks_per_machine": 2})``.
+
+Each call is a fresh world (``init`` … ``shutdown``), with timeouts of :data:`DEFAULTS`. Under
+``mpirun`` the ranks are a pool of processes that stays up over the tests of the session; a case
+that hangs or kills a rank fails with the stacks of the ranks, and the next case gets a new pool.
+
+Which worlds: the fixture ``world`` runs a test on all of :data:`WORLDS`,
+``@on("loopback-4", "mpi-2")`` on some. For other numbers of ranks, and functions defined inside a
+test, there are threads alone: ``LoopbackWorld(3).run(…)``. Whole scripts, to their bitter end, are
+run by :func:`~tests.support.processes.run_on_mpirun`, which tells what outlived them and leaves no
+process behind.
+"""
+
+from __future__ import annotations
+
+from tests.support.case import DEFAULTS
+from tests.support.marks import on
+from tests.support.outcome import Outcome, RanksFailedError
+from tests.support.pool import PoolError
+from tests.support.processes import Finished, run_on_mpirun, run_to_end
+from tests.support.worlds import WORLDS, LoopbackWorld, PoolWorld, World, open_world
+
+__all__ = [
+    "DEFAULTS",
+    "WORLDS",
+    "Finished",
+    "LoopbackWorld",
+    "Outcome",
+    "PoolError",
+    "PoolWorld",
+    "RanksFailedError",
+    "World",
+    "on",
+    "open_world",
+    "run_on_mpirun",
+    "run_to_end",
+]

@@ -1,0 +1,49 @@
+"""What a test must not leave behind: threads, child processes, environment variables."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+
+import psutil
+
+from tests.support.pool import LAUNCHERS
+
+__all__ = ["Traces"]
+
+_NOT_OURS = ("PYTEST_", "OMPI_", "PMIX_", "PRTE_", "HYPOTHESIS_")
+"""Variables that pytest, MPI and hypothesis set for themselves."""
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What there is at one moment."""
+
+    threads: frozenset[threading.Thread]
+    children: frozenset[int]
+    variables: frozenset[tuple[str, str]]
+
+    @classmethod
+    def now(cls) -> Traces:
+        """Look."""
+        children = {child.pid for child in psutil.Process().children()} - LAUNCHERS
+        ours = {pair for pair in os.environ.items() if not pair[0].startswith(_NOT_OURS)}
+        return cls(frozenset(threading.enumerate()), frozenset(children), frozenset(ours))
+
+    def left(self, grace: float = 2.0) -> list[str]:
+        """What has come since and does not go within ``grace`` seconds, in words."""
+        deadline = time.monotonic() + grace
+        while (found := self._new()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return found
+
+    def _new(self) -> list[str]:
+        now = Traces.now()
+        names = {key for key, _ in now.variables ^ self.variables}
+        return [
+            *(f"thread {thread.name}" for thread in now.threads - self.threads),
+            *(f"child process {pid}" for pid in now.children - self.children),
+            *(f"environment variable {name}" for name in sorted(names)),
+        ]

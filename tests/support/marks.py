@@ -1,0 +1,35 @@
+"""Which worlds a test runs on, as pytest parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from tests.support.worlds import WORLDS
+
+__all__ = ["on", "parameters"]
+
+
+def parameters(names: Iterable[str]) -> list[Any]:
+    """Pytest parameters, marked ``mpi(ranks)`` where the ranks are processes."""
+    found = []
+    for name in names:
+        wire, size = WORLDS[name]
+        marks = [] if wire == "loopback" else [pytest.mark.mpi(size)]
+        found.append(pytest.param(name, marks=marks, id=name))
+    return found
+
+
+def on(*names: str) -> pytest.MarkDecorator:
+    """Run a test that takes ``world`` on these worlds only.
+
+    Args:
+        *names: Names of :data:`tests.support.worlds.WORLDS`, or a wire's, which means all of it.
+    """
+    chosen = [world for world, (wire, _) in WORLDS.items() if world in names or wire in names]
+    unknown = set(names) - set(WORLDS) - {wire for wire, _ in WORLDS.values()}
+    if unknown:
+        raise ValueError(f"unknown worlds {sorted(unknown)}; known are {sorted(WORLDS)}")
+    return pytest.mark.parametrize("world", parameters(chosen), indirect=True)

@@ -1,0 +1,176 @@
+"""Ranks under ``mpirun`` that stay up and perform one case after the other.
+
+Starting ``mpirun`` and torch takes seconds, a case milliseconds. A pool that hangs or dies is ended
+with all its processes and started again by the next case.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+from tests.support.case import Case
+from tests.support.outcome import Outcome
+from tests.support.processes import REPO, end_session, environment, mpirun
+
+__all__ = ["LAUNCHERS", "Pool", "PoolError"]
+
+LAUNCHERS: set[int] = set()
+"""Process ids of the pools' launchers that are up; the harness itself started them."""
+
+_START = 90.0  # seconds
+_LAST_WORDS = 3.0  # seconds in which the ranks beside a dead one may still answer
+
+
+class PoolError(AssertionError):
+    """Ranks of a pool hung or died; the message says which, and shows what they printed."""
+
+
+@dataclass(frozen=True)
+class _Member:
+    rank: int
+    pid: int
+    connection: Connection[Any, Any]
+
+
+class Pool:
+    """``ranks`` processes under one ``mpirun``."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self._process: subprocess.Popen[bytes] | None = None
+        self._members: list[_Member] = []
+        self._log: IO[bytes] | None = None
+
+    def perform(self, case: Case, limit: float = 30.0) -> list[Outcome]:
+        """Run a case on all ranks.
+
+        Args:
+            case: What to run.
+            limit: Seconds after which ranks that have not ended it count as hanging.
+
+        Raises:
+            PoolError: A rank hung or died.
+        """
+        if self._process is None:
+            self._start()
+        for member in self._members:
+            member.connection.send_bytes(pickle.dumps(case))
+        outcomes, dead, mute = self._gather(limit)
+        if dead or mute:
+            raise PoolError(self._autopsy(case, outcomes, dead, mute))
+        return [outcomes[rank] for rank in range(self.ranks)]
+
+    def close(self) -> None:
+        """End the ranks."""
+        if self._process is None:
+            return
+        for member in self._members:
+            try:
+                member.connection.send_bytes(pickle.dumps(None))
+            except OSError:
+                continue
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10.0)
+        self._end()
+
+    def _start(self) -> None:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the pool
+        with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as door:
+            address = str(Path(folder, "pool"))
+            door.bind(address)
+            door.listen(self.ranks)
+            door.settimeout(0.2)
+            self._process = subprocess.Popen(
+                mpirun(self.ranks, sys.executable, "-m", "tests.support.pool_rank", address),
+                env=environment(),
+                cwd=REPO,
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                start_new_session=True,
+            )
+            LAUNCHERS.add(self._process.pid)
+            self._members = sorted(self._welcome(door), key=lambda member: member.rank)
+
+    def _welcome(self, door: socket.socket) -> Iterable[_Member]:
+        deadline = time.monotonic() + _START
+        for _ in range(self.ranks):
+            while True:
+                try:
+                    end, _ = door.accept()
+                    break
+                except TimeoutError:
+                    ended = self._process is None or self._process.poll() is not None
+                    if ended or time.monotonic() > deadline:
+                        raise PoolError(
+                            self._end(f"a pool of {self.ranks} did not start")
+                        ) from None
+            end.setblocking(True)
+            connection: Connection[Any, Any] = Connection(end.detach())
+            rank, pid = pickle.loads(connection.recv_bytes())
+            yield _Member(rank, pid, connection)
+
+    def _gather(self, limit: float) -> tuple[dict[int, Outcome], set[int], set[int]]:
+        """What the ranks answer, which of them died, and which said nothing in time."""
+        waiting = list(self._members)
+        outcomes: dict[int, Outcome] = {}
+        dead: set[int] = set()
+        deadline = time.monotonic() + limit
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            ready = wait([member.connection for member in waiting], timeout=left)
+            for member in [member for member in waiting if member.connection in ready]:
+                waiting.remove(member)
+                try:
+                    outcomes[member.rank] = pickle.loads(member.connection.recv_bytes())
+                except (EOFError, ConnectionResetError):
+                    dead.add(member.rank)
+                    deadline = min(deadline, time.monotonic() + _LAST_WORDS)
+        return outcomes, dead, {member.rank for member in waiting}
+
+    def _autopsy(
+        self, case: Case, outcomes: dict[int, Outcome], dead: set[int], mute: set[int]
+    ) -> str:
+        """End the pool, and say what is known of why."""
+        for member in self._members:
+            if member.rank in mute and psutil.pid_exists(member.pid):
+                psutil.Process(member.pid).send_signal(signal.SIGUSR1)  # prints all its stacks
+        time.sleep(0.3 if mute else 0.0)
+        lines = [f"{case.function} on {self.ranks} ranks:"]
+        lines += [f"rank {rank} died" for rank in sorted(dead)]
+        lines += [f"rank {rank} hung" for rank in sorted(mute)]
+        for rank, outcome in sorted(outcomes.items()):
+            lines.append(
+                f"rank {rank} " + (f"failed\n{outcome.trace}" if outcome.error else "ended")
+            )
+        return self._end("\n".join(lines))
+
+    def _end(self, why: str = "") -> str:
+        """End all processes; gives ``why`` with what they had printed."""
+        if self._process is not None:
+            end_session(self._process)
+            LAUNCHERS.discard(self._process.pid)
+            self._process = None
+        for member in self._members:
+            member.connection.close()
+        self._members = []
+        if self._log is None:
+            return why
+        with self._log as log:
+            log.seek(0)
+            printed = log.read().decode("utf-8", "replace")
+        self._log = None
+        return f"{why}\n--- printed by the pool ---\n{printed[-8000:]}"

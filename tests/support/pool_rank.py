@@ -1,0 +1,36 @@
+"""One rank of a pool: performs the cases that it is sent, until there are no more."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+from multiprocessing.connection import Client
+
+from mpi4py import MPI
+
+from tests.support.case import perform
+from tests.support.outcome import Outcome
+
+
+def main(address: str) -> None:
+    """Serve the pool that listens at ``address``."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    rank = MPI.COMM_WORLD.rank
+    with Client(address, family="AF_UNIX") as connection:
+        connection.send_bytes(pickle.dumps((rank, os.getpid())))
+        while (case := pickle.loads(connection.recv_bytes())) is not None:
+            connection.send_bytes(_packed(perform(rank, case)))
+
+
+def _packed(outcome: Outcome) -> bytes:
+    try:
+        return pickle.dumps(outcome)
+    except (TypeError, AttributeError, pickle.PicklingError) as problem:
+        return pickle.dumps(Outcome.of(outcome.rank, outcome.seconds, problem))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,168 @@
+"""Run a command to its end, and leave nothing of it behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+__all__ = ["REPO", "Finished", "alive_in", "end_session", "mpirun", "run_on_mpirun", "run_to_end"]
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that has ended, by itself or not.
+
+    Attributes:
+        code: Exit code; negative: the signal that ended it.
+        stdout, stderr: What it printed.
+        seconds: How long it took.
+        timed_out: Whether it had to be ended.
+        left: Command lines of processes that outlived it by two seconds.
+    """
+
+    code: int
+    stdout: str
+    stderr: str
+    seconds: float
+    timed_out: bool
+    left: tuple[str, ...]
+
+    def __str__(self) -> str:
+        ending = "was ended" if self.timed_out else f"ended with {self.code}"
+        return (
+            f"{ending} after {self.seconds:.1f} s, left {list(self.left)}\n"
+            f"--- stdout ---\n{self.stdout}\n--- stderr ---\n{self.stderr}"
+        )
+
+
+def mpirun(ranks: int, *command: str) -> list[str]:
+    """The command line that starts ``command`` on ranks of this machine, quietly."""
+    beside = Path(sys.executable).with_name("mpirun")
+    found = str(beside) if beside.exists() else "mpirun"
+    settings = ["--map-by", ":OVERSUBSCRIBE", "--mca", "osc", "^ucx"]
+    return [found, *settings, "-np", str(ranks), *command]
+
+
+def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment, fit for ``mpirun`` as root; without settings of the library."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("ASYNCDDP_")}
+    return {
+        **kept,
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        **(more or {}),
+    }
+
+
+def alive_in(session: int) -> list[psutil.Process]:
+    """The processes of a session; a launcher's children are in it even in groups of their own."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (ProcessLookupError, PermissionError, psutil.Error):
+            continue
+    return found
+
+
+def end_session(process: subprocess.Popen[bytes], grace: float = 3.0) -> None:
+    """End a command that was started with a session of its own, and all that it started."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)  # lets a launcher take its ranks along
+        try:
+            process.wait(grace)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    for rest in alive_in(process.pid):
+        try:
+            rest.kill()
+        except psutil.NoSuchProcess:
+            continue
+    process.wait()
+
+
+def _command_lines(processes: Sequence[psutil.Process]) -> tuple[str, ...]:
+    lines = []
+    for process in processes:
+        try:
+            lines.append(f"{process.pid}: {' '.join(process.cmdline())}")
+        except psutil.Error:
+            continue
+    return tuple(lines)
+
+
+def _outlived(session: int, grace: float = 2.0) -> tuple[str, ...]:
+    deadline = time.monotonic() + grace
+    while alive_in(session) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return _command_lines(alive_in(session))
+
+
+def run_to_end(
+    command: Sequence[str],
+    *,
+    timeout: float = 60.0,
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Finished:
+    """Run a command in a session of its own; past ``timeout`` seconds end all of it."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        started, timed_out = time.monotonic(), False
+        process = subprocess.Popen(
+            command,
+            env=environment(environ),
+            cwd=cwd or REPO,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        seconds = time.monotonic() - started
+        left = () if timed_out else _outlived(process.pid)
+        end_session(process)
+        texts = []
+        for stream in (out, err):
+            stream.seek(0)
+            texts.append(stream.read().decode("utf-8", "replace"))
+        return Finished(process.returncode, texts[0], texts[1], seconds, timed_out, left)
+
+
+def run_on_mpirun(
+    ranks: int,
+    script: str,
+    folder: Path,
+    *,
+    timeout: float = 60.0,
+    environ: Mapping[str, str] | None = None,
+) -> Finished:
+    """Run the text of a Python script on ranks under ``mpirun`` to its end.
+
+    Args:
+        ranks: How many.
+        script: The script's text.
+        folder: Where to put it, such as ``tmp_path``.
+        timeout: Seconds after which all of it is ended.
+        environ: Further environment variables.
+    """
+    path = folder / "script.py"
+    path.write_text(script, encoding="utf-8")
+    command = mpirun(ranks, sys.executable, str(path))
+    return run_to_end(command, timeout=timeout, environ=environ)

@@ -1,0 +1,1 @@
+"""What one module promises."""
