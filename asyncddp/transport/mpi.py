@@ -234,16 +234,20 @@ class MPITransport(Transport):
             return
         self._closed = True
         deadline = time.monotonic() + _FAREWELL
-        while self._unfinished() and time.monotonic() < deadline:
+        while self._posted and time.monotonic() < deadline:
             time.sleep(_NAP)
-        _CLOSED[:] = [transport for transport in (*_CLOSED, self) if transport._unfinished()]
+            self._forget_ended()
+        _CLOSED.append(self)
+        for transport in _CLOSED[:]:
+            transport._forget_ended()
+            if not (transport._posted or transport._left):
+                _CLOSED.remove(transport)
 
     @_translated
-    def _unfinished(self) -> bool:
-        """Whether MPI still reads or writes buffers of ours."""
+    def _forget_ended(self) -> None:
+        """Let go of the buffers that MPI is through with."""
         self._posted = [pair for pair in self._posted if not pair[0].Test()]
         self._left = [request for request in self._left if not request.done()]
-        return bool(self._posted or self._left)
 
     def abort(self, code: int) -> None:
         """End all processes of the job."""
