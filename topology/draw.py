@@ -46,10 +46,13 @@ def _edges(matrix: Matrix) -> tuple[dict[Pair, float], dict[Pair, float]]:
 
 def _styles(edges: dict[Pair, float], strongest: float, scale: float) -> list[Any]:
     """Line width and colour of every edge; ``scale`` below one also fades them."""
+    from matplotlib.colors import to_rgba
+
+    opacity = min(0.95, 0.15 + scale)
     return [
         {
             "linewidth": scale * (0.35 + 1.65 * abs(weight) / strongest),
-            "color": (EDGE if weight > 0 else NEGATIVE, min(0.95, 0.15 + scale)),
+            "color": to_rgba(EDGE if weight > 0 else NEGATIVE, opacity),
         }
         for weight in edges.values()
     ]

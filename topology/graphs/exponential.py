@@ -55,11 +55,11 @@ def exponential_two(n: int) -> nx.DiGraph[int]:
 
 
 def exponential(n: int, base: int = 2) -> nx.DiGraph[int]:
-    """Rank i sends to i + 1, i + b, i + b², …; see :func:`exponential_two`.
+    """Rank i sends to i + 1, i + b, i + b², …: sparser and slower, the greater the base b.
 
     Args:
         n: Number of ranks.
-        base: The b above, at least 2; larger is sparser and slower.
+        base: The b above, at least 2; with 2 it is :func:`topology.exponential_two`.
 
     Returns:
         A doubly stochastic directed graph with self-loops and uniform weights.
@@ -77,11 +77,11 @@ def exponential(n: int, base: int = 2) -> nx.DiGraph[int]:
 
 
 def symmetric_exponential(n: int, base: int = 4) -> nx.DiGraph[int]:
-    """Both directions of :func:`exponential`, with distances up to half the circle.
+    """Ranks at distances 1, b, b², … up to half the circle exchange, in both directions.
 
     Args:
         n: Number of ranks.
-        base: Distances are powers of it; at least 2.
+        base: The b above, at least 2.
 
     Returns:
         A symmetric doubly stochastic graph with self-loops and uniform weights.

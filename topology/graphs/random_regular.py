@@ -47,9 +47,10 @@ def random_regular(n: int, degree: int, seed: int) -> nx.DiGraph[int]:
         return undirected(name, n, ())
     problem = _impossible(n, degree)
     if problem:
-        near = [d for d in (degree - 1, degree + 1, 2, n - 1) if not _impossible(n, d)]
+        possible = (d for d in range(1, n) if not _impossible(n, d))
+        near = min(possible, key=lambda d: abs(d - degree))
         raise TopologyError(
-            f"random_regular(n={n}, degree={degree}) {problem}; nearest: degree={near[0]}"
+            f"random_regular(n={n}, degree={degree}) {problem}; nearest: degree={near}"
         )
     stream = random.Random(seed)
     while True:

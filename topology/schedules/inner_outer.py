@@ -93,14 +93,15 @@ def inner_outer_ring(n: int, local_size: int) -> Schedule:
 
 
 def inner_outer_exponential(n: int, local_size: int) -> Schedule:
-    r"""As :func:`inner_outer_ring`, with distances 1, 2, 4, … between machines and inside.
+    r"""The inner-outer ring with distances 1, 2, 4, … between machines and inside.
 
     .. math:: d_\text{out} = 2^{k \bmod (\lfloor \log_2 (M-1) \rfloor + 1)}, \quad
               d_\text{in} = 2^{k \bmod (\lfloor \log_2 (L-2) \rfloor + 1)}
 
-    with M machines of L ranks. Where L and the period of the outer distance have a common
-    divisor, a local rank uses some distances never; the average is then reached more slowly
-    (:func:`topology.alternating_exponential_ring` reaches it exactly).
+    with M machines of L ranks; otherwise as :func:`topology.inner_outer_ring`. Where L and the
+    period of the outer distance have a common divisor, a local rank never uses some distances,
+    and the average is reached more slowly. (:func:`topology.alternating_exponential_ring` reaches
+    it exactly.)
 
     Args:
         n: Number of ranks.
