@@ -51,9 +51,9 @@ class Dtype:
 
 _ROWS = [
     Dtype(torch.bool, Kind.BOOL, torch.bool, "C_BOOL"),
-    Dtype(torch.uint8, Kind.INTEGER, torch.uint8, "UINT8_T"),
-    Dtype(torch.int8, Kind.INTEGER, torch.int8, "INT8_T"),
-    Dtype(torch.int16, Kind.INTEGER, torch.int16, "INT16_T"),
+    Dtype(torch.uint8, Kind.INTEGER, torch.int32, "INT32_T"),  # Open MPI's vector units saturate
+    Dtype(torch.int8, Kind.INTEGER, torch.int32, "INT32_T"),  # narrow sums where torch wraps
+    Dtype(torch.int16, Kind.INTEGER, torch.int32, "INT32_T"),
     Dtype(torch.int32, Kind.INTEGER, torch.int32, "INT32_T"),
     Dtype(torch.int64, Kind.INTEGER, torch.int64, "INT64_T"),
     Dtype(torch.float16, Kind.FLOAT, torch.float32, "FLOAT"),
