@@ -1,0 +1,433 @@
+"""The contract of :mod:`asyncddp.transport.contract`, on every wire of the registry."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from asyncddp.errors import PeerError, WaitTimeoutError
+from asyncddp.memory.dtypes import DTYPES
+from asyncddp.transport import TRANSPORTS
+from tests.support import WORLDS, on
+
+SECONDS = 20.0
+SEVERAL = on(*(name for name, (_, size) in WORLDS.items() if size > 1))
+WIRE_DTYPES = [row.dtype for row in DTYPES.values() if row.dtype == row.accumulate]
+"""The dtypes in which sums are formed; halves and short integers are summed in wider ones."""
+
+
+def others(wire):
+    return [peer for peer in range(wire.size) if peer != wire.rank]
+
+
+def noise(length, seed, dtype=torch.float32):
+    """The same numbers on all ranks that ask with the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(length, generator=generator, dtype=dtype)
+    if dtype == torch.bool:
+        return torch.rand(length, generator=generator) < 0.3
+    limits = torch.iinfo(dtype)
+    return torch.randint(limits.min, limits.max, (length,), generator=generator, dtype=dtype)
+
+
+def finish_all(wire, transfers):
+    for transfer in transfers:
+        wire.finish(transfer, SECONDS, "transfer")
+
+
+@contextmanager
+def pieces_of(wire, size):
+    """Where a wire cuts bulk transfers, cut them at ``size`` bytes."""
+    module = sys.modules[type(wire).__module__]
+    before = getattr(module, "_PIECE", None)
+    if before is not None:
+        module._PIECE = size
+    try:
+        yield
+    finally:
+        if before is not None:
+            module._PIECE = before
+
+
+def test_every_wire_of_the_registry_is_tested():
+    """A new wire is picked up without a change here."""
+    assert {wire for wire, _ in WORLDS.values()} == set(TRANSPORTS)
+
+
+# messages
+
+
+def messages_in_order(wire):
+    sizes = [0, 1, 100, 5_000, 70_000]
+    sent = [bytes([k % 251]) * sizes[k % len(sizes)] for k in range(100)]
+    for message in sent:
+        for peer in others(wire):
+            wire.post(peer, message)
+    came = {peer: [] for peer in others(wire)}
+    deadline = time.monotonic() + SECONDS
+    while any(len(messages) < len(sent) for messages in came.values()):
+        assert time.monotonic() < deadline, {peer: len(found) for peer, found in came.items()}
+        for peer, message in wire.poll():
+            came[peer].append(message)
+    wire.barrier(SECONDS)
+    assert list(wire.poll()) == []
+    return all(found == sent for found in came.values())
+
+
+def test_messages_arrive_whole_once_and_in_the_order_of_their_sender(world):
+    assert world.run_bare(messages_in_order) == [True] * world.size
+
+
+def post_without_reader(wire):
+    started = time.monotonic()
+    for peer in others(wire):
+        wire.post(peer, bytes(3_000_000))
+    seconds = time.monotonic() - started
+    time.sleep(0.3)  # nobody has polled yet
+    wire.barrier(SECONDS)
+    came = []
+    while len(came) < wire.size - 1:
+        came += [(peer, len(message)) for peer, message in wire.poll()]
+    wire.barrier(SECONDS)
+    return seconds, sorted(came) == [(peer, 3_000_000) for peer in others(wire)]
+
+
+def test_posting_never_waits_for_the_reader(world):
+    for seconds, complete in world.run_bare(post_without_reader):
+        assert seconds < 0.25
+        assert complete
+
+
+# bulk bytes
+
+
+def by_tag_backwards(wire):
+    ahead, behind = (wire.rank + 1) % wire.size, (wire.rank - 1) % wire.size
+    given = [noise(1000 + tag, seed=100 * wire.rank + tag) for tag in range(5)]
+    sends = [wire.isend(data, ahead, tag) for tag, data in enumerate(given)]
+    taken = {}
+    for tag in reversed(range(5)):
+        taken[tag] = torch.empty(1000 + tag)
+        wire.receive(taken[tag], behind, tag, SECONDS)
+    finish_all(wire, sends)
+    return all(torch.equal(taken[t], noise(1000 + t, seed=100 * behind + t)) for t in range(5))
+
+
+@SEVERAL
+def test_a_tag_chooses_the_transfer_whatever_the_order(world):
+    assert world.run_bare(by_tag_backwards) == [True] * world.size
+
+
+def same_tag_in_order(wire):
+    ahead, behind = (wire.rank + 1) % wire.size, (wire.rank - 1) % wire.size
+    sends = [wire.isend(torch.tensor([k]), ahead, 7) for k in range(20)]
+    came = []
+    for _ in range(20):
+        out = torch.empty(1, dtype=torch.int64)
+        wire.receive(out, behind, 7, SECONDS)
+        came.append(int(out))
+    finish_all(wire, sends)
+    return came
+
+
+@SEVERAL
+def test_transfers_of_one_tag_keep_their_order(world):
+    assert world.run_bare(same_tag_in_order) == [list(range(20))] * world.size
+
+
+def around_pieces(wire, sizes):
+    ahead, behind = (wire.rank + 1) % wire.size, (wire.rank - 1) % wire.size
+    with pieces_of(wire, 1000):
+        for size in sizes:
+            given = noise(size, seed=size + wire.rank, dtype=torch.uint8)
+            sending = wire.isend(given, ahead, 3)
+            out = torch.full((size + 2,), 255, dtype=torch.uint8)
+            wire.receive(out[1:-1], behind, 3, SECONDS)
+            wire.finish(sending, SECONDS, "send")
+            assert sending.done(), "a transfer that has ended stays ended"
+            torch.testing.assert_close(out[1:-1], noise(size, size + behind, torch.uint8))
+            assert out[0] == out[-1] == 255, "bytes beyond the buffer were written"
+
+
+@SEVERAL
+def test_bulk_bytes_arrive_exactly_at_all_sizes_around_a_piece(world):
+    world.run_bare(around_pieces, [0, 1, 999, 1000, 1001, 1999, 2000, 2001, 65_536, 1_000_001])
+
+
+def every_dtype_in_bulk(wire):
+    ahead, behind = (wire.rank + 1) % wire.size, (wire.rank - 1) % wire.size
+    for tag, dtype in enumerate(DTYPES):
+        sending = wire.isend(noise(33, wire.rank, dtype), ahead, tag)
+        out = torch.empty(33, dtype=dtype)
+        wire.receive(out, behind, tag, SECONDS)
+        wire.finish(sending, SECONDS, "send")
+        torch.testing.assert_close(out, noise(33, behind, dtype))
+
+
+@SEVERAL
+def test_bulk_carries_every_dtype(world):
+    world.run_bare(every_dtype_in_bulk)
+
+
+def a_quarter_gigabyte(wire):
+    data = torch.arange(1 << 25, dtype=torch.float64) + wire.rank
+    out = torch.empty_like(data)
+    sending = wire.isend(data, 1 - wire.rank, 0)
+    wire.receive(out, 1 - wire.rank, 0, SECONDS)
+    wire.finish(sending, SECONDS, "send")
+    return data.nbytes, bool(torch.equal(out, data + 1 - 2 * wire.rank))
+
+
+@on("loopback-2", "mpi-2")
+def test_256_megabytes_arrive(world):
+    assert world.run_bare(a_quarter_gigabyte) == [(1 << 28, True)] * 2
+
+
+# deadlines
+
+
+def past_deadline(wire, what):
+    """Rank 0 waits for something that does not come; the others stay away."""
+    message = None
+    if wire.rank == 0:
+        call = {
+            "receive": lambda: wire.receive(torch.empty(3), 1, 9, 0.2),
+            "barrier": lambda: wire.barrier(0.2),
+            "allreduce": lambda: wire.allreduce(torch.ones(2), 0.2),
+            "broadcast": lambda: wire.broadcast(torch.ones(2), 1, 0.2),
+            "allgather": lambda: wire.allgather(torch.ones(1), [1] * wire.size, 0.2),
+        }[what]
+        started = time.monotonic()
+        with pytest.raises(WaitTimeoutError) as caught:
+            call()
+        message, seconds = str(caught.value), time.monotonic() - started
+        assert 0.2 <= seconds < 1.0
+    else:
+        time.sleep(0.5)
+    return message
+
+
+@SEVERAL
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("receive", "receive from rank 1, tag 9,"),
+        ("barrier", "barrier"),
+        ("allreduce", "allreduce"),
+        ("broadcast", "broadcast from rank 1"),
+        ("allgather", "allgather"),
+    ],
+    ids=["receive", "barrier", "allreduce", "broadcast", "allgather"],
+)
+def test_a_wait_past_its_deadline_says_who_waited_for_what(world, what, words):
+    message, *_ = world.run_bare(past_deadline, what)
+    assert message == f"rank 0: {words} was not done in 0.2 s"
+
+
+def given_up_receive(wire):
+    if wire.rank == 0:
+        forgotten = torch.zeros(3)
+        with pytest.raises(WaitTimeoutError):
+            wire.receive(forgotten, 1, 5, 0.1)
+        wire.barrier(SECONDS)
+        out = torch.zeros(3)
+        wire.receive(out, 1, 5, SECONDS)
+        return forgotten.tolist(), out.tolist()
+    wire.barrier(SECONDS)
+    if wire.rank == 1:
+        wire.send(torch.ones(3), 0, 5, SECONDS)
+    return None
+
+
+@SEVERAL
+def test_a_receive_that_was_given_up_takes_nothing_any_more(world):
+    """Its buffer stays as it is, and the next receive of that tag gets what comes."""
+    assert world.run_bare(given_up_receive)[0] == ([0.0] * 3, [1.0] * 3)
+
+
+def given_up_send(wire):
+    data = torch.ones(4_000_000)
+    if wire.rank == 0:
+        with pytest.raises(
+            WaitTimeoutError, match=r"send to rank 1, tag 5, was not done in 0\.1 s"
+        ):
+            wire.send(data, 1, 5, 0.1)
+        del data
+    wire.barrier(SECONDS)
+    ahead, behind = (wire.rank + 1) % wire.size, (wire.rank - 1) % wire.size
+    sending = wire.isend(torch.full((8,), float(wire.rank)), ahead, 6)
+    out = torch.empty(8)
+    wire.receive(out, behind, 6, SECONDS)
+    wire.finish(sending, SECONDS, "send")
+    return out[0].item() == behind
+
+
+@SEVERAL
+def test_a_send_that_nobody_takes_meets_its_deadline_and_holds_nothing_up(world):
+    assert world.run_bare(given_up_send) == [True] * world.size
+
+
+def after_abandoned_collective(wire):
+    """Rank 0 gives a barrier up, the others come too late; then all meet in a sum."""
+    if wire.rank == 0:
+        with pytest.raises(WaitTimeoutError):
+            wire.barrier(0.1)
+    else:
+        time.sleep(0.3)
+    x = torch.full((4,), float(wire.rank))
+    try:
+        if wire.rank > 0:
+            wire.barrier(0.5)
+        wire.allreduce(x, 0.5)
+    except PeerError as error:
+        return str(error)
+    return x.tolist()
+
+
+@SEVERAL
+def test_a_collective_that_was_given_up_never_makes_the_next_one_wrong(world):
+    """The next one is right where the wire can, and otherwise fails with words on all ranks."""
+    right = [world.size * (world.size - 1) / 2] * 4
+    first, *rest = world.run_bare(after_abandoned_collective)
+    if first == right:
+        assert rest == [right] * (world.size - 1)
+        return
+    assert first == (
+        "collectives cannot go on: an earlier collective was given up while some ranks had not "
+        "joined it. End and restart the run."
+    )
+    for rank, told in enumerate(rest, start=1):
+        assert re.fullmatch(f"rank {rank}: (barrier|allreduce) was not done in 0.5 s", told)
+
+
+# collectives
+
+
+def sums(wire, dtype):
+    for length in (0, 1, 7, 10_000):
+        x = noise(length, wire.rank, dtype)
+        wire.allreduce(x, SECONDS)
+        parts = [noise(length, rank, dtype) for rank in range(wire.size)]
+        if dtype == torch.bool:
+            expected = torch.stack(parts).any(dim=0)
+        else:
+            expected = torch.stack(parts).sum(dim=0, dtype=dtype)
+        torch.testing.assert_close(x, expected)
+        given = wire.allgather(x, [length] * wire.size, SECONDS)
+        assert torch.equal(given, x.repeat(wire.size)), "ranks got different sums"
+
+
+@pytest.mark.parametrize("dtype", WIRE_DTYPES, ids=str)
+def test_allreduce_sums_on_all_ranks_alike(world, dtype):
+    """Integers wrap as torch's do, bools are joined by or, floats agree bit by bit over ranks."""
+    world.run_bare(sums, dtype)
+
+
+def broadcasts(wire):
+    for root in range(wire.size):
+        for dtype in DTYPES:
+            for length in (0, 1, 1000):
+                x = noise(length, wire.rank + 10, dtype)
+                wire.broadcast(x, root, SECONDS)
+                assert torch.equal(x, noise(length, root + 10, dtype))
+
+
+def test_broadcast_gives_every_root_s_bytes_in_every_dtype(world):
+    world.run_bare(broadcasts)
+
+
+def gathers(wire):
+    for counts in ([3] * wire.size, list(range(wire.size)), [0] * wire.size):
+        for dtype in DTYPES:
+            parts = [noise(count, rank, dtype) for rank, count in enumerate(counts)]
+            got = wire.allgather(parts[wire.rank], counts, SECONDS)
+            assert got.dtype == dtype
+            assert torch.equal(got, torch.cat(parts))
+
+
+def test_allgather_joins_unequal_parts_in_the_order_of_ranks(world):
+    world.run_bare(gathers)
+
+
+def meets(wire):
+    time.sleep(0.1 * wire.rank)
+    entered = time.monotonic()
+    wire.barrier(SECONDS)
+    return entered, time.monotonic()
+
+
+def test_nobody_leaves_a_barrier_before_all_have_entered(world):
+    entered, left = zip(*world.run_bare(meets), strict=True)
+    assert max(entered) <= min(left)
+
+
+def several_at_once(wire):
+    x, y = torch.full((5,), float(wire.rank)), torch.tensor([wire.rank])
+    whole = torch.empty(wire.size, dtype=torch.int64)
+    under_way = [
+        wire.iallreduce(x),
+        wire.ibarrier(),
+        wire.iallgather(torch.tensor([wire.rank * 2]), whole, [1] * wire.size),
+        wire.ibroadcast(y, wire.size - 1),
+    ]
+    finish_all(wire, reversed(under_way))
+    return x.tolist(), whole.tolist(), y.item()
+
+
+def test_several_collectives_may_be_under_way(world):
+    n = world.size
+    total = n * (n - 1) / 2
+    expected = ([total] * 5, [2 * rank for rank in range(n)], n - 1)
+    assert world.run_bare(several_at_once) == [expected] * n
+
+
+# groups
+
+
+def splits(wire):
+    part = wire.split(wire.rank % 2, -wire.rank)
+    members = [rank for rank in reversed(range(wire.size)) if rank % 2 == wire.rank % 2]
+    assert (part.rank, part.size) == (members.index(wire.rank), len(members))
+    x = torch.tensor([wire.rank])
+    part.allreduce(x, SECONDS)
+    assert int(x) == sum(members)
+    for peer in others(part):
+        part.post(peer, bytes([wire.rank]))
+    came = []
+    while len(came) < part.size - 1:
+        came += list(part.poll())
+    assert sorted(came) == sorted((p, bytes([members[p]])) for p in others(part))
+    assert list(wire.poll()) == [], "a part's messages reached the whole"
+    part.close()
+    wire.barrier(SECONDS)
+
+
+def test_split_makes_groups_ordered_by_key_with_messages_of_their_own(world):
+    world.run_bare(splits)
+
+
+def tells_machine(wire):
+    number = wire.machine()
+    part = wire.split(number, wire.rank)
+    return number, part.size
+
+
+def test_ranks_of_this_test_share_one_machine(world):
+    assert world.run_bare(tells_machine) == [(0, world.size)] * world.size
+
+
+def closes_twice(wire):
+    wire.barrier(SECONDS)
+    wire.close()
+    wire.close()
+    return type(wire).name
+
+
+def test_close_may_be_called_twice(world):
+    assert world.run_bare(closes_twice) == [world.wire] * world.size
