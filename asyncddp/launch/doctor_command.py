@@ -15,7 +15,7 @@ import click
 
 from asyncddp.launch.doctor import Finding
 from asyncddp.launch.doctor.machine_findings import gpus, machine_findings
-from asyncddp.launch.doctor.mpi_findings import find_launcher, library_findings
+from asyncddp.launch.doctor.mpi_findings import cuda_awareness, find_launcher, library_findings
 from asyncddp.launch.doctor.package_findings import package_findings
 from asyncddp.launch.options import where_options
 
@@ -53,6 +53,8 @@ def _examine(where: dict[str, Any]) -> dict[str, Any]:
     found_gpus = gpus()
     launcher, about_launcher = find_launcher(where["launcher"], environment)
     answer = _ask([sys.executable, "-m", "asyncddp.launch.probe"])
+    if launcher is not None:
+        answer["mpi"].setdefault("cuda_aware", cuda_awareness(launcher.executable))
     findings = [
         about_launcher,
         *library_findings(answer["mpi"], launcher, bool(found_gpus)),

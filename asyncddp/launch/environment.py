@@ -54,11 +54,10 @@ def additions(
         ranks_here: Ranks on this machine if all are here; None where other machines take part,
             whose cores only they can count.
     """
-    wanted = {"PYTHONUNBUFFERED": "1"}
-    if ranks_here is not None:
-        wanted["OMP_NUM_THREADS"] = str(threads_for(ranks_here))
-    kept = {name: value for name, value in wanted.items() if name not in environment}
-    return {**kept, **exports}
+    threads = {}
+    if ranks_here is not None and "OMP_NUM_THREADS" not in environment:
+        threads["OMP_NUM_THREADS"] = str(threads_for(ranks_here))
+    return {**threads, **exports}
 
 
 def forwarded(environment: Mapping[str, str], exports: Iterable[str]) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ class Job:
         bind_to: What a rank is bound to: ``none``, ``core``, ``socket`` or ``numa``.
         oversubscribe: Whether more ranks than slots or cores may be started.
         tag_output: Whether each line of output says which rank wrote it.
+        live: Whether an unfinished line, as of a progress bar, is shown before its end.
         extra: Further arguments for the launcher itself.
         set_environment: Variables that are set for the ranks.
         forward: Names of the variables that go to other machines; no other does.
@@ -42,6 +43,7 @@ class Job:
     bind_to: str = "none"
     oversubscribe: bool = False
     tag_output: bool = False
+    live: bool = False
     extra: tuple[str, ...] = ()
     set_environment: Mapping[str, str] = field(default_factory=dict)
     forward: tuple[str, ...] = ()

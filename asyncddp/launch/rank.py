@@ -7,6 +7,7 @@ non-zero exit code, all ranks are ended, and this one says why.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import runpy
 import sys
@@ -47,6 +48,12 @@ def _limit_threads() -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads_for(int(size)))
 
 
+def _write_whole_lines() -> None:
+    """Show each line at once and in one piece, as on a terminal, though this may be a pipe."""
+    if "PYTHONUNBUFFERED" not in os.environ and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+
+
 def _run(words: list[str]) -> None:
     if words[0] == "-m":
         sys.argv = words[1:]
@@ -77,6 +84,7 @@ def main(words: Sequence[str]) -> None:
     if not words or list(words) == ["-m"]:
         sys.exit("usage: python -m asyncddp.launch.rank SCRIPT.py|-m MODULE [ARGUMENT]...")
     _limit_threads()
+    _write_whole_lines()
     with _on_roll():
         try:
             _run(list(words))

@@ -41,7 +41,8 @@ def run_command(program: tuple[str, ...], module: bool, **given: Any) -> None:
     """Start PROGRAM on several ranks, as in: asyncddp run -np 4 train.py --lr 0.1.
 
     What follows PROGRAM belongs to it. A .py file or a module (-m) is run by this Python; anything
-    else is run as it is. The exit code is that of the rank that failed first.
+    else is run as it is. Ranks read nothing from standard input. The exit code is that of the rank
+    that failed first.
     """
     sys.exit(start(RunOptions(**given), program, module=module))
 
@@ -121,6 +122,7 @@ def job_for(
         bind_to=options.bind_to,
         oversubscribe=over,
         tag_output=options.tag_output,
+        live=os.isatty(1) or os.isatty(2),
         extra=tuple(word for text in options.mpi_args for word in _split(text)),
         set_environment={**ours, **added},
         forward=forwarded({**environment, **added}, exports),

@@ -162,7 +162,7 @@ def supervise(
     with subprocess.Popen(
         list(arguments),
         env={**environment, name: str(folder)},
-        stdin=subprocess.DEVNULL if os.isatty(0) else None,  # a session of its own has no terminal
+        stdin=subprocess.DEVNULL,
         stdout=None if stdout is None else subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,

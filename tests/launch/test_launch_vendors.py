@@ -56,34 +56,35 @@ FULL = {
 }
 GOLDEN = {
     ("open_mpi_4", "plain"): (
-        "RUN -np 4 --map-by slot --bind-to none --mca osc ^ucx ./solver",
+        "RUN -np 4 --map-by slot --bind-to none --mca osc ^ucx --stdin none ./solver",
         {},
     ),
     ("open_mpi_4", "crowded root"): (
         "RUN -np 4 --map-by slot:OVERSUBSCRIBE --bind-to none --mca osc ^ucx "
-        "--mca mpi_yield_when_idle 1 ./solver",
+        "--mca mpi_yield_when_idle 1 --stdin none ./solver",
         {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
     ),
     ("open_mpi_4", "full"): (
         "RUN -np 4 --host h1:2,h2:2 --map-by slot --bind-to none --mca osc ^ucx "
         "--mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 --mca plm_rsh_args '-p 2222' "
-        "--mca plm_rsh_agent /bin/agent --tag-output -x ASYNCDDP_CHECK -x PATH --extra 1 ./solver",
+        "--mca plm_rsh_agent /bin/agent --stdin none --tag-output -x ASYNCDDP_CHECK -x PATH "
+        "--extra 1 ./solver",
         {},
     ),
     ("open_mpi_5", "plain"): (
-        "RUN -np 4 --map-by slot --bind-to none --mca osc ^ucx ./solver",
+        "RUN -np 4 --map-by slot --bind-to none --mca osc ^ucx --stdin none ./solver",
         {},
     ),
     ("open_mpi_5", "crowded root"): (
         "RUN -np 4 --map-by slot:OVERSUBSCRIBE --bind-to none --mca osc ^ucx "
-        "--mca mpi_yield_when_idle 1 ./solver",
+        "--mca mpi_yield_when_idle 1 --stdin none ./solver",
         {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
     ),
     ("open_mpi_5", "full"): (
         "RUN -np 4 --host h1:2,h2:2 --map-by slot --bind-to none --mca osc ^ucx "
         "--mca btl_tcp_if_include eth0 --prtemca prte_if_include eth0 "
-        "--prtemca plm_ssh_args '-p 2222' --prtemca plm_ssh_agent /bin/agent --output tag "
-        "-x ASYNCDDP_CHECK -x PATH --extra 1 ./solver",
+        "--prtemca plm_ssh_args '-p 2222' --prtemca plm_ssh_agent /bin/agent --stdin none "
+        "--output tag -x ASYNCDDP_CHECK -x PATH --extra 1 ./solver",
         {},
     ),
     ("mpich", "plain"): ("RUN -n 4 -bind-to none ./solver", {}),
@@ -105,18 +106,20 @@ GOLDEN = {
         },
     ),
     ("slurm", "plain"): (
-        "RUN --ntasks 4 --kill-on-bad-exit=1 --cpu-bind=none --export=OMPI_MCA_osc ./solver",
+        "RUN --ntasks 4 --kill-on-bad-exit=1 --input=none --cpu-bind=none --export=OMPI_MCA_osc "
+        "./solver",
         {"OMPI_MCA_osc": "^ucx"},
     ),
     ("slurm", "crowded root"): (
-        "RUN --ntasks 4 --kill-on-bad-exit=1 --cpu-bind=none --overcommit "
+        "RUN --ntasks 4 --kill-on-bad-exit=1 --input=none --cpu-bind=none --overcommit "
         "--export=OMPI_MCA_osc,OMPI_MCA_mpi_yield_when_idle ./solver",
         {"OMPI_MCA_osc": "^ucx", "OMPI_MCA_mpi_yield_when_idle": "1"},
     ),
     ("slurm", "full"): (
-        "RUN --ntasks 4 --kill-on-bad-exit=1 --nodes=2 --ntasks-per-node=2 --nodelist=h1,h2 "
-        "--distribution=block --cpu-bind=none --label --export=ASYNCDDP_CHECK,PATH,OMPI_MCA_osc,"
-        "OMPI_MCA_btl_tcp_if_include,FI_TCP_IFACE --extra 1 ./solver",
+        "RUN --ntasks 4 --kill-on-bad-exit=1 --input=none --nodes=2 --ntasks-per-node=2 "
+        "--nodelist=h1,h2 --distribution=block --cpu-bind=none --label "
+        "--export=ASYNCDDP_CHECK,PATH,OMPI_MCA_osc,OMPI_MCA_btl_tcp_if_include,FI_TCP_IFACE "
+        "--extra 1 ./solver",
         {
             "OMPI_MCA_osc": "^ucx",
             "OMPI_MCA_btl_tcp_if_include": "eth0",
@@ -170,6 +173,16 @@ def test_a_setting_that_the_user_has_made_is_left_alone(vendor):
     assert words.count("osc") == words.count("--map-by") == 1
     by_variable = job(environment={"OMPI_MCA_osc": "rdma"})
     assert "osc" not in VENDORS[vendor].command("RUN", by_variable).arguments
+
+
+@pytest.mark.parametrize(
+    ("vendor", "flag"),
+    [("open_mpi_5", "--output :raw"), ("slurm", "--unbuffered"), ("open_mpi_4", ""), ("mpich", "")],
+)
+def test_unfinished_lines_are_shown_where_somebody_looks(vendor, flag):
+    """Open MPI 5 and srun wait for the ends of lines unless told; the others never do."""
+    shown = {live: VENDORS[vendor].command("RUN", job(live=live)).arguments for live in (0, 1)}
+    assert " ".join(word for word in shown[1] if word not in shown[0]) == flag
 
 
 def test_intel_mpi_pins_by_variables_that_the_user_may_have_set():

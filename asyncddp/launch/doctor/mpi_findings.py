@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.launch.doctor.finding import Finding
 from asyncddp.launch.locate import Found, locate
 
-__all__ = ["find_launcher", "launcher_finding", "library_findings"]
+__all__ = ["cuda_awareness", "find_launcher", "launcher_finding", "library_findings"]
 
 _FAMILIES = {
     "open_mpi_4": "Open MPI",
@@ -53,8 +56,25 @@ def library_findings(
     return [*items, *_abilities(facts, has_gpus)]
 
 
+def cuda_awareness(launcher: str) -> bool | None:
+    """Whether the MPI library takes GPU memory, by Open MPI's own tool; None if nobody can say."""
+    try:
+        answer = subprocess.run(
+            [str(Path(launcher).with_name("ompi_info")), "--parsable", "--all"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(r"mpi_built_with_cuda_support:value:(true|false)", answer.stdout)
+    return None if match is None else match[1] == "true"
+
+
 def _library(facts: Mapping[str, Any], found: Found | None) -> Finding:
     value, vendor = str(facts.get("library", "unknown")), str(facts.get("vendor", ""))
+    value = value.partition(",")[0]
     family = _FAMILIES.get(found.vendor) if found is not None else None
     if found is not None and family is not None and vendor and vendor != family:
         advice = (
@@ -75,7 +95,7 @@ def _threads(level: str) -> Finding:
 
 def _abilities(facts: Mapping[str, Any], has_gpus: bool) -> Iterable[Finding]:
     aware = facts.get("cuda_aware")
-    words = {True: "yes", False: "no", None: "not asked"}[aware]
+    words = {True: "yes", False: "no", None: "unknown"}[aware]
     advice = ""
     if has_gpus and aware is False:
         advice = (

@@ -43,6 +43,7 @@ class OpenMPI(Launcher):
     shell_program: ClassVar[str]
     shell_arguments: ClassVar[str]
     tag: ClassVar[tuple[str, ...]]
+    as_it_comes: ClassVar[tuple[str, ...]] = ()
 
     noise = Noise(
         fence=re.compile(r" ?-{60,} *$"),
@@ -69,7 +70,9 @@ class OpenMPI(Launcher):
         arguments += flags_unless_given(job, ("--map-by", "-map-by"), mapping)
         arguments += flags_unless_given(job, ("--bind-to", "-bind-to"), job.bind_to)
         arguments += self._settings(job)
-        arguments += self.tag if job.tag_output else []
+        arguments += flags_unless_given(job, ("--stdin",), "none")  # 5.0 loses its end
+        if job.tag_output or job.live:
+            arguments += self.tag if job.tag_output else self.as_it_comes
         for name in job.forward if job.remote else ():
             arguments += ["-x", name]
         root = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
@@ -119,6 +122,7 @@ class _OpenMPI5(OpenMPI):
     shell_program = "plm_ssh_agent"
     shell_arguments = "plm_ssh_args"
     tag = ("--output", "tag")
+    as_it_comes = ("--output", ":raw")  # else it waits for the ends of lines
 
 
 OPEN_MPI_4 = _OpenMPI4()

@@ -53,11 +53,12 @@ class _Slurm(Launcher):
         added = self._environment(job)
         names = [name for name in _LOGIN if name in job.environment]
         names += [*job.forward, *(name for name in added if name not in job.forward)]
-        arguments = [executable, "--ntasks", str(job.ranks), "--kill-on-bad-exit=1"]
+        arguments = [executable, "--ntasks", str(job.ranks), "--kill-on-bad-exit=1", "--input=none"]
         arguments += self._placement(job)
         arguments.append(f"--cpu-bind={_BINDING[job.bind_to]}")
         arguments += ["--overcommit"] if job.oversubscribe else []
         arguments += ["--label"] if job.tag_output else []
+        arguments += ["--unbuffered"] if job.live and not job.tag_output else []
         arguments.append(f"--export={','.join(names)}")
         return Command((*arguments, *job.extra, *job.program), added)
 

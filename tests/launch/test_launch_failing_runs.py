@@ -1,0 +1,160 @@
+"""When a rank fails, all end soon, and the terminal says which one failed first, and why."""
+
+import signal
+import time
+
+import pytest
+import recorded
+
+FAILING = """
+import os, sys, time
+rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+print("ready", rank, flush=True)
+if rank == 2:
+    {act}
+time.sleep(300)
+"""
+SOON = 20.0  # seconds: ten for the run, as many for starting Python on a busy machine
+
+
+def failing(run, act):
+    return run("-np", "4", run.script(FAILING.format(act=act)))
+
+
+def last_lines(text):
+    return [line for line in text.splitlines() if line.startswith("asyncddp run: ")]
+
+
+def test_an_exit_code_is_the_runs_exit_code(run):
+    ended = failing(run, "sys.exit(3)")
+    assert ended.code == 3
+    assert "asyncddp run: rank 2 on " in ended.stderr
+    assert last_lines(ended.stderr)[0].endswith("ended with exit code 3")
+    assert ended.seconds < SOON
+    assert run.wait_until_gone(1) == []
+
+
+def test_an_exception_is_shown_once_and_last_of_all_in_one_sentence(run):
+    ended = failing(run, 'raise ValueError("loss is nan")')
+    assert ended.code == 1
+    assert ended.stderr.count("Traceback (most recent call last)") == 1
+    assert ended.stderr.count('raise ValueError("loss is nan")') == 1
+    assert "runpy" not in ended.stderr, "the traceback begins in the script"
+    assert ended.stderr.splitlines()[-1].startswith("asyncddp run: rank 2 on ")
+    assert ended.stderr.endswith("failed (exit code 1): ValueError: loss is nan\n")
+    assert "-----" not in ended.stderr, "the launcher's own words are left out"
+    assert ended.seconds < SOON
+    assert run.wait_until_gone(1) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "words"),
+    [(9, 137, "signal 9 (SIGKILL)"), (11, 139, "signal 11 (SIGSEGV)")],
+)
+def test_a_killed_rank_is_named_with_its_signal(run, number, code, words):
+    ended = failing(run, f"os.kill(os.getpid(), {number})")
+    assert ended.code == code
+    assert last_lines(ended.stderr)[0].startswith("asyncddp run: rank 2 on ")
+    assert last_lines(ended.stderr)[0].endswith(f"was killed by {words}")
+    assert ended.seconds < SOON
+    assert run.wait_until_gone(1) == []
+
+
+def test_a_rank_that_fails_with_mpi_under_way_is_shown_before_all_else(run):
+    """The others wait for it inside a verb; what they see of it must not bury its traceback."""
+    ended = run(
+        "-np",
+        "3",
+        run.script(
+            "import torch, asyncddp as bf\n"
+            "bf.init()\n"
+            "if bf.rank() == 1:\n"
+            "    raise KeyError('no such sample')\n"
+            "bf.allreduce(torch.ones(3))\n"
+        ),
+    )
+    assert ended.code == 1
+    assert ended.stderr.count("Traceback (most recent call last)") == 1
+    assert "rank 1 of 3 failed: KeyError: 'no such sample'" in ended.stderr
+    assert last_lines(ended.stderr)[0].endswith("KeyError: 'no such sample'")
+    assert "MPI_ABORT" not in ended.stderr
+    assert run.wait_until_gone(1) == []
+
+
+def test_verbose_keeps_the_launchers_words_and_shows_the_command(run):
+    ended = run("-np", "4", "--verbose", run.script(FAILING.format(act="os.kill(os.getpid(), 9)")))
+    assert "noticed that process rank 2" in ended.stderr
+    assert " -m asyncddp.launch.rank " in ended.stderr
+    assert ended.code == 137
+
+
+def test_what_ranks_write_between_dashes_is_not_taken_for_the_launchers(run):
+    block = recorded.OPEN_MPI_5_NO_SLOTS
+    ended = run("-np", "1", run.script(f"import sys\nsys.stderr.write({block!r} + '50%|#')\n"))
+    assert ended.code == 0
+    assert ended.stderr == block + "50%|#"
+
+
+def wait_for_ranks(child, count):
+    for _ in range(count):
+        assert child.stdout.readline().startswith("ready")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_every_rank(run, number, code):
+    child = run.start("-np", "4", run.script(FAILING.format(act="pass")))
+    wait_for_ranks(child, 4)
+    assert len(run.processes()) >= 6, "asyncddp run, mpirun and four ranks"
+    child.send_signal(number)
+    ended = run.finish(child)
+    assert ended.code == code
+    assert f"ended by signal {number.value}" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.seconds < SOON
+    assert run.wait_until_gone(1) == []
+
+
+def test_a_second_ctrl_c_kills_ranks_that_will_not_end(run):
+    deaf = FAILING.format(act="pass").replace(
+        "import os, sys, time",
+        "import os, sys, time, signal\n"
+        "for number in (1, 2, 15): signal.signal(number, signal.SIG_IGN)",
+    )
+    child = run.start("-np", "4", run.script(deaf))
+    wait_for_ranks(child, 4)
+    child.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    child.send_signal(signal.SIGINT)
+    ended = run.finish(child)
+    assert ended.code == 130
+    assert ended.seconds < 5
+    assert run.wait_until_gone(1) == []
+
+
+def test_ranks_end_when_the_command_itself_is_killed(run):
+    child = run.start("-np", "2", run.script(FAILING.format(act="pass")))
+    wait_for_ranks(child, 2)
+    child.kill()
+    assert run.wait_until_gone(SOON) == []
+
+
+def test_a_time_limit_ends_the_run(run):
+    ended = run("-np", "2", "--timeout", "2", run.script(FAILING.format(act="pass")))
+    assert ended.code == 124
+    assert ended.stderr.endswith("asyncddp run: ended after 2 s, the limit set by --timeout\n")
+    assert run.wait_until_gone(1) == []
+
+
+def test_a_process_that_a_rank_has_left_behind_is_ended(run):
+    """Not even one in a session of its own."""
+    ended = run(
+        "-np",
+        "1",
+        run.script(
+            "import subprocess\n"
+            "subprocess.Popen(['sleep', '300'], start_new_session=True,\n"
+            "                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
+        ),
+    )
+    assert ended.code == 0
+    assert run.wait_until_gone(1) == []

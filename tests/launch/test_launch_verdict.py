@@ -1,0 +1,152 @@
+"""Which of several ranks' failures is the cause, and what is said of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import recorded
+
+from asyncddp.launch.roll_call import RollCall, sign_in, sign_out
+from asyncddp.launch.supervise import Ending
+from asyncddp.launch.vendors import VENDORS
+from asyncddp.launch.verdict import judge, read_reports
+
+
+def report(folder, rank, kind, message, time, code=1):
+    data = {
+        "rank": rank,
+        "host": f"h{rank}",
+        "pid": 1,
+        "exit_code": code,
+        "kind": kind,
+        "message": message,
+        "traceback": "",
+        "time": time,
+    }
+    (folder / f"rank-{rank}.json").write_text(json.dumps(data))
+
+
+def ending(code, **given):
+    return Ending(**{"code": code, "signal": None, "timed_out": False, **given})
+
+
+def verdict(folder, end, said="", vendor="open_mpi_5", **given):
+    found = judge(end, VENDORS[vendor], said, folder, **given)
+    return found.code, *found.lines
+
+
+def test_success_is_not_talked_about(tmp_path):
+    assert verdict(tmp_path, ending(0)) == (0,)
+
+
+def test_the_earliest_report_is_the_cause(tmp_path):
+    report(tmp_path, 0, "RuntimeError", "late", 12.0, 1)
+    report(tmp_path, 3, "ValueError", "loss is nan\nsecond line", 10.5, 7)
+    assert verdict(tmp_path, ending(1)) == (
+        7,
+        "rank 3 on h3 failed (exit code 7): ValueError: loss is nan",
+        "then 1.5 s later: rank 0 on h0 failed (exit code 1): RuntimeError: late",
+    )
+
+
+def test_a_rank_that_lost_its_peer_is_no_cause_even_if_it_spoke_first(tmp_path):
+    report(tmp_path, 0, "PeerLeftError", "rank 3 has left", 10.0)
+    report(tmp_path, 3, "ValueError", "loss is nan", 10.1)
+    assert verdict(tmp_path, ending(1))[1].startswith("rank 3 on h3 failed")
+
+
+def test_a_signal_is_the_cause_of_what_the_others_report(tmp_path):
+    report(tmp_path, 0, "PeerLeftError", "rank 2 has left", 10.0)
+    code, first, second, _ = verdict(tmp_path, ending(137), recorded.OPEN_MPI_5_KILLED)
+    assert (code, first) == (137, "rank 2 on vm was killed by signal 9 (SIGKILL)")
+    assert second == "then: rank 0 on h0 failed (exit code 1): PeerLeftError: rank 2 has left"
+
+
+def test_a_rank_that_reported_before_it_was_killed_is_believed(tmp_path):
+    """An abort may end in a signal; the exception says more."""
+    report(tmp_path, 2, "ValueError", "loss is nan", 10.0)
+    lines = verdict(tmp_path, ending(137), recorded.OPEN_MPI_5_KILLED)
+    assert lines == (1, "rank 2 on h2 failed (exit code 1): ValueError: loss is nan")
+
+
+def test_out_of_memory_is_thought_of(tmp_path):
+    assert "out of memory" in verdict(tmp_path, ending(137), recorded.OPEN_MPI_5_KILLED)[2]
+
+
+@pytest.mark.parametrize(
+    ("vendor", "said"), [("mpich", "MPICH_KILLED"), ("intel_mpi", "INTEL_KILLED_ALL")]
+)
+def test_where_the_launcher_names_nobody_the_first_that_was_lost_is(tmp_path, vendor, said):
+    words = getattr(recorded, said)
+    assert "rank 3" in verdict(tmp_path, ending(9, lost=(3, 0, 1)), words, vendor)[1]
+    assert verdict(tmp_path, ending(9), words, vendor)[1].startswith("a rank")
+
+
+def test_without_reports_the_launchers_words_serve(tmp_path):
+    assert verdict(tmp_path, ending(1), recorded.OPEN_MPI_5_EXIT) == (
+        3,
+        "rank 2 ended with exit code 3",
+    )
+
+
+def test_an_exit_code_without_a_reason_is_not_dressed_up(tmp_path):
+    report(tmp_path, 1, "SystemExit", "3", 1.0, 3)
+    assert verdict(tmp_path, ending(3)) == (3, "rank 1 on h1 ended with exit code 3")
+
+
+@pytest.mark.parametrize(("code", "expected"), [(1, 1), (-11, 139)])
+def test_what_cannot_be_explained_is_said_to_be_so(tmp_path, code, expected):
+    found = judge(ending(code), VENDORS["open_mpi_5"], "", tmp_path)
+    assert (found.code, found.explained) == (expected, False)
+
+
+def test_signals_and_limits_of_ours_come_first(tmp_path):
+    report(tmp_path, 1, "KeyboardInterrupt", "", 1.0, 130)
+    assert verdict(tmp_path, ending(1, signal=2)) == (130, "ended by signal 2 (SIGINT)")
+    late = ending(143, timed_out=True)
+    assert verdict(tmp_path, late, timeout=90.0) == (
+        124,
+        "ended after 90 s, the limit set by --timeout",
+    )
+
+
+def test_many_ranks_do_not_bury_the_first(tmp_path):
+    for rank in range(8):
+        report(tmp_path, rank, "ValueError", "x", float(rank))
+    assert verdict(tmp_path, ending(1))[-1] == "and 4 more ranks"
+    assert len(verdict(tmp_path, ending(1))) == 6
+
+
+def test_a_report_that_was_cut_short_is_left_out(tmp_path):
+    (tmp_path / "rank-0.json").write_text('{"rank": 0, "ho')
+    (tmp_path / "rank-1.json").write_text('{"rank": 1}')
+    (tmp_path / "rank-2.json").write_text("[]")
+    assert read_reports(tmp_path) == []
+
+
+def test_the_roll_knows_who_left_without_signing_out(tmp_path):
+    children = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) for _ in range(3)]
+    for rank, child in enumerate(children):
+        sign_in(str(tmp_path), str(rank))
+        (tmp_path / f"started-{rank}").write_text(f"{child.pid} {os.uname().nodename}")
+    (tmp_path / "started-3").write_text("1 another-machine")
+    roll = RollCall(tmp_path)
+    assert sorted(roll.newcomers()) == [0, 1, 2]
+    assert roll.newcomers() == {}
+    sign_out(str(tmp_path), "0")
+    children[1].send_signal(signal.SIGKILL)
+    for child in children:
+        child.communicate()
+    for rank in (0, 1):
+        assert roll.left(rank) is False
+    roll.close()
+    assert roll.lost == [1]
+
+
+def test_signing_in_where_the_folder_is_on_another_machine_does_nothing(tmp_path):
+    sign_in(str(tmp_path / "nowhere"), "0")
+    sign_out(str(tmp_path / "nowhere"), "0")
+    assert list(tmp_path.iterdir()) == []
