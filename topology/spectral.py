@@ -39,12 +39,14 @@ def _operator(rounds: Sequence[Matrix]) -> tuple[Function, Function]:
     """The deviation as a function of a vector, and its transpose."""
 
     def forward(x: Array) -> Array:
-        product = reduce(lambda y, matrix: matrix @ y, rounds, x)
-        return product - np.float64(x.mean())
+        product: Array = reduce(lambda y, matrix: matrix @ y, rounds, x)
+        product -= x.mean()
+        return product
 
     def backward(x: Array) -> Array:
-        product = reduce(lambda y, matrix: matrix.transposed @ y, reversed(rounds), x)
-        return product - np.float64(x.mean())
+        product: Array = reduce(lambda y, matrix: matrix.transposed @ y, reversed(rounds), x)
+        product -= x.mean()
+        return product
 
     return forward, backward
 

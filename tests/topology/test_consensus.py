@@ -132,7 +132,7 @@ def test_finite_time_search_ends_at_max_rounds():
 
 
 def test_blocks_of_the_identity_give_the_same_answer(monkeypatch):
-    monkeypatch.setattr(topology.consensus, "BLOCK", 5)
+    monkeypatch.setattr(topology.consensus, "BLOCK", 5 * 23)
     assert topology.finite_time_length(topology.base_k(23, 1)) == topology.base_k(23, 1).period
 
 

@@ -70,7 +70,7 @@ def test_every_registered_family_works_on_one_rank(name):
         (["matcha", "--graph", "star", "--budget", "0.25"], "matcha(star(12), 0.25, seed=0)"),
         (["one_peer_of", "--graph", "exponential", "--base", "3"], "exponential(12, 3)"),
         (["equi_static", "--undirected", "--seed", "4"], "seed=4, directed=False)"),
-        (["equi_dynamic", "--eta", "0.3", "--undirected"], "seed=0, directed=False)"),
+        (["equi_dynamic", "--eta", "0.3", "--undirected"], "seed=0, directed=False, eta=0.3)"),
     ],
 )
 def test_options_reach_the_family(arguments, shown):

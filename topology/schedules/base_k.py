@@ -30,10 +30,12 @@ class _Block:
 
     @property
     def size(self) -> int:
+        """Ranks of the block."""
         return self.pieces * self.piece
 
     @property
     def end(self) -> int:
+        """The first rank after the block."""
         return self.start + self.size
 
 
@@ -141,6 +143,7 @@ class _Base:
 
     @property
     def length(self) -> int:
+        """Rounds until all ranks hold the average."""
         return self.simple.length + self.across.length
 
     def neighbors(self, rank: int, m: int) -> Neighbors:

@@ -90,7 +90,7 @@ def equi_dynamic(n: int, seed: int, directed: bool = True, eta: float = 0.5) -> 
         raise TopologyError(
             f"equi_dynamic needs eta in (0, 1], got eta={eta!r}; eta=0.5 mixes fastest on average"
         )
-    style = "" if directed else ", directed=False"
+    style = ("" if directed else ", directed=False") + ("" if eta == 0.5 else f", eta={eta:g}")
     name = f"equi_dynamic({n}, seed={seed}{style})"
     if n == 1:
         return alone(name)

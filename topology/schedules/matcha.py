@@ -149,8 +149,9 @@ def _check(graph: Any, budget: float) -> nx.DiGraph[int]:
     if isinstance(graph, nx.Graph) and not isinstance(graph, nx.DiGraph):
         graph = graph.to_directed()
     digraph = check_digraph(graph)
-    bare: nx.DiGraph[int] = nx.DiGraph(digraph.edges(), name=graph_name(digraph))
-    bare.add_nodes_from(digraph)
+    bare: nx.DiGraph[int] = nx.DiGraph(name=graph_name(digraph))
+    bare.add_nodes_from(range(digraph.number_of_nodes()))
+    bare.add_edges_from(digraph.edges())
     check_graph(bare, connected=True)
     one_way = next(((i, j) for i, j in bare.edges() if not bare.has_edge(j, i)), None)
     if one_way:
