@@ -1,0 +1,97 @@
+"""What methods need of graphs, and the refusal of graphs that do not have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import topology
+from topology import GraphOrSchedule, Schedule, TopologyError
+
+__all__ = ["Needs"]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What the theory of a method asks of its mixing matrices W.
+
+    Attributes:
+        doubly_stochastic: Rows and columns sum to one, so that the mean over ranks is kept.
+        column_stochastic: Columns sum to one.
+        symmetric: W equals its transpose.
+        min_eigenvalue: All eigenvalues of a static graph's W have a larger real part than this.
+        static_only: The graph is the same in every round.
+
+    Example:
+        >>> Needs(symmetric=True).check("exact_diffusion", topology.exponential_two(8))
+        ... # doctest: +NORMALIZE_WHITESPACE
+        Traceback (most recent call last):
+        topology.errors.TopologyError: exact_diffusion cannot run on exponential_two(8): its
+        weights are not symmetric, but exact_diffusion needs w_ij = w_ji. Use topology.ring(8)
+        instead
+    """
+
+    doubly_stochastic: bool = False
+    column_stochastic: bool = False
+    symmetric: bool = False
+    min_eigenvalue: float | None = None
+    static_only: bool = False
+
+    def check(self, method: str, graph_or_schedule: GraphOrSchedule) -> None:
+        """Refuse what does not fit.
+
+        Args:
+            method: The method's name, for the message.
+            graph_or_schedule: What it is to run on.
+
+        Raises:
+            TopologyError: Something is missing; the message names a graph that has it.
+        """
+        for problem in self.problems(graph_or_schedule):
+            name, instead = topology.describe(graph_or_schedule), self._instead(graph_or_schedule)
+            reason = problem.replace("METHOD", method)
+            raise TopologyError(f"{method} cannot run on {name}: {reason}. Use {instead} instead")
+
+    def problems(self, given: GraphOrSchedule) -> Iterator[str]:
+        """What does not fit, cheapest questions first; "METHOD" stands for the method's name."""
+        static = not isinstance(given, Schedule) or given.period == 1
+        if self.static_only and not static:
+            yield "it changes from round to round, but METHOD needs a graph that stays the same"
+        if self.doubly_stochastic and not topology.is_doubly_stochastic(given):
+            yield (
+                f"its weights are not doubly stochastic{_worst(given)}, so METHOD would lead the "
+                "ranks to a weighted average in place of the mean"
+            )
+        if self.column_stochastic and not topology.is_column_stochastic(given):
+            yield f"its weights are not column-stochastic{_worst(given)}, as METHOD needs"
+        if self.symmetric and not topology.is_symmetric(given):
+            yield "its weights are not symmetric, but METHOD needs w_ij = w_ji"
+        if self.min_eigenvalue is not None and static:
+            lowest = topology.min_eigenvalue(given)
+            if not lowest > self.min_eigenvalue + 1e-9:
+                yield (
+                    f"its smallest eigenvalue is {lowest:.4g}, but METHOD diverges unless it is "
+                    f"above {self.min_eigenvalue:.4g}"
+                )
+
+    def _instead(self, given: GraphOrSchedule) -> str:
+        """A graph on as many ranks that fits; the given one with other weights where that does."""
+        n = given.n if isinstance(given, Schedule) else given.number_of_nodes()
+        if not isinstance(given, Schedule) and all(given.has_edge(j, i) for i, j in given.edges):
+            name = f"topology.metropolis_weights({topology.describe(given)})"
+            if not any(self.problems(topology.metropolis_weights(given))):
+                return name if "graph on" not in name else "topology.metropolis_weights(graph)"
+        for family in ("exponential_two", "ring", "complete"):
+            if not any(self.problems(topology.GRAPHS[family](n))):
+                return f"topology.{family}({n})"
+        return "another method"
+
+
+def _worst(given: GraphOrSchedule) -> str:
+    """The rank whose weights count too much or too little, where that is quickly said."""
+    n = given.n if isinstance(given, Schedule) else given.number_of_nodes()
+    if n > 1024 or (isinstance(given, Schedule) and given.period != 1):
+        return ""
+    gives = topology.mixing_matrix(given).sum(axis=0)
+    rank = int(abs(gives - 1.0).argmax())
+    return f" (what rank {rank} gives sums to {gives[rank]:.4g})"
