@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +15,7 @@ from asyncddp.engine import Engine
 from asyncddp.errors import NotInitializedError
 from asyncddp.transport import Transport
 
-__all__ = ["Context", "activate", "current", "in_local_world", "is_initialized"]
+__all__ = ["Context", "activate", "current", "in_local_world", "is_initialized", "use"]
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,17 @@ def activate(context: Context | None, *, thread: bool = False) -> None:
         _current.thread.context = context
     else:
         _current.process = context
+
+
+@contextmanager
+def use(context: Context) -> Iterator[None]:
+    """Make a context this thread's for a while: for callbacks, which run in any thread."""
+    before: Context | None = getattr(_current.thread, "context", None)
+    _current.thread.context = context
+    try:
+        yield
+    finally:
+        _current.thread.context = before
 
 
 def current() -> Context:
