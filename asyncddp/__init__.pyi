@@ -80,5 +80,19 @@ from .ops.pair_gossip import pair_gossip as pair_gossip
 from .ops.pair_gossip import pair_gossip_ as pair_gossip_
 from .ops.pair_gossip import pair_gossip_nonblocking as pair_gossip_nonblocking
 from .ops.pair_gossip import pair_gossip_nonblocking_ as pair_gossip_nonblocking_
+from .optim import DistributedAdaptThenCombineOptimizer as DistributedAdaptThenCombineOptimizer
+from .optim import DistributedAdaptWithCombineOptimizer as DistributedAdaptWithCombineOptimizer
+from .optim import DistributedAllreduceOptimizer as DistributedAllreduceOptimizer
+from .optim import DistributedGradientAllreduceOptimizer as DistributedGradientAllreduceOptimizer
+from .optim import (
+    DistributedHierarchicalNeighborAllreduceOptimizer as DistributedHierarchicalNeighborAllreduceOptimizer,  # noqa: E501
+)
+from .optim import DistributedNeighborAllreduceOptimizer as DistributedNeighborAllreduceOptimizer
+from .optim import DistributedOptimizer as DistributedOptimizer
+from .optim import allreduce_parameters as allreduce_parameters
+from .optim import average_model as average_model
+from .optim import broadcast_optimizer_state as broadcast_optimizer_state
+from .optim import broadcast_parameters as broadcast_parameters
+from .optim import consensus_distance as consensus_distance
 
 __version__: str

@@ -1,0 +1,87 @@
+"""Arguments of the wrapper: checked at the door, or set by hand later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from asyncddp.errors import ArgumentError
+
+__all__ = ["ByHand", "checked_cap", "checked_models", "checked_optimizer", "checked_steps"]
+
+
+class ByHand:
+    """An attribute of the wrapper that is a weight set by hand."""
+
+    def __init__(self, field: str) -> None:
+        self._field = field
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        return self if owner is None else getattr(owner._mixer.hand, self._field)
+
+    def __set__(self, owner: Any, value: Any) -> None:
+        setattr(owner._mixer.hand, self._field, value)
+
+
+def checked_optimizer(optimizer: Any) -> torch.optim.Optimizer:
+    """Insist on an optimizer that is not wrapped yet.
+
+    Raises:
+        ArgumentError: It is none, or is wrapped.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ArgumentError(
+            "argument optimizer: expected a torch.optim.Optimizer, got "
+            f"{type(optimizer).__name__}; the order is (optimizer, model)"
+        )
+    if hasattr(type(optimizer), "bytes_sent"):
+        raise ArgumentError(
+            "argument optimizer: got one that is distributed already; wrap the plain optimizer"
+        )
+    return optimizer
+
+
+def checked_models(model: Any) -> list[torch.nn.Module]:
+    """Make a list of modules.
+
+    Raises:
+        ArgumentError: Something else was given.
+    """
+    alone = isinstance(model, torch.nn.Module) or not isinstance(model, Iterable)
+    models = [model] if alone else list(model)
+    for one in models or [None]:
+        if not isinstance(one, torch.nn.Module):
+            raise ArgumentError(
+                "argument model: expected a torch.nn.Module or a list of them, got "
+                f"{type(one if models else model).__name__}"
+            )
+    return models
+
+
+def checked_steps(steps: Any) -> int:
+    """Insist on a whole number of at least 1.
+
+    Raises:
+        ArgumentError: It is none.
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ArgumentError(
+            "argument num_steps_per_communication: expected a whole number of at least 1, got "
+            f"{steps!r}"
+        )
+    return steps
+
+
+def checked_cap(megabytes: Any) -> int:
+    """Bytes of a bucket, from MiB.
+
+    Raises:
+        ArgumentError: It is no positive number.
+    """
+    if not isinstance(megabytes, (int, float)) or not megabytes > 0:
+        raise ArgumentError(
+            f"argument bucket_size_in_mb: expected a number above 0, got {megabytes!r}"
+        )
+    return max(1, int(megabytes * 2**20))

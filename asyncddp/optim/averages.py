@@ -1,0 +1,136 @@
+"""The average model over ranks, and how far the ranks are from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+
+from asyncddp.errors import ArgumentError
+from asyncddp.memory.buckets import FlatBucket, partition
+from asyncddp.ops.allreduce import allreduce, allreduce_nonblocking
+from asyncddp.optim.owners import settle
+
+__all__ = ["average_model", "consensus_distance"]
+
+_CAP = 32 << 20  # bytes of parameters that are averaged at a time
+
+M = TypeVar("M", bound=torch.nn.Module)
+
+
+def consensus_distance(model: torch.nn.Module | Iterable[torch.Tensor]) -> float:
+    r"""How far the ranks' parameters are from their average.
+
+    .. math:: \Xi = \sqrt{\frac{1}{n} \sum_i \lVert x_i - \bar x \rVert_2^2}
+
+    Collective: all ranks call it. Sums are formed in float64.
+
+    Args:
+        model: A module, all of whose parameters count, or tensors.
+
+    Returns:
+        :math:`\Xi`, the same on all ranks; 0 where they agree.
+
+    Raises:
+        NotInitializedError: ``init()`` was not called.
+        ArgumentError: An argument that holds no tensors.
+        MismatchError: Ranks differ in shapes.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> with bf.local_world(2) as world:
+        ...     world.run(lambda: bf.consensus_distance([torch.full((4,), float(bf.rank()))]))
+        [1.0, 1.0]
+
+    References:
+        Kong et al., "Consensus control for decentralized deep learning", ICML 2021.
+    """
+    tensors = _tensors_of(model)
+    square = torch.zeros((), dtype=torch.float64)
+    for indices in partition(tensors, _CAP):
+        parts = [tensors[index].detach().to("cpu").reshape(-1) for index in indices]
+        wide = torch.complex128 if parts[0].is_complex() else torch.float64
+        flat = torch.cat([part.to(wide) for part in parts])
+        square += (flat - allreduce(flat)).abs().square().sum()
+    return math.sqrt(float(allreduce(square)))
+
+
+@contextmanager
+def average_model(model: M, *, buffers: bool = False) -> Iterator[M]:
+    r"""Lend a model the average of all ranks' parameters, for evaluation or a checkpoint.
+
+    .. math:: \bar x = \frac{1}{n} \sum_i x_i
+
+    Collective at the start: all ranks enter. At the end, and after an exception, each rank has its
+    own parameters again, bit by bit; nothing is sent then.
+
+    Args:
+        model: The module; its parameters are changed in place.
+        buffers: Whether to average floating-point buffers as well, such as the statistics of batch
+            normalisation.
+
+    Yields:
+        The model.
+
+    Raises:
+        NotInitializedError: ``init()`` was not called.
+        ArgumentError: No module was given.
+        MismatchError: Ranks differ in shapes.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def look():
+        ...     model = torch.nn.Linear(1, 1)
+        ...     torch.nn.init.constant_(model.weight, bf.rank())
+        ...     with bf.average_model(model) as lent:
+        ...         inside = lent.weight.item()
+        ...     return inside, model.weight.item()
+        >>> with bf.local_world(2) as world:
+        ...     world.run(look)
+        [(0.5, 0.0), (0.5, 1.0)]
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentError(
+            f"average_model: argument model: expected a torch.nn.Module, got {type(model).__name__}"
+        )
+    parameters = list(model.parameters())
+    tensors: list[torch.Tensor] = [*parameters]
+    if buffers:
+        tensors += [b for b in model.buffers() if b.is_floating_point() or b.is_complex()]
+    settle(parameters)
+    own = [tensor.data.clone() for tensor in tensors]
+    try:
+        _average(tensors)
+        yield model
+    finally:
+        for tensor, kept in zip(tensors, own, strict=True):
+            tensor.data.copy_(kept)
+
+
+def _average(tensors: list[torch.Tensor]) -> None:
+    """Replace tensors by their averages over ranks; ``data`` leaves autograd's records alone."""
+    content = [tensor.data for tensor in tensors]
+    under_way = []
+    for indices in partition(content, _CAP):
+        bucket = FlatBucket([content[index] for index in indices])
+        for view, index in zip(bucket.views, indices, strict=True):
+            view.copy_(content[index])
+        under_way.append((bucket, indices, allreduce_nonblocking(bucket.flat)))
+    for bucket, indices, handle in under_way:
+        bucket.flat.copy_(handle.wait())
+        for view, index in zip(bucket.views, indices, strict=True):
+            content[index].copy_(view)
+
+
+def _tensors_of(model: torch.nn.Module | Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    given = model.parameters() if isinstance(model, torch.nn.Module) else model
+    tensors: list[torch.Tensor] = list(given) if isinstance(given, Iterable) else []
+    if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+        raise ArgumentError(
+            "consensus_distance: argument model: expected a module with parameters or a list of "
+            f"tensors, got {type(model).__name__}"
+        )
+    return tensors

@@ -1,0 +1,155 @@
+"""The wrapper under the names that the field knows; each is a :class:`DistributedOptimizer`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from asyncddp.optim.optimizer import DistributedOptimizer
+from topology import GraphOrSchedule
+
+__all__ = [
+    "DistributedAdaptThenCombineOptimizer",
+    "DistributedAdaptWithCombineOptimizer",
+    "DistributedAllreduceOptimizer",
+    "DistributedGradientAllreduceOptimizer",
+    "DistributedHierarchicalNeighborAllreduceOptimizer",
+    "DistributedNeighborAllreduceOptimizer",
+]
+
+_Models = torch.nn.Module | Iterable[torch.nn.Module]
+
+
+class DistributedAdaptWithCombineOptimizer(DistributedOptimizer):
+    """``algorithm="adapt_with_combine"``: average while the gradient is computed."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: _Models,
+        communication: str | None = None,
+        num_steps_per_communication: int = 1,
+        *,
+        topology: GraphOrSchedule | None = None,
+        bucket_size_in_mb: float = 25,
+    ) -> None:
+        super().__init__(
+            optimizer,
+            model,
+            "adapt_with_combine",
+            communication,
+            topology,
+            num_steps_per_communication,
+            bucket_size_in_mb=bucket_size_in_mb,
+        )
+
+
+class DistributedAdaptThenCombineOptimizer(DistributedOptimizer):
+    """``algorithm="adapt_then_combine"``: step, then average."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: _Models,
+        communication: str | None = None,
+        num_steps_per_communication: int = 1,
+        *,
+        topology: GraphOrSchedule | None = None,
+        bucket_size_in_mb: float = 25,
+        update_in_backward: bool = False,
+    ) -> None:
+        super().__init__(
+            optimizer,
+            model,
+            "adapt_then_combine",
+            communication,
+            topology,
+            num_steps_per_communication,
+            bucket_size_in_mb=bucket_size_in_mb,
+            update_in_backward=update_in_backward,
+        )
+
+
+class DistributedNeighborAllreduceOptimizer(DistributedAdaptWithCombineOptimizer):
+    """``adapt_with_combine`` with the neighbours in the graph between ranks."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: _Models,
+        num_steps_per_communication: int = 1,
+        *,
+        topology: GraphOrSchedule | None = None,
+        bucket_size_in_mb: float = 25,
+    ) -> None:
+        super().__init__(
+            optimizer,
+            model,
+            "neighbor_allreduce",
+            num_steps_per_communication,
+            topology=topology,
+            bucket_size_in_mb=bucket_size_in_mb,
+        )
+
+
+class DistributedHierarchicalNeighborAllreduceOptimizer(DistributedAdaptWithCombineOptimizer):
+    """``adapt_with_combine`` with the mean of each machine, in the graph between machines."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: _Models,
+        num_steps_per_communication: int = 1,
+        *,
+        topology: GraphOrSchedule | None = None,
+        bucket_size_in_mb: float = 25,
+    ) -> None:
+        super().__init__(
+            optimizer,
+            model,
+            "hierarchical_neighbor_allreduce",
+            num_steps_per_communication,
+            topology=topology,
+            bucket_size_in_mb=bucket_size_in_mb,
+        )
+
+
+class DistributedAllreduceOptimizer(DistributedAdaptWithCombineOptimizer):
+    """``adapt_with_combine`` with all ranks: the parameters average globally."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: _Models,
+        num_steps_per_communication: int = 1,
+        *,
+        bucket_size_in_mb: float = 25,
+    ) -> None:
+        super().__init__(
+            optimizer,
+            model,
+            "allreduce",
+            num_steps_per_communication,
+            bucket_size_in_mb=bucket_size_in_mb,
+        )
+
+
+class DistributedGradientAllreduceOptimizer(DistributedOptimizer):
+    """``algorithm="gradient_allreduce"``: the central average of all gradients."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: _Models,
+        num_steps_per_communication: int = 1,
+        *,
+        bucket_size_in_mb: float = 25,
+    ) -> None:
+        super().__init__(
+            optimizer,
+            model,
+            "gradient_allreduce",
+            num_steps_per_communication=num_steps_per_communication,
+            bucket_size_in_mb=bucket_size_in_mb,
+        )
