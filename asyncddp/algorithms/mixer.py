@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from asyncddp.algorithms.communication import COMMUNICATIONS, Communication, HandSet, Route
-from asyncddp.algorithms.contract import Algorithm
+from asyncddp.algorithms.contract import Algorithm, How
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.engine import Handle
 from asyncddp.errors import ArgumentError
+from asyncddp.ops.allreduce import allreduce
 from topology import GraphOrSchedule, Schedule, TopologyError, as_schedule, describe
 
 __all__ = ["Mixer", "Round"]
@@ -64,6 +66,22 @@ class Mixer:
     def silent(self) -> bool:
         """Whether there is nobody to talk to."""
         return self.context.size == 1
+
+    def mean(self, value: Any) -> Any:
+        """The average of a scalar over all ranks, where the communication is global.
+
+        Args:
+            value: A tensor or number; anything else is given back.
+        """
+        if self.silent or self.communication.how is not How.GLOBAL:
+            return value
+        if not isinstance(value, (torch.Tensor, float)):
+            return value
+        exact = torch.float64 if isinstance(value, float) else None
+        tensor = torch.as_tensor(value, dtype=exact).detach()
+        with use(self.context):
+            mean = allreduce(tensor)
+        return mean if isinstance(value, torch.Tensor) else float(mean)
 
     def choose(self, name: str) -> None:
         """Take another kind of communication from the next round on.

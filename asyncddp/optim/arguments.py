@@ -7,9 +7,17 @@ from typing import Any
 
 import torch
 
+from asyncddp.algorithms import ALGORITHMS, Algorithm
 from asyncddp.errors import ArgumentError
 
-__all__ = ["ByHand", "checked_cap", "checked_models", "checked_optimizer", "checked_steps"]
+__all__ = [
+    "ByHand",
+    "checked_algorithm",
+    "checked_cap",
+    "checked_models",
+    "checked_optimizer",
+    "checked_steps",
+]
 
 
 class ByHand:
@@ -41,6 +49,23 @@ def checked_optimizer(optimizer: Any) -> torch.optim.Optimizer:
             "argument optimizer: got one that is distributed already; wrap the plain optimizer"
         )
     return optimizer
+
+
+def checked_algorithm(algorithm: Any) -> Algorithm:
+    """Make the method of that name, or of that class.
+
+    Raises:
+        UnknownNameError: No method has that name.
+        ArgumentError: It is neither.
+    """
+    if isinstance(algorithm, str):
+        return ALGORITHMS[algorithm]()
+    if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
+        return algorithm()
+    raise ArgumentError(
+        f"argument algorithm: expected one of {', '.join(ALGORITHMS)}, or a subclass of "
+        f"asyncddp.algorithms.Algorithm, got {algorithm!r}"
+    )
 
 
 def checked_models(model: Any) -> list[torch.nn.Module]:

@@ -9,14 +9,15 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from asyncddp.algorithms import ALGORITHMS, When
+from asyncddp.algorithms import Algorithm
 from asyncddp.algorithms.mixer import Mixer
-from asyncddp.algorithms.rhythms import RHYTHMS, Closure, InBackward, Rhythm, Setting
+from asyncddp.algorithms.rhythms import Closure, Setting, rhythm_for
 from asyncddp.context import Context, current
 from asyncddp.errors import ArgumentError
 from asyncddp.optim.agreement import agree, facts_of
 from asyncddp.optim.arguments import (
     ByHand,
+    checked_algorithm,
     checked_cap,
     checked_models,
     checked_optimizer,
@@ -54,7 +55,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     Args:
         optimizer: The optimizer to wrap.
         model: The module that owns the optimizer's parameters, or a list of such modules.
-        algorithm: Name of a method in ``asyncddp.algorithms.ALGORITHMS``.
+        algorithm: Name of a method in ``asyncddp.algorithms.ALGORITHMS``, or a subclass of
+            ``asyncddp.algorithms.Algorithm``.
         communication: ``"neighbor_allreduce"``, ``"hierarchical_neighbor_allreduce"``,
             ``"allreduce"`` or ``"empty"``; by default the first that the method allows.
         topology: Graph or schedule of ranks, or of machines for hierarchical communication; None
@@ -99,7 +101,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self,
         optimizer: torch.optim.Optimizer,
         model: torch.nn.Module | Iterable[torch.nn.Module],
-        algorithm: str = "adapt_with_combine",
+        algorithm: str | type[Algorithm] = "adapt_with_combine",
         communication: str | None = None,
         topology: GraphOrSchedule | None = None,
         num_steps_per_communication: int = 1,
@@ -111,7 +113,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         super().__init__(optimizer.param_groups, optimizer.defaults)
         context = current()
         self._mixer = Mixer(
-            context, ALGORITHMS[algorithm](), communication, topology, _label(context)
+            context, checked_algorithm(algorithm), communication, topology, _label(context)
         )
         setting = Setting(
             self._mixer,
@@ -122,7 +124,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
         if context.size > 1:
             agree(context, facts_of(setting, update_in_backward))
-        self._rhythm = _rhythm(setting, update_in_backward)
+        self._rhythm = rhythm_for(setting, update_in_backward=update_in_backward)
         take_over((parameter for _, parameter in self._rhythm.named), self._rhythm)
 
     # what users hold
@@ -292,19 +294,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.algorithm}, {self.communication}, {self._wrapped!r})"
-
-
-def _rhythm(setting: Setting, update_in_backward: bool) -> Rhythm:
-    when = setting.mixer.algorithm.when
-    if not update_in_backward:
-        return RHYTHMS[when](setting)
-    if when is not When.AFTER_STEP:
-        able = [name for name in ALGORITHMS if ALGORITHMS[name].when is When.AFTER_STEP]
-        raise ArgumentError(
-            f"argument update_in_backward: {setting.mixer.algorithm.name} averages "
-            f"{when.value.replace('_', ' ')}; only {', '.join(able)} can update in backward"
-        )
-    return InBackward(setting)
 
 
 _labels: WeakKeyDictionary[Context, int] = WeakKeyDictionary()

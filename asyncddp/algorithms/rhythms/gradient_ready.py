@@ -126,13 +126,16 @@ class GradientReady(Rhythm):
         self._finish()
 
     def _then_average(self, closure: Closure) -> Closure:
-        """The closure, each evaluation of which ends with averaged gradients."""
+        """The closure, each evaluation of which gives averaged gradients and loss.
+
+        The loss is averaged too, so that optimizers which look at it decide alike on all ranks.
+        """
 
         def evaluate() -> Any:
             self._fresh = True
             loss = closure()
             self._average_the_rest(scaled=False)
-            return loss
+            return self.setting.mixer.mean(loss)
 
         return evaluate
 
