@@ -33,4 +33,4 @@ def from_bytes(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
     """Give the tensor's values as a contiguous CPU tensor outside autograd; copies if it must."""
-    return tensor.detach().to("cpu").contiguous()
+    return tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
