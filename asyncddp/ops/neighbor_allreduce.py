@@ -11,7 +11,7 @@ from asyncddp.engine import Desk, Program, Steps
 from asyncddp.ops.door import averaging_dtype, check_tensor, deliver
 from asyncddp.ops.forms import in_place, nonblocking, verb
 from asyncddp.ops.mixing import exchange_and_mix
-from asyncddp.ops.weights import Weights, WeightsOf
+from asyncddp.ops.weights import Weights, WeightsOf, refuse_scaling
 
 __all__ = [
     "neighbor_allreduce",
@@ -48,7 +48,8 @@ def neighbor_allreduce(
         tensor: :math:`x_i`, of any shape and on any device; neighbours' agree in shape and dtype.
         self_weight: :math:`w_{ii}`.
         src_weights: :math:`w_{ij}` for the ranks j to receive from.
-        dst_weights: :math:`d_{ij}` for the ranks j to send to; a list of ranks means 1 for each.
+        dst_weights: :math:`d_{ij}` for the ranks j to send to; a list of ranks means 1 for each, as
+            it must be for integers.
         name: Matches this call with the neighbours' calls of that name; by call order if None.
         round: Round of a time-varying topology; by default the number of earlier uses of the name.
         round_integers: Average integers in float64 and round half to even; refused otherwise.
@@ -80,7 +81,10 @@ def neighbor_allreduce(
         NeurIPS 2021.
     """
     context = current()
-    dtype = averaging_dtype(_VERB, check_tensor(_VERB, tensor), round_integers=round_integers)
+    row = check_tensor(_VERB, tensor)
+    dtype = averaging_dtype(_VERB, row, round_integers=round_integers)
+    if not row.averages:
+        refuse_scaling(_VERB, "dst_weights", dst_weights, row)
     given = {"self_weight": self_weight, "src_weights": src_weights, "dst_weights": dst_weights}
     weights = WeightsOf(_VERB, context.topologies.ranks, context.rank, given, round)
 

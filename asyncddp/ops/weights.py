@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from asyncddp.errors import ArgumentError
+from asyncddp.memory.dtypes import Dtype
 from asyncddp.ops.door import check_rank
 from asyncddp.ops.mixing import Mixing
 from topology import Schedule
 
-__all__ = ["Weights", "WeightsOf", "number"]
+__all__ = ["Weights", "WeightsOf", "number", "refuse_scaling"]
 
 Weights: TypeAlias = Mapping[int, float]
 
@@ -104,6 +105,20 @@ class WeightsOf:
             peer = check_rank(verb, argument, rank, self._schedule.n, but=self._place)
             checked[peer] = number(verb, f"{argument}[{peer}]", weight)
         return dict(sorted(checked.items()))
+
+
+def refuse_scaling(verb: str, argument: str, targets: object, row: Dtype) -> None:
+    """Insist that tensors of a dtype which cannot be scaled are sent as they are.
+
+    Raises:
+        ArgumentError: A factor other than 1.
+    """
+    scaled = {r: w for r, w in targets.items() if w != 1} if isinstance(targets, Mapping) else {}
+    if scaled:
+        raise ArgumentError(
+            f"{verb}: argument {argument}: expected 1 for every rank, since {row.name} values are "
+            f"sent as they are, got {scaled}; scale with src_weights, or cast to float first"
+        )
 
 
 def number(verb: str, argument: str, value: object) -> float:
