@@ -1,0 +1,159 @@
+"""The one oracle: rank r holds ``X[r]``, and a verb must give ``(W @ X)[r]``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+import topology
+from asyncddp.memory.dtypes import DTYPES, Kind
+
+__all__ = [
+    "AVERAGING",
+    "FAMILIES",
+    "LAYOUTS",
+    "SHAPES",
+    "check",
+    "family",
+    "held",
+    "mixed",
+    "options",
+    "summed",
+]
+
+AVERAGING = [row.dtype for row in DTYPES.values() if row.kind is not Kind.BOOL]
+"""Dtypes that can be averaged, integers with ``round_integers``."""
+
+SHAPES: list[tuple[int, ...]] = [(), (0,), (2, 0), (1,), (5,), (3, 4), (2, 3, 5), (70_001,)]
+"""Nothing, scalars, small tensors that are fused, and one that travels in bulk."""
+
+
+def held(rank: int, shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """``X[rank]``: random values that every rank can compute of every other."""
+    generator = torch.Generator().manual_seed(10_007 * seed + rank)
+    if dtype == torch.bool:
+        return torch.rand(tuple(shape), generator=generator) < 0.3
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(tuple(shape), generator=generator, dtype=dtype)
+    limits = torch.iinfo(dtype)
+    low, high = max(limits.min, -1000), min(limits.max, 1000)
+    return torch.randint(low, high + 1, tuple(shape), generator=generator, dtype=dtype)
+
+
+def options(dtype: torch.dtype) -> dict[str, Any]:
+    """The arguments that an average of this dtype asks for."""
+    return {"round_integers": True} if DTYPES[dtype].kind is Kind.INTEGER else {}
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.complex128 if dtype.is_complex else torch.float64
+
+
+def mixed(
+    rank: int,
+    self_weight: float,
+    src_weights: Mapping[int, float],
+    of: Callable[[int], torch.Tensor],
+    sent_with: Callable[[int, int], float] = lambda source, target: 1.0,
+) -> torch.Tensor:
+    r""":math:`w_{ii} x_i + \sum_j w_{ij} d_{ji} x_j` in double precision."""
+    own = of(rank)
+    total = own.to(_wide(own.dtype)) * self_weight
+    for source, weight in src_weights.items():
+        total += of(source).to(total.dtype) * (weight * sent_with(source, rank))
+    return total
+
+
+def summed(ranks: Sequence[int], of: Callable[[int], torch.Tensor]) -> torch.Tensor:
+    """The sum over ranks, as the verb promises it: bools by or, integers modulo, floats widely."""
+    parts = torch.stack([of(rank) for rank in ranks])
+    if parts.dtype == torch.bool:
+        return parts.any(dim=0)
+    kind = DTYPES[parts.dtype].kind
+    return parts.sum(dim=0, dtype=parts.dtype if kind is Kind.INTEGER else _wide(parts.dtype))
+
+
+def check(got: torch.Tensor, like: torch.Tensor, expected: torch.Tensor) -> None:
+    """Insist that a verb's result is ``expected`` up to its dtype's rounding.
+
+    Args:
+        got: The result.
+        like: The verb's input, whose dtype, device and shape the result has.
+        expected: The exact value.
+    """
+    assert got.dtype == like.dtype, f"dtype {got.dtype} came of {like.dtype}"
+    assert got.device == like.device
+    assert tuple(got.shape) == tuple(like.shape), f"shape {tuple(got.shape)} of {tuple(like.shape)}"
+    assert got.requires_grad is False
+    if not (expected.is_floating_point() or expected.is_complex()):
+        assert torch.equal(got, expected.to(got.dtype))
+        return
+    if DTYPES[got.dtype].kind is Kind.INTEGER:
+        error = (got.to(expected.dtype) - expected).abs()
+        assert not error.numel() or error.max() <= 0.5 + 1e-9, f"off by {error.max()}"
+        return
+    exact = expected.to(_wide(got.dtype))
+    size = max(1.0, float(exact.abs().max())) if exact.numel() else 1.0
+    allowed = 4 * torch.finfo(got.dtype).eps * size
+    torch.testing.assert_close(got.to(exact.dtype), exact, rtol=0, atol=allowed)
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "transposed": lambda x: x.t().contiguous().t(),
+    "every second column": lambda x: torch.stack([x, x], dim=-1).flatten(-2)[..., ::2],
+    "rows of a larger tensor": lambda x: torch.cat([x[:1], x, x[:1]])[1:-1],
+    "part of every row": lambda x: torch.cat([x, x], dim=1)[:, : x.shape[1]],
+    "channels last": lambda x: x[None, :, :, None].contiguous(memory_format=torch.channels_last)[
+        0, :, :, 0
+    ],
+    "storage with an offset": lambda x: torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape),
+    "negative view": lambda x: torch._neg_view(-x) if x.dtype.is_signed else x,
+    "conjugate view": lambda x: x.conj().resolve_conj().conj(),
+    "parameter": lambda x: (
+        torch.nn.Parameter(x.clone()) if x.is_floating_point() or x.is_complex() else x
+    ),
+}
+"""The same values of a matrix, lying otherwise in memory."""
+
+
+def _local_size(n: int) -> int | None:
+    """A machine size of at least 3 that divides n."""
+    return next((size for size in range(3, n + 1) if n % size == 0), None)
+
+
+def _power_of_two(n: int) -> bool:
+    return n & (n - 1) == 0
+
+
+_ARGUMENTS: dict[str, Callable[[int], dict[str, Any] | None]] = {
+    "equi_static": lambda n: {"n": n, "degree": max(1, n // 2), "seed": 3},
+    "random_regular": lambda n: {"n": n, "degree": 2, "seed": 1} if n > 2 else None,
+    "hypercube": lambda n: {"n": n} if _power_of_two(n) else None,
+    "one_peer_hypercube": lambda n: {"n": n} if _power_of_two(n) else None,
+    "alternating_exponential_ring": lambda n: (
+        {"n": n, "local_size": 2} if _power_of_two(n) and n > 1 else None
+    ),
+    "base_k": lambda n: {"n": n, "k": 1},
+    "simple_base_k": lambda n: {"n": n, "k": 2},
+    "equi_dynamic": lambda n: {"n": n, "seed": 5},
+    "inner_outer_exponential": lambda n: (
+        {"n": n, "local_size": _local_size(n)} if _local_size(n) else None
+    ),
+    "inner_outer_ring": lambda n: (
+        {"n": n, "local_size": _local_size(n)} if _local_size(n) else None
+    ),
+    "matcha": lambda n: {"graph": topology.ring(n), "budget": 0.5, "seed": 2},
+    "one_peer_of": lambda n: {"graph": topology.complete(n)},
+}
+
+FAMILIES = [*topology.GRAPHS, *topology.SCHEDULES]
+"""Every family of graphs and schedules; a new one is picked up as ``family(n)``."""
+
+
+def family(name: str, n: int) -> topology.GraphOrSchedule | None:
+    """A member of a family on n ranks, or None where it has none."""
+    arguments = _ARGUMENTS.get(name, lambda n: {"n": n})(n)
+    make = {**topology.GRAPHS, **topology.SCHEDULES}[name]
+    return None if arguments is None else make(**arguments)
