@@ -1,0 +1,112 @@
+"""What a bench is made of: tables of rivals that do the same work over a range of sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+
+__all__ = ["Call", "Rival", "Row", "Table", "Unavailable", "World"]
+
+Call = Callable[[int], torch.Tensor]
+"""The work, once: given the number of the call, which is equal on all ranks, gives the result."""
+
+
+class Unavailable(RuntimeError):  # noqa: N818 - it is a finding, not a mistake
+    """A rival cannot run here; the message says why."""
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks, as the harness and the raw rivals see them.
+
+    Attributes:
+        comm: mpi4py's communicator, a clone of ``COMM_WORLD`` that asyncddp never uses.
+        gloo: Why ``torch.distributed`` with gloo cannot be used, or None where it can.
+    """
+
+    comm: Any
+    gloo: str | None
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return int(self.comm.rank)
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return int(self.comm.size)
+
+
+@dataclass(frozen=True)
+class Rival:
+    """One way of doing a table's work.
+
+    Attributes:
+        name: As it stands over its column.
+        prepare: Makes the :data:`Call` for a size in bytes; raises :class:`Unavailable`.
+    """
+
+    name: str
+    prepare: Callable[[int], Call]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rivals, sizes, and what all of them must give.
+
+    Attributes:
+        key: Short name, for JSON and the plot's file.
+        title: What is measured.
+        sizes: Bytes; what they count is the ``size_is``.
+        rivals: The columns; by the first two the last column's ratio is formed.
+        size_is: What the size is the size of.
+        expected: The right result of call 0 for a size, against which every rival is checked
+            before it is timed; None where results are not comparable.
+        begin: Called on all ranks before the table is measured.
+    """
+
+    key: str
+    title: str
+    sizes: Sequence[int]
+    rivals: Sequence[Rival]
+    size_is: str = "tensor"
+    expected: Callable[[int], torch.Tensor] | None = None
+    begin: Callable[[], None] = field(default=lambda: None)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rival at one size: the time of a call, slowest rank of each round.
+
+    Attributes:
+        seconds: One entry for each round.
+        calls: Calls in a round, whose mean is the round's entry.
+    """
+
+    table: str
+    rival: str
+    nbytes: int
+    calls: int
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The middle round, in seconds."""
+        return median(self.seconds)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """Between which the middle half of the rounds lies, in seconds."""
+        low, _, high = quantiles(self.seconds, n=4, method="inclusive")
+        return low, high
+
+    @property
+    def spread(self) -> float:
+        """Half the distance of the quartiles, relative to the median."""
+        low, high = self.quartiles
+        return (high - low) / 2 / self.median

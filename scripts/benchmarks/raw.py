@@ -1,0 +1,128 @@
+"""The rivals' side: mpi4py and gloo set up beside asyncddp, and their exchanges with neighbours."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from mpi4py import MPI
+
+from benchmarks.contract import Call, Unavailable, World
+from topology import Neighbors, Schedule
+
+__all__ = ["gloo_exchange", "join", "local_mix", "mpi_exchange", "tensor"]
+
+Exchange = Callable[[Neighbors, torch.Tensor, list[torch.Tensor]], None]
+"""Sends the own tensor to the neighbours and receives theirs into the list."""
+
+
+def join() -> World:
+    """Set up MPI and gloo on the ranks that are running; asyncddp has initialised MPI before."""
+    comm = MPI.COMM_WORLD.Dup()
+    reasons = comm.allgather(_join_gloo(comm))
+    return World(comm, next((reason for reason in reasons if reason is not None), None))
+
+
+def _join_gloo(comm: MPI.Intracomm) -> str | None:
+    """Start gloo over the loopback interface, met in a file; why not, where that fails."""
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        return "this torch was built without gloo"
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    folder = tempfile.mkdtemp(prefix="bench-") if comm.rank == 0 else None
+    store = Path(comm.bcast(folder)) / "store"
+    try:
+        torch.distributed.init_process_group(
+            "gloo",
+            init_method=store.as_uri(),
+            rank=comm.rank,
+            world_size=comm.size,
+            timeout=datetime.timedelta(seconds=60),
+        )
+    except (RuntimeError, ValueError) as error:
+        return f"gloo does not start: {str(error).splitlines()[0]}"
+    return None
+
+
+def tensor(nbytes: int, rank: int) -> torch.Tensor:
+    """What rank r holds: the same noise on all ranks, times r + 1."""
+    noise = torch.randn(nbytes // 4, generator=torch.Generator().manual_seed(nbytes))
+    return noise * (rank + 1)
+
+
+def _combine(
+    near: Neighbors, own: torch.Tensor, others: list[torch.Tensor], out: torch.Tensor
+) -> torch.Tensor:
+    """The weighted average into ``out``; with one neighbour a single pass over the memory."""
+    weights = list(near.src_weights.values())
+    if len(others) == 1:
+        return torch.lerp(own, others[0], weights[0], out=out)
+    torch.mul(own, near.self_weight, out=out)
+    for other, weight in zip(others, weights, strict=True):
+        out.add_(other, alpha=weight)
+    return out
+
+
+def _mixer(world: World, schedule: Schedule, nbytes: int, exchange: Exchange) -> Call:
+    """Exchange with the neighbours of the round by ``exchange``, then combine."""
+    period = schedule.period or 1
+    rounds = [schedule.neighbors(world.rank, k) for k in range(period)]
+    own = tensor(nbytes, world.rank)
+    out = torch.empty_like(own)
+    others = [tensor(nbytes, peer) for peer in rounds[0].src_weights]  # what the limit needs
+    most = max(len(near.src_weights) for near in rounds)
+    others += [torch.ones_like(own) for _ in range(most - len(others))]
+
+    def call(number: int) -> torch.Tensor:
+        near = rounds[number % period]
+        received = others[: len(near.src_weights)]
+        exchange(near, own, received)
+        return _combine(near, own, received, out)
+
+    return call
+
+
+def mpi_exchange(world: World, schedule: Schedule, nbytes: int) -> Call:
+    """mpi4py: ``Sendrecv`` with one neighbour, ``Isend`` and ``Irecv`` with several."""
+    comm = world.comm
+
+    def exchange(near: Neighbors, own: torch.Tensor, others: list[torch.Tensor]) -> None:
+        if len(others) == 1 and len(near.dst_ranks) == 1:
+            source = next(iter(near.src_weights))
+            comm.Sendrecv(own.numpy(), near.dst_ranks[0], recvbuf=others[0].numpy(), source=source)
+            return
+        sources = zip(near.src_weights, others, strict=True)
+        requests = [comm.Irecv(other.numpy(), source) for source, other in sources]
+        requests += [comm.Isend(own.numpy(), peer) for peer in near.dst_ranks]
+        MPI.Request.Waitall(requests)
+
+    return _mixer(world, schedule, nbytes, exchange)
+
+
+def gloo_exchange(world: World, schedule: Schedule, nbytes: int) -> Call:
+    """torch.distributed on gloo: ``batch_isend_irecv``.
+
+    Raises:
+        Unavailable: gloo does not run here.
+    """
+    if world.gloo is not None:
+        raise Unavailable(world.gloo)
+    from torch import distributed
+
+    def exchange(near: Neighbors, own: torch.Tensor, others: list[torch.Tensor]) -> None:
+        send, receive = distributed.isend, distributed.irecv
+        batch = [distributed.P2POp(send, own, peer) for peer in near.dst_ranks]
+        for source, other in zip(near.src_weights, others, strict=True):
+            batch.append(distributed.P2POp(receive, other, source))
+        for work in distributed.batch_isend_irecv(batch):
+            work.wait()
+
+    return _mixer(world, schedule, nbytes, exchange)
+
+
+def local_mix(world: World, schedule: Schedule, nbytes: int) -> Call:
+    """The same arithmetic on local memory, without any communication: the limit."""
+    return _mixer(world, schedule, nbytes, lambda near, own, others: None)
