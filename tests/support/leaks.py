@@ -13,8 +13,8 @@ from tests.support.pool import LAUNCHERS
 
 __all__ = ["Traces"]
 
-_NOT_OURS = ("PYTEST_", "OMPI_", "PMIX_", "PRTE_", "HYPOTHESIS_")
-"""Variables that pytest, MPI and hypothesis set for themselves."""
+_NOT_OURS = ("PYTEST_", "OMPI_", "PMIX_", "PRTE_", "HYPOTHESIS_", "TORCHINDUCTOR_")
+"""Variables that pytest, MPI, hypothesis and torch set for themselves."""
 
 
 @dataclass(frozen=True)
