@@ -116,10 +116,10 @@ def judge(
         return Verdict(_TIMED_OUT, (f"ended after {timeout:g} s, the limit set by --timeout",))
     if ending.signal is not None:
         return Verdict(128 + ending.signal, (f"ended by {_signal_name(ending.signal)}",))
-    if ending.code == 0:
+    death = launcher.death(said)
+    if ending.code == 0 and death is None:
         return Verdict(0)
     reports = read_reports(folder)
-    death = launcher.death(said)
     if death is not None and death.signal is not None:
         rank = death.rank if death.rank is not None or not ending.lost else ending.lost[0]
         own = [report for report in reports if report.rank == rank]
@@ -145,6 +145,9 @@ def _judge_codes(ending: Ending, death: Death | None, reports: Sequence[Report])
     if reports:
         return Verdict(reports[0].exit_code or 1, (str(reports[0]), *_others(reports, reports[0])))
     code = ending.code if ending.code > 0 else 128 - ending.code
+    if death is not None and death.host is not None:  # Open MPI may call that a success
+        line = f"host {death.host} was lost, or could not be reached"
+        return Verdict(ending.code or 1, (line,), explained=False)
     return Verdict(code, (f"the launcher ended with exit code {code}",), explained=False)
 
 

@@ -86,6 +86,25 @@ terminated by signals sent by prterun (as reported here).
 --------------------------------------------------------------------------
 """
 
+OPEN_MPI_5_HOST_LOST = """\
+------------------------------------------------------------
+A daemon failed to report back after being spawned. This could
+be due to several factors, including inability to find the
+daemon executable, or the executable was unable to find its
+required supporting libraries. In some cases, the daemon was
+able to execute, but was unable to complete a TCP connection
+back to prterun:
+
+  Local host:    h1
+  Remote host:   h2
+  Daemon exit status: 0
+
+This may also be caused by a firewall on the remote host. Please
+check that any firewall (e.g., iptables) has been disabled and
+try again.
+------------------------------------------------------------
+"""
+
 OPEN_MPI_4_KILLED = """\
 --------------------------------------------------------------------------
 Primary job  terminated normally, but 1 process returned

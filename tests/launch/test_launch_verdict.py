@@ -103,6 +103,18 @@ def test_what_cannot_be_explained_is_said_to_be_so(tmp_path, code, expected):
     assert (found.code, found.explained) == (expected, False)
 
 
+@pytest.mark.parametrize(("code", "expected"), [(0, 1), (255, 255)])
+def test_a_lost_host_is_a_failure_even_where_the_launcher_calls_it_a_success(
+    tmp_path, code, expected
+):
+    """Open MPI 5.0 exits with 0 when the daemon of a host has gone."""
+    said = recorded.OPEN_MPI_5_HOST_LOST
+    found = judge(ending(code), VENDORS["open_mpi_5"], said, tmp_path)
+    assert found.code == expected
+    assert found.lines == ("host h2 was lost, or could not be reached",)
+    assert not found.explained, "so the launcher's own words are shown"
+
+
 def test_signals_and_limits_of_ours_come_first(tmp_path):
     report(tmp_path, 1, "KeyboardInterrupt", "", 1.0, 130)
     assert verdict(tmp_path, ending(1, signal=2)) == (130, "ended by signal 2 (SIGINT)")

@@ -24,7 +24,7 @@ class Death:
         rank: Which rank; None where the launcher does not say for sure.
         host: Where it ran.
         signal: The signal that killed it, if one did.
-        code: Its exit code otherwise.
+        code: Its exit code otherwise; without either, it is the host itself that was lost.
     """
 
     rank: int | None = None

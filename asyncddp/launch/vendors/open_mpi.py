@@ -6,6 +6,7 @@ Source: the manual pages mpirun(1) of Open MPI 4.1 and 5.0, and prterun(1) of PR
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import ClassVar
 
 from asyncddp.launch.job import Command, Job
@@ -29,6 +30,7 @@ _DEATHS = (
         r"(?P<host>\S+)\s+exited on\s+signal (?P<signal>\d+)"
     ),
     re.compile(r"Process name: \[.*,(?P<rank>\d+)\]\s+Exit code:\s+(?P<code>\d+)"),
+    re.compile(r"A daemon failed to report back[\s\S]*?Remote host:\s+(?P<host>\S+)"),
     re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d+) in [\s\S]*?rrorcode:? (?P<code>\d+)"),
 )
 
@@ -50,6 +52,7 @@ class OpenMPI(Launcher):
         openings=(
             re.compile(rf"{_PROGRAM} (?:noticed that|detected that|has exited due to) .*process"),
             re.compile(r"MPI_ABORT was invoked on rank"),
+            re.compile(r"A daemon failed to report back after being spawned"),
             re.compile(r"Primary job +terminated normally, but \d+ process"),
         ),
         lines=(
@@ -122,6 +125,7 @@ class _OpenMPI5(OpenMPI):
     shell_program = "plm_ssh_agent"
     shell_arguments = "plm_ssh_args"
     tag = ("--output", "tag")
+    noise = replace(OpenMPI.noise, on_stdout=True)  # some of it
     as_it_comes = ("--output", ":raw")  # else it waits for the ends of lines
 
 

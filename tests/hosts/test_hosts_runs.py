@@ -1,0 +1,171 @@
+"""Runs over two hosts that share no memory, on a network with a rate."""
+
+import json
+import signal
+import time
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.hosts, pytest.mark.slow]
+
+NETWORK = ("--network-interface", "10.77.0.0/24")
+WHERE = """
+import json, os, socket, sys
+print(json.dumps({
+    "rank": int(os.environ["OMPI_COMM_WORLD_RANK"]),
+    "host": socket.gethostname(),
+    "argv": sys.argv[1:],
+    "environment": dict(os.environ),
+}))
+"""
+WAITING = """
+import os, socket, sys, time
+import asyncddp as bf
+bf.init()
+print("ready", bf.rank(), os.getpid(), flush=True)
+time.sleep(0.5)
+if bf.rank() == {victim}:
+    os.kill(os.getpid(), 9)
+time.sleep(300)
+"""
+SOON = 20.0  # seconds: ten for the run, as many for a busy machine
+
+
+def seen(ended):
+    code, stdout, stderr = ended
+    assert code == 0, stderr
+    found = [json.loads(line) for line in stdout.splitlines()]
+    return sorted(found, key=lambda one: one["rank"])
+
+
+@pytest.mark.parametrize("interface", ["10.77.0.0/24", "e0"])
+def test_ranks_run_on_the_hosts_that_were_named_in_that_order(hosts, interface):
+    ranks = seen(hosts.run("--network-interface", interface, script=WHERE))
+    assert [one["host"] for one in ranks] == ["h1", "h1", "h2", "h2"]
+
+
+def test_ranks_are_shared_out_over_hosts_without_slots(hosts):
+    ranks = seen(hosts.run("-np", "3", *NETWORK, script=WHERE, hosts="h2,h1"))
+    assert [one["host"] for one in ranks] == ["h2", "h2", "h1"]
+
+
+def test_what_was_asked_for_reaches_the_other_host_unchanged(hosts):
+    hostile = ["a b", "$HOME", "'", ";id"]
+    path = hosts.folder / "script.py"
+    path.write_text(WHERE)
+    arguments = ["-x", "LR=a b;$c'", *NETWORK, str(path), *hostile]
+    for one in seen(hosts.run(*arguments)):
+        assert one["argv"] == hostile
+        assert one["environment"]["LR"] == "a b;$c'"
+        assert int(one["environment"]["OMP_NUM_THREADS"]) >= 1
+
+
+def test_machines_are_real_ones(hosts):
+    script = (
+        "import json, asyncddp as bf\n"
+        "bf.init()\n"
+        "print(json.dumps({'rank': bf.rank(), 'local': [bf.local_rank(), bf.local_size()],\n"
+        "                  'machine': [bf.machine_rank(), bf.machine_size()]}))\n"
+    )
+    ranks = seen(hosts.run(*NETWORK, script=script))
+    assert [one["local"] for one in ranks] == [[0, 2], [1, 2], [0, 2], [1, 2]]
+    assert [one["machine"] for one in ranks] == [[0, 2], [0, 2], [1, 2], [1, 2]]
+
+
+def test_hierarchical_neighbor_allreduce_averages_in_machines_and_mixes_between_them(hosts):
+    """x = rank: machines hold 0.5 and 2.5, and exponential_two(2) gives both their mean, 1.5."""
+    script = (
+        "import json, torch, asyncddp as bf, topology\n"
+        "bf.init()\n"
+        "bf.set_machine_topology(topology.exponential_two(bf.machine_size()))\n"
+        "x = torch.full((3,), float(bf.rank()), dtype=torch.float64)\n"
+        "y = bf.hierarchical_neighbor_allreduce(x)\n"
+        "print(json.dumps({'rank': bf.rank(), 'y': y.tolist()}))\n"
+    )
+    ranks = seen(hosts.run(*NETWORK, script=script))
+    assert len(ranks) == 4
+    for one in ranks:
+        assert one["y"] == pytest.approx([1.5] * 3, abs=1e-12)
+
+
+def test_neighbors_on_other_hosts_are_mixed_over_the_wire(hosts):
+    """Large enough to be cut into pieces; one_peer_exponential(4) is exact after two steps."""
+    script = (
+        "import json, torch, asyncddp as bf, topology\n"
+        "bf.init()\n"
+        "schedule = topology.one_peer_exponential(bf.size())\n"
+        "x = torch.full((300_000,), float(bf.rank()))\n"
+        "for step in range(2):\n"
+        "    mine = schedule.neighbors(bf.rank(), step)\n"
+        "    x = bf.neighbor_allreduce(x, self_weight=mine.self_weight,\n"
+        "        src_weights=dict(mine.src_weights), dst_weights=list(mine.dst_ranks))\n"
+        "print(json.dumps({'rank': bf.rank(), 'range': [x.min().item(), x.max().item()]}))\n"
+    )
+    for one in seen(hosts.run(*NETWORK, script=script)):
+        assert one["range"] == pytest.approx([1.5, 1.5], abs=1e-6)
+
+
+def wait_for_ranks(child, count=4):
+    for _ in range(count):
+        line = child.stdout.readline()
+        assert line.startswith("ready"), line + child.stderr.read()
+
+
+def test_ctrl_c_ends_everything_on_both_hosts(hosts):
+    child = hosts.start(*NETWORK, script=WAITING.format(victim=None))
+    wait_for_ranks(child)
+    assert len(hosts.processes()) >= 7, "the command, its launcher, a daemon and four ranks"
+    (command,) = (p for p in hosts.processes() if p.cmdline()[1:4] == ["-m", "asyncddp", "run"])
+    command.send_signal(signal.SIGINT)
+    start = time.monotonic()
+    _, stderr = child.communicate(timeout=SOON)
+    assert child.returncode == 130, stderr
+    assert time.monotonic() - start < SOON
+    assert hosts.wait_until_gone(10) == []
+
+
+@pytest.mark.parametrize(("victim", "host"), [(1, "h1"), (3, "h2")])
+def test_a_killed_rank_ends_everything_on_both_hosts_and_is_named(hosts, victim, host):
+    child = hosts.start(*NETWORK, script=WAITING.format(victim=victim))
+    wait_for_ranks(child)
+    start = time.monotonic()
+    _, stderr = child.communicate(timeout=SOON)
+    assert child.returncode == 137, stderr
+    assert f"asyncddp run: rank {victim} on {host} was killed by signal 9 (SIGKILL)" in stderr
+    assert time.monotonic() - start < SOON
+    assert hosts.wait_until_gone(10) == []
+
+
+def test_a_rank_that_fails_on_another_host_is_named_with_its_reason(hosts):
+    script = (
+        "import torch, asyncddp as bf\n"
+        "bf.init()\n"
+        "if bf.rank() == 2: raise ValueError('loss is nan')\n"
+        "bf.allreduce(torch.ones(3))\n"
+    )
+    code, _, stderr = hosts.run(*NETWORK, script=script)
+    assert code == 1
+    assert stderr.count("Traceback (most recent call last)") == 1
+    assert "rank 2 on h2 failed (exit code 1): ValueError: loss is nan" in stderr
+    assert hosts.wait_until_gone(10) == []
+
+
+def test_ranks_end_when_their_host_is_lost(hosts):
+    """The daemon of h2 is killed, as by a crash of that machine."""
+    child = hosts.start(*NETWORK, script=WAITING.format(victim=None))
+    wait_for_ranks(child)
+    daemons = [p for p in hosts.processes() if p.name() == "prted"]
+    if not daemons:
+        pytest.skip("this launcher has no daemon called prted; Open MPI 5 has")
+    for daemon in daemons:
+        daemon.kill()
+    _, stderr = child.communicate(timeout=SOON)
+    assert child.returncode != 0, stderr
+    assert "asyncddp run: host h2 was lost" in stderr
+    assert hosts.wait_until_gone(10) == []
+
+
+def test_nothing_is_left_of_an_ordinary_run(hosts):
+    assert hosts.run(*NETWORK, script="print(1)")[0] == 0
+    assert hosts.wait_until_gone(5) == [], [p.cmdline() for p in psutil.process_iter()]

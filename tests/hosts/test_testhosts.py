@@ -1,0 +1,48 @@
+"""Our script that makes hosts: it keeps to itself and takes everything down again."""
+
+import subprocess
+
+import pytest
+from namespaces import call_script
+
+pytestmark = pytest.mark.hosts
+
+
+def on(host, command):
+    ended = call_script(host, command)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.strip()
+
+
+def test_a_host_has_its_name_its_address_and_an_empty_environment(network):
+    assert on("h2", "hostname") == "h2"
+    assert "10.77.0.2/24" in on("h2", "ip -4 -o addr show e0")
+    assert on("h1", "echo ${LD_LIBRARY_PATH-none} ${VIRTUAL_ENV-none}") == "none none"
+
+
+def test_hosts_share_no_memory(network):
+    assert on("h1", "touch /dev/shm/mark; ls /dev/shm") == "mark"
+    assert on("h2", "ls /dev/shm") == ""
+
+
+def test_there_is_no_way_out_of_the_network(network):
+    assert on("h1", "ip route show default") == ""
+    bridge = subprocess.run(
+        ["ip", "-o", "addr", "show", "asyncddp0"], capture_output=True, text=True, check=True
+    )
+    assert "inet " not in bridge.stdout
+
+
+def test_options_of_ssh_are_passed_over(network):
+    assert call_script("-x", "-p", "22", "h1", "echo", "a  b").stdout == "a b\n"
+
+
+def test_exit_codes_come_back(network):
+    assert call_script("h1", "exit 7").returncode == 7
+    assert call_script("h9", "true").returncode == 255
+
+
+def test_a_wrong_call_is_answered_with_the_right_ones():
+    ended = call_script("sideways")
+    assert ended.returncode == 2
+    assert "usage: testhosts up" in ended.stderr
