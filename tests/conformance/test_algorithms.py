@@ -1,0 +1,331 @@
+"""Every method of the registry does what it declares."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from functools import cache
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+
+import asyncddp as bf
+import topology
+from asyncddp.algorithms import ALGORITHMS, Algorithm, How, Needs, What, When
+from asyncddp.algorithms.communication import COMMUNICATIONS
+from asyncddp.algorithms.rhythms import RHYTHMS
+from tests.support import LoopbackWorld
+
+STEP_SIZE = 0.05
+BIAS_ON_RING = {"adapt_then_combine": 5.5332e-2, "adapt_with_combine": 7.7835e-2}
+"""Distance from the optimum on the ring of 8, known from float64 runs without this library."""
+
+every_method = pytest.mark.parametrize("name", list(ALGORITHMS))
+mixing_methods = pytest.mark.parametrize(
+    "name", [name for name in ALGORITHMS if ALGORITHMS[name].what is What.PARAMETER]
+)
+
+
+@cache
+def least_squares(n):
+    """LS(n): every rank has other data; gives A, b and the optimum of the average loss."""
+    random = np.random.default_rng(0)
+    center = random.standard_normal(10)
+    a = random.standard_normal((n, 50, 10))
+    own = center + random.standard_normal((n, 10))
+    b = np.stack([a[i] @ own[i] for i in range(n)]) + 0.1 * random.standard_normal((n, 50))
+    optimum = np.linalg.solve(
+        sum(x.T @ x for x in a), sum(x.T @ y for x, y in zip(a, b, strict=True))
+    )
+    return torch.from_numpy(a), torch.from_numpy(b), torch.from_numpy(optimum)
+
+
+def fit(name, graph, steps, start=0.0, lr=STEP_SIZE, **options):
+    """Full-gradient descent on this rank's share of LS(n)."""
+    a, b, _ = least_squares(bf.size())
+    a, b = a[bf.rank()], b[bf.rank()]
+    model = torch.nn.Linear(10, 1, bias=False, dtype=torch.float64)
+    torch.nn.init.constant_(model.weight, start * bf.rank())
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    optimizer = bf.DistributedOptimizer(optimizer, model, name, topology=graph, **options)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        ((model(a)[:, 0] - b).square().sum() / 100).backward()
+        optimizer.step()
+    return model.weight.detach()[0]
+
+
+def distance(solutions, n):
+    """‖X − 1 x*ᵀ‖_F / (√n ‖x*‖)."""
+    optimum = least_squares(n)[2]
+    return float((torch.stack(solutions) - optimum).norm() / (n**0.5 * optimum.norm()))
+
+
+@every_method
+def test_the_declaration_is_complete(name):
+    """A method is data: its name, what, when, among whom, needs, exactness, and its source."""
+    method = ALGORITHMS[name]
+    assert issubclass(method, Algorithm)
+    assert method.name == name
+    assert method.when in RHYTHMS
+    assert isinstance(method.what, What)
+    assert isinstance(method.when, When)
+    assert method.how
+    assert all(isinstance(how, How) for how in method.how)
+    assert isinstance(method.needs, Needs)
+    assert isinstance(method.exact, bool)
+    for part in (".. math::", "References:"):
+        assert part in (method.__doc__ or ""), f"{name}'s docstring has no {part}"
+
+
+@every_method
+def test_one_method_one_file(name):
+    """A method's file is named as in the literature, and imports no other method."""
+    module = importlib.import_module(ALGORITHMS[name].__module__)
+    if not module.__name__.startswith("asyncddp."):
+        return  # another distribution's
+    assert module.__name__ == f"asyncddp.algorithms.{name}"
+    source = inspect.getsource(module)
+    assert not [other for other in ALGORITHMS if f"import {other}" in source]
+
+
+def test_the_problem_is_the_known_one():
+    """‖x*‖ of LS(8) as written down beside the golden values."""
+    assert float(least_squares(8)[2].norm()) == pytest.approx(3.4515184231, abs=1e-9)
+
+
+@every_method
+def test_exactness_is_as_declared(name):
+    """On LS(8) over the ring an exact method reaches the optimum; another keeps its known bias."""
+    bias = distance(LoopbackWorld(8).run(fit, name, topology.ring(8), 700), 8)
+    if ALGORITHMS[name].exact:
+        assert bias <= 1e-11
+    else:
+        assert bias == pytest.approx(BIAS_ON_RING[name], rel=2e-3)
+
+
+@mixing_methods
+def test_the_bias_shrinks_with_the_step_size(name):
+    """O(γ): a tenth of the step size leaves about a tenth of the bias, even from the optimum on."""
+    optimum = least_squares(4)[2]
+
+    def near(lr):
+        def case():
+            a, b, _ = least_squares(4)
+            a, b = a[bf.rank()], b[bf.rank()]
+            model = torch.nn.Linear(10, 1, bias=False, dtype=torch.float64)
+            model.weight.data[0] = optimum
+            optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+            optimizer = bf.DistributedOptimizer(optimizer, model, name, topology=topology.ring(4))
+            for _ in range(int(12 / lr)):
+                optimizer.zero_grad()
+                ((model(a)[:, 0] - b).square().sum() / 100).backward()
+                optimizer.step()
+            return model.weight.detach()[0]
+
+        return distance(LoopbackWorld(4).run(case), 4)
+
+    ratio = near(0.1) / near(0.02)
+    assert 3.5 < ratio < 7.0
+
+
+@mixing_methods
+@pytest.mark.parametrize("communication", ["neighbor_allreduce", "allreduce"])
+def test_the_mean_is_kept(name, communication):
+    """With no gradient, averaging moves no mean: W is doubly stochastic."""
+    graph = topology.one_peer_exponential(4)
+    for steps in (1, 2, 3):
+        solutions = LoopbackWorld(4).run(
+            fit, name, graph, steps, start=1.0, lr=0.0, communication=communication
+        )
+        mean = torch.stack(solutions).mean(dim=0)
+        torch.testing.assert_close(mean, torch.full((10,), 1.5, dtype=torch.float64))
+        assert (communication == "allreduce" or steps >= 2) == torch.equal(*solutions[:2])
+
+
+@mixing_methods
+def test_a_schedule_advances_by_one_round_per_averaging(name):
+    """One-peer exponential: exact consensus after log2(n) rounds, and not before."""
+    for steps, spread in ((2, True), (3, False)):
+        graph = topology.one_peer_exponential(8)
+        solutions = LoopbackWorld(8).run(fit, name, graph, steps, start=1.0, lr=0.0)
+        assert (torch.stack(solutions).std(dim=0) > 0.1).all() == spread
+    torch.testing.assert_close(solutions[0], torch.full((10,), 3.5, dtype=torch.float64))
+
+
+@every_method
+@pytest.mark.parametrize("communication", list(COMMUNICATIONS))
+def test_communication_is_allowed_as_declared(name, communication):
+    """Every kind runs where the method's ``how`` has it, and is refused by name elsewhere."""
+    how = COMMUNICATIONS[communication].how
+    allowed = how is None or how in ALGORITHMS[name].how
+
+    def case():
+        bf.set_machine_topology(topology.ring(2))
+        if allowed:
+            return fit(name, None, 2, communication=communication)
+        words = rf"argument communication: {name} works with .*, got '{communication}'"
+        with pytest.raises(bf.ArgumentError, match=words):
+            fit(name, None, 2, communication=communication)
+        return None
+
+    results = LoopbackWorld(4).run(case, settings={"ranks_per_machine": 2})
+    assert all((result is not None) == allowed for result in results)
+
+
+@every_method
+def test_the_default_communication_is_the_first_allowed(name):
+    """``communication=None`` never needs a second thought."""
+
+    def case():
+        model = torch.nn.Linear(1, 1)
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        chosen = bf.DistributedOptimizer(plain, model, name).communication
+        return COMMUNICATIONS[chosen].how
+
+    assert LoopbackWorld(2).run(case) == [ALGORITHMS[name].how[0]] * 2
+
+
+# graphs that a method cannot live with
+
+
+def lopsided(n=4):
+    """Rows sum to one, columns do not: everybody listens to rank 0 too much."""
+    graph = nx.DiGraph(name=f"lopsided({n})")
+    for rank in range(n):
+        graph.add_edge(rank, rank, weight=0.5)
+        graph.add_edge(0 if rank else n - 1, rank, weight=0.5)
+    return graph
+
+
+def swap():
+    """Two ranks that exchange their models: eigenvalue −1."""
+    graph = nx.DiGraph(name="swap(2)")
+    graph.add_weighted_edges_from([(0, 0, 0.0), (1, 1, 0.0), (0, 1, 1.0), (1, 0, 1.0)])
+    return graph
+
+
+@mixing_methods
+def test_a_graph_that_moves_the_mean_is_refused(name):
+    """The message names method, graph and reason, and a graph that works."""
+
+    def case():
+        words = (
+            rf"{name} cannot run on lopsided\(4\): its weights are not doubly stochastic "
+            r"\(what rank 0 gives sums to 2\).* Use topology.exponential_two\(4\) instead"
+        )
+        with pytest.raises(topology.TopologyError, match=words):
+            fit(name, lopsided(), 1)
+        bf.set_topology(lopsided())
+        with pytest.raises(topology.TopologyError, match=words):
+            fit(name, None, 1)
+        fit(name, topology.exponential_two(4), 1)
+
+    LoopbackWorld(4).run(case)
+
+
+@mixing_methods
+def test_weights_set_by_hand_are_the_users_own(name):
+    """Where all weights are given, the topology in use is not asked."""
+
+    def case():
+        bf.set_topology(lopsided())
+        model = torch.nn.Linear(2, 1)
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = bf.DistributedOptimizer(plain, model, name)
+        other = 1 - bf.rank() if bf.rank() < 2 else 5 - bf.rank()
+        optimizer.self_weight, optimizer.src_weights = 0.5, {other: 0.5}
+        optimizer.dst_weights = [other]
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+    LoopbackWorld(4).run(case)
+
+
+def test_an_undirected_graph_is_sent_to_metropolis():
+    """Both directions of every edge: other weights on the same graph will do."""
+    star = topology.uniform_weights(topology.star(5))
+    with pytest.raises(topology.TopologyError, match="metropolis_weights"):
+        ALGORITHMS["adapt_then_combine"]().check(star)
+    ALGORITHMS["adapt_then_combine"]().check(topology.metropolis_weights(star))
+
+
+def test_a_graph_on_which_a_method_diverges_is_refused():
+    """``adapt_with_combine`` needs γ < (1 + λ_min) / L, which no step size fulfils at −1."""
+    with pytest.raises(topology.TopologyError, match=r"smallest eigenvalue is -1, .* above -1"):
+        ALGORITHMS["adapt_with_combine"]().check(swap())
+    ALGORITHMS["adapt_then_combine"]().check(swap())
+
+
+@pytest.mark.parametrize(
+    ("needs", "bad", "good", "words"),
+    [
+        (Needs(static_only=True), topology.one_peer_exponential(4), topology.ring(4), "changes"),
+        (Needs(symmetric=True), topology.exponential_two(8), topology.ring(8), "not symmetric"),
+        (Needs(column_stochastic=True), lopsided(), topology.ring(4), "not column-stochastic"),
+        (Needs(doubly_stochastic=True), lopsided(), topology.star(4), "not doubly stochastic"),
+        (
+            Needs(min_eigenvalue=-1 / 3, symmetric=True),
+            topology.ring(6),
+            topology.metropolis_weights(nx.path_graph(3)),
+            "smallest eigenvalue is -0.3333",
+        ),
+    ],
+    ids=["static_only", "symmetric", "column_stochastic", "doubly_stochastic", "min_eigenvalue"],
+)
+def test_each_need_refuses_and_suggests(needs, bad, good, words):
+    """What a method needs is asked of the graph; the graph suggested in its place fulfils it."""
+    needs.check("a_method", good)
+    with pytest.raises(topology.TopologyError, match=words) as caught:
+        needs.check("a_method", bad)
+    suggestion = str(caught.value).rpartition("Use ")[2].removesuffix(" instead")
+    needs.check("a_method", eval(suggestion, {"topology": topology}))
+
+
+def test_unknown_methods_and_kinds_name_the_known_ones():
+    """A typing error is answered with the nearest name."""
+
+    def case():
+        with pytest.raises(bf.UnknownNameError, match="Did you mean 'adapt_then_combine'"):
+            fit("adapt_then_combin", None, 1)
+        with pytest.raises(bf.UnknownNameError, match="Did you mean 'allreduce'"):
+            fit("adapt_then_combine", None, 1, communication="allreduc")
+
+    LoopbackWorld(2).run(case)
+
+
+# what a method of one's own costs
+
+
+class Damped(Algorithm):
+    """Half of the way to the neighbours' average: W is (I + W) / 2."""
+
+    name, what, when = "damped", What.PARAMETER, When.AFTER_STEP
+    how, needs, exact = (How.NEIGHBORS,), Needs(doubly_stochastic=True), False
+
+    def incoming(self, flat, mixed):
+        flat.lerp_(mixed, 0.5)
+
+
+class Rounded(Algorithm):
+    """Whole numbers travel: what is sent need not be what is kept."""
+
+    name, what, when = "rounded", What.PARAMETER, When.BEFORE_FORWARD
+    how, needs, exact = (How.NEIGHBORS,), Needs(doubly_stochastic=True), False
+
+    def outgoing(self, flat):
+        return flat.round()
+
+
+def test_a_method_of_ones_own_is_a_class_with_data_and_a_hook():
+    """No registration is needed to try one."""
+    w = torch.from_numpy(topology.mixing_matrix(topology.ring(4)))
+    start = torch.arange(4.0, dtype=torch.float64)[:, None].expand(4, 10) * 0.3
+    run = LoopbackWorld(4).run
+
+    damped = torch.stack(run(fit, Damped, topology.ring(4), 1, start=0.3, lr=0.0))
+    torch.testing.assert_close(damped, (start + w @ start) / 2)
+    rounded = torch.stack(run(fit, Rounded, topology.ring(4), 1, start=0.3, lr=0.0))
+    torch.testing.assert_close(rounded, w @ start.round())
