@@ -11,7 +11,7 @@ from asyncddp.config import Config
 from asyncddp.engine.desk import Desk
 from asyncddp.engine.handle import Handle
 from asyncddp.engine.mailbox import Mailbox
-from asyncddp.engine.messages import COLLECTIVE, Key, Leave
+from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, Key, Leave
 from asyncddp.engine.operation import Operation, Program
 from asyncddp.engine.watch import Watch
 from asyncddp.engine.worker import Worker
@@ -72,7 +72,9 @@ class Engine:
                 error, self.mailbox.late = self.mailbox.late, None
                 raise error
             label = program.name or f"{program.verb}.noname"
-            name = COLLECTIVE if program.ordered else label
+            name = label
+            if program.ordered:
+                name = MACHINE_COLLECTIVE if program.local else COLLECTIVE
             key, turn = Key(name, self._uses[name]), self._turns[program.verb, label]
             self._uses[name] += 1
             self._turns[program.verb, label] += 1
@@ -166,9 +168,10 @@ class Engine:
         """Tell the peers that nothing more will be submitted here, so that nobody waits for it."""
         with self._lock:
             self.progress()
+            joined = {name: self._uses[name] for name in (COLLECTIVE, MACHINE_COLLECTIVE)}
             for peer in range(self.transport.size):
                 if peer != self.transport.rank:
-                    self.mailbox.put(peer, Leave(reason, self._uses[COLLECTIVE]))
+                    self.mailbox.put(peer, Leave(reason, joined))
             self.mailbox.flush()
 
     def resume(self) -> None:

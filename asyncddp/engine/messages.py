@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
 __all__ = [
     "COLLECTIVE",
+    "MACHINE_COLLECTIVE",
     "Confirm",
     "Data",
     "Key",
@@ -20,8 +21,11 @@ __all__ = [
     "encode",
 ]
 
-COLLECTIVE = "collective"
+COLLECTIVE = "<collective>"
 """The name under which ordered verbs are counted, whatever the user calls them."""
+
+MACHINE_COLLECTIVE = "<collective of the machine>"
+"""The same for those among the ranks of one machine, which meet as often as they like."""
 
 
 class Key(NamedTuple):
@@ -30,7 +34,14 @@ class Key(NamedTuple):
     name: str
     step: int
 
+    @property
+    def base(self) -> str:
+        """The name without the number of the part, where a collective has several."""
+        return self.name.partition("/")[0] if self.name.startswith("<") else self.name
+
     def __str__(self) -> str:
+        if self.base in (COLLECTIVE, MACHINE_COLLECTIVE):
+            return f"({self.base[1:-1]}, number {self.step})"
         return f"{self.name!r} (use {self.step})"
 
 
@@ -75,10 +86,10 @@ class Probe(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """The sending rank has ended; it had joined so many collectives, and joins no more."""
+    """The sending rank has ended; it had joined so many collectives of each kind, and no more."""
 
     reason: str
-    collectives: int
+    joined: Mapping[str, int]
 
 
 Message: TypeAlias = Data | Confirm | Refuse | Probe | Leave

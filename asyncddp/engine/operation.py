@@ -40,6 +40,7 @@ class Program(Generic[R]):
         steps: Makes the generator that does the work, given a :class:`Desk`.
         name: The user's name for this use, or None: named by call order.
         ordered: Whether all ranks must submit it in the same order, as collectives are.
+        local: Whether, being ordered, it concerns the ranks of this machine alone.
         check: Whether peers must confirm before it counts as done.
     """
 
@@ -47,6 +48,7 @@ class Program(Generic[R]):
     steps: Callable[[Desk], Steps[R]]
     name: str | None = None
     ordered: bool = False
+    local: bool = False
     check: bool = False
 
 
@@ -72,7 +74,8 @@ class Operation(Generic[R]):
 
     def describe(self) -> str:
         """Verb and name, for messages."""
-        return f"{self.program.verb} {self.key}"
+        name = f" {self.program.name!r}" if self.program.ordered and self.program.name else ""
+        return f"{self.program.verb}{name} {self.key}"
 
     def missing(self) -> list[tuple[int, Key]]:
         """The peers that hold it up."""

@@ -7,14 +7,14 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from asyncddp.config import Config
 from asyncddp.engine import deadlock
 from asyncddp.engine.mailbox import Mailbox
-from asyncddp.engine.messages import COLLECTIVE, Key, Leave, Message, Probe
+from asyncddp.engine.messages import Key, Leave, Message, Probe
 from asyncddp.engine.operation import Operation
 from asyncddp.errors import DeadlockError, PeerLeftError, WaitTimeoutError
 
@@ -27,10 +27,10 @@ _PROBE_AFTER = 0.25  # seconds of waiting before the peers are asked whether the
 
 
 class _Gone(NamedTuple):
-    """A rank that has left: why, after how many collectives, and when we heard of it."""
+    """A rank that has left: why, after how many collectives of each kind, and since when."""
 
     reason: str
-    collectives: int
+    joined: Mapping[str, int]
     since: float
 
 
@@ -83,14 +83,14 @@ class Watch:
     def hear(self, peer: int, message: Message) -> Operation[Any] | None:
         """Take a message that is not about an exchange; gives an operation that it has ended."""
         if isinstance(message, Leave):
-            self._gone[peer] = _Gone(message.reason, message.collectives, time.monotonic())
+            self._gone[peer] = _Gone(message.reason, message.joined, time.monotonic())
         elif isinstance(message, Probe):
             return self._answer(message)
         return None
 
     def lose(self, peer: int, reason: str) -> None:
         """A peer is gone: whatever needs it fails at once."""
-        self._gone[peer] = _Gone(reason, 0, -math.inf)
+        self._gone[peer] = _Gone(reason, {}, -math.inf)
 
     def forgive(self) -> None:
         """All that had left are back."""
@@ -147,7 +147,7 @@ class Watch:
             gone = self._gone.get(peer)
             if gone is None or now - gone.since < _GRACE:
                 continue
-            if key.name != COLLECTIVE or key.step >= gone.collectives:
+            if key.step >= gone.joined.get(key.base, 0):
                 return f"rank {peer} has left ({gone.reason})"
         return None
 

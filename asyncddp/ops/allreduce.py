@@ -102,7 +102,8 @@ def _program(
     dtype = row.accumulate
     if average:
         dtype = averaging_dtype(name, row, round_integers=round_integers)
-    group, wire = members(context, local=name.startswith("local"))
+    local = name.startswith("local")
+    group, wire = members(context, local=local)
     title = f"{name}({'average' if average else 'sum'})" + (f" {label!r}" if label else "")
 
     def steps(desk: Desk) -> Steps[torch.Tensor]:
@@ -111,7 +112,7 @@ def _program(
             total /= len(group)
         return deliver(total, tensor, out)
 
-    return Program(name, steps, label, ordered=True, check=check)
+    return Program(name, steps, label, ordered=True, local=local, check=check)
 
 
 def members(context: Context, *, local: bool) -> tuple[Sequence[int], Transport]:

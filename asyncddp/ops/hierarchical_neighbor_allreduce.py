@@ -55,7 +55,7 @@ def hierarchical_neighbor_allreduce(
             The weights default to the machine topology's, as in ``neighbor_allreduce``; all ranks
             of a machine must give the same.
         name: For messages; all ranks must give the same.
-        round: Round of a time-varying topology; by default the number of earlier collectives.
+        round: Round of a time-varying topology; by default the number of earlier uses.
         round_integers: Average integers in float64 and round half to even; refused otherwise.
         check: Compare verb, dtype and shape with the other ranks before anything is sent.
         out: Tensor into which the result is written, which may be ``tensor`` itself.
