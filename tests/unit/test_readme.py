@@ -81,3 +81,12 @@ def test_extras_in_the_table_are_those_of_the_package():
     table = TEXT.split("| extra |")[1].split("\n\n")[0]
     cells = re.findall(r"^\| (`.*?`) \|", table, flags=re.MULTILINE)
     assert {name for cell in cells for name in re.findall(r"`(\w+)`", cell)} == declared
+
+
+def test_contributing_names_every_area_of_tests():
+    """CONTRIBUTING.md lists every folder that holds tests, and none that is not there."""
+    text = (REPO / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^    tests/(\w+) ", text, flags=re.MULTILINE))
+    tests = REPO / "tests"
+    assert {path.relative_to(tests).parts[0] for path in tests.glob("*/**/test_*.py")} <= named
+    assert all((tests / name).is_dir() for name in named)
