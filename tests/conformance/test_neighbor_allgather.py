@@ -1,0 +1,121 @@
+"""``neighbor_allgather``: the in-neighbours' rows, in order, this rank's not among them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+import asyncddp as bf
+import topology
+from asyncddp.memory.dtypes import DTYPES
+from tests.support import WORLDS, LoopbackWorld, on
+from tests.support.oracle import FAMILIES, family, held
+
+SEVERAL = on(*(name for name, (_, size) in WORLDS.items() if size > 1))
+LENGTHS = (17, 32, 0, 12, 15, 23, 22, 3)
+
+
+def joined(ranks, of):
+    mine = of(bf.rank())
+    return torch.cat([mine[:0], *(of(rank) for rank in ranks)])
+
+
+def gathers(dtype):
+    bf.set_topology(topology.ring(bf.size()))
+    for trailing in ((), (3,), (2, 0), (9_000,)):
+
+        def of(rank, trailing=trailing):
+            return held(rank, (LENGTHS[rank], *trailing), dtype)
+
+        got = bf.neighbor_allgather(of(bf.rank()))
+        assert got.dtype == dtype
+        assert torch.equal(got, joined(bf.in_neighbor_ranks(), of))
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES), ids=str)
+def test_every_dtype_with_rows_in_unequal_numbers(world, dtype):
+    """Also no rows at all, and rows that travel in bulk."""
+    world.run(gathers, dtype)
+
+
+def follows(name):
+    chosen = family(name, bf.size())
+    if chosen is None:
+        return False
+    bf.set_topology(chosen)
+    for k in range(4):
+        sources = bf.in_neighbor_ranks(k)
+        assert sources == sorted(sources)
+        got = bf.neighbor_allgather(torch.tensor([[bf.rank(), k]]))
+        assert got.tolist() == [[source, k] for source in sources]
+    return True
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_order_is_that_of_the_in_neighbours(name):
+    existed = [all(LoopbackWorld(n).run(follows, name)) for n in (1, 4, 6)]
+    assert any(existed)
+
+
+def permuted(seed):
+    """Everybody sends to everybody; each rank wants another order."""
+    others = [rank for rank in range(bf.size()) if rank != bf.rank()]
+    order = random.Random(100 * seed + bf.rank()).sample(others, len(others))
+
+    def of(rank):
+        return held(rank, (LENGTHS[rank], 2), torch.float32)
+
+    got = bf.neighbor_allgather(of(bf.rank()), src_ranks=order, dst_ranks=others)
+    assert torch.equal(got, joined(order, of))
+    return order
+
+
+@SEVERAL
+def test_given_sources_come_in_the_order_given(world):
+    orders = [world.run(permuted, seed)[0] for seed in range(4)]
+    assert world.size == 2 or any(order != sorted(order) for order in orders)
+
+
+def one_way():
+    """Rank 0 sends to rank 1; nobody else does anything."""
+    sources, targets = {0: ([], [1]), 1: ([0], [])}.get(bf.rank(), ([], []))
+    x = torch.full((2, 3), bf.rank())
+    got = bf.neighbor_allgather(x, src_ranks=sources, dst_ranks=targets)
+    return tuple(got.shape), got.sum().item()
+
+
+@SEVERAL
+def test_without_sources_the_result_has_no_rows(world):
+    shapes = world.run(one_way)
+    assert shapes == [((2, 3) if rank == 1 else (0, 3), 0) for rank in range(world.size)]
+
+
+def wrong_arguments():
+    told = []
+    for arguments in (
+        {"src_ranks": [1]},
+        {"src_ranks": [0], "dst_ranks": []},
+        {"src_ranks": [], "dst_ranks": [5]},
+        {"src_ranks": [1, 1], "dst_ranks": []},
+    ):
+        if bf.rank() == 0:
+            with pytest.raises(bf.ArgumentError) as caught:
+                bf.neighbor_allgather(torch.ones(1), **arguments)
+            told.append(str(caught.value))
+    with pytest.raises(bf.ArgumentError, match="neighbor_allgather: argument tensor: expected at"):
+        bf.neighbor_allgather(torch.tensor(1.0))
+    return told
+
+
+@on("loopback-2")
+def test_wrong_arguments_are_told(world):
+    assert world.run(wrong_arguments)[0] == [
+        "neighbor_allgather: arguments src_ranks, dst_ranks: expected both or neither",
+        "neighbor_allgather: argument src_ranks: expected a rank in 0..1 other than 0, this rank "
+        "itself, got 0",
+        "neighbor_allgather: argument dst_ranks: expected a rank in 0..1 other than 0, this rank "
+        "itself, got 5",
+        "neighbor_allgather: argument src_ranks: expected each rank once, got [1, 1]",
+    ]
