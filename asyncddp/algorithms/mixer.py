@@ -132,8 +132,8 @@ class Mixer:
         schedule = as_schedule(given)
         if schedule.n != places:
             raise TopologyError(
-                f"argument topology: {describe(given)} is for {schedule.n} nodes, but "
-                f"{self.communication.name} has {places} here; build it with n={places}"
+                f"argument topology: {describe(given)} has {schedule.n} nodes, but "
+                f"{self.communication.name} averages among {places} here; build it with n={places}"
             )
         self.algorithm.check(given)
         self._accepted, self._schedule = given, schedule

@@ -80,6 +80,7 @@ def train_by_matrix(
     loss_of: Loss = square_loss,
     closure: bool = False,
     averages: Callable[[int], bool] = lambda step: True,
+    travels: Callable[[int], torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
     """The parameters of all ranks after some steps.
 
@@ -92,6 +93,7 @@ def train_by_matrix(
         loss_of: Its loss on a batch.
         closure: Whether the optimizer takes a closure, and may evaluate it several times.
         averages: Whether step k averages.
+        travels: In step k, which entries of the parameters' vector do; all if None.
     """
     schedule = topology.as_schedule(graph)
     models = [model_of(rank) for rank in range(schedule.n)]
@@ -108,16 +110,24 @@ def train_by_matrix(
         if method == "gradient_allreduce":
             _central_step(models, optimizers, loss_of, step, closure=closure)
         elif method == "adapt_with_combine":
-            mixed = w @ torch.stack([vector(model) for model in models])
+            mixed = _mixed(w, models, None if travels is None else travels(step))
             for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
                 _local_step(model, optimizer, loss_of, batch(rank, step), mixed[rank], closure)
         else:
             for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
                 _local_step(model, optimizer, loss_of, batch(rank, step), None, closure)
-            mixed = w @ torch.stack([vector(model) for model in models])
+            mixed = _mixed(w, models, None if travels is None else travels(step))
             for model, row in zip(models, mixed, strict=True):
                 assign(model, row)
     return [vector(model) for model in models]
+
+
+def _mixed(
+    w: torch.Tensor, models: Sequence[torch.nn.Module], travels: torch.Tensor | None
+) -> torch.Tensor:
+    """W X in the columns that travel, X in the others."""
+    x = torch.stack([vector(model) for model in models])
+    return w @ x if travels is None else torch.where(travels, w @ x, x)
 
 
 def _local_step(
@@ -132,7 +142,7 @@ def _local_step(
     first = [True]
 
     def evaluate() -> torch.Tensor:
-        optimizer.zero_grad()
+        model.zero_grad()
         loss = loss_of(model, data)
         loss.backward()
         if then is not None and first[0]:
@@ -161,15 +171,14 @@ def _central_step(
     def evaluate() -> torch.Tensor:
         gradients, losses = [], []
         for rank in range(len(models)):
-            optimizers[0].zero_grad()
+            model.zero_grad()
             loss = loss_of(model, batch(rank, step))
             loss.backward()
             losses.append(loss.detach())
             gradients.append([p.grad for p in model.parameters()])
-            for parameter in model.parameters():
-                parameter.grad = None
         for parameter, parts in zip(model.parameters(), zip(*gradients, strict=True), strict=True):
-            parameter.grad = torch.stack(parts).sum(dim=0) / len(models)
+            used = [part for part in parts if part is not None]
+            parameter.grad = sum(used) / len(models) if used else None
         return torch.stack(losses).sum() / len(models)
 
     if closure:
