@@ -1,0 +1,215 @@
+"""What holds for every verb: its forms agree, inputs stay, results belong to the caller."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import asyncddp as bf
+import topology
+from tests.support import on
+from tests.support.oracle import held
+
+STUB = Path(bf.__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+NAMES = set(re.findall(r"import (\w+) as \1", STUB)) | set(re.findall(r"(\w+) as \1,", STUB))
+VERBS = sorted(name.replace("_nonblocking", "") for name in NAMES if "_nonblocking" in name)
+"""Every verb that has a non-blocking form; those that work in place end with ``_``."""
+
+ARGUMENTS = {"pair_gossip": lambda: (bf.rank() ^ 1,), "broadcast": lambda: (bf.size() - 1,)}
+"""What a verb needs beside its tensor."""
+
+WITHOUT_TENSOR = {"barrier", "broadcast_object", "allgather_object"}
+TENSOR_VERBS = [v for v in VERBS if not v.endswith("_") and v not in WITHOUT_TENSOR]
+PLACES = [v for v in VERBS if v.endswith("_")]
+SETTINGS = {"ranks_per_machine": 2}
+SOME = on("loopback-4", "mpi-2", "mpi-4")
+
+
+def test_the_table_has_the_verbs_of_the_issue():
+    """So that a verb which the stub lost is missed here."""
+    assert TENSOR_VERBS == [
+        "allgather",
+        "allreduce",
+        "broadcast",
+        "hierarchical_neighbor_allreduce",
+        "local_allreduce",
+        "neighbor_allgather",
+        "neighbor_allreduce",
+        "pair_gossip",
+    ]
+    writable = [verb for verb in TENSOR_VERBS if not verb.endswith("allgather")]
+    assert [f"{verb}_" for verb in writable] == PLACES
+
+
+def form(verb, *, nonblocking=False):
+    """A verb of a name of the table, with the arguments that it needs."""
+    place = verb.endswith("_")
+    bare = verb.removesuffix("_")
+    if nonblocking:
+        bare += "_nonblocking"
+    function = getattr(bf, bare + ("_" if place else ""))
+    arguments = ARGUMENTS.get(verb.removesuffix("_"), tuple)()
+    return lambda tensor, **more: function(tensor, *arguments, **more)
+
+
+def prepared():
+    bf.set_topology(topology.ring(bf.size(), style="right"))
+    bf.set_machine_topology(topology.ring(bf.machine_size()))
+    return held(bf.rank(), (4, 3), torch.float64)
+
+
+def shares_memory(one, other):
+    return bool(one.numel()) and one.untyped_storage().data_ptr() == other.data_ptr()
+
+
+def forms_agree(verb):
+    x = prepared()
+    kept = x.clone()
+    first = form(verb)(x)
+    second = form(verb, nonblocking=True)(x).wait()
+    assert torch.equal(first, second)
+    assert torch.equal(x, kept), "the input was changed"
+    assert not shares_memory(first, x)
+    assert not shares_memory(first, second)
+    if f"{verb}_" in PLACES:
+        for nonblocking in (False, True):
+            y = x.clone()
+            got = form(f"{verb}_", nonblocking=nonblocking)(y)
+            got = got.wait() if nonblocking else got
+            assert got is y, "in place gives its argument back"
+            assert torch.equal(y, first)
+
+
+@SOME
+@pytest.mark.parametrize("verb", TENSOR_VERBS)
+def test_all_forms_of_a_verb_give_the_same_bits_and_leave_the_input(world, verb):
+    world.run(forms_agree, verb, settings=SETTINGS)
+
+
+@on("loopback-1")
+@pytest.mark.parametrize("verb", [v for v in TENSOR_VERBS if v != "pair_gossip"])
+def test_one_rank_alone_has_all_forms(world, verb):
+    world.run(forms_agree, verb)
+
+
+def alone(verb):
+    x = prepared()
+    return torch.equal(form(verb)(x), x)
+
+
+@on("loopback-1")
+@pytest.mark.parametrize(
+    "verb", [v for v in TENSOR_VERBS if v not in ("pair_gossip", "neighbor_allgather")]
+)
+def test_one_rank_alone_keeps_its_values(world, verb):
+    assert world.run(alone, verb) == [True]
+
+
+def results_are_mine(verb):
+    x = prepared()
+    result = form(verb)(x)
+    bf.barrier()
+    result.fill_(bf.rank())
+    bf.barrier()
+    assert (result == bf.rank()).all(), "another rank wrote into this result"
+    assert torch.equal(x, held(bf.rank(), (4, 3), torch.float64))
+
+
+@on("loopback-4")
+@pytest.mark.parametrize("verb", TENSOR_VERBS)
+def test_ranks_that_share_a_process_share_no_results(world, verb):
+    world.run(results_are_mine, verb, settings=SETTINGS)
+
+
+def input_may_change_after(verb):
+    """A blocking verb, or wait, gives the tensor free, however late the peers are."""
+    x = prepared()
+    expected = form(verb)(x)
+    for _ in range(3):
+        y = x.clone()
+        result = form(verb)(y)
+        y.fill_(float("nan"))
+        assert torch.equal(result, expected)
+    big = torch.full((50_000,), float(bf.rank()))
+    handle = form(verb, nonblocking=True)(big)
+    whole = handle.wait()
+    big.fill_(float("nan"))
+    bf.barrier()
+    assert not torch.isnan(whole).any()
+
+
+@SOME
+@pytest.mark.parametrize("verb", TENSOR_VERBS)
+def test_the_input_may_be_changed_once_the_verb_is_over(world, verb):
+    world.run(input_may_change_after, verb, settings=SETTINGS)
+
+
+def outside_autograd(verb):
+    x = prepared().requires_grad_()
+    result = form(verb)(x * 1.0)
+    assert not result.requires_grad
+    assert not form(verb)(x).requires_grad
+    if f"{verb}_" in PLACES:
+        parameter = torch.nn.Parameter(held(bf.rank(), (4, 3), torch.float64))
+        got = form(f"{verb}_")(parameter)
+        assert got is parameter
+        assert parameter.is_leaf
+        assert parameter.requires_grad
+        assert torch.equal(parameter.detach(), result)
+
+
+@on("loopback-4", "mpi-2")
+@pytest.mark.parametrize("verb", TENSOR_VERBS)
+def test_verbs_stand_outside_autograd(world, verb):
+    """Inputs may require gradients, results do not; leaf parameters are changed in place."""
+    world.run(outside_autograd, verb, settings=SETTINGS)
+
+
+def checked(verb):
+    x = prepared()
+    plain = form(verb)(x)
+    assert torch.equal(form(verb)(x, check=True), plain)
+    assert torch.equal(form(verb, nonblocking=True)(x, check=True, name="n").wait(), plain)
+
+
+@SOME
+@pytest.mark.parametrize("verb", TENSOR_VERBS)
+def test_checking_changes_no_result(world, verb):
+    world.run(checked, verb, settings=SETTINGS)
+
+
+@on("loopback-4", "mpi-4")
+def test_the_check_mode_changes_no_result(world):
+    """``ASYNCDDP_CHECK=1`` for everything."""
+    for verb in TENSOR_VERBS:
+        world.run(forms_agree, verb, settings={**SETTINGS, "check": True})
+
+
+def into_out():
+    x = prepared()
+    out = torch.empty(3, 4, dtype=torch.float64).t()
+    assert bf.neighbor_allreduce(x, out=out) is out
+    assert torch.equal(out, bf.neighbor_allreduce(x))
+    with pytest.raises(TypeError, match="out"):
+        bf.neighbor_allreduce_(x, out=out)
+
+
+@on("loopback-2")
+def test_results_can_be_written_into_a_tensor_of_the_caller(world):
+    world.run(into_out)
+
+
+def test_the_forms_have_names_documents_and_signatures():
+    """What ``help()`` shows of a form is that form, not the plan behind it."""
+    for verb in VERBS:
+        place = "_" if verb.endswith("_") else ""
+        for name in (verb, verb.removesuffix("_") + "_nonblocking" + place):
+            function = getattr(bf, name)
+            assert function.__name__ == name
+            assert function.__doc__
+            assert "Program" not in str(inspect.signature(function))
+            assert ("out" in inspect.signature(function).parameters) <= (not place)
