@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 
 import torch
@@ -14,17 +15,32 @@ from asyncddp.transport.contract import Transfer
 
 __all__ = ["Desk", "Joined"]
 
+_GRACE = 0.3  # seconds for a form that says what a wire has only noticed
+
 
 class Joined:
-    """Wait for this: a collective has ended."""
+    """Wait for this: a collective has ended.
+
+    Where a wire notices that ranks have met in different collectives, it cannot say which; their
+    forms can, and are on their way.
+    """
 
     def __init__(self, transfer: Transfer, posting: Posting, others: Sequence[int]) -> None:
         self._transfer, self._posting, self._others = transfer, posting, others
+        self._problem: PeerError | None = None
+        self._deadline = 0.0
 
     def done(self) -> bool:
         """Whether it has."""
         self._posting.raise_if_failed()
-        return self._transfer.done()
+        if self._problem is None:
+            try:
+                return self._transfer.done()
+            except PeerError as problem:
+                self._problem, self._deadline = problem, time.monotonic() + _GRACE
+        if time.monotonic() > self._deadline:
+            raise self._problem
+        return False
 
     def missing(self) -> list[tuple[int, Key]]:
         """Everybody else, since a collective does not tell who is late."""

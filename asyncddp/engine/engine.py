@@ -96,7 +96,7 @@ class Engine:
             return
         limit = None if timeout is None else time.monotonic() + timeout
         attempt = 0
-        with self._watch.blocked(operation):
+        with self._watch.blocked(operation, forever=limit is None):
             while not operation.finished.is_set():
                 if limit is not None and time.monotonic() > limit:
                     raise WaitTimeoutError(

@@ -26,6 +26,7 @@ class _Outcome(NamedTuple):
     """What is remembered of an exchange that has ended."""
 
     sources: frozenset[int]
+    targets: frozenset[int]
     error: PeerError | None
 
 
@@ -117,7 +118,7 @@ class Mailbox:
     def close(self, posting: Posting, error: PeerError | None) -> None:
         """Stop expecting; on failure tell everybody who takes part."""
         self._open.pop(posting.key, None)
-        self._ended[posting.key] = _Outcome(frozenset(posting.arrivals), error)
+        self._ended[posting.key] = _Outcome(posting.sources, posting.targets, error)
         if len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
         if error is None:
@@ -134,6 +135,15 @@ class Mailbox:
     def knows(self, key: Key) -> bool:
         """Whether this rank has submitted the key."""
         return key in self._open or key in self._ended
+
+    def object_to(self, peer: int, key: Key) -> None:
+        """Refuse a peer that waits for this rank in an exchange which leaves that peer out."""
+        mine = self._open.get(key) or self._ended.get(key)
+        if mine is None or mine.error is not None or key.collective:
+            return
+        if peer not in mine.sources and peer not in mine.targets:
+            problem = f"sends nothing to rank {peer}: {_neighbors(mine)}"
+            self.put(peer, Refuse(key, f"rank {self.rank} {problem}"))
 
     def unmatched(self, peer: int) -> list[Data]:
         """What has come from a peer and fits nothing yet."""
@@ -168,12 +178,15 @@ class Mailbox:
     def _match(self, posting: Posting, peer: int, data: Data) -> None:
         arrival = posting.arrivals.get(peer)
         if arrival is None:
-            problem = f"expected nothing from rank {peer}, got a tensor: {self._neighbors(posting)}"
+            problem = reason = (
+                f"expected nothing from rank {peer}, got a tensor: {_neighbors(posting)}"
+            )
         else:
             problem = posting.form.difference(data) or ""
+            reason = f"{problem} from rank {peer}"
         if problem:
             self._drain(peer, data)
-            reason = f"rank {self.rank} {problem} from rank {peer}"
+            reason = f"rank {self.rank} {reason}"
             posting.fail(f"{self._me(posting)}, peer rank {peer}: {problem}", reason)
             self.put(peer, Refuse(data.key, reason))
             return
@@ -194,13 +207,6 @@ class Mailbox:
         if data.mutual:
             posting.unconfirmed.discard(peer)
 
-    def _neighbors(self, posting: Posting) -> str:
-        return (
-            f"this rank receives from {sorted(posting.arrivals)} and sends to "
-            f"{sorted(posting.targets)}; let the sender's dst_weights and the receiver's "
-            "src_weights name each other"
-        )
-
     def _stray(self, peer: int, data: Data, outcome: _Outcome) -> None:
         """A tensor for an exchange that has ended here without it."""
         self._drain(peer, data)
@@ -208,8 +214,8 @@ class Mailbox:
             self.put(peer, Refuse(data.key, str(outcome.error)))
             return
         problem = (
-            f"expected nothing from rank {peer} in {data.verb} {data.key}, got a tensor; "
-            f"it received from {sorted(outcome.sources)}"
+            f"expected nothing from rank {peer} in {data.verb} {data.key}, got a tensor: "
+            f"{_neighbors(outcome)}"
         )
         self.late = self.late or MismatchError(f"rank {self.rank} {problem}")
         self.put(peer, Refuse(data.key, f"rank {self.rank} {problem}"))
@@ -235,3 +241,10 @@ class Mailbox:
 
     def _me(self, posting: Posting) -> str:
         return f"rank {self.rank}, {posting.form.verb} {posting.key}"
+
+
+def _neighbors(exchange: Posting | _Outcome) -> str:
+    return (
+        f"it receives from {sorted(exchange.sources)} and sends to {sorted(exchange.targets)}; let "
+        "the sender's dst_weights and the receiver's src_weights name each other"
+    )

@@ -39,8 +39,13 @@ class Key(NamedTuple):
         """The name without the number of the part, where a collective has several."""
         return self.name.partition("/")[0] if self.name.startswith("<") else self.name
 
+    @property
+    def collective(self) -> bool:
+        """Whether it is an ordered verb's."""
+        return self.base in (COLLECTIVE, MACHINE_COLLECTIVE)
+
     def __str__(self) -> str:
-        if self.base in (COLLECTIVE, MACHINE_COLLECTIVE):
+        if self.collective:
             return f"({self.base[1:-1]}, number {self.step})"
         return f"{self.name!r} (use {self.step})"
 

@@ -109,9 +109,14 @@ class Posting:
         if self.error is not None:
             raise self.error
 
-    def peers(self) -> set[int]:
+    @property
+    def sources(self) -> frozenset[int]:
+        """Ranks from which a tensor is expected."""
+        return frozenset(self.arrivals)
+
+    def peers(self) -> frozenset[int]:
         """Everybody who takes part, without this rank."""
-        return set(self.arrivals) | self.targets
+        return self.sources | self.targets
 
     def sent(self) -> Departure:
         """Wait for this: our tensors have left, and those that were asked have confirmed."""

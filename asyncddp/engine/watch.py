@@ -48,6 +48,7 @@ class Watch:
         self._rank = mailbox.rank
         self._gone: dict[int, _Gone] = {}
         self._blocked: dict[int, Operation[Any]] = {}  # thread → what it waits for
+        self._impatient: set[int] = set()  # threads that give up waiting by themselves
         self._callers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
     # what the callers do
@@ -57,15 +58,23 @@ class Watch:
         self._callers.add(threading.current_thread())
 
     @contextmanager
-    def blocked(self, operation: Operation[Any]) -> Iterator[None]:
-        """While inside, the calling thread does nothing but wait for an operation."""
+    def blocked(self, operation: Operation[Any], *, forever: bool) -> Iterator[None]:
+        """While inside, the calling thread does nothing but wait for an operation.
+
+        Args:
+            operation: What it waits for.
+            forever: Whether it cannot do anything else before the operation ends.
+        """
         thread = threading.get_ident()
         self._blocked[thread] = operation
+        if not forever:
+            self._impatient.add(thread)
         operation.next_probe = time.monotonic() + _PROBE_AFTER
         try:
             yield
         finally:
             del self._blocked[thread]
+            self._impatient.discard(thread)
 
     @property
     def driven(self) -> bool:
@@ -76,7 +85,9 @@ class Watch:
         """The operation this rank is blocked in, if nothing else can be submitted meanwhile."""
         callers = sum(thread.is_alive() for thread in list(self._callers))
         blocked = list(self._blocked.values())
-        return blocked[0] if len(blocked) == callers == 1 else None
+        if self._impatient or not len(blocked) == callers == 1 or blocked[0].finished.is_set():
+            return None
+        return blocked[0]
 
     # what the peers do
 
@@ -97,6 +108,8 @@ class Watch:
         self._gone.clear()
 
     def _answer(self, probe: Probe) -> Operation[Any] | None:
+        asking = probe.chain[-1]
+        self._mailbox.object_to(asking.rank, asking.key)
         operation = self._blocking()
         if operation is None:
             return None
