@@ -15,6 +15,7 @@ from asyncddp.engine import Handle
 from asyncddp.memory.dtypes import DTYPES
 from asyncddp.ops.allreduce import allreduce_nonblocking
 from asyncddp.ops.hierarchical_neighbor_allreduce import (
+    between_machines,
     hierarchical_neighbor_allreduce_nonblocking,
 )
 from asyncddp.ops.neighbor_allreduce import neighbor_allreduce_nonblocking
@@ -147,7 +148,9 @@ class HierarchicalNeighborAllreduce(Communication):
         self, context: Context, schedule: Schedule | None, hand: HandSet, k: int
     ) -> Route | None:
         given = self.by_hand(hand)
-        schedule = schedule or context.topologies.machines
+        schedule = schedule or between_machines(
+            context, by_hand=hand.dst_machine_weights is not None
+        )
         row = WeightsOf(self.name, schedule, context.machine_rank, given, k).at(k)
 
         def start(flat: torch.Tensor, name: str) -> Handle[torch.Tensor]:

@@ -15,6 +15,7 @@ from asyncddp.ops.door import averaging_dtype, check_tensor, deliver
 from asyncddp.ops.forms import in_place, nonblocking, verb
 from asyncddp.ops.mixing import Mixing, exchange_and_mix
 from asyncddp.ops.weights import Weights, WeightsOf
+from topology import Schedule, as_schedule, complete
 
 __all__ = [
     "hierarchical_neighbor_allreduce",
@@ -92,7 +93,7 @@ def hierarchical_neighbor_allreduce(
         )
     weights = WeightsOf(
         _VERB,
-        context.topologies.machines,
+        between_machines(context, by_hand=dst_machine_weights is not None),
         context.machine_rank,
         {
             "self_weight": self_weight,
@@ -118,6 +119,13 @@ def hierarchical_neighbor_allreduce(
 hierarchical_neighbor_allreduce_nonblocking = nonblocking(hierarchical_neighbor_allreduce)
 hierarchical_neighbor_allreduce_ = in_place(hierarchical_neighbor_allreduce)
 hierarchical_neighbor_allreduce_nonblocking_ = nonblocking(hierarchical_neighbor_allreduce_)
+
+
+def between_machines(context: Context, *, by_hand: bool) -> Schedule:
+    """The machine topology; where all weights are set by hand it plays no part, and need not be."""
+    if by_hand and context.topologies.load_machine() is None:
+        return as_schedule(complete(context.machine_size))
+    return context.topologies.machines
 
 
 def between_ranks(context: Context, mixing: Mixing) -> Mixing:
