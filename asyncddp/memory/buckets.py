@@ -98,12 +98,11 @@ class ParameterBucket(FlatBucket):
 
     def strangers(self) -> list[int]:
         """Indices of parameters that are no longer views: moved, loaded or assigned anew."""
+        homes = zip(self.parameters, self.views, self._addresses, strict=True)
         return [
             index
-            for index, (parameter, address) in enumerate(
-                zip(self.parameters, self._addresses, strict=True)
-            )
-            if parameter.data_ptr() != address
+            for index, (parameter, view, address) in enumerate(homes)
+            if parameter.data_ptr() != address or parameter.shape != view.shape
         ]
 
     def mend(self) -> bool:

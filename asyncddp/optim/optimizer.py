@@ -122,8 +122,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             checked_steps(num_steps_per_communication),
             checked_cap(bucket_size_in_mb),
         )
-        if context.size > 1:
-            agree(context, facts_of(setting, update_in_backward))
+        agree(context, facts_of(setting, update_in_backward))
         self._rhythm = rhythm_for(setting, update_in_backward=update_in_backward)
         take_over((parameter for _, parameter in self._rhythm.named), self._rhythm)
 

@@ -134,6 +134,8 @@ class Rhythm(ABC):
         Groups may have been added, parameters frozen, moved, cast or assigned anew. All ranks
         must do the same.
         """
+        if self.setting.mixer.silent:
+            return
         before, current = [p for _, p in self.named], self._parameters()
         same = len(before) == len(current) and all(map(_is, before, current))
         if not (same and self.intact()):

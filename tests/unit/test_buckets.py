@@ -1,0 +1,145 @@
+"""Flat buckets: layout, alignment, strides, and parameters that live in them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from asyncddp.memory.buckets import ALIGNMENT, FlatBucket, ParameterBucket, partition
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex128]
+
+shapes = st.lists(st.lists(st.integers(1, 5), max_size=3).map(tuple), min_size=1, max_size=8)
+
+
+@given(shapes, st.sampled_from(DTYPES), st.integers(0, 3))
+def test_views_are_aligned_disjoint_and_shaped(shapes, dtype, extra):
+    """Each tensor has room of its own at a multiple of 64 bytes; the rest is zero."""
+    tensors = [torch.ones(shape, dtype=dtype) for shape in shapes]
+    bucket = FlatBucket(tensors, extra)
+    assert bucket.flat.is_contiguous()
+    assert bucket.tail.numel() == extra
+    for view, tensor in zip(bucket.views, tensors, strict=True):
+        assert view.shape == tensor.shape
+        assert (view.data_ptr() - bucket.flat.data_ptr()) % ALIGNMENT == 0
+        assert not view.any(), "views overlap"
+        view.copy_(tensor)
+    assert bucket.flat.count_nonzero() == sum(tensor.numel() for tensor in tensors)
+    bucket.tail.fill_(1)
+    assert bucket.flat.count_nonzero() == sum(tensor.numel() for tensor in tensors) + extra
+
+
+@given(st.lists(st.integers(1, 100), max_size=20), st.integers(1, 800))
+def test_partition_keeps_order_and_cap(sizes, cap):
+    """Every index once, ascending; no bucket is above the cap, unless it holds one tensor."""
+    tensors = [torch.empty(size, dtype=DTYPES[2 + size % 2], device="meta") for size in sizes]
+    buckets = partition(tensors, cap)
+    assert sorted(index for bucket in buckets for index in bucket) == list(range(len(sizes)))
+    for bucket in buckets:
+        assert bucket == sorted(bucket)
+        assert len({tensors[index].dtype for index in bucket}) == 1
+        used = sum(tensors[index].nbytes for index in bucket)
+        assert used <= cap or len(bucket) == 1
+
+
+def test_partition_fills_buckets():
+    """A bucket is closed only when the next tensor does not fit."""
+    assert partition([torch.empty(2)] * 7, cap=24) == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.rand(3, 4).t(),
+        torch.rand(1, 4),
+        torch.rand(4)[:, None].expand(4, 1),
+        torch.rand(()),
+    ],
+    ids=["channels_last", "transposed", "one row", "expanded by one", "0-dim"],
+)
+def test_dense_strides_are_kept(tensor):
+    """A parameter keeps its memory format."""
+    parameter = nn.Parameter(tensor)
+    strides, value = parameter.stride(), parameter.detach().clone()
+    ParameterBucket([("p", parameter)])
+    assert parameter.stride() == strides
+    assert torch.equal(parameter, value)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.rand(4, 6)[:, ::2], torch.rand(4, 1).expand(4, 3), torch.rand(6, 6)[:4, :3]],
+    ids=["every second", "overlapping", "corner"],
+)
+def test_other_strides_become_contiguous(tensor):
+    """What is not dense cannot be kept as it lies; its values are."""
+    parameter = nn.Parameter(tensor)
+    value = parameter.detach().clone()
+    ParameterBucket([("p", parameter)])
+    assert parameter.is_contiguous()
+    assert torch.equal(parameter, value)
+
+
+def two():
+    parameters = [nn.Parameter(torch.rand(3, 2)), nn.Parameter(torch.rand(5))]
+    return ParameterBucket([("a", parameters[0]), ("b", parameters[1])]), parameters
+
+
+def test_parameters_live_in_the_bucket():
+    """Writing into either shows in the other, and autograd goes on as before."""
+    bucket, (a, b) = two()
+    assert bucket.strangers() == []
+    bucket.flat.fill_(2.0)
+    assert (a == 2).all()
+    assert (b == 2).all()
+    (a.sum() + b.sum()).backward()
+    torch.optim.SGD([a, b], lr=1.0).step()
+    assert bucket.flat.min() == 1.0
+    assert a.is_leaf
+    assert isinstance(a, nn.Parameter)
+
+
+def test_a_parameter_that_moved_out_is_taken_in_again():
+    """Its new value counts; the other parameter is not touched."""
+    bucket, (a, b) = two()
+    kept = b.detach().clone()
+    a.data = torch.full((3, 2), 7.0)
+    assert bucket.strangers() == [0]
+    assert bucket.mend()
+    assert bucket.strangers() == []
+    assert (bucket.views[0] == 7).all()
+    assert torch.equal(b, kept)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: p.data.double(),
+        lambda p: p.data[:2],
+        lambda p: p.data.t().contiguous().t(),
+    ],
+    ids=["dtype", "shape", "strides"],
+)
+def test_what_fits_no_longer_needs_another_bucket(change):
+    """The bucket says so, and leaves the parameter as it is."""
+    bucket, (a, _) = two()
+    a.data = change(a)
+    assert not bucket.mend()
+    assert bucket.strangers() == [0]
+
+
+def test_versions_grow_with_changes_in_place():
+    """Changes under no_grad and by optimizers are seen; those of the bucket itself are not."""
+    bucket, (_, b) = two()
+    before = bucket.versions()
+    bucket.flat.mul_(2)
+    assert bucket.versions() == before
+    with torch.no_grad():
+        b.add_(1)
+    after = bucket.versions()
+    assert after[0] == before[0]
+    assert after[1] > before[1]
