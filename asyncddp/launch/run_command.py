@@ -159,9 +159,9 @@ def _shown(command: Command, options: RunOptions) -> str:
 def _run(
     found: Found, command: Command, environment: Mapping[str, str], folder: str, options: RunOptions
 ) -> int:
-    noise = None if options.verbose else found.launcher.noise
-    stderr = Sieve(noise)
-    stdout = Sieve(noise) if noise is not None and noise.on_stdout else None
+    noise = found.launcher.noise
+    stderr = Sieve(noise, keep=options.verbose)
+    stdout = Sieve(noise, keep=options.verbose) if noise.on_stdout else None
     beside = str(Path(found.executable).parent)
     path = f"{beside}{os.pathsep}{environment.get('PATH', '')}"  # Intel's mpirun looks there
     ending = supervise(
@@ -175,7 +175,7 @@ def _run(
     verdict = judge(ending, found.launcher, "\n".join(notes), Path(folder), options.timeout)
     if verdict.lines and not stderr.at_start:
         click.echo(err=True)  # a rank's unfinished line, as of a progress bar
-    _tell(verdict, notes)
+    _tell(verdict, () if options.verbose else notes)
     return verdict.code
 
 

@@ -22,9 +22,10 @@ class Sieve:
 
     Args:
         noise: How the launcher's lines look; nothing is taken out without it.
+        keep: Let the launcher's lines come through too, and take note of them only.
 
     Attributes:
-        notes: What was taken out, line by line.
+        notes: What the launcher said, line by line.
         at_start: Whether what has come through so far ends with the end of a line.
 
     Example:
@@ -36,8 +37,9 @@ class Sieve:
         ['launcher: rank 2 died']
     """
 
-    def __init__(self, noise: Noise | None = None) -> None:
+    def __init__(self, noise: Noise | None = None, *, keep: bool = False) -> None:
         self._noise = Noise() if noise is None else noise
+        self._keep = keep
         self._pending = b""
         self._block: list[bytes] = []
         self.at_start = True
@@ -73,6 +75,11 @@ class Sieve:
             out.append(data)
             self.at_start = data.endswith(b"\n")
 
+    def _note(self, said: bytes, out: list[bytes]) -> None:
+        self.notes += said.decode(errors="replace").splitlines()
+        if self._keep:
+            self._pass(said, out)
+
     def _held(self, begun: bytes) -> int:
         """How many bytes at the end of an unfinished line may turn out to be the launcher's."""
         if len(begun) >= _LONGEST_LINE:
@@ -95,7 +102,7 @@ class Sieve:
             self._pass(line[: fence.start()], out)
             self._block = [line[fence.start() :]]
         elif self.at_start and any(pattern.fullmatch(text) for pattern in self._noise.lines):
-            self.notes.append(text)
+            self._note(line, out)
         else:
             self._pass(line, out)
 
@@ -107,7 +114,7 @@ class Sieve:
         self._block.append(line)
         fence = self._noise.fence
         if fence is not None and fence.fullmatch(text):
-            self.notes += b"".join(self._block).decode(errors="replace").splitlines()
+            self._note(b"".join(self._block), out)
             self._block = []
         elif len(self._block) > _LONGEST_BLOCK:
             self._pass(b"".join(self._block), out)

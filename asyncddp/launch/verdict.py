@@ -145,10 +145,20 @@ def _judge_codes(ending: Ending, death: Death | None, reports: Sequence[Report])
     if reports:
         return Verdict(reports[0].exit_code or 1, (str(reports[0]), *_others(reports, reports[0])))
     code = ending.code if ending.code > 0 else 128 - ending.code
-    if death is not None and death.host is not None:  # Open MPI may call that a success
+    if death is not None and death.lost_host:  # Open MPI may call that a success
         line = f"host {death.host} was lost, or could not be reached"
         return Verdict(ending.code or 1, (line,), explained=False)
+    if death is not None:
+        return Verdict(code or 1, (_ended_by_mpi(death, ending.lost),))
     return Verdict(code, (f"the launcher ended with exit code {code}",), explained=False)
+
+
+def _ended_by_mpi(death: Death, lost: Sequence[int]) -> str:
+    """A rank that sees a connection close is ended by MPI, and may be noticed before its peer."""
+    who = _who(death.rank, death.host)
+    if lost and lost[0] != death.rank:
+        return f"rank {lost[0]} was lost first, killed or ended without a report; then {who} was"
+    return f"{who} was ended by MPI itself: another rank was lost, or the network failed"
 
 
 def _others(reports: Sequence[Report], main: Report | None = None) -> tuple[str, ...]:

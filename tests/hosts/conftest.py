@@ -7,7 +7,7 @@ import pytest
 from namespaces import Hosts, call_script
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def network():
     """The hosts themselves; skipped with the script's own words where they cannot be had."""
     can = call_script("check")

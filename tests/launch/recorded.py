@@ -86,6 +86,14 @@ terminated by signals sent by prterun (as reported here).
 --------------------------------------------------------------------------
 """
 
+OPEN_MPI_5_CONNECTION_CLOSED = """\
+--------------------------------------------------------------------------
+prterun has exited due to process rank 0 with PID 0 on node h1 calling
+"abort". This may have caused other processes in the application to be
+terminated by signals sent by prterun (as reported here).
+--------------------------------------------------------------------------
+"""
+
 OPEN_MPI_5_HOST_LOST = """\
 ------------------------------------------------------------
 A daemon failed to report back after being spawned. This could

@@ -84,6 +84,7 @@ def test_a_rank_that_fails_with_mpi_under_way_is_shown_before_all_else(run):
 def test_verbose_keeps_the_launchers_words_and_shows_the_command(run):
     ended = run("-np", "4", "--verbose", run.script(FAILING.format(act="os.kill(os.getpid(), 9)")))
     assert "noticed that process rank 2" in ended.stderr
+    assert last_lines(ended.stderr)[0].endswith("was killed by signal 9 (SIGKILL)")
     assert " -m asyncddp.launch.rank " in ended.stderr
     assert ended.code == 137
 

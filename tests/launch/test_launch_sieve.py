@@ -114,6 +114,13 @@ def test_a_progress_bar_may_stand_before_the_launchers_words():
         assert through("open_mpi_5", chunks) == (bar, said.splitlines())
 
 
+def test_words_that_are_kept_are_noted_all_the_same():
+    data = b"before\n" + recorded.OPEN_MPI_5_KILLED.encode() + b"after\n"
+    sieve = Sieve(VENDORS["open_mpi_5"].noise, keep=True)
+    assert sieve.feed(data) == data
+    assert sieve.notes == recorded.OPEN_MPI_5_KILLED.splitlines()
+
+
 def test_it_is_known_whether_a_line_is_unfinished():
     sieve = Sieve(VENDORS["open_mpi_5"].noise)
     assert sieve.at_start

@@ -115,6 +115,20 @@ def test_a_lost_host_is_a_failure_even_where_the_launcher_calls_it_a_success(
     assert not found.explained, "so the launcher's own words are shown"
 
 
+def test_a_rank_that_mpi_ended_over_a_closed_connection_is_not_taken_for_the_cause(tmp_path):
+    """Over TCP, a rank may notice that its peer was killed before the launcher does."""
+    said = recorded.OPEN_MPI_5_CONNECTION_CLOSED
+    code, line = verdict(tmp_path, ending(14, lost=(1, 0)), said)
+    assert code == 14
+    assert line.startswith("rank 1 was lost first, killed or ended without a report; then rank 0")
+    (line,) = verdict(tmp_path, ending(14), said)[1:]
+    assert line == (
+        "rank 0 on h1 was ended by MPI itself: another rank was lost, or the network failed"
+    )
+    report(tmp_path, 1, "ValueError", "loss is nan", 1.0)
+    assert verdict(tmp_path, ending(14), said)[1].startswith("rank 1 on h1 failed")
+
+
 def test_signals_and_limits_of_ours_come_first(tmp_path):
     report(tmp_path, 1, "KeyboardInterrupt", "", 1.0, 130)
     assert verdict(tmp_path, ending(1, signal=2)) == (130, "ended by signal 2 (SIGINT)")

@@ -24,13 +24,15 @@ class Death:
         rank: Which rank; None where the launcher does not say for sure.
         host: Where it ran.
         signal: The signal that killed it, if one did.
-        code: Its exit code otherwise; without either, it is the host itself that was lost.
+        code: Its exit code otherwise; None where MPI itself ended it.
+        lost_host: Whether it is a whole host that was lost.
     """
 
     rank: int | None = None
     host: str | None = None
     signal: int | None = None
     code: int | None = None
+    lost_host: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,9 +95,11 @@ def death_from(match: re.Match[str] | None) -> Death | None:
     """A death from a pattern's groups ``rank``, ``host``, ``signal`` and ``code``."""
     if match is None:
         return None
-    found = {key: value for key, value in match.groupdict().items() if value is not None}
-    host = found.pop("host", None)
-    return Death(host=host, **{key: int(value) for key, value in found.items()})
+    found = match.groupdict()
+    rank, killed, code = (
+        None if found.get(name) is None else int(found[name]) for name in ("rank", "signal", "code")
+    )
+    return Death(rank, found.get("host"), killed, code)
 
 
 def flags_unless_given(job: Job, names: Sequence[str], *values: str) -> list[str]:

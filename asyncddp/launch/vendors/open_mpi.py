@@ -30,9 +30,13 @@ _DEATHS = (
         r"(?P<host>\S+)\s+exited on\s+signal (?P<signal>\d+)"
     ),
     re.compile(r"Process name: \[.*,(?P<rank>\d+)\]\s+Exit code:\s+(?P<code>\d+)"),
-    re.compile(r"A daemon failed to report back[\s\S]*?Remote host:\s+(?P<host>\S+)"),
     re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d+) in [\s\S]*?rrorcode:? (?P<code>\d+)"),
+    re.compile(
+        rf"{_PROGRAM} has exited due to process rank (?P<rank>\d+) with PID \d+ on node "
+        r'(?P<host>\S+) calling\s+"abort"'
+    ),
 )
+_HOST_LOST = re.compile(r"A daemon failed to report back[\s\S]*?Remote host:\s+(?P<host>\S+)")
 
 
 class OpenMPI(Launcher):
@@ -102,7 +106,9 @@ class OpenMPI(Launcher):
         ]
 
     def death(self, said: str) -> Death | None:
-        return death_from(first_match(_DEATHS, said))
+        lost = _HOST_LOST.search(said)
+        found = death_from(first_match(_DEATHS, said))
+        return Death(host=lost["host"], lost_host=True) if lost and not found else found
 
 
 class _OpenMPI4(OpenMPI):
