@@ -9,7 +9,7 @@ import torch
 
 from asyncddp.engine.mailbox import Mailbox
 from asyncddp.engine.messages import Key
-from asyncddp.engine.posting import Arrival, Form, Posting
+from asyncddp.engine.posting import Arrival, Departure, Form, Posting
 from asyncddp.errors import PeerError
 from asyncddp.transport.contract import Transfer
 
@@ -87,7 +87,7 @@ class Desk:
         group: Sequence[int],
         form: Form,
         start: Callable[[], Transfer],
-    ) -> Generator[Arrival | Joined, None, None]:
+    ) -> Generator[Arrival | Joined | Departure, None, None]:
         """Join a collective of the ranks in ``group``.
 
         Its form goes once around the ring of the group, so that ranks which meet in different
@@ -114,6 +114,7 @@ class Desk:
         self._transfers.remove(transfer)
         if others:
             yield posting.arrivals[before]
+            yield posting.sent()
 
     def close(self, error: PeerError | None) -> None:
         """End all exchanges, with the error that ended the verb."""

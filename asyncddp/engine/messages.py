@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeAlias
 __all__ = [
     "COLLECTIVE",
     "MACHINE_COLLECTIVE",
+    "Circle",
     "Confirm",
     "Data",
     "Key",
@@ -90,6 +91,12 @@ class Probe(NamedTuple):
     chain: tuple[Waiting, ...]
 
 
+class Circle(NamedTuple):
+    """A chain that has closed, told to everybody in it: nobody of you can ever go on."""
+
+    chain: tuple[Waiting, ...]
+
+
 class Leave(NamedTuple):
     """The sending rank has ended; it had joined so many collectives of each kind, and no more."""
 
@@ -97,9 +104,9 @@ class Leave(NamedTuple):
     joined: Mapping[str, int]
 
 
-Message: TypeAlias = Data | Confirm | Refuse | Probe | Leave
+Message: TypeAlias = Data | Confirm | Refuse | Probe | Circle | Leave
 
-_KINDS: tuple[type, ...] = (Data, Confirm, Refuse, Probe, Leave)
+_KINDS: tuple[type, ...] = (Data, Confirm, Refuse, Probe, Circle, Leave)
 _NUMBER = {kind: number for number, kind in enumerate(_KINDS)}
 
 

@@ -11,7 +11,7 @@ from asyncddp.engine.messages import Data, Key
 from asyncddp.errors import MismatchError, PeerError
 from asyncddp.transport.contract import Transfer
 
-__all__ = ["Arrival", "Form", "Posting"]
+__all__ = ["Arrival", "Departure", "Form", "Posting"]
 
 
 @dataclass(frozen=True)

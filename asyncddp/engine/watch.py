@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from asyncddp.config import Config
 from asyncddp.engine import deadlock
 from asyncddp.engine.mailbox import Mailbox
-from asyncddp.engine.messages import Key, Leave, Message, Probe
+from asyncddp.engine.messages import Circle, Key, Leave, Message, Probe, Waiting
 from asyncddp.engine.operation import Operation
 from asyncddp.errors import DeadlockError, PeerLeftError, WaitTimeoutError
 
@@ -97,6 +97,8 @@ class Watch:
             self._gone[peer] = _Gone(message.reason, message.joined, time.monotonic())
         elif isinstance(message, Probe):
             return self._answer(message)
+        elif isinstance(message, Circle):
+            return self._told(message.chain)
         return None
 
     def lose(self, peer: int, reason: str) -> None:
@@ -119,6 +121,19 @@ class Watch:
             self._mailbox.put(peer, longer)
         if circle is None:
             return None
+        for link in circle[1:]:
+            self._mailbox.put(link.rank, Circle(circle))
+        return self._give_up(operation, circle)
+
+    def _told(self, circle: tuple[Waiting, ...]) -> Operation[Any] | None:
+        """A peer has found a circle with this rank in it."""
+        operation = self._blocking()
+        place = [link.rank for link in circle].index(self._rank)
+        if operation is None or circle[place].key not in [key for _, key in operation.missing()]:
+            return None
+        return self._give_up(operation, (*circle[place:], *circle[:place]))
+
+    def _give_up(self, operation: Operation[Any], circle: tuple[Waiting, ...]) -> Operation[Any]:
         operation.fail(
             DeadlockError(
                 f"{self.me(operation)} can never end: {deadlock.describe(circle)}. Call the same "
