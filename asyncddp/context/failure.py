@@ -74,6 +74,8 @@ def end_run(error: BaseException) -> NoReturn:
     quiet = isinstance(error, (SystemExit, KeyboardInterrupt))
     text = "" if quiet else "".join(traceback.format_exception(error))
     summary = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, SystemExit):
+        summary = f"it ended with exit code {code}"
     if isinstance(error, PeerError) and not isinstance(error, PeerLeftError):
         time.sleep(min(0.15 * rank, 2.0))  # both sides see it: let the lowest rank speak first
     if isinstance(error, PeerLeftError):

@@ -17,6 +17,7 @@ _NEEDED = (
     "PATH",
     "PYTHONPATH",
     "PYTHONUNBUFFERED",
+    "TTY_COMPATIBLE",
     "VIRTUAL_ENV",
 )
 _OURS_AND_THE_WIRES = ("ASYNCDDP_", "FI_", "NCCL_", "UCX_")
@@ -44,7 +45,11 @@ def parse_exports(items: Iterable[str], environment: Mapping[str, str]) -> dict[
 
 
 def additions(
-    environment: Mapping[str, str], exports: Mapping[str, str], ranks_here: int | None
+    environment: Mapping[str, str],
+    exports: Mapping[str, str],
+    ranks_here: int | None,
+    *,
+    terminal: bool,
 ) -> dict[str, str]:
     """What is set for the ranks on top of what this process has.
 
@@ -53,11 +58,13 @@ def additions(
         exports: What the user gave with ``-x``.
         ranks_here: Ranks on this machine if all are here; None where other machines take part,
             whose cores only they can count.
+        terminal: Whether people see the ranks' output on a terminal. The ranks cannot know: Open
+            MPI gives them one in any case, others never. ``TTY_COMPATIBLE`` is what rich reads.
     """
-    threads = {}
+    added = {} if "TTY_COMPATIBLE" in environment else {"TTY_COMPATIBLE": str(int(terminal))}
     if ranks_here is not None and "OMP_NUM_THREADS" not in environment:
-        threads["OMP_NUM_THREADS"] = str(threads_for(ranks_here))
-    return {**threads, **exports}
+        added["OMP_NUM_THREADS"] = str(threads_for(ranks_here))
+    return {**added, **exports}
 
 
 def forwarded(environment: Mapping[str, str], exports: Iterable[str]) -> tuple[str, ...]:

@@ -106,7 +106,8 @@ def job_for(
     ranks = options.num_proc or sum(host.slots or 0 for host in hosts)
     ranks = ranks or int(environment.get("SLURM_NTASKS", "1") if in_allocation else 1)
     exports = parse_exports(options.exports, environment)
-    added = additions(environment, exports, None if remote else ranks)
+    live = os.isatty(1) or os.isatty(2)
+    added = additions(environment, exports, None if remote else ranks, terminal=live)
     ours = {n: v for n, v in environment.items() if n.startswith("ASYNCDDP_")}
     over = options.oversubscribe
     if over is None:
@@ -122,7 +123,7 @@ def job_for(
         bind_to=options.bind_to,
         oversubscribe=over,
         tag_output=options.tag_output,
-        live=os.isatty(1) or os.isatty(2),
+        live=live,
         extra=tuple(word for text in options.mpi_args for word in _split(text)),
         set_environment={**ours, **added},
         forward=forwarded({**environment, **added}, exports),

@@ -90,10 +90,21 @@ def test_only_what_is_needed_goes_to_other_machines():
 
 
 def test_threads_are_set_where_all_ranks_are_here_and_the_user_has_not():
-    assert additions({}, {"A": "1"}, 1) == {"OMP_NUM_THREADS": str(cores()), "A": "1"}
-    assert additions({"OMP_NUM_THREADS": "3"}, {}, 1) == {}
-    assert additions({}, {}, None) == {}
-    assert additions({}, {"OMP_NUM_THREADS": "5"}, 1) == {"OMP_NUM_THREADS": "5"}
+    seen = {"TTY_COMPATIBLE": "1"}
+
+    def added(*given):
+        return additions(*given, terminal=False)
+
+    assert added(seen, {"A": "1"}, 1) == {"OMP_NUM_THREADS": str(cores()), "A": "1"}
+    assert added({"OMP_NUM_THREADS": "3", **seen}, {}, 1) == {}
+    assert added(seen, {}, None) == {}
+    assert added(seen, {"OMP_NUM_THREADS": "5"}, 1) == {"OMP_NUM_THREADS": "5"}
+
+
+def test_ranks_are_told_whether_people_see_a_terminal_unless_the_user_has_said_so():
+    assert additions({}, {}, None, terminal=True) == {"TTY_COMPATIBLE": "1"}
+    assert additions({}, {}, None, terminal=False) == {"TTY_COMPATIBLE": "0"}
+    assert additions({"TTY_COMPATIBLE": "1"}, {}, None, terminal=False) == {}
 
 
 def test_cores_are_shared_out_and_no_rank_is_left_without():
