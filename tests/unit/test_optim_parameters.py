@@ -219,9 +219,15 @@ def transposed(model):
     weight.data = weight.data.t().contiguous().t()
 
 
-@every_method
+IN_BACKWARD = ("adapt_then_combine", {"update_in_backward": True})
+every_way = pytest.mark.parametrize(
+    ("method", "options"), [*((method, {}) for method in METHODS), IN_BACKWARD]
+)
+
+
+@every_way
 @pytest.mark.parametrize("change", [load_copied, assigned, there_and_back, transposed])
-def test_parameters_may_be_replaced_between_steps(method, change):
+def test_parameters_may_be_replaced_between_steps(method, options, change):
     """Buckets notice that a parameter no longer is their view, and take it in again."""
 
     def case(change):
@@ -229,7 +235,9 @@ def test_parameters_may_be_replaced_between_steps(method, change):
         if change is there_and_back:
             for parameter in model.parameters():
                 parameter.data = parameter.data.float().double()
-        optimizer = bf.DistributedOptimizer(sgd(model.parameters()), model, method, topology=GRAPH)
+        optimizer = bf.DistributedOptimizer(
+            sgd(model.parameters()), model, method, topology=GRAPH, **options
+        )
         for step in range(4):
             if step == 2 and change is not None:
                 if change is there_and_back:
@@ -300,15 +308,15 @@ def test_freezing_and_thawing(method):
         assert distances[0] < 1e-12
 
 
-@every_method
+@every_way
 @pytest.mark.parametrize("through", ["wrapper", "plain"])
-def test_parameter_groups(method, through):
+def test_parameter_groups(method, options, through):
     """Groups keep their own options, and may be added on the way, on either optimizer."""
 
     def case():
         model = mlp(0 if method == "gradient_allreduce" else bf.rank())
         plain = torch.optim.SGD([{"params": model[0].parameters(), "lr": 0.05}], lr=0.1)
-        optimizer = bf.DistributedOptimizer(plain, model, method, topology=GRAPH)
+        optimizer = bf.DistributedOptimizer(plain, model, method, topology=GRAPH, **options)
         head = vector(model[2])
         train_on(model, optimizer, 2)
         assert torch.equal(head, vector(model[2]))
@@ -476,8 +484,7 @@ def compiled(method, given, backend):
 
 
 @on("mpi-2")
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("given", ["compiled", "plain"])
+@pytest.mark.parametrize(("given", "backend"), [("compiled", "eager"), ("plain", "aot_eager")])
 @every_method
 def test_compiled_models(world, method, given, backend):
     """The wrapper may be given the model before or after ``torch.compile``."""

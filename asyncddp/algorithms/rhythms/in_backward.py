@@ -10,6 +10,7 @@ import torch
 
 from asyncddp.algorithms.mixer import Round
 from asyncddp.algorithms.rhythms.base import Closure, ParameterRhythm, Setting, Update
+from asyncddp.algorithms.rhythms.hooks import Weakly
 from asyncddp.errors import UsageError
 
 __all__ = ["InBackward"]
@@ -31,6 +32,15 @@ class InBackward(ParameterRhythm):
         self._round: Round | None = None
         self._ready_in: dict[int, set[int]] = {}
         self._used: dict[int, tuple[torch.Tensor, int]] = {}
+        if not setting.mixer.silent:
+            for model in setting.models:
+                self._bells.append(model.register_forward_pre_hook(Weakly(self._forward)))
+
+    def _forward(self, module: torch.nn.Module, args: Any) -> None:
+        """Follow what the user did to the parameters before gradients are formed."""
+        del args
+        if module.training and torch.is_grad_enabled() and not self._ready_in:
+            self.refresh()
 
     def build(self) -> None:
         """Make the parameters views of flat buckets, and know each one's."""
@@ -98,13 +108,18 @@ class InBackward(ParameterRhythm):
         loss: Any = None
         if not self._used:
             loss = update(None)
-        elif rest := [p for i, (_, p) in enumerate(self.named) if i not in self._used]:
-            with only(self.setting.optimizer, {id(parameter) for parameter in rest}):
+        elif rest := self._not_updated():
+            with only(self.setting.optimizer, rest):
                 update(None)
         if averaged:
             self._average()
         self._end(averaged=averaged)
         return loss
+
+    def _not_updated(self) -> set[int]:
+        """Ids of the parameters that backward left to step()."""
+        updated = {id(self.named[index][1]) for index in self._used}
+        return {id(parameter) for parameter in self._parameters()} - updated
 
     def _average(self) -> None:
         """Send what was not sent in backward, and take everything."""
