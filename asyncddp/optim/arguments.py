@@ -33,8 +33,8 @@ class ByHand:
         setattr(owner._mixer.hand, self._field, value)
 
 
-def checked_optimizer(optimizer: Any) -> torch.optim.Optimizer:
-    """Insist on an optimizer that is not wrapped yet.
+def checked_optimizer(optimizer: Any, wrapper: type) -> torch.optim.Optimizer:
+    """Insist on an optimizer that is not wrapped yet, by an instance of ``wrapper``.
 
     Raises:
         ArgumentError: It is none, or is wrapped.
@@ -44,7 +44,7 @@ def checked_optimizer(optimizer: Any) -> torch.optim.Optimizer:
             "argument optimizer: expected a torch.optim.Optimizer, got "
             f"{type(optimizer).__name__}; the order is (optimizer, model)"
         )
-    if hasattr(type(optimizer), "bytes_sent"):
+    if isinstance(optimizer, wrapper):
         raise ArgumentError(
             "argument optimizer: got one that is distributed already; wrap the plain optimizer"
         )

@@ -54,7 +54,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     Args:
         optimizer: The optimizer to wrap.
-        model: The module that owns the optimizer's parameters, or a list of such modules.
+        model: The module that owns the optimizer's parameters, or a list of such modules. Give the
+            compiled module where it is compiled with ``fullgraph=True``.
         algorithm: Name of a method in ``asyncddp.algorithms.ALGORITHMS``, or a subclass of
             ``asyncddp.algorithms.Algorithm``.
         communication: ``"neighbor_allreduce"``, ``"hierarchical_neighbor_allreduce"``,
@@ -109,7 +110,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         bucket_size_in_mb: float = 25,
         update_in_backward: bool = False,
     ) -> None:
-        self._wrapped = checked_optimizer(optimizer)
+        self._wrapped = checked_optimizer(optimizer, DistributedOptimizer)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         context = current()
         self._mixer = Mixer(
