@@ -166,8 +166,9 @@ def test_neighbours_that_disagree_fail_on_both_sides():
         bf.barrier()  # rank 1 was done before rank 0 sent
 
     outcomes = LoopbackWorld(2).outcomes(case)
-    assert outcomes[1].error == "MismatchError"
-    assert outcomes[0].error in ("MismatchError", "PeerLeftError")  # which of the news is first
+    errors = {outcome.error for outcome in outcomes}
+    assert "MismatchError" in errors
+    assert errors <= {"MismatchError", "PeerLeftError"}  # the other may hear first who has left
     for outcome in outcomes:
         assert outcome.seconds < 2.0
         assert "expected nothing from rank 0" in outcome.message
