@@ -63,6 +63,13 @@ class _Requests:
         """Test the requests."""
         return MPI.Request.Testall(self._requests)
 
+    def over(self) -> bool:
+        """Whether MPI has done with it, well or not."""
+        try:
+            return self.done()
+        except PeerError:
+            return True
+
     def abandon(self) -> None:
         """Keep the buffers until MPI is through with them."""
         self._owner.leave_behind(self)
@@ -139,7 +146,7 @@ class MPITransport(Transport):
             found.Recv([message, MPI.BYTE])
             came.append((source, bytes(message)))
         if self._left:
-            self._left = [request for request in self._left if not request.done()]
+            self._left = [request for request in self._left if not request.over()]
         return came
 
     def leave_behind(self, requests: _Requests) -> None:
@@ -247,7 +254,7 @@ class MPITransport(Transport):
     def _forget_ended(self) -> None:
         """Let go of the buffers that MPI is through with."""
         self._posted = [pair for pair in self._posted if not pair[0].Test()]
-        self._left = [request for request in self._left if not request.done()]
+        self._left = [request for request in self._left if not request.over()]
 
     def abort(self, code: int) -> None:
         """End all processes of the job."""
