@@ -1,0 +1,468 @@
+"""Ranks that do not fit together: every rank concerned raises at once, and says what and who."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+import torch
+
+import asyncddp as bf
+import topology
+from tests.support import WORLDS, on
+
+SEVERAL = on(*(name for name, (_, size) in WORLDS.items() if size > 1))
+ODD = 1
+"""The rank that differs."""
+
+FORMS = ["blocking", "nonblocking"]
+
+
+def caught(call):
+    """The error of a verb that must fail within a second, as (class, message)."""
+    started = time.monotonic()
+    with pytest.raises(bf.MismatchError) as info:
+        call()
+    seconds = time.monotonic() - started
+    assert seconds < 1.0, f"it took {seconds:.2f} s to find out"
+    return type(info.value).__name__, str(info.value)
+
+
+def works_on():
+    """Neighbour verbs go on after a mismatch that was caught."""
+    x = bf.neighbor_allreduce(torch.full((3,), float(bf.rank())), name="afterwards")
+    assert x.tolist() == pytest.approx([(bf.size() - 1) / 2] * 3)
+
+
+# neighbour verbs
+
+
+def neighbour_mismatch(kind, form):
+    bf.set_topology(topology.complete(bf.size()))
+    odd = bf.rank() == ODD
+    shape, dtype, verb = (2,), torch.float32, "neighbor_allreduce"
+    if odd and kind == "shape":
+        shape = (3, 1)
+    if odd and kind == "dtype":
+        dtype = torch.float64
+    if odd and kind == "verb":
+        verb = "neighbor_allgather"
+    x = torch.ones(shape, dtype=dtype)
+
+    def call():
+        if form == "blocking":
+            return getattr(bf, verb)(x, name="w")
+        return getattr(bf, f"{verb}_nonblocking")(x, name="w").wait()
+
+    told = caught(call)
+    works_on()
+    return told
+
+
+EXPECTED = {
+    "shape": ("shape (2)", "shape (3, 1)"),
+    "dtype": ("dtype float32", "dtype float64"),
+    "verb": ("verb neighbor_allreduce", "verb neighbor_allgather"),
+}
+
+
+def differs(expected, got):
+    """The two ways in which a mismatch is told, whoever noticed it first."""
+    word = expected.split()[0]
+    first, second = re.escape(expected), re.escape(got.removeprefix(f"{word} "))
+    back, forth = re.escape(got), re.escape(expected.removeprefix(f"{word} "))
+    return rf"(expected {first}, got {second}|expected {back}, got {forth})"
+
+
+@SEVERAL
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("check", [False, True], ids=["plain", "checked"])
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_a_neighbour_with_another(world, kind, check, form):
+    """Shape, dtype or verb: all ranks name the name, two ranks, expected and got, and go on."""
+    expected = differs(*EXPECTED[kind])
+    told = world.run(neighbour_mismatch, kind, form, settings={"check": check})
+    for rank, (error, message) in enumerate(told):
+        verb = r"neighbor_all\w+"
+        assert error == "MismatchError"
+        assert re.fullmatch(
+            rf"rank {rank}, {verb} 'w' \(use 0\), "
+            rf"(peer rank \d: {expected}|refused by rank \d: rank \d {expected} from rank \d)",
+            message,
+        ), message
+        assert f"rank {ODD}" in message, message
+
+
+def name_mismatch(form):
+    bf.set_topology(topology.complete(bf.size()))
+    name = "mine" if bf.rank() == ODD else "w"
+    verb = bf.neighbor_allreduce
+    if form == "nonblocking":
+        return caught(lambda: bf.neighbor_allreduce_nonblocking(torch.ones(2), name=name).wait())
+    return caught(lambda: verb(torch.ones(2), name=name))
+
+
+@SEVERAL
+@pytest.mark.parametrize("form", FORMS)
+def test_a_neighbour_with_another_name(world, form):
+    """Both names are told, and who is in which."""
+    told = world.run(name_mismatch, form)
+    for rank, (_, message) in enumerate(told):
+        name = "mine" if rank == ODD else "w"
+        assert message.startswith(f"rank {rank}"), message
+        assert f"neighbor_allreduce {name!r} (use 0)" in message, message
+        assert f"rank {ODD} is in neighbor_allreduce and expects 'mine' (use 0) of" in message
+        assert re.search(r"rank [023] is in neighbor_allreduce and expects 'w' \(use 0\)", message)
+        assert "Call the same verbs with the same names and neighbours" in message
+    assert told[ODD][0] == "DeadlockError"
+
+
+# collectives
+
+
+def collective_mismatch(kind, form):
+    odd = bf.rank() == ODD
+    suffix = "_nonblocking" if form == "nonblocking" else ""
+    calls = {
+        "shape": lambda: getattr(bf, f"allreduce{suffix}")(torch.ones(3 if odd else 2)),
+        "dtype": lambda: getattr(bf, f"allreduce{suffix}")(
+            torch.ones(2, dtype=torch.float64 if odd else torch.float32)
+        ),
+        "verb": lambda: getattr(bf, ("barrier" if odd else "allreduce") + suffix)(
+            *(() if odd else (torch.ones(2),))
+        ),
+        "operation": lambda: getattr(bf, f"allreduce{suffix}")(torch.ones(2), average=not odd),
+        "root": lambda: getattr(bf, f"broadcast{suffix}")(torch.ones(2), 1 if odd else 0),
+        "name": lambda: getattr(bf, f"allreduce{suffix}")(
+            torch.ones(2), name="mine" if odd else "w"
+        ),
+        "trailing dimensions": lambda: getattr(bf, f"allgather{suffix}")(
+            torch.ones(2, 3 if odd else 2)
+        ),
+    }
+
+    def call():
+        result = calls[kind]()
+        return result.wait() if form == "nonblocking" else result
+
+    if bf.rank() in (ODD - 1, ODD, ODD + 1):
+        return caught(call)
+    return not_concerned(call)
+
+
+def not_concerned(call):
+    """No neighbour in the ring in which forms are compared: a result, if any, must be right."""
+    try:
+        return ("right" if call().tolist() in ([1.0, 1.0], [4.0, 4.0]) else "wrong"), ""
+    except bf.PeerError as error:
+        return type(error).__name__, str(error)
+    finally:
+        time.sleep(0.2)  # what its neighbours still have to tell is tested elsewhere
+        bf.current().engine.mailbox.late = None
+
+
+COLLECTIVES = {
+    "shape": ("shape (2)", "shape (3)"),
+    "dtype": ("dtype float32", "dtype float64"),
+    "verb": ("verb allreduce(average)", "verb barrier"),
+    "operation": ("verb allreduce(average)", "verb allreduce(sum)"),
+    "root": ("verb broadcast(root_rank=0)", "verb broadcast(root_rank=1)"),
+    "name": ("verb allreduce(average) 'w'", "verb allreduce(average) 'mine'"),
+    "trailing dimensions": ("shape (any, 2)", "shape (any, 3)"),
+}
+
+
+@SEVERAL
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("check", [False, True], ids=["plain", "checked"])
+@pytest.mark.parametrize("kind", COLLECTIVES)
+def test_ranks_that_meet_in_collectives_with_another(world, kind, check, form):
+    """The rank and its neighbours in the ring raise at once; nobody gets a wrong result."""
+    expected, got = COLLECTIVES[kind]
+    if kind == "trailing dimensions":
+        got = got.replace("any", "0")  # what travels has no size where any will do
+        pair = r"expected shape \(any, [23]\), got \(0, [23]\)"
+    else:
+        pair = differs(expected, got)
+    told = world.run(collective_mismatch, kind, form, settings={"check": check})
+    for rank, (error, message) in enumerate(told[:3]):
+        assert error == "MismatchError"
+        assert message.startswith(f"rank {rank}, "), message
+        assert "(collective, number 0)" in message, message
+        assert re.search(pair, message), message
+        assert f"rank {ODD}" in message, message
+    assert "wrong" not in [error for error, _ in told]
+
+
+def collective_meets_neighbour():
+    if bf.rank() == ODD:
+        return caught(lambda: bf.neighbor_allreduce(torch.ones(2), name="w"))
+    return caught(lambda: bf.allreduce(torch.ones(2)))
+
+
+@SEVERAL
+def test_a_collective_that_meets_a_neighbour_verb(world):
+    """The ranks find that they wait for each other, and say in which verbs they are."""
+    for _, message in world.run(collective_meets_neighbour):
+        assert f"rank {ODD} is in neighbor_allreduce and expects 'w' (use 0)" in message, message
+        assert "is in allreduce and expects (collective, number 0)" in message, message
+
+
+def refused_before_start():
+    """In check mode nothing of a collective is sent before the forms agree, so all go on."""
+    if bf.rank() < 2:
+        x = torch.ones(2 + bf.rank())
+        caught(lambda: bf.allreduce(x, check=True))
+    else:
+        caught(lambda: bf.allreduce(torch.ones(2), check=True))
+    return True
+
+
+@on("loopback-2", "mpi-2")
+def test_a_checked_collective_is_refused_before_it_starts(world):
+    assert all(world.run(refused_before_start))
+
+
+def two_ranks_go_on():
+    caught(lambda: bf.allreduce(torch.ones(2 + bf.rank()), check=True))
+    return bf.allreduce(torch.tensor([float(bf.rank())]), average=False).item()
+
+
+@on("loopback-2", "mpi-2")
+def test_after_a_checked_mismatch_collectives_go_on(world):
+    assert world.run(two_ranks_go_on) == [1.0, 1.0]
+
+
+# neighbours that do not name each other
+
+
+def send_only(targets):
+    return bf.neighbor_allreduce(
+        torch.ones(2), self_weight=1.0, src_weights={}, dst_weights=targets, name="d"
+    )
+
+
+def receive_only(sources):
+    return bf.neighbor_allreduce(
+        torch.ones(2),
+        self_weight=1.0,
+        src_weights=dict.fromkeys(sources, 1.0),
+        dst_weights=[],
+        name="d",
+    )
+
+
+REMEDY = "let the sender's dst_weights and the receiver's src_weights name each other"
+
+
+def unexpected():
+    """Rank 0 sends to rank 1, which computes, and then comes to the verb without expecting it."""
+    told = None
+    if bf.rank() == 1:
+        time.sleep(0.3)
+    if bf.rank() < 2:
+        told = caught(lambda: send_only([1] if bf.rank() == 0 else []))
+    else:
+        send_only([])
+    works_on_default()
+    return told
+
+
+def works_on_default():
+    bf.set_topology(topology.complete(bf.size()))
+    works_on()
+
+
+@SEVERAL
+def test_a_tensor_that_nobody_expects(world):
+    """Sender and receiver raise; the others, and all afterwards, go on."""
+    told = world.run(unexpected)
+    problem = "expected nothing from rank 0, got a tensor: it receives from [] and sends to []; "
+    assert told[0][1] == (
+        f"rank 0, neighbor_allreduce 'd' (use 0), refused by rank 1: rank 1 {problem}{REMEDY}"
+    )
+    assert told[1][1] == (f"rank 1, neighbor_allreduce 'd' (use 0), peer rank 0: {problem}{REMEDY}")
+    assert told[2:] == [None] * (world.size - 2)
+
+
+def unexpected_and_nobody_comes():
+    """Rank 1 comes to the verb after rank 0's deadline, and raises as well."""
+    if bf.rank() == 0:
+        started = time.monotonic()
+        with pytest.raises(bf.WaitTimeoutError) as info:
+            send_only([1])
+        assert 0.5 <= time.monotonic() - started < 1.5
+        return str(info.value)
+    if bf.rank() == 1:
+        time.sleep(1.0)
+        return caught(lambda: send_only([]))[1]
+    return None
+
+
+@SEVERAL
+def test_a_tensor_for_a_rank_that_never_comes(world):
+    told = world.run(unexpected_and_nobody_comes, settings={"timeout": 0.5})
+    first = (
+        r"rank 0: neighbor_allreduce 'd' \(use 0\) was not done in 0\.[5-9] s "
+        r"\(ASYNCDDP_TIMEOUT=0\.5\); missing: rank 1"
+    )
+    assert re.fullmatch(first, told[0])
+    assert told[1].startswith("rank 1, neighbor_allreduce 'd' (use 0), ")
+    assert "rank 0" in told[1]
+
+
+def unexpected_and_over():
+    """Rank 1's verb is over when the tensor comes: rank 0 raises, rank 1 in its next verb."""
+    told = None
+    if bf.rank() == 1:
+        send_only([])
+    bf.barrier()
+    if bf.rank() == 0:
+        told = caught(lambda: send_only([1]))[1]
+    if bf.rank() == 1:
+        time.sleep(0.4)  # the tensor comes meanwhile
+        told = caught(lambda: bf.barrier(name="next"))[1]
+    bf.barrier(name="next")
+    return told
+
+
+@SEVERAL
+def test_a_tensor_for_a_verb_that_is_over(world):
+    told = world.run(unexpected_and_over)
+    problem = (
+        "rank 1 expected nothing from rank 0 in neighbor_allreduce 'd' (use 0), got a tensor: it "
+        f"receives from [] and sends to []; {REMEDY}"
+    )
+    assert told[0] == f"rank 0, neighbor_allreduce 'd' (use 0), refused by rank 1: {problem}"
+    assert told[1] == problem
+
+
+def unexpected_after_confirmation():
+    """Once a form is agreed a sender does not wait: it learns of the mismatch in its next verb."""
+    if bf.rank() == 0:
+        send_only([1])
+        time.sleep(0.3)
+        send_only([1])
+        time.sleep(0.3)
+        return caught(lambda: send_only([]))[1]
+    if bf.rank() == 1:
+        receive_only([0])
+        send_only([])
+        time.sleep(0.6)
+        return caught(lambda: send_only([]))[1]
+    return None
+
+
+@SEVERAL
+def test_a_mismatch_that_is_found_late_is_raised_by_the_next_verb(world):
+    told = world.run(unexpected_after_confirmation)
+    assert "'d' (use 1), refused by rank 1: rank 1 expected nothing from rank 0" in told[0]
+    assert "expected nothing from rank 0" in told[1]
+
+
+def late_at_shutdown():
+    """The same, with no next verb: leaving the world raises."""
+    if bf.rank() == 0:
+        send_only([1])
+        time.sleep(0.3)
+        send_only([1])
+        time.sleep(0.3)
+    if bf.rank() == 1:
+        receive_only([0])
+        send_only([])
+        time.sleep(0.6)
+        caught(lambda: send_only([]))
+
+
+@on("mpi-2")
+def test_a_mismatch_found_late_is_raised_by_shutdown(world):
+    first, second = world.outcomes(late_at_shutdown)
+    assert (first.error, second.error) == ("MismatchError", None)
+    assert "'d' (use 1), refused by rank 1: rank 1 expected nothing from rank 0" in first.message
+
+
+def expected_in_vain():
+    """Rank 1 expects a tensor of rank 0, which is in the same verb and sends none."""
+    told = None
+    if bf.rank() == 1:
+        told = caught(lambda: receive_only([0]))[1]
+    elif bf.rank() == 0:
+        send_only([])
+        time.sleep(0.8)
+        told = caught(lambda: bf.neighbor_allreduce(torch.ones(1), name="next"))[1]
+    return told
+
+
+@SEVERAL
+def test_a_tensor_that_is_expected_and_never_sent(world):
+    """Both raise: the receiver at once, the sender, whose verb was over, in its next one."""
+    told = world.run(expected_in_vain)
+    problem = f"rank 0 sends nothing to rank 1: it receives from [] and sends to []; {REMEDY}"
+    refused = f"rank 1, neighbor_allreduce 'd' (use 0), refused by rank 0: {problem}"
+    assert told[1] == refused
+    assert told[0].startswith("rank 0, 'd' (use 0), refused by rank 1: ")
+    assert problem in told[0]
+
+
+def shifted():
+    """Everybody sends two ahead and expects one behind."""
+    n, me = bf.size(), bf.rank()
+    return caught(
+        lambda: bf.neighbor_allreduce(
+            torch.ones(2),
+            self_weight=0.5,
+            src_weights={(me - 1) % n: 0.5},
+            dst_weights=[(me + 2) % n],
+        )
+    )[1]
+
+
+@on("loopback-4", "mpi-4")
+def test_dynamic_neighbours_that_fit_nowhere_are_an_error_on_all_ranks(world):
+    for rank, message in enumerate(world.run(shifted)):
+        assert message.startswith(f"rank {rank}, neighbor_allreduce ")
+        assert "got a tensor: it receives from [" in message
+        assert message.endswith(REMEDY)
+
+
+def other_partner():
+    """Rank 0 gossips with 1 under a name under which 1 gossips with 2."""
+    partner = {0: 1, 1: 2, 2: 1}.get(bf.rank())
+    if partner is None:
+        return None
+
+    def twice():  # an exchange may have ended well before the other came; then the next one tells
+        bf.pair_gossip(torch.ones(2), partner, name="g")
+        time.sleep(0.3)
+        bf.pair_gossip(torch.ones(2), partner, name="g")
+
+    if bf.rank() == 2:  # in its second exchange it may also hear that rank 1 is gone
+        with pytest.raises(bf.PeerError):
+            twice()
+        return None
+    return caught(twice)[1]
+
+
+@on("loopback-4", "mpi-4")
+def test_gossip_with_a_rank_that_gossips_with_another(world):
+    told = world.run(other_partner)
+    assert told[0].startswith("rank 0, pair_gossip 'g' (use 0), refused by rank 1: ")
+    assert "rank 1 expected nothing from rank 0" in told[0]
+    assert "expected nothing from rank 0" in told[1]
+
+
+def sizes_in_bulk():
+    """Tensors that travel in bulk: the bytes of a refused one hold nobody up."""
+    bf.set_topology(topology.complete(bf.size()))
+    x = torch.ones(100_000 + (bf.rank() == ODD))
+    told = caught(lambda: bf.neighbor_allreduce(x, name="w"))[1]
+    good = bf.neighbor_allreduce(torch.full((200_000,), float(bf.rank())), name="big")
+    assert good[-1].item() == pytest.approx((bf.size() - 1) / 2)
+    return told
+
+
+@SEVERAL
+def test_large_tensors_of_unequal_size(world):
+    for message in world.run(sizes_in_bulk):
+        assert re.search(differs("shape (100000)", "shape (100001)"), message)
