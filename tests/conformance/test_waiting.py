@@ -1,0 +1,269 @@
+"""Nothing hangs silently: circles are found, slow ranks are waited for, deadlines speak."""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import time
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import asyncddp as bf
+import topology
+from tests.support import LoopbackWorld, on
+
+
+def one():
+    return torch.ones(2)
+
+
+# circles
+
+
+def circle():
+    """Everybody waits for the rank behind it, under a name of its own."""
+    bf.set_topology(topology.ring(bf.size(), style="right"))
+    started = time.monotonic()
+    with pytest.raises(bf.DeadlockError) as caught:
+        bf.neighbor_allreduce(one(), name=f"v{bf.rank()}")
+    assert time.monotonic() - started < 1.0
+    bf.barrier()  # the world goes on
+    return str(caught.value)
+
+
+def assert_names_circle(messages):
+    n = len(messages)
+    for rank, message in enumerate(messages):
+        behind = (rank - 1) % n
+        assert message.startswith(
+            f"rank {rank}: neighbor_allreduce 'v{rank}' (use 0) can never end: rank {rank} is in "
+            f"neighbor_allreduce and expects 'v{rank}' (use 0) of rank {behind}; "
+        ), message
+        for member in range(n):
+            assert f"rank {member} is in neighbor_allreduce and expects 'v{member}'" in message
+        assert "Call the same verbs with the same names and neighbours on all" in message
+        assert f"rank {behind} has sent neighbor_allreduce 'v{behind}' (use 0) instead" in message
+
+
+@on("loopback-2", "loopback-4", "mpi-2", "mpi-4")
+def test_a_circle_of_all_ranks_is_found_and_named_by_each(world):
+    assert_names_circle(world.run(circle))
+
+
+def test_a_circle_of_three():
+    assert_names_circle(LoopbackWorld(3).run(circle))
+
+
+def wrong_order():
+    """Two blocking verbs in two orders; the second ranks come later."""
+    first, second = ("a", "b") if bf.rank() % 2 == 0 else ("b", "a")
+    bf.set_topology(topology.ring(bf.size()))
+    time.sleep(0.2 * (bf.rank() % 2))
+
+    def both():
+        bf.neighbor_allreduce(one(), name=first)
+        bf.neighbor_allreduce(one(), name=second)
+
+    with pytest.raises(bf.DeadlockError) as caught:
+        both()
+    return str(caught.value)
+
+
+@on("loopback-2", "mpi-2")
+def test_blocking_verbs_in_the_wrong_order(world):
+    for message in world.run(wrong_order):
+        assert "expects 'a' (use 0) of rank" in message
+        assert "expects 'b' (use 0) of rank" in message
+
+
+def collectives_in_the_wrong_order():
+    calls = [bf.barrier, lambda: bf.allreduce(one())]
+    with pytest.raises(bf.MismatchError) as caught:
+        [call() for call in (calls if bf.rank() % 2 else reversed(calls))]
+    return str(caught.value)
+
+
+@on("loopback-2", "mpi-2")
+def test_collectives_in_the_wrong_order(world):
+    for message in world.run(collectives_in_the_wrong_order):
+        assert "expected verb" in message
+
+
+def circle_beside_others():
+    """Ranks 0 and 1 wait for each other; the others wait for them and hear why."""
+    if bf.rank() < 2:
+        peers = [1 - bf.rank()]
+        with pytest.raises(bf.DeadlockError) as caught:
+            bf.neighbor_allreduce(
+                one(),
+                self_weight=0.5,
+                src_weights=dict.fromkeys(peers, 0.5),
+                dst_weights=peers,
+                name=f"v{bf.rank()}",
+            )
+        raise caught.value
+    bf.neighbor_allreduce(
+        one(), self_weight=0.5, src_weights={bf.rank() - 2: 0.5}, dst_weights=[], name="late"
+    )
+
+
+@on("loopback-4", "mpi-4")
+def test_ranks_that_wait_for_a_circle_are_released(world):
+    outcomes = world.outcomes(circle_beside_others)
+    assert [outcome.error for outcome in outcomes[:2]] == ["DeadlockError"] * 2
+    for outcome in outcomes[2:]:
+        assert outcome.error == "PeerLeftError"
+        assert f"rank {outcome.rank - 2} has left" in outcome.message
+        assert outcome.seconds < 5
+
+
+# no false alarms
+
+
+def slow_ranks():
+    """Longer than it takes to look for circles; everybody is late once."""
+    for late in range(bf.size()):
+        if bf.rank() == late:
+            time.sleep(0.6)
+        bf.neighbor_allreduce(one())
+        bf.barrier()
+    return True
+
+
+@on("loopback-2", "loopback-4", "mpi-2", "mpi-4")
+def test_slow_ranks_are_waited_for(world):
+    assert all(world.run(slow_ranks))
+
+
+def patient():
+    """Two waits that would be a circle, were they not limited."""
+    first, second = ("a", "b") if bf.rank() == 0 else ("b", "a")
+    handle = bf.neighbor_allreduce_nonblocking(one(), name=first)
+    with pytest.raises(bf.WaitTimeoutError) as caught:
+        handle.wait(timeout=0.8)
+    time.sleep(0.5)  # the other one shall run out of patience too
+    other = bf.neighbor_allreduce_nonblocking(one(), name=second)
+    handle.wait()
+    other.wait()
+    return str(caught.value)
+
+
+@on("loopback-2", "mpi-2")
+def test_a_wait_with_a_limit_is_no_deadlock(world):
+    first, second = world.run(patient)
+    assert first == (
+        "rank 0: neighbor_allreduce 'a' (use 0) was not done in 0.8 s; missing: rank 1; rank 1 has "
+        "sent neighbor_allreduce 'b' (use 0) instead"
+    )
+    assert "rank 0 has sent neighbor_allreduce 'a' (use 0) instead" in second
+
+
+@given(st.integers(0, 10**6), st.integers(2, 5))
+@settings(
+    max_examples=6,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+def test_whatever_the_delays_and_orders_there_is_no_false_alarm(seed, n):
+    """Each rank starts the same named verbs in an order of its own, with delays, and waits."""
+
+    def case():
+        mine = random.Random(seed * 10 + bf.rank())
+        for step in range(3):
+            names = [f"{step}.{k}" for k in range(5)]
+            mine.shuffle(names)
+            handles = []
+            for name in names:
+                handles.append(bf.neighbor_allreduce_nonblocking(one(), name=name))
+                if mine.random() < 0.3:
+                    time.sleep(mine.choice([0.0, 0.01, 0.3]) * mine.random())
+            mine.shuffle(handles)
+            for handle in handles:
+                assert handle.wait().tolist() == [1.0, 1.0]
+            if mine.random() < 0.2:
+                time.sleep(0.35)
+            bf.neighbor_allreduce(one(), name=f"{step} blocking")
+
+    LoopbackWorld(n).run(case)
+
+
+# deadlines
+
+
+class _Heard(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.messages = []
+
+    def emit(self, record):
+        self.messages.append((record.levelname, record.getMessage()))
+
+
+def never_comes(verb):
+    """Rank 0 stays away; all others warn once, then raise."""
+    heard, log = _Heard(), logging.getLogger("asyncddp")
+    log.addHandler(heard)
+    log.propagate = False
+    try:
+        if bf.rank() == 0:
+            time.sleep(2.0)
+            return None
+        calls = {
+            "neighbor_allreduce": lambda: bf.neighbor_allreduce(one(), name="w"),
+            "barrier": lambda: bf.barrier(name="w"),
+            "pair_gossip": lambda: bf.pair_gossip(one(), 0, name="w"),
+        }
+        started = time.monotonic()
+        with pytest.raises(bf.WaitTimeoutError) as caught:
+            calls[verb]()
+        seconds = time.monotonic() - started
+        return seconds, str(caught.value), heard.messages
+    finally:
+        log.propagate = True
+        log.removeHandler(heard)
+
+
+@on("loopback-2", "mpi-2")
+@pytest.mark.parametrize(
+    ("verb", "called"),
+    [
+        ("neighbor_allreduce", "neighbor_allreduce 'w' (use 0)"),
+        ("barrier", "barrier 'w' (collective, number 0)"),
+        ("pair_gossip", "pair_gossip 'w' (use 0)"),
+    ],
+    ids=["neighbour", "collective", "gossip"],
+)
+def test_a_wait_warns_once_with_the_missing_ranks_and_then_raises(world, verb, called):
+    _, (seconds, message, heard) = world.run(
+        never_comes, verb, settings={"timeout": 1.0, "warn_after": 0.3}
+    )
+    assert 1.0 <= seconds < 1.8
+    assert re.fullmatch(
+        re.escape(f"rank 1: {called} was not done in 1.")
+        + r"\d s \(ASYNCDDP_TIMEOUT=1\); missing: rank 0",
+        message,
+    ), message
+    assert heard == [("WARNING", f"rank 1: {called} has been waiting for 0 s; missing: rank 0")]
+
+
+def nobody_waits():
+    """A non-blocking verb has its deadline too, though nobody waits for it."""
+    if bf.rank() == 0:
+        time.sleep(1.2)
+        return None
+    handle = bf.neighbor_allreduce_nonblocking(one(), name="w")
+    time.sleep(1.0)
+    assert handle.poll()
+    with pytest.raises(bf.WaitTimeoutError) as caught:
+        handle.wait()
+    return str(caught.value)
+
+
+@on("loopback-2", "mpi-2")
+def test_a_handle_that_nobody_waits_for_meets_its_deadline(world):
+    assert "missing: rank 0" in world.run(nobody_waits, settings={"timeout": 0.4})[1]
