@@ -27,6 +27,7 @@ class Finished:
         code: Exit code; negative: the signal that ended it.
         stdout, stderr: What it printed.
         seconds: How long it took.
+        ended: When it ended, as of ``time.time()``.
         timed_out: Whether it had to be ended.
         left: Command lines of processes that outlived it by two seconds.
     """
@@ -35,6 +36,7 @@ class Finished:
     stdout: str
     stderr: str
     seconds: float
+    ended: float
     timed_out: bool
     left: tuple[str, ...]
 
@@ -135,14 +137,14 @@ def run_to_end(
             process.wait(timeout)
         except subprocess.TimeoutExpired:
             timed_out = True
-        seconds = time.monotonic() - started
+        seconds, ended = time.monotonic() - started, time.time()
         left = () if timed_out else _outlived(process.pid)
         end_session(process)
         texts = []
         for stream in (out, err):
             stream.seek(0)
             texts.append(stream.read().decode("utf-8", "replace"))
-        return Finished(process.returncode, texts[0], texts[1], seconds, timed_out, left)
+        return Finished(process.returncode, texts[0], texts[1], seconds, ended, timed_out, left)
 
 
 def run_on_mpirun(

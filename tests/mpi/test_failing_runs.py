@@ -1,0 +1,158 @@
+"""How runs under ``mpirun`` end when a rank fails: soon, non-zero, with the reason, alone."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+import pytest
+
+from tests.support import run_on_mpirun
+
+HEAD = """
+import os, signal, sys, time
+from pathlib import Path
+import torch
+import asyncddp as bf
+
+def failing():
+    Path(__file__).with_name("failed").write_text(str(time.time()))
+
+bf.init()
+x = bf.neighbor_allreduce(torch.ones(4))
+"""
+ON_AND_ON = """
+while True:
+    x = bf.neighbor_allreduce(x)
+"""
+
+
+def run_failing(folder, body, ranks, **environ):
+    """Run a script in which a rank calls ``failing()``; it must end within 10 s of that."""
+    done = run_on_mpirun(
+        ranks, HEAD + textwrap.dedent(body) + ON_AND_ON, folder, timeout=90, environ=environ
+    )
+    assert not done.timed_out, done
+    assert done.code != 0, done
+    assert done.left == (), done
+    failed = float((folder / "failed").read_text())
+    assert done.ended - failed < 10, done
+    return done
+
+
+@pytest.mark.mpi(4)
+def test_a_rank_that_raises(tmp_path):
+    """Its rank, error and traceback come first; nobody else prints one."""
+    body = """
+    def train():
+        raise ValueError("the data is gone")
+    if bf.rank() == 1:
+        failing()
+        train()
+    """
+    done = run_failing(tmp_path, body, 4)
+    assert done.code == 1, done
+    told = [line for line in done.stderr.splitlines() if line]
+    assert told[0] == "[asyncddp] rank 1 of 4 failed: ValueError: the data is gone", done
+    assert told[1] == "Traceback (most recent call last):"
+    assert "in train" in done.stderr
+    assert done.stderr.count("Traceback") == 1, done
+
+
+@pytest.mark.mpi(4)
+def test_a_rank_that_is_killed(tmp_path):
+    body = """
+    if bf.rank() == 1:
+        failing()
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = run_failing(tmp_path, body, 4)
+    assert re.search(r"process rank 1 .*exited on\s+signal 9", done.stderr, re.S), done
+    assert "Traceback" not in done.stderr, done
+
+
+@pytest.mark.mpi(2)
+def test_a_rank_that_exits_with_a_code(tmp_path):
+    """The others say that they needed it."""
+    body = """
+    if bf.rank() == 1:
+        failing()
+        sys.exit(3)
+    """
+    done = run_failing(tmp_path, body, 2)
+    told = "rank 1 has left (its script has ended), but is needed"
+    assert told in done.stderr, done
+    assert "Traceback" not in done.stderr, done
+
+
+@pytest.mark.mpi(4)
+def test_ranks_that_do_not_fit_together(tmp_path):
+    """One of them speaks, with one traceback; the message names both."""
+    body = """
+    failing()
+    bf.neighbor_allreduce(torch.ones(5 if bf.rank() == 1 else 4), name="layer")
+    """
+    done = run_failing(tmp_path, body, 4)
+    first = done.stderr.lstrip().splitlines()[0]
+    assert re.match(r"\[asyncddp\] rank \d of 4 failed: MismatchError: rank \d, ", first), done
+    assert re.search(r"expected shape \([45]\), got \([45]\)", first), done
+    assert "neighbor_allreduce 'layer' (use 0)" in first
+    assert done.stderr.count("Traceback") == 1, done
+
+
+@pytest.mark.mpi(2)
+def test_a_rank_that_sleeps_past_the_deadline(tmp_path):
+    """First a warning with the rank, verb and name, once; then the error with the same."""
+    body = """
+    if bf.rank() == 1:
+        time.sleep(60)
+    failing()
+    bf.neighbor_allreduce(x, name="layer")
+    """
+    done = run_failing(tmp_path, body, 2, ASYNCDDP_TIMEOUT="2", ASYNCDDP_WARN_AFTER="1")
+    called = "rank 0: neighbor_allreduce 'layer' (use 0)"
+    warning = f"{called} has been waiting for 1 s; missing: rank 1"
+    assert done.stderr.count(warning) == 1, done
+    error = re.escape(f"failed: WaitTimeoutError: {called} was not done in 2.")
+    found = re.search(error + r"\d s \(ASYNCDDP_TIMEOUT=2\); missing: rank 1", done.stderr)
+    assert found, done
+    assert done.stderr.index(warning) < found.start()
+    assert done.stderr.count("Traceback") == 1
+
+
+@pytest.mark.mpi(2)
+def test_a_script_that_ends_with_verbs_under_way_and_mismatches_unsaid(tmp_path):
+    """Ending a script tells what nobody had asked for, and the run fails."""
+    body = """
+    alone = {"self_weight": 1.0, "src_weights": {}, "dst_weights": []}
+    if bf.rank() == 0:
+        bf.neighbor_allreduce(x, **{**alone, "dst_weights": [1]}, name="d")
+        time.sleep(0.5)
+        bf.neighbor_allreduce(x, **{**alone, "dst_weights": [1]}, name="d")
+        time.sleep(0.5)
+        failing()
+        raise SystemExit
+    bf.neighbor_allreduce(x, **{**alone, "src_weights": {0: 1.0}}, name="d")
+    bf.neighbor_allreduce(x, **alone, name="d")
+    time.sleep(2.0)
+    raise SystemExit
+    """
+    done = run_failing(tmp_path, body, 2)
+    assert "MismatchError" in done.stderr, done
+    assert "rank 1 expected nothing from rank 0 in neighbor_allreduce 'd' (use 1)" in done.stderr
+
+
+@pytest.mark.mpi(2)
+def test_a_run_that_ends_well_prints_nothing(tmp_path):
+    """The counter-check, with verbs that nobody waited for and without ``shutdown()``."""
+    script = HEAD + textwrap.dedent("""
+    handle = bf.allreduce_nonblocking(x)
+    late = bf.neighbor_allreduce_nonblocking(x, name="late")
+    handle.wait()
+    print(f"rank {bf.rank()} sum {x.sum().item()}\\n", end="", flush=True)
+    """)
+    done = run_on_mpirun(2, script, tmp_path, timeout=90)
+    assert done.code == 0, done
+    assert sorted(done.stdout.split("\n")) == ["", "rank 0 sum 4.0", "rank 1 sum 4.0"]
+    assert done.stderr == "", done
+    assert done.left == ()
