@@ -35,7 +35,8 @@ class World(ABC):
         Args:
             case: A function; where ranks are processes, at the top of an importable module.
             *args: Its positional arguments, which pickle can carry.
-            **kwargs: Its keyword arguments; ``settings`` are the world's, as of ``Config``.
+            **kwargs: Its keyword arguments; ``settings`` are the world's, as of ``Config``, and
+                ``limit`` is the time in seconds after which processes count as hanging.
 
         Raises:
             RanksFailedError: A rank raised; the message has the tracebacks of all that did.
@@ -48,6 +49,7 @@ class World(ABC):
         case: Callable[..., Any],
         *args: Any,
         settings: Mapping[str, Any] | None = None,
+        limit: float = 30.0,
         **kwargs: Any,
     ) -> list[Outcome]:
         """Like :meth:`run`, and tell of every rank how it ended."""
@@ -74,8 +76,10 @@ class LoopbackWorld(World):
         case: Callable[..., Any],
         *args: Any,
         settings: Mapping[str, Any] | None = None,
+        limit: float = 30.0,
         **kwargs: Any,
     ) -> list[Outcome]:
+        del limit  # pytest's own ends the process
         found: dict[int, Outcome] = {}
 
         def body() -> None:
