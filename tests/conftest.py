@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from tests.support.leaks import Traces
 from tests.support.marks import parameters
 from tests.support.worlds import WORLDS, World, open_world
+
+# A shared machine is slow now and then, which is no fault of the code under test.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session", params=parameters(WORLDS))

@@ -181,7 +181,7 @@ class Engine:
             self._watch.forgive()
 
     def lose(self, peer: int, reason: str) -> None:
-        """A peer is gone: whatever needs it fails at once."""
+        """A peer is gone: whatever needs it fails, once what it has sent before is taken."""
         self._watch.lose(peer, reason)
 
     def close(self, reason: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 import weakref
@@ -102,8 +101,8 @@ class Watch:
         return None
 
     def lose(self, peer: int, reason: str) -> None:
-        """A peer is gone: whatever needs it fails at once."""
-        self._gone[peer] = _Gone(reason, {}, -math.inf)
+        """A peer is gone: whatever needs it fails, once what it has sent before is taken."""
+        self._gone[peer] = _Gone(reason, {}, time.monotonic())
 
     def forgive(self) -> None:
         """All that had left are back."""
