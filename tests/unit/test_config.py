@@ -1,0 +1,71 @@
+"""Environment variables are read once, checked, and named when they are wrong."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+
+import pytest
+
+import asyncddp as bf
+from asyncddp.config import Config
+
+
+def test_defaults_are_those_of_the_documentation():
+    config = Config.from_environment({})
+    assert (config.timeout, config.warn_after, config.check) == (600.0, 60.0, False)
+    assert config.transport is config.ranks_per_machine is config.report_dir is None
+
+
+def test_every_variable_is_documented_with_its_field():
+    for item in fields(Config):
+        assert f"{item.name}: ``{item.metadata['name']}``" in Config.__doc__
+
+
+def test_variables_are_read():
+    config = Config.from_environment(
+        {
+            "ASYNCDDP_TIMEOUT": "5",
+            "ASYNCDDP_WARN_AFTER": "0.5",
+            "ASYNCDDP_CHECK": "yes",
+            "ASYNCDDP_TRANSPORT": "loopback",
+            "ASYNCDDP_RANKS_PER_MACHINE": "2",
+            "OTHER": "ignored",
+        }
+    )
+    assert (config.timeout, config.warn_after, config.check) == (5.0, 0.5, True)
+    assert (config.transport, config.ranks_per_machine) == ("loopback", 2)
+
+
+def test_arguments_win_unless_they_are_none():
+    environ = {"ASYNCDDP_TIMEOUT": "5"}
+    assert Config.from_environment(environ, timeout=7.0).timeout == 7.0
+    assert Config.from_environment(environ, timeout=None).timeout == 5.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("ASYNCDDP_TIMEOUT", "0", "a number above zero"),
+        ("ASYNCDDP_TIMEOUT", "nan", "a number above zero"),
+        ("ASYNCDDP_RANKS_PER_MACHINE", "0", "a whole number of at least 1"),
+        ("ASYNCDDP_CHECK", "maybe", "one of 0, 1, true, false, yes, no, on, off"),
+    ],
+)
+def test_a_wrong_value_names_variable_expected_and_got(name, value, expected):
+    with pytest.raises(bf.ArgumentError) as caught:
+        Config.from_environment({name: value})
+    assert str(caught.value) == f"environment variable {name}: expected {expected}, got {value!r}"
+
+
+@pytest.mark.parametrize("name", ["ASYNCDDP_TIMEOUT", "ASYNCDDP_RANKS_PER_MACHINE"])
+def test_what_is_no_number_is_refused_in_words(name):
+    """Not in those of ``float()``."""
+    with pytest.raises(bf.ArgumentError) as caught:
+        Config.from_environment({name: "soon"})
+    assert str(caught.value).startswith(f"environment variable {name}: expected a")
+    assert str(caught.value).endswith("got 'soon'")
+
+
+def test_a_configuration_cannot_be_changed():
+    with pytest.raises(FrozenInstanceError):
+        Config().timeout = 3.0

@@ -1,0 +1,45 @@
+"""Importing the library costs nothing: no MPI, no torch, and every public name is there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import asyncddp
+
+
+def run(code):
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_importing_loads_neither_mpi_nor_torch():
+    """``init()`` starts MPI, importing never does."""
+    code = "import asyncddp, sys; print(*sorted({'mpi4py.MPI', 'torch'} & set(sys.modules)))"
+    assert run(code) == ""
+
+
+def test_using_names_starts_no_mpi():
+    """Neither do the public names, nor a world of threads."""
+    code = (
+        "import asyncddp as bf, sys\n"
+        "for name in bf.__all__: getattr(bf, name)\n"
+        "with bf.local_world(2) as world: world.run(bf.barrier)\n"
+        "print('mpi4py.MPI' in sys.modules)"
+    )
+    assert run(code) == "False"
+
+
+@pytest.mark.parametrize("name", asyncddp.__all__)
+def test_every_public_name_is_there_and_documented(name):
+    assert getattr(asyncddp, name).__doc__
+
+
+def test_a_name_that_does_not_exist_is_told():
+    with pytest.raises(AttributeError, match="allreduces"):
+        _ = asyncddp.allreduces

@@ -1,0 +1,58 @@
+"""Names for plug-ins: found when asked for, unknown ones told with the known and the nearest."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+
+import pytest
+
+import asyncddp as bf
+from asyncddp import registry
+from asyncddp.registry import Registry
+
+
+@pytest.fixture
+def shapes():
+    return Registry("shape", {"path": "pathlib:Path", "lock": "threading:Lock"}, group="g.shapes")
+
+
+def test_entries_are_imported_when_asked_for():
+    missing = Registry("thing", {"nowhere": "no_such_module:Thing"})
+    assert list(missing) == ["nowhere"]
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        _ = missing["nowhere"]
+
+
+def test_names_are_sorted_and_counted(shapes):
+    assert list(shapes) == ["lock", "path"]
+    assert len(shapes) == 2
+    assert "path" in shapes
+    assert "pathos" not in shapes
+
+
+def test_an_unknown_name_lists_the_known_and_the_nearest(shapes):
+    with pytest.raises(bf.UnknownNameError) as caught:
+        _ = shapes["pth"]
+    assert str(caught.value) == "unknown shape 'pth'; known are: lock, path. Did you mean 'path'?"
+
+
+def test_without_a_near_name_there_is_no_guess(shapes):
+    with pytest.raises(bf.UnknownNameError) as caught:
+        _ = shapes["zzz"]
+    assert str(caught.value) == "unknown shape 'zzz'; known are: lock, path."
+
+
+def test_other_distributions_add_by_entry_point_and_do_not_replace_ours(shapes, monkeypatch):
+    points = [
+        EntryPoint("box", "collections:deque", "g.shapes"),
+        EntryPoint("path", "collections:deque", "g.shapes"),
+    ]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    assert list(shapes) == ["box", "lock", "path"]
+    assert shapes["box"].__name__ == "deque"
+    assert shapes["path"].__name__ == "Path"
+
+
+def test_a_registry_without_a_group_asks_nobody(monkeypatch):
+    monkeypatch.setattr(registry, "entry_points", lambda group: pytest.fail("asked"))
+    assert list(Registry("thing", {"a": "pathlib:Path"})) == ["a"]
