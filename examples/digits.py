@@ -130,7 +130,7 @@ def parse_options() -> argparse.Namespace:
     methods = ("adapt_with_combine", "adapt_then_combine", CENTRALISED)
     parser.add_argument("--algorithm", choices=methods, default=methods[0], help="(%(default)s)")
     parser.add_argument(
-        "--epochs", type=positive, default=100, help="passes over all images (%(default)s)"
+        "--epochs", type=positive, default=150, help="passes over all images (%(default)s)"
     )
     parser.add_argument("--lr", type=float, default=0.4, help="step size at first (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (%(default)s)")
