@@ -71,7 +71,7 @@ class Context:
         self.local_size = len(self.local_ranks)
         self.local_rank = self.local_ranks.index(self.rank)
         self.local_transport = transport.split(self.machine_rank, self.rank)
-        self.topologies = Topologies(self.size, self.machine_size)
+        self.topologies = Topologies(self.size, self.machine_size, self.rank)
         self.engine = Engine(transport, config)
 
     def close(self, reason: str) -> None:

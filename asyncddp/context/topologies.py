@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
 import topology
 from asyncddp.errors import ArgumentError
 from topology import GraphOrSchedule as Topology
+from topology.checks import is_weighted
 
 __all__ = ["Topologies", "Topology"]
+
+logger = logging.getLogger("asyncddp")
 
 
 class Topologies:
@@ -15,10 +20,11 @@ class Topologies:
     Args:
         size: Number of ranks.
         machines: Number of machines.
+        rank: This rank; notices come from rank 0 alone.
     """
 
-    def __init__(self, size: int, machines: int) -> None:
-        self._size, self._machines = size, machines
+    def __init__(self, size: int, machines: int, rank: int) -> None:
+        self._size, self._machines, self._rank = size, machines, rank
         self.set(None)
         self._machine_given: Topology | None = None
         self._between: topology.Schedule | None = None
@@ -30,7 +36,7 @@ class Topologies:
             TopologyError: It is no graph or schedule on this many ranks.
         """
         chosen = topology.exponential_two(self._size) if given is None else given
-        self._ranks = _fitting(chosen, self._size, "ranks")
+        self._ranks = self._fitting(chosen, self._size, "ranks")
         self._given = chosen
 
     def load(self) -> Topology:
@@ -44,7 +50,7 @@ class Topologies:
             TopologyError: It is no graph or schedule on this many machines.
         """
         chosen = topology.exponential_two(self._machines) if given is None else given
-        self._between = _fitting(chosen, self._machines, "machines")
+        self._between = self._fitting(chosen, self._machines, "machines")
         self._machine_given = chosen
 
     def load_machine(self) -> Topology | None:
@@ -70,12 +76,25 @@ class Topologies:
             )
         return self._between
 
+    def _fitting(self, given: Topology, size: int, what: str) -> topology.Schedule:
+        schedule = topology.as_schedule(given)
+        if schedule.n != size:
+            raise topology.TopologyError(
+                f"topology {topology.describe(given)} is for {schedule.n} {what}, but there are "
+                f"{size}: build it with n={size}"
+            )
+        if self._rank == 0 and not isinstance(given, topology.Schedule) and not is_weighted(given):
+            _notice(schedule)
+        return schedule
 
-def _fitting(given: Topology, size: int, what: str) -> topology.Schedule:
-    schedule = topology.as_schedule(given)
-    if schedule.n != size:
-        raise topology.TopologyError(
-            f"topology {topology.describe(given)} is for {schedule.n} {what}, but there are "
-            f"{size}: build it with n={size}"
+
+def _notice(schedule: topology.Schedule) -> None:
+    """Say what uniform weights do to the average on a graph that brought none of its own."""
+    if not topology.is_doubly_stochastic(schedule):
+        logger.warning(
+            "%s has no weights, so every rank averages uniformly over itself and its "
+            "in-neighbours; as their numbers differ, ranks tend to a weighted average instead of "
+            "the mean. topology.metropolis_weights(graph) keeps the mean where all edges go both "
+            "ways",
+            schedule.name,
         )
-    return schedule
