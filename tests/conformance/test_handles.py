@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 
 import pytest
@@ -223,3 +224,30 @@ def test_many_small_verbs_travel_in_few_messages(world, weights):
 @SEVERAL
 def test_two_verbs_at_once(world):
     world.run(fused, 2, "static")
+
+
+def from_threads():
+    """Four threads of one rank, each with names of its own, beside the main thread's verbs."""
+    errors = []
+
+    def work(label):
+        try:
+            for k in range(25):
+                x = torch.full((3,), float(bf.rank() + k))
+                got = bf.neighbor_allreduce(x, name=f"{label}.{k}")
+                check(got, x, expected(lambda r, k=k: torch.full((3,), float(r + k))))
+        except (AssertionError, bf.AsyncDDPError) as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(label,)) for label in "abcd"]
+    for thread in threads:
+        thread.start()
+    work("main")
+    for thread in threads:
+        thread.join()
+    return [str(error) for error in errors]
+
+
+@on("mpi-2", "mpi-4")
+def test_threads_of_one_rank_may_all_call_verbs(world):
+    assert world.run(from_threads) == [[]] * world.size

@@ -1,0 +1,92 @@
+"""The search for circles finds each circle and nothing else; probes are carried by hand."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncddp.engine import deadlock
+from asyncddp.engine.deadlock import describe, extend, started
+from asyncddp.engine.messages import Key, Waiting
+
+
+def key_of(rank):
+    return Key(f"of {rank}", 0)
+
+
+def circles(waits, submitted=frozenset()):
+    """Carry all probes until none is left.
+
+    Args:
+        waits: ``{rank: ranks that it waits for}``; ranks that are not in it are not blocked.
+        submitted: Pairs (rank, peer): rank has submitted what peer waits for.
+    """
+    missing = {r: [(peer, key_of(r)) for peer in peers] for r, peers in waits.items()}
+    under_way = [pair for r in waits for pair in started(r, "verb", missing[r])]
+    found, steps = set(), 0
+    while under_way:
+        steps += 1
+        assert steps < 100_000, "probes never come to an end"
+        rank, probe = under_way.pop()
+        if rank not in waits:
+            continue
+
+        def has(key, rank=rank):
+            return any(key == key_of(peer) and (rank, peer) in submitted for peer in waits)
+
+        onward, circle = extend(probe, rank, "verb", missing[rank], has)
+        under_way += onward
+        if circle is not None:
+            found.add(tuple(link.rank for link in circle))
+    return found
+
+
+def test_a_circle_is_found_by_each_of_its_ranks():
+    assert circles({0: [1], 1: [2], 2: [0]}) == {(0, 1, 2), (1, 2, 0), (2, 0, 1)}
+
+
+def test_a_chain_that_ends_at_a_running_rank_is_none():
+    assert circles({0: [1], 1: [2]}) == set()
+
+
+def test_ranks_that_lead_into_a_circle_are_not_in_it():
+    assert circles({0: [1], 1: [2], 2: [1]}) == {(1, 2), (2, 1)}
+
+
+def test_what_was_submitted_is_on_its_way_and_no_edge():
+    assert circles({0: [1], 1: [0]}, submitted={(1, 0)}) == set()
+
+
+@given(st.integers(2, 5), st.data())
+def test_circles_are_found_exactly_where_they_are(n, data):
+    """Against a search over the whole graph."""
+    ranks = st.integers(0, n - 1)
+    waits = {
+        r: sorted(data.draw(st.sets(ranks, max_size=3)) - {r})
+        for r in range(n)
+        if data.draw(st.booleans())
+    }
+
+    def reaches(start):
+        seen, border = set(), {start}
+        while border:
+            border = {p for r in border for p in waits.get(r, ())} - seen
+            seen |= border
+        return start in seen
+
+    assert {circle[0] for circle in circles(waits)} == {r for r in waits if reaches(r)}
+
+
+def test_a_circle_is_described_link_by_link():
+    circle = (Waiting(0, "barrier", Key("a", 0)), Waiting(3, "allreduce", Key("b", 1)))
+    assert describe(circle) == (
+        "rank 0 is in barrier and expects 'a' (use 0) of rank 3; "
+        "rank 3 is in allreduce and expects 'b' (use 1) of rank 0"
+    )
+
+
+def test_circles_beyond_the_longest_are_left_to_the_deadline(monkeypatch):
+    monkeypatch.setattr(deadlock, "LONGEST", 5)
+    for n in (5, 6):
+        found = circles({r: [(r + 1) % n] for r in range(n)})
+        assert len(found) == (n if n == 5 else 0)

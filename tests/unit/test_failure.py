@@ -1,0 +1,77 @@
+"""What a failing rank says and leaves, before it takes the others down."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from asyncddp.context.failure import exit_code
+from asyncddp.errors import MismatchError
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (SystemExit(), 0),
+        (SystemExit(3), 3),
+        (SystemExit("words"), 1),
+        (KeyboardInterrupt(), 130),
+        (ValueError("x"), 1),
+        (MismatchError("x"), 1),
+    ],
+    ids=repr,
+)
+def test_exit_codes_are_python_s(error, code):
+    assert exit_code(error) == code
+
+
+def run(code, **environ):
+    head = "import asyncddp as bf\nbf.init(transport='loopback')\n"
+    return subprocess.run(
+        [sys.executable, "-c", head + code],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_an_uncaught_error_is_told_with_rank_and_traceback_and_reported(tmp_path):
+    done = run("raise ValueError('no data')", ASYNCDDP_REPORT_DIR=str(tmp_path))
+    assert done.returncode == 1
+    first, second, *_ = done.stderr.splitlines()
+    assert first == "[asyncddp] rank 0 of 1 failed: ValueError: no data"
+    assert second == "Traceback (most recent call last):"
+    assert done.stderr.rstrip().endswith("ValueError: no data")
+    report = json.loads((tmp_path / "rank-0.json").read_text())
+    assert report["rank"] == 0
+    assert report["exit_code"] == 1
+    assert (report["kind"], report["message"]) == ("ValueError", "no data")
+    assert "Traceback" in report["traceback"]
+
+
+def test_what_was_printed_before_is_not_lost():
+    done = run("print('before'); raise ValueError('x')")
+    assert done.stdout == "before\n"
+
+
+def test_a_rank_that_was_left_alone_prints_no_traceback():
+    """The rank that left has said why."""
+    done = run("raise bf.PeerLeftError('rank 1 has left')")
+    assert done.returncode == 1
+    assert done.stderr == "[asyncddp] rank 0 of 1 failed: PeerLeftError: rank 1 has left\n"
+
+
+def test_a_report_folder_that_is_gone_hides_no_error(tmp_path):
+    done = run("raise ValueError('x')", ASYNCDDP_REPORT_DIR=str(tmp_path / "gone"))
+    assert "ValueError: x" in done.stderr
+
+
+def test_exits_of_the_script_s_own_choice_stay_as_they_are():
+    done = run("raise SystemExit(5)")
+    assert (done.returncode, done.stderr) == (5, "")

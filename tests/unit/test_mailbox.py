@@ -1,0 +1,197 @@
+"""What comes is matched with what is expected, by name; no engine, no threads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from asyncddp.engine.mailbox import Mailbox
+from asyncddp.engine.messages import Key
+from asyncddp.engine.posting import Form, Posting
+from asyncddp.errors import MismatchError, PeerError
+from asyncddp.transport.loopback import Loopback
+
+KEY = Key("x", 0)
+PAIR = Form("verb", "float32", (2,))
+
+
+@pytest.fixture
+def two():
+    """Two mailboxes, joined by a wire."""
+    return [Mailbox(end) for end in Loopback.group(2)]
+
+
+def carry(mailboxes):
+    """Let all messages arrive."""
+    for _ in range(4):
+        for mailbox in mailboxes:
+            mailbox.flush()
+        for mailbox in mailboxes:
+            for peer, bundle in mailbox._transport.poll():
+                assert mailbox.receive(peer, bundle) == []
+
+
+def opened(mailbox, key=KEY, form=PAIR, sources=(), targets=(), check=False):
+    posting = Posting(key, form, sources, targets)
+    mailbox.open(posting, check=check)
+    return posting
+
+
+def test_a_tensor_arrives_before_or_after_it_is_expected(two):
+    for key, receiver_first in ((Key("x", 0), True), (Key("x", 1), False)):
+        x = torch.tensor([1.0, 2.0])
+        if receiver_first:
+            there = opened(two[1], key, sources=[0])
+        here = opened(two[0], key, targets=[1])
+        two[0].send(here, 1, x)
+        carry(two)
+        if not receiver_first:
+            there = opened(two[1], key, sources=[0])
+            carry(two)
+        assert there.arrivals[0].done()
+        assert torch.equal(there.arrivals[0].take(), x)
+        assert here.sent().done()
+
+
+def test_a_large_tensor_comes_in_bulk_and_without_a_copy_of_its_own(two):
+    x = torch.arange(50_000, dtype=torch.float32)
+    form = Form("verb", "float32", (50_000,))
+    here = opened(two[0], form=form, targets=[1])
+    two[0].send(here, 1, x)
+    there = opened(two[1], form=form, sources=[0])
+    carry(two)
+    assert torch.equal(there.arrivals[0].take(), x)
+    assert there.arrivals[0].done()
+    assert here.sent().done()
+
+
+def test_a_tensor_before_its_time_waits(two):
+    here = opened(two[0], targets=[1])
+    two[0].send(here, 1, torch.ones(2))
+    carry(two)
+    assert not here.sent().done(), "the first use of a form is confirmed"
+    assert here.sent().missing() == [(1, KEY)]
+    assert [data.verb for data in two[1].unmatched(0)] == ["verb"]
+    assert not two[1].knows(KEY)
+
+
+def test_a_form_is_confirmed_once(two):
+    for step in range(3):
+        here = opened(two[0], Key("x", step), targets=[1])
+        assert (here.unconfirmed == set()) is (step > 0)
+        two[0].send(here, 1, torch.ones(2))
+        there = opened(two[1], Key("x", step), sources=[0])
+        carry(two)
+        assert there.arrivals[0].done()
+        assert here.sent().done()
+        two[0].close(here, None)
+        two[1].close(there, None)
+
+
+def test_now_and_then_a_sender_waits_so_that_it_does_not_run_ahead(two):
+    here = opened(two[0], targets=[1])
+    two[0].send(here, 1, torch.ones(2))
+    opened(two[1], sources=[0])
+    carry(two)
+    two[0].close(here, None)
+    asked = [
+        step for step in range(1, 200) if opened(two[0], Key("x", step), targets=[1]).unconfirmed
+    ]
+    assert asked == [64, 128, 192]
+
+
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [
+        (Form("other", "float32", (2,)), "expected verb other, got verb"),
+        (Form("verb", "float64", (2,)), "expected dtype float64, got float32"),
+        (Form("verb", "float32", (3,)), "expected shape (3), got (2)"),
+        (Form("verb", "float32", (2, 1)), "expected shape (2, 1), got (2)"),
+        (Form("verb", "float32", ()), "expected shape (), got (2)"),
+        (Form("verb", "float32", (None, 4)), "expected shape (any, 4), got (2)"),
+    ],
+)
+def test_both_sides_fail_where_forms_differ(two, form, told):
+    here = opened(two[0], targets=[1])
+    two[0].send(here, 1, torch.ones(2))
+    there = opened(two[1], form=form, sources=[0])
+    carry(two)
+    with pytest.raises(MismatchError) as caught:
+        there.arrivals[0].done()
+    assert str(caught.value) == f"rank 1, {form.verb} 'x' (use 0), peer rank 0: {told}"
+    with pytest.raises(MismatchError) as caught:
+        here.sent().done()
+    assert str(caught.value) == (
+        f"rank 0, verb 'x' (use 0), refused by rank 1: rank 1 {told} from rank 0"
+    )
+
+
+def test_any_size_fits_where_any_will_do(two):
+    there = opened(two[1], form=Form("verb", "float32", (None, 2)), sources=[0])
+    here = opened(two[0], form=Form("verb", "float32", (None, 2)), targets=[1])
+    two[0].send(here, 1, torch.ones(7, 2))
+    carry(two)
+    assert there.arrivals[0].take().shape == (7, 2)
+
+
+def test_one_key_is_open_once(two):
+    opened(two[0])
+    with pytest.raises(MismatchError) as caught:
+        opened(two[0])
+    assert str(caught.value) == "rank 0: 'x' (use 0) is under way already; wait for it first"
+
+
+def test_a_failure_is_told_to_all_who_take_part(two):
+    here = opened(two[0], sources=[1])
+    there = opened(two[1], targets=[0])
+    two[0].close(here, PeerError("rank 0 gave up"))
+    carry(two)
+    with pytest.raises(MismatchError, match="refused by rank 0: rank 0 gave up"):
+        there.sent().done()
+
+
+def test_a_failure_is_kept_for_those_who_come_later(two):
+    here = opened(two[0], sources=[1])
+    two[0].close(here, PeerError("rank 0 gave up"))
+    carry(two)
+    there = opened(two[1], targets=[0])
+    with pytest.raises(MismatchError, match="refused by rank 0: rank 0 gave up"):
+        there.sent().done()
+
+
+def test_what_comes_for_an_exchange_that_has_ended_is_remembered_as_late(two):
+    there = opened(two[1])
+    two[1].close(there, None)
+    here = opened(two[0], targets=[1])
+    two[0].send(here, 1, torch.ones(2))
+    carry(two)
+    assert "expected nothing from rank 0 in verb 'x' (use 0)" in str(two[1].late)
+    with pytest.raises(MismatchError, match="refused by rank 1"):
+        here.sent().done()
+
+
+def test_bulk_that_nobody_wants_is_taken_off_the_wire(two):
+    """So that its sender's buffer becomes free."""
+    x = torch.ones(50_000)
+    form = Form("verb", "float32", (50_000,))
+    here = opened(two[0], form=form, targets=[1])
+    two[0].send(here, 1, x)
+    opened(two[1], form=PAIR, sources=[0])
+    carry(two)
+    assert all(transfer.done() for transfer in here.departures)
+
+
+def test_a_peer_that_is_left_out_is_told_and_only_that_one(two):
+    opened(two[0])
+    there = opened(two[1], sources=[0])
+    two[0].object_to(1, KEY)
+    two[0].object_to(1, Key("unknown", 0))
+    carry(two)
+    with pytest.raises(MismatchError, match="refused by rank 0: rank 0 sends nothing to rank 1"):
+        there.arrivals[0].done()
+    later = Key("x", 1)
+    opened(two[0], later, targets=[1])
+    waiting = opened(two[1], later, sources=[0])
+    two[0].object_to(1, later)
+    carry(two)
+    assert not waiting.arrivals[0].done()
