@@ -10,6 +10,7 @@ import torch
 from asyncddp.engine.messages import Confirm, Data, Key, Message, Refuse, decode, encode
 from asyncddp.engine.posting import Form, Posting
 from asyncddp.errors import MismatchError, PeerError
+from asyncddp.memory.recycling import empty
 from asyncddp.memory.views import as_bytes, from_bytes
 from asyncddp.transport.contract import Transfer, Transport
 
@@ -200,7 +201,7 @@ class Mailbox:
         elif data.payload is not None:
             arrival.tensor = from_bytes(data.payload, dtype, data.shape)
         else:
-            arrival.tensor = torch.empty(data.shape, dtype=dtype)
+            arrival.tensor = empty(data.shape, dtype)
             arrival.transfer = self._transport.irecv(arrival.tensor, peer, data.tag)
         if data.confirm and peer not in posting.targets:  # else our own tensor says it
             self.put(peer, Confirm(data.key))
@@ -223,7 +224,7 @@ class Mailbox:
     def _drain(self, peer: int, data: Data) -> None:
         """Take bulk bytes that nobody wants, so that their sender is not held up."""
         if data.payload is None:
-            scratch = torch.empty(data.shape, dtype=getattr(torch, data.dtype))
+            scratch = empty(data.shape, getattr(torch, data.dtype))
             self._drains.append((self._transport.irecv(scratch, peer, data.tag), scratch))
 
     def _refuse(self, peer: int, refusal: Refuse) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from asyncddp.context import current
 from asyncddp.engine import Desk, Program, Steps
+from asyncddp.memory.recycling import empty
 from asyncddp.memory.views import on_host
 from asyncddp.ops.door import check_tensor, deliver, form_of
 from asyncddp.ops.forms import nonblocking, verb
@@ -72,6 +73,6 @@ def gather_over(
     yield from desk.collective(group, form, lambda: wire.iallgather(mine, rows, [1] * len(group)))
     width = math.prod(host.shape[1:])
     counts = [int(count) * width for count in rows]
-    whole = torch.empty(sum(counts), dtype=host.dtype)
+    whole = empty((sum(counts),), host.dtype)
     yield from desk.collective(group, form, lambda: wire.iallgather(host, whole, counts))
     return deliver(whole.view(int(rows.sum()), *host.shape[1:]), tensor, None)
