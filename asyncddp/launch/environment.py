@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterable, Mapping
 
 from asyncddp.errors import ArgumentError
@@ -11,6 +12,7 @@ from asyncddp.launch.machine import threads_for
 __all__ = ["additions", "forwarded", "parse_exports"]
 
 _NEEDED = (
+    "COLUMNS",
     "CONDA_PREFIX",
     "LD_LIBRARY_PATH",
     "OMP_NUM_THREADS",
@@ -62,6 +64,8 @@ def additions(
             MPI gives them one in any case, others never. ``TTY_COMPATIBLE`` is what rich reads.
     """
     added = {} if "TTY_COMPATIBLE" in environment else {"TTY_COMPATIBLE": str(int(terminal))}
+    if terminal and "COLUMNS" not in environment:
+        added["COLUMNS"] = str(shutil.get_terminal_size().columns)
     if ranks_here is not None and "OMP_NUM_THREADS" not in environment:
         added["OMP_NUM_THREADS"] = str(threads_for(ranks_here))
     return {**added, **exports}

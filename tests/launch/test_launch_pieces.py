@@ -102,7 +102,9 @@ def test_threads_are_set_where_all_ranks_are_here_and_the_user_has_not():
 
 
 def test_ranks_are_told_whether_people_see_a_terminal_unless_the_user_has_said_so():
-    assert additions({}, {}, None, terminal=True) == {"TTY_COMPATIBLE": "1"}
+    told = additions({}, {}, None, terminal=True)
+    assert told["TTY_COMPATIBLE"] == "1"
+    assert int(told["COLUMNS"]) > 0
     assert additions({}, {}, None, terminal=False) == {"TTY_COMPATIBLE": "0"}
     assert additions({"TTY_COMPATIBLE": "1"}, {}, None, terminal=False) == {}
 
