@@ -116,11 +116,17 @@ class Desk:
             yield posting.arrivals[before]
             yield posting.sent()
 
+    def raise_if_failed(self) -> None:
+        """Raise what made any of the exchanges fail; an earlier one may be refused late."""
+        for posting in self._postings:
+            posting.raise_if_failed()
+
     def close(self, error: PeerError | None) -> None:
         """End all exchanges, with the error that ended the verb."""
         for transfer in self._transfers:
             transfer.abandon()
         for posting in self._postings:
             self._mailbox.close(posting, error)
+            posting.arrivals.clear()  # they know each other: without this, memory waits for the gc
         self._postings.clear()
         self._transfers.clear()

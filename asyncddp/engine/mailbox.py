@@ -218,7 +218,7 @@ class Mailbox:
             f"expected nothing from rank {peer} in {data.verb} {data.key}, got a tensor: "
             f"{_neighbors(outcome)}"
         )
-        self.late = self.late or MismatchError(f"rank {self.rank} {problem}")
+        self._too_late(data.key, f"rank {self.rank} {problem}")
         self.put(peer, Refuse(data.key, f"rank {self.rank} {problem}"))
 
     def _drain(self, peer: int, data: Data) -> None:
@@ -233,9 +233,16 @@ class Mailbox:
         elif refusal.key not in self._ended:
             self._refused[refusal.key] = (peer, refusal.reason)
         elif self._ended[refusal.key].error is None:
-            self.late = self.late or MismatchError(
-                f"rank {self.rank}, {refusal.key}, refused by rank {peer}: {refusal.reason}"
+            self._too_late(
+                refusal.key,
+                f"rank {self.rank}, {refusal.key}, refused by rank {peer}: {refusal.reason}",
             )
+
+    def _too_late(self, key: Key, problem: str) -> None:
+        """An exchange that had ended well was none; told once, by the next verb."""
+        error = MismatchError(problem)
+        self._ended[key] = self._ended[key]._replace(error=error)
+        self.late = self.late or error
 
     def _refusal(self, posting: Posting, peer: int, reason: str) -> None:
         posting.fail(f"{self._me(posting)}, refused by rank {peer}: {reason}", reason)

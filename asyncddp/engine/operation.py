@@ -84,6 +84,7 @@ class Operation(Generic[R]):
     def advance(self) -> bool:
         """Go on as far as possible without waiting; whether it has ended."""
         try:
+            self.desk.raise_if_failed()
             while self._waiting is None or self._waiting.done():
                 self._waiting = next(self._steps)
         except StopIteration as stop:
