@@ -37,12 +37,14 @@ class LocalWorld:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        late: list[PeerError] = []
         for context in self._contexts:
             try:
                 context.close("its world has ended")
-            except PeerError:
-                if error is None:
-                    raise
+            except PeerError as problem:
+                late.append(problem)
+        if late and error is None:
+            raise late[0]
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Call ``fn(*args, **kwargs)`` on every rank, each in its own thread.
