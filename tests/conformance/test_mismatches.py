@@ -19,14 +19,26 @@ ODD = 1
 FORMS = ["blocking", "nonblocking"]
 
 
+SOON = 3.0
+"""Seconds in which a mismatch is found, on a machine that may be busy with other things."""
+
+
 def caught(call):
-    """The error of a verb that must fail within a second, as (class, message)."""
+    """The error of a verb that must fail soon, as (class, message)."""
     started = time.monotonic()
     with pytest.raises(bf.MismatchError) as info:
         call()
     seconds = time.monotonic() - started
-    assert seconds < 1.0, f"it took {seconds:.2f} s to find out"
+    assert seconds < SOON, f"it took {seconds:.2f} s to find out"
     return type(info.value).__name__, str(info.value)
+
+
+def until_told():
+    """Wait until this rank has heard that something which had ended well here was refused."""
+    deadline = time.monotonic() + 10
+    while bf.current().engine.mailbox.late is None:
+        assert time.monotonic() < deadline, "nobody told"
+        time.sleep(0.01)
 
 
 def works_on():
@@ -116,6 +128,28 @@ def test_a_neighbour_with_another_name(world, form):
         assert re.search(r"rank [023] is in neighbor_allreduce and expects 'w' \(use 0\)", message)
         assert "Call the same verbs with the same names and neighbours" in message
     assert told[ODD][0] == "DeadlockError"
+
+
+def seconds_to_find_out(kind):
+    """The fastest of three; what else this machine does shall not count."""
+    took = []
+    for attempt in range(3):
+        name = f"{kind} {attempt}"
+        odd = bf.rank() == ODD
+        x = torch.ones(2 + (kind == "shape" and odd))
+        x = x.double() if kind == "dtype" and odd else x
+        started = time.monotonic()
+        with pytest.raises(bf.MismatchError):
+            bf.neighbor_allreduce(x, name=name + "!" * (kind == "name" and odd))
+        took.append(time.monotonic() - started)
+        time.sleep(0.5)
+    return min(took)
+
+
+@on("loopback-2", "mpi-2")
+@pytest.mark.parametrize("kind", ["shape", "dtype", "name"])
+def test_both_sides_find_out_within_a_second(world, kind):
+    assert max(world.run(seconds_to_find_out, kind)) < 1.0
 
 
 # collectives
@@ -321,7 +355,7 @@ def unexpected_and_over():
     if bf.rank() == 0:
         told = caught(lambda: send_only([1]))[1]
     if bf.rank() == 1:
-        time.sleep(0.4)  # the tensor comes meanwhile
+        until_told()
         told = caught(lambda: bf.barrier(name="next"))[1]
     bf.barrier(name="next")
     return told
@@ -344,12 +378,12 @@ def unexpected_after_confirmation():
         send_only([1])
         time.sleep(0.3)
         send_only([1])
-        time.sleep(0.3)
+        until_told()
         return caught(lambda: send_only([]))[1]
     if bf.rank() == 1:
         receive_only([0])
         send_only([])
-        time.sleep(0.6)
+        until_told()
         return caught(lambda: send_only([]))[1]
     return None
 
@@ -367,11 +401,11 @@ def late_at_shutdown():
         send_only([1])
         time.sleep(0.3)
         send_only([1])
-        time.sleep(0.3)
+        until_told()
     if bf.rank() == 1:
         receive_only([0])
         send_only([])
-        time.sleep(0.6)
+        until_told()
         caught(lambda: send_only([]))
 
 
@@ -389,7 +423,7 @@ def expected_in_vain():
         told = caught(lambda: receive_only([0]))[1]
     elif bf.rank() == 0:
         send_only([])
-        time.sleep(0.8)
+        until_told()
         told = caught(lambda: bf.neighbor_allreduce(torch.ones(1), name="next"))[1]
     return told
 
