@@ -85,3 +85,17 @@ def test_results_that_the_user_keeps_are_never_overwritten():
 
     with bf.local_world(2) as world:
         assert world.run(case) == [[0.5 + 10 * step for step in range(6)]] * 2
+
+
+def test_results_that_the_user_drops_are_used_again_without_the_garbage_collector():
+    def case() -> set[int]:
+        x = torch.ones(1 << 19)
+        return {bf.neighbor_allreduce(x).data_ptr() for _ in range(40)}
+
+    gc.disable()
+    try:
+        with bf.local_world(2) as world:
+            places = set().union(*world.run(case))
+    finally:
+        gc.enable()
+    assert len(places) <= 8, f"40 results of 2 ranks lay in {len(places)} places"
