@@ -226,6 +226,18 @@ def test_a_rank_s_error_reaches_the_caller_with_its_rank():
     assert str(caught.value).startswith("rank 2 raised KeyError: 'lost' (then also rank ")
 
 
+def test_a_rank_that_exits_ends_its_world_not_the_process():
+    def case():
+        if bf.rank() == 1:
+            sys.exit(3)
+        bf.neighbor_allreduce(torch.ones(1))
+
+    first, second = LoopbackWorld(2).outcomes(case)
+    assert (second.error, second.message) == ("SystemExit", "3")
+    assert first.error == "PeerLeftError"
+    assert "rank 1 has left (it raised SystemExit: 3), but is needed" in first.message
+
+
 def test_a_local_world_runs_several_functions():
     with bf.local_world(3) as world:
         assert (
