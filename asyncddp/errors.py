@@ -10,7 +10,7 @@
     │   └── DtypeError                  a dtype that the verb cannot serve (also a TypeError)
     ├── PeerError                   this rank and another one do not fit together
     │   ├── MismatchError               other verb, name, dtype, shape or neighbours
-    │   ├── DeadlockError               ranks wait for each other in a circle
+    │   │   └── DeadlockError               ranks wait for each other in a circle
     │   ├── WaitTimeoutError            a peer did not come by the deadline (also a TimeoutError)
     │   └── PeerLeftError               a peer has ended, failed or was killed
     ├── RankError                   a rank of a local world raised; ``rank`` and ``__cause__`` tell
