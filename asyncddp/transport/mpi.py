@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from asyncddp.errors import EnvironmentProblem, PeerError, PeerLeftError
+from asyncddp.errors import ArgumentError, EnvironmentProblem, PeerError, PeerLeftError
 from asyncddp.memory.dtypes import DTYPES
 from asyncddp.memory.views import as_bytes
 from asyncddp.transport.contract import Transfer, Transport
@@ -29,6 +31,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _PIECE = 1 << 30  # bytes in one MPI message: counts are C ints
+_COUNTABLE = (1 << 31) - 1
 _MESSAGE_TAG = 0
 _FAREWELL = 1.0  # seconds in which a rank that leaves tries to get its last messages out
 _YIELDS = 20_000  # about 20 ms of looking for what a peer is about to send
@@ -153,58 +156,74 @@ class MPITransport(Transport):
         """Keep an unwanted transfer's buffers alive until MPI is through with them."""
         self._left.append(requests)
 
-    def _pieces(self, data: torch.Tensor) -> list[list[Any]]:
+    def _pieces(self, data: torch.Tensor) -> list[npt.NDArray[np.uint8]]:
+        """The bytes of a tensor in pieces of whole elements that C ints can count."""
         flat = as_bytes(data).numpy()
-        starts = range(0, max(1, flat.size), _PIECE)
-        return [[flat[start : start + _PIECE], MPI.BYTE] for start in starts]
+        step = max(data.element_size(), _PIECE - _PIECE % data.element_size())
+        return [flat[start : start + step] for start in range(0, max(1, flat.size), step)]
 
     @_translated
     def isend(self, data: torch.Tensor, peer: int, tag: int) -> Transfer:
         """Isend in pieces that C ints can count."""
         pieces = self._pieces(data)
-        return _Requests(self, [self._bulk.Isend(p, peer, tag) for p in pieces], pieces)
+        started = [self._bulk.Isend([piece, MPI.BYTE], peer, tag) for piece in pieces]
+        return _Requests(self, started, pieces)
 
     @_translated
     def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Transfer:
         """Irecv in the same pieces."""
         pieces = self._pieces(out)
-        return _Receive(self, [self._bulk.Irecv(p, peer, tag) for p in pieces], pieces)
+        started = [self._bulk.Irecv([piece, MPI.BYTE], peer, tag) for piece in pieces]
+        return _Receive(self, started, pieces)
 
-    def _collective(self, start: Callable[[], MPI.Request], keep: Any) -> Transfer:
+    def _collective(self, start: Callable[[Any], MPI.Request], pieces: Sequence[Any]) -> Transfer:
+        """Start a collective for each piece, the same number on all ranks."""
         if self.broken:
             raise PeerError(f"collectives cannot go on: {self.broken}. End and restart the run.")
-        return _Collective(self, [start()], keep)
+        return _Collective(self, [start(piece) for piece in pieces], pieces)
 
     @_translated
     def iallreduce(self, tensor: torch.Tensor) -> Transfer:
-        """Iallreduce in place."""
+        """Iallreduce in place, piece by piece."""
         datatype: MPI.Datatype = getattr(MPI, DTYPES[tensor.dtype].mpi)
         operation = MPI.LOR if tensor.dtype == torch.bool else MPI.SUM
-        buffer = [as_bytes(tensor).numpy(), tensor.numel(), datatype]
-        return self._collective(
-            lambda: self._comm.Iallreduce(MPI.IN_PLACE, buffer, operation), buffer
-        )
+
+        def start(piece: npt.NDArray[np.uint8]) -> MPI.Request:
+            buffer = [piece, piece.size // tensor.element_size(), datatype]
+            return self._comm.Iallreduce(MPI.IN_PLACE, buffer, operation)
+
+        return self._collective(start, self._pieces(tensor))
 
     @_translated
     def ibroadcast(self, tensor: torch.Tensor, root: int) -> Transfer:
-        """Ibcast of the bytes."""
-        buffer = [as_bytes(tensor).numpy(), MPI.BYTE]
-        return self._collective(lambda: self._comm.Ibcast(buffer, root), buffer)
+        """Ibcast of the bytes, piece by piece."""
+        return self._collective(
+            lambda piece: self._comm.Ibcast([piece, MPI.BYTE], root), self._pieces(tensor)
+        )
 
     @_translated
     def iallgather(
         self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]
     ) -> Transfer:
-        """Iallgatherv of the bytes."""
+        """Iallgatherv of the bytes.
+
+        Raises:
+            ArgumentError: There are more bytes than the C ints of MPI 3 can count.
+        """
+        if out.nbytes > _COUNTABLE:
+            raise ArgumentError(
+                f"allgather of {out.nbytes} bytes in all: expected at most {_COUNTABLE}, which MPI "
+                "can count; gather the tensor in parts"
+            )
         size = tensor.element_size()
         given = [as_bytes(tensor).numpy(), MPI.BYTE]
         taken = [as_bytes(out).numpy(), [count * size for count in counts], MPI.BYTE]
-        return self._collective(lambda: self._comm.Iallgatherv(given, taken), (given, taken))
+        return self._collective(lambda both: self._comm.Iallgatherv(*both), [(given, taken)])
 
     @_translated
     def ibarrier(self) -> Transfer:
         """Ibarrier."""
-        return self._collective(self._comm.Ibarrier, None)
+        return self._collective(lambda _: self._comm.Ibarrier(), [None])
 
     @_translated
     def split(self, color: int, key: int) -> Transport:

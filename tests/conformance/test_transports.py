@@ -160,6 +160,26 @@ def test_bulk_bytes_arrive_exactly_at_all_sizes_around_a_piece(world):
     world.run_bare(around_pieces, [0, 1, 999, 1000, 1001, 1999, 2000, 2001, 65_536, 1_000_001])
 
 
+def collectives_around_pieces(wire, lengths):
+    with pieces_of(wire, 1000):
+        for length, dtype in [(n, dtype) for n in lengths for dtype in WIRE_DTYPES]:
+            parts = [noise(length, seed=rank, dtype=dtype) for rank in range(wire.size)]
+            total = parts[wire.rank].clone()
+            wire.allreduce(total, SECONDS)
+            expected = (
+                sum(parts[1:], parts[0]) if dtype != torch.bool else torch.stack(parts).any(0)
+            )
+            torch.testing.assert_close(total, expected)
+            given = parts[wire.rank].clone()
+            wire.broadcast(given, wire.size - 1, SECONDS)
+            torch.testing.assert_close(given, parts[-1], rtol=0, atol=0)
+
+
+@SEVERAL
+def test_collectives_are_exact_at_all_sizes_around_a_piece(world):
+    world.run_bare(collectives_around_pieces, [0, 1, 124, 125, 126, 251, 1003])
+
+
 def every_dtype_in_bulk(wire):
     ahead, behind = (wire.rank + 1) % wire.size, (wire.rank - 1) % wire.size
     for tag, dtype in enumerate(DTYPES):
