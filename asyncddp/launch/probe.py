@@ -33,7 +33,7 @@ def _devices() -> list[str]:
 
 def _alone() -> None:
     try:
-        from asyncddp.transport.mpi import facts
+        from asyncddp.transport.mpi_library import facts
         from asyncddp.transport.routes import explain
     except (ImportError, EnvironmentProblem) as problem:
         _say({"mpi": {"problem": str(problem)}, "routes": []})
