@@ -94,6 +94,20 @@ terminated by signals sent by prterun (as reported here).
 --------------------------------------------------------------------------
 """
 
+OPEN_MPI_5_HOST_SILENT = """\
+--------------------------------------------------------------------------
+PRTE has lost communication with a remote daemon.
+
+  HNP daemon   : [prterun-h1-9481@0,0] on node h1
+  Remote daemon: [prterun-h1-9481@0,1] on node h2
+
+This is usually due to either a failure of the TCP network
+connection to the node, or possibly an internal failure of
+the daemon itself. We cannot recover from this failure, and
+therefore will terminate the job.
+--------------------------------------------------------------------------
+"""
+
 OPEN_MPI_5_HOST_LOST = """\
 ------------------------------------------------------------
 A daemon failed to report back after being spawned. This could

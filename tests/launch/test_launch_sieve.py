@@ -13,6 +13,7 @@ NOISY = [
     ("open_mpi_5", recorded.OPEN_MPI_5_EXIT),
     ("open_mpi_5", recorded.OPEN_MPI_5_ABORT),
     ("open_mpi_5", recorded.OPEN_MPI_5_HOST_LOST),
+    ("open_mpi_5", recorded.OPEN_MPI_5_HOST_SILENT),
     ("open_mpi_4", recorded.OPEN_MPI_4_KILLED),
     ("open_mpi_4", recorded.OPEN_MPI_4_EXIT),
     ("mpich", recorded.MPICH_KILLED.lstrip("\n")),

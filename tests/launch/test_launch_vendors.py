@@ -218,6 +218,7 @@ def test_srun_has_no_remote_shell(flag, given):
         ("open_mpi_5", recorded.OPEN_MPI_5_EXIT, Death(2, code=3)),
         ("open_mpi_5", recorded.OPEN_MPI_5_ABORT, Death(2, code=3)),
         ("open_mpi_5", recorded.OPEN_MPI_5_HOST_LOST, Death(None, "h2", lost_host=True)),
+        ("open_mpi_5", recorded.OPEN_MPI_5_HOST_SILENT, Death(None, "h2", lost_host=True)),
         ("open_mpi_5", recorded.OPEN_MPI_5_CONNECTION_CLOSED, Death(0, "h1")),
         ("open_mpi_5", recorded.OPEN_MPI_5_NO_SLOTS, None),
         ("open_mpi_4", recorded.OPEN_MPI_4_KILLED, Death(2, "vm", signal=11)),

@@ -36,7 +36,13 @@ _DEATHS = (
         r'(?P<host>\S+) calling\s+"abort"'
     ),
 )
-_HOST_LOST = re.compile(r"A daemon failed to report back[\s\S]*?Remote host:\s+(?P<host>\S+)")
+_HOSTS_LOST = (
+    re.compile(r"A daemon failed to report back[\s\S]*?Remote host:\s+(?P<host>\S+)"),
+    re.compile(
+        r"(?:PRTE|ORTE) has lost communication with a remote daemon[\s\S]*?"
+        r"Remote daemon:\s+\[.*\] on node (?P<host>\S+)"
+    ),
+)
 
 
 class OpenMPI(Launcher):
@@ -57,6 +63,7 @@ class OpenMPI(Launcher):
             re.compile(rf"{_PROGRAM} (?:noticed that|detected that|has exited due to) .*process"),
             re.compile(r"MPI_ABORT was invoked on rank"),
             re.compile(r"A daemon failed to report back after being spawned"),
+            re.compile(r"(?:PRTE|ORTE) has lost communication with a remote daemon"),
             re.compile(r"Primary job +terminated normally, but \d+ process"),
         ),
         lines=(
@@ -106,7 +113,7 @@ class OpenMPI(Launcher):
         ]
 
     def death(self, said: str) -> Death | None:
-        lost = _HOST_LOST.search(said)
+        lost = first_match(_HOSTS_LOST, said)
         found = death_from(first_match(_DEATHS, said))
         return Death(host=lost["host"], lost_host=True) if lost and not found else found
 
