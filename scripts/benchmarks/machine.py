@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import asyncddp
-from asyncddp.transport import mpi
+from asyncddp.transport import mpi_library
 from benchmarks.contract import World
 
 __all__ = ["header"]
@@ -42,7 +42,7 @@ def _commit() -> str:
 def header(world: World) -> dict[str, Any]:
     """Machine, MPI, versions and how the ranks are placed; collective."""
     placed = world.comm.allgather(sorted(os.sched_getaffinity(0)))
-    facts = mpi.facts()
+    facts = mpi_library.facts()
     bound = all(len(place) == 1 for place in placed) and len({p[0] for p in placed}) == world.size
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
