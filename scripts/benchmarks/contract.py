@@ -1,15 +1,16 @@
-"""What a bench is made of: tables of rivals that do the same work over a range of sizes."""
+"""What a bench is made of: tables of rivals that do the same work, and sheets of finished figures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from statistics import median, quantiles
 from typing import Any
 
 import torch
 
-__all__ = ["Call", "Rival", "Row", "Table", "Unavailable", "World"]
+__all__ = ["Aim", "Call", "Line", "Rival", "Row", "Sheet", "Table", "Unavailable", "World"]
 
 Call = Callable[[int], torch.Tensor]
 """The work, once: given the number of the call, which is equal on all ranks, gives the result."""
@@ -56,6 +57,25 @@ class Rival:
 
 
 @dataclass(frozen=True)
+class Aim:
+    """What a rival's median is to reach, at some sizes of its table.
+
+    Attributes:
+        rival: Whose median.
+        at_most: So many times the median of ``of``.
+        of: The rival to compare with; None where ``seconds`` alone count.
+        sizes: The smallest and the largest size for which it holds, in bytes.
+        seconds: What the median must not exceed besides.
+    """
+
+    rival: str
+    at_most: float
+    of: str | None = None
+    sizes: tuple[float, float] = (0, inf)
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
 class Table:
     """Rivals, sizes, and what all of them must give.
 
@@ -68,6 +88,7 @@ class Table:
         expected: The right result of call 0 for a size, against which every rival is checked
             before it is timed; None where results are not comparable.
         begin: Called on all ranks before the table is measured.
+        aims: What is to be reached; the report marks what is missed.
     """
 
     key: str
@@ -77,6 +98,42 @@ class Table:
     size_is: str = "tensor"
     expected: Callable[[int], torch.Tensor] | None = None
     begin: Callable[[], None] = field(default=lambda: None)
+    aims: Sequence[Aim] = ()
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a sheet.
+
+    Attributes:
+        cells: One for each column; numbers are shown with three digits.
+        aim: What is to be reached, in words.
+        met: Whether it is; None where there is no aim, or it could not be judged.
+    """
+
+    cells: tuple[str | float, ...]
+    aim: str | None = None
+    met: bool | None = None
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Finished figures that a bench measures by itself: bytes, model sizes, samples per second.
+
+    Attributes:
+        key: Short name, for JSON.
+        title: What is measured.
+        columns: Their heads.
+        measure: Called on all ranks with the world and ``advance``, which shows a text on the
+            progress line; rank 0's lines count.
+        note: What a reader must know; stands under the title.
+    """
+
+    key: str
+    title: str
+    columns: Sequence[str]
+    measure: Callable[[World, Callable[[str], None]], list[Line]]
+    note: str = ""
 
 
 @dataclass(frozen=True)
