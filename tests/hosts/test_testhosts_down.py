@@ -24,3 +24,17 @@ def test_it_can_be_taken_down_twice_and_made_again_even_with_processes_left():
     for command in (["ip", "netns", "list"], ["ip", "link", "show"]):
         shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         assert "asyncddp" not in shown
+
+
+def test_a_link_has_the_rate_that_was_asked_for_or_none():
+    """tc's own words; a packet is never larger than the burst, or tbf would cut it up."""
+    can = call_script("check")
+    if can.returncode != 0:
+        pytest.skip(f"no hosts can be made here: {can.stderr.strip()}")
+    show = ["tc", "-n", "asyncddp-h1", "qdisc", "show", "dev", "e0"]
+    try:
+        for rate, seen in (("100mbit", "rate 100Mbit burst 64Kb"), ("unlimited", "noqueue")):
+            assert call_script("up", "1", rate).returncode == 0
+            assert seen in subprocess.run(show, capture_output=True, text=True, check=True).stdout
+    finally:
+        call_script("down")
