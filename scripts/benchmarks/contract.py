@@ -1,4 +1,4 @@
-"""What a bench is made of: tables of rivals that do the same work, and sheets of finished figures."""
+"""What a bench is made of: tables of rivals over sizes, and sheets of finished figures."""
 
 from __future__ import annotations
 
