@@ -12,8 +12,9 @@ import torch
 
 __all__ = ["Aim", "Call", "Line", "Rival", "Row", "Sheet", "Table", "Unavailable", "World"]
 
-Call = Callable[[int], torch.Tensor]
-"""The work, once: given the number of the call, which is equal on all ranks, gives the result."""
+Call = Callable[[int], Any]
+"""The work, once: given the number of the call, which is equal on all ranks, gives the result, a
+tensor or several; or what the rival's ``finish`` makes them from."""
 
 
 class Unavailable(RuntimeError):  # noqa: N818 - it is a finding, not a mistake
@@ -50,10 +51,16 @@ class Rival:
     Attributes:
         name: As it stands over its column.
         prepare: Makes the :data:`Call` for a size in bytes; raises :class:`Unavailable`.
+        finish: Ends off the clock what a call has begun on it, and gives the result.
+        parts: Equal parts of a call, of which one's time is of interest.
+        checked: Whether its result is the table's; False for one that is only timed beside it.
     """
 
     name: str
     prepare: Callable[[int], Call]
+    finish: Callable[[Any], Any] | None = None
+    parts: int = 1
+    checked: bool = True
 
 
 @dataclass(frozen=True)
@@ -61,18 +68,24 @@ class Aim:
     """What a rival's median is to reach, at some sizes of its table.
 
     Attributes:
-        rival: Whose median.
+        rival: Whose median; of several names the fastest counts.
         at_most: So many times the median of ``of``.
-        of: The rival to compare with; None where ``seconds`` alone count.
+        of: The rival to compare with, of several the fastest; None where ``seconds`` alone count.
         sizes: The smallest and the largest size for which it holds, in bytes.
         seconds: What the median must not exceed besides.
+        beyond: A rival whose median is subtracted on both sides: what counts is what they add.
+        words: How it is told, where not from the fields above.
+        told: Tells the ratio that was found.
     """
 
-    rival: str
-    at_most: float
-    of: str | None = None
+    rival: str | tuple[str, ...]
+    at_most: float = inf
+    of: str | tuple[str, ...] | None = None
     sizes: tuple[float, float] = (0, inf)
     seconds: float | None = None
+    beyond: str | None = None
+    words: str = ""
+    told: Callable[[float], str] = "{:.3g} x".format
 
 
 @dataclass(frozen=True)
@@ -83,12 +96,17 @@ class Table:
         key: Short name, for JSON and the plot's file.
         title: What is measured.
         sizes: Bytes; what they count is the ``size_is``.
-        rivals: The columns; by the first two the last column's ratio is formed.
+        rivals: The columns.
         size_is: What the size is the size of.
         expected: The right result of call 0 for a size, against which every rival is checked
             before it is timed; None where results are not comparable.
         begin: Called on all ranks before the table is measured.
         aims: What is to be reached; the report marks what is missed.
+        compare: The rivals whose ratio is shown; None for the first two.
+        lead: Calls just before the clock starts, for work that reaches over from call to call.
+        samples: Samples in a call, over all ranks, where it is a training step. The report then
+            has a line for each rival, with samples per second and what it adds to the first.
+        note: What a reader must know; stands under the title.
     """
 
     key: str
@@ -99,6 +117,10 @@ class Table:
     expected: Callable[[int], torch.Tensor] | None = None
     begin: Callable[[], None] = field(default=lambda: None)
     aims: Sequence[Aim] = ()
+    compare: tuple[str, str] | None = None
+    lead: int = 0
+    samples: int | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True)

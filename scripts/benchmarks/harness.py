@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ __all__ = ["measure"]
 
 _MOST_CALLS = 2000
 _WARM_UP = 5
+_SLOW = 20  # samples after which a call needs no more than two warm-up rounds
 
 
 class _Timed:
@@ -24,31 +26,64 @@ class _Timed:
 
     Args:
         world: The ranks.
+        table: Whose work.
+        rival: Who does it.
         call: The work.
         sample: Seconds that a round should last at least.
     """
 
-    def __init__(self, world: World, call: Call, sample: float) -> None:
-        self._world, self._call, self._number = world, call, count(1)
+    def __init__(self, world: World, table: Table, rival: Rival, call: Call, sample: float) -> None:
+        self._world, self._rival, self._call = world, rival, call
+        self._lead, self._numbers = table.lead, count(1)
         self.calls = 1
-        while True:  # also the warm-up; the quickest of a few, since the first call may connect
-            took = max(world.comm.allgather(min(self.round() for _ in range(_WARM_UP))))
+        took = self._quickest(1)  # may have to connect
+        while True:
+            took = self._quickest(2 if took > _SLOW * sample else _WARM_UP)
             enough = min(_MOST_CALLS, round(sample / took) or 1)
             if self.calls >= enough / 2:
                 self.calls = enough
                 return
             self.calls = min(self.calls * 4, enough)
 
+    def _quickest(self, rounds: int) -> float:
+        """Seconds for one call on the slowest rank, in the quickest of some rounds."""
+        seconds = min(self.round() for _ in range(rounds)) * self._rival.parts
+        return float(max(self._world.comm.allgather(seconds)))
+
     def round(self) -> float:
-        """Seconds for one call, the mean of one round on this rank."""
-        call, numbers = self._call, [next(self._number) for _ in range(self.calls)]
+        """Seconds for one call, or one part of it: the mean of one round on this rank."""
+        numbers = list(islice(self._numbers, self._lead + self.calls))
         self._world.comm.Barrier()
-        start = time.perf_counter()
-        for number in numbers:
-            call(number)
-        seconds = time.perf_counter() - start
+        for number in numbers[: self._lead]:
+            _end(self._rival, self._call(number))
+        clock = _together if self._rival.finish is None else _one_by_one
+        seconds = clock(self._rival, self._call, numbers[self._lead :])
         _settle(self._world)
-        return seconds / self.calls
+        return seconds / self.calls / self._rival.parts
+
+
+def _together(rival: Rival, call: Call, numbers: Sequence[int]) -> float:
+    """Seconds for all calls of a round."""
+    del rival
+    start = time.perf_counter()
+    for number in numbers:
+        call(number)
+    return time.perf_counter() - start
+
+
+def _one_by_one(rival: Rival, call: Call, numbers: Sequence[int]) -> float:
+    """Seconds for all calls of a round, without what ends each of them."""
+    seconds = 0.0
+    for number in numbers:
+        start = time.perf_counter()
+        begun = call(number)
+        seconds += time.perf_counter() - start
+        _end(rival, begun)
+    return seconds
+
+
+def _end(rival: Rival, begun: Any) -> Any:
+    return begun if rival.finish is None else rival.finish(begun)
 
 
 def _settle(world: World) -> None:
@@ -62,7 +97,7 @@ def _settle(world: World) -> None:
         time.sleep(0.00005)
 
 
-def _prepared(world: World, table: Table, rival: Rival, nbytes: int) -> Call:
+def _prepared(world: World, rival: Rival, nbytes: int, expected: torch.Tensor | None) -> Call:
     """The rival's call, checked against the table's expected result, on all ranks or on none.
 
     Raises:
@@ -76,10 +111,12 @@ def _prepared(world: World, table: Table, rival: Rival, nbytes: int) -> Call:
     reason = next((one for one in world.comm.allgather(reason) if one is not None), None)
     if reason is not None:
         raise Unavailable(reason)
-    result = call(0)
+    result = _end(rival, call(0))
     right = True
-    if table.expected is not None:
-        right = torch.allclose(result, table.expected(nbytes), rtol=1e-5, atol=1e-6)
+    if expected is not None and rival.checked:
+        if not isinstance(result, torch.Tensor):
+            result = torch.cat([part.flatten() for part in result])
+        right = torch.allclose(result, expected, rtol=1e-5, atol=1e-6)
     if not all(world.comm.allgather(right)):
         raise Unavailable("its result is wrong")
     return call
@@ -119,23 +156,47 @@ def measure(
     unavailable: dict[str, str] = {}
     table.begin()
     for nbytes in table.sizes:
-        timed: dict[str, _Timed] = {}
-        for rival in table.rivals:
-            try:
-                timed[rival.name] = _Timed(world, _prepared(world, table, rival, nbytes), sample)
-            except Unavailable as problem:
-                unavailable.setdefault(rival.name, str(problem))
-        if not timed:
+        found, missing = _measure_size(world, table, nbytes, rounds, sample)
+        rows += found
+        unavailable = {**missing, **unavailable}
+        if not found:
             break
-        seconds = np.empty((rounds, len(timed)))
-        order = list(enumerate(timed.values()))
-        with _without_gc():
-            for number in range(rounds):
-                for column, one in order if number % 2 == 0 else reversed(order):
-                    seconds[number, column] = one.round()
-        slowest = np.max(world.comm.allgather(seconds), axis=0)
-        for column, (name, one) in enumerate(timed.items()):
-            times = tuple(slowest[:, column].tolist())
-            rows.append(Row(table.key, name, nbytes, one.calls, times))
         advance(nbytes)
     return rows, unavailable
+
+
+def _measure_size(
+    world: World, table: Table, nbytes: int, rounds: int, sample: float
+) -> tuple[list[Row], dict[str, str]]:
+    """Measure one size; what the rivals hold is gone when this returns."""
+    timed, unavailable = _ready(world, table, nbytes, sample)
+    if not timed:
+        return [], unavailable
+    seconds = np.empty((rounds, len(timed)))
+    order = list(enumerate(timed.values()))
+    with _without_gc():
+        for number in range(rounds):
+            for column, one in order if number % 2 == 0 else reversed(order):
+                seconds[number, column] = one.round()
+    slowest = np.max(world.comm.allgather(seconds), axis=0)
+    rows = [
+        Row(table.key, name, nbytes, one.calls, tuple(slowest[:, column].tolist()))
+        for column, (name, one) in enumerate(timed.items())
+    ]
+    return rows, unavailable
+
+
+def _ready(
+    world: World, table: Table, nbytes: int, sample: float
+) -> tuple[dict[str, _Timed], dict[str, str]]:
+    """All rivals that can run at a size, checked and warmed up; and why the others cannot."""
+    expected = None if table.expected is None else table.expected(nbytes)
+    timed: dict[str, _Timed] = {}
+    unavailable: dict[str, str] = {}
+    for rival in table.rivals:
+        try:
+            call = _prepared(world, rival, nbytes, expected)
+            timed[rival.name] = _Timed(world, table, rival, call, sample)
+        except Unavailable as problem:
+            unavailable[rival.name] = str(problem)
+    return timed, unavailable

@@ -1,37 +1,33 @@
-"""Results for people and for programs: tables in Markdown's form, JSON."""
+"""Results for people: tables in Markdown's form, with what was to be reached."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import rich.box
-import rich.table
 from rich.console import Console
 
-from benchmarks.contract import Row, Table
+from benchmarks.aims import Verdict, judge_sheet, judge_table, short
+from benchmarks.contract import Line, Row, Sheet, Table
+from benchmarks.results import save_json
+from benchmarks.units import size_text, time_text
 
-__all__ = ["save_json", "show_header", "show_table", "size_text", "time_text"]
+__all__ = [
+    "make_console",
+    "save_json",
+    "show_header",
+    "show_sheet",
+    "show_summary",
+    "show_table",
+    "size_text",
+    "time_text",
+]
 
 
-def _scaled(value: float, base: float, units: Sequence[str]) -> str:
-    for unit in units[:-1]:
-        if value < base * 0.9995:
-            return f"{value:.3g} {unit}"
-        value /= base
-    return f"{value:.3g} {units[-1]}"
-
-
-def size_text(nbytes: float) -> str:
-    """Such as ``64 KB``."""
-    return _scaled(nbytes, 1024, ("B", "KB", "MB", "GB"))
-
-
-def time_text(seconds: float) -> str:
-    """Such as ``4.53 µs``."""
-    return _scaled(seconds * 1e6, 1000, ("µs", "ms", "s"))
+def make_console(*, quiet: bool = False) -> Console:
+    """A console whose lines are as long as the tables need: a folded one is no Markdown."""
+    return Console(width=1000, quiet=quiet, color_system=None, highlight=False, soft_wrap=True)
 
 
 def show_header(console: Console, facts: Mapping[str, Any]) -> None:
@@ -42,44 +38,124 @@ def show_header(console: Console, facts: Mapping[str, Any]) -> None:
 
 def show_table(
     console: Console, table: Table, rows: Sequence[Row], missing: Mapping[str, str]
-) -> None:
-    """Print median and spread of every rival, and the ratio of the first to the second."""
-    names = [rival.name for rival in table.rivals if rival.name not in missing]
-    found = {(row.rival, row.nbytes): row for row in rows}
-    ratio = [rival.name for rival in table.rivals[:2]]
-    shown = rich.table.Table(box=rich.box.MARKDOWN)
-    shown.add_column(table.size_is, justify="right", no_wrap=True)
-    for name in names:
-        shown.add_column(name, justify="right")
-    compared = not set(ratio) & set(missing)
-    if compared:
-        shown.add_column("first ÷ second", justify="right")
-    for nbytes in table.sizes:
-        cells = [found[name, nbytes] for name in names]
-        line = [f"{time_text(row.median)} ±{row.spread:.0%}" for row in cells]
-        if compared:
-            line.append(f"{cells[0].median / cells[1].median:.2f}")
-        shown.add_row(size_text(nbytes), *line)
-    console.print(f"{table.title}\n", markup=False)
-    console.print(shown)
+) -> list[Verdict]:
+    """Print median and spread of every rival, a ratio, and the aims; give the verdicts."""
+    verdicts = judge_table(table, rows)
+    _show_title(console, table.title, table.note)
+    if rows:
+        lines = _steps if table.samples is not None else _sizes
+        _show_lines(console, *lines(table, rows, verdicts))
     for name, reason in missing.items():
         console.print(f"{name} was not measured: {reason}", markup=False)
     console.print()
+    return verdicts
 
 
-def save_json(path: Path, facts: Mapping[str, Any], rows: Sequence[Row]) -> None:
-    """Write the header and every row with its rounds, in seconds."""
-    results = [
-        {
-            "table": row.table,
-            "rival": row.rival,
-            "bytes": row.nbytes,
-            "median": row.median,
-            "quartiles": row.quartiles,
-            "calls_per_round": row.calls,
-            "rounds": row.seconds,
-        }
-        for row in rows
+def show_sheet(console: Console, sheet: Sheet, lines: Sequence[Line]) -> list[Verdict]:
+    """Print a sheet's lines with the aims; give the verdicts."""
+    verdicts = judge_sheet(sheet, lines)
+    _show_title(console, sheet.title, sheet.note)
+    columns = [*sheet.columns, *(["aim"] if verdicts else [])]
+    judged = iter(verdicts)
+    shown = []
+    for line in lines:
+        cells = [cell if isinstance(cell, str) else f"{cell:.3g}" for cell in line.cells]
+        aims = [] if line.aim is None else [next(judged)]
+        shown.append([*cells, *([_marks(aims)] if verdicts else [])])
+    _show_lines(console, columns, shown)
+    console.print()
+    return verdicts
+
+
+def show_summary(console: Console, verdicts: Sequence[Verdict]) -> None:
+    """Print every aim that is missed, and every one that could not be judged."""
+    if not verdicts:
+        return
+    missed = [verdict for verdict in verdicts if verdict.met is False]
+    open_ones = [verdict for verdict in verdicts if verdict.met is None]
+    met = len(verdicts) - len(missed) - len(open_ones)
+    if met == len(verdicts):
+        console.print(f"All {met} aims are met.", markup=False)
+        return
+    console.print(f"{met} of {len(verdicts)} aims are met.", markup=False)
+    for verdict in [*missed, *open_ones]:
+        console.print(f"  {verdict.place}: {verdict.text}", markup=False)
+
+
+def _show_title(console: Console, title: str, note: str) -> None:
+    console.print(f"{title}\n", markup=False)
+    if note:
+        console.print(f"{textwrap.fill(note, 100)}\n", markup=False)
+
+
+def _show_lines(console: Console, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """Print a table in Markdown's form, all cells at the right but for the aims."""
+    widths = [max(map(len, cells)) for cells in zip(columns, *lines, strict=True)]
+    right = [column != "aim" for column in columns]
+    rule = [
+        f"{'-' * (width - 1)}{':' if at_right else '-'}"
+        for width, at_right in zip(widths, right, strict=True)
     ]
-    text = json.dumps({"header": facts, "results": results}, indent=1)
-    path.write_text(text + "\n", encoding="utf-8")
+    for cells in (columns, rule, *lines):
+        padded = [
+            cell.rjust(width) if at_right else cell.ljust(width)
+            for cell, width, at_right in zip(cells, widths, right, strict=True)
+        ]
+        console.print(f"| {' | '.join(padded)} |", markup=False)
+
+
+def _marks(verdicts: Iterable[Verdict]) -> str:
+    return "; ".join(verdict.text for verdict in verdicts)
+
+
+def _sizes(
+    table: Table, rows: Sequence[Row], verdicts: Sequence[Verdict]
+) -> tuple[list[str], list[list[str]]]:
+    """A line for each size, a column for each rival."""
+    found = {(row.rival, row.nbytes): row for row in rows}
+    names = [one.name for one in table.rivals if any(row.rival == one.name for row in rows)]
+    compare = table.compare or tuple(rival.name for rival in table.rivals[:2])
+    compared = set(compare) <= set(names) and len(compare) == 2
+    columns = [table.size_is, *names]
+    columns += [" ÷ ".join(map(short, compare))] if compared else []
+    columns += ["aim"] if verdicts else []
+    lines = []
+    for nbytes in sorted({row.nbytes for row in rows}):
+        line = [size_text(nbytes), *(_median(found.get((name, nbytes))) for name in names)]
+        if compared:
+            first, second = (found.get((name, nbytes)) for name in compare)
+            line.append(f"{first.median / second.median:.2f}" if first and second else "")
+        if verdicts:
+            line.append(_marks(verdict for verdict in verdicts if verdict.nbytes == nbytes))
+        lines.append(line)
+    return columns, lines
+
+
+def _median(row: Row | None) -> str:
+    return "" if row is None else f"{time_text(row.median)} ±{row.spread:.0%}"
+
+
+def _steps(
+    table: Table, rows: Sequence[Row], verdicts: Sequence[Verdict]
+) -> tuple[list[str], list[list[str]]]:
+    """A line for each rival: a step's time, samples per second, and what it adds to the first."""
+    first = table.rivals[0].name
+    base = next((row.median for row in rows if row.rival == first), None)
+    columns = ["method", "a step", "samples/s, all ranks", f"over the {first}"]
+    columns += ["aim"] if verdicts else []
+    lines = []
+    for row in rows:
+        line = [
+            row.rival,
+            _median(row),
+            f"{(table.samples or 0) / row.median:.4g}",
+            "" if base is None or row.rival == first else _beyond(row.median, base),
+        ]
+        if verdicts:
+            line.append(_marks(verdict for verdict in verdicts if verdict.rival == row.rival))
+        lines.append(line)
+    return columns, lines
+
+
+def _beyond(seconds: float, base: float) -> str:
+    return f"{time_text(seconds - base)}, {seconds / base - 1:.0%}"
