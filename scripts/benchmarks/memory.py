@@ -1,0 +1,120 @@
+"""``memory``: what a training step holds at its peak beyond model, gradients and optimizer."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from benchmarks.contract import Line
+from benchmarks.memory_ranks import AIMED, METHODS, Found
+from benchmarks.own_report import Figures, Options, command, finished
+from benchmarks.own_runs import on_this_machine, run
+from benchmarks.units import size_text
+
+__all__ = ["Held", "held_by", "lines", "main"]
+
+_LAYERS, _WIDTH, _STEPS = 24, 1024, 6  # a model of 96 MB
+_QUICK_WIDTH, _QUICK_METHODS = 512, ("local step", "one-peer AWC")
+_NOTE = (
+    "Each method in two fresh processes, after two of its steps on a tiny net that load its "
+    "libraries; SGD with momentum. A rank's peak is the most of its own memory in any step, from "
+    "Linux's account (VmHWM) without mapped files; memory that n processes share counts to the "
+    "n-th part for each. Three models are subtracted: parameters, gradients, momentum. The fuller "
+    "of the two ranks is shown."
+)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the ranks of one method have found."""
+
+    method: str
+    ranks: Sequence[Found]
+    facts: Mapping[str, Any]
+
+    @property
+    def models(self) -> float:
+        """The fuller rank's peak, in model sizes."""
+        return max(one.beyond for one in self.ranks) / self.ranks[0].model
+
+    @property
+    def why(self) -> str:
+        """Why it could not be measured, if so."""
+        return next((one.why for one in self.ranks if one.why), "")
+
+
+def held_by(method: str, width: int, steps: int) -> Held:
+    """Measure one method in a fresh pair of processes."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        out = Path(folder) / "found.json"
+        given = {"layers": _LAYERS, "width": width, "steps": steps, "method": method, "out": out}
+        words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
+        run(on_this_machine(2, "memory_ranks", *words))
+        read = json.loads(out.read_text(encoding="utf-8"))
+    return Held(method, [Found(**one) for one in read["ranks"]], read["header"])
+
+
+def lines(held: Sequence[Held]) -> Iterator[Line]:
+    """A line for every method; buckets in shared memory have the stricter aim."""
+    for one in held:
+        shared = all(rank.shared for rank in one.ranks)
+        place = "shared memory" if shared else "own memory"
+        peak = size_text(max(rank.beyond for rank in one.ranks))
+        cells = (one.method, peak, one.models, place)
+        if one.method not in AIMED:
+            yield Line(cells)
+            continue
+        limit = 1 if shared else 2
+        words = "≤ 1 model, buckets being shared" if shared else "≤ 2 models"
+        yield Line(cells, words, one.models <= limit)
+
+
+def draw(path: Path, held: Sequence[Held]) -> None:
+    """Draw a bar for every method.
+
+    Raises:
+        ValueError: The file name's ending is none that matplotlib can write.
+    """
+    with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(7.2, 0.5 + 0.35 * len(held)), layout="constrained")
+        axes = figure.subplots()
+        colors = ["#D55E00" if one.method in AIMED else "#0072B2" for one in held]
+        axes.barh([one.method for one in held], [one.models for one in held], color=colors)
+        axes.invert_yaxis()
+        axes.set_xlabel("peak beyond model, gradients and optimizer, in model sizes")
+        axes.grid(axis="x", color="0.9", linewidth=0.6)
+        axes.set_axisbelow(True)
+        figure.savefig(path, dpi=150, bbox_inches="tight")
+
+
+def figures(options: Options, advance: Callable[[str], None]) -> Figures:
+    """Everything that this bench shows."""
+    width = _QUICK_WIDTH if options.quick else _WIDTH
+    tried = []
+    for method in _QUICK_METHODS if options.quick else METHODS:
+        advance(method)
+        tried.append(held_by(method, width, options.rounds or _STEPS))
+    held = [one for one in tried if not one.why]
+    size = size_text(_LAYERS * width**2 * 4)
+    sheet = finished(
+        "memory",
+        f"peak beyond model, gradients and optimizer state, model of {size}, 2 ranks",
+        ("method", "peak", "÷ model", "parameters in"),
+        list(lines(held)),
+        _NOTE,
+    )
+    missing = [f"{one.method} was not measured: {one.why}" for one in tried if one.why]
+    return Figures(tried[0].facts, [sheet], lambda path: draw(path, held), missing=missing)
+
+
+main = command("memory", figures)
+
+if __name__ == "__main__":
+    main()

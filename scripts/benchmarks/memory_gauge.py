@@ -1,0 +1,75 @@
+"""How much memory a process holds, and held at most, from Linux's own account."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+
+__all__ = ["MemoryNotTold", "in_shared_memory", "own_bytes", "own_peak", "reset_peak"]
+
+_SELF = Path("/proc/self")
+
+
+class MemoryNotTold(RuntimeError):  # noqa: N818 - it is a finding, not a mistake
+    """This system does not tell what is needed."""
+
+
+def _fields(name: str) -> dict[str, int]:
+    """The fields of a file of /proc that are in kB, in bytes."""
+    try:
+        text = (_SELF / name).read_text(encoding="ascii", errors="replace")
+    except OSError as problem:
+        raise MemoryNotTold(f"/proc/self/{name} cannot be read: {problem.strerror}") from problem
+    found = re.findall(r"^(\w+):\s+(\d+) kB$", text, flags=re.MULTILINE)
+    return {key: int(value) * 1024 for key, value in found}
+
+
+def _not_own() -> int:
+    """Bytes in the resident set that are not this process's: files, and others' shared memory.
+
+    Pages that n processes share are each one's to the n-th part, so that the sum is right.
+    """
+    status, rollup = _fields("status"), _fields("smaps_rollup")
+    if "Pss_Shmem" not in rollup or "RssShmem" not in status:
+        raise MemoryNotTold("this kernel does not tell shared memory apart (Linux 5.9 does)")
+    return status["RssFile"] + status["RssShmem"] - rollup["Pss_Shmem"]
+
+
+def own_bytes() -> int:
+    """Bytes that this process holds now."""
+    return _fields("status")["VmRSS"] - _not_own()
+
+
+def reset_peak() -> None:
+    """Begin anew to look for the peak.
+
+    Raises:
+        MemoryNotTold: The system does not let it.
+    """
+    try:
+        (_SELF / "clear_refs").write_text("5", encoding="ascii")
+    except OSError as problem:
+        raise MemoryNotTold(
+            f"the peak cannot be reset by /proc/self/clear_refs: {problem.strerror}"
+        ) from problem
+
+
+def own_peak() -> int:
+    """The most that this process held since :func:`reset_peak`.
+
+    What is not its own is taken as it is now; call it when that has long been so.
+    """
+    return _fields("status")["VmHWM"] - _not_own()
+
+
+def in_shared_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies in memory that other processes can map."""
+    address = tensor.data_ptr()
+    for line in (_SELF / "maps").read_text(encoding="utf-8").splitlines():
+        span, permissions = line.split(maxsplit=2)[:2]
+        start, _, end = span.partition("-")
+        if int(start, 16) <= address < int(end, 16):
+            return permissions.endswith("s")
+    return False
