@@ -96,6 +96,8 @@ def main(
     world = raw.join()
     session = Session(world, rounds or (5 if quick else 30), 0.001 if quick else 0.005)
     facts = {**header(world), "rounds": session.rounds}
+    if quick:
+        facts["quick"] = "small sizes, few rounds: shows that it runs, and measures nothing"
     console = make_console(quiet=not session.shows)
     show_header(console, facts)
     console.print()

@@ -102,7 +102,7 @@ class Table:
             before it is timed; None where results are not comparable.
         begin: Called on all ranks before the table is measured.
         aims: What is to be reached; the report marks what is missed.
-        compare: The rivals whose ratio is shown; None for the first two.
+        compare: The two rivals whose ratio is shown; None for the first two, empty for no ratio.
         lead: Calls just before the clock starts, for work that reaches over from call to call.
         samples: Samples in a call, over all ranks, where it is a training step. The report then
             has a line for each rival, with samples per second and what it adds to the first.
@@ -117,7 +117,7 @@ class Table:
     expected: Callable[[int], torch.Tensor] | None = None
     begin: Callable[[], None] = field(default=lambda: None)
     aims: Sequence[Aim] = ()
-    compare: tuple[str, str] | None = None
+    compare: tuple[str, ...] | None = None
     lead: int = 0
     samples: int | None = None
     note: str = ""

@@ -16,7 +16,7 @@ import asyncddp
 from asyncddp.transport import mpi_library
 from benchmarks.contract import World
 
-__all__ = ["header"]
+__all__ = ["crowded", "header"]
 
 
 def _processor() -> str:
@@ -37,6 +37,12 @@ def _commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "no git"
     return done.stdout.strip()
+
+
+def crowded(world: World) -> bool:
+    """Whether the ranks are more than their cores; collective."""
+    placed = world.comm.allgather(os.sched_getaffinity(0))
+    return len(set().union(*placed)) < world.size
 
 
 def header(world: World) -> dict[str, Any]:

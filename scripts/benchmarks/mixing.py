@@ -9,53 +9,62 @@ import torch
 
 import asyncddp as bf
 from benchmarks import raw
-from benchmarks.contract import Call, Rival, Table, World
+from benchmarks.contract import Aim, Call, Rival, Table, World
 from topology import Schedule
 
-__all__ = ["mixing_table"]
+__all__ = ["IN_PLACE", "LIMIT", "MPI4PY", "OURS", "OUT", "mixing_table"]
+
+OURS, OUT, IN_PLACE = "asyncddp", "asyncddp, out=", "asyncddp in place"
+MPI4PY, LIMIT = "mpi4py: Sendrecv + lerp", "limit: local lerp"
 
 
 def mixing_table(
-    world: World, key: str, title: str, schedule: Schedule, sizes: Sequence[int]
+    world: World,
+    key: str,
+    title: str,
+    schedule: Schedule,
+    sizes: Sequence[int],
+    aims: Sequence[Aim] = (),
 ) -> Table:
     """``neighbor_allreduce`` over a schedule, and those who do the same by hand."""
 
     def ours(nbytes: int) -> Call:
-        own = raw.tensor(nbytes, world.rank)
+        own = raw.own(nbytes, world.rank)
         return lambda number: bf.neighbor_allreduce(own, round=number)
+
+    def into_another(nbytes: int) -> Call:
+        own = raw.own(nbytes, world.rank)
+        out = torch.empty_like(own)
+        return lambda number: bf.neighbor_allreduce(own, round=number, out=out)
 
     def in_place(nbytes: int) -> Call:
         own = raw.tensor(nbytes, world.rank)
         return lambda number: bf.neighbor_allreduce_(own, round=number)
-
-    def expected(nbytes: int) -> torch.Tensor:
-        near = schedule.neighbors(world.rank, 0)
-        total = near.self_weight * raw.tensor(nbytes, world.rank)
-        for peer, weight in near.src_weights.items():
-            total += weight * raw.tensor(nbytes, peer)
-        return total
-
-    def limit(nbytes: int) -> Call:
-        return raw.local_mix(world, schedule, nbytes)
 
     one_peer = all(
         len(schedule.neighbors(rank, k).src_weights) == 1
         for rank in range(world.size)
         for k in range(schedule.period or 1)
     )
-    by_mpi = "mpi4py Sendrecv + lerp" if one_peer else "mpi4py Isend, Irecv + add"
-    by_gloo = "gloo batch_isend_irecv + " + ("lerp" if one_peer else "add")
+    by_mpi = MPI4PY if one_peer else "mpi4py: Isend, Irecv + add"
+    rivals = (
+        Rival(OURS, ours),
+        Rival(OUT, into_another),
+        Rival(IN_PLACE, in_place),
+        Rival(by_mpi, partial(raw.mpi_exchange, world, schedule)),
+        Rival(
+            "gloo: batch_isend_irecv + " + ("lerp" if one_peer else "add"),
+            partial(raw.gloo_exchange, world, schedule),
+        ),
+        Rival(LIMIT if one_peer else "limit: local add", partial(raw.local_mix, world, schedule)),
+    )
     return Table(
         key,
         title,
         sizes,
-        (
-            Rival("asyncddp", ours),
-            Rival(by_mpi, partial(raw.mpi_exchange, world, schedule)),
-            Rival("asyncddp in place", in_place),
-            Rival(by_gloo, partial(raw.gloo_exchange, world, schedule)),
-            Rival("limit: local " + ("lerp" if one_peer else "add"), limit),
-        ),
-        expected=expected,
+        rivals,
+        expected=partial(raw.average, schedule, world.rank),
         begin=lambda: bf.set_topology(schedule),
+        aims=aims,
+        compare=(OURS, by_mpi),
     )

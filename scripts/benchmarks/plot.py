@@ -1,34 +1,47 @@
-"""The tables as curves over size, both axes logarithmic, with the middle half of the rounds."""
+"""Pictures of the tables: curves over size, or bars where a table has a single size."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from benchmarks.contract import Row, Table
-from benchmarks.report import size_text, time_text
+from benchmarks.units import size_text, time_text
 
 __all__ = ["save_plot"]
 
-# Okabe and Ito's colours, which the colour-blind tell apart as well; ours is the first.
-_STYLES = (
-    ("#D55E00", "o"),
-    ("#0072B2", "s"),
-    ("#E69F00", "^"),
-    ("#009E73", "D"),
-    ("#000000", ""),
-    ("#CC79A7", "v"),
-)
+# Okabe and Ito's colours, which the colour-blind tell apart as well: warm ones are ours.
+_OURS = (("#D55E00", "o"), ("#E69F00", "^"), ("#CC79A7", "v"), ("#56B4E9", "P"))
+_OTHERS = {
+    "mpi4py": ("#0072B2", "s"),
+    "MPI": ("#0072B2", "s"),
+    "gloo": ("#009E73", "D"),
+    "DDP": ("#009E73", "D"),
+    "limit": ("#000000", ""),
+    "local": ("0.6", ""),
+}
 
 
-def _draw(axes: Axes, table: Table, rows: Sequence[Row]) -> None:
-    for rival, (color, marker) in zip(table.rivals, _STYLES, strict=False):
-        mine = [row for row in rows if row.table == table.key and row.rival == rival.name]
+def _styles(table: Table) -> dict[str, tuple[str, str]]:
+    """Colour and marker of each rival, by its name; others look the same in all tables."""
+    ours = cycle(_OURS)
+    return {
+        rival.name: _OTHERS.get(re.split(r"\W", rival.name)[0]) or next(ours)
+        for rival in table.rivals
+    }
+
+
+def _curves(axes: Axes, table: Table, rows: Sequence[Row]) -> None:
+    """Median over size with the middle half of the rounds, both axes logarithmic."""
+    for name, (color, marker) in _styles(table).items():
+        mine = [row for row in rows if row.rival == name]
         if not mine:
             continue
         sizes = [row.nbytes for row in mine]
@@ -39,36 +52,61 @@ def _draw(axes: Axes, table: Table, rows: Sequence[Row]) -> None:
             color=color,
             marker=marker,
             markersize=4,
-            linestyle="--" if not marker else "-",
+            linestyle="-" if marker else "--",
             linewidth=1.5,
-            label=rival.name,
+            label=name,
         )
         axes.fill_between(sizes, low, high, color=color, alpha=0.2, linewidth=0)
     axes.set(xscale="log", yscale="log", xlabel=f"size of the {table.size_is}")
-    axes.set_title(table.title, loc="left", fontsize=10)
+    axes.set_ylabel("time of one call")
     axes.xaxis.set_major_locator(LogLocator(base=16))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size_text(value)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: time_text(value)))
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(color="0.9", linewidth=0.6)
     axes.legend(fontsize=7.5, frameon=False)
 
 
+def _bars(axes: Axes, table: Table, rows: Sequence[Row]) -> None:
+    """Each rival's time over the one that all are compared with, and its middle half."""
+    step = table.samples is not None
+    reference = table.rivals[0 if step or len(table.rivals) == 1 else 1].name
+    base = next((row.median for row in rows if row.rival == reference), None)
+    if base is None:
+        reference, base = rows[0].rival, rows[0].median
+    for place, row in enumerate(rows):
+        low, high = (abs(quartile - row.median) / base for quartile in row.quartiles)
+        other = _OTHERS.get(re.split(r"\W", row.rival)[0])
+        color = other[0] if other else _OURS[0][0]
+        axes.barh(place, row.median / base, xerr=[[low], [high]], color=color, height=0.7)
+        text = f" {time_text(row.median)}"
+        axes.text((row.median + high * base) / base, place, text, va="center", fontsize=7.5)
+    axes.axvline(1, color="0.3", linewidth=0.8)
+    axes.set_yticks(range(len(rows)), [row.rival for row in rows], fontsize=7.5)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"time over that of the {reference}")
+    axes.margins(x=0.15)
+
+
 def save_plot(path: Path, tables: Sequence[Table], rows: Sequence[Row], caption: str) -> None:
-    """Draw one panel for each table.
+    """Draw one panel for each table that has rows.
 
     Raises:
         ValueError: The file name's ending is none that matplotlib can write.
     """
-    columns = min(2, len(tables))
-    lines = -(-len(tables) // columns)
+    found = {table.key: [row for row in rows if row.table == table.key] for table in tables}
+    drawn = [table for table in tables if found[table.key]]
+    columns = min(2, len(drawn))
+    lines = -(-len(drawn) // columns)
     with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(5.2 * columns, 3.9 * lines), layout="constrained")
+        figure = Figure(figsize=(5.6 * columns, 3.9 * lines), layout="constrained")
         panels = list(figure.subplots(lines, columns, squeeze=False).flat)
-        for axes, table in zip(panels, tables, strict=False):
-            _draw(axes, table, rows)
-            axes.set_ylabel("time of one call")
-        for axes in panels[len(tables) :]:
+        for axes, table in zip(panels, drawn, strict=False):
+            draw = _curves if len(table.sizes) > 1 else _bars
+            draw(axes, table, found[table.key])
+            axes.set_title(table.title, loc="left", fontsize=9, wrap=True)
+        for axes in panels[len(drawn) :]:
             axes.set_visible(False)
         figure.text(0.01, -0.02, caption, fontsize=7.5, color="0.35")
         figure.savefig(path, dpi=150, bbox_inches="tight")

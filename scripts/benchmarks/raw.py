@@ -6,6 +6,7 @@ import datetime
 import os
 import tempfile
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from mpi4py import MPI
 from benchmarks.contract import Call, Unavailable, World
 from topology import Neighbors, Schedule
 
-__all__ = ["gloo_exchange", "join", "local_mix", "mpi_exchange", "tensor"]
+__all__ = ["average", "gloo_exchange", "join", "local_mix", "mpi_exchange", "own", "tensor"]
 
 Exchange = Callable[[Neighbors, torch.Tensor, list[torch.Tensor]], None]
 """Sends the own tensor to the neighbours and receives theirs into the list."""
@@ -49,18 +50,37 @@ def _join_gloo(comm: MPI.Intracomm) -> str | None:
 
 def tensor(nbytes: int, rank: int) -> torch.Tensor:
     """What rank r holds: the same noise on all ranks, times r + 1."""
-    noise = torch.randn(nbytes // 4, generator=torch.Generator().manual_seed(nbytes))
-    return noise * (rank + 1)
+    return _noise(nbytes) * (rank + 1)
+
+
+@lru_cache(maxsize=1)  # the largest take longer to make than to send
+def _noise(nbytes: int) -> torch.Tensor:
+    return torch.randn(nbytes // 4, generator=torch.Generator().manual_seed(nbytes))
+
+
+@lru_cache(maxsize=1)
+def own(nbytes: int, rank: int) -> torch.Tensor:
+    """What rank r holds, one for all rivals that only read it: large ones would fill the memory."""
+    return tensor(nbytes, rank)
+
+
+def average(schedule: Schedule, rank: int, nbytes: int) -> torch.Tensor:
+    """What rank r must have after round 0 of the schedule."""
+    near = schedule.neighbors(rank, 0)
+    total = near.self_weight * tensor(nbytes, rank)
+    for peer, weight in near.src_weights.items():
+        total.add_(tensor(nbytes, peer), alpha=weight)
+    return total
 
 
 def _combine(
-    near: Neighbors, own: torch.Tensor, others: list[torch.Tensor], out: torch.Tensor
+    near: Neighbors, mine: torch.Tensor, others: list[torch.Tensor], out: torch.Tensor
 ) -> torch.Tensor:
     """The weighted average into ``out``; with one neighbour a single pass over the memory."""
     weights = list(near.src_weights.values())
     if len(others) == 1:
-        return torch.lerp(own, others[0], weights[0], out=out)
-    torch.mul(own, near.self_weight, out=out)
+        return torch.lerp(mine, others[0], weights[0], out=out)
+    torch.mul(mine, near.self_weight, out=out)
     for other, weight in zip(others, weights, strict=True):
         out.add_(other, alpha=weight)
     return out
@@ -70,17 +90,17 @@ def _mixer(world: World, schedule: Schedule, nbytes: int, exchange: Exchange) ->
     """Exchange with the neighbours of the round by ``exchange``, then combine."""
     period = schedule.period or 1
     rounds = [schedule.neighbors(world.rank, k) for k in range(period)]
-    own = tensor(nbytes, world.rank)
-    out = torch.empty_like(own)
+    mine = own(nbytes, world.rank)
+    out = torch.empty_like(mine)
     others = [tensor(nbytes, peer) for peer in rounds[0].src_weights]  # what the limit needs
     most = max(len(near.src_weights) for near in rounds)
-    others += [torch.ones_like(own) for _ in range(most - len(others))]
+    others += [torch.ones_like(mine) for _ in range(most - len(others))]
 
     def call(number: int) -> torch.Tensor:
         near = rounds[number % period]
         received = others[: len(near.src_weights)]
-        exchange(near, own, received)
-        return _combine(near, own, received, out)
+        exchange(near, mine, received)
+        return _combine(near, mine, received, out)
 
     return call
 
@@ -89,14 +109,14 @@ def mpi_exchange(world: World, schedule: Schedule, nbytes: int) -> Call:
     """mpi4py: ``Sendrecv`` with one neighbour, ``Isend`` and ``Irecv`` with several."""
     comm = world.comm
 
-    def exchange(near: Neighbors, own: torch.Tensor, others: list[torch.Tensor]) -> None:
+    def exchange(near: Neighbors, mine: torch.Tensor, others: list[torch.Tensor]) -> None:
         if len(others) == 1 and len(near.dst_ranks) == 1:
             source = next(iter(near.src_weights))
-            comm.Sendrecv(own.numpy(), near.dst_ranks[0], recvbuf=others[0].numpy(), source=source)
+            comm.Sendrecv(mine.numpy(), near.dst_ranks[0], recvbuf=others[0].numpy(), source=source)
             return
         sources = zip(near.src_weights, others, strict=True)
         requests = [comm.Irecv(other.numpy(), source) for source, other in sources]
-        requests += [comm.Isend(own.numpy(), peer) for peer in near.dst_ranks]
+        requests += [comm.Isend(mine.numpy(), peer) for peer in near.dst_ranks]
         MPI.Request.Waitall(requests)
 
     return _mixer(world, schedule, nbytes, exchange)
@@ -112,9 +132,9 @@ def gloo_exchange(world: World, schedule: Schedule, nbytes: int) -> Call:
         raise Unavailable(world.gloo)
     from torch import distributed
 
-    def exchange(near: Neighbors, own: torch.Tensor, others: list[torch.Tensor]) -> None:
+    def exchange(near: Neighbors, mine: torch.Tensor, others: list[torch.Tensor]) -> None:
         send, receive = distributed.isend, distributed.irecv
-        batch = [distributed.P2POp(send, own, peer) for peer in near.dst_ranks]
+        batch = [distributed.P2POp(send, mine, peer) for peer in near.dst_ranks]
         for source, other in zip(near.src_weights, others, strict=True):
             batch.append(distributed.P2POp(receive, other, source))
         for work in distributed.batch_isend_irecv(batch):
@@ -125,4 +145,4 @@ def gloo_exchange(world: World, schedule: Schedule, nbytes: int) -> Call:
 
 def local_mix(world: World, schedule: Schedule, nbytes: int) -> Call:
     """The same arithmetic on local memory, without any communication: the limit."""
-    return _mixer(world, schedule, nbytes, lambda near, own, others: None)
+    return _mixer(world, schedule, nbytes, lambda near, mine, others: None)

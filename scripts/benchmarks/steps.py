@@ -1,83 +1,141 @@
-"""A training step of a small MLP: what communicating adds to the plain local step."""
+"""A training step, alone and with every way of averaging."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 import asyncddp as bf
 import topology
-from benchmarks.contract import Call, Rival, Table, World
+from benchmarks.contract import Aim, Call, Rival, Table, Unavailable, World
+from benchmarks.models import Workload
+from topology import GraphOrSchedule
 
-__all__ = ["step_table"]
+__all__ = ["ATC", "ATC_IN_BACKWARD", "AWC", "DDP", "LOCAL", "step_table"]
 
-_INPUTS, _CLASSES, _BATCH = 64, 10, 32
-Wrap = Callable[[torch.optim.Optimizer, torch.nn.Module], torch.optim.Optimizer]
+LOCAL, DDP = "local step", "DDP gloo"
+AWC, ATC = "adapt_with_combine, one-peer", "adapt_then_combine, one-peer"
+ATC_IN_BACKWARD = "adapt_then_combine in backward, one-peer"
+_RATE, _MOMENTUM = 1e-4, 0.9
 
 
-def _mlp(width: int) -> torch.nn.Sequential:
+@dataclass
+class _Trainee:
+    """A model with its batch and its plain optimizer; a method puts itself around both.
+
+    Attributes:
+        model: What is called in forward.
+        optimizer: What steps.
+    """
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+    def step(self, number: int) -> torch.Tensor:
+        """zero_grad, forward, backward, step; gives the loss."""
+        del number
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.model(self.inputs), self.targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return loss
+
+
+Method = Callable[[_Trainee], None]
+
+
+def _trainee(world: World, workload: Workload) -> _Trainee:
+    """The same model on all ranks, and data of this rank's own."""
     torch.manual_seed(0)
-    return torch.nn.Sequential(
-        torch.nn.Linear(_INPUTS, width),
-        torch.nn.ReLU(),
-        torch.nn.Linear(width, width),
-        torch.nn.ReLU(),
-        torch.nn.Linear(width, _CLASSES),
+    model = workload.build()
+    torch.manual_seed(1 + world.rank)
+    inputs, targets = workload.batch(workload.samples)
+    plain = torch.optim.SGD(model.parameters(), lr=_RATE, momentum=_MOMENTUM)
+    return _Trainee(model, plain, inputs, targets)
+
+
+def _ddp(
+    world: World, trainee: _Trainee, *, static_graph: bool = False, views: bool = False
+) -> None:
+    """Torch's DistributedDataParallel; all else is as it comes.
+
+    Raises:
+        Unavailable: gloo does not run here.
+    """
+    if world.gloo is not None:
+        raise Unavailable(world.gloo)
+    trainee.model = torch.nn.parallel.DistributedDataParallel(
+        trainee.model, static_graph=static_graph, gradient_as_bucket_view=views
     )
 
 
-def _nbytes(width: int) -> int:
-    return sum(p.numel() * p.element_size() for p in _mlp(width).parameters())
+def _ours(
+    trainee: _Trainee,
+    *,
+    algorithm: str,
+    graph: GraphOrSchedule | None = None,
+    update_in_backward: bool = False,
+) -> None:
+    """Our wrapper around the optimizer."""
+    trainee.optimizer = bf.DistributedOptimizer(
+        trainee.optimizer,
+        trainee.model,
+        algorithm,
+        topology=graph,
+        update_in_backward=update_in_backward,
+    )
 
 
-def step_table(world: World, widths: Sequence[int]) -> Table:
-    """One step (zero_grad, forward, backward, SGD with momentum), local and with each method."""
-    width_of = {_nbytes(width): width for width in widths}
-    schedule = topology.one_peer_exponential(world.size)
+def _methods(world: World) -> dict[str, Method]:
+    """All methods by name, the plain local step first."""
+    one_peer = topology.one_peer_exponential(world.size)
+    exp2 = topology.exponential_two(world.size)
+    awc, atc = "adapt_with_combine", "adapt_then_combine"
+    return {
+        LOCAL: lambda trainee: None,
+        DDP: partial(_ddp, world),
+        f"{DDP}, static_graph": partial(_ddp, world, static_graph=True),
+        f"{DDP}, gradient_as_bucket_view": partial(_ddp, world, views=True),
+        "gradient_allreduce": partial(_ours, algorithm="gradient_allreduce"),
+        f"{awc}, exp-2": partial(_ours, algorithm=awc, graph=exp2),
+        AWC: partial(_ours, algorithm=awc, graph=one_peer),
+        f"{atc}, exp-2": partial(_ours, algorithm=atc, graph=exp2),
+        ATC: partial(_ours, algorithm=atc, graph=one_peer),
+        ATC_IN_BACKWARD: partial(_ours, algorithm=atc, graph=one_peer, update_in_backward=True),
+    }
 
-    def rival(name: str, wrap: Wrap) -> Rival:
+
+def step_table(world: World, workload: Workload, aims: Sequence[Aim] = ()) -> Table:
+    """A step of every method, each on a model of its own, over a single size: the model's."""
+
+    def rival(name: str, method: Method) -> Rival:
         def prepare(nbytes: int) -> Call:
-            model = _mlp(width_of[nbytes])
-            inputs = torch.randn(_BATCH, _INPUTS)
-            labels = torch.randint(_CLASSES, (_BATCH,))
-            sgd = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-            optimizer = wrap(sgd, model)
-
-            def call(number: int) -> torch.Tensor:
-                optimizer.zero_grad()
-                loss = F.cross_entropy(model(inputs), labels)
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                return loss
-
-            return call
+            trainee = _trainee(world, workload)
+            method(trainee)
+            return trainee.step
 
         return Rival(name, prepare)
 
+    rivals = [rival(name, method) for name, method in _methods(world).items()]
+    note = (
+        f"{workload.nbytes / 4e6:.3g} million parameters in float32, SGD with momentum. Before the "
+        "clock starts each method makes a step that does not count, so that what reaches over from "
+        "step to step is paid for."
+    )
     return Table(
-        "step",
-        f"a step of an MLP, batch of {_BATCH}",
-        list(width_of),
-        (
-            rival(
-                "one-peer ATC",
-                lambda sgd, model: bf.DistributedAdaptThenCombineOptimizer(
-                    sgd, model=model, topology=schedule
-                ),
-            ),
-            rival("plain local step", lambda sgd, model: sgd),
-            rival(
-                "one-peer AWC",
-                lambda sgd, model: bf.DistributedAdaptWithCombineOptimizer(
-                    sgd, model=model, topology=schedule
-                ),
-            ),
-            rival(
-                "gradient_allreduce",
-                lambda sgd, model: bf.DistributedGradientAllreduceOptimizer(sgd, model=model),
-            ),
-        ),
+        f"step_{workload.key}",
+        f"a step of {workload.title}",
+        [workload.nbytes],
+        rivals,
         size_is="model",
+        aims=aims,
+        lead=1,
+        samples=workload.samples * world.size,
+        note=note,
     )

@@ -9,24 +9,36 @@ from mpi4py import MPI
 
 import asyncddp as bf
 from benchmarks import raw
-from benchmarks.contract import Call, Rival, Table, Unavailable, World
+from benchmarks.contract import Aim, Call, Rival, Table, Unavailable, World
+from benchmarks.mixing import IN_PLACE, OURS, OUT
+from topology import Schedule
 
-__all__ = ["allreduce_table"]
+__all__ = ["GLOO_SUM", "MPI_SUM", "NEIGHBOR", "allreduce_table"]
+
+MPI_SUM, GLOO_SUM = "MPI: Allreduce + div", "gloo: all_reduce + div in place"
+NEIGHBOR = "neighbor_allreduce: one peer"
 
 
-def allreduce_table(world: World, sizes: Sequence[int]) -> Table:
-    """``allreduce``, and those who sum and divide by hand."""
+def allreduce_table(
+    world: World, one_peer: Schedule, sizes: Sequence[int], aims: Sequence[Aim] = ()
+) -> Table:
+    """``allreduce``, those who sum and divide by hand, and what one neighbour costs instead."""
 
     def ours(nbytes: int) -> Call:
-        own = raw.tensor(nbytes, world.rank)
+        own = raw.own(nbytes, world.rank)
         return lambda number: bf.allreduce(own)
+
+    def into_another(nbytes: int) -> Call:
+        own = raw.own(nbytes, world.rank)
+        out = torch.empty_like(own)
+        return lambda number: bf.allreduce(own, out=out)
 
     def in_place(nbytes: int) -> Call:
         own = raw.tensor(nbytes, world.rank)
         return lambda number: bf.allreduce_(own)
 
     def mpi(nbytes: int) -> Call:
-        own = raw.tensor(nbytes, world.rank)
+        own = raw.own(nbytes, world.rank)
         out = torch.empty_like(own)
 
         def call(number: int) -> torch.Tensor:
@@ -46,18 +58,24 @@ def allreduce_table(world: World, sizes: Sequence[int]) -> Table:
 
         return call
 
-    def expected(nbytes: int) -> torch.Tensor:
-        return raw.tensor(nbytes, 0) * ((world.size + 1) / 2)
+    def neighbor(nbytes: int) -> Call:
+        own = raw.own(nbytes, world.rank)
+        return lambda number: bf.neighbor_allreduce(own, round=number)
 
     return Table(
         "allreduce",
         "allreduce, average",
         sizes,
         (
-            Rival("asyncddp", ours),
-            Rival("MPI Allreduce + div", mpi),
-            Rival("asyncddp in place", in_place),
-            Rival("gloo all_reduce + div in place", gloo),
+            Rival(OURS, ours),
+            Rival(OUT, into_another),
+            Rival(IN_PLACE, in_place),
+            Rival(MPI_SUM, mpi),
+            Rival(GLOO_SUM, gloo),
+            Rival(NEIGHBOR, neighbor, checked=False),  # another average where ranks are many
         ),
-        expected=expected,
+        expected=lambda nbytes: raw.tensor(nbytes, 0) * ((world.size + 1) / 2),
+        begin=lambda: bf.set_topology(one_peer),
+        aims=aims,
+        compare=(OURS, MPI_SUM),
     )

@@ -1,0 +1,112 @@
+"""Many small tensors by non-blocking calls, and what such a call takes of its caller's time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+import asyncddp as bf
+from benchmarks import raw
+from benchmarks.contract import Aim, Call, Rival, Table, World
+from topology import Schedule
+
+__all__ = ["caller_table", "small_table"]
+
+_LAYERS, _WIDTH = 100, 64
+_SHAPES = ((_WIDTH, _WIDTH), (_WIDTH,)) * _LAYERS
+_NBYTES = 4 * _LAYERS * (_WIDTH * _WIDTH + _WIDTH)
+_MANY = len(_SHAPES)
+_FLAT, _CALLS = "one call on the concatenation", f"{_MANY} non-blocking calls"
+_ALONE, _EACH = "a call alone", f"each of {_MANY} in a row"
+
+
+def _pieces(world: World) -> list[torch.Tensor]:
+    """This rank's small tensors; one after the other they are its tensor of that size."""
+    flat, place, pieces = raw.own(_NBYTES, world.rank), 0, []
+    for shape in _SHAPES:
+        count = torch.Size(shape).numel()
+        pieces.append(flat[place : place + count].reshape(shape).clone())
+        place += count
+    return pieces
+
+
+def small_table(world: World, schedule: Schedule) -> Table:
+    """The tensors of an MLP of narrow layers, each by itself and all in one."""
+
+    def calls(nbytes: int) -> Call:
+        pieces = [(f"small{i}", piece) for i, piece in enumerate(_pieces(world))]
+
+        def call(number: int) -> list[torch.Tensor]:
+            start = bf.neighbor_allreduce_nonblocking
+            handles = [start(piece, name=name, round=number) for name, piece in pieces]
+            return [handle.wait() for handle in handles]
+
+        return call
+
+    def flat(nbytes: int) -> Call:
+        whole = raw.own(nbytes, world.rank)
+        return lambda number: bf.neighbor_allreduce(whole, round=number)
+
+    def cat(nbytes: int) -> Call:
+        pieces = _pieces(world)
+        sizes = [piece.numel() for piece in pieces]
+
+        def call(number: int) -> list[torch.Tensor]:
+            whole = torch.cat([piece.view(-1) for piece in pieces])
+            mixed = bf.neighbor_allreduce(whole, round=number).split(sizes)
+            return [part.view_as(piece) for part, piece in zip(mixed, pieces, strict=True)]
+
+        return call
+
+    def one_by_one(nbytes: int) -> Call:
+        pieces = [(f"one{i}", piece) for i, piece in enumerate(_pieces(world))]
+        return lambda number: [
+            bf.neighbor_allreduce(piece, name=name, round=number) for name, piece in pieces
+        ]
+
+    return Table(
+        "small",
+        f"neighbor_allreduce of {_MANY} small tensors: {_LAYERS} layers of width {_WIDTH}",
+        [_NBYTES],
+        (
+            Rival(_CALLS, calls),
+            Rival(_FLAT, flat),
+            Rival("cat, one call, split", cat),
+            Rival(f"{_MANY} blocking calls", one_by_one),
+        ),
+        size_is="in all",
+        expected=partial(raw.average, schedule, world.rank),
+        begin=lambda: bf.set_topology(schedule),
+        aims=[Aim(_CALLS, 1.5, _FLAT)],
+    )
+
+
+def caller_table(world: World, schedule: Schedule, sizes: Sequence[int]) -> Table:
+    """Seconds until a non-blocking call returns; what it has begun ends off the clock."""
+
+    def alone(nbytes: int) -> Call:
+        own = raw.own(nbytes, world.rank)
+        start = bf.neighbor_allreduce_nonblocking
+        return lambda number: [start(own, name="alone", round=number)]
+
+    def each(nbytes: int) -> Call:
+        own = raw.own(nbytes, world.rank)
+        names = [f"each{i}" for i in range(_MANY)]
+        start = bf.neighbor_allreduce_nonblocking
+        return lambda number: [start(own, name=name, round=number) for name in names]
+
+    def wait(handles: Sequence[bf.Handle[torch.Tensor]]) -> torch.Tensor:
+        return [handle.wait() for handle in handles][-1]
+
+    return Table(
+        "caller",
+        "neighbor_allreduce_nonblocking, the caller's time until it returns",
+        sizes,
+        (Rival(_ALONE, alone, finish=wait), Rival(_EACH, each, finish=wait, parts=_MANY)),
+        expected=partial(raw.average, schedule, world.rank),
+        begin=lambda: bf.set_topology(schedule),
+        aims=[Aim(name, seconds=30e-6) for name in (_ALONE, _EACH)],
+        compare=(),
+    )

@@ -1,0 +1,46 @@
+"""``step``: what a whole training step costs with every way of averaging."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.contract import Aim, Table, World
+from benchmarks.machine import crowded
+from benchmarks.models import convnet, narrow_mlp, transformer
+from benchmarks.steps import ATC, ATC_IN_BACKWARD, AWC, DDP, LOCAL, step_table
+
+__all__ = ["tables"]
+
+_ONE_PEER = (ATC, AWC, ATC_IN_BACKWARD)
+_OVERHEAD = Aim(ATC, 0.5, DDP, beyond=LOCAL, words="overhead ≤ 0.5 x that of DDP gloo")
+_RATE = Aim(
+    _ONE_PEER,
+    1 / 1.1,
+    DDP,
+    words="fastest with one peer: samples/s ≥ 1.1 x DDP gloo",
+    told=lambda ratio: f"{1 / ratio:.3g} x",
+)
+_QUARTER = Aim(
+    _ONE_PEER,
+    1.25,
+    LOCAL,
+    words="fastest with one peer: overhead ≤ 25% of the local step",
+    told=lambda ratio: f"{ratio - 1:.0%}",
+)
+
+
+def tables(world: World, *, quick: bool) -> Sequence[Table]:
+    """The tables of this bench."""
+    mlp, conv, former = narrow_mlp(), convnet(), transformer()
+    if quick:
+        mlp, conv, former = (
+            narrow_mlp(4, layers=20),
+            convnet(2, channels=16),
+            transformer(1, 2, 128),
+        )
+    judged = not crowded(world)  # on a core of its own each; else computing itself is slowed down
+    return [
+        step_table(world, mlp, (_OVERHEAD,) if judged else ()),
+        step_table(world, conv, (_RATE, _QUARTER) if judged else ()),
+        step_table(world, former, (_RATE,) if judged else ()),
+    ]
