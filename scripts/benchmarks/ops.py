@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import topology
@@ -18,6 +19,7 @@ __all__ = ["tables"]
 _KB, _MB = 1024, 1024 * 1024
 _INF = float("inf")
 _SIZES = tuple(4 * 4**power for power in range(14))  # 4 B … 256 MB
+_BUFFERS = 16  # of the largest size that the rivals of a table hold on each rank, all in all
 _QUICK = (4, 4 * _KB, 256 * _KB, 4 * _MB)
 
 # Of BlueFog's calls, measured on two cores of the same kind of machine: 0.55 ms and 52 ms.
@@ -42,9 +44,15 @@ _NEIGHBOR_AIMS = (
 )
 
 
+def _sizes(world: World) -> Sequence[int]:
+    """All sizes for which the memory of a machine with all the ranks on it is large enough."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return [size for size in _SIZES if _BUFFERS * world.size * size <= memory]
+
+
 def tables(world: World, *, quick: bool) -> Sequence[Table]:
     """The tables of this bench."""
-    sizes = _QUICK if quick else _SIZES
+    sizes = _QUICK if quick else _sizes(world)
     one_peer = topology.one_peer_exponential(world.size)
     exp2 = topology.as_schedule(topology.exponential_two(world.size))
     full = crowded(world)

@@ -114,8 +114,10 @@ def _sizes(
     """A line for each size, a column for each rival."""
     found = {(row.rival, row.nbytes): row for row in rows}
     names = [one.name for one in table.rivals if any(row.rival == one.name for row in rows)]
-    compare = table.compare or tuple(rival.name for rival in table.rivals[:2])
-    compared = set(compare) <= set(names) and len(compare) == 2
+    compare = table.compare
+    if compare is None:
+        compare = tuple(rival.name for rival in table.rivals[:2])
+    compared = len(compare) == 2 and set(compare) <= set(names)
     columns = [table.size_is, *names]
     columns += [" ÷ ".join(map(short, compare))] if compared else []
     columns += ["aim"] if verdicts else []
