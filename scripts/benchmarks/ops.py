@@ -11,7 +11,7 @@ from benchmarks.gathers import allgather_table
 from benchmarks.machine import crowded
 from benchmarks.mixing import IN_PLACE, LIMIT, MPI4PY, OURS, mixing_table
 from benchmarks.shared import shared_table
-from benchmarks.small import caller_table, small_table
+from benchmarks.small import ALONE, EACH, MANY_CALLS, ONE_CALL, caller_table, small_table
 from benchmarks.sums import GLOO_SUM, MPI_SUM, NEIGHBOR, allreduce_table
 
 __all__ = ["tables"]
@@ -42,6 +42,8 @@ _NEIGHBOR_AIMS = (
         words="neighbor_allreduce ≤ 0.5 x any allreduce",
     ),
 )
+_SMALL_AIMS = (Aim(MANY_CALLS, 1.5, ONE_CALL),)
+_CALLER_AIMS = (Aim(ALONE, seconds=30e-6), Aim(EACH, seconds=30e-6))
 
 
 def _sizes(world: World) -> Sequence[int]:
@@ -55,16 +57,17 @@ def tables(world: World, *, quick: bool) -> Sequence[Table]:
     sizes = _QUICK if quick else _sizes(world)
     one_peer = topology.one_peer_exponential(world.size)
     exp2 = topology.as_schedule(topology.exponential_two(world.size))
-    full = crowded(world)
-    mixing_aims = _CROWDED_AIMS if full else _ONE_PEER_AIMS
+    caller_sizes = (4, 4 * _KB) if quick else (4, 4 * _KB, 64 * _KB, _MB)
+    bound = not crowded(world)  # the aims are for ranks with a core of their own each
+    mixing_aims = _ONE_PEER_AIMS if bound else _CROWDED_AIMS
     sum_aims = (*(_SUM_AIMS if world.size == 2 else ()), *_NEIGHBOR_AIMS)
     title = "neighbor_allreduce, one peer per call"
     return [
         mixing_table(world, "one_peer", title, one_peer, sizes, mixing_aims),
         mixing_table(world, "exp2", "neighbor_allreduce, exponential-2 graph", exp2, sizes),
-        shared_table(world, one_peer, sizes, () if full else _SHARED_AIMS),
-        allreduce_table(world, one_peer, sizes, () if full else sum_aims),
+        shared_table(world, one_peer, sizes, _SHARED_AIMS if bound else ()),
+        allreduce_table(world, one_peer, sizes, sum_aims if bound else ()),
         allgather_table(world, sizes),
-        small_table(world, one_peer),
-        caller_table(world, one_peer, (4, 4 * _KB) if quick else (4, 4 * _KB, 64 * _KB, _MB)),
+        small_table(world, one_peer, _SMALL_AIMS if bound else ()),
+        caller_table(world, one_peer, caller_sizes, _CALLER_AIMS if bound else ()),
     ]

@@ -12,14 +12,14 @@ from benchmarks import raw
 from benchmarks.contract import Aim, Call, Rival, Table, World
 from topology import Schedule
 
-__all__ = ["caller_table", "small_table"]
+__all__ = ["ALONE", "EACH", "MANY_CALLS", "ONE_CALL", "caller_table", "small_table"]
 
 _LAYERS, _WIDTH = 100, 64
 _SHAPES = ((_WIDTH, _WIDTH), (_WIDTH,)) * _LAYERS
 _NBYTES = 4 * _LAYERS * (_WIDTH * _WIDTH + _WIDTH)
 _MANY = len(_SHAPES)
-_FLAT, _CALLS = "one call on the concatenation", f"{_MANY} non-blocking calls"
-_ALONE, _EACH = "a call alone", f"each of {_MANY} in a row"
+ONE_CALL, MANY_CALLS = "one call on the concatenation", f"{_MANY} non-blocking calls"
+ALONE, EACH = "a call alone", f"each of {_MANY} in a row"
 
 
 def _pieces(world: World) -> list[torch.Tensor]:
@@ -32,7 +32,7 @@ def _pieces(world: World) -> list[torch.Tensor]:
     return pieces
 
 
-def small_table(world: World, schedule: Schedule) -> Table:
+def small_table(world: World, schedule: Schedule, aims: Sequence[Aim] = ()) -> Table:
     """The tensors of an MLP of narrow layers, each by itself and all in one."""
 
     def calls(nbytes: int) -> Call:
@@ -55,7 +55,7 @@ def small_table(world: World, schedule: Schedule) -> Table:
 
         def call(number: int) -> list[torch.Tensor]:
             whole = torch.cat([piece.view(-1) for piece in pieces])
-            mixed = bf.neighbor_allreduce(whole, round=number).split(sizes)
+            mixed = torch.split(bf.neighbor_allreduce(whole, round=number), sizes)
             return [part.view_as(piece) for part, piece in zip(mixed, pieces, strict=True)]
 
         return call
@@ -71,19 +71,21 @@ def small_table(world: World, schedule: Schedule) -> Table:
         f"neighbor_allreduce of {_MANY} small tensors: {_LAYERS} layers of width {_WIDTH}",
         [_NBYTES],
         (
-            Rival(_CALLS, calls),
-            Rival(_FLAT, flat),
+            Rival(MANY_CALLS, calls),
+            Rival(ONE_CALL, flat),
             Rival("cat, one call, split", cat),
             Rival(f"{_MANY} blocking calls", one_by_one),
         ),
         size_is="in all",
         expected=partial(raw.average, schedule, world.rank),
         begin=lambda: bf.set_topology(schedule),
-        aims=[Aim(_CALLS, 1.5, _FLAT)],
+        aims=aims,
     )
 
 
-def caller_table(world: World, schedule: Schedule, sizes: Sequence[int]) -> Table:
+def caller_table(
+    world: World, schedule: Schedule, sizes: Sequence[int], aims: Sequence[Aim] = ()
+) -> Table:
     """Seconds until a non-blocking call returns; what it has begun ends off the clock."""
 
     def alone(nbytes: int) -> Call:
@@ -104,9 +106,9 @@ def caller_table(world: World, schedule: Schedule, sizes: Sequence[int]) -> Tabl
         "caller",
         "neighbor_allreduce_nonblocking, the caller's time until it returns",
         sizes,
-        (Rival(_ALONE, alone, finish=wait), Rival(_EACH, each, finish=wait, parts=_MANY)),
+        (Rival(ALONE, alone, finish=wait), Rival(EACH, each, finish=wait, parts=_MANY)),
         expected=partial(raw.average, schedule, world.rank),
         begin=lambda: bf.set_topology(schedule),
-        aims=[Aim(name, seconds=30e-6) for name in (_ALONE, _EACH)],
+        aims=aims,
         compare=(),
     )

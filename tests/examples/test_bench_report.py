@@ -1,0 +1,212 @@
+"""What scripts/bench says about its figures: aims, marks, and the models that are trained."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+
+from tests.support.processes import REPO
+
+
+@pytest.fixture(autouse=True)
+def _benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(str(REPO / "scripts"))
+
+
+def table_of(*aims, samples=None, **medians):
+    """A table of rivals, the first one ``ours``, and a row of two equal rounds for each."""
+    from benchmarks.contract import Rival, Row, Table
+
+    rivals = [Rival(name, lambda nbytes: lambda number: None) for name in medians]
+    table = Table("t", "T", [1024], rivals, aims=aims, samples=samples)
+    rows = [Row("t", name, 1024, 1, (median, median)) for name, median in medians.items()]
+    return table, rows
+
+
+def judged(*aims, **medians):
+    from benchmarks.aims import judge_table
+
+    return [verdict.text for verdict in judge_table(*table_of(*aims, **medians))]
+
+
+def shown(show, *arguments):
+    from benchmarks.report import make_console
+
+    console = make_console()
+    console.file = io.StringIO()
+    verdicts = show(console, *arguments)
+    return console.file.getvalue(), verdicts
+
+
+@pytest.mark.parametrize(
+    ("aim", "medians", "text"),
+    [
+        ({"at_most": 3, "of": "raw"}, {"raw": 1e-3}, "≤ 3 x raw ✓"),
+        ({"at_most": 1.5, "of": "raw"}, {"raw": 1e-3}, "≤ 1.5 x raw MISSED (2 x)"),
+        (
+            {"at_most": 3, "of": "raw", "seconds": 1e-3},
+            {"raw": 1e-3},
+            "≤ 3 x raw, ≤ 1 ms MISSED (2 ms)",
+        ),
+        ({"seconds": 2e-3}, {}, "≤ 2 ms ✓"),
+        ({"at_most": 1, "of": ("a", "b")}, {"a": 3e-3, "b": 1e-3}, "≤ a and b MISSED (2 x)"),
+        ({"at_most": 1, "of": ("a", "b")}, {"a": 3e-3}, "≤ a and b (not judged)"),
+        (
+            {"at_most": 0.5, "of": "raw", "beyond": "base", "words": "adds half"},
+            {"base": 1e-3, "raw": 3e-3},
+            "adds half ✓",
+        ),
+        (
+            {"at_most": 0.5, "of": "raw", "beyond": "base", "words": "adds half"},
+            {"base": 1e-3, "raw": 2e-3},
+            "adds half MISSED (1 x)",
+        ),
+    ],
+)
+def test_an_aim_is_met_missed_or_open_and_says_what_was_found(aim, medians, text):
+    """Ours takes 2 ms. Nobody wins because another one could not run."""
+    from benchmarks.contract import Aim
+
+    assert judged(Aim("ours", **aim), ours=2e-3, **medians) == [text]
+
+
+def test_an_aim_holds_at_its_sizes_only_and_for_the_fastest_of_its_rivals():
+    """The first of several rivals is slow, but the second one is not."""
+    from benchmarks.contract import Aim
+
+    aim = Aim(("ours", "ours too"), 1, "raw")
+    assert judged(aim, raw=1, ours=3, **{"ours too": 1}) == ["ours or ours too ≤ raw ✓"]
+    assert judged(Aim("ours", 1, "raw", sizes=(1025, 4096)), ours=2, raw=1) == []
+
+
+def test_a_table_over_sizes_is_markdown_with_ratio_and_aims():
+    """One line for each size, all of one width, so that it can be pasted as it is."""
+    from benchmarks.contract import Aim
+    from benchmarks.report import show_table
+
+    table, rows = table_of(Aim("ours", 1.5, "raw"), ours=2e-3, raw=1e-3)
+    text, verdicts = shown(show_table, table, rows, {"other": "it does not run"})
+    lines = text.splitlines()
+    assert lines[2].split("|")[1:-1] == [
+        " tensor ",
+        "     ours ",
+        "      raw ",
+        " ours ÷ raw ",
+        " aim                      ",
+    ]
+    assert lines[4] == "|   1 KB | 2 ms ±0% | 1 ms ±0% |       2.00 | ≤ 1.5 x raw MISSED (2 x) |"
+    assert len({len(line) for line in lines[2:5]}) == 1
+    assert lines[5] == "other was not measured: it does not run"
+    assert [verdict.met for verdict in verdicts] == [False]
+
+
+def test_a_table_of_steps_has_a_line_for_each_method():
+    """Samples per second of all ranks, and what a method adds to the first one."""
+    from benchmarks.report import show_table
+
+    table, rows = table_of(samples=64, alone=0.1, together=0.125)
+    text, _ = shown(show_table, table, rows, {})
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:6]]
+    assert cells[0] == ["method", "a step", "samples/s, all ranks", "over the alone"]
+    assert cells[2] == ["alone", "100 ms ±0%", "640", ""]
+    assert cells[3] == ["together", "125 ms ±0%", "512", "25 ms, 25%"]
+
+
+def test_a_sheet_shows_its_lines_with_their_aims():
+    """Only lines that have an aim are marked."""
+    from benchmarks.contract import Line, Sheet
+    from benchmarks.report import show_sheet
+
+    sheet = Sheet("s", "S", ("what", "how much"), lambda world, advance: [], note="A note.")
+    lines = [Line(("a", 1.23456), "≤ 1", False), Line(("b", "none")), Line(("c", 1.0), "≤ 1", True)]
+    text, verdicts = shown(show_sheet, sheet, lines)
+    assert text.splitlines()[:3] == ["S", "", "A note."]
+    assert "|    a |     1.23 | ≤ 1 MISSED |" in text
+    assert [verdict.met for verdict in verdicts] == [False, True]
+
+
+def test_the_summary_names_every_aim_that_is_not_met():
+    """And says so where there is none."""
+    from benchmarks.aims import Verdict
+    from benchmarks.report import show_summary
+
+    met, missed, open_one = (
+        Verdict("T, 1 KB", 1024, "ours", words, result, "2 x")
+        for words, result in (("≤ a", True), ("≤ b", False), ("≤ c", None))
+    )
+    text, _ = shown(show_summary, [met, missed, open_one])
+    assert text.splitlines() == [
+        "1 of 3 aims are met.",
+        "  T, 1 KB: ≤ b MISSED (2 x)",
+        "  T, 1 KB: ≤ c (not judged)",
+    ]
+    assert shown(show_summary, [met, met])[0] == "All 2 aims are met.\n"
+
+
+def test_json_holds_rows_sheets_and_aims(tmp_path):
+    """Everything that was printed can be read by a program."""
+    import json
+
+    from benchmarks.aims import judge_table
+    from benchmarks.contract import Aim, Line, Sheet
+    from benchmarks.results import save_json
+
+    table, rows = table_of(Aim("ours", seconds=1e-3), ours=2e-3)
+    sheet = Sheet("s", "S", ("what", "how much"), lambda world, advance: [])
+    path = tmp_path / "out.json"
+    lines = [Line(("a", 1.5), "≤ 1", False)]
+    save_json(path, {"ranks": 2}, rows, [(sheet, lines)], judge_table(table, rows))
+    found = json.loads(path.read_text())
+    assert found["header"] == {"ranks": 2}
+    assert found["results"][0]["rounds"] == [2e-3, 2e-3]
+    assert found["sheets"][0]["lines"] == [{"cells": ["a", 1.5], "aim": "≤ 1", "met": False}]
+    assert found["aims"][0]["found"] == "2 ms"
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_the_plot_has_a_panel_for_each_table_that_was_measured(tmp_path, ending):
+    """Bars for a single size; a table nobody could run for is left out."""
+    from benchmarks.contract import Table
+    from benchmarks.plot import save_plot
+
+    table, rows = table_of(samples=1, **{"local step": 0.1, "DDP gloo": 0.2, "ours": 0.15})
+    path = tmp_path / f"out.{ending}"
+    save_plot(path, [table, Table("empty", "nobody", [4], table.rivals)], rows, "caption")
+    assert path.stat().st_size > 5000
+    if ending == "svg":
+        assert "nobody" not in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "millions", "tensors"),
+    [
+        ("narrow_mlp", (0.4, 0.45), 200),
+        ("convnet", (11, 11.4), 62),
+        ("transformer", (10, 11.5), 78),
+    ],
+)
+def test_the_models_are_as_large_as_they_are_said_to_be_and_learn(name, millions, tensors):
+    """Gradients reach every parameter, and a few steps on one batch make the loss smaller."""
+    import torch.nn.functional as F
+    from benchmarks import models
+
+    workload = getattr(models, name)(samples=4)
+    assert millions[0] < workload.nbytes / 4e6 < millions[1]
+    torch.manual_seed(0)
+    model = workload.build()
+    inputs, targets = workload.batch(4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    parameters = list(model.parameters())
+    assert len(parameters) == tensors
+    assert sum(p.numel() for p in parameters) * 4 == workload.nbytes
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in parameters)
+    assert losses[-1] < losses[0]
