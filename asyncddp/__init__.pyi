@@ -80,6 +80,7 @@ from .ops.pair_gossip import pair_gossip as pair_gossip
 from .ops.pair_gossip import pair_gossip_ as pair_gossip_
 from .ops.pair_gossip import pair_gossip_nonblocking as pair_gossip_nonblocking
 from .ops.pair_gossip import pair_gossip_nonblocking_ as pair_gossip_nonblocking_
+from .ops.shared import empty_shared as empty_shared
 from .optim import DistributedAdaptThenCombineOptimizer as DistributedAdaptThenCombineOptimizer
 from .optim import DistributedAdaptWithCombineOptimizer as DistributedAdaptWithCombineOptimizer
 from .optim import DistributedAllreduceOptimizer as DistributedAllreduceOptimizer

@@ -11,5 +11,6 @@ from asyncddp.engine.engine import Engine
 from asyncddp.engine.handle import Handle
 from asyncddp.engine.operation import Operation, Program, Steps, Wait
 from asyncddp.engine.posting import Form
+from asyncddp.engine.stream import Stream
 
-__all__ = ["Desk", "Engine", "Form", "Handle", "Operation", "Program", "Steps", "Wait"]
+__all__ = ["Desk", "Engine", "Form", "Handle", "Operation", "Program", "Steps", "Stream", "Wait"]

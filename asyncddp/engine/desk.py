@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
 import torch
 
 from asyncddp.engine.mailbox import Mailbox
 from asyncddp.engine.messages import Key
 from asyncddp.engine.posting import Arrival, Departure, Form, Posting
+from asyncddp.engine.stream import Stream
 from asyncddp.errors import PeerError
 from asyncddp.transport.contract import Transfer
 
@@ -62,6 +63,7 @@ class Desk:
         self._mailbox, self._check = mailbox, check
         self.verb, self.key, self.turn = verb, key, turn
         self._postings: list[Posting] = []
+        self._streams: list[Stream] = []
         self._transfers: list[Transfer] = []
         self._part = 0
 
@@ -71,16 +73,60 @@ class Desk:
         Raises:
             MismatchError: What has come already contradicts it.
         """
+        return self._opened(Posting(self._next_key(), form, sources, targets))
+
+    def stream(self, form: Form, sources: Iterable[int], targets: Mapping[int, float]) -> Stream:
+        """Open an exchange with neighbours of which all that goes one way has the same form.
+
+        Args:
+            form: What they agree about.
+            sources: Ranks from which a tensor comes.
+            targets: Ranks to which ours goes, and with which factor; those that do not read it
+                from our lane are sent it with :meth:`send`.
+
+        Raises:
+            MismatchError: What has come already contradicts it.
+        """
+        posting = Posting(self._next_key(), form, sources, targets)
+        channels = self._mailbox.channels
+        posting.channel = channel = channels.find(posting.key, form, targets)
+        alike = len(set(targets.values())) == 1 and not self._check
+        if channel is not None and channel.lane is not None and alike:
+            posting.by_lane = posting.targets & channel.readers
+        cut = None if channel is None else channel.cut
+        readers = sorted(posting.by_lane)
+        stream = Stream(channels, channel, posting.key, cut, posting.arrivals, readers)
+        self._streams.append(stream)
+        stream.posting = self._opened(posting)
+        return stream
+
+    def adopt(self, stream: Stream, form: Form) -> None:
+        """Take over an exchange that was begun without the engine.
+
+        Raises:
+            MismatchError: What has come already contradicts it.
+        """
+        sources = [source.peer for source in stream.sources]
+        posting = Posting(stream.key, form, sources, stream.targets)
+        posting.by_lane, posting.channel = posting.targets, stream.channel
+        self._streams.append(stream)
+        stream.posting = self._opened(posting)
+
+    def _next_key(self) -> Key:
         name = self.key.name if self._part == 0 else f"{self.key.name}/{self._part}"
         self._part += 1
-        posting = Posting(Key(name, self.key.step), form, sources, targets)
+        return Key(name, self.key.step)
+
+    def _opened(self, posting: Posting) -> Posting:
         self._mailbox.open(posting, check=self._check)
         self._postings.append(posting)
         return posting
 
-    def send(self, posting: Posting, peer: int, tensor: torch.Tensor) -> None:
+    def send(self, exchange: Posting | Stream, peer: int, tensor: torch.Tensor) -> None:
         """Send a contiguous CPU tensor to a target of an open exchange."""
-        self._mailbox.send(posting, peer, tensor)
+        posting = exchange.posting if isinstance(exchange, Stream) else exchange
+        if posting is not None:
+            self._mailbox.send(posting, peer, tensor)
 
     def collective(
         self,
@@ -125,8 +171,12 @@ class Desk:
         """End all exchanges, with the error that ended the verb."""
         for transfer in self._transfers:
             transfer.abandon()
+        for stream in self._streams:
+            stream.close(failed=error is not None)
         for posting in self._postings:
             self._mailbox.close(posting, error)
             posting.arrivals.clear()  # they know each other: without this, memory waits for the gc
+            posting.channel = None
+        self._streams.clear()
         self._postings.clear()
         self._transfers.clear()

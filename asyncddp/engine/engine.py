@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from asyncddp.config import Config
 from asyncddp.engine.desk import Desk
@@ -18,9 +18,23 @@ from asyncddp.engine.worker import Worker
 from asyncddp.errors import NotInitializedError, WaitTimeoutError
 from asyncddp.transport.contract import Transport
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "Turn"]
 
 R = TypeVar("R")
+
+_LOOK = 256  # rounds without progress after which to look around
+
+
+class Turn(NamedTuple):
+    """Where one use of a name stands.
+
+    Attributes:
+        key: What it is called on all ranks.
+        rounds: How often its verb was used under that name before: the round of a schedule.
+    """
+
+    key: Key
+    rounds: int
 
 
 class Engine:
@@ -36,53 +50,91 @@ class Engine:
 
     def __init__(self, transport: Transport, config: Config) -> None:
         self.transport, self.config = transport, config
-        self.mailbox = Mailbox(transport)
+        self._uses: dict[str, int] = defaultdict(int)
+        self.mailbox = Mailbox(transport, self._uses)
         self._lock = threading.RLock()  # held for one round of progress
         self._door = threading.Lock()  # held to enter, so that callers never wait for a round
         self._queue: deque[Operation[Any]] = deque()
         self._active: list[Operation[Any]] = []
-        self._uses: dict[str, int] = defaultdict(int)
         self._turns: dict[tuple[str, str], int] = defaultdict(int)
         self._watch = Watch(config, self.mailbox, self._submitted)
+        self.shortcuts: dict[Any, Any] = {}
+        """Short ways of verbs; the verbs know what is in it."""
+        self._latest = 0  # the thread that entered last
         self.closed = False
         self._worker = Worker(self, transport) if transport.size > 1 and transport.threads else None
 
     # submitting
 
-    def submit(self, program: Program[R]) -> Handle[R]:
-        """Queue a program; the worker starts it."""
-        operation = self._enter(program)
+    def submit(self, program: Program[R], turn: Turn | None = None) -> Handle[R]:
+        """Queue a program; the worker starts it. ``turn`` is as for :meth:`run`."""
+        operation = self._enter(program, turn)
         if self._worker is not None:
             self._worker.wake()
         self.nudge()
         return Handle(self, operation)
 
-    def run(self, program: Program[R]) -> R:
-        """Run a program on the calling thread and give its result."""
-        return Handle(self, self._enter(program)).wait()
+    def run(self, program: Program[R], turn: Turn | None = None) -> R:
+        """Run a program on the calling thread and give its result.
 
-    def _enter(self, program: Program[R]) -> Operation[R]:
-        self._watch.entered()
+        Args:
+            program: What to run.
+            turn: Where it stands among the uses of its name, if :meth:`enter` has said so already.
+        """
+        return Handle(self, self._enter(program, turn)).wait()
+
+    def _enter(self, program: Program[R], turn: Turn | None = None) -> Operation[R]:
         with self._door:
-            if self.closed:
-                raise NotInitializedError(
-                    f"{program.verb}: called after shutdown(); call init() first"
-                )
-            if self.mailbox.late is not None:
-                error, self.mailbox.late = self.mailbox.late, None
-                raise error
-            label = program.name or f"{program.verb}.noname"
-            name = label
-            if program.ordered:
-                name = MACHINE_COLLECTIVE if program.local else COLLECTIVE
-            key, turn = Key(name, self._uses[name]), self._turns[program.verb, label]
-            self._uses[name] += 1
-            self._turns[program.verb, label] += 1
+            if turn is None:
+                step, rounds = self._count(program.verb, program.label, program.counted)
+                turn = Turn(Key(program.counted, step), rounds)
             check = program.check or self.config.check
-            desk = Desk(self.mailbox, program.verb, key, turn, check=check)
+            desk = Desk(self.mailbox, program.verb, *turn, check=check)
             operation = Operation(program, desk, self.config.timeout)
             self._queue.append(operation)
         return operation
+
+    def enter(self, verb: str, name: str, flight: deque[int]) -> int | None:
+        """Count a use of a name, for a verb that begins without the engine.
+
+        Args:
+            verb: The verb.
+            name: The name.
+            flight: Where its step is added.
+
+        Returns:
+            The step, or None where something is under way, before which it must not begin.
+
+        Raises:
+            NotInitializedError: After the end.
+            PeerError: A peer has refused something that had already counted as done here.
+        """
+        with self._door:
+            if self._queue or self._active:
+                return None
+            step = self._count(verb, name, name)[0]
+            flight.append(step)
+            return step
+
+    def rounds(self, verb: str, name: str) -> int:
+        """How often a verb was used under a name."""
+        return self._turns[verb, name]
+
+    def _count(self, verb: str, label: str, name: str) -> tuple[int, int]:
+        """Count a use of a name: its step, and the verb's earlier uses of it."""
+        thread = threading.get_ident()
+        if thread != self._latest:
+            self._watch.entered()
+            self._latest = thread
+        if self.closed:
+            raise NotInitializedError(f"{verb}: called after shutdown(); call init() first")
+        if self.mailbox.late is not None:
+            error, self.mailbox.late = self.mailbox.late, None
+            raise error
+        step, rounds = self._uses[name], self._turns[verb, label]
+        self._uses[name] = step + 1
+        self._turns[verb, label] = rounds + 1
+        return step, rounds
 
     # driving
 
@@ -104,6 +156,8 @@ class Engine:
                         f"{self._watch.holdup(operation)}"
                     )
                 attempt = 0 if self.progress() else attempt + 1
+                if attempt % _LOOK == _LOOK - 1:
+                    self.listen()
                 if not operation.finished.is_set():
                     self.transport.rest(attempt)
 
@@ -122,6 +176,13 @@ class Engine:
         """Whether anything is under way."""
         return bool(self._queue or self._active)
 
+    def listen(self) -> bool:
+        """One round, and a look at what neighbours show that nobody here expects."""
+        with self._lock:
+            if not self.closed:
+                self.mailbox.look_around()
+            return self.progress()
+
     def progress(self) -> bool:
         """One round: take what has come, go on where possible; whether anything moved."""
         with self._lock:
@@ -135,7 +196,8 @@ class Engine:
                     if ended is not None:
                         self._active.remove(ended)
             while self._queue:
-                self._active.append(self._queue.popleft())
+                self._active.append(self._queue[0])  # first, so that it is always in one of them
+                self._queue.popleft()
                 moved = True
             moved = self._advance() or moved
             return self.mailbox.flush() or moved

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 
+from asyncddp.engine.channels import Channels
 from asyncddp.engine.messages import Confirm, Data, Key, Message, Refuse, decode, encode
 from asyncddp.engine.posting import Form, Posting
 from asyncddp.errors import MismatchError, PeerError
@@ -35,11 +37,17 @@ class Mailbox:
     """All exchanges of one rank over one transport. Not thread-safe: the engine's lock guards it.
 
     Messages that nobody expects yet wait; those that contradict an exchange fail it on both sides.
+
+    Args:
+        transport: The wire.
+        uses: How often each name was submitted here.
     """
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    def __init__(self, transport: Transport, uses: Mapping[str, int] | None = None) -> None:
+        self._transport, self._uses = transport, {} if uses is None else uses
         self.rank = transport.rank
+        self.channels = Channels(transport.neighborhood, transport.rank)
+        self._suspects: set[tuple[int, Key]] = set()
         self._open: dict[Key, Posting] = {}
         self._ended: OrderedDict[Key, _Outcome] = OrderedDict()
         self._early: dict[Key, dict[int, Data]] = defaultdict(dict)
@@ -82,6 +90,7 @@ class Mailbox:
                 tag=self._tag,
                 confirm=peer in posting.unconfirmed,
                 mutual=peer in posting.arrivals,
+                lane=self.channels.offer(posting.channel, peer),
             ),
         )
         if not inline:
@@ -108,7 +117,11 @@ class Mailbox:
             raise MismatchError(f"rank {self.rank}: {key} is under way already; wait for it first")
         check = check or key.step % _RUN_AHEAD == 0
         posting.unconfirmed = {
-            peer for peer in posting.targets if check or (peer, posting.form) not in self._confirmed
+            peer
+            for peer in posting.targets - posting.by_lane
+            if check
+            or (peer, posting.form) not in self._confirmed
+            or self.channels.offer(posting.channel, peer) is not None
         }
         self._open[key] = posting
         if key in self._refused:
@@ -124,6 +137,9 @@ class Mailbox:
             self._ended.popitem(last=False)
         if error is None:
             self._confirmed.update((peer, posting.form) for peer in posting.targets)
+            if posting.channel is not None and posting.channel.lane is not None:
+                offered = posting.targets & posting.channel.lane.ranks
+                posting.channel.readers.update(offered)
             return
         for peer in posting.peers():
             self.put(peer, Refuse(posting.key, posting.reason or str(error)))
@@ -135,11 +151,16 @@ class Mailbox:
 
     def knows(self, key: Key) -> bool:
         """Whether this rank has submitted the key."""
-        return key in self._open or key in self._ended
+        return key in self._open or key in self._ended or key.step < self._uses.get(key.base, 0)
+
+    def _outcome(self, key: Key) -> _Outcome | None:
+        """What is known of an exchange that has ended here."""
+        partners = self.channels.partners(key)
+        return self._ended.get(key) or (_Outcome(*partners, None) if partners else None)
 
     def object_to(self, peer: int, key: Key) -> None:
         """Refuse a peer that waits for this rank in an exchange which leaves that peer out."""
-        mine = self._open.get(key) or self._ended.get(key)
+        mine = self._open.get(key) or self._outcome(key)
         if mine is None or mine.error is not None or key.collective:
             return
         if peer not in mine.sources and peer not in mine.targets:
@@ -171,10 +192,24 @@ class Mailbox:
     def _data(self, peer: int, data: Data) -> None:
         if data.key in self._open:
             self._match(self._open[data.key], peer, data)
-        elif data.key in self._ended:
-            self._stray(peer, data, self._ended[data.key])
+        elif (outcome := self._outcome(data.key)) is not None:
+            self._stray(peer, data, outcome)
         else:
             self._early[data.key][peer] = data
+
+    def look_around(self) -> None:
+        """Find what peers show in their lanes and this rank does not expect."""
+        suspects = set()
+        for peer, data in self.channels.strays():
+            posting, outcome = self._open.get(data.key), self._outcome(data.key)
+            if posting is not None:
+                if posting.form.difference(data) or peer not in posting.arrivals:
+                    self._match(posting, peer, data)
+            elif outcome is not None and outcome.error is None:
+                suspects.add((peer, data.key))
+                if (peer, data.key) in self._suspects:  # seen twice: nobody is taking it just now
+                    self._stray(peer, data, outcome)
+        self._suspects = suspects
 
     def _match(self, posting: Posting, peer: int, data: Data) -> None:
         arrival = posting.arrivals.get(peer)
@@ -196,6 +231,12 @@ class Mailbox:
 
     def _accept(self, posting: Posting, peer: int, data: Data) -> None:
         arrival, dtype = posting.arrivals[peer], getattr(torch, data.dtype)
+        if data.lane is not None and posting.channel is not None:
+            try:
+                self.channels.watch(posting.channel, peer, data.lane)
+            except OSError as error:
+                problem = f"rank {self.rank} cannot map the memory of rank {peer}: {error}"
+                posting.fail(problem, problem)
         if data.tag == _FORM:
             arrival.tensor = torch.empty(0, dtype=dtype)
         elif data.payload is not None:
@@ -203,7 +244,9 @@ class Mailbox:
         else:
             arrival.tensor = empty(data.shape, dtype)
             arrival.transfer = self._transport.irecv(arrival.tensor, peer, data.tag)
-        if data.confirm and peer not in posting.targets:  # else our own tensor says it
+        if (
+            data.confirm and peer not in posting.targets - posting.by_lane
+        ):  # else our tensor says it
             self.put(peer, Confirm(data.key))
         if data.mutual:
             posting.unconfirmed.discard(peer)
@@ -228,11 +271,12 @@ class Mailbox:
             self._drains.append((self._transport.irecv(scratch, peer, data.tag), scratch))
 
     def _refuse(self, peer: int, refusal: Refuse) -> None:
+        outcome = self._outcome(refusal.key)
         if refusal.key in self._open:
             self._refusal(self._open[refusal.key], peer, refusal.reason)
-        elif refusal.key not in self._ended:
+        elif outcome is None:
             self._refused[refusal.key] = (peer, refusal.reason)
-        elif self._ended[refusal.key].error is None:
+        elif outcome.error is None:
             self._too_late(
                 refusal.key,
                 f"rank {self.rank}, {refusal.key}, refused by rank {peer}: {refusal.reason}",
@@ -240,8 +284,11 @@ class Mailbox:
 
     def _too_late(self, key: Key, problem: str) -> None:
         """An exchange that had ended well was none; told once, by the next verb."""
-        error = MismatchError(problem)
-        self._ended[key] = self._ended[key]._replace(error=error)
+        error, outcome = MismatchError(problem), self._outcome(key)
+        if outcome is not None:
+            self._ended[key] = outcome._replace(error=error)
+        for channel in self.channels.under(key.name):
+            channel.error = error
         self.late = self.late or error
 
     def _refusal(self, posting: Posting, peer: int, reason: str) -> None:

@@ -6,6 +6,8 @@ import pickle
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
+from asyncddp.memory.shared import Place
+
 __all__ = [
     "COLLECTIVE",
     "MACHINE_COLLECTIVE",
@@ -60,8 +62,9 @@ class Data(NamedTuple):
     shape: tuple[int, ...]
     payload: bytes | None
     tag: int
-    confirm: bool  # the sender waits for a Confirm
-    mutual: bool  # the sender expects data from the receiver under the same key
+    confirm: bool = False  # the sender waits for a Confirm
+    mutual: bool = False  # the sender expects data from the receiver under the same key
+    lane: Place | None = None  # where the receiver finds what comes later under this name and form
 
 
 class Confirm(NamedTuple):

@@ -9,7 +9,7 @@ from threading import Event
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from asyncddp.engine.desk import Desk
-from asyncddp.engine.messages import Key
+from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, Key
 from asyncddp.errors import AsyncDDPError, PeerError
 
 __all__ = ["Operation", "Program", "Steps", "Wait"]
@@ -51,6 +51,18 @@ class Program(Generic[R]):
     local: bool = False
     check: bool = False
 
+    @property
+    def label(self) -> str:
+        """Its name, or the one under which all nameless uses of the verb are counted."""
+        return self.name or f"{self.verb}.noname"
+
+    @property
+    def counted(self) -> str:
+        """The name under which peers match it."""
+        if not self.ordered:
+            return self.label
+        return MACHINE_COLLECTIVE if self.local else COLLECTIVE
+
 
 class Operation(Generic[R]):
     """One submitted program and how far it has come."""
@@ -83,6 +95,8 @@ class Operation(Generic[R]):
 
     def advance(self) -> bool:
         """Go on as far as possible without waiting; whether it has ended."""
+        if self.finished.is_set():
+            return True
         try:
             self.desk.raise_if_failed()
             while self._waiting is None or self._waiting.done():

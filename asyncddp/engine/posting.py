@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from asyncddp.engine.messages import Data, Key
 from asyncddp.errors import MismatchError, PeerError
 from asyncddp.transport.contract import Transfer
+
+if TYPE_CHECKING:
+    from asyncddp.engine.channels import Channel
 
 __all__ = ["Arrival", "Departure", "Form", "Posting"]
 
@@ -76,6 +80,10 @@ class Posting:
         sources: Ranks from which a tensor is expected.
         targets: Ranks to which one is sent.
         confirm: Ranks among ``targets`` whose confirmation is awaited.
+
+    Attributes:
+        by_lane: Targets that read what they need from this rank's lane.
+        channel: The channel under whose name and form this is exchanged, if there is one.
     """
 
     def __init__(
@@ -91,6 +99,8 @@ class Posting:
         self.targets = frozenset(targets)
         self.unconfirmed = set(confirm)
         self.departures: list[Transfer] = []
+        self.by_lane: frozenset[int] = frozenset()
+        self.channel: Channel | None = None
         self.error: PeerError | None = None
         self.reason = ""
 

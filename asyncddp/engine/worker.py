@@ -15,6 +15,8 @@ __all__ = ["Worker"]
 
 _LISTEN = 0.05  # seconds between looks at the wire while nothing is under way
 
+_LOOK = 256  # rounds without progress after which to look around
+
 
 class Worker:
     """Drives an engine while something is under way and no caller does; listens otherwise.
@@ -49,12 +51,15 @@ class Worker:
             engine = self._engine()
             if engine is None:
                 return
-            if engine.driven or not engine.busy:
+            idle = engine.driven or not engine.busy
+            if idle:
                 attempt = 0
                 self._awake.wait(_LISTEN)
                 self._awake.clear()
             if engine.driven or self._stopping:
                 continue
-            attempt = 0 if engine.progress() else attempt + 1
+            looks = idle or attempt % _LOOK == _LOOK - 1
+            moved = engine.listen() if looks else engine.progress()
+            attempt = 0 if moved else attempt + 1
             if engine.busy:
                 self._transport.rest(attempt, background=True)

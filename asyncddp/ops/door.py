@@ -90,6 +90,8 @@ def deliver(result: torch.Tensor, like: torch.Tensor, out: torch.Tensor | None) 
         result = result.round()
     if out is None:
         return result.to(device=like.device, dtype=like.dtype)
+    if result is out:
+        return out
     with torch.no_grad():
         out.copy_(result.view(out.shape))
     return out

@@ -24,11 +24,36 @@ R = TypeVar("R")
 
 def verb(plan: Callable[P, Program[R]]) -> Callable[P, R]:
     """Make the blocking form: plan, run, give the result."""
+    return _blocking(plan, None)
 
+
+def verb_with(
+    shortcut: Callable[..., torch.Tensor | None],
+) -> Callable[[Callable[P, Program[torch.Tensor]]], Callable[P, torch.Tensor]]:
+    """Make the blocking form of a verb that has a short way.
+
+    Args:
+        shortcut: Takes the verb's arguments; what it gives is the result, unless it is None.
+    """
+
+    def made(plan: Callable[P, Program[torch.Tensor]]) -> Callable[P, torch.Tensor]:
+        return _blocking(plan, shortcut)
+
+    return made
+
+
+def _blocking(
+    plan: Callable[P, Program[R]], shortcut: Callable[..., R | None] | None
+) -> Callable[P, R]:
     @functools.wraps(plan)
     def form(*args: P.args, **kwargs: P.kwargs) -> R:
+        if shortcut is not None:
+            result = shortcut(*args, **kwargs)
+            if result is not None:
+                return result
         return current().engine.run(plan(*args, **kwargs))
 
+    form.shortcut = shortcut  # type: ignore[attr-defined]  # the form in place takes it too
     annotation = str(inspect.signature(plan).return_annotation)
     return _as(form, plan.__name__, plan.__doc__, annotation.removeprefix("Program[")[:-1])
 
@@ -58,7 +83,13 @@ def in_place(
 
     inner.__signature__ = _without_out(plan)  # type: ignore[attr-defined]
 
+    shortcut: Callable[..., R | None] | None = getattr(form, "shortcut", None)
+
     def run(tensor: torch.Tensor, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if shortcut is not None:
+            result = shortcut(tensor, *args, **kwargs, out=tensor)
+            if result is not None:
+                return result
         return current().engine.run(inner(tensor, *args, **kwargs))
 
     run.__wrapped__ = inner  # type: ignore[attr-defined]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
-from asyncddp.engine import Desk, Steps
+from asyncddp.engine import Desk, Steps, Stream
+from asyncddp.engine.swap import Behind
+from asyncddp.memory.dtypes import DTYPES, Kind
+from asyncddp.memory.recycling import empty
 from asyncddp.memory.views import on_host
 from asyncddp.ops.door import form_of
 
-__all__ = ["Mixing", "exchange_and_mix"]
+__all__ = ["Mixing", "exchange_and_mix", "fits", "mix"]
 
 
 @dataclass(frozen=True)
@@ -29,53 +33,178 @@ class Mixing:
     src_weights: Mapping[int, float]
     dst_weights: Mapping[int, float]
 
-    @property
+    @cached_property
+    def sources(self) -> tuple[int, ...]:
+        """Ranks to receive from, ascending, so that results do not depend on who came first."""
+        return tuple(sorted(self.src_weights))
+
+    @cached_property
+    def targets(self) -> tuple[int, ...]:
+        """Ranks to send to, ascending."""
+        return tuple(sorted(self.dst_weights))
+
+    @cached_property
+    def alike(self) -> float | None:
+        """The factor of all targets, if it is the same."""
+        factors = set(self.dst_weights.values()) or {1.0}
+        return factors.pop() if len(factors) == 1 else None
+
+    @cached_property
     def uniform(self) -> bool:
         """Whether it is the plain mean, which is formed as a sum and one division."""
         share = 1.0 / (len(self.src_weights) + 1)
         weights = (self.self_weight, *self.src_weights.values())
         return all(math.isclose(weight, share, rel_tol=1e-12) for weight in weights)
 
+    @cached_property
+    def between(self) -> float | None:
+        """The weight of the only neighbour, where it and the own one add up to 1."""
+        weights = list(self.src_weights.values())
+        if len(weights) == 1 and math.isclose(self.self_weight + weights[0], 1.0, rel_tol=1e-12):
+            return weights[0]
+        return None
+
+    @cached_property
+    def swaps(self) -> bool:
+        """Whether it mixes with one neighbour by one weight, and sends the tensor as it is."""
+        return self.between is not None and self.alike == 1.0
+
+    def combine(
+        self, own: torch.Tensor, others: Sequence[torch.Tensor], out: torch.Tensor
+    ) -> torch.Tensor:
+        """The weighted sum, written into ``out``, which may be ``own``; all of one dtype."""
+        if self.between is not None:
+            return torch.lerp(own, others[0], self.between, out=out)
+        if not others:
+            return torch.mul(own, self.self_weight, out=out)
+        if self.uniform:
+            torch.add(own, others[0], out=out)
+            for other in others[1:]:
+                out.add_(other)
+            return out.div_(len(others) + 1)
+        torch.mul(own, self.self_weight, out=out)
+        for peer, other in zip(self.sources, others, strict=True):
+            out.add_(other, alpha=self.src_weights[peer])
+        return out
+
+    def combine_in(
+        self,
+        dtype: torch.dtype,
+        own: torch.Tensor,
+        others: Sequence[torch.Tensor],
+        out: torch.Tensor,
+    ) -> None:
+        """The weighted sum, formed in a dtype that may be wider than that of the tensors."""
+        if own.dtype == dtype:
+            self.combine(own, others, out)
+            return
+        wide = own.to(dtype)
+        self.combine(wide, [other.to(dtype) for other in others], wide)
+        out.copy_(wide.round_() if DTYPES[out.dtype].kind is Kind.INTEGER else wide)
+
 
 def exchange_and_mix(
-    desk: Desk, tensor: torch.Tensor, mixing: Mixing, dtype: torch.dtype
+    desk: Desk,
+    tensor: torch.Tensor,
+    mixing: Mixing,
+    dtype: torch.dtype,
+    out: torch.Tensor | None = None,
 ) -> Steps[torch.Tensor]:
-    r"""Send a tensor, receive the neighbours', and give the weighted sum in ``dtype``.
+    r"""Send a tensor, receive the neighbours', and give the weighted sum.
 
     .. math:: y_i = w_{ii} x_i + \sum_j w_{ij} d_{ji} x_j
 
-    Neighbours are added in ascending order, so that the result does not depend on who came first.
+    Args:
+        desk: Of the verb.
+        tensor: :math:`x_i`.
+        mixing: The weights.
+        dtype: In which sums are formed.
+        out: Where the result may be written.
+
+    Returns:
+        :math:`y_i` on the host, in the tensor's dtype: in ``out`` where that is possible.
     """
     own = on_host(tensor)
-    sources = sorted(mixing.src_weights)
-    posting = desk.exchange(form_of(desk.verb, own), sources, mixing.dst_weights)
-    for peer, factor in sorted(mixing.dst_weights.items()):
-        desk.send(posting, peer, own if factor == 1.0 else own * factor)
-    uniform = mixing.uniform
-    total: torch.Tensor | None = None
-    for peer in sources:
-        yield posting.arrivals[peer]
-        received = posting.arrivals[peer].take().to(dtype)
-        weight = mixing.src_weights[peer]
-        if total is not None:
-            total.add_(received, alpha=1.0 if uniform else weight)
-        elif len(sources) == 1 and math.isclose(mixing.self_weight + weight, 1.0, rel_tol=1e-12):
-            total = torch.lerp(own.to(dtype), received, weight, out=received)
-            uniform = False  # nothing is left to divide
-        else:
-            total = _begin(own.to(dtype), received, mixing.self_weight, weight, uniform=uniform)
-    if total is None:
-        total = own.to(dtype) * mixing.self_weight
-    elif uniform:
-        total /= len(sources) + 1
-    yield posting.sent()
-    return total
+    stream = desk.stream(form_of(desk.verb, own), mixing.sources, mixing.dst_weights)
+    by_message = [peer for peer in sorted(mixing.dst_weights) if peer not in stream.targets]
+    for peer in by_message:
+        factor = mixing.dst_weights[peer]
+        desk.send(stream, peer, own if factor == 1.0 else own * factor)
+    if by_message and fits(out, own) and _same(out, own):
+        yield stream.sent()
+    result = yield from mix(stream, own, mixing, dtype, out)
+    yield stream.sent()
+    return result
 
 
-def _begin(
-    own: torch.Tensor, received: torch.Tensor, self_weight: float, weight: float, *, uniform: bool
-) -> torch.Tensor:
-    """The first two terms, in the memory of the received one."""
-    if uniform:
-        return received.add_(own)
-    return received.mul_(weight).add_(own, alpha=self_weight)
+def mix(
+    stream: Stream,
+    own: torch.Tensor,
+    mixing: Mixing,
+    dtype: torch.dtype,
+    out: torch.Tensor | None,
+    start: int = 0,
+    behind: Behind | None = None,
+) -> Steps[torch.Tensor]:
+    """Show a tensor piece by piece, and mix the pieces that the neighbours show.
+
+    Args:
+        stream: The exchange; what goes by message has been sent.
+        own: A contiguous tensor on the host.
+        mixing: The weights.
+        dtype: In which sums are formed.
+        out: Where the result may be written.
+        start: Pieces that are mixed already.
+        behind: What has written them, where they are written over what neighbours read.
+    """
+    result = out if out is not None and fits(out, own) else empty(own.shape, own.dtype)
+    flat, into, cut = own.reshape(-1), result.detach().view(-1), stream.cut
+    factor = mixing.dst_weights[stream.targets[0]] if stream.targets else 1.0
+    place = stream.place_of(own) if stream.targets and factor == 1.0 else None
+    if place is not None and behind is None and _same(result, own):
+        behind = Behind(flat, cut)
+    for number in range(start, cut.pieces):
+        while not stream.at(number).done():
+            yield stream
+        stream.put(number, flat, factor, place)
+        if behind is not None:
+            yield from _written(stream, behind, number - 1)
+        others = []
+        for source in stream.sources:
+            while not source.at(number).done():
+                yield source
+            others.append(source.take())
+        piece = cut.piece(into, number) if behind is None else behind.room(number)
+        mixing.combine_in(dtype, cut.piece(flat, number), others, piece)
+        del others
+        for source in stream.sources:
+            source.release()
+    if behind is not None:
+        yield from _written(stream, behind, cut.pieces)
+    elif place is not None:
+        yield stream.taken(cut.pieces)
+    return result
+
+
+def _written(stream: Stream, behind: Behind, number: int) -> Steps[None]:
+    """Put so many averages in place, each once its piece has been read by all."""
+    while behind.written < number:
+        taken = stream.taken(behind.written + 1)
+        while not taken.done():
+            yield taken
+        behind.write(behind.written)
+
+
+def fits(out: torch.Tensor | None, own: torch.Tensor) -> bool:
+    """Whether the average of a host tensor can be formed in ``out``."""
+    return (
+        out is not None
+        and out.device.type == "cpu"
+        and out.dtype == own.dtype
+        and out.shape == own.shape
+        and out.is_contiguous()
+    )
+
+
+def _same(out: torch.Tensor | None, own: torch.Tensor) -> bool:
+    return out is not None and out.data_ptr() == own.data_ptr()

@@ -76,7 +76,7 @@ def pair_gossip(
     mixing = Mixing(own, {peer: other}, {peer: 1.0})
 
     def steps(desk: Desk) -> Steps[torch.Tensor]:
-        total = yield from exchange_and_mix(desk, tensor, mixing, dtype)
+        total = yield from exchange_and_mix(desk, tensor, mixing, dtype, out)
         return deliver(total, tensor, out)
 
     low, high = sorted((context.rank, peer))

@@ -12,6 +12,7 @@ TRANSPORTS: Registry[type[Transport]] = Registry(
     {
         "loopback": "asyncddp.transport.loopback:Loopback",
         "mpi": "asyncddp.transport.mpi:MPITransport",
+        "shared_memory": "asyncddp.transport.shared_memory:SharedMemoryTransport",
     },
     group="asyncddp.transports",
 )

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
 
 from asyncddp.errors import WaitTimeoutError
+from asyncddp.memory.shared import Arena
 
-__all__ = ["Transfer", "Transport"]
+__all__ = ["Neighborhood", "Transfer", "Transport"]
 
 
 class Transfer(Protocol):
@@ -36,6 +38,19 @@ class Transfer(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Neighborhood:
+    """The ranks that see each other's memory.
+
+    Attributes:
+        arena: Memory that this rank shows, and what it has seen of the others'.
+        processes: Their process ids by rank, this rank's own among them.
+    """
+
+    arena: Arena
+    processes: Mapping[int, int]
+
+
 class Transport(ABC):
     """One wire between ``size`` ranks, of which this is number ``rank``.
 
@@ -49,6 +64,8 @@ class Transport(ABC):
     size: int
     threads: bool = True
     """Whether several threads of this rank may call the transport, one at a time."""
+    neighborhood: Neighborhood | None = None
+    """Ranks with whom tensors are exchanged through memory, around all that is below."""
 
     @abstractmethod
     def post(self, peer: int, message: bytes) -> None:

@@ -30,16 +30,18 @@ class Route:
 
 
 _DIRECT = "straight from the tensor's memory"
+_SHOWN = "read where they lie, or piece by piece out of shared memory"
 _STAGED = "copied to host memory, sent, copied back"
+_DEFAULT = "shared_memory"
 
 
-def route(device: str, same_machine: bool, transport: str = "mpi") -> Route:
+def route(device: str, same_machine: bool, transport: str = _DEFAULT) -> Route:
     """Choose the wire for a tensor and a peer.
 
     Args:
         device: ``torch.device.type`` of the tensor.
         same_machine: Whether the peer shares this machine.
-        transport: The wire between all ranks, ``ASYNCDDP_TRANSPORT`` or ``mpi``.
+        transport: The wire between all ranks, ``ASYNCDDP_TRANSPORT`` or ``shared_memory``.
 
     Returns:
         The route; every device has one.
@@ -50,13 +52,20 @@ def route(device: str, same_machine: bool, transport: str = "mpi") -> Route:
     Example:
         >>> route("cuda", same_machine=True).how
         'copied to host memory, sent, copied back'
+        >>> route("cpu", same_machine=False).transport
+        'mpi'
     """
     name = TRANSPORTS[transport].name
+    shares = name == "shared_memory" and same_machine
     peer = "same machine" if same_machine else "other machine"
-    return Route(device, peer, name, _DIRECT if device == "cpu" else _STAGED)
+    if name == "shared_memory" and not same_machine:
+        name = "mpi"
+    if device != "cpu":
+        return Route(device, peer, name, _STAGED)
+    return Route(device, peer, name, _SHOWN if shares else _DIRECT)
 
 
-def explain(devices: Sequence[str] = ("cpu", "cuda"), transport: str = "mpi") -> list[Route]:
+def explain(devices: Sequence[str] = ("cpu", "cuda"), transport: str = _DEFAULT) -> list[Route]:
     """All routes, for people to read."""
     return [route(device, same, transport) for device in devices for same in (True, False)]
 
@@ -65,11 +74,16 @@ def open_world(transport: str | None = None) -> Transport:
     """Open the wire between all ranks of this job.
 
     Args:
-        transport: Its name; ``mpi`` if not given.
+        transport: Its name; if not given, ``shared_memory``, which warns where ranks of one machine
+            cannot share memory and goes by MPI.
 
     Raises:
         UnknownNameError: No transport has that name.
         EnvironmentProblem: It cannot be used on this machine.
     """
-    chosen = TRANSPORTS[transport or "mpi"]
+    if transport is None:
+        from asyncddp.transport.shared_memory import SharedMemoryTransport
+
+        return SharedMemoryTransport(required=False)
+    chosen = TRANSPORTS[transport]
     return Loopback.group(1)[0] if chosen is Loopback else chosen()

@@ -1,0 +1,234 @@
+"""The short way of a blocking average: on the calling thread, without the engine.
+
+What was exchanged before under the same name and form is exchanged again through lanes. Where a
+neighbour does not come at once, or anything is not as it was, the engine takes over at the point
+that was reached, with its deadlines and its ear for contradiction.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from asyncddp.context import Context
+from asyncddp.engine import Desk, Program, Steps, Stream
+from asyncddp.engine.channels import Channel
+from asyncddp.engine.engine import Turn
+from asyncddp.engine.lanes import Cut
+from asyncddp.engine.messages import Key
+from asyncddp.engine.swap import Behind, Swap, soon
+from asyncddp.memory.recycling import empty
+from asyncddp.memory.shared import Place
+from asyncddp.ops.door import form_of
+from asyncddp.ops.mixing import Mixing, mix
+from topology import Schedule
+
+__all__ = ["Express", "shorten"]
+
+
+class Express:
+    """The short way of one verb for tensors of one name and form.
+
+    Args:
+        context: The world.
+        verb: The verb.
+        name: The name under which neighbours match it.
+        channel: What was exchanged before.
+    """
+
+    def __init__(self, context: Context, verb: str, name: str, channel: Channel) -> None:
+        self._engine, self._channel = context.engine, channel
+        self._rank, self._verb, self._name = context.rank, verb, name
+        self._channels = context.engine.mailbox.channels
+        self._schedule: Schedule | None = None
+        self._rows: dict[int, Mixing] = {}
+        self._pause = os.sched_yield if _crowded(context) else None
+
+    def row(self, schedule: Schedule, number: int | None) -> Mixing:
+        """The weights of a round, or of the one whose turn it is."""
+        if number is None:
+            number = self._engine.rounds(self._verb, self._name)
+        if schedule is not self._schedule:
+            self._schedule, self._rows = schedule, {}
+        if schedule.period is not None:
+            number %= schedule.period
+        row = self._rows.get(number)
+        if row is None:
+            near = schedule.neighbors(self._rank, number)
+            targets = dict.fromkeys(near.dst_ranks, 1.0)
+            row = Mixing(near.self_weight, near.src_weights, targets)
+            if schedule.period is not None:
+                self._rows[number] = row
+        return row
+
+    def run(
+        self, row: Mixing, tensor: torch.Tensor, out: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Average a tensor, or do nothing and give None.
+
+        Args:
+            row: The weights.
+            tensor: Contiguous, on the host, and of the channel's form.
+            out: Such a tensor for the result, or None.
+        """
+        channel = self._channel
+        if channel.flight or not channel.serves(row.sources, row.targets) or row.alike is None:
+            return None
+        own = tensor.detach() if tensor.requires_grad else tensor
+        into = out.detach() if out is not None and out.requires_grad else out
+        step = self._engine.enter(self._verb, self._name, channel.flight)
+        if step is None:
+            return None
+        if not row.swaps:
+            result = self._streamed(step, row, own, into)
+        elif channel.cut.pieces == 1:
+            result = self._swapped(step, row, own, into)
+        else:
+            result = self._swapped_in_pieces(step, row, own, into)
+        return result if out is None else out
+
+    def _swapped(
+        self, step: int, row: Mixing, own: torch.Tensor, out: torch.Tensor | None
+    ) -> torch.Tensor:
+        """One piece to those who take it, one from one neighbour."""
+        channel, lane = self._channel, self._channel.lane
+        seen = channel.seen[row.sources[0]]
+        shown = 0
+        try:
+            if lane is None or lane.post(step, row.targets, own):
+                shown = 1
+                other = seen.whole(step)
+                if other is None and soon(lambda: seen.whole(step) is not None, self._pause):
+                    other = seen.whole(step)
+                if other is not None:
+                    result = torch.lerp(own, other, row.between, out=out)  # type: ignore[arg-type]  # a number
+                    seen.take(step, 1)
+                    channel.record(step, row.sources, row.targets)
+                    channel.flight.popleft()
+                    return result
+        except KeyboardInterrupt:
+            self._leave(step, row, own, shown)
+            raise
+        return self._streamed(step, row, own, out, shown=shown)
+
+    def _swapped_in_pieces(
+        self, step: int, row: Mixing, own: torch.Tensor, out: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Many pieces to those who take them, and from one neighbour."""
+        channel, cut = self._channel, self._channel.cut
+        result = empty(own.shape, own.dtype) if out is None else out
+        swap = Swap(channel.lane, channel.seen[row.sources[0]], step, row.targets, self._pause)
+        state = _State(own, result, self._channels.place_of(own), cut)
+        try:
+            if self._moved(swap, state, row):
+                channel.record(step, row.sources, row.targets)
+                channel.flight.popleft()
+                return result
+        except KeyboardInterrupt:
+            self._leave(step, row, own, swap.shown)
+            raise
+        return self._streamed(
+            step, row, own, result, shown=swap.shown, start=swap.taken, behind=state.behind
+        )
+
+    def _moved(self, swap: Swap, state: _State, row: Mixing) -> bool:
+        """Whether a tensor has gone all the way."""
+        weight: float = row.between  # type: ignore[assignment]  # a number where the row swaps
+        if not swap.begin(state.place):
+            return False
+        peer = row.sources[0]
+        if state.place is None:
+            return swap.staged(state.split(state.own), state.split(state.out), weight)
+        place = swap.others_place()
+        if place is None:
+            return False
+        other = self._channels.look(peer, self._channel, place)
+        if state.behind is None:
+            return swap.whole(state.own.view(-1), other, state.out.view(-1), weight)
+        return swap.in_place(state.split(state.own), state.split(other), state.behind, weight)
+
+    def _streamed(
+        self,
+        step: int,
+        row: Mixing,
+        own: torch.Tensor,
+        out: torch.Tensor | None,
+        *,
+        shown: int = 0,
+        start: int = 0,
+        behind: Behind | None = None,
+    ) -> torch.Tensor:
+        """Piece by piece, for as long as it moves; the engine goes on when it does not."""
+        stream = self._stream(step, row, shown)
+        steps = mix(stream, own, row, own.dtype, out, start, behind)
+        try:
+            while soon(next(steps).done, self._pause):
+                pass
+        except StopIteration as stop:
+            stream.close(failed=False)
+            result: torch.Tensor = stop.value
+            return result
+        turn = Turn(Key(self._name, step), 0)
+        return self._engine.run(self._resumed(stream, steps), turn)
+
+    def _leave(self, step: int, row: Mixing, own: torch.Tensor, shown: int) -> None:
+        """The caller goes away in the middle: the engine ends it, so that nobody waits."""
+        stream = self._stream(step, row, shown)
+        steps = mix(stream, own, row, own.dtype, None)
+        self._engine.submit(self._resumed(stream, steps), Turn(Key(self._name, step), 0))
+
+    def _stream(self, step: int, row: Mixing, shown: int) -> Stream:
+        key, cut = Key(self._name, step), self._channel.cut
+        return Stream(
+            self._channels,
+            self._channel,
+            key,
+            cut,
+            row.sources,
+            row.targets,
+            begun=True,
+            shown=shown,
+        )
+
+    def _resumed(self, stream: Stream, rest: Steps[torch.Tensor]) -> Program[torch.Tensor]:
+        def steps(desk: Desk) -> Steps[torch.Tensor]:
+            desk.adopt(stream, self._channel.form)
+            return (yield from rest)
+
+        return Program(self._verb, steps, self._name)
+
+
+class _State:
+    """The tensors of one long exchange."""
+
+    def __init__(self, own: torch.Tensor, out: torch.Tensor, place: Place | None, cut: Cut) -> None:
+        self.own, self.out, self.place = own, out, place
+        self.split = cut.split
+        same = place is not None and out.data_ptr() == own.data_ptr()
+        self.behind = Behind(own, cut) if same else None
+
+
+def _crowded(context: Context) -> bool:
+    """Whether the ranks of this machine are more than its cores."""
+    return (os.cpu_count() or 1) < context.local_size
+
+
+def shorten(
+    context: Context, verb: str, given: str | None, name: str, tensor: torch.Tensor
+) -> None:
+    """Open the short way for tensors like this one, if they go through lanes by now.
+
+    Args:
+        context: The world.
+        verb: The verb.
+        given: The name that the user has given, or None.
+        name: The name under which neighbours match it.
+        tensor: What was averaged.
+    """
+    shortcuts = context.engine.shortcuts
+    key = given, tensor.dtype, tensor.shape
+    if key not in shortcuts and context.transport.neighborhood is not None:
+        channel = context.engine.mailbox.channels.known(name, form_of(verb, tensor))
+        if channel is not None and tensor.is_cpu:
+            shortcuts[key] = Express(context, verb, name, channel)

@@ -1,0 +1,118 @@
+"""``shared_memory``: MPI, and memory that the ranks of a machine read where it lies."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import cast
+
+from asyncddp.errors import EnvironmentProblem
+from asyncddp.memory.shared import Arena, Place
+from asyncddp.transport.contract import Neighborhood, Transport
+from asyncddp.transport.mpi import MPITransport
+from asyncddp.transport.mpi_library import MPI
+
+__all__ = ["SharedMemoryTransport"]
+
+logger = logging.getLogger("asyncddp")
+
+_MAGIC = 0x41_44_44_50
+
+
+class SharedMemoryTransport(MPITransport):
+    """MPI between all ranks, and shared memory among those of each machine.
+
+    What is short, and what goes to other machines, goes by MPI. A rank whose machine does not let
+    processes see each other's memory has :attr:`neighborhood` None and uses MPI alone.
+
+    Args:
+        comm: The communicator; a clone of ``COMM_WORLD`` if not given.
+        neighborhood: Who shares memory, where that is known; else the ranks find out.
+        required: Whether to raise where memory cannot be shared, instead of warning.
+
+    Raises:
+        EnvironmentProblem: Memory cannot be shared, but is required.
+    """
+
+    name = "shared_memory"
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm | None = None,
+        neighborhood: Neighborhood | None = None,
+        *,
+        required: bool = True,
+    ) -> None:
+        super().__init__(comm)
+        self.neighborhood = neighborhood
+        self._owner = comm is None
+        if comm is None:
+            self.neighborhood, problem = _meet(self._comm)
+            if problem is not None:
+                self._complain(problem, required=required)
+
+    def _complain(self, problem: str, *, required: bool) -> None:
+        text = f"the ranks of this machine cannot share memory ({problem})"
+        if required:
+            raise EnvironmentProblem(f"transport shared_memory: {text}; use ASYNCDDP_TRANSPORT=mpi")
+        if self.machine() == self.rank:
+            logger.warning("%s; they exchange tensors by MPI instead, which is slower", text)
+
+    def close(self) -> None:
+        """Let what was posted leave; let go of shared memory that no tensor uses."""
+        super().close()
+        if self._owner and self.neighborhood is not None:
+            self.neighborhood.arena.close()
+            self.neighborhood = None
+
+    def split(self, color: int, key: int) -> Transport:
+        """Split the communicator; the parts share what memory their ranks shared before."""
+        part = cast("MPI.Intracomm", self._comm.Split(color, key))
+        members = part.allgather(self.rank)
+        known = self.neighborhood
+        if known is None or not all(rank in known.processes for rank in members):
+            return MPITransport(part)
+        processes = {place: known.processes[rank] for place, rank in enumerate(members)}
+        return SharedMemoryTransport(part, Neighborhood(known.arena, processes))
+
+
+def _meet(comm: MPI.Intracomm) -> tuple[Neighborhood | None, str | None]:
+    """Show each other a page; whom this rank shares memory with, or why it cannot; collective."""
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
+    try:
+        arena, place, problem = Arena(), None, None
+        if node.size > 1:
+            place, problem = _shown(arena)
+        entries = node.allgather((comm.rank, os.getpid(), place))
+        processes = {rank: process for rank, process, _ in entries}
+        problem = problem or _seen(arena, [(p, shown) for _, p, shown in entries])
+        problems = [text for text in node.allgather(problem) if text]
+        if node.size == 1 or problems:
+            return None, problems[0] if problems else None
+        return Neighborhood(arena, processes), None
+    finally:
+        node.Free()
+
+
+def _shown(arena: Arena) -> tuple[Place | None, str | None]:
+    if not hasattr(os, "memfd_create"):
+        return None, "this system has no memfd_create"
+    try:
+        chunk, offset = arena.reserve(64)
+    except OSError as error:
+        return None, f"memfd_create: {error}"
+    chunk.words(offset, 1)[0] = _MAGIC + os.getpid()
+    return Place(chunk.descriptor, chunk.size, offset), None
+
+
+def _seen(arena: Arena, shown: list[tuple[int, Place | None]]) -> str | None:
+    for process, place in shown:
+        if place is None:
+            continue
+        try:
+            word = arena.open(process, place).words(place.offset, 1)[0]
+        except (OSError, ValueError) as error:
+            return f"process {process} is out of sight: {error}"
+        if word != _MAGIC + process:
+            return f"process {process} lives in another process namespace"
+    return None
