@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from benchmarks.contract import Line
-from benchmarks.memory_ranks import AIMED, METHODS, Found
+from benchmarks.memory_methods import AIMED, METHODS
+from benchmarks.memory_tables import Found, Held, lines
 from benchmarks.own_report import Figures, Options, command, finished
 from benchmarks.own_runs import on_this_machine, run
 from benchmarks.units import size_text
 
-__all__ = ["Held", "held_by", "lines", "main"]
+__all__ = ["held_by", "main"]
 
 _LAYERS, _WIDTH, _STEPS = 24, 1024, 6  # a model of 96 MB
 _QUICK_WIDTH, _QUICK_METHODS = 512, ("local step", "one-peer AWC")
@@ -31,25 +29,6 @@ _NOTE = (
 )
 
 
-@dataclass(frozen=True)
-class Held:
-    """What the ranks of one method have found."""
-
-    method: str
-    ranks: Sequence[Found]
-    facts: Mapping[str, Any]
-
-    @property
-    def models(self) -> float:
-        """The fuller rank's peak, in model sizes."""
-        return max(one.beyond for one in self.ranks) / self.ranks[0].model
-
-    @property
-    def why(self) -> str:
-        """Why it could not be measured, if so."""
-        return next((one.why for one in self.ranks if one.why), "")
-
-
 def held_by(method: str, width: int, steps: int) -> Held:
     """Measure one method in a fresh pair of processes."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
@@ -59,21 +38,6 @@ def held_by(method: str, width: int, steps: int) -> Held:
         run(on_this_machine(2, "memory_ranks", *words))
         read = json.loads(out.read_text(encoding="utf-8"))
     return Held(method, [Found(**one) for one in read["ranks"]], read["header"])
-
-
-def lines(held: Sequence[Held]) -> Iterator[Line]:
-    """A line for every method; buckets in shared memory have the stricter aim."""
-    for one in held:
-        shared = all(rank.shared for rank in one.ranks)
-        place = "shared memory" if shared else "own memory"
-        peak = size_text(max(rank.beyond for rank in one.ranks))
-        cells = (one.method, peak, one.models, place)
-        if one.method not in AIMED:
-            yield Line(cells)
-            continue
-        limit = 1 if shared else 2
-        words = "≤ 1 model, buckets being shared" if shared else "≤ 2 models"
-        yield Line(cells, words, one.models <= limit)
 
 
 def draw(path: Path, held: Sequence[Held]) -> None:

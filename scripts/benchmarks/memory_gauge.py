@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-__all__ = ["MemoryNotTold", "in_shared_memory", "own_bytes", "own_peak", "reset_peak"]
+__all__ = ["MemoryNotTold", "in_shared_memory", "own_bytes", "own_peak", "peak_of", "reset_peak"]
 
 _SELF = Path("/proc/self")
+Steps = Callable[[int], object]
+"""Makes so many steps."""
 
 
 class MemoryNotTold(RuntimeError):  # noqa: N818 - it is a finding, not a mistake
@@ -62,6 +65,27 @@ def own_peak() -> int:
     What is not its own is taken as it is now; call it when that has long been so.
     """
     return _fields("status")["VmHWM"] - _not_own()
+
+
+def peak_of(make: Callable[[], Steps], steps: int, meet: Callable[[], object]) -> int:
+    """The most that this process held in some steps, beyond what it held before.
+
+    Args:
+        make: Makes all that is needed for steps.
+        steps: How many; half of them are taken apart, when everything has been made.
+        meet: Waits for the other ranks, so that none is in the middle of a step.
+    """
+    meet()
+    before = own_bytes()
+    reset_peak()
+    go = make()
+    peaks = []
+    for part in (steps - steps // 2, steps // 2):
+        go(part)
+        meet()
+        peaks.append(own_peak())
+        reset_peak()
+    return max(peaks) - before
 
 
 def in_shared_memory(tensor: torch.Tensor) -> bool:

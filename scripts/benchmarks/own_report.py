@@ -11,11 +11,10 @@ from types import FrameType
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from benchmarks.contract import Line, Row, Sheet
 from benchmarks.own_runs import RunFailed
+from benchmarks.progress import progress_line
 from benchmarks.report import make_console, save_json, show_header, show_sheet, show_summary
 
 __all__ = ["Figures", "Options", "command", "finished"]
@@ -81,7 +80,8 @@ def command(
     ) -> None:
         signal.signal(signal.SIGTERM, _terminated)
         try:
-            figures = _followed(name, lambda say: measure(Options(quick, rounds), say))
+            with progress_line(name, None, shows=True) as advance:
+                figures = measure(Options(quick, rounds), advance)
         except RunFailed as problem:
             raise click.ClickException(str(problem)) from problem
         _report(figures, json_file)
@@ -94,14 +94,6 @@ def command(
 def _terminated(number: int, frame: FrameType | None) -> None:
     """Leave by way of every ``finally``, so that runs and hosts are taken down."""
     sys.exit(128 + number)
-
-
-def _followed(name: str, work: Callable[[Callable[[str], None]], Figures]) -> Figures:
-    """Do the work behind a progress line."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(name, total=None)
-        return work(lambda text: progress.update(task, description=f"{name}: {text}"))
 
 
 def _report(figures: Figures, json_file: Path | None) -> None:

@@ -12,8 +12,8 @@ from benchmarks.own_report import Figures, Options, command, finished
 from benchmarks.own_runs import on_this_machine, run
 from benchmarks.scale_counting import MONITORING
 from benchmarks.scale_plot import draw
-from benchmarks.scale_ranks import count_verbs
 from benchmarks.scale_tables import Counted, counted_lines, model_lines, modelled
+from benchmarks.scale_verbs import count_verbs
 
 __all__ = ["in_processes", "in_threads", "main"]
 

@@ -9,8 +9,8 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from benchmarks.scale_ranks import ALLREDUCE
 from benchmarks.scale_tables import Counted, Modelled
+from benchmarks.scale_verbs import ALLREDUCE
 from benchmarks.units import time_text
 
 __all__ = ["draw"]

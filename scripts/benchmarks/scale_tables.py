@@ -8,7 +8,7 @@ from typing import Any
 
 import topology
 from benchmarks.contract import Line
-from benchmarks.scale_ranks import ALLREDUCE, GRAPHS, ONE_PEER, Found
+from benchmarks.scale_verbs import ALLREDUCE, GRAPHS, ONE_PEER, Found
 
 __all__ = ["Counted", "Modelled", "counted_lines", "model_lines", "modelled"]
 
