@@ -21,11 +21,14 @@ def _shared(like: torch.Tensor) -> torch.Tensor:
     """A copy in the library's shared memory.
 
     Raises:
-        Unavailable: This asyncddp has none.
+        Unavailable: There is none here.
     """
     make = getattr(bf, "empty_shared", None)
     if make is None:
         raise Unavailable("this asyncddp has no empty_shared")
+    wire = bf.current().transport
+    if getattr(wire, "neighborhood", None) is None:
+        raise Unavailable(f"the wire {wire.name} shares no memory")
     empty = cast("Callable[..., torch.Tensor]", make)
     return empty(tuple(like.shape), dtype=like.dtype).copy_(like)
 

@@ -73,6 +73,11 @@ def test_quick_run_prints_tables_and_writes_json_and_plot(tmp_path):
     assert all(len(row["rounds"]) == 2 and min(row["rounds"]) > 0 for row in rows)
     for key, names in RIVALS.items():
         assert {row["rival"].split(":")[0] for row in rows if row["table"] == key} == set(names)
+    shared = {row["rival"].split(":")[0] for row in rows if row["table"] == "shared"}
+    left_out = set(
+        re.findall(r"^(asyncddp.*) was not measured: .+", done.stdout, flags=re.MULTILINE)
+    )
+    assert shared == {"asyncddp in place", "asyncddp, out=", "limit"} - left_out
     assert {row["bytes"] for row in rows if row["table"] == "one_peer"} == SIZES
     for key in STEPS:
         assert [row["rival"] for row in rows if row["table"] == key] == list(METHODS)
