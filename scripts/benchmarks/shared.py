@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import cast
 
 import torch
 
@@ -23,14 +22,10 @@ def _shared(like: torch.Tensor) -> torch.Tensor:
     Raises:
         Unavailable: There is none here.
     """
-    make = getattr(bf, "empty_shared", None)
-    if make is None:
-        raise Unavailable("this asyncddp has no empty_shared")
     wire = bf.current().transport
-    if getattr(wire, "neighborhood", None) is None:
+    if wire.neighborhood is None:
         raise Unavailable(f"the wire {wire.name} shares no memory")
-    empty = cast("Callable[..., torch.Tensor]", make)
-    return empty(tuple(like.shape), dtype=like.dtype).copy_(like)
+    return bf.empty_shared(like.shape, dtype=like.dtype).copy_(like)
 
 
 def shared_table(
