@@ -18,7 +18,7 @@ from asyncddp.ops.hierarchical_neighbor_allreduce import (
     between_machines,
     hierarchical_neighbor_allreduce_nonblocking,
 )
-from asyncddp.ops.neighbor_allreduce import neighbor_allreduce_nonblocking
+from asyncddp.ops.neighbor_allreduce import neighbor_allreduce_nonblocking, short_way
 from asyncddp.ops.weights import Weights, WeightsOf
 from asyncddp.registry import Registry
 from topology import GraphOrSchedule, Schedule
@@ -44,10 +44,13 @@ class Route:
     Attributes:
         start: Starts averaging a flat tensor under a name.
         cost: Bytes that this rank sends for a flat tensor.
+        way: The short way of averaging such a tensor in place, if there is one: where neighbours
+            read each other's memory, nothing is gained by starting early.
     """
 
     start: Callable[[torch.Tensor, str], Handle[torch.Tensor]]
     cost: Callable[[torch.Tensor], int]
+    way: Callable[[torch.Tensor, str], Callable[[], bool] | None] = lambda flat, name: None
 
 
 class Communication(ABC):
@@ -122,7 +125,10 @@ class NeighborAllreduce(Communication):
                 name=name,
             )
 
-        return Route(start, lambda flat: len(row.dst_weights) * flat.nbytes)
+        def way(flat: torch.Tensor, name: str) -> Callable[[], bool] | None:
+            return short_way(context, row, flat, name)
+
+        return Route(start, lambda flat: len(row.dst_weights) * flat.nbytes, way)
 
 
 class HierarchicalNeighborAllreduce(Communication):

@@ -78,6 +78,12 @@ class Algorithm:
     needs: ClassVar[Needs] = Needs()
     exact: ClassVar[bool]
 
+    @property
+    def plain(self) -> bool:
+        """Whether the average of the buckets takes their place, and no hook adds to that."""
+        mine = type(self)
+        return mine.outgoing is Algorithm.outgoing and mine.incoming is Algorithm.incoming
+
     def outgoing(self, flat: torch.Tensor) -> torch.Tensor:
         """What is sent of a flat bucket, which is left as it is until the result is taken."""
         return flat

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 import torch
 
 __all__ = ["ALIGNMENT", "FlatBucket", "ParameterBucket", "partition"]
+
+Make: TypeAlias = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 ALIGNMENT = 64
 """Bytes to whose multiples each tensor in a bucket is aligned."""
@@ -49,6 +52,7 @@ class FlatBucket:
     Args:
         like: Tensors of one dtype and device, whose shapes and strides count.
         extra: Elements to add at the end.
+        make: Makes the flat tensor of so many elements and of that dtype, for tensors on the host.
 
     Attributes:
         flat: The flat tensor.
@@ -61,13 +65,18 @@ class FlatBucket:
         (torch.Size([32]), 16)
     """
 
-    def __init__(self, like: Sequence[torch.Tensor], extra: int = 0) -> None:
+    def __init__(
+        self, like: Sequence[torch.Tensor], extra: int = 0, make: Make | None = None
+    ) -> None:
         first, self._offsets = like[0], []
         step, end = ALIGNMENT // first.element_size(), 0
         for tensor in like:
             self._offsets.append(end)
             end += -(-tensor.numel() // step) * step
-        self.flat = torch.zeros(end + extra, dtype=first.dtype, device=first.device)
+        if make is not None and first.is_cpu:
+            self.flat = make((end + extra,), first.dtype).zero_()
+        else:
+            self.flat = torch.zeros(end + extra, dtype=first.dtype, device=first.device)
         self.tail = self.flat[end:]
         self.views = [
             self.flat.as_strided(tensor.shape, _strides(tensor), offset)
@@ -80,12 +89,13 @@ class ParameterBucket(FlatBucket):
 
     Args:
         named: Names, for messages, and parameters of one dtype and device.
+        make: As for :class:`FlatBucket`.
     """
 
-    def __init__(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+    def __init__(self, named: Sequence[tuple[str, torch.Tensor]], make: Make | None = None) -> None:
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
-        super().__init__([parameter.data for parameter in self.parameters])
+        super().__init__([parameter.data for parameter in self.parameters], make=make)
         self._addresses = [view.data_ptr() for view in self.views]
         for index in range(len(self.parameters)):
             self._adopt(index)

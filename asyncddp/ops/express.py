@@ -62,6 +62,15 @@ class Express:
                 self._rows[number] = row
         return row
 
+    def open(self, row: Mixing) -> bool:
+        """Whether all neighbours of a round are reached through lanes, and none is under way."""
+        channel = self._channel
+        return (
+            not channel.flight
+            and row.alike is not None
+            and channel.serves(row.sources, row.targets)
+        )
+
     def run(
         self, row: Mixing, tensor: torch.Tensor, out: torch.Tensor | None
     ) -> torch.Tensor | None:
@@ -73,7 +82,7 @@ class Express:
             out: Such a tensor for the result, or None.
         """
         channel = self._channel
-        if channel.flight or not channel.serves(row.sources, row.targets) or row.alike is None:
+        if not self.open(row):
             return None
         own = tensor.detach() if tensor.requires_grad else tensor
         into = out.detach() if out is not None and out.requires_grad else out

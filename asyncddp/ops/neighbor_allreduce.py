@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
-from asyncddp.context import current
+from asyncddp.context import Context, current
 from asyncddp.engine import Desk, Program, Steps
 from asyncddp.ops.door import averaging_dtype, check_tensor, deliver
 from asyncddp.ops.express import Express, shorten
 from asyncddp.ops.forms import in_place, nonblocking, verb_with
-from asyncddp.ops.mixing import exchange_and_mix, fits
+from asyncddp.ops.mixing import Mixing, exchange_and_mix, fits
 from asyncddp.ops.weights import Weights, WeightsOf, refuse_scaling
 
 __all__ = [
@@ -134,3 +134,23 @@ def neighbor_allreduce(
 neighbor_allreduce_nonblocking = nonblocking(neighbor_allreduce)
 neighbor_allreduce_ = in_place(neighbor_allreduce)
 neighbor_allreduce_nonblocking_ = nonblocking(neighbor_allreduce_)
+
+
+def short_way(
+    context: Context, row: Mixing, tensor: torch.Tensor, name: str
+) -> Callable[[], bool] | None:
+    """The short way of averaging a tensor in place, for callers that have looked its weights up.
+
+    Args:
+        context: The world.
+        row: The weights.
+        tensor: A contiguous tensor outside autograd.
+        name: The name under which neighbours match it.
+
+    Returns:
+        A function that averages it, and tells whether it could; None where it could not by now.
+    """
+    way: Express | None = context.engine.shortcuts.get((name, tensor.dtype, tensor.shape))
+    if way is None or not tensor.is_cpu or context.config.check or not way.open(row):
+        return None
+    return lambda: way.run(row, tensor, tensor) is not None

@@ -21,7 +21,7 @@ from tests.unit.optim_reference import (
     vector,
 )
 
-processes = on("mpi-2", "mpi-4")
+processes = on("mpi-2", "mpi-4", "shared_memory-2", "shared_memory-4")
 sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 adam = partial(torch.optim.AdamW, lr=0.01)
 STEPS = 4

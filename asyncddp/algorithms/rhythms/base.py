@@ -181,10 +181,12 @@ class ParameterRhythm(Rhythm):
             self.rebuild()
 
     def build(self) -> None:
-        """Make the parameters views of flat buckets."""
+        """Make the parameters views of flat buckets, which neighbours can read where they lie."""
+        near = self.setting.mixer.context.transport.neighborhood
+        make = None if near is None else near.arena.empty
         with torch.no_grad():
             self.buckets = [
-                ParameterBucket([self.named[index] for index in indices])
+                ParameterBucket([self.named[index] for index in indices], make)
                 for indices in partition([p for _, p in self.named], self.setting.cap)
             ]
 
