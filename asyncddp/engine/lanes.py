@@ -13,16 +13,14 @@ step and a number of pieces in one word, which only ever grows and which only on
 from __future__ import annotations
 
 import math
-import platform
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
-from asyncddp.memory.shared import Arena, Place, View
+from asyncddp.memory.shared import ORDERED, Arena, Place, View, fence
 
-__all__ = ["MOST_RANKS", "Cut", "Lane", "SeenLane", "fence", "pieces_of", "step_of", "word"]
+__all__ = ["MOST_RANKS", "Cut", "Lane", "SeenLane", "pieces_of", "step_of", "word"]
 
 MOST_RANKS = 256
 _PIECES_FROM = ((1 << 25, 1 << 20), (1 << 22, 1 << 19), (0, 1 << 18))
@@ -34,19 +32,6 @@ _PIECES = (1 << _BITS) - 1
 _LINE = 8  # words
 _DESCRIPTOR, _SIZE, _OFFSET, _MASK = 1, 2, 3, 4  # places in a line, after the word itself
 _MASK_WORDS = 4
-_fence_lock = threading.Lock()
-_ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
-
-
-def fence() -> None:
-    """Keep what was written before from being seen after what is written next.
-
-    x86 processors do so by themselves; elsewhere a lock's instructions do it.
-    """
-    if not _ORDERED:
-        for _ in range(2):
-            with _fence_lock:
-                pass
 
 
 def word(step: int, pieces: int) -> int:
@@ -212,7 +197,7 @@ class Lane(_Board):
         else:
             self._readers[half] = step, readers
         self.shaped[half].copy_(tensor)
-        if not _ORDERED:
+        if not ORDERED:
             fence()
         words[_LINE * half] = (step + 1) << _BITS | 1
         return True
@@ -259,7 +244,7 @@ class SeenLane(_Board):
         line = _LINE * half
         if words[line] != (step + 1) << _BITS | 1:
             return None
-        if not _ORDERED:
+        if not ORDERED:
             fence()
         if not words[line + self._mask] & self._bit or words[line + _DESCRIPTOR]:
             return None
@@ -288,7 +273,7 @@ class SeenLane(_Board):
 
     def take(self, step: int, pieces: int) -> None:
         """So many pieces of a step have been read."""
-        if not _ORDERED:
+        if not ORDERED:
             fence()
         self.words[self.mine] = word(step, pieces)
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from asyncddp.engine.lanes import Cut, Lane, SeenLane, fence, word
+from asyncddp.engine.lanes import Cut, Lane, SeenLane, word
 from asyncddp.memory.recycling import empty
-from asyncddp.memory.shared import Place
+from asyncddp.memory.shared import Place, fence
 
 __all__ = ["Behind", "Swap", "soon"]
 

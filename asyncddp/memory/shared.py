@@ -11,6 +11,7 @@ import bisect
 import math
 import mmap
 import os
+import platform
 import threading
 import weakref
 from typing import NamedTuple
@@ -19,10 +20,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Arena", "Chunk", "Place", "View"]
+__all__ = ["ORDERED", "Arena", "Chunk", "Place", "View", "fence"]
 
 _ALIGNMENT = 64
+_fence_lock = threading.Lock()
+ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
+"""Whether other processors see what this one writes in the order in which it is written."""
 _LIMIT = 1 << 30  # bytes that wait to be used again at most
+
+
+def fence() -> None:
+    """Keep what was written before from being seen after what is written next.
+
+    x86 processors do so by themselves; elsewhere a lock's instructions do it.
+    """
+    if not ORDERED:
+        for _ in range(2):
+            with _fence_lock:
+                pass
 
 
 class Place(NamedTuple):

@@ -8,8 +8,11 @@ import torch
 
 from asyncddp.context import Context, current
 from asyncddp.engine import Desk, Program, Steps
-from asyncddp.ops.door import averaging_dtype, check_tensor, deliver, form_of, working_copy
+from asyncddp.memory.recycling import empty
+from asyncddp.memory.views import on_host
+from asyncddp.ops.door import averaging_dtype, check_tensor, deliver, form_of
 from asyncddp.ops.forms import in_place, nonblocking, verb
+from asyncddp.ops.mixing import fits
 from asyncddp.transport import Transport
 
 __all__ = [
@@ -107,9 +110,8 @@ def _program(
     title = f"{name}({'average' if average else 'sum'})" + (f" {label!r}" if label else "")
 
     def steps(desk: Desk) -> Steps[torch.Tensor]:
-        total = yield from sum_over(desk, group, wire, tensor, dtype, title)
-        if average:
-            total /= len(group)
+        divisor = len(group) if average else None
+        total = yield from sum_over(desk, group, wire, tensor, dtype, title, divisor, out)
         return deliver(total, tensor, out)
 
     return Program(name, steps, label, ordered=True, local=local, check=check)
@@ -129,9 +131,12 @@ def sum_over(
     tensor: torch.Tensor,
     dtype: torch.dtype,
     title: str,
+    divisor: int | None = None,
+    out: torch.Tensor | None = None,
 ) -> Steps[torch.Tensor]:
-    """Sum a tensor over a group, in ``dtype``; a step of the verbs that average."""
-    total = working_copy(tensor, dtype)
+    """Sum a tensor over a group, in ``dtype``, and divide it; into ``out`` where that fits."""
+    own = on_host(tensor).to(dtype)
+    into = out.detach() if out is not None and fits(out, own) else empty(own.shape, dtype)
     form = form_of(title, tensor)
-    yield from desk.collective(group, form, lambda: wire.iallreduce(total))
-    return total
+    yield from desk.collective(group, form, lambda: wire.iallreduce(own, into, divisor))
+    return out if out is not None and into.data_ptr() == out.data_ptr() else into

@@ -10,10 +10,8 @@ import torch
 from asyncddp.engine import Form
 from asyncddp.errors import ArgumentError
 from asyncddp.memory.dtypes import DTYPES, Dtype, Kind, dtype_of
-from asyncddp.memory.recycling import empty
-from asyncddp.memory.views import on_host
 
-__all__ = ["averaging_dtype", "check_rank", "check_tensor", "deliver", "form_of", "working_copy"]
+__all__ = ["averaging_dtype", "check_rank", "check_tensor", "deliver", "form_of"]
 
 
 def check_tensor(verb: str, tensor: Any, *, min_ndim: int = 0) -> Dtype:
@@ -76,12 +74,6 @@ def averaging_dtype(verb: str, row: Dtype, *, round_integers: bool) -> torch.dty
         else "cast it to float first"
     )
     raise ArgumentError(f"{verb}: the average of {row.name} values is no {row.name}; {remedy}")
-
-
-def working_copy(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A contiguous host copy in another dtype, free to be written into."""
-    host = on_host(tensor).to(dtype)
-    return empty(host.shape, dtype).copy_(host) if host.data_ptr() == tensor.data_ptr() else host
 
 
 def deliver(result: torch.Tensor, like: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:

@@ -106,8 +106,7 @@ def hierarchical_neighbor_allreduce(
     def steps(desk: Desk) -> Steps[torch.Tensor]:
         mixing = between_ranks(context, weights.at(desk.turn))
         group, wire = members(context, local=True)
-        total = yield from sum_over(desk, group, wire, tensor, dtype, _VERB)
-        total /= len(group)
+        total = yield from sum_over(desk, group, wire, tensor, dtype, _VERB, len(group))
         share = total.reshape(-1).tensor_split(len(group))[context.local_rank]
         mixed = yield from exchange_and_mix(desk, share, mixing, dtype)
         whole = yield from gather_over(desk, group, wire, mixed.reshape(-1), _VERB)

@@ -84,8 +84,19 @@ class Transport(ABC):
         """Start receiving exactly the bytes of ``out``."""
 
     @abstractmethod
-    def iallreduce(self, tensor: torch.Tensor) -> Transfer:
-        """Start replacing ``tensor`` by the sum over ranks (bool: by the logical or)."""
+    def iallreduce(
+        self,
+        tensor: torch.Tensor,
+        out: torch.Tensor | None = None,
+        divisor: int | None = None,
+    ) -> Transfer:
+        """Start summing ``tensor`` over ranks (bool: forming the logical or).
+
+        Args:
+            tensor: What this rank adds; left as it is unless it is ``out``.
+            out: Where the sum goes; ``tensor`` if not given.
+            divisor: By which the sum of floats is divided; 1 if not given.
+        """
 
     @abstractmethod
     def ibroadcast(self, tensor: torch.Tensor, root: int) -> Transfer:

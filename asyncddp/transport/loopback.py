@@ -160,9 +160,15 @@ class Loopback(Transport):
         self._rounds += 1
         return self._hub.join(self.rank, self._rounds, kind, value, job)
 
-    def iallreduce(self, tensor: torch.Tensor) -> Transfer:
+    def iallreduce(
+        self,
+        tensor: torch.Tensor,
+        out: torch.Tensor | None = None,
+        divisor: int | None = None,
+    ) -> Transfer:
         """The last rank to come sums for all, in the order of the ranks."""
-        return self._join("allreduce", tensor, _sum)
+        given = (tensor, tensor if out is None else out)
+        return self._join("allreduce", given, lambda all_: _sum(all_, divisor))
 
     def ibroadcast(self, tensor: torch.Tensor, root: int) -> Transfer:
         """The last rank to come copies for all."""
@@ -199,18 +205,20 @@ class Loopback(Transport):
         self._hub.inboxes[self.rank].clear()
 
 
-def _sum(tensors: list[Any]) -> list[Any]:
-    total = tensors[0].clone()
-    for other in tensors[1:]:
+def _sum(pairs: list[Any], divisor: int | None) -> list[Any]:
+    total = pairs[0][0].clone()
+    for other, _ in pairs[1:]:
         if other.shape != total.shape or other.dtype != total.dtype:
             raise MismatchError(
                 f"ranks met in one allreduce with {total.dtype} of shape {tuple(total.shape)} "
                 f"and {other.dtype} of shape {tuple(other.shape)}"
             )
         total = total.logical_or_(other) if total.dtype == torch.bool else total.add_(other)
-    for tensor in tensors:
-        tensor.copy_(total)
-    return tensors
+    if divisor is not None:
+        total.div_(divisor)
+    for _, out in pairs:
+        out.copy_(total)
+    return pairs
 
 
 def _copy(tensors: list[Any], root: int) -> list[Any]:

@@ -92,6 +92,25 @@ class _Collective(_Requests):
         super().abandon()
 
 
+class _Divided:
+    """A sum that is divided when it has come."""
+
+    def __init__(self, total: Transfer, tensor: torch.Tensor, divisor: int) -> None:
+        self._total, self._tensor, self._divisor = total, tensor, divisor
+        self._done = False
+
+    def done(self) -> bool:
+        """Whether it has come; divided once."""
+        if not self._done and self._total.done():
+            self._tensor.div_(self._divisor)
+            self._done = True
+        return self._done
+
+    def abandon(self) -> None:
+        """Give the sum up."""
+        self._total.abandon()
+
+
 class MPITransport(Transport):
     """MPI between the ranks of one communicator.
 
@@ -176,16 +195,26 @@ class MPITransport(Transport):
         return _Collective(self, [start(piece) for piece in pieces], pieces)
 
     @_translated
-    def iallreduce(self, tensor: torch.Tensor) -> Transfer:
-        """Iallreduce in place, piece by piece."""
+    def iallreduce(
+        self,
+        tensor: torch.Tensor,
+        out: torch.Tensor | None = None,
+        divisor: int | None = None,
+    ) -> Transfer:
+        """Iallreduce, piece by piece."""
         datatype: MPI.Datatype = getattr(MPI, DTYPES[tensor.dtype].mpi)
         operation = MPI.LOR if tensor.dtype == torch.bool else MPI.SUM
+        into = tensor if out is None else out
+        same = into.data_ptr() == tensor.data_ptr()
 
-        def start(piece: npt.NDArray[np.uint8]) -> MPI.Request:
-            buffer = [piece, piece.size // tensor.element_size(), datatype]
-            return self._comm.Iallreduce(MPI.IN_PLACE, buffer, operation)
+        def start(pair: tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]) -> MPI.Request:
+            count = pair[0].size // tensor.element_size()
+            given: Any = MPI.IN_PLACE if same else [pair[0], count, datatype]
+            return self._comm.Iallreduce(given, [pair[1], count, datatype], operation)
 
-        return self._collective(start, self._pieces(tensor))
+        pieces = list(zip(self._pieces(tensor), self._pieces(into), strict=True))
+        under_way = self._collective(start, pieces)
+        return under_way if divisor is None else _Divided(under_way, into, divisor)
 
     @_translated
     def ibroadcast(self, tensor: torch.Tensor, root: int) -> Transfer:

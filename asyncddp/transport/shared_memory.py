@@ -6,11 +6,14 @@ import logging
 import os
 from typing import cast
 
-from asyncddp.errors import EnvironmentProblem
+import torch
+
+from asyncddp.errors import EnvironmentProblem, PeerError
 from asyncddp.memory.shared import Arena, Place
-from asyncddp.transport.contract import Neighborhood, Transport
+from asyncddp.transport.contract import Neighborhood, Transfer, Transport
 from asyncddp.transport.mpi import MPITransport
 from asyncddp.transport.mpi_library import MPI
+from asyncddp.transport.shared_sum import LEAST, Board, SharedSum
 
 __all__ = ["SharedMemoryTransport"]
 
@@ -50,6 +53,31 @@ class SharedMemoryTransport(MPITransport):
             self.neighborhood, problem = _meet(self._comm)
             if problem is not None:
                 self._complain(problem, required=required)
+        self._board = self._find_board()
+
+    def _find_board(self) -> Board | None:
+        """Where sums are formed, if all ranks see each other's memory; collective."""
+        near = self.neighborhood
+        if near is None or len(near.processes) < max(2, self._comm.size):
+            return None
+        return Board(near, self.rank, self._comm.allgather)
+
+    def iallreduce(
+        self,
+        tensor: torch.Tensor,
+        out: torch.Tensor | None = None,
+        divisor: int | None = None,
+    ) -> Transfer:
+        """Sum through shared memory what is large, where all ranks see it."""
+        if self._board is None or tensor.nbytes < LEAST or tensor.dtype == torch.bool:
+            return super().iallreduce(tensor, out, divisor)
+        if self.broken:
+            raise PeerError(f"collectives cannot go on: {self.broken}. End and restart the run.")
+        into = tensor if out is None else out
+        return SharedSum(self._board, tensor, into, divisor, self._break)
+
+    def _break(self) -> None:
+        self.broken = "an earlier collective was given up while some ranks had not joined it"
 
     def _complain(self, problem: str, *, required: bool) -> None:
         text = f"the ranks of this machine cannot share memory ({problem})"
@@ -64,6 +92,7 @@ class SharedMemoryTransport(MPITransport):
         if self._owner and self.neighborhood is not None:
             self.neighborhood.arena.close()
             self.neighborhood = None
+        self._board = None
 
     def split(self, color: int, key: int) -> Transport:
         """Split the communicator; the parts share what memory their ranks shared before."""
