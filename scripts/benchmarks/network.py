@@ -81,10 +81,10 @@ def figures(options: Options, advance: Callable[[str], None]) -> Figures:
     sheets = [
         finished(
             f"network_step_{one.hosts}_{one.link.rate}",
-            one.title,
+            f"a step, {one.place}",
             STEP_COLUMNS,
             list(step_lines(one)),
-            _STEP_NOTE if one is found[0] else "",
+            f"{one.note} {_STEP_NOTE if one is found[0] else ''}",
         )
         for one in found
     ]

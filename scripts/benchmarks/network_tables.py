@@ -105,18 +105,17 @@ class Measured:
         )
 
     @property
-    def title(self) -> str:
-        """What was measured where."""
-        wire = self.link.wire_time
-        share = self.ddp_share
+    def note(self) -> str:
+        """What a reader must know of this run, in a sentence."""
+        wire, share = self.link.wire_time, self.ddp_share
         parts = [
-            f"a step, {self.place}: model of {size_text(self.link.workload.nbytes)}",
+            f"Model of {size_text(self.link.workload.nbytes)}",
             f"compute {time_text(self.seconds[LOCAL])}",
             f"wire time of one model {'unknown' if wire is None else time_text(wire)}",
         ]
         if share is not None:
             parts.append(f"DDP does not compute in {share:.0%} of its step")
-        return ", ".join(parts)
+        return ", ".join(parts) + "."
 
     def overlap(self, method: str) -> float | None:
         """1 - (step - compute) / communication alone: the part of it that is hidden."""
