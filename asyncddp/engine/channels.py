@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Collection, Iterable
+from typing import Any
 
 import torch
 
@@ -40,6 +41,7 @@ class Channel:
         readers: Ranks that have been told of the lane.
         seen: The neighbours' lanes.
         flight: Steps under way here, the first of which may go on.
+        posted: Handles of those that nobody drives.
         error: Why a neighbour has refused what had counted as done.
     """
 
@@ -49,6 +51,7 @@ class Channel:
         self.readers: set[int] = set()
         self.seen: dict[int, SeenLane] = {}
         self.flight: deque[int] = deque()
+        self.posted: deque[Any] = deque()
         self.error: PeerError | None = None
         self._history: list[tuple[int, Iterable[int], Iterable[int]] | None] = [None] * _HISTORY
 

@@ -22,6 +22,7 @@ __all__ = ["Engine", "Turn"]
 
 R = TypeVar("R")
 
+_STALE = 0.02  # seconds
 _LOOK = 256  # rounds without progress after which to look around
 
 
@@ -60,6 +61,8 @@ class Engine:
         self._watch = Watch(config, self.mailbox, self._submitted)
         self.shortcuts: dict[Any, Any] = {}
         """Short ways of verbs; the verbs know what is in it."""
+        self.lent: dict[int, Any] = {}
+        """Handles that nobody drives; when nobody asks for one it is handed over to the engine."""
         self._latest = 0  # the thread that entered last
         self.closed = False
         self._worker = Worker(self, transport) if transport.size > 1 and transport.threads else None
@@ -110,11 +113,20 @@ class Engine:
             PeerError: A peer has refused something that had already counted as done here.
         """
         with self._door:
-            if self._queue or self._active:
+            if (self._queue or self._active) and self._has(name):
                 return None
             step = self._count(verb, name, name)[0]
             flight.append(step)
             return step
+
+    def _has(self, name: str) -> bool:
+        """Whether a use of a name is under way."""
+        every = (*list(self._active), *list(self._queue), *list(self._active))
+        return any(operation.key.name == name for operation in every)
+
+    def uses(self, name: str) -> int:
+        """How often a name was used: its next step."""
+        return self._uses[name]
 
     def rounds(self, verb: str, name: str) -> int:
         """How often a verb was used under a name."""
@@ -181,7 +193,15 @@ class Engine:
         with self._lock:
             if not self.closed:
                 self.mailbox.look_around()
+                self._reclaim(_STALE)
             return self.progress()
+
+    def _reclaim(self, age: float) -> None:
+        """Take over what was lent out and not been asked for in so many seconds."""
+        oldest = time.monotonic() - age
+        for handle in list(self.lent.values()):
+            if handle.since <= oldest:
+                handle.hand_over()
 
     def progress(self) -> bool:
         """One round: take what has come, go on where possible; whether anything moved."""
@@ -257,6 +277,7 @@ class Engine:
         with self._lock:
             if self.closed:
                 return
+            self._reclaim(0.0)
             self.progress()
             for operation in (*self._active, *list(self._queue)):
                 operation.fail(

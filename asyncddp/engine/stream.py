@@ -227,6 +227,11 @@ class Stream:
             raise RuntimeError("there is no lane")
         return self.channel.seen[peer]
 
+    def received(self) -> torch.Tensor | None:
+        """The first neighbour's tensor, where it came by message and is nobody else's."""
+        arrival = self.sources[0].arrival if self.sources else None
+        return None if arrival is None else arrival.tensor
+
     def look(self, peer: int, place: Place) -> torch.Tensor:
         """A neighbour's tensor where it lies."""
         if self.channel is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ __all__ = ["Worker"]
 
 _LISTEN = 0.05  # seconds between looks at the wire while nothing is under way
 
+_GATHER = 0.0001  # seconds in which a caller may go on submitting before the first is started
 _LOOK = 256  # rounds without progress after which to look around
 
 
@@ -54,7 +56,8 @@ class Worker:
             idle = engine.driven or not engine.busy
             if idle:
                 attempt = 0
-                self._awake.wait(_LISTEN)
+                if self._awake.wait(_LISTEN) and not self._stopping:
+                    time.sleep(_GATHER)
                 self._awake.clear()
             if engine.driven or self._stopping:
                 continue

@@ -8,11 +8,12 @@ that was reached, with its deadlines and its ear for contradiction.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 
 from asyncddp.context import Context
-from asyncddp.engine import Desk, Program, Steps, Stream
+from asyncddp.engine import Desk, Handle, Program, Steps, Stream
 from asyncddp.engine.channels import Channel
 from asyncddp.engine.engine import Turn
 from asyncddp.engine.lanes import Cut
@@ -22,6 +23,7 @@ from asyncddp.memory.recycling import empty
 from asyncddp.memory.shared import Place
 from asyncddp.ops.door import form_of
 from asyncddp.ops.mixing import Mixing, mix
+from asyncddp.ops.posted import Posted, detached
 from topology import Schedule
 
 __all__ = ["Express", "shorten"]
@@ -65,11 +67,12 @@ class Express:
     def open(self, row: Mixing) -> bool:
         """Whether all neighbours of a round are reached through lanes, and none is under way."""
         channel = self._channel
-        return (
-            not channel.flight
-            and row.alike is not None
-            and channel.serves(row.sources, row.targets)
-        )
+        if channel.flight and channel.posted:
+            channel.posted[-1].settle()
+        return not channel.flight and self._serves(row)
+
+    def _serves(self, row: Mixing) -> bool:
+        return row.alike is not None and self._channel.serves(row.sources, row.targets)
 
     def run(
         self, row: Mixing, tensor: torch.Tensor, out: torch.Tensor | None
@@ -84,46 +87,93 @@ class Express:
         channel = self._channel
         if not self.open(row):
             return None
-        own = tensor.detach() if tensor.requires_grad else tensor
-        into = out.detach() if out is not None and out.requires_grad else out
+        own, into = detached(tensor), None if out is None else detached(out)
         step = self._engine.enter(self._verb, self._name, channel.flight)
         if step is None:
             return None
+        found: torch.Tensor | Handle[torch.Tensor]
         if not row.swaps:
-            result = self._streamed(step, row, own, into)
+            found = self._streamed(step, row, own, into)
         elif channel.cut.pieces == 1:
-            result = self._swapped(step, row, own, into)
+            found = self._swapped(step, row, own, into)
         else:
-            result = self._swapped_in_pieces(step, row, own, into)
+            found = self._swapped_in_pieces(step, row, own, into)
+        result = found.wait() if isinstance(found, Handle) else found
         return result if out is None else out
+
+    def start(
+        self, row: Mixing, tensor: torch.Tensor, out: torch.Tensor | None
+    ) -> Handle[torch.Tensor] | None:
+        """Show a tensor, to be averaged when the handle is asked; or do nothing and give None."""
+        channel, lane = self._channel, self._channel.lane
+        step = (
+            self._engine.enter(self._verb, self._name, channel.flight) if self._free(row) else None
+        )
+        if step is None:
+            for earlier in list(channel.posted):
+                earlier.hand_over()
+            return None
+        own = detached(tensor)
+        shown = int(lane is None or lane.post(step, row.targets, own))
+        return Posted(self, channel, step, row, own, out, shown)
+
+    def _free(self, row: Mixing) -> bool:
+        """Whether a tensor can be shown, and taken from its neighbours, without the engine."""
+        channel, lane = self._channel, self._channel.lane
+        return (
+            channel.cut.pieces == 1
+            and row.alike == 1.0
+            and self._serves(row)
+            and len(channel.flight) == len(channel.posted)
+            and (lane is None or lane.free(self._engine.uses(self._name)))
+        )
+
+    def take(
+        self, step: int, row: Mixing, own: torch.Tensor, out: torch.Tensor | None, shown: int
+    ) -> torch.Tensor | Handle[torch.Tensor]:
+        """Average a tensor of one piece that was shown, or leave it to the engine."""
+        channel = self._channel
+        if shown and row.swaps:
+            seen = channel.seen[row.sources[0]]
+            other = seen.whole(step)
+            if other is None and soon(lambda: seen.whole(step) is not None, self._pause):
+                other = seen.whole(step)
+            if other is not None:
+                result = torch.lerp(own, other, row.between, out=out)  # type: ignore[arg-type]  # a number
+                seen.take(step, 1)
+                channel.record(step, row.sources, row.targets)
+                channel.flight.popleft()
+                return result
+        return self._streamed(step, row, own, out, shown=shown)
+
+    def hand_over(
+        self, step: int, row: Mixing, own: torch.Tensor, out: torch.Tensor | None, shown: int
+    ) -> Handle[torch.Tensor]:
+        """Let the engine end what was begun, so that no neighbour waits for the caller."""
+        stream = self._stream(step, row, shown)
+        steps = mix(stream, own, row, own.dtype, out)
+        return self._engine.submit(self._resumed(stream, steps), Turn(Key(self._name, step), 0))
+
+    @property
+    def lent(self) -> dict[int, Any]:
+        """What was posted in this world and not been asked for yet."""
+        return self._engine.lent
 
     def _swapped(
         self, step: int, row: Mixing, own: torch.Tensor, out: torch.Tensor | None
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | Handle[torch.Tensor]:
         """One piece to those who take it, one from one neighbour."""
-        channel, lane = self._channel, self._channel.lane
-        seen = channel.seen[row.sources[0]]
-        shown = 0
+        lane, shown = self._channel.lane, 0
         try:
-            if lane is None or lane.post(step, row.targets, own):
-                shown = 1
-                other = seen.whole(step)
-                if other is None and soon(lambda: seen.whole(step) is not None, self._pause):
-                    other = seen.whole(step)
-                if other is not None:
-                    result = torch.lerp(own, other, row.between, out=out)  # type: ignore[arg-type]  # a number
-                    seen.take(step, 1)
-                    channel.record(step, row.sources, row.targets)
-                    channel.flight.popleft()
-                    return result
+            shown = int(lane is None or lane.post(step, row.targets, own))
+            return self.take(step, row, own, out, shown)
         except KeyboardInterrupt:
-            self._leave(step, row, own, shown)
+            self.hand_over(step, row, own, None, shown)
             raise
-        return self._streamed(step, row, own, out, shown=shown)
 
     def _swapped_in_pieces(
         self, step: int, row: Mixing, own: torch.Tensor, out: torch.Tensor | None
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | Handle[torch.Tensor]:
         """Many pieces to those who take them, and from one neighbour."""
         channel, cut = self._channel, self._channel.cut
         result = empty(own.shape, own.dtype) if out is None else out
@@ -135,7 +185,7 @@ class Express:
                 channel.flight.popleft()
                 return result
         except KeyboardInterrupt:
-            self._leave(step, row, own, swap.shown)
+            self.hand_over(step, row, own, None, swap.shown)
             raise
         return self._streamed(
             step, row, own, result, shown=swap.shown, start=swap.taken, behind=state.behind
@@ -167,7 +217,7 @@ class Express:
         shown: int = 0,
         start: int = 0,
         behind: Behind | None = None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | Handle[torch.Tensor]:
         """Piece by piece, for as long as it moves; the engine goes on when it does not."""
         stream = self._stream(step, row, shown)
         steps = mix(stream, own, row, own.dtype, out, start, behind)
@@ -179,13 +229,7 @@ class Express:
             result: torch.Tensor = stop.value
             return result
         turn = Turn(Key(self._name, step), 0)
-        return self._engine.run(self._resumed(stream, steps), turn)
-
-    def _leave(self, step: int, row: Mixing, own: torch.Tensor, shown: int) -> None:
-        """The caller goes away in the middle: the engine ends it, so that nobody waits."""
-        stream = self._stream(step, row, shown)
-        steps = mix(stream, own, row, own.dtype, None)
-        self._engine.submit(self._resumed(stream, steps), Turn(Key(self._name, step), 0))
+        return self._engine.submit(self._resumed(stream, steps), turn)
 
     def _stream(self, step: int, row: Mixing, shown: int) -> Stream:
         key, cut = Key(self._name, step), self._channel.cut

@@ -24,26 +24,30 @@ R = TypeVar("R")
 
 def verb(plan: Callable[P, Program[R]]) -> Callable[P, R]:
     """Make the blocking form: plan, run, give the result."""
-    return _blocking(plan, None)
+    return _blocking(plan, None, None)
 
 
 def verb_with(
     shortcut: Callable[..., torch.Tensor | None],
+    starter: Callable[..., Handle[torch.Tensor] | None],
 ) -> Callable[[Callable[P, Program[torch.Tensor]]], Callable[P, torch.Tensor]]:
     """Make the blocking form of a verb that has a short way.
 
     Args:
         shortcut: Takes the verb's arguments; what it gives is the result, unless it is None.
+        starter: The same for the non-blocking form, whose handle it gives.
     """
 
     def made(plan: Callable[P, Program[torch.Tensor]]) -> Callable[P, torch.Tensor]:
-        return _blocking(plan, shortcut)
+        return _blocking(plan, shortcut, starter)
 
     return made
 
 
 def _blocking(
-    plan: Callable[P, Program[R]], shortcut: Callable[..., R | None] | None
+    plan: Callable[P, Program[R]],
+    shortcut: Callable[..., R | None] | None,
+    starter: Callable[..., Handle[R] | None] | None,
 ) -> Callable[P, R]:
     @functools.wraps(plan)
     def form(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -53,7 +57,7 @@ def _blocking(
                 return result
         return current().engine.run(plan(*args, **kwargs))
 
-    form.shortcut = shortcut  # type: ignore[attr-defined]  # the form in place takes it too
+    form.short = shortcut, starter  # type: ignore[attr-defined]  # the other forms take them too
     annotation = str(inspect.signature(plan).return_annotation)
     return _as(form, plan.__name__, plan.__doc__, annotation.removeprefix("Program[")[:-1])
 
@@ -63,8 +67,14 @@ def nonblocking(form: Callable[P, R]) -> Callable[P, Handle[R]]:
     plan = cast("Callable[P, Program[R]]", inspect.unwrap(form))
     name = form.__name__
 
+    _, starter = getattr(form, "short", (None, None))
+
     @functools.wraps(plan)
     def start(*args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+        if starter is not None:
+            handle: Handle[R] | None = starter(*args, **kwargs)
+            if handle is not None:
+                return handle
         return current().engine.submit(plan(*args, **kwargs))
 
     doc = f"Start :func:`{name}` and give a handle; leave its tensors alone until that is done."
@@ -83,16 +93,21 @@ def in_place(
 
     inner.__signature__ = _without_out(plan)  # type: ignore[attr-defined]
 
-    shortcut: Callable[..., R | None] | None = getattr(form, "shortcut", None)
+    shortcut, starter = getattr(form, "short", (None, None))
+
+    def begin(tensor: torch.Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R] | None:
+        handle: Handle[R] | None = starter and starter(tensor, *args, **kwargs, out=tensor)
+        return handle
 
     def run(tensor: torch.Tensor, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if shortcut is not None:
-            result = shortcut(tensor, *args, **kwargs, out=tensor)
+            result: R | None = shortcut(tensor, *args, **kwargs, out=tensor)
             if result is not None:
                 return result
         return current().engine.run(inner(tensor, *args, **kwargs))
 
     run.__wrapped__ = inner  # type: ignore[attr-defined]
+    run.short = shortcut, None if starter is None else begin  # type: ignore[attr-defined]
     run.__module__ = form.__module__
     doc = f":func:`{form.__name__}` whose result replaces the tensor, which is returned."
     return _as(run, f"{form.__name__}_", doc, "torch.Tensor")

@@ -10,6 +10,7 @@ from functools import cached_property
 import torch
 
 from asyncddp.engine import Desk, Steps, Stream
+from asyncddp.engine.stream import Source
 from asyncddp.engine.swap import Behind
 from asyncddp.memory.dtypes import DTYPES, Kind
 from asyncddp.memory.recycling import empty
@@ -68,6 +69,11 @@ class Mixing:
     def swaps(self) -> bool:
         """Whether it mixes with one neighbour by one weight, and sends the tensor as it is."""
         return self.between is not None and self.alike == 1.0
+
+    @property
+    def overwrites(self) -> bool:
+        """Whether the sum may be formed in the memory of the first neighbour's tensor."""
+        return self.between is not None or (self.uniform and bool(self.src_weights))
 
     def combine(
         self, own: torch.Tensor, others: Sequence[torch.Tensor], out: torch.Tensor
@@ -157,8 +163,8 @@ def mix(
         start: Pieces that are mixed already.
         behind: What has written them, where they are written over what neighbours read.
     """
-    result = out if out is not None and fits(out, own) else empty(own.shape, own.dtype)
-    flat, into, cut = own.reshape(-1), result.detach().view(-1), stream.cut
+    result = out if fits(out, own) else None
+    flat, cut = own.reshape(-1), stream.cut
     factor = mixing.dst_weights[stream.targets[0]] if stream.targets else 1.0
     place = stream.place_of(own) if stream.targets and factor == 1.0 else None
     if place is not None and behind is None and _same(result, own):
@@ -171,9 +177,9 @@ def mix(
             yield from _written(stream, behind, number - 1)
         others = []
         for source in stream.sources:
-            while not source.at(number).done():
-                yield source
-            others.append(source.take())
+            others.append((yield from _piece(source, number)))
+        result = _room(stream, own, mixing, dtype) if result is None else result
+        into = result.detach().view(-1)
         piece = cut.piece(into, number) if behind is None else behind.room(number)
         mixing.combine_in(dtype, cut.piece(flat, number), others, piece)
         del others
@@ -183,7 +189,20 @@ def mix(
         yield from _written(stream, behind, cut.pieces)
     elif place is not None:
         yield stream.taken(cut.pieces)
-    return result
+    return own if result is None else result
+
+
+def _piece(source: Source, number: int) -> Steps[torch.Tensor]:
+    """Wait for a piece of a neighbour's tensor."""
+    while not source.at(number).done():
+        yield source
+    return source.take()
+
+
+def _room(stream: Stream, own: torch.Tensor, mixing: Mixing, dtype: torch.dtype) -> torch.Tensor:
+    """Where the result is formed: in what has come by message, or in a tensor of its own."""
+    spare = stream.received() if own.dtype == dtype and mixing.overwrites else None
+    return empty(own.shape, own.dtype) if spare is None else spare
 
 
 def _written(stream: Stream, behind: Behind, number: int) -> Steps[None]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
 from asyncddp.context import Context, current
-from asyncddp.engine import Desk, Program, Steps
+from asyncddp.engine import Desk, Handle, Program, Steps
 from asyncddp.ops.door import averaging_dtype, check_tensor, deliver
 from asyncddp.ops.express import Express, shorten
 from asyncddp.ops.forms import in_place, nonblocking, verb_with
@@ -24,7 +25,7 @@ __all__ = [
 _VERB = "neighbor_allreduce"
 
 
-def _shortcut(
+def _looked_up(
     tensor: torch.Tensor,
     *,
     self_weight: float | None = None,
@@ -35,8 +36,8 @@ def _shortcut(
     round_integers: bool = False,
     check: bool = False,
     out: torch.Tensor | None = None,
-) -> torch.Tensor | None:
-    """Average the short way, where this name and form went through lanes before."""
+) -> tuple[Express, Mixing] | None:
+    """The short way and the weights, where this name and form went through lanes before."""
     del round_integers
     context = current()
     try:
@@ -47,17 +48,33 @@ def _shortcut(
         return None
     if out is not None and out is not tensor and not fits(out, tensor):
         return None
+    if round is not None and (type(round) is not int or round < 0):
+        return None  # as the long way will say
     schedule = context.topologies.ranks
     if dst_weights is None and src_weights is None and self_weight is None:
-        row = way.row(schedule, round)
-    else:
-        given = {"self_weight": self_weight, "src_weights": src_weights, "dst_weights": dst_weights}
-        weights = WeightsOf(_VERB, schedule, context.rank, given, round)
-        row = weights.at(context.engine.rounds(_VERB, name or f"{_VERB}.noname"))
-    return way.run(row, tensor, out)
+        return way, way.row(schedule, round)
+    given = {"self_weight": self_weight, "src_weights": src_weights, "dst_weights": dst_weights}
+    weights = WeightsOf(_VERB, schedule, context.rank, given, round)
+    return way, weights.at(context.engine.rounds(_VERB, name or f"{_VERB}.noname"))
 
 
-@verb_with(_shortcut)
+def _shortcut(
+    tensor: torch.Tensor, *, out: torch.Tensor | None = None, **given: Any
+) -> torch.Tensor | None:
+    """Average the short way, or give None."""
+    found = _looked_up(tensor, out=out, **given)
+    return None if found is None else found[0].run(found[1], tensor, out)
+
+
+def _started(
+    tensor: torch.Tensor, *, out: torch.Tensor | None = None, **given: Any
+) -> Handle[torch.Tensor] | None:
+    """Start averaging the short way, or give None."""
+    found = _looked_up(tensor, out=out, **given)
+    return None if found is None else found[0].start(found[1], tensor, out)
+
+
+@verb_with(_shortcut, _started)
 def neighbor_allreduce(
     tensor: torch.Tensor,
     *,
