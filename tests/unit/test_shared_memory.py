@@ -1,0 +1,299 @@
+"""Memory that the ranks of a machine see alike: lent, found again, opened by others, let go."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from asyncddp.memory import shared
+from asyncddp.memory.shared import Arena, Place
+
+
+@pytest.fixture
+def arena():
+    made = Arena()
+    yield made
+    made.close()
+
+
+def files():
+    """Descriptors of this process that show a chunk."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            found.append(str(entry.readlink()))
+        except FileNotFoundError:  # that of the listing itself
+            continue
+    return [target for target in found if "memfd:asyncddp" in target]
+
+
+def test_a_tensor_is_found_again_and_its_parts_as_well(arena):
+    """Where it lies is told by an offset into its chunk, in bytes."""
+    x = arena.empty((10, 3), torch.float64)
+    place = arena.locate(x)
+    assert place is not None
+    assert place.offset == 0
+    assert place.size % mmap.PAGESIZE == 0
+    assert arena.locate(x[2:5]) == Place(place.descriptor, place.size, 48)
+    assert arena.locate(x.detach().view(-1)[29:]) == Place(place.descriptor, place.size, 232)
+
+
+def test_other_memory_is_not_found(arena):
+    assert arena.locate(torch.empty(5)) is None
+    tensors = [arena.empty((100,), torch.float32) for _ in range(3)]
+    assert arena.locate(torch.empty(5)) is None
+    assert arena.locate(Arena().empty((4,), torch.float32)) is None
+    assert len({arena.locate(tensor).descriptor for tensor in tensors}) == 3
+
+
+def test_what_is_written_is_seen_through_the_place(arena):
+    """Opening a place of one's own goes the way that a peer goes, through the list of processes."""
+    x = arena.empty((5,), torch.int32).copy_(torch.arange(5))
+    place = arena.locate(x[1:])
+    view = arena.open(os.getpid(), place)
+    seen = view.tensor(place.offset, (4,), torch.int32)
+    assert seen.tolist() == [1, 2, 3, 4]
+    x += 10
+    assert seen.tolist() == [11, 12, 13, 14]
+    seen[0] = 0
+    assert x.tolist() == [10, 0, 12, 13, 14]
+    assert arena.open(os.getpid(), place) is view, "mapped twice"
+
+
+CHILD = """
+import sys, torch
+from asyncddp.memory.shared import Arena, Place
+place = Place(*map(int, sys.argv[2:5]))
+view = Arena().open(int(sys.argv[1]), place)
+x = view.tensor(place.offset, (3,), torch.float32)
+print(x.tolist())
+x.mul_(2)
+"""
+
+
+def test_another_process_reads_and_writes_it(arena):
+    x = arena.empty((4,), torch.float32).copy_(torch.tensor([0.0, 1.0, 2.0, 3.0]))
+    place = arena.locate(x[1:])
+    command = [sys.executable, "-c", CHILD, *map(str, (os.getpid(), *place))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[1.0, 2.0, 3.0]\n"
+    assert x.tolist() == [0.0, 2.0, 4.0, 6.0]
+
+
+def test_a_process_that_is_gone_is_an_error(arena):
+    place = arena.locate(arena.empty((4,), torch.float32))
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(30)
+    with pytest.raises(OSError, match="No such file"):
+        arena.open(ended.pid, place)
+    with pytest.raises(OSError, match="No such file"):
+        arena.open(os.getpid(), Place(9_999, place.size, 0))
+
+
+def test_shapes_and_dtypes_of_any_kind(arena):
+    for shape in [(), (0,), (2, 0), (1,), (3, 5)]:
+        for dtype in (torch.bool, torch.bfloat16, torch.complex128, torch.int8):
+            x = arena.empty(shape, dtype)
+            assert (tuple(x.shape), x.dtype, x.is_contiguous()) == (shape, dtype, True)
+            assert x.data_ptr() % 64 == 0 or not x.numel()
+            assert torch.equal(x.zero_(), torch.zeros(shape, dtype=dtype))
+
+
+# recycling
+
+
+def test_memory_is_lent_again_when_the_last_view_is_gone(arena):
+    x = arena.empty((1000,), torch.float32)
+    address, view = x.data_ptr(), x[10:20].view(2, 5)
+    del x
+    gc.collect()
+    other = arena.empty((1000,), torch.float32)
+    assert other.data_ptr() != address, "lent twice"
+    del view
+    gc.collect()
+    assert arena.empty((1000,), torch.float32).data_ptr() == address
+
+
+@pytest.mark.parametrize("derive", [torch.Tensor.numpy, lambda x: x.view(torch.int32), torch.split])
+def test_whatever_is_derived_of_a_tensor_keeps_its_memory(arena, derive):
+    x = arena.empty((1000,), torch.float32)
+    address = x.data_ptr()
+    kept = derive(x, 100) if derive is torch.split else derive(x)
+    del x
+    gc.collect()
+    assert arena.empty((1000,), torch.float32).data_ptr() != address
+    assert len(kept) > 0
+
+
+def test_only_what_has_the_same_number_of_pages_is_lent_again(arena):
+    x = arena.empty((1000,), torch.float32)
+    address = x.data_ptr()
+    del x
+    assert arena.empty((5000,), torch.float32).data_ptr() != address
+    assert arena.empty((1024,), torch.float32).data_ptr() == address
+
+
+def test_what_waits_gives_its_pages_back_beyond_a_limit(arena, monkeypatch):
+    """The bytes read as zero afterwards, and the chunks are lent again all the same."""
+    monkeypatch.setattr(shared, "_LIMIT", 3 << 20)
+    tensors = [arena.empty((1 << 20,), torch.uint8).fill_(7) for _ in range(4)]
+    addresses = {tensor.data_ptr() for tensor in tensors}
+    blocks = [os.fstat(arena.locate(tensor).descriptor) for tensor in tensors]
+    assert all(block.st_blocks * 512 == 1 << 20 for block in blocks)
+    descriptors = [arena.locate(tensor).descriptor for tensor in tensors]
+    while tensors:
+        tensors.pop()
+    assert [os.fstat(one).st_blocks for one in descriptors] == [0] * 4
+    again = [arena.empty((1 << 20,), torch.uint8) for _ in range(4)]
+    assert {tensor.data_ptr() for tensor in again} == addresses
+    assert not any(tensor.any() for tensor in again)
+
+
+def test_below_the_limit_pages_stay(arena):
+    x = arena.empty((1 << 20,), torch.uint8).fill_(7)
+    descriptor = arena.locate(x).descriptor
+    del x
+    assert os.fstat(descriptor).st_blocks * 512 == 1 << 20
+
+
+def test_tensors_that_threads_make_and_drop_never_share_memory(arena):
+    """Finalizers run in whichever thread drops the last reference."""
+    problems = []
+
+    def loop(mark):
+        for _ in range(300):
+            one = arena.empty((64,), torch.float32).fill_(mark)
+            two = arena.empty((64,), torch.float32).fill_(-mark)
+            if one.tolist() != [mark] * 64 or two.tolist() != [-mark] * 64:
+                problems.append(mark)
+
+    threads = [threading.Thread(target=loop, args=(float(k),)) for k in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    assert len(arena._chunks) <= 3 * len(threads), "what was dropped was not lent again"
+
+
+# what is taken for good
+
+
+def test_reserved_bytes_are_zero_aligned_and_apart(arena):
+    """Many small ones share a chunk; one that is larger than a chunk gets its own."""
+    taken = [arena.reserve(size) for size in (1, 64, 65, 1000)]
+    assert len({chunk.descriptor for chunk, _ in taken}) == 1
+    assert [offset for _, offset in taken] == [0, 64, 128, 256]
+    chunk, _ = taken[0]
+    assert not chunk.memory[:2048].any()
+    large, offset = arena.reserve((1 << 26) + 1)
+    assert offset == 0
+    assert large is not chunk
+    assert large.size >= (1 << 26) + 1
+
+
+def test_words_are_whole_numbers_of_64_bits(arena):
+    chunk, offset = arena.reserve(64)
+    words = chunk.words(offset, 8)
+    words[3] = (1 << 64) - 1
+    assert chunk.memory[offset + 24 : offset + 32].tolist() == [255] * 8
+    with pytest.raises(ValueError, match="invalid value"):
+        words[3] = 1 << 64
+
+
+# the end
+
+
+def test_tensors_outlive_their_arena():
+    """They keep their memory, and nothing of it is lent again or found any more."""
+    arena = Arena()
+    x = arena.empty((1000,), torch.float32).fill_(3.0)
+    arena.close()
+    assert arena.locate(x) is None
+    assert x.sum().item() == 3000.0
+    x.add_(1.0)
+    assert x[999].item() == 4.0
+    del x
+    gc.collect()
+    arena.close()  # again, which is harmless
+
+
+def test_a_closed_arena_holds_files_for_tensors_in_use_only():
+    gc.collect()
+    before = len(files())
+    arena = Arena()
+    tensors = [arena.empty((k + 1,), torch.float32) for k in range(3)]
+    arena.reserve(64)
+    assert len(files()) > before + 3
+    arena.close()
+    assert len(files()) <= before + 3, "only the mappings of the tensors are left"
+    tensors.clear()
+    gc.collect()
+    assert len(files()) == before
+
+
+def test_memory_of_a_closed_arena_is_freed_with_its_tensors():
+    def mapped():
+        return Path("/proc/self/maps").read_text().count("memfd:asyncddp")
+
+    gc.collect()
+    before = mapped()
+    arena = Arena()
+    tensors = [arena.empty((k + 1,), torch.float32) for k in range(3)]
+    assert mapped() == before + 3
+    arena.close()
+    del arena
+    gc.collect()
+    tensors.pop()
+    gc.collect()
+    assert mapped() == before + 2
+    tensors.clear()
+    gc.collect()
+    assert mapped() == before
+
+
+def test_nothing_is_left_in_the_file_system():
+    """A chunk has no name anywhere, whatever the temporary folders."""
+    arena = Arena()
+    tensors = [arena.empty((100_000,), torch.float32).fill_(1.0) for _ in range(3)]
+    assert "/dev/shm" not in Path("/proc/self/maps").read_text()
+    assert not list(Path("/dev/shm").glob("*asyncddp*"))
+    assert all("(deleted)" in target for target in files())
+    arena.close()
+    assert len(tensors) == 3
+
+
+ENDS = """
+import os, torch
+from asyncddp.memory.shared import Arena
+arena = Arena()
+x = arena.empty((1000,), torch.float32)
+y = arena.empty((1000,), torch.float32)
+del y
+print("good")
+"""
+
+
+def test_a_process_that_ends_with_tensors_in_use_ends_well():
+    """Finalizers that run while the interpreter ends do not trip over what is gone by then."""
+    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "good\n", "")
+
+
+def test_a_system_that_gives_no_memory_is_an_error(arena, monkeypatch):
+    def refuses(*_):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", refuses)
+    with pytest.raises(OSError, match="Too many open files"):
+        arena.empty((4,), torch.float32)
+    monkeypatch.undo()
+    assert arena.empty((4,), torch.float32).numel() == 4
