@@ -33,7 +33,8 @@ def init(
         timeout: Seconds after which a wait raises; default ``ASYNCDDP_TIMEOUT`` or 600.
         warn_after: Seconds after which a wait warns; default ``ASYNCDDP_WARN_AFTER`` or 60.
         check: Confirm every exchange before it counts as done; default ``ASYNCDDP_CHECK`` or off.
-        transport: Name of the wire; default ``ASYNCDDP_TRANSPORT``, or ``mpi`` where an MPI library
+        transport: Name of the wire; default ``ASYNCDDP_TRANSPORT``, or ``shared_memory``: MPI, and
+            shared memory among the ranks of a machine, where an MPI library
             can be loaded.
 
     Raises:
