@@ -23,7 +23,7 @@ from asyncddp.memory.shared import ORDERED, Arena, Place, View, fence
 __all__ = ["MOST_RANKS", "Cut", "Lane", "SeenLane", "pieces_of", "step_of", "word"]
 
 MOST_RANKS = 256
-_PIECES_FROM = ((1 << 25, 1 << 20), (1 << 22, 1 << 19), (0, 1 << 18))
+_PIECES_FROM = ((1 << 25, 1 << 20), (0, 1 << 19))
 """Bytes of a tensor, and of the pieces into which one that is larger is cut: what stays in a cache
 between being written and being read, and not so little that Python's own time counts."""
 _SLOTS = 4

@@ -7,18 +7,19 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from asyncddp.engine.lanes import Cut, Lane, SeenLane, word
+from asyncddp.engine.lanes import Cut, Lane, SeenLane, pieces_of, word
 from asyncddp.memory.recycling import empty
 from asyncddp.memory.shared import Place, fence
 
 __all__ = ["Behind", "Swap", "soon"]
 
-_PATIENCE = 0.0002  # seconds
+_PATIENCE = 0.0002  # seconds for a neighbour to come
+_LONGER = 0.005  # seconds for one that is here to do its next piece
 _LOOKS = 50  # between two looks at the clock
 Pause = Callable[[], None]
 
 
-def soon(check: Callable[[], bool], pause: Pause | None) -> bool:
+def soon(check: Callable[[], bool], pause: Pause | None, patience: float = _PATIENCE) -> bool:
     """Look for something for a moment; whether it has come."""
     limit = 0.0
     while True:
@@ -30,12 +31,13 @@ def soon(check: Callable[[], bool], pause: Pause | None) -> bool:
         now = time.perf_counter()
         if limit and now > limit:
             return False
-        limit = limit or now + _PATIENCE
+        limit = limit or now + patience
 
 
 def _reaches(words: memoryview, place: int, goal: int, pause: Pause | None) -> bool:
-    """Look for a moment whether a word reaches a goal."""
-    return words[place] >= goal or soon(lambda: words[place] >= goal, pause)
+    """Look for a moment whether a word reaches a goal; longer for a piece that is not the first."""
+    patience = _LONGER if pieces_of(goal) > 1 else _PATIENCE
+    return words[place] >= goal or soon(lambda: words[place] >= goal, pause, patience)
 
 
 class Behind:
@@ -176,7 +178,7 @@ class Swap:
         lane, step = self._lane, self._step
         if lane is None or not lane.late(step, pieces):
             return True
-        return soon(lambda: not lane.late(step, pieces), self._pause)
+        return soon(lambda: not lane.late(step, pieces), self._pause, _LONGER)
 
     def staged(
         self, own: Sequence[torch.Tensor], out: Sequence[torch.Tensor], weight: float
@@ -223,7 +225,7 @@ class Swap:
         if number >= lane.cut.slots:
             goal = number - lane.cut.slots + 1
             if lane.late(self._step, goal) and not soon(
-                lambda: not lane.late(self._step, goal), self._pause
+                lambda: not lane.late(self._step, goal), self._pause, _LONGER
             ):
                 return False
         lane.slot(self._step, number).copy_(piece)

@@ -105,7 +105,8 @@ def neighbor_allreduce(
         round: Round of a time-varying topology; by default the number of earlier uses of the name.
         round_integers: Average integers in float64 and round half to even; refused otherwise.
         check: Return only after all receivers have confirmed that they expect the tensor.
-        out: Tensor into which the result is written, which may be ``tensor`` itself.
+        out: Tensor into which the result is written, which may be ``tensor`` itself. Where a
+            neighbour is lost in the middle, parts of it may be averages already.
 
     Returns:
         :math:`y_i`, ``out`` or a new tensor with the shape, dtype and device of ``tensor``.
