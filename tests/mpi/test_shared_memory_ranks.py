@@ -1,0 +1,240 @@
+"""Ranks that share memory, beside ranks that do not: sums, random verbs, optimizers."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import random
+import time
+from functools import partial
+
+import pytest
+import torch
+
+import asyncddp as bf
+import topology
+from tests.support import PoolWorld, on, open_world
+from tests.support.oracle import check, held, mixed, summed
+from tests.unit.optim_reference import batch, mlp, square_loss, train_here, vector
+
+NEAR = on("shared_memory-2", "shared_memory-4")
+PIECE = 1 << 19
+"""Bytes of a piece of a sum."""
+
+
+@pytest.fixture(scope="module")
+def three():
+    """An odd number of ranks, so that parts of pieces are of unequal size."""
+    world = PoolWorld("shared_memory", 3)
+    yield world
+    world.close()
+
+
+# sums
+
+
+def sums(dtype):
+    """Digests of sums and means of all sizes, which must be the same on all ranks."""
+    assert bf.current().transport._board is not None
+    found = []
+    counts = [(1 << 16) // dtype.itemsize + extra for extra in (-1, 0, 1)]
+    counts += [
+        k * PIECE // dtype.itemsize + extra for k, extra in ((1, 0), (1, 1), (5, -3), (6, 2))
+    ]
+    for number, count in enumerate(counts):
+        for average in (False, True):
+
+            def of(rank, number=number, count=count):
+                return held(rank, (count,), dtype, seed=number)
+
+            x = of(bf.rank())
+            want = summed(range(bf.size()), of) / (bf.size() if average else 1)
+            got = bf.allreduce(x, average=average)
+            assert torch.equal(x, of(bf.rank()))
+            check(got, x, want)
+            assert torch.equal(bf.allreduce_(x, average=average), got)
+            assert torch.equal(x, got)
+            shared = bf.empty_shared((count,), dtype=dtype).copy_(of(bf.rank()))
+            assert torch.equal(bf.allreduce_(shared, average=average), got)
+            found.append(hashlib.sha256(got.numpy().tobytes()).hexdigest())
+    return found
+
+
+def assert_alike(found):
+    assert all(one == found[0] for one in found), "ranks have got different bits"
+    assert len(set(found[0])) == len(found[0])
+
+
+@NEAR
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64], ids=str)
+def test_sums_of_large_tensors_are_the_same_to_the_bit(world, dtype):
+    """Right, and equal on all ranks, whatever the size and wherever the tensor lies."""
+    assert_alike(world.run(sums, dtype))
+
+
+@pytest.mark.mpi(3)
+def test_sums_over_three_ranks(three):
+    assert_alike(three.run(sums, torch.float32))
+
+
+def integers():
+    for k in range(3):
+        for dtype in (torch.int64, torch.int8, torch.bool):
+
+            def of(rank, k=k, dtype=dtype):
+                return held(rank, (200_001,), dtype, seed=k)
+
+            x = of(bf.rank())
+            check(bf.allreduce(x, average=False), x, summed(range(bf.size()), of))
+
+
+@NEAR
+def test_sums_of_integers_and_bools(world):
+    """Modulo and by or, as for small ones."""
+    world.run(integers)
+
+
+# random verbs
+
+SHAPES = [(), (3,), (7, 5), (40_001,), (100_000,)]
+GRAPHS = [
+    topology.ring,
+    topology.complete,
+    topology.exponential_two,
+    topology.star,
+    partial(topology.ring, style="right"),
+]
+
+
+def lying(x, where):
+    """A copy of a tensor somewhere."""
+    if where == "shared":
+        return bf.empty_shared(x.shape, dtype=x.dtype).copy_(x)
+    return x.clone()
+
+
+def soak(verbs, seed):
+    """All ranks agree on names, shapes and graphs; forms, places and delays are each rank's own."""
+    shared, mine = random.Random(seed), random.Random(1000 * seed + bf.rank())
+    pending, kept = [], []
+    for number in range(verbs):
+        if number % 40 == 0:
+            bf.set_topology(shared.choice(GRAPHS)(bf.size()))
+            near = topology.neighbors_of(bf.load_topology(), bf.rank())
+        shape, name = shared.choice(SHAPES), f"layer {shared.randrange(6)}"
+        total = shared.random() < 0.05
+
+        def of(rank, shape=shape, number=number):
+            return held(rank, shape, torch.float64, seed=number)
+
+        if mine.random() < 0.1:
+            time.sleep(0.003 * mine.random())
+        x = of(bf.rank())
+        if total:
+            check(bf.allreduce(x, average=False), x, summed(range(bf.size()), of))
+            continue
+        want = mixed(bf.rank(), near.self_weight, near.src_weights, of)
+        y = lying(x, mine.choice(["ordinary", "shared"]))
+        kept.append(y)
+        form = mine.choice(["", "_", "_nonblocking", "_nonblocking_"])
+        got = getattr(bf, f"neighbor_allreduce{form}")(y, name=name)
+        if "nonblocking" not in form:
+            check(got, x, want)
+            continue
+        pending.append((got, x, want))
+        while len(pending) > mine.randrange(4):
+            handle, x, want = pending.pop(mine.randrange(len(pending)))
+            check(handle.wait(), x, want)
+    for handle, x, want in pending:
+        check(handle.wait(), x, want)
+    return verbs
+
+
+@on("shared_memory-4")
+def test_random_verbs_over_lanes(world):
+    """Names with forms that come and go, on graphs that change, with delays."""
+    verbs = 600
+    assert world.run(soak, verbs, 2026, limit=90, settings={"timeout": 60}) == [verbs] * world.size
+
+
+# optimizers
+
+sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+METHODS = ["adapt_with_combine", "adapt_then_combine"]
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """As many ranks as the test's other world has, which exchange all by MPI."""
+    with contextlib.ExitStack() as opened:
+        yield functools.cache(lambda size: opened.enter_context(open_world(f"mpi-{size}")))
+
+
+@NEAR
+@pytest.mark.parametrize("schedule", ["ring", "one_peer_exponential"])
+@pytest.mark.parametrize("method", METHODS)
+def test_optimizers_train_alike_with_and_without_shared_memory(world, plain, method, schedule):
+    """Several buckets, twenty steps, the parameters in double precision to 1e-12."""
+    graph = getattr(topology, schedule)(world.size)
+    options = {"bucket_size_in_mb": 1e-4}
+    got = world.run(train_here, method, graph, sgd, STEPS, **options)
+    want = plain(world.size).run(train_here, method, graph, sgd, STEPS, **options)
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def outlives(method):
+    """Train, leave the world, and go on with the model alone."""
+    model = mlp(bf.rank())
+    optimizer = bf.DistributedOptimizer(
+        sgd(model.parameters()), model, method, bucket_size_in_mb=1e-4
+    )
+    for step in range(8):
+        optimizer.zero_grad()
+        square_loss(model, batch(bf.rank(), step)).backward()
+        optimizer.step()
+    arena = bf.current().transport.neighborhood.arena
+    places = [arena.locate(parameter.detach()) for parameter in model.parameters()]
+    assert None not in places
+    engine = bf.current().engine.mailbox.channels
+    assert any(channel.lane is not None for named in engine._by_name.values()
+               for channel in named.values())  # fmt: skip
+    before = vector(model)
+    bf.shutdown()
+    assert arena.locate(next(iter(model.parameters())).detach()) is None
+    assert torch.equal(vector(model), before)
+    plain = sgd(model.parameters())
+    loss = square_loss(model, batch(0, 0))
+    loss.backward()
+    plain.step()
+    assert not torch.equal(vector(model), before)
+    return bool(vector(model).isfinite().all())
+
+
+@NEAR
+@pytest.mark.parametrize("method", METHODS)
+def test_parameters_live_in_shared_memory_and_outlive_the_world(world, method):
+    assert all(world.run(outlives, method))
+
+
+def two_worlds():
+    """A tensor of an earlier world is an ordinary one in the next."""
+    x = bf.empty_shared((5,)).fill_(float(bf.rank()))
+    for _ in range(4):
+        bf.neighbor_allreduce_(x, name="x")
+    bf.shutdown()
+    bf.init(transport="shared_memory")
+    assert bf.current().transport.neighborhood.arena.locate(x) is None
+    y = bf.empty_shared((5,))
+    for _ in range(4):
+        y.fill_(float(bf.rank()))
+        x.fill_(float(bf.rank()))
+        assert torch.equal(bf.neighbor_allreduce_(x, name="x"), bf.neighbor_allreduce(y, name="y"))
+    return True
+
+
+@NEAR
+def test_a_second_world_after_the_first(world):
+    assert all(world.run(two_worlds))
