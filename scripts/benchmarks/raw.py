@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from functools import lru_cache
@@ -33,7 +35,10 @@ def _join_gloo(comm: MPI.Intracomm) -> str | None:
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         return "this torch was built without gloo"
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    folder = tempfile.mkdtemp(prefix="bench-") if comm.rank == 0 else None
+    folder = None
+    if comm.rank == 0:
+        folder = tempfile.mkdtemp(prefix="bench-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
     store = Path(comm.bcast(folder)) / "store"
     try:
         torch.distributed.init_process_group(
