@@ -90,6 +90,8 @@ class Channels:
         self._lock = threading.Lock()
         self._by_name: dict[str, dict[Form, Channel]] = {}
         self._lanes = self._bytes = 0
+        self.late: PeerError | None = None
+        """An error about an exchange that had already ended here; raised by the next verb."""
 
     def find(self, key: Key, form: Form, targets: Iterable[int]) -> Channel | None:
         """The channel for a use of a name, if it has one; opened in the second use.
@@ -165,6 +167,20 @@ class Channels:
         """With whom a use of a name was exchanged, if a channel remembers it."""
         return next(filter(None, (one.partners(key.step) for one in self.under(key.name))), None)
 
+    def flying(self, key: Key) -> bool:
+        """Whether a use of a name is under way in some channel."""
+        return any(key.step in list(channel.flight) for channel in self.under(key.name))
+
+    def told(self, error: PeerError) -> None:
+        """A mistake that was found late has been raised: nobody else is to raise it again."""
+        if self.late is error:
+            self.late = None
+        with self._lock:
+            every = [one for named in self._by_name.values() for one in named.values()]
+        for channel in every:
+            if channel.error is error:
+                channel.error = None
+
     def strays(self) -> list[tuple[int, Data]]:
         """What peers show to this rank and nobody here has taken yet, as messages would say it."""
         with self._lock:
@@ -173,13 +189,12 @@ class Channels:
 
 
 def strays_of(channel: Channel) -> list[tuple[int, Data]]:
-    """What peers show in one channel and is not being taken."""
+    """What peers show in one channel and nobody here has taken yet."""
     form = channel.form
     shape = tuple(size or 0 for size in form.shape)
     found = []
     for peer, seen in list(channel.seen.items()):
         for step in seen.untaken():
-            if step not in list(channel.flight):
-                data = Data(Key(channel.name, step), form.verb, form.dtype, shape, b"", -1)
-                found.append((peer, data))
+            data = Data(Key(channel.name, step), form.verb, form.dtype, shape, b"", -1)
+            found.append((peer, data))
     return found

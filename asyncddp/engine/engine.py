@@ -115,6 +115,8 @@ class Engine:
         with self._door:
             if (self._queue or self._active) and self._has(name):
                 return None
+            if self.mailbox.refuses(name):
+                return None
             step = self._count(verb, name, name)[0]
             flight.append(step)
             return step
@@ -140,8 +142,9 @@ class Engine:
             self._latest = thread
         if self.closed:
             raise NotInitializedError(f"{verb}: called after shutdown(); call init() first")
-        if self.mailbox.late is not None:
-            error, self.mailbox.late = self.mailbox.late, None
+        error = self.mailbox.late
+        if error is not None:
+            self.mailbox.channels.told(error)
             raise error
         step, rounds = self._uses[name], self._turns[verb, label]
         self._uses[name] = step + 1

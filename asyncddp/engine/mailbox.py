@@ -56,8 +56,15 @@ class Mailbox:
         self._confirmed: set[tuple[int, Form]] = set()
         self._drains: list[tuple[Transfer, torch.Tensor]] = []
         self._tag = 0
-        self.late: PeerError | None = None
+
+    @property
+    def late(self) -> PeerError | None:
         """An error about an exchange that had already ended here; raised by the next verb."""
+        return self.channels.late
+
+    def refuses(self, name: str) -> bool:
+        """Whether a peer has refused a use of a name that this rank has not come to."""
+        return bool(self._refused) and any(key.name == name for key in list(self._refused))
 
     # what goes
 
@@ -205,7 +212,9 @@ class Mailbox:
             if posting is not None:
                 if posting.form.difference(data) or peer not in posting.arrivals:
                     self._match(posting, peer, data)
-            elif outcome is not None and outcome.error is None:
+            elif (
+                outcome is not None and outcome.error is None and not self.channels.flying(data.key)
+            ):
                 suspects.add((peer, data.key))
                 if (peer, data.key) in self._suspects:  # seen twice: nobody is taking it just now
                     self._stray(peer, data, outcome)
@@ -289,7 +298,7 @@ class Mailbox:
             self._ended[key] = outcome._replace(error=error)
         for channel in self.channels.under(key.name):
             channel.error = error
-        self.late = self.late or error
+        self.channels.late = self.late or error
 
     def _refusal(self, posting: Posting, peer: int, reason: str) -> None:
         posting.fail(f"{self._me(posting)}, refused by rank {peer}: {reason}", reason)

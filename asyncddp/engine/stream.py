@@ -139,7 +139,8 @@ class Stream:
         if self.posting is not None:
             self.posting.raise_if_failed()
         if self.channel is not None and self.channel.error is not None:
-            error, self.channel.error = self.channel.error, None
+            error = self.channel.error
+            self._channels.told(error)
             raise error
         if (
             self._lane is not None

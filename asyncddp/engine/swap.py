@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from asyncddp.engine.lanes import Cut, Lane, SeenLane, pieces_of, word
-from asyncddp.memory.recycling import empty
+from asyncddp.engine.lanes import Lane, SeenLane, pieces_of, word
 from asyncddp.memory.shared import Place, fence
 
-__all__ = ["Behind", "Swap", "soon"]
+__all__ = ["Swap", "soon"]
 
 _PATIENCE = 0.0002  # seconds for a neighbour to come
 _LONGER = 0.005  # seconds for one that is here to do its next piece
@@ -38,34 +37,6 @@ def _reaches(words: memoryview, place: int, goal: int, pause: Pause | None) -> b
     """Look for a moment whether a word reaches a goal; longer for a piece that is not the first."""
     patience = _LONGER if pieces_of(goal) > 1 else _PATIENCE
     return words[place] >= goal or soon(lambda: words[place] >= goal, pause, patience)
-
-
-class Behind:
-    """Writes averages over a tensor that neighbours still read, one piece behind them.
-
-    Args:
-        flat: The tensor.
-        cut: How it is cut.
-
-    Attributes:
-        written: Pieces that are in place.
-    """
-
-    def __init__(self, flat: torch.Tensor, cut: Cut) -> None:
-        self._pieces = cut.split(flat)
-        self._rooms = [empty((cut.step,), cut.dtype) for _ in range(min(2, cut.pieces))]
-        self.written = 0
-
-    def room(self, number: int) -> torch.Tensor:
-        """Where the average of a piece is formed; the one before the last must be in place."""
-        room = self._rooms[number % 2]
-        size = self._pieces[number].numel()
-        return room if room.numel() == size else room[:size]
-
-    def write(self, number: int) -> None:
-        """Put an average in place."""
-        self._pieces[number].copy_(self.room(number))
-        self.written = number + 1
 
 
 class Swap:
@@ -141,37 +112,6 @@ class Swap:
         self._seen.take(self._step, pieces)
         self.taken = pieces
         return self._read_by_all(pieces)
-
-    def in_place(
-        self,
-        own: Sequence[torch.Tensor],
-        others: Sequence[torch.Tensor],
-        behind: Behind,
-        weight: float,
-    ) -> bool:
-        """Mix two tensors where they lie over the own one, a piece behind what all have read.
-
-        Args:
-            own: Our pieces.
-            others: The neighbour's.
-            behind: Writes the averages.
-            weight: :math:`w`.
-
-        Returns:
-            Whether all is done; if not, ``taken`` and ``behind`` say how far it has come.
-        """
-        for number, (piece, other) in enumerate(zip(own, others, strict=True)):
-            torch.lerp(piece, other, weight, out=behind.room(number))
-            self.taken = number + 1
-            self._seen.take(self._step, self.taken)
-            if number:
-                if not self._read_by_all(number):
-                    return False
-                behind.write(number - 1)
-        if not self._read_by_all(len(own)):
-            return False
-        behind.write(len(own) - 1)
-        return True
 
     def _read_by_all(self, pieces: int) -> bool:
         """Whether so many of our pieces have been taken soon."""

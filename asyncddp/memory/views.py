@@ -14,7 +14,10 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
         >>> as_bytes(torch.zeros(2, 3, dtype=torch.bfloat16)).shape
         torch.Size([12])
     """
-    return tensor.detach().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().reshape(-1)
+    if flat.stride(0) != 1:  # of a single element, whose stride means nothing
+        flat = flat.as_strided(flat.shape, (1,))
+    return flat.view(torch.uint8)
 
 
 def from_bytes(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

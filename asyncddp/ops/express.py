@@ -16,11 +16,10 @@ from asyncddp.context import Context
 from asyncddp.engine import Desk, Handle, Program, Steps, Stream
 from asyncddp.engine.channels import Channel
 from asyncddp.engine.engine import Turn
-from asyncddp.engine.lanes import Cut
 from asyncddp.engine.messages import Key
-from asyncddp.engine.swap import Behind, Swap, soon
+from asyncddp.engine.swap import Swap, soon
+from asyncddp.errors import PeerError
 from asyncddp.memory.recycling import empty
-from asyncddp.memory.shared import Place
 from asyncddp.ops.door import form_of
 from asyncddp.ops.mixing import Mixing, mix
 from asyncddp.ops.posted import Posted, detached
@@ -175,37 +174,33 @@ class Express:
         self, step: int, row: Mixing, own: torch.Tensor, out: torch.Tensor | None
     ) -> torch.Tensor | Handle[torch.Tensor]:
         """Many pieces to those who take them, and from one neighbour."""
-        channel, cut = self._channel, self._channel.cut
+        channel = self._channel
         result = empty(own.shape, own.dtype) if out is None else out
         swap = Swap(channel.lane, channel.seen[row.sources[0]], step, row.targets, self._pause)
-        state = _State(own, result, self._channels.place_of(own), cut)
         try:
-            if self._moved(swap, state, row):
+            if self._moved(swap, row, own, result):
                 channel.record(step, row.sources, row.targets)
                 channel.flight.popleft()
                 return result
         except KeyboardInterrupt:
             self.hand_over(step, row, own, None, swap.shown)
             raise
-        return self._streamed(
-            step, row, own, result, shown=swap.shown, start=swap.taken, behind=state.behind
-        )
+        return self._streamed(step, row, own, result, shown=swap.shown, start=swap.taken)
 
-    def _moved(self, swap: Swap, state: _State, row: Mixing) -> bool:
+    def _moved(self, swap: Swap, row: Mixing, own: torch.Tensor, out: torch.Tensor) -> bool:
         """Whether a tensor has gone all the way."""
         weight: float = row.between  # type: ignore[assignment]  # a number where the row swaps
-        if not swap.begin(state.place):
+        same, split = out.data_ptr() == own.data_ptr(), self._channel.cut.split
+        mine = None if same else self._channels.place_of(own)
+        if not swap.begin(mine):
             return False
-        peer = row.sources[0]
-        if state.place is None:
-            return swap.staged(state.split(state.own), state.split(state.out), weight)
+        if mine is None:
+            return swap.staged(split(own), split(out), weight)
         place = swap.others_place()
         if place is None:
             return False
-        other = self._channels.look(peer, self._channel, place)
-        if state.behind is None:
-            return swap.whole(state.own.view(-1), other, state.out.view(-1), weight)
-        return swap.in_place(state.split(state.own), state.split(other), state.behind, weight)
+        other = self._channels.look(row.sources[0], self._channel, place)
+        return swap.whole(own.view(-1), other, out.view(-1), weight)
 
     def _streamed(
         self,
@@ -216,11 +211,10 @@ class Express:
         *,
         shown: int = 0,
         start: int = 0,
-        behind: Behind | None = None,
     ) -> torch.Tensor | Handle[torch.Tensor]:
         """Piece by piece, for as long as it moves; the engine goes on when it does not."""
-        stream = self._stream(step, row, shown)
-        steps = mix(stream, own, row, own.dtype, out, start, behind)
+        stream, turn = self._stream(step, row, shown), Turn(Key(self._name, step), 0)
+        steps = mix(stream, own, row, own.dtype, out, start)
         try:
             while soon(next(steps).done, self._pause):
                 pass
@@ -228,7 +222,11 @@ class Express:
             stream.close(failed=False)
             result: torch.Tensor = stop.value
             return result
-        turn = Turn(Key(self._name, step), 0)
+        except PeerError as error:
+            return self._engine.submit(self._refused(stream, error), turn)
+        except KeyboardInterrupt:
+            self._engine.submit(self._resumed(stream, steps), turn)
+            raise
         return self._engine.submit(self._resumed(stream, steps), turn)
 
     def _stream(self, step: int, row: Mixing, shown: int) -> Stream:
@@ -251,15 +249,15 @@ class Express:
 
         return Program(self._verb, steps, self._name)
 
+    def _refused(self, stream: Stream, error: PeerError) -> Program[torch.Tensor]:
+        """Fail where the peers hear of it."""
 
-class _State:
-    """The tensors of one long exchange."""
+        def steps(desk: Desk) -> Steps[torch.Tensor]:
+            desk.adopt(stream, self._channel.form)
+            yield from ()
+            raise error
 
-    def __init__(self, own: torch.Tensor, out: torch.Tensor, place: Place | None, cut: Cut) -> None:
-        self.own, self.out, self.place = own, out, place
-        self.split = cut.split
-        same = place is not None and out.data_ptr() == own.data_ptr()
-        self.behind = Behind(own, cut) if same else None
+        return Program(self._verb, steps, self._name)
 
 
 def _crowded(context: Context) -> bool:

@@ -11,7 +11,6 @@ import torch
 
 from asyncddp.engine import Desk, Steps, Stream
 from asyncddp.engine.stream import Source
-from asyncddp.engine.swap import Behind
 from asyncddp.memory.dtypes import DTYPES, Kind
 from asyncddp.memory.recycling import empty
 from asyncddp.memory.views import on_host
@@ -150,7 +149,6 @@ def mix(
     dtype: torch.dtype,
     out: torch.Tensor | None,
     start: int = 0,
-    behind: Behind | None = None,
 ) -> Steps[torch.Tensor]:
     """Show a tensor piece by piece, and mix the pieces that the neighbours show.
 
@@ -161,34 +159,30 @@ def mix(
         dtype: In which sums are formed.
         out: Where the result may be written.
         start: Pieces that are mixed already.
-        behind: What has written them, where they are written over what neighbours read.
     """
     result = out if fits(out, own) else None
     flat, cut = own.reshape(-1), stream.cut
     factor = mixing.dst_weights[stream.targets[0]] if stream.targets else 1.0
-    place = stream.place_of(own) if stream.targets and factor == 1.0 else None
-    if place is not None and behind is None and _same(result, own):
-        behind = Behind(flat, cut)
+    place = None
+    if stream.targets and factor == 1.0 and not _same(result, own):
+        place = stream.place_of(own)  # in place, neighbours would read what is being written
     for number in range(start, cut.pieces):
         while not stream.at(number).done():
             yield stream
         stream.put(number, flat, factor, place)
-        if behind is not None:
-            yield from _written(stream, behind, number - 1)
         others = []
         for source in stream.sources:
             others.append((yield from _piece(source, number)))
         result = _room(stream, own, mixing, dtype) if result is None else result
         into = result.detach().view(-1)
-        piece = cut.piece(into, number) if behind is None else behind.room(number)
-        mixing.combine_in(dtype, cut.piece(flat, number), others, piece)
+        mixing.combine_in(dtype, cut.piece(flat, number), others, cut.piece(into, number))
         del others
         for source in stream.sources:
             source.release()
-    if behind is not None:
-        yield from _written(stream, behind, cut.pieces)
-    elif place is not None:
-        yield stream.taken(cut.pieces)
+    if place is not None:
+        taken = stream.taken(cut.pieces)
+        while not taken.done():
+            yield taken
     return own if result is None else result
 
 
@@ -203,15 +197,6 @@ def _room(stream: Stream, own: torch.Tensor, mixing: Mixing, dtype: torch.dtype)
     """Where the result is formed: in what has come by message, or in a tensor of its own."""
     spare = stream.received() if own.dtype == dtype and mixing.overwrites else None
     return empty(own.shape, own.dtype) if spare is None else spare
-
-
-def _written(stream: Stream, behind: Behind, number: int) -> Steps[None]:
-    """Put so many averages in place, each once its piece has been read by all."""
-    while behind.written < number:
-        taken = stream.taken(behind.written + 1)
-        while not taken.done():
-            yield taken
-        behind.write(behind.written)
 
 
 def fits(out: torch.Tensor | None, own: torch.Tensor) -> bool:

@@ -164,7 +164,7 @@ def crossed():
     told = caught(both)
     for name in ("a", "b", "c"):  # each use ended in an error on every rank, or was not begun
         time.sleep(0.2)
-        bf.current().engine.mailbox.late = None
+        bf.current().engine.mailbox.channels.late = None
         go_on(uses=USES, name=f"{name} afterwards")
     return told
 
@@ -244,7 +244,6 @@ def unexpected_by_one_that_waits():
 
 
 @on("shared_memory-4")
-@pytest.mark.xfail(strict=True, reason="what is shown for a step under way is not held against it")
 def test_a_tensor_that_is_not_expected_beside_one_that_is(world):
     """The receiver raises while it waits; who comes to it later hears of it as well."""
     told = world.run(unexpected_by_one_that_waits)
@@ -288,7 +287,6 @@ def told_once():
 
 
 @on("shared_memory-4")
-@pytest.mark.xfail(strict=True, reason="the channel keeps the error and raises it a second time")
 def test_a_mistake_that_is_found_late_is_told_once(world):
     world.run(told_once)
 
@@ -303,13 +301,12 @@ def told_again():
         except bf.MismatchError:
             time.sleep(0.2)
     bf.barrier()
-    bf.current().engine.mailbox.late = None
+    bf.current().engine.mailbox.channels.late = None
     go_on(uses=2 * USES)
     return in_lanes()
 
 
 @on("shared_memory-4")
-@pytest.mark.xfail(strict=True, reason="an error on the short way leaves its step under way")
 def test_a_name_works_on_after_a_mistake_that_was_found_late(world):
     """No step of it may count as under way for ever."""
     assert all(world.run(told_again, settings={"timeout": 3}))
@@ -404,7 +401,6 @@ def test_after_a_rank_that_came_too_late_the_name_works_on(world, form, size):
 
 
 @on("shared_memory-2")
-@pytest.mark.xfail(strict=True, reason="a lane still shows what its owner has given up")
 def test_a_rank_that_comes_too_late_is_told_as_well(world):
     """As without lanes: what has failed for its neighbours does not end well for it."""
     told = world.run(comes_too_late, "in place", "small", settings={"timeout": 1.0})

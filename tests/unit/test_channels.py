@@ -193,15 +193,16 @@ def strays(channels):
     return [(peer, data.key, data.verb, data.dtype, data.shape) for peer, data in channels.strays()]
 
 
-def test_what_is_shown_to_this_rank_and_not_under_way_here_is_a_stray(ranks):
-    """Told as a message would, so that it is held against what this rank has done instead."""
+def test_what_is_shown_to_this_rank_is_told_until_it_is_taken(ranks):
+    """As a message would be, so that it is held against what this rank does instead."""
     found = joined(ranks, pairs=((0, 1), (1, 0), (0, 2)))
     assert strays(ranks[1]) == []
     found[0].lane.post(2, (1,), torch.ones(3))
     assert strays(ranks[1]) == [(0, Key("w", 2), "verb", "float32", (3,))]
     assert strays(ranks[0]) == []
+    assert not ranks[1].flying(Key("w", 2))
     found[1].flight.append(2)
-    assert strays(ranks[1]) == [], "it is being taken"
+    assert ranks[1].flying(Key("w", 2))
     found[1].flight.clear()
     found[1].seen[0].take(2, 1)
     assert strays(ranks[1]) == []
@@ -212,8 +213,8 @@ def test_strays_of_two_steps(ranks):
     found[0].lane.post(2, (1,), torch.ones(3))
     found[0].lane.post(3, (1,), torch.ones(3))
     assert [key.step for _, key, *_ in strays(ranks[1])] == [2, 3]
-    found[1].flight.append(3)
-    assert [key.step for _, key, *_ in strays(ranks[1])] == [2]
+    found[1].seen[0].take(2, 1)
+    assert [key.step for _, key, *_ in strays(ranks[1])] == [3]
 
 
 def test_what_is_shown_to_others_is_no_stray(ranks):

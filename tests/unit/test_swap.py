@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from asyncddp.engine.lanes import Cut, Lane, SeenLane
-from asyncddp.engine.swap import Behind, Swap, soon
+from asyncddp.engine.swap import Swap, soon
 from asyncddp.memory.shared import Arena
 
 RANKS = (0, 1)
@@ -103,26 +103,6 @@ def test_soon_rests_between_looks_where_cores_are_few():
     assert len(rests) == len(looks) == 10
 
 
-# averages written over what is read
-
-
-@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
-def test_averages_are_written_one_piece_behind(cut):
-    flat = torch.zeros(cut.count, dtype=cut.dtype)
-    behind = Behind(flat, cut)
-    for number, piece in enumerate(cut.split(flat)):
-        room = behind.room(number)
-        assert room.shape == piece.shape
-        room.fill_(number + 1)
-        assert not piece.any(), "it is not in place before it is written"
-        if number:
-            behind.write(number - 1)
-            assert behind.written == number
-    behind.write(cut.pieces - 1)
-    want = torch.cat([torch.full_like(p, k + 1) for k, p in enumerate(cut.split(flat))])
-    assert torch.equal(flat, want)
-
-
 # both come
 
 
@@ -177,26 +157,6 @@ def neighbours_tensor(arena, cut, swap):
     return view.tensor(found[0].offset, (cut.count,), cut.dtype)
 
 
-def end_in_place(side, step, swap, behind, tensors):
-    """As the engine ends it: nothing is written over before all have read it."""
-    own, other = tensors
-    for number in range(behind.written, side.cut.pieces):
-        for ahead in range(swap.taken, min(number + 2, side.cut.pieces)):
-            pieces = side.cut.piece(own, ahead), side.cut.piece(other, ahead)
-            torch.lerp(*pieces, WEIGHT, out=behind.room(ahead))
-            swap.taken = ahead + 1
-            side.seen.take(step, swap.taken)
-        patiently(lambda number=number: not side.lane.late(step, number + 1))
-        behind.write(number)
-
-
-def mixed_in_place(side, step, swap, own, other):
-    behind, cut = Behind(own, side.cut), side.cut
-    if not swap.in_place(cut.split(own), cut.split(other), behind, WEIGHT):
-        end_in_place(side, step, swap, behind, (own, other))
-    return own
-
-
 def mixed_elsewhere(side, step, swap, own, other):
     out = torch.empty_like(own)
     if not swap.whole(own, other, out, WEIGHT):
@@ -206,10 +166,9 @@ def mixed_elsewhere(side, step, swap, own, other):
 
 @pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
 def test_tensors_are_mixed_where_they_lie(arena, cut):
-    """In place on one side, into another tensor on the other one."""
+    """Into other tensors; whoever is back may write over its own."""
     sides = two(arena, cut)
     shown = [arena.empty((cut.count,), cut.dtype) for _ in RANKS]
-    mixed = [mixed_in_place, mixed_elsewhere]
 
     def rank(side):
         for step in range(20):
@@ -218,7 +177,7 @@ def test_tensors_are_mixed_where_they_lie(arena, cut):
             swap = swap_of(side, step)
             patiently(lambda swap=swap, own=own: swap.begin(arena.locate(own)))
             other = neighbours_tensor(arena, cut, swap)
-            got = mixed[side.rank](side, step, swap, own, other)
+            got = mixed_elsewhere(side, step, swap, own, other)
             assert torch.equal(got, want), (side.rank, step)
 
     together(lambda: rank(sides[0]), lambda: rank(sides[1]))
@@ -277,21 +236,3 @@ def test_what_a_neighbour_shows_where_it_lies_is_not_looked_for_in_its_slots(are
     assert not swap.staged(cut.split(own), cut.split(out), WEIGHT)
     assert (swap.taken, bool(out.any())) == (0, False)
     assert swap.others_place() == arena.locate(x)
-
-
-@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
-def test_nothing_is_written_over_before_it_was_read(arena, cut):
-    """The neighbour shows its tensor, and does not read ours."""
-    side, other = two(arena, cut)
-    own, theirs = (arena.empty((cut.count,), cut.dtype) for _ in RANKS)
-    own.copy_(values(0, 0, cut.count))
-    theirs.copy_(values(1, 0, cut.count))
-    assert swap_of(other, 0).begin(arena.locate(theirs))
-    swap, behind = swap_of(side, 0), Behind(own, cut)
-    assert swap.begin(arena.locate(own))
-    assert not swap.in_place(cut.split(own), cut.split(theirs), behind, WEIGHT)
-    assert behind.written == 0
-    assert swap.taken == min(2, cut.pieces)
-    assert torch.equal(own, values(0, 0, cut.count))
-    out = torch.empty_like(own)
-    assert not swap_of(side, 0).whole(own, theirs, out, WEIGHT), "ours may not be changed yet"
