@@ -62,6 +62,10 @@ class Mailbox:
         """An error about an exchange that had already ended here; raised by the next verb."""
         return self.channels.late
 
+    @late.setter
+    def late(self, error: PeerError | None) -> None:
+        self.channels.late = error
+
     def refuses(self, name: str) -> bool:
         """Whether a peer has refused a use of a name that this rank has not come to."""
         return bool(self._refused) and any(key.name == name for key in list(self._refused))
@@ -298,7 +302,7 @@ class Mailbox:
             self._ended[key] = outcome._replace(error=error)
         for channel in self.channels.under(key.name):
             channel.error = error
-        self.channels.late = self.late or error
+        self.late = self.late or error
 
     def _refusal(self, posting: Posting, peer: int, reason: str) -> None:
         posting.fail(f"{self._me(posting)}, refused by rank {peer}: {reason}", reason)
