@@ -127,11 +127,13 @@ def test_a_script_that_ends_with_verbs_under_way_and_mismatches_unsaid(tmp_path)
     alone = {"self_weight": 1.0, "src_weights": {}, "dst_weights": []}
     if bf.rank() == 0:
         bf.neighbor_allreduce(x, **{**alone, "dst_weights": [1]}, name="d")
+        bf.neighbor_allreduce(x, **{**alone, "dst_weights": [1]}, name="d")
         time.sleep(0.5)
         bf.neighbor_allreduce(x, **{**alone, "dst_weights": [1]}, name="d")
         time.sleep(0.5)
         failing()
         raise SystemExit
+    bf.neighbor_allreduce(x, **{**alone, "src_weights": {0: 1.0}}, name="d")
     bf.neighbor_allreduce(x, **{**alone, "src_weights": {0: 1.0}}, name="d")
     bf.neighbor_allreduce(x, **alone, name="d")
     time.sleep(2.0)
@@ -139,7 +141,7 @@ def test_a_script_that_ends_with_verbs_under_way_and_mismatches_unsaid(tmp_path)
     """
     done = run_failing(tmp_path, body, 2)
     assert "MismatchError" in done.stderr, done
-    assert "rank 1 expected nothing from rank 0 in neighbor_allreduce 'd' (use 1)" in done.stderr
+    assert "rank 1 expected nothing from rank 0 in neighbor_allreduce 'd' (use 2)" in done.stderr
 
 
 @pytest.mark.mpi(2)
