@@ -25,7 +25,8 @@ __all__ = ["Channel", "Channels"]
 
 _MOST_LANES = 2048
 _MOST_BYTES = 1 << 28  # of all lanes of this rank
-_HISTORY = 4096
+_MOST_CHANNELS = 4096
+_HISTORY = 256
 
 
 class Channel:
@@ -53,7 +54,7 @@ class Channel:
         self.flight: deque[int] = deque()
         self.posted: deque[Any] = deque()
         self.error: PeerError | None = None
-        self._history: list[tuple[int, Iterable[int], Iterable[int]] | None] = [None] * _HISTORY
+        self._history: deque[tuple[int, Iterable[int], Iterable[int]]] = deque(maxlen=_HISTORY)
 
     def serves(self, sources: Iterable[int], targets: Collection[int]) -> bool:
         """Whether all of these ranks are reached through lanes."""
@@ -64,14 +65,14 @@ class Channel:
 
     def record(self, step: int, sources: Iterable[int], targets: Iterable[int]) -> None:
         """Remember with whom a step was exchanged."""
-        self._history[step % _HISTORY] = step, sources, targets
+        self._history.append((step, sources, targets))
 
     def partners(self, step: int) -> tuple[frozenset[int], frozenset[int]] | None:
         """From whom a step came and to whom it went, if it is remembered."""
-        entry = self._history[step % _HISTORY]
-        if entry is None or entry[0] != step:
-            return None
-        return frozenset(entry[1]), frozenset(entry[2])
+        for known, sources, targets in list(self._history):
+            if known == step:
+                return frozenset(sources), frozenset(targets)
+        return None
 
 
 class Channels:
@@ -89,7 +90,7 @@ class Channels:
         self._ranks = tuple(sorted(neighborhood.processes)) if neighborhood else ()
         self._lock = threading.Lock()
         self._by_name: dict[str, dict[Form, Channel]] = {}
-        self._lanes = self._bytes = 0
+        self._channels = self._lanes = self._bytes = 0
         self.late: PeerError | None = None
         """An error about an exchange that had already ended here; raised by the next verb."""
 
@@ -105,11 +106,14 @@ class Channels:
         if channel is None:
             if self._near is None or key.step < 1 or key.collective or None in form.shape:
                 return None
+            if self._channels >= _MOST_CHANNELS:
+                return None
             shape = tuple(size or 0 for size in form.shape)
             cut = Cut.of(shape, getattr(torch, form.dtype))
             channel = Channel(key.name, form, cut)
             with self._lock:
                 self._by_name.setdefault(key.name, {})[form] = channel
+                self._channels += 1
         if channel.lane is None and any(target in self._ranks for target in targets):
             channel.lane = self._lane(channel.cut)
         return channel

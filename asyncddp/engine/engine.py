@@ -63,6 +63,7 @@ class Engine:
         """Short ways of verbs; the verbs know what is in it."""
         self.lent: dict[int, Any] = {}
         """Handles that nobody drives; when nobody asks for one it is handed over to the engine."""
+        self._next_look = 0.0
         self._latest = 0  # the thread that entered last
         self.closed = False
         self._worker = Worker(self, transport) if transport.size > 1 and transport.threads else None
@@ -194,8 +195,11 @@ class Engine:
     def listen(self) -> bool:
         """One round, and a look at what neighbours show that nobody here expects."""
         with self._lock:
-            if not self.closed:
+            now = time.monotonic()
+            if not self.closed and now >= self._next_look:
                 self.mailbox.look_around()
+                self._next_look = now + 50 * (time.monotonic() - now)  # 2 % of the time at most
+            if not self.closed:
                 self._reclaim(_STALE)
             return self.progress()
 

@@ -67,8 +67,8 @@ class Mailbox:
         self.channels.late = error
 
     def refuses(self, name: str) -> bool:
-        """Whether a peer has refused a use of a name that this rank has not come to."""
-        return bool(self._refused) and any(key.name == name for key in list(self._refused))
+        """Whether a peer has refused the use of a name that comes next here."""
+        return bool(self._refused) and Key(name, self._uses.get(name, 0)) in self._refused
 
     # what goes
 

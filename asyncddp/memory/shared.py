@@ -141,7 +141,8 @@ class Arena:
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Make a contiguous tensor with whatever values its memory holds.
 
-        Its memory is used again once nothing refers to the tensor any more.
+        Its memory is used again once nothing refers to the tensor any more. Where the system gives
+        no more shared memory it is an ordinary tensor.
         """
         size = max(1, math.prod(shape) * dtype.itemsize)
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -152,7 +153,10 @@ class Arena:
                 self._waiting -= size if chunk.filled else 0
                 chunk.filled = True
             else:
-                chunk = self._add(size)
+                try:
+                    chunk = self._add(size)
+                except OSError:  # too many open files, say: then nobody reads it where it lies
+                    return torch.empty(shape, dtype=dtype)
         lent = chunk.memory[:]  # what the tensor holds on to; the chunk itself outlives it
         weakref.finalize(lent, self._back, chunk).atexit = False
         count = math.prod(shape) * dtype.itemsize

@@ -90,13 +90,18 @@ class Express:
         step = self._engine.enter(self._verb, self._name, channel.flight)
         if step is None:
             return None
-        found: torch.Tensor | Handle[torch.Tensor]
-        if not row.swaps:
-            found = self._streamed(step, row, own, into)
-        elif channel.cut.pieces == 1:
-            found = self._swapped(step, row, own, into)
-        else:
-            found = self._swapped_in_pieces(step, row, own, into)
+        found: torch.Tensor | Handle[torch.Tensor] | None = None
+        try:
+            if not row.swaps:
+                found = self._streamed(step, row, own, into)
+            elif channel.cut.pieces == 1:
+                shown = int(channel.lane is None or channel.lane.post(step, row.targets, own))
+                found = self.take(step, row, own, into, shown)
+            else:
+                found = self._swapped_in_pieces(step, row, own, into)
+        finally:
+            if found is None:
+                self._give_up(step, row)
         result = found.wait() if isinstance(found, Handle) else found
         return result if out is None else out
 
@@ -153,22 +158,17 @@ class Express:
         steps = mix(stream, own, row, own.dtype, out)
         return self._engine.submit(self._resumed(stream, steps), Turn(Key(self._name, step), 0))
 
+    def _give_up(self, step: int, row: Mixing) -> None:
+        """Something came in between, such as Ctrl-C: fail where the peers hear of it."""
+        if step in self._channel.flight:
+            stream, key = self._stream(step, row, 0), Key(self._name, step)
+            error = PeerError(f"rank {self._rank}: {self._verb} {key} was interrupted")
+            self._engine.submit(self._refused(stream, error), Turn(key, 0))
+
     @property
     def lent(self) -> dict[int, Any]:
         """What was posted in this world and not been asked for yet."""
         return self._engine.lent
-
-    def _swapped(
-        self, step: int, row: Mixing, own: torch.Tensor, out: torch.Tensor | None
-    ) -> torch.Tensor | Handle[torch.Tensor]:
-        """One piece to those who take it, one from one neighbour."""
-        lane, shown = self._channel.lane, 0
-        try:
-            shown = int(lane is None or lane.post(step, row.targets, own))
-            return self.take(step, row, own, out, shown)
-        except KeyboardInterrupt:
-            self.hand_over(step, row, own, None, shown)
-            raise
 
     def _swapped_in_pieces(
         self, step: int, row: Mixing, own: torch.Tensor, out: torch.Tensor | None
@@ -177,14 +177,10 @@ class Express:
         channel = self._channel
         result = empty(own.shape, own.dtype) if out is None else out
         swap = Swap(channel.lane, channel.seen[row.sources[0]], step, row.targets, self._pause)
-        try:
-            if self._moved(swap, row, own, result):
-                channel.record(step, row.sources, row.targets)
-                channel.flight.popleft()
-                return result
-        except KeyboardInterrupt:
-            self.hand_over(step, row, own, None, swap.shown)
-            raise
+        if self._moved(swap, row, own, result):
+            channel.record(step, row.sources, row.targets)
+            channel.flight.popleft()
+            return result
         return self._streamed(step, row, own, result, shown=swap.shown, start=swap.taken)
 
     def _moved(self, swap: Swap, row: Mixing, own: torch.Tensor, out: torch.Tensor) -> bool:
@@ -224,9 +220,6 @@ class Express:
             return result
         except PeerError as error:
             return self._engine.submit(self._refused(stream, error), turn)
-        except KeyboardInterrupt:
-            self._engine.submit(self._resumed(stream, steps), turn)
-            raise
         return self._engine.submit(self._resumed(stream, steps), turn)
 
     def _stream(self, step: int, row: Mixing, shown: int) -> Stream:

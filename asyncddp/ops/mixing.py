@@ -200,14 +200,19 @@ def _room(stream: Stream, own: torch.Tensor, mixing: Mixing, dtype: torch.dtype)
 
 
 def fits(out: torch.Tensor | None, own: torch.Tensor) -> bool:
-    """Whether the average of a host tensor can be formed in ``out``."""
+    """Whether the average of a host tensor can be formed in ``out``, piece by piece."""
     return (
         out is not None
         and out.device.type == "cpu"
         and out.dtype == own.dtype
         and out.shape == own.shape
         and out.is_contiguous()
+        and (_same(out, own) or _storage(out) != _storage(own))
     )
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _same(out: torch.Tensor | None, own: torch.Tensor) -> bool:

@@ -549,3 +549,20 @@ def test_a_rank_without_room_for_more_lanes_goes_by_message(world, most):
     served = world.run(scarce, most)
     assert served[0][0] == (most[0] > 0)
     assert not served[0][2] or most[1] < 1 << 28
+
+
+def overlapping(size):
+    """The result is written where a part of the argument lies, one element further."""
+    n, me = bf.size(), bf.rank()
+    bf.set_topology(topology.complete(n))
+    want = torch.arange(size, dtype=torch.float32) + 500 * (n - 1)
+    for verb in (bf.neighbor_allreduce, bf.allreduce):
+        for _ in range(USES):
+            base = torch.arange(size + 1, dtype=torch.float32) + 1000 * me
+            assert torch.allclose(verb(base[:-1], name="over", out=base[1:]), want)
+
+
+@NEAR
+@pytest.mark.parametrize("size", [5, 3 * PIECE])
+def test_a_result_may_overlap_its_argument(world, size):
+    world.run(overlapping, size)

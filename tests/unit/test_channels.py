@@ -173,9 +173,17 @@ def test_partners_of_a_step_are_remembered_for_a_while(ranks):
     assert ranks[0].partners(Key("w", 7)) == ({1}, {1, 2})
     assert ranks[0].partners(Key("w", 8)) is None
     assert ranks[0].partners(Key("v", 7)) is None
-    channel.record(7 + module._HISTORY, [], [])
+    for step in range(8, 8 + module._HISTORY):
+        channel.record(step, [], [])
     assert channel.partners(7) is None
     assert channel.partners(7 + module._HISTORY) == (set(), set())
+
+
+def test_channels_are_not_without_end(ranks, monkeypatch):
+    """Beyond their number everything goes by message: no channel, and no memory taken."""
+    monkeypatch.setattr(module, "_MOST_CHANNELS", 2)
+    found = [ranks[0].find(Key(name, 1), Form("verb", "float32", (3,)), [1]) for name in "abc"]
+    assert [channel is None for channel in found] == [False, False, True]
 
 
 def test_partners_are_found_in_any_form_of_a_name(ranks):

@@ -288,12 +288,11 @@ def test_a_process_that_ends_with_tensors_in_use_ends_well():
     assert (done.returncode, done.stdout, done.stderr) == (0, "good\n", "")
 
 
-def test_a_system_that_gives_no_memory_is_an_error(arena, monkeypatch):
+def test_where_no_shared_memory_is_to_be_had_tensors_are_ordinary_ones(arena, monkeypatch):
     def refuses(*_):
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(os, "memfd_create", refuses)
-    with pytest.raises(OSError, match="Too many open files"):
-        arena.empty((4,), torch.float32)
+    assert arena.locate(arena.empty((4,), torch.float32)) is None
     monkeypatch.undo()
-    assert arena.empty((4,), torch.float32).numel() == 4
+    assert arena.locate(arena.empty((4,), torch.float32)) is not None
