@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -73,6 +74,8 @@ class Context:
         self.local_transport = transport.split(self.machine_rank, self.rank)
         self.topologies = Topologies(self.size, self.machine_size, self.rank)
         self.engine = Engine(transport, config)
+        self.attachments: dict[str, Any] = {}
+        """What rooms above keep for each world, by their name."""
 
     def close(self, reason: str) -> None:
         """Leave the world; harmless when called twice."""

@@ -25,6 +25,9 @@ class Topologies:
 
     def __init__(self, size: int, machines: int, rank: int) -> None:
         self._size, self._machines, self._rank = size, machines, rank
+        self.pinned: set[str] = set()
+        """Names of windows, while there are any: they lie along the edges of the topology."""
+        self._given: Topology
         self.set(None)
         self._machine_given: Topology | None = None
         self._between: topology.Schedule | None = None
@@ -36,6 +39,12 @@ class Topologies:
             TopologyError: It is no graph or schedule on this many ranks.
         """
         chosen = topology.exponential_two(self._size) if given is None else given
+        if self.pinned and chosen is not self._given:
+            names = ", ".join(map(repr, sorted(self.pinned)))
+            raise topology.TopologyError(
+                f"set_topology: the windows {names} lie along the edges of the topology in use; "
+                "call win_free() on all ranks before setting another"
+            )
         self._ranks = self._fitting(chosen, self._size, "ranks")
         self._given = chosen
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from asyncddp.config import Config
@@ -13,6 +15,7 @@ from asyncddp.engine.handle import Handle
 from asyncddp.engine.mailbox import Mailbox
 from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, Key, Leave
 from asyncddp.engine.operation import Operation, Program
+from asyncddp.engine.parcels import Parcels
 from asyncddp.engine.watch import Watch
 from asyncddp.engine.worker import Worker
 from asyncddp.errors import NotInitializedError, WaitTimeoutError
@@ -23,6 +26,7 @@ __all__ = ["Engine", "Turn"]
 R = TypeVar("R")
 
 _STALE = 0.02  # seconds
+_LISTEN = 0.05  # seconds
 _LOOK = 256  # rounds without progress after which to look around
 
 
@@ -63,6 +67,8 @@ class Engine:
         """Short ways of verbs; the verbs know what is in it."""
         self.lent: dict[int, Any] = {}
         """Handles that nobody drives; when nobody asks for one it is handed over to the engine."""
+        self.pause = _LISTEN
+        """Seconds between looks at the wire while nothing is under way."""
         self._next_look = 0.0
         self._latest = 0  # the thread that entered last
         self.closed = False
@@ -152,6 +158,43 @@ class Engine:
         self._turns[verb, label] = rounds + 1
         return step, rounds
 
+    # one-sided
+
+    @contextmanager
+    def parcels(self) -> Iterator[Parcels]:
+        """What is sent to services and taken for them, while no round is made; flushed at the end.
+
+        Raises:
+            NotInitializedError: After the end.
+        """
+        with self._lock:
+            if self.closed:
+                raise NotInitializedError("called after shutdown(); call init() first")
+            yield self.mailbox.parcels
+            self.mailbox.flush()
+
+    def patience(self, what: str) -> Callable[[list[int]], None]:
+        """Begin to wait for what peers do of themselves, by :meth:`Watch.patience`."""
+        return self._watch.patience(what)
+
+    def attend(self, done: Callable[[], bool], what: str, peers: Callable[[], list[int]]) -> None:
+        """Wait for what peers do of themselves, without a program.
+
+        Args:
+            done: Whether it has happened.
+            what: What is waited for, for messages.
+            peers: Those who have yet to do it.
+
+        Raises:
+            PeerLeftError: One of them has left.
+            WaitTimeoutError: The deadline has passed.
+        """
+        attempt, patience = 0, self.patience(what)
+        while not done():
+            patience(peers())
+            attempt = 0 if self.progress() else attempt + 1
+            self.transport.rest(attempt)
+
     # driving
 
     def drive(self, operation: Operation[Any], timeout: float | None = None) -> None:
@@ -190,7 +233,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether anything is under way."""
-        return bool(self._queue or self._active)
+        return bool(self._queue or self._active) or self.mailbox.parcels.busy
 
     def listen(self) -> bool:
         """One round, and a look at what neighbours show that nobody here expects."""
@@ -227,6 +270,7 @@ class Engine:
                 self._queue.popleft()
                 moved = True
             moved = self._advance() or moved
+            moved = self.mailbox.parcels.progress() or moved
             return self.mailbox.flush() or moved
 
     def _advance(self) -> bool:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 
 from asyncddp.engine.channels import Channels
-from asyncddp.engine.messages import Confirm, Data, Key, Message, Refuse, decode, encode
+from asyncddp.engine.messages import Confirm, Data, Key, Message, Parcel, Refuse, decode, encode
+from asyncddp.engine.parcels import Parcels
 from asyncddp.engine.posting import Form, Posting
 from asyncddp.errors import MismatchError, PeerError
 from asyncddp.memory.recycling import empty
@@ -56,6 +57,7 @@ class Mailbox:
         self._confirmed: set[tuple[int, Form]] = set()
         self._drains: list[tuple[Transfer, torch.Tensor]] = []
         self._tag = 0
+        self.parcels = Parcels(transport, self.put, self._next_tag)
 
     @property
     def late(self) -> PeerError | None:
@@ -89,7 +91,7 @@ class Mailbox:
         """Send a contiguous CPU tensor as part of an open exchange."""
         raw = as_bytes(tensor)
         inline = raw.numel() <= _INLINE
-        self._tag = (self._tag + 1) % _TAGS
+        tag = self._next_tag()
         self.put(
             peer,
             Data(
@@ -98,14 +100,18 @@ class Mailbox:
                 dtype=posting.form.dtype,
                 shape=tuple(tensor.shape),
                 payload=raw.numpy().tobytes() if inline else None,
-                tag=self._tag,
+                tag=tag,
                 confirm=peer in posting.unconfirmed,
                 mutual=peer in posting.arrivals,
                 lane=self.channels.offer(posting.channel, peer),
             ),
         )
         if not inline:
-            posting.departures.append(self._transport.isend(tensor, peer, self._tag))
+            posting.departures.append(self._transport.isend(tensor, peer, tag))
+
+    def _next_tag(self) -> int:
+        self._tag = (self._tag + 1) % _TAGS
+        return self._tag
 
     def announce(self, posting: Posting, peer: int) -> None:
         """Send an open exchange's form alone."""
@@ -195,6 +201,8 @@ class Mailbox:
                     self._open[message.key].unconfirmed.discard(peer)
             elif isinstance(message, Refuse):
                 self._refuse(peer, message)
+            elif isinstance(message, Parcel):
+                self.parcels.receive(peer, message)
             else:
                 others.append(message)
         self._drains = [pair for pair in self._drains if not pair[0].done()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from asyncddp.memory.shared import Place
 
@@ -17,6 +17,7 @@ __all__ = [
     "Key",
     "Leave",
     "Message",
+    "Parcel",
     "Probe",
     "Refuse",
     "Waiting",
@@ -107,9 +108,20 @@ class Leave(NamedTuple):
     joined: Mapping[str, int]
 
 
-Message: TypeAlias = Data | Confirm | Refuse | Probe | Circle | Leave
+class Parcel(NamedTuple):
+    """Something for a service of the receiver; a tensor may be inside, or follow by ``tag``."""
 
-_KINDS: tuple[type, ...] = (Data, Confirm, Refuse, Probe, Circle, Leave)
+    service: str
+    content: tuple[Any, ...]
+    dtype: str
+    shape: tuple[int, ...]
+    payload: bytes | None
+    tag: int
+
+
+Message: TypeAlias = Data | Confirm | Refuse | Probe | Circle | Leave | Parcel
+
+_KINDS: tuple[type, ...] = (Data, Confirm, Refuse, Probe, Circle, Leave, Parcel)
 _NUMBER = {kind: number for number, kind in enumerate(_KINDS)}
 
 

@@ -104,6 +104,43 @@ class Watch:
         """A peer is gone: whatever needs it fails, once what it has sent before is taken."""
         self._gone[peer] = _Gone(reason, {}, time.monotonic())
 
+    def patience(self, what: str) -> Callable[[list[int]], None]:
+        """Begin to wait for what peers do of themselves.
+
+        Args:
+            what: What is waited for.
+
+        Returns:
+            A function to call, again and again, with the peers that have yet to do it. It raises
+            PeerLeftError when one of them has left and WaitTimeoutError after the deadline.
+        """
+        since, config, warned = time.monotonic(), self._config, False
+
+        def go_on(peers: list[int]) -> None:
+            nonlocal warned
+            now = time.monotonic()
+            for peer in peers:
+                gone = self._gone.get(peer)
+                if gone is not None and now - gone.since > _GRACE:
+                    raise PeerLeftError(
+                        f"rank {self._rank}: {what}: rank {peer} has left ({gone.reason}), but is "
+                        "needed"
+                    )
+            missing = f"missing: rank{'s' * (len(peers) > 1)} {', '.join(map(str, peers))}"
+            if now - since > config.timeout:
+                raise WaitTimeoutError(
+                    f"rank {self._rank}: {what} was not done in {now - since:.1f} s "
+                    f"(ASYNCDDP_TIMEOUT={config.timeout:g}); {missing}"
+                )
+            if now - since > config.warn_after and not warned:
+                warned = True
+                waited = now - since
+                logger.warning(
+                    "rank %d: %s has been waiting for %.0f s; %s", self._rank, what, waited, missing
+                )
+
+        return go_on
+
     def forgive(self) -> None:
         """All that had left are back."""
         self._gone.clear()

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Worker"]
 
-_LISTEN = 0.05  # seconds between looks at the wire while nothing is under way
-
 _GATHER = 0.0001  # seconds in which a caller may go on submitting before the first is started
 _LOOK = 256  # rounds without progress after which to look around
 
@@ -56,7 +54,7 @@ class Worker:
             idle = engine.driven or not engine.busy
             if idle:
                 attempt = 0
-                if self._awake.wait(_LISTEN) and not self._stopping:
+                if self._awake.wait(engine.pause) and not self._stopping:
                     time.sleep(_GATHER)
                 self._awake.clear()
             if engine.driven or self._stopping:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["ORDERED", "Arena", "Chunk", "Place", "View", "fence"]
+__all__ = ["ORDERED", "Arena", "Chunk", "Place", "View", "fence", "full_fence"]
 
 _ALIGNMENT = 64
 _fence_lock = threading.Lock()
@@ -35,9 +35,14 @@ def fence() -> None:
     x86 processors do so by themselves; elsewhere a lock's instructions do it.
     """
     if not ORDERED:
-        for _ in range(2):
-            with _fence_lock:
-                pass
+        full_fence()
+
+
+def full_fence() -> None:
+    """Let others see what was written before anything is read next, on every processor."""
+    for _ in range(1 if ORDERED else 2):
+        with _fence_lock:
+            pass
 
 
 class Place(NamedTuple):
@@ -70,6 +75,10 @@ class View:
         """``count`` numbers of 64 bits; each is read and written as a whole."""
         return memoryview(self._map)[offset : offset + 8 * count].cast("Q")
 
+    def raw(self, offset: int, size: int) -> memoryview:
+        """``size`` bytes from ``offset`` on."""
+        return memoryview(self._map)[offset : offset + size]
+
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor over the bytes from ``offset`` on."""
         end = offset + math.prod(shape) * dtype.itemsize
@@ -99,6 +108,10 @@ class Chunk(View):
         os.ftruncate(self.descriptor, size)
         super().__init__(self.descriptor, size)
         self.filled = True
+
+    def close(self) -> None:
+        """Let no more peers map it."""
+        os.close(self.descriptor)
 
 
 class Arena:
@@ -165,10 +178,11 @@ class Arena:
     def locate(self, tensor: torch.Tensor) -> Place | None:
         """Where a contiguous tensor lies, or None if its memory is not shared."""
         address = tensor.data_ptr()
-        index = bisect.bisect_right(self._addresses, address) - 1
-        if index < 0:
-            return None
-        chunk = self._chunks[index]
+        with self._lock:
+            index = bisect.bisect_right(self._addresses, address) - 1
+            if index < 0:
+                return None
+            chunk = self._chunks[index]
         offset = address - chunk.address
         if offset + tensor.nbytes > chunk.size:
             return None
@@ -195,15 +209,18 @@ class Arena:
         """Let go of everything; tensors that are still in use keep their memory."""
         with self._lock:
             for chunk in self._chunks:
-                os.close(chunk.descriptor)
+                chunk.close()
             self._chunks.clear()
             self._addresses.clear()
             self._free.clear()
             self._foreign.clear()
             self._shelf, self._closed = None, True
 
+    def _make(self, size: int) -> Chunk:
+        return Chunk(size)
+
     def _add(self, size: int) -> Chunk:
-        chunk = Chunk(size)
+        chunk = self._make(size)
         index = bisect.bisect(self._addresses, chunk.address)
         self._chunks.insert(index, chunk)
         self._addresses.insert(index, chunk.address)

@@ -67,6 +67,11 @@ class Transport(ABC):
     neighborhood: Neighborhood | None = None
     """Ranks with whom tensors are exchanged through memory, around all that is below."""
 
+    @property
+    def visible(self) -> Neighborhood | None:
+        """Ranks that read what this one publishes in windows where it lies, and it theirs."""
+        return self.neighborhood
+
     @abstractmethod
     def post(self, peer: int, message: bytes) -> None:
         """Send a short message; the call never waits for the peer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -10,8 +11,9 @@ from typing import Any
 import torch
 
 from asyncddp.errors import MismatchError
+from asyncddp.memory.private import PrivateArena
 from asyncddp.memory.views import as_bytes
-from asyncddp.transport.contract import Transfer, Transport
+from asyncddp.transport.contract import Neighborhood, Transfer, Transport
 
 __all__ = ["Loopback"]
 
@@ -57,6 +59,7 @@ class _Hub:
         self.receives: dict[tuple[int, int, int], deque[tuple[torch.Tensor, _Promise]]] = {}
         self.rounds: dict[int, dict[int, tuple[str, Any, _Promise]]] = {}
         self.size = size
+        self.visible = Neighborhood(PrivateArena(), dict.fromkeys(range(size), os.getpid()))
 
     def meet(
         self, data: torch.Tensor, source: int, target: int, tag: int, *, sends: bool
@@ -130,6 +133,11 @@ class Loopback(Transport):
         self._hub, self.rank, self.size = hub, rank, hub.size
         self._bell = hub.bells[rank]
         self._rounds = 0
+
+    @property
+    def visible(self) -> Neighborhood | None:
+        """All ranks, since they are threads of one process."""
+        return self._hub.visible
 
     @classmethod
     def group(cls, size: int) -> list[Loopback]:

@@ -1,0 +1,104 @@
+"""One-sided messages: they reach a service of a peer, which nobody there has to ask for them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+
+from asyncddp.engine.messages import Message, Parcel
+from asyncddp.memory.recycling import empty
+from asyncddp.memory.views import as_bytes, from_bytes
+from asyncddp.transport.contract import Transfer, Transport
+
+__all__ = ["Parcels", "Service"]
+
+Service: TypeAlias = Callable[[int, tuple[Any, ...], torch.Tensor | None], None]
+"""Takes the sender, what it says, and a tensor of its own that may have come along."""
+
+_INLINE = 16 * 1024  # bytes of a tensor that travel inside the message
+
+
+class Parcels:
+    """What one rank sends to and takes for services. The engine's lock guards it.
+
+    Args:
+        transport: The wire.
+        put: Queues a message for a peer.
+        tag: Gives a number for a tensor that follows its message.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        put: Callable[[int, Message], None],
+        tag: Callable[[], int],
+    ) -> None:
+        self._transport, self._put, self._tag = transport, put, tag
+        self.services: dict[str, Service] = {}
+        """Who takes what is addressed to a name, on whichever thread drives the engine."""
+        self._leaving: list[tuple[Transfer, torch.Tensor]] = []
+        self._coming: dict[int, deque[tuple[Parcel, torch.Tensor | None, Transfer | None]]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether tensors are on their way."""
+        return bool(self._coming or self._leaving)
+
+    def send(
+        self, peer: int, service: str, content: tuple[Any, ...], tensor: torch.Tensor | None = None
+    ) -> None:
+        """Send what a service of a peer will take; the call never waits.
+
+        Args:
+            peer: To whom.
+            service: Its name there.
+            content: Numbers and strings.
+            tensor: A contiguous CPU tensor, left alone until the peer is known to have it.
+        """
+        if tensor is None:
+            self._put(peer, Parcel(service, content, "", (), None, -1))
+            return
+        dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+        raw = as_bytes(tensor)
+        if raw.numel() <= _INLINE:
+            data = raw.numpy().tobytes()
+            self._put(peer, Parcel(service, content, dtype, shape, data, -1))
+            return
+        tag = self._tag()
+        self._put(peer, Parcel(service, content, dtype, shape, None, tag))
+        self._leaving.append((self._transport.isend(tensor, peer, tag), tensor))
+
+    def receive(self, peer: int, parcel: Parcel) -> None:
+        """Take a parcel, or begin to."""
+        tensor: torch.Tensor | None = None
+        transfer: Transfer | None = None
+        if parcel.dtype:
+            dtype = getattr(torch, parcel.dtype)
+            if parcel.payload is not None:
+                tensor = from_bytes(parcel.payload, dtype, parcel.shape)
+            else:
+                tensor = empty(parcel.shape, dtype)
+                transfer = self._transport.irecv(tensor, peer, parcel.tag)
+        self._coming.setdefault(peer, deque()).append((parcel, tensor, transfer))
+        self._deliver(peer)
+
+    def progress(self) -> bool:
+        """Deliver what has come, each peer's in its order; whether anything was."""
+        if self._leaving:
+            self._leaving = [pair for pair in self._leaving if not pair[0].done()]
+        return any([self._deliver(peer) for peer in list(self._coming)])
+
+    def _deliver(self, peer: int) -> bool:
+        waiting, delivered = self._coming[peer], False
+        while waiting and (waiting[0][2] is None or waiting[0][2].done()):
+            parcel, tensor, _ = waiting.popleft()
+            delivered = True
+            service = self.services.get(parcel.service)
+            if service is not None:
+                service(peer, parcel.content, tensor)
+        if not waiting:
+            del self._coming[peer]
+        return delivered
