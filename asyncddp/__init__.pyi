@@ -116,5 +116,15 @@ from .optim import average_model as average_model
 from .optim import broadcast_optimizer_state as broadcast_optimizer_state
 from .optim import broadcast_parameters as broadcast_parameters
 from .optim import consensus_distance as consensus_distance
+from .optim.accum_adam import AccumAdam as AccumAdam
+from .optim.accum_adam import AccumAdamW as AccumAdamW
+from .optim.optim_fn import (
+    lr_scheduler_fn_cosine_with_warmup as lr_scheduler_fn_cosine_with_warmup,
+)
+from .optim.optim_fn import optim_fn_accum_adam as optim_fn_accum_adam
+from .optim.optim_fn import optim_fn_accum_adamw as optim_fn_accum_adamw
+from .optim.optim_fn import optim_fn_adam as optim_fn_adam
+from .optim.optim_fn import optim_fn_adamw as optim_fn_adamw
+from .parallel.samplers import LocalStepRandomBatchSampler as LocalStepRandomBatchSampler
 
 __version__: str

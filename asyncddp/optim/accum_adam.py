@@ -1,0 +1,247 @@
+"""``AccumAdam`` and ``AccumAdamW``: Adam whose moments move once in several steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+import torch
+
+from asyncddp.errors import ArgumentError
+
+__all__ = ["AccumAdam", "AccumAdamW"]
+
+_Params: TypeAlias = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
+_MEAN, _SQUARE, _SUM = "exp_avg", "exp_avg_sq", "accum_grad"
+
+
+class AccumAdam(torch.optim.Optimizer):
+    r"""Adam that steps with every gradient, and whose moments move with the mean of K of them.
+
+    With g the gradient of step t, :math:`g \leftarrow g + \lambda x`, and k = ⌈t / K⌉:
+
+    .. math::
+        \hat m &= \beta_1 m + (1 - \beta_1) g, \qquad
+        \hat v = \beta_2 v + (1 - \beta_2) g^2, \qquad a \leftarrow a + g / K \\
+        x &\leftarrow x - \gamma \frac{\hat m / (1 - \beta_1^k)}
+            {\sqrt{\hat v / (1 - \beta_2^k)} + \epsilon}
+
+    and where K divides t, :math:`m \leftarrow \beta_1 m + (1 - \beta_1) a`,
+    :math:`v \leftarrow \beta_2 v + (1 - \beta_2) a^2`, :math:`a \leftarrow 0`.
+
+    The moments follow gradients of a batch that is K times as large, while averaging with the
+    neighbours takes place in every step. With K = 1 it is ``torch.optim.Adam`` bit for bit (with
+    ``foreach=True``, for dtypes in which that rounds differently), whose names and meanings the
+    state has; there is a sum ``accum_grad`` beside it.
+
+    Args:
+        params: Parameters, or groups of them, as for every optimizer of ``torch.optim``.
+        lr: Step size :math:`\gamma`.
+        betas: :math:`\beta_1` and :math:`\beta_2`.
+        eps: :math:`\epsilon`.
+        weight_decay: :math:`\lambda`.
+        accum_iter: K, the number of gradients in a mean.
+
+    Raises:
+        ArgumentError: A value that cannot be.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> weight = torch.ones(1, requires_grad=True)
+        >>> optimizer = bf.AccumAdam([weight], lr=0.1, weight_decay=0.0, accum_iter=2)
+        >>> for _ in range(3):
+        ...     weight.grad = torch.ones(1)
+        ...     optimizer.step()
+        >>> weight.item()  # each step was of full length
+        0.70...
+
+    References:
+        Wang, Zhang, Wu, Johansson, "From promise to practice: realizing high-performance
+        decentralized training", ICLR 2025.
+    """
+
+    _decoupled = False
+
+    def __init__(
+        self,
+        params: _Params,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1 / 32768,
+        accum_iter: int = 4,
+    ) -> None:
+        name = type(self).__name__
+        for argument, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+            if not value >= 0.0:
+                raise ArgumentError(
+                    f"{name}: argument {argument}: expected at least 0, got {value!r}"
+                )
+        if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
+            raise ArgumentError(
+                f"{name}: argument betas: expected two numbers of at least 0 and below 1, got "
+                f"{betas!r}"
+            )
+        if isinstance(accum_iter, bool) or not isinstance(accum_iter, int) or accum_iter < 1:
+            raise ArgumentError(
+                f"{name}: argument accum_iter: expected a whole number of at least 1, got "
+                f"{accum_iter!r}"
+            )
+        defaults = {
+            "lr": lr,
+            "betas": tuple(betas),
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "accum_iter": accum_iter,
+        }
+        super().__init__(params, defaults)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make one step.
+
+        Args:
+            closure: Evaluates the model and gives the loss; called once, before the step.
+
+        Returns:
+            The loss that the closure gave, or None.
+
+        Raises:
+            ArgumentError: A gradient is sparse.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            for group in self.param_groups:
+                self._update(group)
+        return loss
+
+    def _update(self, group: dict[str, Any]) -> None:
+        """Step with the parameters of a group that have a gradient."""
+        parameters = [p for p in group["params"] if p.grad is not None]
+        if not parameters:
+            return
+        gradients = [self._dense(parameter) for parameter in parameters]
+        states = [self._state_of(parameter) for parameter in parameters]
+        for state in states:
+            state["step"] += 1
+        counts = [int(state["step"]) for state in states]
+        values = [_real(parameter) for parameter in parameters]
+        means, squares, sums = (
+            [_real(state[key]) for state in states] for key in (_MEAN, _SQUARE, _SUM)
+        )
+        lr, decay, every = float(group["lr"]), group["weight_decay"], group["accum_iter"]
+        if decay and self._decoupled:
+            torch._foreach_mul_(values, 1 - lr * decay)
+        elif decay:
+            gradients = list(torch._foreach_add(gradients, values, alpha=decay))
+        torch._foreach_add_(sums, gradients, alpha=1 / every)
+        _descend(group, values, gradients, means, squares, [-(-t // every) for t in counts])
+        full = [place for place, t in enumerate(counts) if t % every == 0]
+        if full:
+            _move(
+                group, *([tensors[place] for place in full] for tensors in (means, squares, sums))
+            )
+
+    def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        """A parameter's state, made with its first gradient."""
+        state: dict[str, torch.Tensor] = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.int64)
+            for key in (_MEAN, _SQUARE, _SUM):
+                state[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        return state
+
+    def _dense(self, parameter: torch.Tensor) -> torch.Tensor:
+        """A parameter's gradient."""
+        gradient = parameter.grad
+        if gradient is None or gradient.layout != torch.strided:
+            raise ArgumentError(
+                f"{type(self).__name__}: the gradient of a parameter of shape "
+                f"{tuple(parameter.shape)} is {gradient if gradient is None else gradient.layout}; "
+                "expected a dense one. Build the embedding with sparse=False"
+            )
+        return _real(gradient)
+
+
+class AccumAdamW(AccumAdam):
+    r""":class:`AccumAdam` with decoupled weight decay: :math:`x \leftarrow (1 - \gamma \lambda) x`.
+
+    In place of :math:`g \leftarrow g + \lambda x`, at the beginning of each step. With K = 1 it is
+    ``torch.optim.AdamW`` bit for bit.
+
+    Args:
+        params: Parameters, or groups of them.
+        lr: Step size :math:`\gamma`.
+        betas: :math:`\beta_1` and :math:`\beta_2`.
+        eps: :math:`\epsilon`.
+        weight_decay: :math:`\lambda`.
+        accum_iter: K, the number of gradients in a mean.
+
+    Raises:
+        ArgumentError: A value that cannot be.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> weight = torch.ones(1, requires_grad=True)
+        >>> optimizer = bf.AccumAdamW([weight], lr=0.1, weight_decay=0.5)
+        >>> weight.grad = torch.ones(1)
+        >>> optimizer.step()
+        >>> round(weight.item(), 6)  # 1 - 0.05 of decay - 0.1
+        0.85
+
+    References:
+        Loshchilov, Hutter, "Decoupled weight decay regularization", ICLR 2019.
+    """
+
+    _decoupled = True
+
+    def __init__(
+        self,
+        params: _Params,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        accum_iter: int = 4,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay, accum_iter)
+
+
+def _descend(
+    group: dict[str, Any],
+    values: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    means: list[torch.Tensor],
+    squares: list[torch.Tensor],
+    counts: list[int],
+) -> None:
+    """Step along the moments as they would be with this gradient; they stay as they are."""
+    lr, (beta1, beta2) = float(group["lr"]), group["betas"]
+    mean = torch._foreach_lerp(means, gradients, 1 - beta1)
+    root = torch._foreach_mul(squares, beta2)
+    torch._foreach_addcmul_(root, gradients, gradients, 1 - beta2)
+    torch._foreach_sqrt_(root)
+    torch._foreach_div_(root, [(1 - beta2**k) ** 0.5 for k in counts])
+    torch._foreach_add_(root, group["eps"])
+    torch._foreach_addcdiv_(values, mean, root, [-lr / (1 - beta1**k) for k in counts])
+
+
+def _move(
+    group: dict[str, Any],
+    means: list[torch.Tensor],
+    squares: list[torch.Tensor],
+    sums: list[torch.Tensor],
+) -> None:
+    """Move the moments by the mean gradient of K steps, and begin another."""
+    beta1, beta2 = group["betas"]
+    torch._foreach_lerp_(means, sums, 1 - beta1)
+    torch._foreach_mul_(squares, beta2)
+    torch._foreach_addcmul_(squares, sums, sums, 1 - beta2)
+    torch._foreach_zero_(sums)
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """A complex tensor as pairs of real numbers, as torch's own optimizers see it."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

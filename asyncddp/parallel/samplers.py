@@ -1,0 +1,174 @@
+"""``LocalStepRandomBatchSampler``: a seed and a step give the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sized
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+
+from asyncddp.context import current, is_initialized
+from asyncddp.errors import ArgumentError
+
+__all__ = ["LocalStepRandomBatchSampler"]
+
+_APART = 10_000  # between the seeds of two ranks
+
+
+class LocalStepRandomBatchSampler(Sampler[list[int]]):
+    r"""Random batches of the whole data set, a rank's own, each a function of seed and step.
+
+    With B batches in a round, step s takes batch s mod B of the permutation that is drawn with the
+    seed
+
+    .. math:: \mathrm{base\_seed} + 10000 \cdot \mathrm{rank} + \lfloor s / B \rfloor.
+
+    Ranks need not agree on anything: one that is faster, or whose batches are smaller, makes more
+    steps. An iterator goes on from ``local_step`` to the end of the round, so that an epoch which
+    was broken off is continued by the next ``for``.
+
+    A ``DataLoader`` with workers draws batches ahead of their use. To resume with one, set
+    ``local_step`` to the number of steps that were trained.
+
+    Args:
+        dataset: Anything with a length, which must not change.
+        batch_size: Samples in a batch; ranks may differ.
+        base_seed: The seed.
+        rank: Whose batches; by default this rank, or 0 before ``init()``.
+        drop_last: Whether to leave out the last batch of a round where it is smaller.
+
+    Attributes:
+        local_step: Batches drawn so far, which is the step that comes next; may be set.
+
+    Raises:
+        ArgumentError: A value that cannot be, or no batch at all.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> sampler = bf.LocalStepRandomBatchSampler(range(5), batch_size=2, base_seed=7)
+        >>> len(sampler), [len(batch) for batch in sampler], sampler.local_step
+        (3, [2, 2, 1], 3)
+        >>> again = bf.LocalStepRandomBatchSampler(range(5), batch_size=2, base_seed=7)
+        >>> again.load_state_dict(sampler.state_dict())
+        >>> list(again) == list(sampler)
+        True
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        batch_size: int,
+        base_seed: int,
+        rank: int | None = None,
+        drop_last: bool = False,
+    ) -> None:
+        if rank is None:
+            rank = current().rank if is_initialized() else 0
+        self._samples = len(dataset)
+        self.batch_size = _whole("batch_size", batch_size, least=1)
+        self.base_seed = _whole("base_seed", base_seed)
+        self.rank = _whole("rank", rank, least=0)
+        self.drop_last = bool(drop_last)
+        self._check_enough()
+        self._step = 0
+        self._drawn: tuple[int, list[int]] = (-1, [])
+
+    def _check_enough(self) -> None:
+        if not self._samples:
+            raise ArgumentError(
+                "LocalStepRandomBatchSampler: argument dataset: expected at least one sample, got "
+                "an empty one"
+            )
+        if not len(self):
+            raise ArgumentError(
+                "LocalStepRandomBatchSampler: argument drop_last: with True, a round of "
+                f"{self._samples} samples has no batch of batch_size={self.batch_size}; take "
+                f"drop_last=False or a batch_size of at most {self._samples}"
+            )
+
+    @property
+    def local_step(self) -> int:
+        """The step that comes next."""
+        return self._step
+
+    @local_step.setter
+    def local_step(self, step: int) -> None:
+        self._step = _whole("local_step", step, least=0)
+
+    def __len__(self) -> int:
+        """Batches in a round."""
+        whole, rest = divmod(self._samples, self.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
+
+    def batch(self, step: int) -> list[int]:
+        """The indices of one step's samples, whatever was drawn before.
+
+        Args:
+            step: The step, from 0 on.
+
+        Raises:
+            ArgumentError: It is below 0, or no whole number.
+        """
+        number, place = divmod(_whole("step", step, least=0), len(self))
+        if self._drawn[0] != number:
+            generator = torch.Generator()
+            generator.manual_seed(self.base_seed + _APART * self.rank + number)
+            order = torch.randperm(self._samples, generator=generator).tolist()
+            self._drawn = number, order
+        start = place * self.batch_size
+        return self._drawn[1][start : start + self.batch_size]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The batches from ``local_step`` to the end of its round."""
+        for _ in range(len(self) - self._step % len(self)):
+            drawn = self.batch(self._step)
+            self._step += 1
+            yield drawn
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step, and what makes its batches the same again."""
+        return {
+            "local_step": self._step,
+            "samples": self._samples,
+            "batch_size": self.batch_size,
+            "base_seed": self.base_seed,
+            "rank": self.rank,
+            "drop_last": self.drop_last,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where another sampler stood.
+
+        Args:
+            state_dict: What :meth:`state_dict` gave.
+
+        Raises:
+            ArgumentError: It is of a sampler whose batches are others.
+        """
+        own = self.state_dict()
+        for key, expected in own.items():
+            if key not in state_dict:
+                raise ArgumentError(
+                    f"LocalStepRandomBatchSampler.load_state_dict: expected an entry {key!r}, got "
+                    f"{sorted(state_dict)}"
+                )
+            if key != "local_step" and state_dict[key] != expected:
+                raise ArgumentError(
+                    f"LocalStepRandomBatchSampler.load_state_dict: expected {key}={expected!r} as "
+                    f"here, got {state_dict[key]!r}, which gives other batches; build the sampler "
+                    "as it was, or set local_step alone"
+                )
+        self.local_step = state_dict["local_step"]
+
+
+def _whole(argument: str, value: Any, least: int | None = None) -> int:
+    """Insist on a whole number."""
+    no_number = isinstance(value, bool) or not hasattr(value, "__index__")
+    number = 0 if no_number else int(value)
+    if no_number or (least is not None and number < least):
+        wanted = "a whole number" + ("" if least is None else f" of at least {least}")
+        raise ArgumentError(
+            f"LocalStepRandomBatchSampler: argument {argument}: expected {wanted}, got {value!r}"
+        )
+    return number
