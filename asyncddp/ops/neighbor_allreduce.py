@@ -74,6 +74,10 @@ def _started(
     return None if found is None else found[0].start(found[1], tensor, out)
 
 
+for _function in (_looked_up, _shortcut, _started):
+    _function.__qualname__ = _VERB  # by which Python calls it where an argument is wrong
+
+
 @verb_with(_shortcut, _started)
 def neighbor_allreduce(
     tensor: torch.Tensor,

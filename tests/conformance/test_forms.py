@@ -203,6 +203,21 @@ def test_results_can_be_written_into_a_tensor_of_the_caller(world):
     world.run(into_out)
 
 
+def misspelt():
+    """Long way first, then the short one, which must not answer with a name of its own."""
+    x = prepared()
+    for _ in range(3):
+        for form in (bf.neighbor_allreduce, bf.neighbor_allreduce_nonblocking):
+            with pytest.raises(TypeError, match=r"^neighbor_allreduce.*unexpected keyword.*'nmae'"):
+                form(x, nmae="x")
+        bf.neighbor_allreduce(x)
+
+
+@on("loopback-2", "shared_memory-2")
+def test_an_argument_that_does_not_exist_is_an_error_of_the_verb(world):
+    world.run(misspelt)
+
+
 def test_the_forms_have_names_documents_and_signatures():
     """What ``help()`` shows of a form is that form, not the plan behind it."""
     for verb in VERBS:
