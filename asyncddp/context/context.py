@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -76,12 +76,22 @@ class Context:
         self.engine = Engine(transport, config)
         self.attachments: dict[str, Any] = {}
         """What rooms above keep for each world, by their name."""
+        self.farewells: list[Callable[[], None]] = []
+        """What rooms above do before this rank leaves: wait for messages under way."""
 
     def close(self, reason: str) -> None:
         """Leave the world; harmless when called twice."""
         try:
+            while self.farewells:
+                self.farewells.pop()()
+        finally:
+            self._leave(reason)
+
+    def _leave(self, reason: str) -> None:
+        try:
             self.engine.close(reason)
         finally:
+            self.attachments.clear()
             self.local_transport.close()
             self.transport.close()
 

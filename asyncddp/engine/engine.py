@@ -335,6 +335,7 @@ class Engine:
                     NotInitializedError(f"{operation.describe()}: shut down before its end")
                 )
             self.leave(reason)
+            self.mailbox.parcels.close()
             self.closed = True
         if self.mailbox.late is not None:
             raise self.mailbox.late

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from asyncddp.engine.messages import Message, Parcel
+from asyncddp.errors import PeerError
 from asyncddp.memory.recycling import empty
 from asyncddp.memory.views import as_bytes, from_bytes
 from asyncddp.transport.contract import Transfer, Transport
@@ -19,6 +20,7 @@ Service: TypeAlias = Callable[[int, tuple[Any, ...], torch.Tensor | None], None]
 """Takes the sender, what it says, and a tensor of its own that may have come along."""
 
 _INLINE = 16 * 1024  # bytes of a tensor that travel inside the message
+_Coming: TypeAlias = tuple[Parcel, torch.Tensor | None, Transfer | None]
 
 
 class Parcels:
@@ -40,7 +42,7 @@ class Parcels:
         self.services: dict[str, Service] = {}
         """Who takes what is addressed to a name, on whichever thread drives the engine."""
         self._leaving: list[tuple[Transfer, torch.Tensor]] = []
-        self._coming: dict[int, deque[tuple[Parcel, torch.Tensor | None, Transfer | None]]] = {}
+        self._coming: dict[int, deque[_Coming]] = {}
 
     @property
     def busy(self) -> bool:
@@ -88,12 +90,22 @@ class Parcels:
     def progress(self) -> bool:
         """Deliver what has come, each peer's in its order; whether anything was."""
         if self._leaving:
-            self._leaving = [pair for pair in self._leaving if not pair[0].done()]
+            self._leaving = [pair for pair in self._leaving if not _over(pair[0])]
         return any([self._deliver(peer) for peer in list(self._coming)])
+
+    def close(self) -> None:
+        """Give up what is on its way, and forget the services."""
+        coming = [transfer for waiting in self._coming.values() for _, _, transfer in waiting]
+        for transfer in (*(transfer for transfer, _ in self._leaving), *coming):
+            if transfer is not None and not _over(transfer):
+                transfer.abandon()
+        self._leaving.clear()
+        self._coming.clear()
+        self.services.clear()
 
     def _deliver(self, peer: int) -> bool:
         waiting, delivered = self._coming[peer], False
-        while waiting and (waiting[0][2] is None or waiting[0][2].done()):
+        while waiting and (waiting[0][2] is None or self._whole(waiting[0][2], waiting)):
             parcel, tensor, _ = waiting.popleft()
             delivered = True
             service = self.services.get(parcel.service)
@@ -102,3 +114,19 @@ class Parcels:
         if not waiting:
             del self._coming[peer]
         return delivered
+
+    def _whole(self, transfer: Transfer, waiting: deque[_Coming]) -> bool:
+        """Whether a tensor has come; of a peer that failed meanwhile nothing more will."""
+        try:
+            return transfer.done()
+        except PeerError:
+            waiting.clear()
+            return False
+
+
+def _over(transfer: Transfer) -> bool:
+    """Whether a transfer has ended, well or not."""
+    try:
+        return transfer.done()
+    except PeerError:
+        return True

@@ -9,7 +9,8 @@ finds room that nobody reads, a reader finds what was published last, whole.
 
 from __future__ import annotations
 
+from asyncddp.windows.buffers import Staleness
 from asyncddp.windows.registry import Windows, windows_of
-from asyncddp.windows.window import Staleness, Window
+from asyncddp.windows.window import Window
 
 __all__ = ["Staleness", "Window", "Windows", "windows_of"]

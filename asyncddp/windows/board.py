@@ -2,7 +2,8 @@
 
 Both ends are single threads as far as the words go. A version is published by one store. A reader
 marks the version that it reads and then looks whether it is still the newest; a writer that looks
-for room sees the mark. So neither ever waits for the other::
+for room sees the mark. So neither ever waits for the other, not even for one that is stopped in
+the middle::
 
     writer                              reader
       fill header of version v            mark v as held
@@ -11,8 +12,12 @@ for room sees the mark. So neither ever waits for the other::
       a buffer is free if no edge has     newest is still v? then v is safe to read,
       it as its newest or held version    else look again
 
-To *take* what was published excludes the writer's adding to it: each says first what it is about to
-do, and then looks whether the other has said so too.
+A reader that *takes* a version, so that nothing more is added to it, says beforehand that it
+intends to; it has taken the version if that is still the newest then. A writer that adds cannot
+know whether the reader is just succeeding. Therefore it publishes several sums, each of all that
+came after one version: after the one that the reader says it has taken, after the one that it
+intends to take, and after the newest but one, which it may have begun to take since. The reader
+knows which of them fits.
 """
 
 from __future__ import annotations
@@ -20,9 +25,11 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 
+from asyncddp.errors import PeerLeftError
 from asyncddp.memory.shared import Arena, Place, View, fence, full_fence
 from asyncddp.windows.contract import Buffer, Incoming, Outgoing, Shown
 from asyncddp.windows.sums import weighted
@@ -30,12 +37,23 @@ from asyncddp.windows.sums import weighted
 __all__ = ["WORDS", "Inlet", "Outlet"]
 
 _LINE = 8  # words of 8 bytes in a line of a processor's cache
-WORDS = 4 * _LINE
+WORDS = 8 * _LINE
 """Words of an edge: the writer's, two headers by the parity of the version, the reader's."""
 
-_NEWEST, _ADDING, _CLOCK = 0, 1, 2
-_HELD, _TAKEN, _TAKING = 3 * _LINE, 3 * _LINE + 1, 3 * _LINE + 2
-_HEADER = struct.Struct("=QddQQQQQ")  # floor weight p clock time descriptor size offset
+_NEWEST, _CLOCK = 0, 1
+_HEADER = 3 * _LINE  # words of a header
+_HELD, _TAKEN, _INTENDED, _WANTED = (7 * _LINE + k for k in range(4))
+_HEAD = struct.Struct("=4Q")  # floor, clock, time, number of sums
+_SUM = struct.Struct("=QddQQQ")  # after which version, weight, p, descriptor, size, offset
+_HEADS = {count: struct.Struct("=4Q" + count * "QddQQQ") for count in (1, 2, 3)}
+
+
+class _Sum(NamedTuple):
+    """``weight * buffer`` and p: all that came after some version."""
+
+    buffer: Buffer
+    weight: float
+    p: float
 
 
 class Outlet(Outgoing):
@@ -43,79 +61,81 @@ class Outlet(Outgoing):
 
     Args:
         view: Memory that both see.
-        offset: Where the words of the edge begin.
-        wait: Begins to wait for the reader; what it gives is called again and again, and raises
-            when that takes too long.
+        offset: Where the words of the edge begin; all zero.
     """
 
-    def __init__(self, view: View, offset: int, wait: Callable[[], Callable[[], None]]) -> None:
+    def __init__(self, view: View, offset: int) -> None:
         self._words, self._raw = view.words(offset, WORDS), view.raw(offset, 8 * WORDS)
-        self._version = 0
-        self._readable: dict[int, tuple[Buffer, float, float, int]] = {}
-        self._wait = wait
+        self._version = self._floor = 0
+        self._readable: dict[int, dict[int, _Sum]] = {}  # version → after which version → sum
 
     def put(self, buffer: Buffer, weight: float, p: float, clock: int) -> int:
-        """Publish by one store."""
-        self._show(buffer, weight, p, clock, self._version + 1)
-        return self._version
+        """Publish by one store; whatever was taken before, this comes after it."""
+        self._floor = self._version + 1
+        return self._show({self._version: _Sum(buffer, weight, p)}, clock)
 
     def add(
         self, buffer: Buffer, weight: float, p: float, clock: int, room: Callable[[], Buffer]
     ) -> int:
-        """Publish the buffer itself if all else was taken, otherwise the sum."""
-        words = self._words
-        self._begin_to_add()
+        """Publish the buffer itself if all else was taken, and the sum if not."""
+        full_fence()  # between the newest version and what the reader says
+        intended = self._words[_INTENDED]
+        fence()  # in this order: what was intended may have been taken meanwhile
+        taken = self._words[_TAKEN]
+        sums = {self._version: _Sum(buffer, weight, p)}
+        totals = []
         try:
-            if words[_TAKEN] >= self._version:
-                self._show(buffer, weight, p, clock, 0)
-            else:
-                known, factor, earlier, floor = self._readable[self._version]
+            for since in {max(version, self._floor - 1) for version in (taken, intended)}:
+                known = self._readable.get(self._version, {}).get(since)
+                if known is None:  # nothing came since, or it is too late for that intention
+                    continue
                 total = room()
-                weighted(total.tensor, [(known.tensor, factor), (buffer.tensor, weight)])
-                self._show(total, 1.0, earlier + p, clock, floor)
-                total.drop()  # in use by being the newest
+                totals.append(total)
+                terms = [(known.buffer.tensor, known.weight), (buffer.tensor, weight)]
+                weighted(total.tensor, terms)
+                sums[since] = _Sum(total, 1.0, known.p + p)
+            return self._show(sums, clock)
         finally:
-            fence()
-            words[_ADDING] = 0
-        return self._version
-
-    def _begin_to_add(self) -> None:
-        """Keep the reader from taking; it takes for microseconds, but may be stopped meanwhile."""
-        words, again = self._words, None
-        words[_ADDING] = 1
-        full_fence()
-        while words[_TAKING]:
-            words[_ADDING] = 0
-            again = again or self._wait()
-            again()
-            words[_ADDING] = 1
-            full_fence()
+            for total in totals:
+                total.drop()  # in use by being the newest
 
     def tick(self, clock: int) -> None:
         """Tell how many steps were made."""
         self._words[_CLOCK] = clock
 
     def wanted(self) -> bool:
-        """Whether the reader has ever taken anything."""
-        return self._words[_TAKEN] > 0
+        """Whether the reader has said that it looks."""
+        return self._words[_WANTED] > 0
+
+    def untaken(self) -> bool:
+        """Whether the reader has said less."""
+        return self._words[_TAKEN] < self._version
 
     def in_use(self) -> Iterator[Buffer]:
         """What is newest, and what the reader holds."""
-        full_fence()
-        wanted = (self._version, self._words[_HELD])
-        self._readable = {v: entry for v, entry in self._readable.items() if v in wanted}
-        return (entry[0] for entry in self._readable.values())
+        held, readable = self._words[_HELD], self._readable
+        if len(readable) > 1:
+            wanted = (self._version, held)
+            readable = self._readable = {v: sums for v, sums in readable.items() if v in wanted}
+        for sums in readable.values():
+            for one in sums.values():
+                yield one.buffer
 
-    def _show(self, buffer: Buffer, weight: float, p: float, clock: int, floor: int) -> None:
-        place, version, words = buffer.place, self._version + 1, self._words
-        if place is None:
-            raise RuntimeError("a buffer without a place was shown to a rank of this machine")
-        start = 8 * _LINE * (1 + version % 2)
-        _HEADER.pack_into(self._raw, start, floor, weight, p, clock, time.monotonic_ns(), *place)
-        self._readable[version] = buffer, weight, p, floor
-        words[_CLOCK] = max(clock, words[_CLOCK])
+    def _show(self, sums: dict[int, _Sum], clock: int) -> int:
+        values: list[float] = []
+        for since, (buffer, weight, p) in sums.items():
+            if buffer.place is None:
+                raise RuntimeError("a buffer without a place was shown to a rank of this machine")
+            values += (since, weight, p, *buffer.place)
+        version, words = self._version + 1, self._words
+        start, now = 8 * (_LINE + _HEADER * (version % 2)), time.monotonic_ns()
+        fence()  # the header of the version before the last is not the newest any more
+        _HEADS[len(sums)].pack_into(self._raw, start, self._floor, clock, now, len(sums), *values)
+        self._readable[version] = sums
+        words[_CLOCK] = clock
         fence()
         words[_NEWEST] = self._version = version
+        return version
 
 
 class Inlet(Incoming):
@@ -127,6 +147,7 @@ class Inlet(Incoming):
         place: Where in it the words of the edge begin.
         shape: Of the tensors.
         dtype: Of the tensors.
+        what: Whose tensors they are, for messages.
     """
 
     def __init__(
@@ -136,51 +157,60 @@ class Inlet(Incoming):
         place: Place,
         shape: tuple[int, ...],
         dtype: torch.dtype,
+        what: str,
     ) -> None:
         view = arena.open(process, place)
-        self._arena, self._process, self._form = arena, process, (shape, dtype)
+        self._arena, self._process, self._what = arena, process, what
+        self._shape, self._dtype = shape, dtype
         self._words = view.words(place.offset, WORDS)
         self._raw = view.raw(place.offset, 8 * WORDS)
         self._tensors: dict[Place, torch.Tensor] = {}
-
-    @property
-    def taken(self) -> int:  # type: ignore[override]
-        """The version up to which everything was taken."""
-        return self._words[_TAKEN]
+        self.taken = 0
 
     def look(self) -> Shown | None:
         """Mark, read, and see whether it is still so."""
+        return self._read(take=False)
+
+    def take(self) -> Shown | None:
+        """Say that it is intended, mark, read, and see whether it is still so."""
+        shown = self._read(take=True)
+        if shown is not None:
+            self.taken = self._words[_TAKEN] = shown.version
+        return shown
+
+    def _read(self, *, take: bool) -> Shown | None:
         words = self._words
-        while version := words[_NEWEST]:
+        while (version := words[_NEWEST]) > self.taken:
             words[_HELD] = version
+            if take:
+                words[_INTENDED] = version
             full_fence()
-            start = 8 * _LINE * (1 + version % 2)
-            floor, weight, p, clock, when, *place = _HEADER.unpack_from(self._raw, start)
+            start = 8 * (_LINE + _HEADER * (version % 2))
+            header = bytes(self._raw[start : start + 8 * _HEADER])
             fence()
             if words[_NEWEST] == version:
-                tensor = self._tensor(Place(*place))
-                return Shown(version, floor, weight, p, clock, when / 1e9, tensor)
+                return self._shown(version, header)
         return None
 
-    def take(self) -> tuple[bool, Shown | None]:
-        """Say so, see whether the writer is adding, look, and count it as taken."""
-        words = self._words
-        words[_TAKING] = 1
-        full_fence()
-        if words[_ADDING]:
-            words[_TAKING] = 0
-            return False, None
-        before, shown = words[_TAKEN], self.look()
-        if shown is not None:
-            words[_TAKEN] = shown.version
-        fence()
-        words[_TAKING] = 0
-        return True, shown if shown is not None and shown.version > before else None
+    def _shown(self, version: int, header: bytes) -> Shown:
+        """What a header tells, as it follows upon what was taken."""
+        floor, clock, when, count = _HEAD.unpack_from(header)
+        after = max(self.taken, floor - 1)
+        end = _HEAD.size + count * _SUM.size
+        for since, weight, p, *place in _SUM.iter_unpack(header[_HEAD.size : end]):
+            if since == after:
+                tensor = self._tensor(Place(*place))
+                return Shown(version, floor, weight, p, clock, when / 1e9, tensor)
+        raise RuntimeError(f"{self._what}: version {version} does not follow upon {after}")
 
     def release(self) -> None:
         """Take the mark away."""
         fence()
         self._words[_HELD] = 0
+
+    def want(self) -> None:
+        """Tell the writer that somebody looks."""
+        self._words[_WANTED] = 1
 
     def version(self) -> int:
         """The version that was published last."""
@@ -193,6 +223,16 @@ class Inlet(Incoming):
     def _tensor(self, place: Place) -> torch.Tensor:
         found = self._tensors.get(place)
         if found is None:
-            view = self._arena.open(self._process, place)
-            found = self._tensors[place] = view.tensor(place.offset, *self._form)
+            found = self._tensors[place] = self._found(place)
         return found
+
+    def _found(self, place: Place) -> torch.Tensor:
+        if 0 in self._shape:
+            return torch.empty(self._shape, dtype=self._dtype)
+        try:
+            view = self._arena.open(self._process, place)
+        except FileNotFoundError as error:
+            raise PeerLeftError(
+                f"{self._what}: it has ended, and what it published last was never read here"
+            ) from error
+        return view.tensor(place.offset, self._shape, self._dtype)

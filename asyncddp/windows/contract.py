@@ -100,31 +100,38 @@ class Outgoing(ABC):
         return True
 
     def wanted(self) -> bool:
-        """Whether the reader has ever taken anything."""
+        """Whether the reader has said that it looks."""
         return False
 
     @abstractmethod
+    def untaken(self) -> bool:
+        """Whether the reader is not known to have taken all that was published."""
+
+    @abstractmethod
     def in_use(self) -> Iterator[Buffer]:
-        """Buffers that the reader reads, or may begin to."""
+        """Buffers that the reader reads, or may begin to; ask after a :func:`full_fence`."""
 
 
 class Incoming(ABC):
-    """The reader's end of an edge."""
+    """The reader's end of an edge. What it has shown stays as it is until :meth:`release`."""
 
     taken = 0
     """The version up to which everything was taken."""
 
     @abstractmethod
     def look(self) -> Shown | None:
-        """What was published last, if anything; it stays as it is until :meth:`release`."""
+        """What was published last, if it was not taken yet.
+
+        Raises:
+            PeerLeftError: It cannot be read any more.
+        """
 
     @abstractmethod
-    def take(self) -> tuple[bool, Shown | None]:
-        """Look, and count what is seen as taken, so that nothing is added to it any more.
+    def take(self) -> Shown | None:
+        """Look, and count what is seen as taken: what comes later is not added to it.
 
-        Returns:
-            Whether that was possible: while the writer is forming a sum, it is not; and what was
-            seen, or None where there is nothing new.
+        Raises:
+            PeerLeftError: It cannot be read any more.
         """
 
     @abstractmethod

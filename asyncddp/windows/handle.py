@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from asyncddp.context import Context
 from asyncddp.windows.contract import Outgoing
+from asyncddp.windows.remote import Question
+
+if TYPE_CHECKING:
+    from asyncddp.windows.window import Window
 
 __all__ = ["WindowHandle"]
 
@@ -14,32 +18,38 @@ class WindowHandle:
     """Something published, or asked for; done once the neighbours can see it, or have answered.
 
     Args:
-        context: The world.
-        what: For messages.
+        window: The window.
+        verb: For messages.
         versions: Neighbours, the edges to them, and the versions that they shall see.
-        answered: Whether neighbours that were asked have answered, and who has not.
-        finish: Called once, when all is done.
+        questions: What neighbours were asked.
+        finish: Called once, when all have answered.
     """
 
     def __init__(
         self,
-        context: Context,
-        what: str,
+        window: Window,
+        verb: str,
         versions: Sequence[tuple[int, Outgoing, int]] = (),
-        answered: Callable[[], list[int]] | None = None,
+        questions: Mapping[int, Question] | None = None,
         finish: Callable[[], None] | None = None,
     ) -> None:
-        self._context, self._what, self._answered = context, what, answered
-        self._versions = [entry for entry in versions if not entry[1].arrived(entry[2])]
-        self._finish = finish
-        self._done = self._cancelled = False
+        self._window, self._verb = window, verb
+        self._versions, self._questions, self._finish = versions, questions, finish
+        self._done = False
+        if finish is None and not self._missing():
+            self._done = True
 
     def poll(self) -> bool:
-        """Whether it is done; never waits."""
+        """Whether it is done; never waits.
+
+        Raises:
+            PeerError: The window was freed before.
+        """
         if not self._done and not self._missing():
             self._end()
         if not self._done:
-            self._context.engine.nudge()
+            self._window.insist()
+            self._window.context.engine.nudge()
         return self._done
 
     def wait(self) -> bool:
@@ -48,30 +58,37 @@ class WindowHandle:
         Raises:
             PeerLeftError: A neighbour has ended meanwhile.
             WaitTimeoutError: The deadline has passed.
+            PeerError: The window was freed before.
         """
-        if not self.poll():
-            self._context.engine.attend(
-                lambda: not self._missing(), self._what, lambda: self._missing()
-            )
+        if not self._done and not self.poll():
+            what = f"{self._verb} {self._window.name!r}"
+            self._window.context.engine.attend(self._over, what, self._missing)
             self._end()
         return True
 
     def cancel(self) -> None:
         """Wait for it no more; what is under way goes on, and its end is ignored."""
-        self._done = self._cancelled = True
+        self._done, self._versions, self._questions, self._finish = True, (), None, None
+
+    def _over(self) -> bool:
+        if not self._missing():
+            return True
+        self._window.insist()
+        return False
 
     def _missing(self) -> list[int]:
-        if self._done:
-            return []
-        self._versions = [entry for entry in self._versions if not entry[1].arrived(entry[2])]
-        silent = [] if self._answered is None else self._answered()
-        return sorted({*(peer for peer, _, _ in self._versions), *silent})
+        late = self._versions = [one for one in self._versions if not one[1].arrived(one[2])]
+        peers = [peer for peer, _, _ in late]
+        if self._questions is not None:
+            peers += [peer for peer, asked in self._questions.items() if asked.answer is None]
+        return peers
 
     def _end(self) -> None:
-        if not self._done:
-            self._done = True
-            if self._finish is not None:
-                self._finish()
+        finish, self._finish = self._finish, None
+        self._done = True
+        if finish is not None:
+            finish()
 
     def __repr__(self) -> str:
-        return f"<WindowHandle {self._what} {'done' if self._done else 'under way'}>"
+        state = "done" if self._done else "under way"
+        return f"<WindowHandle {self._verb} {self._window.name!r} {state}>"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,19 +12,22 @@ from typing import Any
 import torch
 
 from asyncddp.context import Context
-from asyncddp.errors import PeerError, UnknownNameError
-from asyncddp.memory.shared import Place
+from asyncddp.errors import ArgumentError, PeerError, UnknownNameError
+from asyncddp.memory.shared import Chunk, Place
 from asyncddp.windows.board import WORDS, Inlet, Outlet
-from asyncddp.windows.contract import Incoming, Outgoing, Shown
+from asyncddp.windows.contract import Shown
 from asyncddp.windows.mutex import FREE, LOCK, LOCKED, Mutex
-from asyncddp.windows.remote import ADD, ARRIVED, PUT, Inbox, Outbox
+from asyncddp.windows.pool import Regions
+from asyncddp.windows.remote import ADD, ARRIVED, PUT, TAKEN, Inbox, Outbox, Question
 from asyncddp.windows.window import Edges, Window
+from topology import Schedule
 
 __all__ = ["Windows", "windows_of"]
 
 _SERVICE = "windows"
 _GET, _GOT, _GONE = "get", "got", "gone"
-_LISTEN = 0.001  # seconds between looks at the wire while there are windows
+_LISTEN = 0.001  # seconds between looks at the wire while peers may send something any time
+_BOARD = 16 * WORDS  # bytes of the words of both edges to a peer
 
 
 class Windows:
@@ -40,8 +45,11 @@ class Windows:
         self._by_name: dict[str, Window] = {}
         self._by_number: dict[int, Window] = {}
         self._mutexes: dict[int, Mutex] = {}
-        self._answers: dict[tuple[int, int], Shown] = {}
-        self._freed_by: dict[int, int] = {}
+        self._boards: dict[int, list[tuple[Chunk, int]]] = {}
+        self._tickets = itertools.count()
+        self._questions: weakref.WeakValueDictionary[int, Question] = weakref.WeakValueDictionary()
+        near = context.transport.visible
+        self._regions = None if near is None else Regions(near.arena)
         self._made = 0
         self._pause = self._engine.pause
         self.with_p = False
@@ -49,6 +57,7 @@ class Windows:
             PUT: partial(self._laid_down, PUT),
             ADD: partial(self._laid_down, ADD),
             ARRIVED: self._arrived,
+            TAKEN: self._taken,
             _GET: self._asked,
             _GOT: self._answered,
             _GONE: self._gone,
@@ -83,40 +92,48 @@ class Windows:
 
     # making
 
-    def prepare(self, name: str, tensor: torch.Tensor, *, zero_init: bool) -> Window:
+    def prepare(
+        self, name: str, tensor: torch.Tensor, schedule: Schedule, *, zero_init: bool
+    ) -> Window:
         """Begin a window, before its edges are known."""
-        window = Window(self._context, name, self._made, tensor, zero_init=zero_init)
+        number, regions = self._made, self._regions
         self._made += 1
-        return window
+        return Window(self._context, name, number, tensor, schedule, regions, zero_init=zero_init)
 
-    def boards(self, targets: list[int]) -> tuple[dict[int, tuple[Place, Place]], dict[str, Any]]:
+    def boards(
+        self, targets: list[int]
+    ) -> tuple[dict[int, tuple[Place, Place]], dict[int, tuple[Chunk, int]]]:
         """Reserve words for the edges to ranks that see this one's memory.
 
         Returns:
             Where the two edges to each of them begin, for the others; and the same for
             :meth:`connect`.
         """
-        near = self._context.transport.visible
-        seen = [t for t in targets if near is not None and t in near.processes]
-        if near is None or not seen:
+        near, regions = self._context.transport.visible, self._regions
+        if near is None or regions is None:
             return {}, {}
-        chunk, start = near.arena.reserve(16 * WORDS * len(seen))
-        places, offsets = {}, {}
-        for number, target in enumerate(seen):
-            first = start + 16 * WORDS * number
-            offsets[target] = first
-            places[target] = (
-                Place(chunk.descriptor, chunk.size, first),
-                Place(chunk.descriptor, chunk.size, first + 8 * WORDS),
-            )
-        return places, {"view": chunk, "offsets": offsets}
+        places, own = {}, {}
+        for target in targets:
+            if target in near.processes:
+                chunk, first = own[target] = regions.take(_BOARD)
+                places[target] = (
+                    Place(chunk.descriptor, chunk.size, first),
+                    Place(chunk.descriptor, chunk.size, first + 8 * WORDS),
+                )
+        return places, own
+
+    def give_back(self, boards: dict[int, tuple[Chunk, int]]) -> None:
+        """Need these words no more."""
+        if self._regions is not None:
+            for region in boards.values():
+                self._regions.give_back(_BOARD, region)
 
     def connect(
         self,
         window: Window,
         targets: list[int],
         sources: dict[int, tuple[Place, Place] | None],
-        own: dict[str, Any],
+        own: dict[int, tuple[Chunk, int]],
     ) -> None:
         """Make a window's edges, and let the verbs find it.
 
@@ -125,53 +142,51 @@ class Windows:
             targets: Out-neighbours.
             sources: In-neighbours, and where they show this rank what they publish, if they can.
             own: The second result of :meth:`boards`.
+
+        Raises:
+            PeerLeftError: The memory of a neighbour on this machine cannot be read.
         """
-        outgoing: dict[int, Outgoing] = {}
-        shows: dict[int, Outgoing] = {}
+        edges = Edges({}, {}, {}, {})
         for peer in targets:
-            if peer in own.get("offsets", {}):
-                wait = self._waiting(window, peer)
-                first = own["offsets"][peer]
-                outgoing[peer] = Outlet(own["view"], first, wait)
-                shows[peer] = Outlet(own["view"], first + 8 * WORDS, wait)
+            if peer in own:
+                chunk, first = own[peer]
+                edges.outgoing[peer] = Outlet(chunk, first)
+                edges.shows[peer] = Outlet(chunk, first + 8 * WORDS)
             else:
-                outgoing[peer] = Outbox(self._engine, peer, _SERVICE, window.number)
-        incoming: dict[int, Incoming] = {}
-        gets: dict[int, Incoming] = {}
+                edges.outgoing[peer] = Outbox(self._engine, peer, _SERVICE, window.number)
         near = self._context.transport.visible
         for peer, places in sources.items():
             if places is not None and near is not None:
-                process = near.processes[peer]
-                form = (window.shape, window.dtype)
-                incoming[peer] = Inlet(near.arena, process, places[0], *form)
-                gets[peer] = Inlet(near.arena, process, places[1], *form)
+                form = (window.shape, window.dtype, self._what(window, peer))
+                process, arena = near.processes[peer], near.arena
+                edges.incoming[peer] = Inlet(arena, process, places[0], *form)
+                edges.gets[peer] = Inlet(arena, process, places[1], *form)
             else:
-                incoming[peer] = Inbox()
-        window.open(Edges(outgoing, incoming, shows, gets))
+                edges.incoming[peer] = Inbox(partial(self._say, peer, window.number, TAKEN))
+        window.open(edges)
         number, what = window.number, f"the mutex of window {window.name!r}"
         self._mutexes[number] = Mutex(
-            self._engine, self._context.rank, lambda peer, word: self._say(peer, number, word), what
+            self._engine,
+            self._context.rank,
+            lambda peer, word, ticket: self._say(peer, number, word, ticket),
+            window.insist,
+            what,
         )
+        self._boards[number] = list(own.values())
         self._by_name[window.name] = self._by_number[number] = window
-        self._context.topologies.pinned.add(window.name)
-        self._engine.pause = _LISTEN
+        if len(own) < len(targets) or None in sources.values():
+            self._engine.pause = _LISTEN
 
-    def _waiting(self, window: Window, peer: int) -> Any:
-        def begin() -> Any:
-            patience = self._engine.patience(f"window {window.name!r}, which rank {peer} reads,")
-
-            def again() -> None:
-                patience([peer])
-                time.sleep(0)
-
-            return again
-
-        return begin
+    def _what(self, window: Window, peer: int) -> str:
+        return f"rank {self._context.rank}: window {window.name!r}: rank {peer}"
 
     def drop(self, name: str) -> None:
-        """Forget a window; its memory is free once no verb uses it any more."""
-        window = self._by_name.pop(name)
-        del self._by_number[window.number], self._mutexes[window.number]
+        """Forget a window; no peer uses it any more."""
+        with self._engine.parcels():  # while nobody hears anything about it
+            window = self._by_name.pop(name)
+            del self._by_number[window.number], self._mutexes[window.number]
+        window.close(ArgumentError(f"window {name!r} was freed by win_free"))
+        self.give_back(dict(enumerate(self._boards.pop(window.number))))
         self._context.topologies.pinned.discard(name)
         if not self._by_name:
             self._engine.pause = self._pause
@@ -182,32 +197,12 @@ class Windows:
         with self._engine.parcels() as parcels:
             parcels.send(peer, _SERVICE, content, tensor)
 
-    def ask(self, window: Window, peer: int) -> None:
+    def ask(self, window: Window, peer: int) -> Question:
         """Ask a rank of another machine for what it lets others get."""
-        self._answers.pop((window.number, peer), None)
-        self._say(peer, window.number, _GET)
-
-    def answer(self, window: Window, peer: int) -> Shown | None:
-        """What it has answered, if it has.
-
-        Raises:
-            PeerError: It has no such window any more.
-        """
-        self.insist(window)
-        return self._answers.get((window.number, peer))
-
-    def insist(self, window: Window) -> None:
-        """Refuse to go on with a window that a peer has freed.
-
-        Raises:
-            PeerError: One has.
-        """
-        peer = self._freed_by.get(window.number)
-        if peer is not None:
-            raise PeerError(
-                f"rank {self._context.rank}: window {window.name!r} was freed by rank {peer}; call "
-                "win_free on all ranks"
-            )
+        question, ticket = Question(), next(self._tickets)
+        self._questions[ticket] = question
+        self._say(peer, window.number, _GET, ticket)
+        return question
 
     def _hear(self, peer: int, content: tuple[Any, ...], tensor: torch.Tensor | None) -> None:
         """Take what a peer says; called by the engine, under its lock."""
@@ -232,25 +227,43 @@ class Windows:
         if isinstance(edge, Outbox):
             edge.hear(facts[0])
 
+    def _taken(self, window: Window, peer: int, facts: list[Any], tensor: Any) -> None:
+        del tensor
+        edge = window.edges.outgoing[peer]
+        if isinstance(edge, Outbox):
+            edge.hear_taken(facts[0])
+
     def _asked(self, window: Window, peer: int, facts: list[Any], tensor: Any) -> None:
-        del facts, tensor
+        del tensor
         window.asked = True
-        values, clock = window.published()
-        self._say(peer, window.number, _GOT, clock, tensor=values)
+        published = window.published()
+        if published is not None:
+            values, clock = published
+            self._say(peer, window.number, _GOT, facts[0], clock, tensor=values)
 
     def _answered(
         self, window: Window, peer: int, facts: list[Any], tensor: torch.Tensor | None
     ) -> None:
-        if tensor is not None:
-            shown = Shown(0, 0, 1.0, 0.0, facts[0], time.monotonic(), tensor)
-            self._answers[window.number, peer] = shown
+        del window, peer
+        ticket, clock = facts
+        question = self._questions.get(ticket)
+        if question is not None and tensor is not None:
+            question.answer = Shown(0, 0, 1.0, 0.0, clock, time.monotonic(), tensor)
 
     def _gone(self, window: Window, peer: int, facts: list[Any], tensor: Any) -> None:
         del facts, tensor
-        self._freed_by[window.number] = peer
+        window.end = PeerError(
+            f"rank {self._context.rank}: window {window.name!r} was freed by rank {peer}; call "
+            "win_free on all ranks"
+        )
 
     def _lock_word(self, word: str) -> Callable[[Window, int, list[Any], Any], None]:
-        return lambda window, peer, *_: self._mutexes[window.number].hear(peer, word)
+        def hear(window: Window, peer: int, facts: list[Any], tensor: Any) -> None:
+            del tensor
+            self._engine.pause = _LISTEN  # whoever waits for a slot waits for this rank's looks
+            self._mutexes[window.number].hear(peer, word, facts[0])
+
+        return hear
 
 
 def windows_of(context: Context) -> Windows:

@@ -20,9 +20,19 @@ from asyncddp.memory.recycling import empty
 from asyncddp.windows.contract import Buffer, Incoming, Outgoing, Shown
 from asyncddp.windows.sums import weighted
 
-__all__ = ["ADD", "ARRIVED", "PUT", "Inbox", "Outbox"]
+__all__ = ["ADD", "ARRIVED", "PUT", "TAKEN", "Inbox", "Outbox", "Question"]
 
-PUT, ADD, ARRIVED = "put", "add", "arrived"
+PUT, ADD, ARRIVED, TAKEN = "put", "add", "arrived", "taken"
+
+
+class Question:
+    """What this rank wants to know of a peer's own tensor.
+
+    Attributes:
+        answer: What came, once it has come.
+    """
+
+    answer: Shown | None = None
 
 
 class _Letter:
@@ -52,7 +62,7 @@ class Outbox(Outgoing):
 
     def __init__(self, engine: Engine, peer: int, service: str, window: int) -> None:
         self._engine, self._peer, self._address = engine, peer, (service, window)
-        self._version = self._arrived = 0
+        self._version = self._arrived = self._taken = 0
         self._sent: _Letter | None = None
         self._next: _Letter | None = None
 
@@ -100,8 +110,16 @@ class Outbox(Outgoing):
             self._sent = None
         self._go_on()
 
+    def untaken(self) -> bool:
+        """Whether the reader has said less, as far as has come here."""
+        return self._taken < self._version
+
+    def hear_taken(self, version: int) -> None:
+        """The reader has taken a version."""
+        self._taken = max(self._taken, version)
+
     def in_use(self) -> Iterator[Buffer]:
-        """None beyond those that are pinned."""
+        """None beyond those that are held."""
         return iter(())
 
     def _go_on(self) -> None:
@@ -117,10 +135,14 @@ class Outbox(Outgoing):
 
 
 class Inbox(Incoming):
-    """The reader's end, in the reader's own memory."""
+    """The reader's end, in the reader's own memory.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    Args:
+        tell: Tells the writer which version was taken.
+    """
+
+    def __init__(self, tell: Callable[[int], None]) -> None:
+        self._lock, self._tell = threading.Lock(), tell
         self._shown: Shown | None = None
         self.taken = 0
 
@@ -136,17 +158,19 @@ class Inbox(Incoming):
             self._shown = Shown(version, floor, weight, p, clock, time.monotonic(), tensor)
 
     def look(self) -> Shown | None:
-        """What lies here; a tensor is never changed once it does."""
-        return self._shown
+        """What lies here, unless it was taken; a tensor is never changed once it does."""
+        shown = self._shown
+        return None if shown is None or shown.version <= self.taken else shown
 
-    def take(self) -> tuple[bool, Shown | None]:
-        """What lies here and was not taken before."""
+    def take(self) -> Shown | None:
+        """The same, and nothing is added to it any more."""
         with self._lock:
-            shown = self._shown
-            if shown is None or shown.version <= self.taken:
-                return True, None
-            self.taken = shown.version
-            return True, shown
+            shown = self.look()
+            if shown is not None:
+                self.taken = shown.version
+        if shown is not None:
+            self._tell(shown.version)
+        return shown
 
     def release(self) -> None:
         """Nothing is held."""

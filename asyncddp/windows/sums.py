@@ -24,7 +24,8 @@ def weighted(out: torch.Tensor, terms: Sequence[Term], shares: int | None = None
 
     Args:
         out: A contiguous tensor on the host; it may be one of the terms, but not overlap another.
-        terms: Contiguous tensors of its shape and dtype, with their weights; none gives zero.
+        terms: Contiguous tensors of its shape and dtype, with their weights; none gives zero. Of
+            integers the weights are whole.
         shares: How many tensors are averaged, those that are zero and left out included.
 
     Example:
@@ -37,49 +38,67 @@ def weighted(out: torch.Tensor, terms: Sequence[Term], shares: int | None = None
         out.zero_()
         return
     row = DTYPES[out.dtype]
-    wide = torch.float64 if row.kind is Kind.INTEGER else row.accumulate
-    mean = shares is not None and all(
-        math.isclose(weight * shares, 1.0, rel_tol=1e-12) for _, weight in terms
-    )
-    weights = [1.0] * len(terms) if mean else [weight for _, weight in terms]
-    divisor = shares if mean and shares is not None else 1
-    flats = [tensor.reshape(-1) for tensor, _ in terms]
-    flat = out.view(-1)
-    order = sorted(range(len(flats)), key=lambda k: flats[k].data_ptr() != flat.data_ptr())
-    flats, weights = [flats[k] for k in order], [weights[k] for k in order]
-    step = max(1, _PIECE // out.element_size())
-    if flat.numel() <= step or (len(flats) <= 2 and wide == out.dtype):
-        _sum(flat, flats, weights, divisor, wide)
+    if row.kind is Kind.INTEGER:
+        _sum_integers(out, terms)
         return
+    parts, weights, divisor = [x for x, _ in terms], [w for _, w in terms], 1
+    if shares is not None and all(math.isclose(w * shares, 1.0, rel_tol=1e-12) for w in weights):
+        weights, divisor = [1.0] * len(terms), shares
+    if len(parts) <= 2 and row.accumulate == out.dtype:
+        _sum(out, parts, weights, divisor)
+        return
+    address = out.data_ptr()
+    order = sorted(range(len(parts)), key=lambda k: parts[k].data_ptr() != address)
+    flat, flats = out.view(-1), [parts[k].reshape(-1) for k in order]
+    weights = [weights[k] for k in order]
+    step = max(1, _PIECE // out.element_size())
     for start in range(0, flat.numel(), step):
-        pieces = [one[start : start + step] for one in flats]
-        _sum(flat[start : start + step], pieces, weights, divisor, wide)
+        piece, pieces = flat[start : start + step], [x[start : start + step] for x in flats]
+        if row.accumulate == out.dtype:
+            _sum(piece, pieces, weights, divisor)
+        else:
+            _sum_wide(piece, pieces, weights, divisor, row.accumulate)
 
 
 def _sum(
+    out: torch.Tensor, parts: Sequence[torch.Tensor], weights: Sequence[float], divisor: int
+) -> None:
+    """The sum; of the parts the first may be ``out``, or one of two."""
+    if len(parts) == 2:
+        if divisor == 2 or math.isclose(weights[0] + weights[1], 1.0, rel_tol=1e-15):
+            torch.lerp(parts[0], parts[1], 0.5 if divisor == 2 else weights[1], out=out)
+            return
+        if weights[0] == 1.0 or weights[1] == 1.0:
+            one = 0 if weights[0] == 1.0 else 1
+            torch.add(parts[one], parts[1 - one], alpha=weights[1 - one], out=out)
+            parts, weights = [out], [1.0]
+        elif parts[1].data_ptr() == out.data_ptr():
+            parts, weights = [parts[1], parts[0]], [weights[1], weights[0]]
+    if parts[0] is not out or weights[0] != 1.0:
+        torch.mul(parts[0], weights[0], out=out)
+    for part, weight in zip(parts[1:], weights[1:], strict=True):
+        out.add_(part, alpha=weight)
+    if divisor != 1:
+        out.div_(divisor)
+
+
+def _sum_wide(
     out: torch.Tensor,
     parts: Sequence[torch.Tensor],
     weights: Sequence[float],
     divisor: int,
     wide: torch.dtype,
 ) -> None:
-    if wide != out.dtype:
-        total = parts[0].to(wide).mul_(weights[0])
-        for part, weight in zip(parts[1:], weights[1:], strict=True):
-            total.add_(part.to(wide), alpha=weight)
-        out.copy_(total.div_(divisor) if divisor != 1 else total)
-    elif len(parts) == 2 and divisor == 2:
-        torch.lerp(parts[0], parts[1], 0.5, out=out)
-    elif len(parts) == 2 and math.isclose(weights[0] + weights[1], 1.0, rel_tol=1e-15):
-        torch.lerp(parts[0], parts[1], weights[1], out=out)
-    else:
-        if weights[0] == 1.0 and len(parts) > 1:
-            torch.add(parts[0], parts[1], alpha=weights[1], out=out)
-            rest = 2
-        else:
-            torch.mul(parts[0], weights[0], out=out)
-            rest = 1
-        for part, weight in zip(parts[rest:], weights[rest:], strict=True):
-            out.add_(part, alpha=weight)
-        if divisor != 1:
-            out.div_(divisor)
+    """The sum, formed in a wider dtype."""
+    total = parts[0].to(wide).mul_(weights[0])
+    for part, weight in zip(parts[1:], weights[1:], strict=True):
+        total.add_(part.to(wide), alpha=weight)
+    out.copy_(total.div_(divisor) if divisor != 1 else total)
+
+
+def _sum_integers(out: torch.Tensor, terms: Sequence[Term]) -> None:
+    """The sum with whole weights, modulo what the dtype holds."""
+    total = terms[0][0].to(torch.int64, copy=True).mul_(int(terms[0][1]))
+    for tensor, weight in terms[1:]:
+        total.add_(tensor.to(torch.int64), alpha=int(weight))
+    out.copy_(total)

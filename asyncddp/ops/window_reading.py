@@ -1,0 +1,194 @@
+"""``win_get`` and ``win_update``: read what neighbours have published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from asyncddp.context import current
+from asyncddp.errors import ArgumentError
+from asyncddp.ops.weights import number
+from asyncddp.ops.window_mutex import held, insist_on_whole, weights_of
+from asyncddp.windows import Window, Windows, windows_of
+from asyncddp.windows.handle import WindowHandle
+
+__all__ = [
+    "win_get",
+    "win_get_nonblocking",
+    "win_read_neighbor",
+    "win_update",
+    "win_update_then_collect",
+]
+
+
+def win_get_nonblocking(
+    name: str,
+    src_weights: Mapping[int, float] | Iterable[int] | None = None,
+    require_mutex: bool = False,
+) -> WindowHandle:
+    """Start :func:`win_get` and give a handle."""
+    windows = windows_of(current())
+    window = windows.find("win_get", name)
+    given = window.near(window.step_of_update).src_weights if src_weights is None else src_weights
+    weights = weights_of("win_get", "src_weights", given, window.edges.incoming, "an in-neighbour")
+    if src_weights is None:
+        weights = dict.fromkeys(weights, 1.0)
+    insist_on_whole("win_get", window, weights.values())
+    if not require_mutex:
+        return _get(windows, window, weights)
+    with held(window, (), weights):
+        handle = _get(windows, window, weights)
+        handle.wait()
+    return handle
+
+
+def _get(windows: Windows, window: Window, weights: Mapping[int, float]) -> WindowHandle:
+    """Read what lies on this machine, and ask for what does not."""
+    window.insist()
+    asked = {}
+    for source, weight in weights.items():
+        if source in window.edges.gets:
+            window.get(source, weight)
+        else:
+            asked[source] = windows.ask(window, source)
+    if not asked:
+        return WindowHandle(window, "win_get")
+
+    def finish() -> None:
+        for source, question in asked.items():
+            if question.answer is not None:
+                window.lay_down(source, question.answer, weights[source])
+
+    return WindowHandle(window, "win_get", questions=asked, finish=finish)
+
+
+def win_get(
+    name: str,
+    src_weights: Mapping[int, float] | Iterable[int] | None = None,
+    require_mutex: bool = False,
+) -> bool:
+    r"""Read neighbours' tensors into this rank's buffers, whatever they do meanwhile.
+
+    .. math:: b_j \leftarrow w_j x_j
+
+    A neighbour's tensor is what it has published last: in ``win_create``, in puts of the window's
+    own tensor, and, while it has not put anything or once somebody has got, in ``win_update``.
+
+    Args:
+        name: The window.
+        src_weights: :math:`w_j` by rank, or ranks of weight 1; all in-neighbours of the round if
+            None.
+        require_mutex: Wait while this rank's buffers are held by their writers' mutex.
+
+    Returns:
+        True, once the values are here.
+
+    Raises:
+        UnknownNameError: There is no such window.
+        ArgumentError: A rank that is no in-neighbour, or weights of integers that are not whole.
+        PeerError: A neighbour has freed the window.
+        PeerLeftError: A neighbour has ended.
+        WaitTimeoutError: A neighbour on another machine cannot be reached by the deadline.
+    """
+    return win_get_nonblocking(name, src_weights, require_mutex).wait()
+
+
+def win_update(
+    name: str,
+    self_weight: float | None = None,
+    neighbor_weights: Mapping[int, float] | None = None,
+    reset: bool = False,
+    clone: bool = False,
+    require_mutex: bool = False,
+) -> torch.Tensor:
+    r"""Mix the buffers into this rank's tensor; nobody is asked, and nothing is waited for.
+
+    .. math:: x \leftarrow w_0 x + \sum_j w_j b_j
+
+    Args:
+        name: The window.
+        self_weight: :math:`w_0`.
+        neighbor_weights: :math:`w_j` of some in-neighbours. Both or neither; if neither, the
+            topology's weights of the round.
+        reset: Whether the buffers of these neighbours are zero afterwards.
+        clone: Give a new tensor, and leave this rank's own as it is.
+        require_mutex: Wait while a neighbour holds this rank's mutex.
+
+    Returns:
+        The tensor that ``win_create`` was given, or the new one.
+
+    Raises:
+        UnknownNameError: There is no such window.
+        ArgumentError: One of the weights without the other, a rank that is no in-neighbour, or
+            integers with weights that are not whole.
+        PeerLeftError: A neighbour has ended, and what it published last cannot be read any more.
+    """
+    windows = windows_of(current())
+    window = windows.find("win_update", name)
+    own, weights = _sources(window, self_weight, neighbor_weights)
+    insist_on_whole("win_update", window, [own, *weights.values()])
+    if not require_mutex:
+        return window.update(own, weights, reset=reset, clone=clone, with_p=windows.with_p)
+    with held(window, (), weights):
+        return window.update(own, weights, reset=reset, clone=clone, with_p=windows.with_p)
+
+
+def _sources(
+    window: Window, self_weight: float | None, given: Mapping[int, float] | None
+) -> tuple[float, Mapping[int, float]]:
+    if self_weight is None and given is None:
+        near = window.near(window.step_of_update)
+        return near.self_weight, near.src_weights
+    if self_weight is None or not isinstance(given, Mapping):
+        raise ArgumentError(
+            "win_update: arguments self_weight, neighbor_weights: expected neither, or a number "
+            f"and a mapping {{rank: weight}}, got {self_weight!r} and {given!r}"
+        )
+    known = window.edges.incoming
+    weights = weights_of("win_update", "neighbor_weights", given, known, "an in-neighbour")
+    return number("win_update", "self_weight", self_weight), weights
+
+
+def win_update_then_collect(name: str, require_mutex: bool = True) -> torch.Tensor:
+    r"""Add all buffers to this rank's tensor, and leave them at zero.
+
+    .. math:: x \leftarrow x + \sum_j b_j, \qquad b_j \leftarrow 0
+
+    Each value that a neighbour has accumulated is collected exactly once.
+
+    Args:
+        name: The window.
+        require_mutex: Wait while a neighbour holds this rank's mutex.
+
+    Returns:
+        The tensor that ``win_create`` was given.
+
+    Raises:
+        UnknownNameError: There is no such window.
+    """
+    window = windows_of(current()).find("win_update_then_collect", name)
+    ones = dict.fromkeys(window.edges.incoming, 1.0)
+    return win_update(name, 1.0, ones, reset=True, require_mutex=require_mutex)
+
+
+def win_read_neighbor(name: str, rank: int, require_mutex: bool = True) -> torch.Tensor:
+    """Give a copy of one in-neighbour's buffer, which stays as it is.
+
+    Args:
+        name: The window.
+        rank: The neighbour.
+        require_mutex: Wait while it holds this rank's mutex.
+
+    Raises:
+        UnknownNameError: There is no such window.
+        ArgumentError: The rank is no in-neighbour.
+        PeerLeftError: The neighbour has ended, and what it published last cannot be read any more.
+    """
+    window = windows_of(current()).find("win_read_neighbor", name)
+    known = window.edges.incoming
+    (source,) = weights_of("win_read_neighbor", "rank", [rank], known, "an in-neighbour")
+    if not require_mutex:
+        return window.peek(source)
+    with held(window, (), [source]):
+        return window.peek(source)

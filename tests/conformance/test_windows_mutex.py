@@ -1,0 +1,260 @@
+"""The mutex of a window: who excludes whom, for how long, and what becomes of those who wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+import asyncddp as bf
+import topology
+from asyncddp.windows import windows_of
+from tests.support import LoopbackWorld, on
+
+FOUR = ("loopback-4", "mpi-4", "shared_memory-4")
+TWO = ("loopback-2", "mpi-2", "shared_memory-2")
+
+
+def make(name="x"):
+    bf.set_topology(topology.complete(bf.size()))
+    bf.win_create(torch.full((3,), float(bf.rank())), name)
+
+
+def hold_all():
+    make()
+    bf.barrier()
+    seconds = None
+    if bf.rank() == 0:
+        with bf.win_mutex("x", for_self=True):
+            bf.barrier()
+            time.sleep(0.8)
+    else:
+        bf.barrier()
+        started = time.monotonic()
+        with bf.win_mutex("x", ranks=[0]):
+            seconds = time.monotonic() - started
+    bf.barrier()
+    return seconds
+
+
+@on(*FOUR)
+def test_a_rank_that_holds_its_own_keeps_all_writers_out(world):
+    """For as long as it holds it."""
+    for seconds in world.run(hold_all)[1:]:
+        assert 0.6 < seconds < 2.0
+
+
+def hold_one():
+    make()
+    bf.barrier()
+    seconds = None
+    if bf.rank() == 0:
+        with bf.win_mutex("x", for_self=True, ranks=[1]):
+            bf.barrier()
+            time.sleep(0.8)
+    else:
+        bf.barrier()
+        started = time.monotonic()
+        bf.win_put(torch.ones(3), "x", dst_weights=[0], require_mutex=True)
+        seconds = time.monotonic() - started
+    bf.barrier()
+    return seconds
+
+
+@on(*FOUR)
+def test_a_slot_keeps_one_writer_out(world):
+    """Others do not wait for it."""
+    _, kept_out, *others = world.run(hold_one)
+    assert 0.6 < kept_out < 2.0
+    assert max(others) < 0.5
+
+
+def pairs(seconds):
+    """Writers put equal values to two windows; rank 0 never sees two that differ."""
+    make("a")
+    bf.win_create(torch.zeros(3), "b")
+    bf.win_put(torch.zeros(3), "a")
+    bf.win_put(torch.zeros(3), "b")
+    bf.barrier()
+    deadline, count = time.monotonic() + seconds, 0
+    while time.monotonic() < deadline:
+        count += 1
+        if bf.rank() == 0:
+            with bf.win_mutex("a", for_self=True):
+                for j in bf.in_neighbor_ranks():
+                    one = bf.win_read_neighbor("a", j, require_mutex=False)
+                    time.sleep(0)
+                    assert torch.equal(one, bf.win_read_neighbor("b", j, require_mutex=False))
+        else:
+            with bf.win_mutex("a", ranks=[0]):
+                bf.win_put(torch.full((3,), float(count)), "a", dst_weights=[0])
+                time.sleep(0)
+                bf.win_put(torch.full((3,), float(count)), "b", dst_weights=[0])
+    bf.barrier()
+    return count
+
+
+@on(*FOUR)
+def test_what_is_written_under_the_mutex_is_read_together(world):
+    """Everybody comes to it again and again."""
+    assert min(world.run(pairs, 1.0)) > 5
+
+
+def updates_wait():
+    """``require_mutex`` of an update waits for the writer that holds this rank's slot."""
+    make()
+    bf.barrier()
+    if bf.rank() == 1:
+        with bf.win_mutex("x", ranks=[0]):
+            bf.barrier()
+            bf.win_put(torch.full((3,), 7.0), "x", dst_weights=[0])
+            time.sleep(0.5)
+            bf.win_put(torch.full((3,), 8.0), "x", dst_weights=[0])
+        return
+    bf.barrier()
+    if bf.rank() == 0:
+        time.sleep(0.2)
+        assert bf.win_read_neighbor("x", 1, require_mutex=False)[0] == 7
+        assert bf.win_update("x", 0.0, {1: 1.0}, require_mutex=True)[0] == 8
+
+
+@on(*TWO)
+def test_an_update_that_requires_the_mutex_waits_for_the_writer(world):
+    world.run(updates_wait)
+
+
+def again():
+    make()
+    bf.barrier()
+    peer = 1 - bf.rank()
+    for _ in range(3):
+        with bf.win_mutex("x"), bf.win_mutex("x", ranks=[peer]):
+            bf.win_put(torch.ones(3), "x", require_mutex=True)
+        with bf.win_mutex("x", for_self=True):
+            bf.win_update_then_collect("x")
+            bf.win_get("x", require_mutex=True)
+    bf.barrier()
+    with bf.win_mutex("x", for_self=bf.rank() == 0):  # both are free again
+        pass
+
+
+@on(*TWO)
+def test_a_thread_that_has_it_may_take_it_again(world):
+    world.run(again)
+
+
+def threads():
+    """Two threads of rank 0 and rank 1 take turns; nobody is in there together."""
+    make()
+    bf.barrier()
+    context, inside, worst = bf.current(), [], []
+
+    def body():
+        from asyncddp.context.context import use
+
+        with use(context):
+            for _ in range(20):
+                with bf.win_mutex("x"):
+                    inside.append(1)
+                    time.sleep(0.001)
+                    worst.append(len(inside))
+                    inside.pop()
+
+    others = [threading.Thread(target=body) for _ in range(2)]
+    for thread in others:
+        thread.start()
+    for thread in others:
+        thread.join()
+    bf.barrier()
+    assert worst == [1] * 40
+
+
+@on(*TWO)
+def test_threads_of_a_rank_exclude_each_other(world):
+    world.run(threads)
+
+
+def too_late():
+    """Rank 0 gives up waiting; the slot that it is granted later is not its own."""
+    make()
+    bf.barrier()
+    window = windows_of(bf.current()).find("test", "x")
+    if bf.rank() == 1:
+        with bf.win_mutex("x", for_self=True):
+            bf.barrier()
+            time.sleep(1.6)
+        bf.barrier()
+        started = time.monotonic()
+        with bf.win_mutex("x", for_self=True):
+            assert time.monotonic() - started < 1.0, "nobody has it"
+            bf.barrier()
+            time.sleep(0.4)
+        bf.barrier()
+        return
+    bf.barrier()
+    with pytest.raises(bf.WaitTimeoutError) as caught:
+        bf.win_put(torch.ones(3), "x", dst_weights=[1], require_mutex=True)
+    assert "rank 0: the mutex of window 'x' at rank 1 was not done in 1." in str(caught.value)
+    assert "missing: rank 1" in str(caught.value)
+    bf.barrier()
+    bf.barrier()
+    started = time.monotonic()
+    with bf.win_mutex("x", ranks=[1]):
+        assert time.monotonic() - started > 0.2, "rank 1 has it"
+    assert not windows_of(bf.current()).mutex(window)._granted
+    bf.barrier()
+
+
+@on(*TWO)
+def test_who_gives_up_waiting_does_not_get_it_later(world):
+    world.run(too_late, settings={"timeout": 1.0, "warn_after": 0.9})
+
+
+def thread_too_late():
+    make()
+    held, over = threading.Event(), threading.Event()
+    context = bf.current()
+
+    def body():
+        from asyncddp.context.context import use
+
+        with use(context), bf.win_mutex("x"):
+            held.set()
+            over.wait(10)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    held.wait(10)
+    try:
+        with pytest.raises(bf.WaitTimeoutError, match="another thread of this rank holds it"):
+            bf.win_put(torch.ones(3), "x", require_mutex=True)
+    finally:
+        over.set()
+        thread.join()
+    with bf.win_mutex("x"):
+        pass
+
+
+def test_another_thread_that_holds_it_is_told_at_the_deadline():
+    LoopbackWorld(2).run(thread_too_late, settings={"timeout": 0.5})
+
+
+def an_error_inside():
+    make()
+    bf.barrier()
+    if bf.rank() == 0:
+        with pytest.raises(ZeroDivisionError), bf.win_mutex("x"):
+            raise ZeroDivisionError
+    bf.barrier()
+    started = time.monotonic()
+    with bf.win_mutex("x", for_self=True):
+        pass
+    assert time.monotonic() - started < 1.0
+    bf.barrier()
+
+
+@on(*TWO)
+def test_an_error_inside_gives_it_back(world):
+    world.run(an_error_inside)

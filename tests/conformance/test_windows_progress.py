@@ -1,0 +1,134 @@
+"""One-sided means one-sided: what a rank does with windows does not wait for what others do."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+import asyncddp as bf
+import topology
+from tests.support import on
+
+WIRES = ("loopback-2", "mpi-2", "shared_memory-2")
+BUSY = 2.0  # seconds
+SHAPES = {"small": (23,), "large": (1_000_000,)}
+
+
+def sleep(seconds):
+    time.sleep(seconds)
+
+
+def compute(seconds):
+    """Torch and Python, without a call of the library."""
+    a, end = torch.ones(100, 100), time.monotonic() + seconds
+    while time.monotonic() < end:
+        a = (a @ a).clamp(-1, 1)
+        sum(range(1000))
+
+
+WORK = {"sleep": sleep, "compute": compute}
+
+
+def writes_to_a_busy_rank(work, shape):
+    """Rank 1 is busy for two seconds; rank 0 needs less than one for all that it wants of it."""
+    r = bf.rank()
+    bf.set_topology(topology.complete(2))
+    x = torch.full(shape, float(r + 1))
+    bf.win_create(x, "x", zero_init=True)
+    bf.barrier()
+    if r == 1:
+        WORK[work](BUSY)
+        woke = time.monotonic()
+        bf.win_update("x", 1.0, {0: 1.0})
+        assert (x == 2 + 5 + 6).all(), x
+        bf.barrier()
+        return woke
+    time.sleep(0.3)
+    started = time.monotonic()
+    bf.win_put(torch.full(shape, 5.0), "x")
+    bf.win_accumulate(torch.full(shape, 6.0), "x", require_mutex=True)
+    bf.win_get("x")
+    bf.win_update("x", 1.0, {1: 1.0}, require_mutex=True)
+    ended = time.monotonic()
+    assert ended - started < 1.0
+    assert (x == 1 + 2).all(), x
+    bf.barrier()
+    return ended
+
+
+@on(*WIRES)
+@pytest.mark.parametrize("size", SHAPES)
+@pytest.mark.parametrize("work", WORK)
+def test_a_busy_rank_is_written_to_and_read(world, work, size):
+    """What was put is there at its next update; in BlueFog the put took as long as the sleep."""
+    ended, woke = world.run(writes_to_a_busy_rank, work, SHAPES[size])
+    assert ended < woke
+
+
+def steps_beside_a_straggler(seconds):
+    """Three ranks step as fast as they can; rank 3 steps four times in a second."""
+    bf.set_topology(topology.ring(bf.size()))
+    x = torch.full((1000,), float(bf.rank()))
+    bf.win_create(x, "x")
+    bf.barrier()
+    end, steps, longest = time.monotonic() + seconds, 0, 0.0
+    while (started := time.monotonic()) < end:
+        bf.win_put_nonblocking(x, "x")
+        bf.win_update("x")
+        longest = max(longest, time.monotonic() - started)
+        steps += 1
+        time.sleep(0.25 if bf.rank() == 3 else 0.005)
+    bf.barrier()
+    return steps, longest
+
+
+@on("loopback-4", "mpi-4", "shared_memory-4")
+def test_a_straggler_stops_nobody(world):
+    found = world.run(steps_beside_a_straggler, 1.0)
+    for steps, longest in found[:3]:
+        assert steps > 30
+        assert longest < 0.2
+    assert found[3][0] <= 5
+
+
+def two_threads(rounds):
+    """One thread of each rank puts and accumulates, another one updates, both as they like."""
+    from asyncddp.context.context import use
+
+    bf.set_topology(topology.complete(bf.size()))
+    x = torch.zeros(500, dtype=torch.float64)
+    bf.win_create(x, "x", zero_init=True)
+    bf.barrier()
+    context, errors = bf.current(), []
+
+    def write():
+        with use(context):
+            try:
+                handles = [
+                    bf.win_accumulate_nonblocking(torch.ones(500, dtype=torch.float64), "x")
+                    for _ in range(rounds)
+                ]
+                for handle in handles:
+                    handle.wait()
+            except BaseException as error:  # noqa: BLE001 - raised below
+                errors.append(error)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while writer.is_alive():
+        bf.win_update_then_collect("x")
+    writer.join()
+    assert not errors, errors
+    bf.barrier()
+    bf.win_update_then_collect("x")
+    assert (x == rounds * (bf.size() - 1)).all(), x[0]
+    bf.barrier()
+
+
+@on(*WIRES)
+def test_threads_of_one_rank_share_a_window(world):
+    """Every value that was accumulated is collected exactly once."""
+    world.run(two_threads, 300)

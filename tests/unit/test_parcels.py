@@ -1,0 +1,146 @@
+"""Messages to services of a peer: whole, in order, heard while the peer does something else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from asyncddp.engine.mailbox import Mailbox
+from asyncddp.errors import PeerLeftError
+from asyncddp.transport.loopback import Loopback
+
+LARGE = 50_000  # elements, which travel apart from their message
+
+
+@pytest.fixture
+def two():
+    """Two mailboxes, joined by a wire."""
+    return [Mailbox(end) for end in Loopback.group(2)]
+
+
+def carry(mailboxes):
+    """Let all messages arrive."""
+    for _ in range(4):
+        for mailbox in mailboxes:
+            mailbox.flush()
+        for mailbox in mailboxes:
+            for peer, bundle in mailbox._transport.poll():
+                assert mailbox.receive(peer, bundle) == []
+            mailbox.parcels.progress()
+
+
+def heard_by(mailbox, name="service"):
+    heard = []
+    mailbox.parcels.services[name] = lambda *said: heard.append(said)
+    return heard
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3), (LARGE,)])
+def test_a_tensor_arrives_with_what_is_said(two, shape, dtype):
+    heard = heard_by(two[1])
+    x = torch.ones(shape, dtype=dtype)
+    two[0].parcels.send(1, "service", ("word", 3, 0.5), x)
+    carry(two)
+    ((peer, content, tensor),) = heard
+    assert (peer, content) == (0, ("word", 3, 0.5))
+    assert torch.equal(tensor, x)
+    assert tensor.dtype == dtype
+    assert not two[0].parcels.busy
+    assert not two[1].parcels.busy
+
+
+def test_words_alone_arrive_without_a_tensor(two):
+    heard = heard_by(two[1])
+    two[0].parcels.send(1, "service", (1,))
+    carry(two)
+    assert heard == [(0, (1,), None)]
+
+
+def test_a_small_tensor_may_be_changed_at_once(two):
+    heard = heard_by(two[1])
+    x = torch.ones(4)
+    two[0].parcels.send(1, "service", (), x)
+    x.zero_()
+    carry(two)
+    assert heard[0][2].tolist() == [1.0] * 4
+
+
+def test_what_comes_after_a_large_tensor_is_heard_after_it(two):
+    """The small one is there first, for its bytes travel inside the message."""
+    heard = heard_by(two[1])
+    two[0].parcels.send(1, "service", ("large",), torch.ones(LARGE))
+    two[0].parcels.send(1, "service", ("small",))
+    two[0].flush()
+    for peer, bundle in two[1]._transport.poll():
+        two[1].receive(peer, bundle)
+    carry(two)
+    assert [content for _, content, _ in heard] == [("large",), ("small",)]
+
+
+def test_a_service_may_answer(two):
+    heard = heard_by(two[0])
+    two[1].parcels.services["service"] = lambda peer, content, tensor: two[1].parcels.send(
+        peer, "service", (content[0] + 1,), tensor
+    )
+    two[0].parcels.send(1, "service", (1,), torch.ones(LARGE))
+    carry(two)
+    ((peer, content, tensor),) = heard
+    assert (peer, content, tensor.sum().item()) == (1, (2,), LARGE)
+
+
+def test_what_nobody_takes_is_dropped(two):
+    two[0].parcels.send(1, "nobody", (1,), torch.ones(LARGE))
+    carry(two)
+    assert not two[0].parcels.busy
+    assert not two[1].parcels.busy
+
+
+class Broken:
+    """A transfer whose peer has failed."""
+
+    abandoned = False
+
+    def done(self):
+        raise PeerLeftError("MPI reports that a process has failed")
+
+    def abandon(self):
+        self.abandoned = True
+
+
+class Endless(Broken):
+    """A transfer that does not end."""
+
+    def done(self):
+        return False
+
+
+def test_transfers_of_a_failed_peer_are_forgotten(two, monkeypatch):
+    """What follows goes on; whoever waits for that peer is told by the wait itself."""
+    heard = heard_by(two[1])
+    monkeypatch.setattr(two[1]._transport, "irecv", lambda *_: Broken())
+    monkeypatch.setattr(two[0]._transport, "isend", lambda *_: Broken())
+    two[0].parcels.send(1, "service", ("large",), torch.ones(LARGE))
+    two[0].parcels.send(1, "service", ("small",))
+    assert two[0].parcels.busy
+    carry(two)
+    assert [content for _, content, _ in heard] == [("small",)]
+    assert not two[0].parcels.busy
+    assert not two[1].parcels.busy
+
+
+def test_what_is_under_way_at_the_end_is_abandoned(two, monkeypatch):
+    """The wire keeps its memory until it is through with it."""
+    heard = heard_by(two[1])
+    coming, leaving = Endless(), Endless()
+    monkeypatch.setattr(two[1]._transport, "irecv", lambda *_: coming)
+    monkeypatch.setattr(two[0]._transport, "isend", lambda *_: leaving)
+    two[0].parcels.send(1, "service", (), torch.ones(LARGE))
+    carry(two)
+    for mailbox in two:
+        assert mailbox.parcels.busy
+        mailbox.parcels.close()
+        assert not mailbox.parcels.busy
+    assert coming.abandoned
+    assert leaving.abandoned
+    assert heard == []
