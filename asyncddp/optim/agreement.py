@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
-
 from asyncddp.algorithms.rhythms import Setting
 from asyncddp.context import Context
-from asyncddp.context.context import use
-from asyncddp.errors import MismatchError
-from asyncddp.ops.objects import allgather_object
+from asyncddp.ops import agreement
 
 __all__ = ["agree", "facts_of"]
 
@@ -41,14 +37,6 @@ def agree(context: Context, facts: list[str]) -> None:
     Raises:
         MismatchError: On every rank, if any two differ; the message shows the first difference.
     """
-    if context.size == 1:
-        return
-    with use(context):
-        every = allgather_object(facts)
-    for rank, theirs in enumerate(every):
-        for ours, other in zip_longest(every[0], theirs, fillvalue="nothing more"):
-            if ours != other:
-                raise MismatchError(
-                    f"rank {context.rank}: DistributedOptimizer needs the same model and settings "
-                    f"on all ranks, but rank 0 has {ours}, and rank {rank} has {other}"
-                )
+    agreement.agree(
+        context, "DistributedOptimizer needs the same model and settings on all ranks", facts
+    )

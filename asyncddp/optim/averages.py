@@ -9,10 +9,11 @@ from typing import TypeVar
 
 import torch
 
+from asyncddp.algorithms.owners import settle
 from asyncddp.errors import ArgumentError
-from asyncddp.memory.buckets import FlatBucket, partition
-from asyncddp.ops.allreduce import allreduce, allreduce_nonblocking
-from asyncddp.optim.owners import settle
+from asyncddp.memory.buckets import partition
+from asyncddp.ops.allreduce import allreduce
+from asyncddp.ops.average_tensors import average_tensors
 
 __all__ = ["average_model", "consensus_distance"]
 
@@ -103,26 +104,11 @@ def average_model(model: M, *, buffers: bool = False) -> Iterator[M]:
     settle(parameters)
     own = [tensor.data.clone() for tensor in tensors]
     try:
-        _average(tensors)
+        average_tensors(tensors)
         yield model
     finally:
         for tensor, kept in zip(tensors, own, strict=True):
             tensor.data.copy_(kept)
-
-
-def _average(tensors: list[torch.Tensor]) -> None:
-    """Replace tensors by their averages over ranks; ``data`` leaves autograd's records alone."""
-    content = [tensor.data for tensor in tensors]
-    under_way = []
-    for indices in partition(content, _CAP):
-        bucket = FlatBucket([content[index] for index in indices])
-        for view, index in zip(bucket.views, indices, strict=True):
-            view.copy_(content[index])
-        under_way.append((bucket, indices, allreduce_nonblocking(bucket.flat)))
-    for bucket, indices, handle in under_way:
-        bucket.flat.copy_(handle.wait())
-        for view, index in zip(bucket.views, indices, strict=True):
-            content[index].copy_(view)
 
 
 def _tensors_of(model: torch.nn.Module | Iterable[torch.Tensor]) -> list[torch.Tensor]:

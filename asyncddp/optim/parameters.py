@@ -7,10 +7,10 @@ from typing import Any, TypeAlias
 
 import torch
 
+from asyncddp.algorithms.owners import settle
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.allreduce import allreduce_nonblocking_
 from asyncddp.ops.broadcast import broadcast_nonblocking_
-from asyncddp.optim.owners import settle
 
 __all__ = ["Parameters", "allreduce_parameters", "broadcast_parameters"]
 
