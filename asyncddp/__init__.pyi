@@ -125,6 +125,7 @@ from .optim.optim_fn import optim_fn_accum_adam as optim_fn_accum_adam
 from .optim.optim_fn import optim_fn_accum_adamw as optim_fn_accum_adamw
 from .optim.optim_fn import optim_fn_adam as optim_fn_adam
 from .optim.optim_fn import optim_fn_adamw as optim_fn_adamw
+from .parallel import DecentralizedDataParallel as DecentralizedDataParallel
 from .parallel.samplers import LocalStepRandomBatchSampler as LocalStepRandomBatchSampler
 
 __version__: str

@@ -1,0 +1,124 @@
+"""Blocks that neighbours publish and read through windows, without waiting for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
+
+from asyncddp.context.context import use
+from asyncddp.errors import NotInitializedError, PeerError
+from asyncddp.ops.barrier import barrier
+from asyncddp.ops.windows import (
+    create_along,
+    win_free,
+    win_put_nonblocking,
+    win_staleness,
+    win_update,
+)
+from asyncddp.parallel.blocks import Block
+from asyncddp.parallel.exchange import Exchange
+from asyncddp.windows import Staleness
+from asyncddp.windows.handle import WindowHandle
+from topology import GraphOrSchedule, Schedule, TopologyError, describe
+
+__all__ = ["Asynchronous"]
+
+
+class Asynchronous(Exchange):
+    """One window per block: put after the step, update before it, wait for nobody.
+
+    The own term of the average is the live parameter, a neighbour's is what it has put last.
+    """
+
+    _along: Schedule
+
+    def checked(self, topology: GraphOrSchedule) -> Schedule:
+        """Windows lie along the edges of all rounds, so that these must be known."""
+        schedule = super().checked(topology)
+        if schedule.period is None:
+            raise TopologyError(
+                f"argument topology: {describe(topology)} never repeats, so that its edges are not "
+                "known; with sync=False use a graph, or a schedule with a period"
+            )
+        return schedule
+
+    def choose(self, topology: GraphOrSchedule | None) -> None:
+        """Make the windows anew along other edges; collective once there are any."""
+        super().choose(topology)
+        if self.blocks:
+            self._free()
+            self._create()
+
+    def open(self, blocks: Sequence[Block]) -> None:
+        """Make the windows, and show what is in them."""
+        super().open(blocks)
+        self._create()
+
+    def _create(self) -> None:
+        self._along = self.schedule
+        with use(self.context):
+            for block in self.blocks:
+                block.fill()
+                create_along(self._along, block.flat, self.name(block))
+        self.renew(mixed=False)
+
+    def _free(self) -> None:
+        with use(self.context):
+            for block in self.blocks:
+                win_free(self.name(block))
+
+    def begin(self, step: int) -> None:
+        """What neighbours need was put after the last step."""
+
+    def mix(self, block: Block, step: int) -> None:
+        """Mix with whatever is there."""
+        near = self._along.neighbors(self.context.rank, step)
+        with use(self.context), torch.no_grad():
+            block.fill()
+            win_update(self.name(block), near.self_weight, near.src_weights)
+            block.spill()
+
+    def publish(self, block: Block, step: int) -> None:
+        """Put it to those who mix it in that round."""
+        with use(self.context):
+            self._put(block, self._along.neighbors(self.context.rank, step).dst_ranks)
+
+    def _put(self, block: Block, ranks: Sequence[int]) -> WindowHandle:
+        block.fill()
+        return win_put_nonblocking(block.flat, self.name(block), dst_weights=ranks)
+
+    def settle(self) -> None:
+        """Neighbours read copies."""
+
+    def finish(self, step: int) -> None:
+        """Nothing is under way that a step would have to wait for."""
+
+    def renew(self, *, mixed: bool) -> None:
+        """Show the new values to all neighbours before anybody goes on."""
+        if not self.blocks:
+            return
+        rounds = range(self._along.period or 1)
+        every = [self._along.neighbors(self.context.rank, k).dst_ranks for k in rounds]
+        ranks = sorted({rank for targets in every for rank in targets})
+        with use(self.context):
+            for handle in [self._put(block, ranks) for block in self.blocks]:
+                handle.wait()
+            barrier()
+
+    def close(self) -> None:
+        """Free the windows; collective."""
+        with suppress(PeerError, NotInitializedError):
+            self._free()
+        self.blocks = ()
+
+    def staleness(self) -> dict[int, Staleness]:
+        """How old what was last read of each neighbour is, of the oldest block."""
+        worst: dict[int, Staleness] = {}
+        with use(self.context):
+            for block in self.blocks:
+                for rank, found in win_staleness(self.name(block)).items():
+                    known = worst.get(rank, found)
+                    worst[rank] = max(known, found, key=lambda one: (one.steps, one.seconds))
+        return worst

@@ -1,0 +1,379 @@
+"""``DecentralizedDataParallel``: the update and the averaging inside the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from asyncddp.context import Context, current
+from asyncddp.errors import ArgumentError, UsageError
+from asyncddp.ops.agreement import agree
+from asyncddp.ops.broadcast import broadcast_nonblocking_
+from asyncddp.parallel.arguments import (
+    checked_cap,
+    checked_function,
+    checked_model,
+    checked_norm,
+    checked_scaler,
+    trainable,
+)
+from asyncddp.parallel.asynchronous import Asynchronous
+from asyncddp.parallel.blocks import LRSchedulerFn, Named, OptimFn
+from asyncddp.parallel.exchange import Alone, Exchange
+from asyncddp.parallel.lending import Lending
+from asyncddp.parallel.optim_state import check_state
+from asyncddp.parallel.stepper import Recipe, Stepper
+from asyncddp.parallel.synchronous import Synchronous
+from asyncddp.parallel.transparent import Transparent
+from asyncddp.windows import Staleness
+from topology import GraphOrSchedule
+
+__all__ = ["DecentralizedDataParallel"]
+
+_CLAIM = "DecentralizedDataParallel needs the same model and settings on all ranks"
+
+
+class DecentralizedDataParallel(Transparent):
+    r"""Wrap a model so that its backward pass updates it and averages it with the neighbours'.
+
+    .. math:: X_{k+1} = W_k X_k - U\big(X_k, G(X_k)\big)
+
+    with :math:`U` the update of the user's own optimizer: ``adapt_with_combine``, bucket by bucket.
+    The training loop has no optimizer calls::
+
+        for x, y in batches:
+            loss_fn(ddp(x), y).backward()
+
+    As soon as all gradients of a bucket are there, its average with the neighbours is awaited and
+    put in place, its optimizer makes a step, its gradients are dropped, its scheduler makes a step,
+    and the result is sent; the next forward and backward pass hide the message. Each backward pass
+    that reaches a parameter is one step, in training mode and outside :meth:`no_sync`. Which
+    buckets there are is settled by the first pass, in which the order of gradients is traced and
+    compared over the ranks; its own step is made when it ends. Parameters that it did not use get
+    buckets of their own, which travel too, and are updated in steps in which gradients come.
+
+    ``sync=False`` goes through windows: a rank mixes with what its neighbours have put last and
+    waits for nobody,
+
+    .. math:: x_i \leftarrow w_{ii} x_i + \sum_j w_{ij} \hat{x}_j - u_i
+
+    with :math:`\hat{x}_j` the newest of rank j that has come, and :math:`x_i` as it is now. This
+    does not keep the mean over ranks; it keeps the ranks together.
+
+    Making one is collective, as are the end of the first backward pass, :meth:`global_avg` and
+    :meth:`eval`, and with ``sync=False`` also :meth:`set_topology`, :meth:`close` and loading a
+    state. A pass that fails half-way is ended by the next forward pass: what was not updated is
+    mixed all the same, and its gradients are dropped.
+
+    Args:
+        model: The module to train, on its device and in its dtype. Which parameters require
+            gradients is settled here. The others stay as they are.
+        optim_fn: ``optim_fn([(name, parameter), ...])`` gives the optimizer of a bucket; it is
+            called at the end of the first backward pass.
+        lr_scheduler_fn: ``lr_scheduler_fn(optimizer)`` gives its scheduler, which makes a step in
+            each step.
+        topology: Graph or schedule of ranks, with the step as its round; None takes the one set
+            with ``set_topology`` in each step.
+        sync: Whether a step waits for the neighbours' last step.
+        scaler: A GradScaler, by which the user scales the loss; everything else is done here. One
+            decision holds for all buckets of a rank; a rank that skips its update mixes all the
+            same.
+        grad_clip_norm: Largest norm of the rank's gradients together; 0 clips nothing. With it, or
+            with a scaler, all buckets make their steps at the end of the backward pass: messages
+            still travel during the next forward and backward, updates hide behind nothing.
+        bucket_size_in_mb: MiB of parameters that travel in one message at most.
+        param_as_bucket_view: Whether parameters become views of the buckets, in their own memory
+            format; they are copied to and fro otherwise.
+        sync_buffer_in_global_avg: Whether :meth:`global_avg` and :meth:`eval` average
+            floating-point buffers as well.
+        init_sync: Whether all ranks begin with the parameters and buffers of rank 0.
+
+    Attributes:
+        module: The model. Its parameters, buffers and submodules are the wrapper's, under the same
+            names.
+
+    Raises:
+        NotInitializedError: ``init()`` was not called.
+        ArgumentError: An argument that cannot be.
+        TopologyError: The topology does not fit.
+        MismatchError: Ranks differ in parameters or settings.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def train():
+        ...     model = torch.nn.Linear(1, 1, bias=False)
+        ...     torch.nn.init.constant_(model.weight, bf.rank())
+        ...     sgd = lambda named: torch.optim.SGD([p for _, p in named], lr=0.0)
+        ...     ddp = bf.DecentralizedDataParallel(model, sgd, init_sync=False)
+        ...     ddp(torch.ones(1, 1)).sum().backward()
+        ...     return ddp.weight.item()
+        >>> with bf.local_world(2) as world:
+        ...     world.run(train)
+        [0.5, 0.5]
+
+    References:
+        Wang et al., "From promise to practice: realizing high-performance decentralized training",
+        ICLR 2025.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optim_fn: OptimFn,
+        lr_scheduler_fn: LRSchedulerFn | None = None,
+        topology: GraphOrSchedule | None = None,
+        sync: bool = True,
+        scaler: torch.amp.GradScaler | None = None,
+        grad_clip_norm: float = 0.0,
+        bucket_size_in_mb: float = 25,
+        param_as_bucket_view: bool = True,
+        sync_buffer_in_global_avg: bool = False,
+        *,
+        init_sync: bool = True,
+    ) -> None:
+        super().__init__(checked_model(model, DecentralizedDataParallel))
+        checked_function(optim_fn, "optim_fn", "an optimizer")
+        checked_function(lr_scheduler_fn, "lr_scheduler_fn", "a scheduler, or None", optional=True)
+        checked_scaler(scaler)
+        norm, cap = checked_norm(grad_clip_norm), checked_cap(bucket_size_in_mb)
+        recipe = Recipe(optim_fn, lr_scheduler_fn, scaler, norm, cap, bool(param_as_bucket_view))
+        context, buffers = current(), bool(sync_buffer_in_global_avg)
+        named, label = trainable(model), _label(context)
+        exchange = _exchange(context, bool(sync))(context, label, topology)
+        facts = [f"wrapper {label!r}", f"sync={bool(sync)}", f"init_sync={bool(init_sync)}"]
+        facts += [f"bucket size {cap} bytes", f"sync_buffer_in_global_avg={buffers}"]
+        agree(context, _CLAIM, facts + _facts_of(named))
+        if init_sync and context.size > 1:
+            tensors = [*model.parameters(), *model.buffers()]
+            for handle in [broadcast_nonblocking_(tensor.detach(), 0) for tensor in tensors]:
+                handle.wait()
+        self._lending = Lending(context, model, buffers=buffers)
+        self._stepper = Stepper(named, exchange, recipe)
+        self._closed = False
+
+    # training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model gives."""
+        trains = self.training and torch.is_grad_enabled() and not self._closed
+        if trains:
+            self._stepper.recover()
+        output = self.module(*args, **kwargs)
+        if trains:
+            self._stepper.watch(output)
+        return output
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients add up: no backward pass inside is a step.
+
+        Example:
+            >>> import asyncddp as bf, torch
+            >>> def train():
+            ...     sgd = lambda named: torch.optim.SGD([p for _, p in named], lr=1.0)
+            ...     ddp = bf.DecentralizedDataParallel(torch.nn.Linear(1, 1), sgd)
+            ...     with ddp.no_sync():
+            ...         ddp(torch.ones(1, 1)).sum().backward()
+            ...     ddp(torch.ones(1, 1)).sum().backward()
+            ...     return ddp.steps
+            >>> with bf.local_world(2) as world:
+            ...     world.run(train)
+            [1, 1]
+        """
+        before = self._stepper.accumulating
+        self.set_accumulate_grad(True)
+        try:
+            yield
+        finally:
+            self.set_accumulate_grad(before)
+
+    def set_accumulate_grad(self, enable: bool = True) -> None:
+        """Let gradients add up from now on; set it back before the pass that ends the step."""
+        self._stepper.accumulating = bool(enable)
+
+    def set_topology(self, topology: GraphOrSchedule | None) -> None:
+        """Take another topology in mid-run; all ranks call it after the same step.
+
+        Args:
+            topology: Graph or schedule; None for the context's. With ``sync=True`` it counts from
+                the next message on, the one under way is mixed by the old one. With
+                ``sync=False`` the windows are made anew, which is collective.
+
+        Raises:
+            TopologyError: It does not fit; the old one stays in use.
+            UsageError: After :meth:`close`.
+        """
+        self._insist_open("set_topology")
+        self._stepper.exchange.choose(topology)
+
+    @property
+    def steps(self) -> int:
+        """Steps completed so far: the round of the topology that comes next."""
+        return self._stepper.steps
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """One for each bucket; none before the end of the first backward pass."""
+        return [block.optimizer for block in self._stepper.blocks]
+
+    @property
+    def lr_schedulers(self) -> list[LRScheduler]:
+        """One for each bucket, all in the same state."""
+        every = [block.scheduler for block in self._stepper.blocks]
+        return [scheduler for scheduler in every if scheduler is not None]
+
+    @property
+    def bucket_names(self) -> list[list[str]]:
+        """The parameters of each bucket, in the order of their gradients."""
+        return [list(block.names) for block in self._stepper.blocks]
+
+    def staleness(self) -> dict[int, Staleness]:
+        """How old what was last mixed of each neighbour was, by rank; nothing with ``sync=True``.
+
+        Of several buckets the oldest counts; the fields are those of ``win_staleness``.
+        """
+        return self._stepper.exchange.staleness()
+
+    # the average model
+
+    def global_avg(self) -> None:
+        r"""Replace the parameters of all ranks by their average, and go on from there; collective.
+
+        .. math:: x_i \leftarrow \frac{1}{n} \sum_j x_j
+
+        What is under way is taken before. Optimizers, schedulers and gradients stay as they are.
+
+        Raises:
+            UsageError: After :meth:`close`.
+            PeerError: A rank failed.
+        """
+        self._insist_open("global_avg")
+        self._lending.give_back()
+        self._stepper.recover()
+        self._stepper.exchange.finish(self.steps)
+        self._lending.average()
+        self._stepper.exchange.renew(mixed=True)
+
+    def train(self, mode: bool = True) -> DecentralizedDataParallel:
+        """Set training mode, and give each rank its own parameters back after :meth:`eval`.
+
+        Args:
+            mode: False is ``eval(average=False)``.
+        """
+        if mode:
+            self._lending.give_back()
+        self._stepper.training = mode
+        return super().train(mode)
+
+    def eval(self, average: bool = True) -> DecentralizedDataParallel:
+        """Set evaluation mode, and show the average model of all ranks until :meth:`train`.
+
+        Collective, unless ``average=False``. The state dict is the average model's meanwhile.
+        :meth:`train` brings every rank's own parameters back, bit by bit, and sends nothing; what
+        was under way is taken in its step. In evaluation mode no backward pass is a step.
+
+        Args:
+            average: False shows this rank's own parameters.
+
+        Raises:
+            PeerError: A rank failed.
+        """
+        if average and not self._lending.lent and not self._closed:
+            self._stepper.recover()
+            self._stepper.exchange.settle()
+            self._lending.lend()
+        return self.train(False)
+
+    # checkpoints
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Give the model another state; all ranks do, after the same step.
+
+        What is under way is dropped, and sent anew by the next backward pass: a run that is resumed
+        with this and :meth:`load_optim_state_dict` goes on as if it had not been interrupted.
+
+        Args:
+            state_dict: What :meth:`state_dict` of this or of the plain model gave; each rank's own.
+            strict: As for the model.
+            assign: Must be False: parameters keep their memory.
+
+        Raises:
+            ArgumentError: ``assign=True``.
+        """
+        if assign:
+            raise ArgumentError(
+                "load_state_dict: argument assign: expected False, since parameters live in "
+                "buckets, got True; load into the model before DecentralizedDataParallel gets it"
+            )
+        self._stepper.recover()
+        self._stepper.exchange.settle()
+        self._lending.forget()
+        found = self.module.load_state_dict(state_dict, strict)
+        self._stepper.exchange.renew(mixed=False)
+        return found
+
+    def optim_state_dict(self) -> dict[str, Any]:
+        """The state of all optimizers and schedulers by parameters' names, and the step.
+
+        It does not depend on the buckets, so that a run may go on with others. As torch's own it
+        refers to the tensors in use; save it, or copy it, before the next step.
+        """
+        return self._stepper.state
+
+    def load_optim_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from what :meth:`optim_state_dict` gave, at any time between two steps.
+
+        Args:
+            state_dict: This rank's own; all ranks load one.
+
+        Raises:
+            ArgumentError: It is something else, or of another model.
+        """
+        check_state(state_dict, [name for name, _ in self._stepper.named])
+        self._stepper.recover()
+        self._stepper.state = state_dict
+        self._stepper.exchange.renew(mixed=False)
+
+    # the end
+
+    def close(self) -> None:
+        """Train no more; the model stays as it is, with its own parameters, and is the user's.
+
+        Nobody has to: a wrapper that is dropped lets go by itself, its windows when the world ends.
+        With ``sync=False`` it is collective.
+        """
+        if not self._closed:
+            self._closed = True
+            self._lending.give_back()
+            self._stepper.detach()
+            self._stepper.exchange.close()
+
+    def _insist_open(self, caller: str) -> None:
+        if self._closed:
+            raise UsageError(f"{caller}: called after close(); make another wrapper")
+
+
+def _exchange(context: Context, sync: bool) -> type[Exchange]:
+    if context.size == 1:
+        return Alone
+    return Synchronous if sync else Asynchronous
+
+
+def _facts_of(named: Named) -> list[str]:
+    return [
+        f"parameter {name} of shape {tuple(one.shape)}, strides {one.stride()}, {one.dtype}"
+        for name, one in named
+    ]
+
+
+def _label(context: Context) -> str:
+    """A name for the next wrapper of a world, equal on all ranks that make them in one order."""
+    key = "DecentralizedDataParallel"
+    number = context.attachments[key] = context.attachments.get(key, -1) + 1
+    return f"{key}{number}"

@@ -1,0 +1,88 @@
+"""Whole runs with DecentralizedDataParallel under ``mpirun``: how they end."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from tests.support import run_on_mpirun
+
+HEAD = """
+import os, signal, time
+from pathlib import Path
+import torch
+import asyncddp as bf
+
+bf.init()
+torch.manual_seed(bf.rank())
+model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
+
+def sgd(named):
+    return torch.optim.SGD([p for _, p in named], lr=0.01)
+
+def step():
+    (ddp(torch.randn(4, 8)) - 1.0).square().mean().backward()
+"""
+
+
+def run(folder, body, ranks, **environ):
+    script = HEAD + textwrap.dedent(body)
+    return run_on_mpirun(ranks, script, folder, timeout=90, environ=environ)
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_run_that_just_ends(tmp_path, sync):
+    """Messages and windows that nobody has closed are no error; nothing is printed or left."""
+    body = f"""
+    ddp = bf.DecentralizedDataParallel(model, sgd, sync={sync})
+    for _ in range(20):
+        step()
+    """
+    done = run(tmp_path, body, 2)
+    assert (done.code, done.stdout, done.stderr, done.left) == (0, "", "", ()), done
+
+
+@pytest.mark.mpi(2)
+def test_a_rank_that_ends_early(tmp_path):
+    """The others hear of it in their backward pass; without waiting for each other they go on."""
+    body = """
+    for sync in (False, True):
+        ddp = bf.DecentralizedDataParallel(model, sgd, sync=sync)
+        step()
+        if bf.rank() == 1 and sync:
+            raise SystemExit
+        for _ in range(10):
+            step()
+        if not sync:
+            bf.barrier()
+    """
+    done = run(tmp_path, body, 2)
+    assert done.code != 0, done
+    assert "rank 1 has left (its script has ended), but is needed" in done.stderr, done
+    assert done.left == (), done
+
+
+@pytest.mark.mpi(4)
+def test_a_straggler_holds_nobody_up(tmp_path):
+    """Three ranks make their steps while the fourth sleeps; the average is formed in the end."""
+    body = """
+    ddp = bf.DecentralizedDataParallel(model, sgd, sync=False)
+    step()
+    bf.barrier()
+    started = time.monotonic()
+    for _ in range(20):
+        if bf.rank() == 3:
+            time.sleep(0.1)
+        step()
+    print(f"{time.monotonic() - started:.3f}\\n", end="", flush=True)
+    ddp.global_avg()
+    assert bf.consensus_distance(model) < 1e-5
+    ddp.close()
+    """
+    done = run(tmp_path, body, 4)
+    assert (done.code, done.stderr, done.left) == (0, "", ()), done
+    *fast, slow = sorted(map(float, done.stdout.split()))
+    assert slow > 2.0
+    assert fast[-1] < slow / 2, done.stdout
