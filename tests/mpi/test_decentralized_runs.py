@@ -32,13 +32,15 @@ def run(folder, body, ranks, **environ):
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("sync", [True, False])
-def test_a_run_that_just_ends(tmp_path, sync):
+@pytest.mark.parametrize(("sync", "dropped"), [(True, False), (True, True), (False, False)])
+def test_a_run_that_just_ends(tmp_path, sync, dropped):
     """Messages and windows that nobody has closed are no error; nothing is printed or left."""
     body = f"""
     ddp = bf.DecentralizedDataParallel(model, sgd, sync={sync})
     for _ in range(20):
         step()
+    if {dropped}:
+        del ddp
     """
     done = run(tmp_path, body, 2)
     assert (done.code, done.stdout, done.stderr, done.left) == (0, "", "", ()), done

@@ -52,33 +52,30 @@ def image_loss(model, rank, step):
     return square_loss(model, x.contiguous(memory_format=torch.channels_last))
 
 
-def simulate(
-    graph, make, steps, *, model_of=mlp, loss_of=of_batch, before=None, mixes=None, start=0
-):
+def simulate(graph, make, steps, *, model_of=mlp, loss_of=of_batch, before=None, mixes=None):
     """X+ = W X − U for all ranks, one after the other.
 
     Args:
-        graph: W of each round; or a function of the round that gives it.
+        graph: W of each round.
         make: Makes the plain optimizer of parameters.
         steps: How many.
         model_of: Makes a rank's model.
         loss_of: ``loss_of(model, rank, step)``.
         before: ``before(step, models)`` is called before each step.
         mixes: ``mixes(step)`` gives the matrix of a step, in place of ``graph``'s.
-        start: The first round.
     """
     w_of = mixes or (
         lambda k: torch.from_numpy(topology.mixing_matrix(topology.as_schedule(graph), k))
     )
     models = [model_of(rank) for rank in range(len(w_of(0)))]
     optimizers = [make(model.parameters()) for model in models]
-    for step in range(start, start + steps):
+    for step in range(steps):
         if before is not None:
             before(step, models)
         for rank, model in enumerate(models):
             model.zero_grad()
             loss_of(model, rank, step).backward()
-        mixed = w_of(step) @ torch.stack([vector(model) for model in models])
+        mixed = w_of(step) @ torch.stack([vector(model).double() for model in models])
         for model, optimizer, row in zip(models, optimizers, mixed, strict=True):
             assign(model, row)
             optimizer.step()

@@ -237,6 +237,50 @@ def test_tied_and_frozen_parameters(options):
         torch.testing.assert_close(one[4:], other[4:], rtol=1e-12, atol=1e-13)
 
 
+class Mixed(torch.nn.Module):
+    """Layers of three dtypes, one after the other."""
+
+    def __init__(self, rank):
+        super().__init__()
+        dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float64)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4, dtype=dtype) for dtype in dtypes)
+        filled(self, rank)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x.to(layer.weight.dtype))
+        return x
+
+
+@every_layout
+def test_several_dtypes(options):
+    """Each has blocks of its own; messages carry what the parameters are."""
+    got = LoopbackWorld(RANKS).run(train_here, GRAPH, still, 3, model_of=Mixed, **options)
+    expected = simulate(GRAPH, still, 3, model_of=Mixed)
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.02, atol=0.01)
+        torch.testing.assert_close(one[:20], other[:20], rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(one[20:40], other[20:40], rtol=1e-5, atol=1e-6)
+
+
+def test_autocast():
+    """bfloat16 activations over single parameters: everything travels in single precision."""
+
+    def loss_of(model, rank, step):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = model(batch(rank, step).float())
+        return (out.float() - 1.0).square().mean()
+
+    def model_of(rank):
+        return mlp(rank).float()
+
+    arguments = {"model_of": model_of, "loss_of": loss_of}
+    got = LoopbackWorld(RANKS).run(train_here, GRAPH, sgd, 3, **arguments)
+    for one, other in zip(got, simulate(GRAPH, sgd, 3, **arguments), strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one, other, rtol=0.05, atol=0.02)
+
+
 def test_two_models_in_one_process():
     """Their messages do not meet, in whatever order the ranks make their steps."""
 
