@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
-from asyncddp.memory.dtypes import DTYPES, Kind
 from asyncddp.ops.weights import number
 from asyncddp.windows import Window, windows_of
 
@@ -90,13 +89,11 @@ def weights_of(
 
 
 def insist_on_whole(verb: str, window: Window, weights: Iterable[float]) -> None:
-    """Insist on whole weights where a window holds integers.
+    """Insist on whole weights for a window that holds integers.
 
     Raises:
         ArgumentError: There is one that is not.
     """
-    if DTYPES[window.dtype].kind is not Kind.INTEGER:
-        return
     broken = [weight for weight in weights if weight != int(weight)]
     if broken:
         raise ArgumentError(

@@ -34,7 +34,8 @@ def win_get_nonblocking(
     weights = weights_of("win_get", "src_weights", given, window.edges.incoming, "an in-neighbour")
     if src_weights is None:
         weights = dict.fromkeys(weights, 1.0)
-    insist_on_whole("win_get", window, weights.values())
+    if window.whole:
+        insist_on_whole("win_get", window, weights.values())
     if not require_mutex:
         return _get(windows, window, weights)
     with held(window, (), weights):
@@ -127,7 +128,8 @@ def win_update(
     windows = windows_of(current())
     window = windows.find("win_update", name)
     own, weights = _sources(window, self_weight, neighbor_weights)
-    insist_on_whole("win_update", window, [own, *weights.values()])
+    if window.whole:
+        insist_on_whole("win_update", window, [own, *weights.values()])
     if not require_mutex:
         return window.update(own, weights, reset=reset, clone=clone, with_p=windows.with_p)
     with held(window, (), weights):

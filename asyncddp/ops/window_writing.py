@@ -104,10 +104,11 @@ def _write(
 ) -> WindowHandle:
     windows = windows_of(current())
     window = windows.find(verb, name)
-    _insist_on_form(verb, window, tensor)
+    if tensor is not window.tensor:
+        _insist_on_form(verb, window, tensor)
     weights = _targets(verb, window, dst_weights)
     own = 1.0 if self_weight is None else number(verb, "self_weight", self_weight)
-    if dst_weights is not None or self_weight is not None:
+    if window.whole:
         insist_on_whole(verb, window, [own, *weights.values()])
     if not require_mutex:
         return window.put(tensor, own, weights, add=add, with_p=windows.with_p)

@@ -24,8 +24,8 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -45,7 +45,9 @@ _HEADER = 3 * _LINE  # words of a header
 _HELD, _TAKEN, _INTENDED, _WANTED = (7 * _LINE + k for k in range(4))
 _HEAD = struct.Struct("=4Q")  # floor, clock, time, number of sums
 _SUM = struct.Struct("=QddQQQ")  # after which version, weight, p, descriptor, size, offset
-_HEADS = {count: struct.Struct("=4Q" + count * "QddQQQ") for count in (1, 2, 3)}
+_MOST = 3  # sums of a version
+_HEADS = {count: struct.Struct("=4Q" + count * "QddQQQ") for count in range(1, _MOST + 1)}
+_ONE = _HEADS[1]
 
 
 class _Sum(NamedTuple):
@@ -67,7 +69,8 @@ class Outlet(Outgoing):
     def __init__(self, view: View, offset: int) -> None:
         self._words, self._raw = view.words(offset, WORDS), view.raw(offset, 8 * WORDS)
         self._version = self._floor = 0
-        self._readable: dict[int, dict[int, _Sum]] = {}  # version → after which version → sum
+        self._sums: dict[int, _Sum] = {}  # of the newest version: after which version → sum
+        self._older: dict[int, list[Buffer]] = {}  # those of versions that may be held still
 
     def put(self, buffer: Buffer, weight: float, p: float, clock: int) -> int:
         """Publish by one store; whatever was taken before, this comes after it."""
@@ -86,7 +89,7 @@ class Outlet(Outgoing):
         totals = []
         try:
             for since in {max(version, self._floor - 1) for version in (taken, intended)}:
-                known = self._readable.get(self._version, {}).get(since)
+                known = self._sums.get(since)
                 if known is None:  # nothing came since, or it is too late for that intention
                     continue
                 total = room()
@@ -111,15 +114,16 @@ class Outlet(Outgoing):
         """Whether the reader has said less."""
         return self._words[_TAKEN] < self._version
 
-    def in_use(self) -> Iterator[Buffer]:
+    def in_use(self) -> Sequence[Buffer]:
         """What is newest, and what the reader holds."""
-        held, readable = self._words[_HELD], self._readable
-        if len(readable) > 1:
-            wanted = (self._version, held)
-            readable = self._readable = {v: sums for v, sums in readable.items() if v in wanted}
-        for sums in readable.values():
-            for one in sums.values():
-                yield one.buffer
+        buffers = [one.buffer for one in self._sums.values()]
+        if self._older:
+            held = self._words[_HELD]
+            found = self._older.get(held)
+            self._older = {} if found is None else {held: found}
+            if found is not None:
+                buffers += found
+        return buffers
 
     def _show(self, sums: dict[int, _Sum], clock: int) -> int:
         values: list[float] = []
@@ -127,14 +131,16 @@ class Outlet(Outgoing):
             if buffer.place is None:
                 raise RuntimeError("a buffer without a place was shown to a rank of this machine")
             values += (since, weight, p, *buffer.place)
-        version, words = self._version + 1, self._words
+        words, version = self._words, self._version + 1
+        if self._sums:
+            self._older[self._version] = [one.buffer for one in self._sums.values()]
         start, now = 8 * (_LINE + _HEADER * (version % 2)), time.monotonic_ns()
         fence()  # the header of the version before the last is not the newest any more
         _HEADS[len(sums)].pack_into(self._raw, start, self._floor, clock, now, len(sums), *values)
-        self._readable[version] = sums
         words[_CLOCK] = clock
         fence()
-        words[_NEWEST] = self._version = version
+        words[_NEWEST] = version
+        self._sums, self._version = sums, version
         return version
 
 
@@ -186,22 +192,22 @@ class Inlet(Incoming):
                 words[_INTENDED] = version
             full_fence()
             start = 8 * (_LINE + _HEADER * (version % 2))
-            header = bytes(self._raw[start : start + 8 * _HEADER])
+            floor, clock, when, count, *first = _ONE.unpack_from(self._raw, start)
+            sums = [first] if count == 1 else self._sums(start + _HEAD.size, count)
             fence()
             if words[_NEWEST] == version:
-                return self._shown(version, header)
+                after = max(self.taken, floor - 1)
+                for since, weight, p, *place in sums:
+                    if since == after:
+                        tensor = self._tensor(Place(*place))
+                        return Shown(version, floor, weight, p, clock, when / 1e9, tensor)
+                raise RuntimeError(f"{self._what}: version {version} does not follow upon {after}")
         return None
 
-    def _shown(self, version: int, header: bytes) -> Shown:
-        """What a header tells, as it follows upon what was taken."""
-        floor, clock, when, count = _HEAD.unpack_from(header)
-        after = max(self.taken, floor - 1)
-        end = _HEAD.size + count * _SUM.size
-        for since, weight, p, *place in _SUM.iter_unpack(header[_HEAD.size : end]):
-            if since == after:
-                tensor = self._tensor(Place(*place))
-                return Shown(version, floor, weight, p, clock, when / 1e9, tensor)
-        raise RuntimeError(f"{self._what}: version {version} does not follow upon {after}")
+    def _sums(self, start: int, count: int) -> list[list[Any]]:
+        """The sums of a header; of one that is being overwritten, whatever is there."""
+        places = (start + number * _SUM.size for number in range(min(count, _MOST)))
+        return [list(_SUM.unpack_from(self._raw, place)) for place in places]
 
     def release(self) -> None:
         """Take the mark away."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -94,6 +94,9 @@ class Outgoing(ABC):
     def tick(self, clock: int) -> None:
         """Tell the reader how many steps the writer has made."""
 
+    prompt = True
+    """Whether the reader can see at once what is published."""
+
     def arrived(self, version: int) -> bool:
         """Whether the reader can see a version, or a later one."""
         del version
@@ -108,7 +111,7 @@ class Outgoing(ABC):
         """Whether the reader is not known to have taken all that was published."""
 
     @abstractmethod
-    def in_use(self) -> Iterator[Buffer]:
+    def in_use(self) -> Sequence[Buffer]:
         """Buffers that the reader reads, or may begin to; ask after a :func:`full_fence`."""
 
 

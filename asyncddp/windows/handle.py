@@ -36,7 +36,7 @@ class WindowHandle:
         self._window, self._verb = window, verb
         self._versions, self._questions, self._finish = versions, questions, finish
         self._done = False
-        if finish is None and not self._missing():
+        if not versions and finish is None:
             self._done = True
 
     def poll(self) -> bool:

@@ -73,10 +73,12 @@ class Pool:
             OSError: The system gives no more memory that peers see.
         """
         full_fence()  # between the newest versions and what readers say that they hold
-        busy = {id(buffer) for edge in self.edges for buffer in edge.in_use()}
+        busy: list[Buffer] = []
+        for edge in self.edges:
+            busy += edge.in_use()
         with Buffer.counting:
             for buffer in self.buffers:
-                if not buffer.holds and id(buffer) not in busy:
+                if not buffer.holds and buffer not in busy:
                     buffer.holds = 1
                     return buffer
         buffer = self._new()

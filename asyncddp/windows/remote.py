@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -59,6 +59,8 @@ class Outbox(Outgoing):
         service: Under which the windows of all ranks are reached.
         window: The window's number.
     """
+
+    prompt = False
 
     def __init__(self, engine: Engine, peer: int, service: str, window: int) -> None:
         self._engine, self._peer, self._address = engine, peer, (service, window)
@@ -118,9 +120,9 @@ class Outbox(Outgoing):
         """The reader has taken a version."""
         self._taken = max(self._taken, version)
 
-    def in_use(self) -> Iterator[Buffer]:
+    def in_use(self) -> Sequence[Buffer]:
         """None beyond those that are held."""
-        return iter(())
+        return ()
 
     def _go_on(self) -> None:
         """Send what waits, if nothing is on its way."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -14,6 +13,7 @@ __all__ = ["Term", "weighted"]
 
 Term: TypeAlias = tuple[torch.Tensor, float]
 _PIECE = 1 << 19  # bytes
+_PLAIN = (torch.float32, torch.float64)
 
 
 def weighted(out: torch.Tensor, terms: Sequence[Term], shares: int | None = None) -> None:
@@ -37,14 +37,19 @@ def weighted(out: torch.Tensor, terms: Sequence[Term], shares: int | None = None
     if not terms:
         out.zero_()
         return
+    if len(terms) == 2 and out.dtype in _PLAIN:
+        (one, share), (other, rest) = terms
+        if abs(share + rest - 1.0) < 1e-15:
+            torch.lerp(one, other, rest, out=out)
+            return
     row = DTYPES[out.dtype]
     if row.kind is Kind.INTEGER:
         _sum_integers(out, terms)
         return
     parts, weights, divisor = [x for x, _ in terms], [w for _, w in terms], 1
-    if shares is not None and all(math.isclose(w * shares, 1.0, rel_tol=1e-12) for w in weights):
+    if shares is not None and not [w for w in weights if abs(w * shares - 1.0) > 1e-12]:
         weights, divisor = [1.0] * len(terms), shares
-    if len(parts) <= 2 and row.accumulate == out.dtype:
+    if len(parts) <= 2 and out.dtype in _PLAIN:
         _sum(out, parts, weights, divisor)
         return
     address = out.data_ptr()
@@ -54,7 +59,7 @@ def weighted(out: torch.Tensor, terms: Sequence[Term], shares: int | None = None
     step = max(1, _PIECE // out.element_size())
     for start in range(0, flat.numel(), step):
         piece, pieces = flat[start : start + step], [x[start : start + step] for x in flats]
-        if row.accumulate == out.dtype:
+        if out.dtype in _PLAIN:
             _sum(piece, pieces, weights, divisor)
         else:
             _sum_wide(piece, pieces, weights, divisor, row.accumulate)
@@ -65,9 +70,6 @@ def _sum(
 ) -> None:
     """The sum; of the parts the first may be ``out``, or one of two."""
     if len(parts) == 2:
-        if divisor == 2 or math.isclose(weights[0] + weights[1], 1.0, rel_tol=1e-15):
-            torch.lerp(parts[0], parts[1], 0.5 if divisor == 2 else weights[1], out=out)
-            return
         if weights[0] == 1.0 or weights[1] == 1.0:
             one = 0 if weights[0] == 1.0 else 1
             torch.add(parts[one], parts[1 - one], alpha=weights[1 - one], out=out)

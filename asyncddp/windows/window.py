@@ -10,6 +10,7 @@ import torch
 
 from asyncddp.context import Context
 from asyncddp.errors import AsyncDDPError
+from asyncddp.memory.dtypes import DTYPES, Kind
 from asyncddp.windows.board import Inlet
 from asyncddp.windows.buffers import Buffers, Staleness
 from asyncddp.windows.contract import Buffer, Incoming, Outgoing, Shown
@@ -60,6 +61,7 @@ class Window:
         step_of_update: How many updates were made: the round of a schedule.
         step_of_put: How many times this rank has published: the same.
         end: The error that says why the window is of no use any more.
+        whole: Whether it holds integers.
     """
 
     edges: Edges
@@ -83,6 +85,7 @@ class Window:
         self.p = 1.0
         self.end: AsyncDDPError | None = None
         self._rounds = [schedule.neighbors(context.rank, k) for k in range(schedule.period or 1)]
+        self.whole = DTYPES[tensor.dtype].kind is Kind.INTEGER
         self._direct = tensor.is_cpu and tensor.is_contiguous()
         self._pool = Pool(regions, self.shape, self.dtype)
         self._zero_init = zero_init
@@ -124,7 +127,7 @@ class Window:
     @property
     def pulled(self) -> bool:
         """Whether a neighbour has ever got something, so that it is worth publishing for that."""
-        return self.asked or any(edge.wanted() for edge in self.edges.shows.values())
+        return self.asked or any([edge.wanted() for edge in self.edges.shows.values()])
 
     # what goes
 
@@ -172,7 +175,7 @@ class Window:
     def _sent(
         self, buffer: Buffer, weights: Mapping[int, float], clock: int, *, add: bool, with_p: bool
     ) -> list[tuple[int, Outgoing, int]]:
-        """Publish to those neighbours, and tell all of them the time."""
+        """Publish to those neighbours, and tell all the time; versions that have to travel."""
         versions = []
         for peer, edge in self.edges.outgoing.items():
             weight = weights.get(peer)
@@ -184,7 +187,8 @@ class Window:
                 version = edge.add(buffer, weight, p, clock, self._pool.room)
             else:
                 version = edge.put(buffer, weight, p, clock)
-            versions.append((peer, edge, version))
+            if not edge.prompt:
+                versions.append((peer, edge, version))
         return versions
 
     def publish(self) -> None:
@@ -217,7 +221,7 @@ class Window:
     def _filled(self, tensor: torch.Tensor) -> Buffer:
         """A buffer with the values of a tensor, held until dropped."""
         buffer = self._pool.room()
-        buffer.tensor.copy_(tensor.detach())
+        buffer.tensor.copy_(tensor.detach() if tensor.requires_grad else tensor)
         return buffer
 
     # what comes
@@ -287,7 +291,7 @@ class Window:
             return out.to(self.tensor.device)
         if not self._direct:
             self.tensor.detach().copy_(out)
-        if self.pulled or not self.step_of_put:
+        if not self.step_of_put or self.pulled:
             self.publish()
         return self.tensor
 
@@ -314,5 +318,5 @@ class Window:
 
     def _host(self) -> torch.Tensor:
         """The rank's own values on the host."""
-        own = self.tensor.detach()
+        own = self.tensor.detach() if self.tensor.requires_grad else self.tensor
         return own if self._direct else own.to("cpu").contiguous()
