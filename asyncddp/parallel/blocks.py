@@ -153,7 +153,8 @@ class ViewBlock(Block):
 
     def spill(self) -> None:
         """The values are there; autograd hears that they are new."""
-        increment_version(self.parameters)
+        for parameter in self.parameters:
+            increment_version(parameter)
 
     def strangers(self) -> list[int]:
         """Places of parameters that are no views any more."""

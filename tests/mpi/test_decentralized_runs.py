@@ -88,3 +88,30 @@ def test_a_straggler_holds_nobody_up(tmp_path):
     *fast, slow = sorted(map(float, done.stdout.split()))
     assert slow > 2.0
     assert fast[-1] < slow / 2, done.stdout
+
+
+@pytest.mark.mpi(2)
+def test_a_rank_that_never_comes(tmp_path):
+    """In step with the neighbours the deadline ends the wait; asynchronous ranks go on."""
+    body = """
+    free = bf.DecentralizedDataParallel(model, sgd, sync=False)
+    held = bf.DecentralizedDataParallel(torch.nn.Linear(8, 1), sgd)
+    for ddp in (free, held):
+        step()
+    if bf.rank() == 1:
+        time.sleep(60)
+    for ddp in (free, held):
+        for _ in range(5):
+            step()
+        print(f"{ddp.steps} steps\\n", end="", flush=True)
+    """
+    done = run(tmp_path, body, 2, ASYNCDDP_TIMEOUT="2", ASYNCDDP_WARN_AFTER="1")
+    assert done.code != 0, done
+    assert done.left == (), done
+    assert done.stdout == "6 steps\n", done
+    told = (
+        "WaitTimeoutError: rank 0: neighbor_allreduce 'DecentralizedDataParallel1.bucket0' (use 2)"
+    )
+    assert told in done.stderr, done
+    assert "missing: rank 1" in done.stderr
+    assert "in backward" in done.stderr
