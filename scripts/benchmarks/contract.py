@@ -101,6 +101,7 @@ class Table:
         expected: The right result of call 0 for a size, against which every rival is checked
             before it is timed; None where results are not comparable.
         begin: Called on all ranks before the table is measured.
+        end: Called on all ranks when it has been.
         aims: What is to be reached; the report marks what is missed.
         compare: The two rivals whose ratio is shown; None for the first two, empty for no ratio.
         lead: Calls just before the clock starts, for work that reaches over from call to call.
@@ -116,6 +117,7 @@ class Table:
     size_is: str = "tensor"
     expected: Callable[[int], torch.Tensor] | None = None
     begin: Callable[[], None] = field(default=lambda: None)
+    end: Callable[[], None] = field(default=lambda: None)
     aims: Sequence[Aim] = ()
     compare: tuple[str, ...] | None = None
     lead: int = 0

@@ -162,6 +162,7 @@ def measure(
         if not found:
             break
         advance(nbytes)
+    table.end()
     return rows, unavailable
 
 

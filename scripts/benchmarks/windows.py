@@ -1,0 +1,177 @@
+"""``windows``: what publishing and reading without waiting costs, beside an average that waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from mpi4py import MPI
+
+import asyncddp as bf
+import topology
+from benchmarks import raw
+from benchmarks.contract import Aim, Call, Rival, Table, Unavailable, World
+from benchmarks.machine import crowded
+from benchmarks.mixing import LIMIT
+from topology import Schedule
+
+__all__ = ["tables"]
+
+_KB, _MB = 1024, 1024 * 1024
+_SIZES = tuple(4 * 4**power for power in range(13))  # 4 B … 64 MB
+_QUICK = (4, 4 * _KB, 256 * _KB, 4 * _MB)
+_OURS, _PUT, _UPDATE = "win_put + win_update", "win_put", "win_update"
+_AVERAGE, _IN_PLACE = "neighbor_allreduce", "neighbor_allreduce_ (in place)"
+_RMA = "MPI.Win: Put, Flush + lerp"
+_AIMS = (
+    Aim(_OURS, 1.2, (_AVERAGE, _IN_PLACE), sizes=(_MB, 64 * _MB)),
+    Aim(_OURS, sizes=(4, 4 * _KB), seconds=60e-6),
+)
+
+
+@dataclass
+class _Memory:
+    """MPI's window of one table, over a buffer for each in-neighbour; and why there is none."""
+
+    world: World
+    schedule: Schedule
+    largest: int
+    window: MPI.Win | None = None
+    buffers: dict[int, torch.Tensor] = field(default_factory=dict)
+    problem: str = ""
+
+    def open(self) -> None:
+        """Make it; collective."""
+        sources = self.schedule.neighbors(self.world.rank, 0).src_weights
+        whole = torch.zeros(max(1, len(sources)) * self.largest // 4)
+        try:
+            self.window = MPI.Win.Create(whole.numpy(), 1, comm=self.world.comm)
+            self.window.Lock_all()
+        except MPI.Exception as error:
+            self.problem = f"MPI gives no window: {error}"
+            return
+        parts = whole.split(self.largest // 4)
+        self.buffers = dict(zip(sorted(sources), parts, strict=False))
+
+    def close(self) -> None:
+        """Free it; collective."""
+        if self.window is not None:
+            self.window.Unlock_all()
+            self.window.Free()
+            self.window = None
+
+    def offset(self, target: int) -> int:
+        """Where this rank's buffer lies at a neighbour, in bytes."""
+        sources = sorted(self.schedule.neighbors(target, 0).src_weights)
+        return sources.index(self.world.rank) * self.largest
+
+    def exchange(self, nbytes: int) -> Call:
+        """Put into the neighbours' memory, flush, and mix with what lies in one's own.
+
+        Raises:
+            Unavailable: There is no window.
+        """
+        window = self.window
+        if window is None:
+            raise Unavailable(self.problem)
+        near = self.schedule.neighbors(self.world.rank, 0)
+        own = raw.tensor(nbytes, self.world.rank)
+        others = {source: self.buffers[source][: nbytes // 4] for source in near.src_weights}
+        places = [(peer, (self.offset(peer), nbytes, MPI.BYTE)) for peer in near.dst_ranks]
+
+        def call(number: int) -> torch.Tensor:
+            for peer, place in places:
+                window.Put([own.numpy(), MPI.FLOAT], peer, place)
+            for peer, _ in places:
+                window.Flush(peer)
+            if number == 0:
+                self.world.comm.Barrier()
+                window.Sync()
+            if len(others) == 1:
+                ((source, other),) = others.items()
+                return torch.lerp(own, other, near.src_weights[source], out=own)
+            own.mul_(near.self_weight)
+            for source, other in others.items():
+                own.add_(other, alpha=near.src_weights[source])
+            return own
+
+        return call
+
+
+def _window_rival(world: World, name: str, *, puts: bool, updates: bool) -> Rival:
+    """A window over a tensor of its own: published, mixed in place, or both."""
+
+    def prepare(nbytes: int) -> Call:
+        own = raw.tensor(nbytes, world.rank)
+        if name in bf.get_current_created_window_names():
+            bf.win_free(name)
+        bf.win_create(own, name)
+
+        def call(number: int) -> torch.Tensor:
+            if puts or number == 0:
+                bf.win_put(own, name)
+            if number == 0:
+                world.comm.Barrier()
+            return bf.win_update(name) if updates or number == 0 else own
+
+        return call
+
+    return Rival(name, prepare)
+
+
+def windows_table(
+    world: World, schedule: Schedule, sizes: Sequence[int], aims: Sequence[Aim] = ()
+) -> Table:
+    """Put and update over a graph, and those who average with the same neighbours.
+
+    Whoever reads a window mixes what has come so far; only the first call, whose result is
+    checked, waits between the two.
+    """
+    memory = _Memory(world, schedule, max(sizes))
+
+    def begin() -> None:
+        bf.set_topology(schedule)
+        memory.open()
+
+    def end() -> None:
+        bf.win_free()
+        memory.close()
+
+    def average(nbytes: int) -> Call:
+        own = raw.own(nbytes, world.rank)
+        return lambda number: bf.neighbor_allreduce(own, name="beside windows")
+
+    def in_place(nbytes: int) -> Call:
+        own = raw.tensor(nbytes, world.rank)
+        return lambda number: bf.neighbor_allreduce_(own, name="beside windows, in place")
+
+    rivals = (
+        _window_rival(world, _OURS, puts=True, updates=True),
+        Rival(_AVERAGE, average),
+        Rival(_IN_PLACE, in_place),
+        Rival(_RMA, memory.exchange),
+        _window_rival(world, _PUT, puts=True, updates=False),
+        _window_rival(world, _UPDATE, puts=False, updates=True),
+        Rival(LIMIT, partial(raw.local_mix, world, schedule)),
+    )
+    return Table(
+        "windows",
+        "win_put and win_update, exponential-2 graph",
+        sizes,
+        rivals,
+        expected=partial(raw.average, schedule, world.rank),
+        begin=begin,
+        end=end,
+        aims=aims,
+        compare=(_OURS, _AVERAGE),
+        note="Ranks of windows do not wait for each other; those of an average do.",
+    )
+
+
+def tables(world: World, *, quick: bool) -> Sequence[Table]:
+    """The tables of this bench."""
+    schedule = topology.as_schedule(topology.exponential_two(world.size))
+    aims = () if crowded(world) else _AIMS
+    return [windows_table(world, schedule, _QUICK if quick else _SIZES, aims)]

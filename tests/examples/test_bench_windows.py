@@ -1,0 +1,57 @@
+"""scripts/bench windows measures windows beside averages and MPI's own one-sided verbs."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from tests.examples.test_bench import run_bench
+
+RIVALS = {
+    "win_put + win_update",
+    "neighbor_allreduce",
+    "neighbor_allreduce_ (in place)",
+    "MPI.Win: Put, Flush + lerp",
+    "win_put",
+    "win_update",
+    "limit: local lerp",
+}
+SIZES = {4, 4096, 262144, 4194304}
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("wire", ["shared_memory", "mpi"])
+def test_every_rival_at_every_size_with_a_right_first_result(tmp_path, wire):
+    """Its first results are checked against the graph's average; aims are judged."""
+    done = run_bench(
+        "windows",
+        "--quick",
+        "--rounds",
+        "2",
+        "--json",
+        "out.json",
+        cwd=tmp_path,
+        ASYNCDDP_TRANSPORT=wire,
+    )
+    assert done.code == 0, done
+    assert not done.left
+    assert "was not measured" not in done.stdout, done
+    found = json.loads((tmp_path / "out.json").read_text())
+    rows = found["results"]
+    assert {(row["rival"], row["bytes"]) for row in rows} == {
+        (rival, size) for rival in RIVALS for size in SIZES
+    }
+    marked = re.findall(r"✓|MISSED|\(not judged\)", done.stdout.partition("aims are met.")[0])
+    assert len(marked) == len(found["aims"])
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.timeout(180)
+def test_other_benches_follow_in_the_same_run(tmp_path):
+    """Its windows are gone when it is through: they would keep the topology as it is."""
+    done = run_bench("windows", "step", "--quick", "--rounds", "2", cwd=tmp_path)
+    assert done.code == 0, done
+    assert len(re.findall(r"^\| +local step \|", done.stdout, flags=re.MULTILINE)) == 3
