@@ -9,10 +9,8 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from asyncddp.context import Context, current
+from asyncddp.context import current
 from asyncddp.errors import ArgumentError, UsageError
-from asyncddp.ops.agreement import agree
-from asyncddp.ops.broadcast import broadcast_nonblocking_
 from asyncddp.parallel.arguments import (
     checked_cap,
     checked_function,
@@ -21,20 +19,16 @@ from asyncddp.parallel.arguments import (
     checked_scaler,
     trainable,
 )
-from asyncddp.parallel.asynchronous import Asynchronous
-from asyncddp.parallel.blocks import LRSchedulerFn, Named, OptimFn
-from asyncddp.parallel.exchange import Alone, Exchange
+from asyncddp.parallel.beginning import broadcast, exchange_for, insist_alike, label_in
+from asyncddp.parallel.blocks import LRSchedulerFn, OptimFn
 from asyncddp.parallel.lending import Lending
 from asyncddp.parallel.optim_state import check_state
 from asyncddp.parallel.stepper import Recipe, Stepper
-from asyncddp.parallel.synchronous import Synchronous
 from asyncddp.parallel.transparent import Transparent
 from asyncddp.windows import Staleness
 from topology import GraphOrSchedule
 
 __all__ = ["DecentralizedDataParallel"]
-
-_CLAIM = "DecentralizedDataParallel needs the same model and settings on all ranks"
 
 
 class DecentralizedDataParallel(Transparent):
@@ -142,15 +136,13 @@ class DecentralizedDataParallel(Transparent):
         norm, cap = checked_norm(grad_clip_norm), checked_cap(bucket_size_in_mb)
         recipe = Recipe(optim_fn, lr_scheduler_fn, scaler, norm, cap, bool(param_as_bucket_view))
         context, buffers = current(), bool(sync_buffer_in_global_avg)
-        named, label = trainable(model), _label(context)
-        exchange = _exchange(context, bool(sync))(context, label, topology)
-        facts = [f"wrapper {label!r}", f"sync={bool(sync)}", f"init_sync={bool(init_sync)}"]
-        facts += [f"bucket size {cap} bytes", f"sync_buffer_in_global_avg={buffers}"]
-        agree(context, _CLAIM, facts + _facts_of(named))
-        if init_sync and context.size > 1:
-            tensors = [*model.parameters(), *model.buffers()]
-            for handle in [broadcast_nonblocking_(tensor.detach(), 0) for tensor in tensors]:
-                handle.wait()
+        named, label = trainable(model), label_in(context)
+        exchange = exchange_for(context, label, topology, sync=bool(sync))
+        settings = [f"wrapper {label!r}", f"sync={bool(sync)}", f"init_sync={bool(init_sync)}"]
+        settings += [f"bucket size {cap} bytes", f"sync_buffer_in_global_avg={buffers}"]
+        insist_alike(context, settings, named)
+        if init_sync:
+            broadcast(context, [*model.parameters(), *model.buffers()])
         self._lending = Lending(context, model, buffers=buffers)
         self._stepper = Stepper(named, exchange, recipe)
         self._closed = False
@@ -357,23 +349,3 @@ class DecentralizedDataParallel(Transparent):
     def _insist_open(self, caller: str) -> None:
         if self._closed:
             raise UsageError(f"{caller}: called after close(); make another wrapper")
-
-
-def _exchange(context: Context, sync: bool) -> type[Exchange]:
-    if context.size == 1:
-        return Alone
-    return Synchronous if sync else Asynchronous
-
-
-def _facts_of(named: Named) -> list[str]:
-    return [
-        f"parameter {name} of shape {tuple(one.shape)}, strides {one.stride()}, {one.dtype}"
-        for name, one in named
-    ]
-
-
-def _label(context: Context) -> str:
-    """A name for the next wrapper of a world, equal on all ranks that make them in one order."""
-    key = "DecentralizedDataParallel"
-    number = context.attachments[key] = context.attachments.get(key, -1) + 1
-    return f"{key}{number}"

@@ -44,7 +44,11 @@ every_layout = pytest.mark.parametrize(
 
 @every_layout
 @pytest.mark.parametrize("make", [sgd, adam], ids=["SGD", "AdamW"])
-@pytest.mark.parametrize("graph", [GRAPH, topology.ring(4), topology.complete(4)], ids=str)
+@pytest.mark.parametrize(
+    "graph",
+    [GRAPH, topology.ring(4), topology.complete(4)],
+    ids=["one peer", "ring", "complete"],
+)
 def test_the_equation(graph, make, options):
     """X+ = W X − U, from the first backward pass on, with every rank at its own start."""
     got = LoopbackWorld(RANKS).run(train_here, graph, make, 6, **options)
