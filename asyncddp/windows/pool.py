@@ -94,6 +94,7 @@ class Pool:
             for buffer, region in self._taken:
                 if not buffer.holds:
                     self._regions.give_back(self._size, region)
+        self._regions = None
         self._taken.clear()
         self.edges, self.buffers = [], []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -25,8 +26,9 @@ from topology import Schedule
 __all__ = ["Windows", "windows_of"]
 
 _SERVICE = "windows"
+_making = threading.Lock()
 _GET, _GOT, _GONE = "get", "got", "gone"
-_LISTEN = 0.001  # seconds between looks at the wire while peers may send something any time
+_LISTEN = 0.002  # seconds between looks at the wire while peers may send something any time
 _BOARD = 16 * WORDS  # bytes of the words of both edges to a peer
 
 
@@ -270,5 +272,8 @@ def windows_of(context: Context) -> Windows:
     """The windows of a context."""
     found: Windows | None = context.attachments.get(_SERVICE)
     if found is None:
-        found = context.attachments[_SERVICE] = Windows(context)
+        with _making:
+            found = context.attachments.get(_SERVICE)
+            if found is None:
+                found = context.attachments[_SERVICE] = Windows(context)
     return found

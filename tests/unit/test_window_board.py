@@ -77,7 +77,9 @@ def test_a_put_takes_the_place_of_all_before_it(edge):
 def test_what_is_added_is_summed_until_it_is_taken(edge):
     edge.write("add", 1.0, p=0.5, weight=2.0)
     edge.write("add", 3.0, p=0.25, weight=0.5)
+    assert edge.outlet.untaken()
     shown = edge.inlet.take()
+    assert not edge.outlet.untaken()
     assert values(shown) == [3.5, 3.5]
     assert (shown.p, shown.floor, edge.inlet.taken) == (0.75, 0, 2)
     edge.inlet.release()
