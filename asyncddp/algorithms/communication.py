@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from asyncddp.algorithms.contract import How
+from asyncddp.algorithms.joining import Act
+from asyncddp.algorithms.rounds import Messages, Round, Route
 from asyncddp.context import Context
+from asyncddp.context.context import use
 from asyncddp.engine import Handle
+from asyncddp.errors import UsageError
 from asyncddp.memory.dtypes import DTYPES
 from asyncddp.ops.allreduce import allreduce_nonblocking
 from asyncddp.ops.hierarchical_neighbor_allreduce import (
     between_machines,
     hierarchical_neighbor_allreduce_nonblocking,
 )
+from asyncddp.ops.joining import average_among_nonblocking, narrowed, pass_by_nonblocking
+from asyncddp.ops.mixing import Mixing
 from asyncddp.ops.neighbor_allreduce import neighbor_allreduce_nonblocking, short_way
 from asyncddp.ops.weights import Weights, WeightsOf
 from asyncddp.registry import Registry
 from topology import GraphOrSchedule, Schedule
 
-__all__ = ["COMMUNICATIONS", "Communication", "HandSet", "Route"]
+if TYPE_CHECKING:
+    from asyncddp.algorithms.mixer import Mixer
+
+__all__ = ["COMMUNICATIONS", "Communication", "HandSet", "TwoSided"]
 
 
 @dataclass
@@ -37,32 +46,18 @@ class HandSet:
     dst_machine_weights: Weights | Iterable[int] | None = None
 
 
-@dataclass(frozen=True)
-class Route:
-    """One round on one rank.
-
-    Attributes:
-        start: Starts averaging a flat tensor under a name.
-        cost: Bytes that this rank sends for a flat tensor.
-        way: The short way of averaging such a tensor in place, if there is one: where neighbours
-            read each other's memory, nothing is gained by starting early.
-    """
-
-    start: Callable[[torch.Tensor, str], Handle[torch.Tensor]]
-    cost: Callable[[torch.Tensor], int]
-    way: Callable[[torch.Tensor, str], Callable[[], bool] | None] = lambda flat, name: None
-
-
 class Communication(ABC):
     """One kind of averaging.
 
     Attributes:
         name: As users give it.
         how: Which permission of a method it needs; None for any.
+        joins: Whether its rounds can go on without ranks that are done.
     """
 
     name: ClassVar[str]
     how: ClassVar[How | None]
+    joins: ClassVar[bool] = True
 
     def places(self, context: Context) -> int | None:
         """The number of nodes of its topology; None if it has none."""
@@ -79,6 +74,82 @@ class Communication(ABC):
         del hand
         return {}
 
+    def lay_out(self, mixer: Mixer) -> None:  # noqa: B027 - few do
+        """Prepare for rounds about the wrapper's flat tensors."""
+
+    @abstractmethod
+    def begin(self, mixer: Mixer, schedule: Schedule | None) -> Round | None:
+        """Open the wrapper's next round; None where nothing is to be sent.
+
+        Args:
+            mixer: Has its rounds.
+            schedule: The wrapper's own topology; None for the context's.
+
+        Raises:
+            ArgumentError: Weights set by hand that cannot be.
+        """
+
+    def stand_in(  # noqa: B027 - few do
+        self, mixer: Mixer, flats: Sequence[torch.Tensor], training: Sequence[int]
+    ) -> None:
+        """Take part in a round on a rank that is done; nothing, where nobody waits for it.
+
+        Args:
+            mixer: Has its rounds.
+            flats: The tensors that would be averaged; they stay as they are.
+            training: The ranks that train.
+
+        Raises:
+            PeerError: A peer failed, or does something else.
+        """
+
+
+class TwoSided(Communication):
+    """A kind in which those who average wait for each other."""
+
+    joins = False
+
+    def begin(self, mixer: Mixer, schedule: Schedule | None) -> Round | None:
+        """Open a round of messages, inside ``join`` among those who train."""
+        route = self.route(mixer.context, schedule, mixer.hand, mixer.round)
+        if route is not None and mixer.attendance is not None:
+            training = mixer.attendance.train(mixer.label, Act.ROUND)
+            if len(training) < mixer.context.size:
+                route = self.among(mixer, schedule, training)
+        return None if route is None else Messages(mixer, route)
+
+    def stand_in(
+        self, mixer: Mixer, flats: Sequence[torch.Tensor], training: Sequence[int]
+    ) -> None:
+        """Do this rank's part of the others' round, and count it."""
+        route = self.among(mixer, None, training)
+        with use(mixer.context), torch.no_grad():
+            handles = [
+                route.start(flat, f"{mixer.label}.bucket{index}")
+                for index, flat in enumerate(flats)
+            ]
+        for handle in handles:
+            handle.wait()
+        mixer.bytes_sent += sum(map(route.cost, flats))
+        mixer.round += 1
+
+    def among(self, mixer: Mixer, schedule: Schedule | None, training: Collection[int]) -> Route:
+        """Look the next round up where only some ranks train; elsewhere, their part of it.
+
+        Args:
+            mixer: Has its rounds.
+            schedule: The wrapper's own topology; None for the context's.
+            training: The ranks that train.
+
+        Raises:
+            UsageError: It cannot be formed so.
+            ArgumentError: Weights set by hand that cannot be.
+        """
+        raise UsageError(
+            f"join: {self.name} needs all ranks in every round; expected a communication that can "
+            "go on without those that are done, such as neighbor_allreduce or allreduce"
+        )
+
     @abstractmethod
     def route(
         self, context: Context, schedule: Schedule | None, hand: HandSet, k: int
@@ -90,11 +161,12 @@ class Communication(ABC):
         """
 
 
-class NeighborAllreduce(Communication):
+class NeighborAllreduce(TwoSided):
     """The weighted average with the neighbours."""
 
     name = "neighbor_allreduce"
     how = How.NEIGHBORS
+    joins = True
 
     def places(self, context: Context) -> int | None:
         return context.size
@@ -112,10 +184,21 @@ class NeighborAllreduce(Communication):
     def route(
         self, context: Context, schedule: Schedule | None, hand: HandSet, k: int
     ) -> Route | None:
-        given = self.by_hand(hand)
-        schedule = schedule or context.topologies.ranks
-        row = WeightsOf(self.name, schedule, context.rank, given, k).at(k)
+        return self._along(context, self._row(context, schedule, hand, k))
 
+    def among(self, mixer: Mixer, schedule: Schedule | None, training: Collection[int]) -> Route:
+        """The weights of those who are done are the own tensor's."""
+        context = mixer.context
+        if context.rank in training:
+            row = self._row(context, schedule, mixer.hand, mixer.round)
+            return self._along(context, narrowed(row, training))
+        return Route(lambda flat, name: pass_by_nonblocking(flat, name=name), lambda flat: 0)
+
+    def _row(self, context: Context, schedule: Schedule | None, hand: HandSet, k: int) -> Mixing:
+        schedule = schedule or context.topologies.ranks
+        return WeightsOf(self.name, schedule, context.rank, self.by_hand(hand), k).at(k)
+
+    def _along(self, context: Context, row: Mixing) -> Route:
         def start(flat: torch.Tensor, name: str) -> Handle[torch.Tensor]:
             return neighbor_allreduce_nonblocking(
                 flat,
@@ -131,7 +214,7 @@ class NeighborAllreduce(Communication):
         return Route(start, lambda flat: len(row.dst_weights) * flat.nbytes, way)
 
 
-class HierarchicalNeighborAllreduce(Communication):
+class HierarchicalNeighborAllreduce(TwoSided):
     """The mean inside each machine, the weighted average between machines."""
 
     name = "hierarchical_neighbor_allreduce"
@@ -175,11 +258,12 @@ class HierarchicalNeighborAllreduce(Communication):
         return Route(start, cost)
 
 
-class Allreduce(Communication):
+class Allreduce(TwoSided):
     """The average over all ranks."""
 
     name = "allreduce"
     how = How.GLOBAL
+    joins = True
 
     def route(
         self, context: Context, schedule: Schedule | None, hand: HandSet, k: int
@@ -187,15 +271,28 @@ class Allreduce(Communication):
         def start(flat: torch.Tensor, name: str) -> Handle[torch.Tensor]:
             return allreduce_nonblocking(flat, name=name)
 
-        n = context.size
+        return self._over(context.size, start)
+
+    def among(self, mixer: Mixer, schedule: Schedule | None, training: Collection[int]) -> Route:
+        """The average over those who train; others give zeros."""
+        trains = mixer.context.rank in training
+
+        def start(flat: torch.Tensor, name: str) -> Handle[torch.Tensor]:
+            given = flat if trains else torch.zeros(flat.shape, dtype=flat.dtype)
+            return average_among_nonblocking(given, len(training), name=name)
+
+        return self._over(mixer.context.size, start)
+
+    def _over(self, n: int, start: Callable[[torch.Tensor, str], Handle[torch.Tensor]]) -> Route:
         return Route(start, lambda flat: round(2 * (n - 1) * _summed(flat) / n))
 
 
-class Empty(Communication):
+class Empty(TwoSided):
     """No communication: every rank trains alone."""
 
     name = "empty"
     how = None
+    joins = True
 
     def route(
         self, context: Context, schedule: Schedule | None, hand: HandSet, k: int
@@ -215,6 +312,9 @@ COMMUNICATIONS: Registry[type[Communication]] = Registry(
         "empty": f"{__name__}:Empty",
         "hierarchical_neighbor_allreduce": f"{__name__}:HierarchicalNeighborAllreduce",
         "neighbor_allreduce": f"{__name__}:NeighborAllreduce",
+        "win_accumulate": "asyncddp.algorithms.one_sided:Accumulate",
+        "win_get": "asyncddp.algorithms.one_sided:Get",
+        "win_put": "asyncddp.algorithms.one_sided:Put",
     },
     group="asyncddp.communications",
 )

@@ -29,14 +29,29 @@ class When(Enum):
     """Sent as gradients get ready, taken at the end of the backward pass."""
     AFTER_STEP = "after_step"
     """Sent after the optimizer's step, taken before ``step()`` returns."""
+    AFTER_BIASED_STEP = "after_biased_step"
+    """The same, where the optimizer steps on the parameters times the p of push-sum."""
+    THROUGH_STEP = "through_step"
+    """Sent as the forward pass starts; after the optimizer's step, what it has changed is added."""
 
 
 class How(Enum):
-    """Among whom it is averaged."""
+    """Among whom it is averaged, and who waits."""
 
     NEIGHBORS = "neighbors"
     MACHINES = "machines"
     GLOBAL = "global"
+    PUT = "put"
+    """Neighbours put it into each other's windows; nobody waits."""
+    GET = "get"
+    """Neighbours get it from each other's windows; nobody waits."""
+    ACCUMULATE = "accumulate"
+    """Each gives shares of what it has away, and collects those of others; nobody waits."""
+
+    @property
+    def one_sided(self) -> bool:
+        """Whether ranks take part at their own pace, through windows."""
+        return self in (How.PUT, How.GET, How.ACCUMULATE)
 
 
 class Algorithm:
@@ -46,7 +61,9 @@ class Algorithm:
     threads or wires. With W the mixing matrix of the round, the two hooks form
 
     .. math:: z_i = \mathrm{outgoing}(x_i), \qquad
-              x_i \leftarrow \mathrm{incoming}\Big(x_i, \sum_j w_{ij} z_j\Big).
+              x_i \leftarrow \mathrm{incoming}\Big(x_i, \sum_j w_{ij} z_j\Big),
+
+    where with one-sided communication the :math:`z_j` of neighbours are those that have come last.
 
     Other distributions add methods under the entry-point group ``asyncddp.algorithms``; the
     conformance tests run over the registry and hold each method to what it declares.

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from asyncddp.algorithms.communication import COMMUNICATIONS, Communication, HandSet, Route
+from asyncddp.algorithms.bucket_windows import BucketWindows
+from asyncddp.algorithms.communication import COMMUNICATIONS, Communication, HandSet
 from asyncddp.algorithms.contract import Algorithm, How
+from asyncddp.algorithms.joining import Attendance
+from asyncddp.algorithms.rounds import Round
 from asyncddp.context import Context
 from asyncddp.context.context import use
-from asyncddp.engine import Handle
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.allreduce import allreduce
 from topology import GraphOrSchedule, Schedule, TopologyError, as_schedule, describe
@@ -33,6 +35,10 @@ class Mixer:
         hand: Weights set by hand.
         round: Rounds completed so far: which round of the schedule comes next.
         bytes_sent: Payload bytes sent to peers so far.
+        attendance: Says before each round who still trains, inside ``join``.
+        windows: Those of one-sided communication, while there are any.
+        force_barrier: Whether ranks meet before and after they mix what is in windows.
+        max_staleness: How many steps a neighbour may be behind before it is waited for.
 
     Raises:
         UnknownNameError: There is no communication of that name.
@@ -55,6 +61,10 @@ class Mixer:
         self.hand = HandSet()
         self.round = 0
         self.bytes_sent = 0
+        self.attendance: Attendance | None = None
+        self.windows = BucketWindows(context, label, algorithm)
+        self.force_barrier = False
+        self.max_staleness: int | None = None
         self._accepted: GraphOrSchedule | None = None
         self._schedule: Schedule | None = None
         self.choose(communication or self._default())
@@ -80,7 +90,8 @@ class Mixer:
         exact = torch.float64 if isinstance(value, float) else None
         tensor = torch.as_tensor(value, dtype=exact).detach()
         with use(self.context):
-            mean = allreduce(tensor)
+            roll = self.attendance
+            mean = allreduce(tensor) if roll is None else roll.mean(self.label, tensor)
         return mean if isinstance(value, torch.Tensor) else float(mean)
 
     def choose(self, name: str) -> None:
@@ -104,6 +115,20 @@ class Mixer:
         if self.topology is not None:
             self._accept(self.topology)
 
+    def lay_out(self, flats: Sequence[torch.Tensor]) -> None:
+        """Say what rounds will be about; collective where that needs windows.
+
+        Args:
+            flats: Flat tensors, alike on all ranks.
+
+        Raises:
+            TopologyError: The topology in use does not fit the method or the number of ranks.
+            ArgumentError: Windows cannot be made along it.
+        """
+        if not self.silent:
+            self.windows.lay_out(flats)
+            self.communication.lay_out(self)
+
     def begin(self) -> Round | None:
         """Open the next round with the weights as they are now; None where nothing is sent.
 
@@ -113,6 +138,14 @@ class Mixer:
         """
         if self.silent:
             return None
+        return self.communication.begin(self, self.own())
+
+    def own(self) -> Schedule | None:
+        """The wrapper's own topology, None for the context's; checked where it is in use.
+
+        Raises:
+            TopologyError: It does not fit the method or the number of ranks.
+        """
         by_hand = self.communication.by_hand(self.hand)
         if not any(value is not None for value in by_hand.values()):
             given = self.topology
@@ -120,9 +153,7 @@ class Mixer:
                 given = self.communication.inherited(self.context)
             if given is not None and given is not self._accepted:
                 self._accept(given)
-        schedule = None if self.topology is None else self._schedule
-        route = self.communication.route(self.context, schedule, self.hand, self.round)
-        return None if route is None else Round(self, route)
+        return None if self.topology is None else self._schedule
 
     def _accept(self, given: GraphOrSchedule) -> None:
         """Look at a topology once, when it is first used."""
@@ -137,73 +168,3 @@ class Mixer:
             )
         self.algorithm.check(given)
         self._accepted, self._schedule = given, schedule
-
-
-class Round:
-    """One round under way: flat tensors that were sent, and the averages that come back.
-
-    Args:
-        mixer: Whose round.
-        route: Where to.
-    """
-
-    def __init__(self, mixer: Mixer, route: Route) -> None:
-        self._mixer, self._route = mixer, route
-        self._under_way: dict[int, tuple[torch.Tensor, Handle[torch.Tensor]]] = {}
-        self._to_do: dict[int, tuple[torch.Tensor, Callable[[], bool]]] = {}
-
-    def start(self, index: int, flat: torch.Tensor) -> None:
-        """Send bucket ``index``; leave it alone until :meth:`install`."""
-        mixer, name = self._mixer, f"{self._mixer.label}.bucket{index}"
-        way = self._route.way(flat, name) if mixer.algorithm.plain else None
-        if way is not None:
-            mixer.bytes_sent += self._route.cost(flat)
-            self._to_do[index] = flat, way
-            return
-        with use(mixer.context), torch.no_grad():
-            sent = mixer.algorithm.outgoing(flat)
-            handle = self._route.start(sent, name)
-        mixer.bytes_sent += self._route.cost(sent)
-        self._under_way[index] = flat, handle
-
-    def started(self, index: int) -> bool:
-        """Whether that bucket was sent."""
-        return index in self._under_way or index in self._to_do
-
-    def settle(self) -> None:
-        """Wait until everything that was sent has come back.
-
-        Raises:
-            PeerError: A neighbour failed, or does something else.
-        """
-        for _, handle in self._under_way.values():
-            handle.wait()
-
-    def install(self, arrived: Callable[[int], None] | None = None) -> None:
-        """Put the averages into the buckets, each as it comes, and end the round.
-
-        Args:
-            arrived: Called with the index of each bucket before its average is put in place.
-
-        Raises:
-            PeerError: A neighbour failed, or does something else.
-        """
-        with torch.no_grad():
-            for index, (flat, way) in self._to_do.items():
-                if arrived is not None:
-                    arrived(index)
-                if not way():
-                    self._catch_up(index, flat)
-            for index, (flat, handle) in self._under_way.items():
-                mixed = handle.wait()
-                if arrived is not None:
-                    arrived(index)
-                self._mixer.algorithm.incoming(flat, mixed)
-        self._mixer.round += 1
-
-    def _catch_up(self, index: int, flat: torch.Tensor) -> None:
-        """Average a bucket the long way, since the short one is closed by now."""
-        mixer = self._mixer
-        with use(mixer.context):
-            handle = self._route.start(flat, f"{mixer.label}.bucket{index}")
-        mixer.algorithm.incoming(flat, handle.wait())

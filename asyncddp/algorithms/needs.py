@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import topology
 from topology import GraphOrSchedule, Schedule, TopologyError
 
 __all__ = ["Needs"]
+
+_ROUNDS = 1024  # of a schedule that are looked at
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,7 @@ class Needs:
         doubly_stochastic: Rows and columns sum to one, so that the mean over ranks is kept.
         column_stochastic: Columns sum to one.
         symmetric: W equals its transpose.
+        strongly_connected: What any rank has reaches every other one, over a period of a schedule.
         min_eigenvalue: All eigenvalues of a static graph's W have a larger real part than this.
         static_only: The graph is the same in every round.
 
@@ -34,6 +37,7 @@ class Needs:
     doubly_stochastic: bool = False
     column_stochastic: bool = False
     symmetric: bool = False
+    strongly_connected: bool = False
     min_eigenvalue: float | None = None
     static_only: bool = False
 
@@ -66,6 +70,12 @@ class Needs:
             yield f"its weights are not column-stochastic{_worst(given)}, as METHOD needs"
         if self.symmetric and not topology.is_symmetric(given):
             yield "its weights are not symmetric, but METHOD needs w_ij = w_ji"
+        apart = _apart(given) if self.strongly_connected else None
+        if apart is not None:
+            yield (
+                f"nothing of rank {apart[0]} ever reaches rank {apart[1]}, but METHOD needs a "
+                "graph that is strongly connected"
+            )
         if self.min_eigenvalue is not None and static:
             lowest = topology.min_eigenvalue(given)
             if not lowest > self.min_eigenvalue + 1e-9:
@@ -85,6 +95,30 @@ class Needs:
             if not any(self.problems(topology.GRAPHS[family](n))):
                 return f"topology.{family}({n})"
         return "another method"
+
+
+def _apart(given: GraphOrSchedule) -> tuple[int, int] | None:
+    """A rank, and one that nothing of it ever reaches; None if there is no such pair."""
+    schedule = topology.as_schedule(given)
+    rounds = range(min(schedule.period or _ROUNDS, _ROUNDS))
+    nearest = [[schedule.neighbors(rank, k) for k in rounds] for rank in range(schedule.n)]
+    sources = [{peer for near in every for peer in near.src_weights} for every in nearest]
+    targets = [{peer for near in every for peer in near.dst_ranks} for every in nearest]
+    for rank in sorted(set(range(schedule.n)) - _reached(targets)):
+        return 0, rank
+    for rank in sorted(set(range(schedule.n)) - _reached(sources)):
+        return rank, 0
+    return None
+
+
+def _reached(nearest: Sequence[Collection[int]]) -> set[int]:
+    """All that can be reached from rank 0."""
+    found, fresh = {0}, [0]
+    while fresh:
+        more = set(nearest[fresh.pop()]) - found
+        found |= more
+        fresh += more
+    return found
 
 
 def _worst(given: GraphOrSchedule) -> str:

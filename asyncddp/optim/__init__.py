@@ -10,6 +10,9 @@ from asyncddp.optim.constructors import (
     DistributedGradientAllreduceOptimizer,
     DistributedHierarchicalNeighborAllreduceOptimizer,
     DistributedNeighborAllreduceOptimizer,
+    DistributedPullGetOptimizer,
+    DistributedPushSumOptimizer,
+    DistributedWinPutOptimizer,
 )
 from asyncddp.optim.optimizer import DistributedOptimizer
 from asyncddp.optim.parameters import allreduce_parameters, broadcast_parameters
@@ -23,6 +26,9 @@ __all__ = [
     "DistributedHierarchicalNeighborAllreduceOptimizer",
     "DistributedNeighborAllreduceOptimizer",
     "DistributedOptimizer",
+    "DistributedPullGetOptimizer",
+    "DistributedPushSumOptimizer",
+    "DistributedWinPutOptimizer",
     "allreduce_parameters",
     "average_model",
     "broadcast_optimizer_state",

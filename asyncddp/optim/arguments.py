@@ -16,6 +16,8 @@ __all__ = [
     "checked_cap",
     "checked_models",
     "checked_optimizer",
+    "checked_prefix",
+    "checked_staleness",
     "checked_steps",
 ]
 
@@ -110,3 +112,42 @@ def checked_cap(megabytes: Any) -> int:
             f"argument bucket_size_in_mb: expected a number above 0, got {megabytes!r}"
         )
     return max(1, int(megabytes * 2**20))
+
+
+def checked_staleness(bound: Any, algorithm: Algorithm) -> int | None:
+    """Insist on a whole number of at least 0 or None, and on a method that it concerns.
+
+    Raises:
+        ArgumentError: It is none, or all ranks wait for each other anyway.
+    """
+    if bound is None:
+        return None
+    if isinstance(bound, bool) or not isinstance(bound, int) or bound < 0:
+        raise ArgumentError(
+            f"argument max_staleness: expected None or a whole number of at least 0, got {bound!r}"
+        )
+    _insist_on_windows("max_staleness", algorithm)
+    return bound
+
+
+def checked_prefix(prefix: Any, algorithm: Algorithm) -> str | None:
+    """Insist on a name or None, and on a method that it concerns.
+
+    Raises:
+        ArgumentError: It is none, or the method has no windows.
+    """
+    if prefix is None:
+        return None
+    if not isinstance(prefix, str) or not prefix:
+        raise ArgumentError(f"argument window_prefix: expected a name or None, got {prefix!r}")
+    _insist_on_windows("window_prefix", algorithm)
+    return prefix
+
+
+def _insist_on_windows(argument: str, algorithm: Algorithm) -> None:
+    if not any(how.one_sided for how in algorithm.how):
+        fitting = [n for n in ALGORITHMS if any(how.one_sided for how in ALGORITHMS[n].how)]
+        raise ArgumentError(
+            f"argument {argument}: {algorithm.name} has no windows, and waits for what it needs; "
+            f"expected None, or one of {', '.join(fitting)} as algorithm"
+        )

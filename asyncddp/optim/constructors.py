@@ -16,6 +16,9 @@ __all__ = [
     "DistributedGradientAllreduceOptimizer",
     "DistributedHierarchicalNeighborAllreduceOptimizer",
     "DistributedNeighborAllreduceOptimizer",
+    "DistributedPullGetOptimizer",
+    "DistributedPushSumOptimizer",
+    "DistributedWinPutOptimizer",
 ]
 
 _Models = torch.nn.Module | Iterable[torch.nn.Module]
@@ -152,4 +155,82 @@ class DistributedGradientAllreduceOptimizer(DistributedOptimizer):
             "gradient_allreduce",
             num_steps_per_communication=num_steps_per_communication,
             bucket_size_in_mb=bucket_size_in_mb,
+        )
+
+
+class DistributedWinPutOptimizer(DistributedOptimizer):
+    """``algorithm="win_put"``: put parameters into the neighbours' windows."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: _Models,
+        num_steps_per_communication: int = 1,
+        window_prefix: str | None = None,
+        *,
+        topology: GraphOrSchedule | None = None,
+        bucket_size_in_mb: float = 25,
+        max_staleness: int | None = None,
+    ) -> None:
+        super().__init__(
+            optimizer,
+            model,
+            "win_put",
+            topology=topology,
+            num_steps_per_communication=num_steps_per_communication,
+            bucket_size_in_mb=bucket_size_in_mb,
+            max_staleness=max_staleness,
+            window_prefix=window_prefix,
+        )
+
+
+class DistributedPullGetOptimizer(DistributedOptimizer):
+    """``algorithm="pull_get"``: get parameters from the neighbours' windows."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: _Models,
+        num_steps_per_communication: int = 1,
+        window_prefix: str | None = None,
+        *,
+        topology: GraphOrSchedule | None = None,
+        bucket_size_in_mb: float = 25,
+        max_staleness: int | None = None,
+    ) -> None:
+        super().__init__(
+            optimizer,
+            model,
+            "pull_get",
+            topology=topology,
+            num_steps_per_communication=num_steps_per_communication,
+            bucket_size_in_mb=bucket_size_in_mb,
+            max_staleness=max_staleness,
+            window_prefix=window_prefix,
+        )
+
+
+class DistributedPushSumOptimizer(DistributedOptimizer):
+    """``algorithm="push_sum"``: stochastic gradient push on any connected digraph."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: _Models,
+        num_steps_per_communication: int = 1,
+        window_prefix: str | None = None,
+        *,
+        topology: GraphOrSchedule | None = None,
+        bucket_size_in_mb: float = 25,
+        max_staleness: int | None = None,
+    ) -> None:
+        super().__init__(
+            optimizer,
+            model,
+            "push_sum",
+            topology=topology,
+            num_steps_per_communication=num_steps_per_communication,
+            bucket_size_in_mb=bucket_size_in_mb,
+            max_staleness=max_staleness,
+            window_prefix=window_prefix,
         )

@@ -11,6 +11,7 @@ import torch
 
 from asyncddp.algorithms import Algorithm
 from asyncddp.algorithms.mixer import Mixer
+from asyncddp.algorithms.owners import take_over
 from asyncddp.algorithms.rhythms import Closure, Setting, rhythm_for
 from asyncddp.context import Context, current
 from asyncddp.errors import ArgumentError
@@ -21,9 +22,11 @@ from asyncddp.optim.arguments import (
     checked_cap,
     checked_models,
     checked_optimizer,
+    checked_prefix,
+    checked_staleness,
     checked_steps,
 )
-from asyncddp.optim.owners import take_over
+from asyncddp.optim.one_sided import WindowControls
 from asyncddp.optim.scaling import overflowed, unscale
 from topology import GraphOrSchedule
 
@@ -32,7 +35,7 @@ __all__ = ["DistributedOptimizer"]
 _KEY = "asyncddp"
 
 
-class DistributedOptimizer(torch.optim.Optimizer):
+class DistributedOptimizer(WindowControls, torch.optim.Optimizer):
     r"""Wrap an optimizer so that its steps also average with other ranks.
 
     .. math:: X^{+} = W X - U(G(X)), \qquad X^{+} = W (X - U(G(X))), \qquad
@@ -50,7 +53,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     For a round, ``self_weight``, ``src_weights`` and ``dst_weights`` may be set by hand: before
     forward for ``adapt_with_combine``, before ``step()`` otherwise. None returns to the topology.
 
-    Making one is collective: all ranks compare their parameters and settings.
+    ``win_put``, ``pull_get``, ``push_sum`` and ``async_model_average`` are asynchronous: ranks
+    publish and read in windows, one for each bucket, and never wait for each other but where
+    ``max_staleness`` or ``force_barrier`` say so. Weights set by hand then name neighbours of the
+    topology, and ``dst_weights`` alone, or ``src_weights`` for ``pull_get``, are enough.
+
+    Making one is collective: all ranks compare their parameters and settings, and make windows.
 
     Args:
         optimizer: The optimizer to wrap.
@@ -67,6 +75,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         update_in_backward: ``adapt_then_combine`` only: step and send each bucket as soon as its
             gradients are ready. Clipping, GradScaler and closures then come too late and are
             refused; the optimizer must treat each parameter by itself.
+        max_staleness: One-sided methods only: wait for neighbours that are more than this many
+            averagings behind this rank, up to the deadline; None never waits.
+        window_prefix: One-sided methods only: begins the names of the windows.
 
     Attributes:
         self_weight, src_weights, dst_weights: Weights set by hand for neighbours; also under their
@@ -109,13 +120,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         *,
         bucket_size_in_mb: float = 25,
         update_in_backward: bool = False,
+        max_staleness: int | None = None,
+        window_prefix: str | None = None,
     ) -> None:
         self._wrapped = checked_optimizer(optimizer, DistributedOptimizer)
         super().__init__(optimizer.param_groups, optimizer.defaults)
-        context = current()
-        self._mixer = Mixer(
-            context, checked_algorithm(algorithm), communication, topology, _label(context)
-        )
+        context, method = current(), checked_algorithm(algorithm)
+        label = checked_prefix(window_prefix, method) or _label(context)
+        self._mixer = Mixer(context, method, communication, topology, label)
+        self._mixer.max_staleness = checked_staleness(max_staleness, method)
         setting = Setting(
             self._mixer,
             optimizer,
@@ -269,12 +282,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a state; one of a plain optimizer starts the counters anew.
 
+        With one-sided methods what neighbours have published before is forgotten, and push-sum goes
+        on from the de-biased parameters with p = 1; so load on all ranks between two barriers, or
+        before the first step.
+
         Args:
             state_dict: What :meth:`state_dict` of this or of the wrapped optimizer gave.
         """
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
         self._rhythm.forget()
+        self._mixer.windows.restart()
         self._wrapped.load_state_dict({k: v for k, v in state_dict.items() if k != _KEY})
         self.counters = state_dict.get(_KEY, {"round": 0, "passes": 0})
         for after in self._optimizer_load_state_dict_post_hooks.values():

@@ -19,13 +19,24 @@ from asyncddp.algorithms.rhythms import RHYTHMS
 from tests.support import LoopbackWorld
 
 STEP_SIZE = 0.05
-BIAS_ON_RING = {"adapt_then_combine": 5.5332e-2, "adapt_with_combine": 7.7835e-2}
-"""Distance from the optimum on the ring of 8, known from float64 runs without this library."""
+BIAS_ON_RING = {
+    "adapt_then_combine": 5.5332e-2,
+    "adapt_with_combine": 7.7835e-2,
+    "async_model_average": 7.7835e-2,
+    "pull_get": 7.7835e-2,
+    "push_sum": 5.5332e-2,
+    "win_put": 7.7835e-2,
+}
+"""Distance from the optimum on the ring of 8, known from float64 runs without this library.
 
+Where ranks meet in each round, asynchronous methods are one of the two synchronous ones.
+"""
+
+MIXING = [name for name in ALGORITHMS if ALGORITHMS[name].what is What.PARAMETER]
+ONE_SIDED = [name for name in MIXING if all(how.one_sided for how in ALGORITHMS[name].how)]
 every_method = pytest.mark.parametrize("name", list(ALGORITHMS))
-mixing_methods = pytest.mark.parametrize(
-    "name", [name for name in ALGORITHMS if ALGORITHMS[name].what is What.PARAMETER]
-)
+mixing_methods = pytest.mark.parametrize("name", MIXING)
+one_sided_methods = pytest.mark.parametrize("name", ONE_SIDED)
 
 
 @cache
@@ -42,6 +53,13 @@ def least_squares(n):
     return torch.from_numpy(a), torch.from_numpy(b), torch.from_numpy(optimum)
 
 
+def distributed(plain, model, name, **options):
+    """The wrapper; one-sided methods meet in each round, so that their laws are those of W."""
+    optimizer = bf.DistributedOptimizer(plain, model, name, **options)
+    optimizer.force_barrier = name in ONE_SIDED
+    return optimizer
+
+
 def fit(name, graph, steps, start=0.0, lr=STEP_SIZE, **options):
     """Full-gradient descent on this rank's share of LS(n)."""
     a, b, _ = least_squares(bf.size())
@@ -49,7 +67,7 @@ def fit(name, graph, steps, start=0.0, lr=STEP_SIZE, **options):
     model = torch.nn.Linear(10, 1, bias=False, dtype=torch.float64)
     torch.nn.init.constant_(model.weight, start * bf.rank())
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    optimizer = bf.DistributedOptimizer(optimizer, model, name, topology=graph, **options)
+    optimizer = distributed(optimizer, model, name, topology=graph, **options)
     for _ in range(steps):
         optimizer.zero_grad()
         ((model(a)[:, 0] - b).square().sum() / 100).backward()
@@ -118,7 +136,7 @@ def test_the_bias_shrinks_with_the_step_size(name):
             model = torch.nn.Linear(10, 1, bias=False, dtype=torch.float64)
             model.weight.data[0] = optimum
             optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-            optimizer = bf.DistributedOptimizer(optimizer, model, name, topology=topology.ring(4))
+            optimizer = distributed(optimizer, model, name, topology=topology.ring(4))
             for _ in range(int(12 / lr)):
                 optimizer.zero_grad()
                 ((model(a)[:, 0] - b).square().sum() / 100).backward()
@@ -131,8 +149,15 @@ def test_the_bias_shrinks_with_the_step_size(name):
     assert 3.5 < ratio < 7.0
 
 
-@mixing_methods
-@pytest.mark.parametrize("communication", ["neighbor_allreduce", "allreduce"])
+@pytest.mark.parametrize(
+    ("name", "communication"),
+    [
+        (name, communication)
+        for name in MIXING
+        for communication in COMMUNICATIONS
+        if COMMUNICATIONS[communication].how in {*ALGORITHMS[name].how} - {How.MACHINES}
+    ],
+)
 def test_the_mean_is_kept(name, communication):
     """With no gradient, averaging moves no mean: W is doubly stochastic."""
     graph = topology.one_peer_exponential(4)
@@ -143,6 +168,27 @@ def test_the_mean_is_kept(name, communication):
         mean = torch.stack(solutions).mean(dim=0)
         torch.testing.assert_close(mean, torch.full((10,), 1.5, dtype=torch.float64))
         assert (communication == "allreduce" or steps >= 2) == torch.equal(*solutions[:2])
+
+
+@one_sided_methods
+def test_who_is_never_waited_for_is_asynchronous(name):
+    """Without barriers a rank makes all its steps while its neighbours have not begun."""
+
+    def case():
+        model = torch.nn.Linear(2, 1)
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = bf.DistributedOptimizer(plain, model, name, topology=topology.ring(4))
+        if bf.rank() != 1:
+            bf.barrier()
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        if bf.rank() == 1:
+            bf.barrier()
+        return optimizer.round
+
+    assert LoopbackWorld(4).run(case) == [5] * 4
 
 
 @mixing_methods
@@ -207,7 +253,9 @@ def swap():
     return graph
 
 
-@mixing_methods
+@pytest.mark.parametrize(
+    "name", [name for name in MIXING if ALGORITHMS[name].needs.doubly_stochastic]
+)
 def test_a_graph_that_moves_the_mean_is_refused(name):
     """The message names method, graph and reason, and a graph that works."""
 
@@ -226,7 +274,29 @@ def test_a_graph_that_moves_the_mean_is_refused(name):
     LoopbackWorld(4).run(case)
 
 
-@mixing_methods
+@pytest.mark.parametrize(
+    "name", [name for name in MIXING if ALGORITHMS[name].needs.strongly_connected]
+)
+def test_a_graph_that_leaves_ranks_out_is_refused(name):
+    """Some other method of averaging needs doubly stochastic weights; this one, a way to all."""
+    graph = nx.DiGraph([(0, 1), (1, 2), (2, 3), (3, 1)], name="rho(4)")
+
+    def case():
+        words = (
+            rf"{name} cannot run on rho\(4\): nothing of rank 1 ever reaches rank 0, .*strongly "
+            r"connected. Use topology.exponential_two\(4\) instead"
+        )
+        with pytest.raises(topology.TopologyError, match=words):
+            fit(name, graph, 1)
+        bf.set_topology(graph)
+        with pytest.raises(topology.TopologyError, match=words):
+            fit(name, None, 1)
+        fit(name, nx.DiGraph([(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)]), 1)
+
+    LoopbackWorld(4).run(case)
+
+
+@pytest.mark.parametrize("name", [name for name in MIXING if name not in ONE_SIDED])
 def test_weights_set_by_hand_are_the_users_own(name):
     """Where all weights are given, the topology in use is not asked."""
 
@@ -240,6 +310,24 @@ def test_weights_set_by_hand_are_the_users_own(name):
         optimizer.dst_weights = [other]
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
+
+    LoopbackWorld(4).run(case)
+
+
+@one_sided_methods
+def test_weights_set_by_hand_follow_the_edges_of_the_windows(name):
+    """Who publishes must have a window to publish in: strangers are refused by name."""
+
+    def case():
+        model = torch.nn.Linear(2, 1)
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        graph = topology.ring(4, style="right")
+        optimizer = bf.DistributedOptimizer(plain, model, name, topology=graph)
+        before, after = (bf.rank() - 1) % 4, (bf.rank() + 1) % 4
+        field = "src_weights" if optimizer.communication == "win_get" else "dst_weights"
+        setattr(optimizer, field, {after: 0.5} if field == "src_weights" else [before])
+        with pytest.raises(bf.ArgumentError, match=rf"argument {field}: rank \d is not an "):
+            optimizer.step()
 
     LoopbackWorld(4).run(case)
 
@@ -267,13 +355,26 @@ def test_a_graph_on_which_a_method_diverges_is_refused():
         (Needs(column_stochastic=True), lopsided(), topology.ring(4), "not column-stochastic"),
         (Needs(doubly_stochastic=True), lopsided(), topology.star(4), "not doubly stochastic"),
         (
+            Needs(strongly_connected=True),
+            nx.DiGraph([(0, 1), (1, 0), (2, 3), (3, 2)]),
+            topology.ring(4, style="right"),
+            "nothing of rank 0 ever reaches rank 2",
+        ),
+        (
             Needs(min_eigenvalue=-1 / 3, symmetric=True),
             topology.ring(6),
             topology.metropolis_weights(nx.path_graph(3)),
             "smallest eigenvalue is -0.3333",
         ),
     ],
-    ids=["static_only", "symmetric", "column_stochastic", "doubly_stochastic", "min_eigenvalue"],
+    ids=[
+        "static_only",
+        "symmetric",
+        "column_stochastic",
+        "doubly_stochastic",
+        "strongly_connected",
+        "min_eigenvalue",
+    ],
 )
 def test_each_need_refuses_and_suggests(needs, bad, good, words):
     """What a method needs is asked of the graph; the graph suggested in its place fulfils it."""

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from asyncddp.algorithms.contract import When
+from asyncddp.algorithms.rhythms.after_biased_step import AfterBiasedStep
 from asyncddp.algorithms.rhythms.after_step import AfterStep
 from asyncddp.algorithms.rhythms.base import Closure, Rhythm, Setting, Update
 from asyncddp.algorithms.rhythms.before_forward import BeforeForward
 from asyncddp.algorithms.rhythms.gradient_ready import GradientReady
 from asyncddp.algorithms.rhythms.in_backward import InBackward
+from asyncddp.algorithms.rhythms.through_step import ThroughStep
 from asyncddp.errors import ArgumentError
 
 __all__ = ["RHYTHMS", "Closure", "Rhythm", "Setting", "Update", "rhythm_for"]
 
 RHYTHMS: dict[When, type[Rhythm]] = {
+    When.AFTER_BIASED_STEP: AfterBiasedStep,
     When.AFTER_STEP: AfterStep,
     When.BEFORE_FORWARD: BeforeForward,
     When.GRADIENT_READY: GradientReady,
+    When.THROUGH_STEP: ThroughStep,
 }
 
 

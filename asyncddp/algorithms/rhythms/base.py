@@ -116,6 +116,13 @@ class Rhythm(ABC):
     def build(self) -> None:
         """Lay the parameters of ``self.named`` out in buckets."""
 
+    def flats(self) -> list[torch.Tensor]:
+        """The flat tensors that rounds are about."""
+        return []
+
+    def conclude(self) -> None:  # noqa: B027 - few rhythms care
+        """No step will follow for now: end the round under way, if there is one."""
+
     def gradient_ready(self, index: int) -> None:
         """Parameter ``index`` got its gradient, added to what it had."""
         if not self._stepping:
@@ -189,6 +196,11 @@ class ParameterRhythm(Rhythm):
                 ParameterBucket([self.named[index] for index in indices], make)
                 for indices in partition([p for _, p in self.named], self.setting.cap)
             ]
+        self.setting.mixer.lay_out(self.flats())
+
+    def flats(self) -> list[torch.Tensor]:
+        """The flat tensors that rounds are about."""
+        return [bucket.flat for bucket in self.buckets]
 
     def intact(self) -> bool:
         """Take in again what is no longer a view; False where that needs other buckets."""

@@ -37,10 +37,18 @@ class BeforeForward(ParameterRhythm):
         if self._stepping or not (module.training and torch.is_grad_enabled()):
             return
         if self._discarded:
-            self._end(averaged=self._install())
+            self._skip()
         self._seen = True
-        if self._round is None and self.passes.due(more=1):
+        if self._round is None and self._wanted():
             self._start()
+
+    def _wanted(self) -> bool:
+        """Whether a round that is not under way starts with this forward pass."""
+        return self.passes.due(more=1)
+
+    def _skip(self) -> None:
+        """The user has skipped a step."""
+        self._end(averaged=self._install())
 
     def gradient_ready(self, index: int) -> None:
         """Count it; what came before is part of the step to come."""
@@ -113,6 +121,11 @@ class BeforeForward(ParameterRhythm):
     def _end(self, *, averaged: bool) -> None:
         self.passes.end(averaged=averaged)
         self._seen = self._discarded = False
+
+    def conclude(self) -> None:
+        """Take the average of a forward pass that no step has followed."""
+        if self._round is not None:
+            self._end(averaged=self._install())
 
     def settle(self) -> None:
         """Wait for the round under way; its result is kept."""

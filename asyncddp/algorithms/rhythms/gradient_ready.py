@@ -50,6 +50,10 @@ class GradientReady(Rhythm):
             index: number for number, bucket in enumerate(self._buckets) for index in bucket.indices
         }
 
+    def flats(self) -> list[torch.Tensor]:
+        """The rooms of the gradients."""
+        return [bucket.flat for bucket in self._buckets]
+
     def intact(self) -> bool:
         """Whether the parameters still fit their rooms."""
         return all(bucket.fits() for bucket in self._buckets)

@@ -148,6 +148,12 @@ class InBackward(ParameterRhythm):
         self._ready_in, self._used = {}, {}
         self.passes.end(averaged=averaged)
 
+    def conclude(self) -> None:
+        """Take the averages of a backward pass that no step has followed."""
+        if self._used:
+            self._average()
+            self._end(averaged=True)
+
     def settle(self) -> None:
         """Wait for what was sent in backward."""
         if self._round is not None:

@@ -1,0 +1,280 @@
+"""Averaging through windows: ranks publish and read at their own pace, and nobody waits."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Collection, Iterable, Mapping
+
+from asyncddp.algorithms.bucket_windows import BucketWindows, Pane
+from asyncddp.algorithms.communication import Communication, HandSet
+from asyncddp.algorithms.contract import How
+from asyncddp.algorithms.mixer import Mixer
+from asyncddp.algorithms.rounds import Round
+from asyncddp.algorithms.window_round import WindowRound
+from asyncddp.context import Context
+from asyncddp.errors import ArgumentError
+from asyncddp.ops.mixing import Mixing
+from asyncddp.ops.weights import Weights, number
+from asyncddp.ops.windows import win_get_nonblocking
+from asyncddp.windows.handle import WindowHandle
+from topology import GraphOrSchedule, Neighbors, Schedule
+
+__all__ = ["Accumulate", "Get", "OneSided", "Put"]
+
+
+class OneSided(Communication):
+    """A kind in which nobody waits, but where ``force_barrier`` or ``max_staleness`` say so."""
+
+    def places(self, context: Context) -> int | None:
+        """The number of ranks."""
+        return context.size
+
+    def inherited(self, context: Context) -> GraphOrSchedule | None:
+        """The topology between ranks."""
+        return context.topologies.load()
+
+    def lay_out(self, mixer: Mixer) -> None:
+        """Make windows; collective."""
+        mixer.windows.open(mixer.own() or mixer.context.topologies.ranks)
+
+    def begin(self, mixer: Mixer, schedule: Schedule | None) -> Round | None:
+        """Open a round of windows; collective where they have to be made anew."""
+        schedule = schedule or mixer.context.topologies.ranks
+        mixer.windows.open(schedule)
+        near = schedule.neighbors(mixer.context.rank, mixer.round)
+        return WindowRound(mixer, self, self.row(mixer.hand, near, mixer.windows), schedule)
+
+    @abstractmethod
+    def row(self, hand: HandSet, near: Neighbors, windows: BucketWindows) -> Mixing:
+        """This rank's weights of a round, by hand or as the topology has them.
+
+        Raises:
+            ArgumentError: Weights set by hand that cannot be.
+        """
+
+    @abstractmethod
+    def publish(self, pane: Pane, row: Mixing, step: int) -> WindowHandle | None:
+        """Let neighbours have the tensor of a window; gives what to wait for till they do."""
+
+    def unforced(self, pane: Pane, row: Mixing) -> Mixing:
+        """The weights with which it is published where ranks do not meet in each round."""
+        del pane
+        return row
+
+    def fetch(self, pane: Pane, sources: Iterable[int]) -> None:
+        """Ask for what neighbours have published, where it does not come by itself."""
+
+    @abstractmethod
+    def mix(self, pane: Pane, row: Mixing) -> None:
+        """Mix what has come into the tensor of a window."""
+
+    def cost(self, row: Mixing) -> int:
+        """How many times a bucket travels."""
+        return len(row.dst_weights)
+
+    # bounded staleness
+
+    def due(self, schedule: Schedule, rank: int, source: int, latest: int) -> int:
+        """The last step, up to ``latest``, in which a neighbour publishes to this rank."""
+        rounds = range(latest - 1, max(-1, latest - 1 - (schedule.period or 1)), -1)
+        found = (k + 1 for k in rounds if source in schedule.neighbors(rank, k).src_weights)
+        return next(found, 0)
+
+    def behind(self, pane: Pane, due: Mapping[int, int]) -> list[int]:
+        """Which neighbours have not published their step that is due."""
+        incoming = pane.window.edges.incoming
+        return [source for source, step in due.items() if incoming[source].clock() < step]
+
+
+class Put(OneSided):
+    r"""Neighbours put their tensors here: :math:`x_i \leftarrow w_{ii} x_i + \sum_j w_{ij} b_j`.
+
+    What has not come yet has no weight: that goes to the own tensor.
+    """
+
+    name = "win_put"
+    how = How.PUT
+
+    def by_hand(self, hand: HandSet) -> Mapping[str, float | Weights | Iterable[int] | None]:
+        """With which weights it is mixed, and by which factors it is put."""
+        return {
+            "self_weight": hand.self_weight,
+            "src_weights": hand.src_weights,
+            "dst_weights": hand.dst_weights,
+        }
+
+    def row(self, hand: HandSet, near: Neighbors, windows: BucketWindows) -> Mixing:
+        """The topology's row, factors of 1."""
+        own, sources = _received(hand, near, windows)
+        targets = _sent(self.name, hand.dst_weights, near.dst_ranks, windows, default=1.0)
+        return Mixing(own, sources, targets)
+
+    def publish(self, pane: Pane, row: Mixing, step: int) -> WindowHandle | None:
+        """Put it."""
+        window = pane.window
+        return window.put(window.tensor, 1.0, row.dst_weights, add=False, with_p=False, step=step)
+
+    def mix(self, pane: Pane, row: Mixing) -> None:
+        """Mix with the last put of each."""
+        own, weights = _among(row, [s for s in row.src_weights if pane.heard(s)])
+        pane.window.update(own, weights, reset=False, clone=False, with_p=False)
+
+
+class Get(OneSided):
+    r"""Tensors are got from neighbours: :math:`x_i \leftarrow w_{ii} x_i + \sum_j w_{ij} x_j`.
+
+    One on this machine is read at once. Another answers when its engine hears of it, and until
+    then its tensor of the last answer counts.
+    """
+
+    name = "win_get"
+    how = How.GET
+
+    def by_hand(self, hand: HandSet) -> Mapping[str, float | Weights | Iterable[int] | None]:
+        """With which weights it is mixed."""
+        return {"self_weight": hand.self_weight, "src_weights": hand.src_weights}
+
+    def row(self, hand: HandSet, near: Neighbors, windows: BucketWindows) -> Mixing:
+        """The topology's row."""
+        own, sources = _received(hand, near, windows)
+        return Mixing(own, sources, {})
+
+    def publish(self, pane: Pane, row: Mixing, step: int) -> WindowHandle | None:
+        """Lay it down for whoever gets it."""
+        with pane.window.lock:
+            pane.window.clock = step
+            pane.window.publish()
+        return None
+
+    def fetch(self, pane: Pane, sources: Iterable[int]) -> None:
+        """Get it of those of whom nothing is awaited already."""
+        self._land(pane)
+        for source in sources:
+            if source not in pane.gets:
+                pane.gets[source] = win_get_nonblocking(pane.window.name, [source])
+        self._land(pane)
+
+    def _land(self, pane: Pane) -> None:
+        """Take note of what has come."""
+        for source in [source for source, handle in pane.gets.items() if handle.poll()]:
+            del pane.gets[source]
+            pane.got.add(source)
+
+    def mix(self, pane: Pane, row: Mixing) -> None:
+        """Mix with what was got last of each."""
+        self._land(pane)
+        own, weights = _among(row, [source for source in row.src_weights if source in pane.got])
+        window = pane.window  # a clone, since neighbours shall not get what is mixed half-way
+        window.tensor.copy_(window.update(own, weights, reset=False, clone=True, with_p=False))
+
+    def cost(self, row: Mixing) -> int:
+        """What is got counts where it is got."""
+        return len(row.src_weights)
+
+    def due(self, schedule: Schedule, rank: int, source: int, latest: int) -> int:
+        """Every step: it is published to whoever gets it."""
+        del schedule, rank, source
+        return latest
+
+    def behind(self, pane: Pane, due: Mapping[int, int]) -> list[int]:
+        """Get what is due where it is there, and say what is not."""
+        self._land(pane)
+        late = [source for source, step in due.items() if pane.read_step(source) < step]
+        near = pane.window.edges.gets
+        self.fetch(pane, [s for s in late if s not in near or near[s].clock() >= due[s]])
+        return [source for source in late if pane.read_step(source) < due[source]]
+
+
+class Accumulate(OneSided):
+    r"""Shares are given and collected: :math:`x_i \leftarrow a_{ii} x_i + \sum_j b_j`, p alike.
+
+    What a rank keeps and gives sums to one: :math:`a_{ji} = 1 / (d_i + 1)` for itself and its
+    :math:`d_i` out-neighbours of the round, whatever weights the graph has. Where ranks do not
+    meet, one that has not taken the last share yet gets no other, so that a slow neighbour does not
+    draw everything to itself.
+    """
+
+    name = "win_accumulate"
+    how = How.ACCUMULATE
+
+    def by_hand(self, hand: HandSet) -> Mapping[str, float | Weights | Iterable[int] | None]:
+        """Which shares are kept and given away."""
+        return {"self_weight": hand.self_weight, "dst_weights": hand.dst_weights}
+
+    def row(self, hand: HandSet, near: Neighbors, windows: BucketWindows) -> Mixing:
+        """Equal shares."""
+        targets = near.dst_ranks if hand.dst_weights is None else hand.dst_weights
+        count = len(list(targets))
+        share = 1.0 / (count + 1)
+        if hand.self_weight is not None and count:
+            share = (1.0 - hand.self_weight) / count
+        shares = _sent(self.name, hand.dst_weights, near.dst_ranks, windows, default=share)
+        given = math.fsum(shares.values())
+        own = 1.0 - given if hand.self_weight is None else hand.self_weight
+        if not own > 0.0 or min(shares.values(), default=0.0) < 0.0 or abs(own + given - 1) > 1e-9:
+            raise ArgumentError(
+                f"{self.name}: arguments self_weight, dst_weights: expected a share above 0 to "
+                f"keep, and shares of others, which sum to 1 with it, got {own:.6g} and {shares}"
+            )
+        return Mixing(own, dict.fromkeys(windows.sources, 1.0), shares)
+
+    def publish(self, pane: Pane, row: Mixing, step: int) -> WindowHandle | None:
+        """Give the shares away."""
+        window, own = pane.window, row.self_weight
+        return window.put(window.tensor, own, row.dst_weights, add=True, with_p=True, step=step)
+
+    def unforced(self, pane: Pane, row: Mixing) -> Mixing:
+        """Keep the shares of those who have not taken the last one yet."""
+        edges, shares = pane.window.edges.outgoing, row.dst_weights
+        kept = [peer for peer in shares if edges[peer].untaken()]
+        if not kept:
+            return row
+        own = math.fsum([row.self_weight, *(shares[peer] for peer in kept)])
+        given = {peer: share for peer, share in shares.items() if peer not in kept}
+        return Mixing(own, row.src_weights, given)
+
+    def mix(self, pane: Pane, row: Mixing) -> None:
+        """Collect, each share once."""
+        pane.window.update(1.0, row.src_weights, reset=True, clone=False, with_p=True)
+
+
+def _received(
+    hand: HandSet, near: Neighbors, windows: BucketWindows
+) -> tuple[float, Mapping[int, float]]:
+    """The weights with which a rank mixes: its own, and those of its sources."""
+    if hand.src_weights is None:
+        if hand.self_weight is not None:
+            raise ArgumentError(
+                "arguments self_weight, src_weights: expected none, the second, or both; got "
+                "self_weight alone"
+            )
+        return near.self_weight, near.src_weights
+    sources = {int(s): number("win_update", "src_weights", w) for s, w in hand.src_weights.items()}
+    windows.insist("src_weights", sources, outgoing=False)
+    if hand.self_weight is None:
+        return 1.0 - math.fsum(sources.values()), sources
+    return number("win_update", "self_weight", hand.self_weight), sources
+
+
+def _sent(
+    verb: str,
+    given: Weights | Iterable[int] | None,
+    targets: Iterable[int],
+    windows: BucketWindows,
+    *,
+    default: float,
+) -> dict[int, float]:
+    """The factors with which a rank publishes."""
+    if given is None:
+        return dict.fromkeys(targets, default)
+    factors = given if isinstance(given, Mapping) else dict.fromkeys(given, default)
+    windows.insist("dst_weights", factors, outgoing=True)
+    return {int(rank): number(verb, "dst_weights", factor) for rank, factor in factors.items()}
+
+
+def _among(row: Mixing, there: Collection[int]) -> tuple[float, dict[int, float]]:
+    """The weights where only some neighbours have come: the others' go to the own tensor."""
+    missing = [weight for source, weight in row.src_weights.items() if source not in there]
+    own = math.fsum([row.self_weight, *missing]) if missing else row.self_weight
+    return own, {source: row.src_weights[source] for source in there}

@@ -1,0 +1,40 @@
+"""``push_sum``: stochastic gradient push, which reaches the true mean on any connected digraph."""
+
+from __future__ import annotations
+
+from asyncddp.algorithms.contract import Algorithm, How, What, When
+from asyncddp.algorithms.needs import Needs
+
+__all__ = ["PushSum"]
+
+
+class PushSum(Algorithm):
+    r"""Stochastic gradient push, SGP; asynchronous, with delays, it is overlap SGP.
+
+    .. math:: x_i^{k+1/2} = x_i^{k} - U\big(g_i(z_i^{k})\big), \qquad
+              \begin{pmatrix} x_i \\ p_i \end{pmatrix}^{k+1}
+              = \sum_j a_{ij}^{k} \begin{pmatrix} x_j^{k+1/2} \\ p_j^{k} \end{pmatrix}, \qquad
+              z_i^{k+1} = x_i^{k+1} / p_i^{k+1}
+
+    with U the optimizer's update. The model holds z: gradients are taken there, it is evaluated and
+    saved. What rank j keeps and gives sums to one, :math:`a_{ij} = 1 / (d_j + 1)` for itself and
+    its :math:`d_j` out-neighbours of the round, on any strongly connected digraph, static or
+    time-varying; weights of the graph are ignored. So :math:`\sum_i x_i` and :math:`\sum_i p_i` are
+    conserved whatever is under way, and the ranks tend to the mean where averaging by rows of W
+    would tend to a weighted one.
+
+    A rank whose p is small makes large steps in z. It has given away more than it has got, as a
+    rank does that is far ahead of its in-neighbours; ``max_staleness`` bounds that.
+
+    References:
+        Assran, Loizou, Ballas, Rabbat, "Stochastic gradient push for distributed deep learning",
+        ICML 2019. Nedić, Olshevsky, "Stochastic gradient-push for strongly convex functions on
+        time-varying directed graphs", IEEE TAC 61(12), 2016.
+    """
+
+    name = "push_sum"
+    what = What.PARAMETER
+    when = When.AFTER_BIASED_STEP
+    how = (How.ACCUMULATE,)
+    needs = Needs(strongly_connected=True)
+    exact = False

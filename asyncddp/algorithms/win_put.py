@@ -1,0 +1,34 @@
+"""``win_put``: put the parameters into the neighbours' windows, mix with what they have put."""
+
+from __future__ import annotations
+
+from asyncddp.algorithms.contract import Algorithm, How, What, When
+from asyncddp.algorithms.needs import Needs
+
+__all__ = ["WinPut"]
+
+
+class WinPut(Algorithm):
+    r"""Asynchronous decentralised SGD: nobody waits for a neighbour, slow or gone.
+
+    .. math:: x_i^{+} = w_{ii} x_i + \sum_j w_{ij} b_j - U\big(g_i(x_i)\big)
+
+    with :math:`b_j` what neighbour j has put last, its parameters of some step of its own, and U
+    the optimizer's update. Parameters are put as the forward pass starts and mixed just before the
+    optimizer's step, where the own tensor stands in for what has not come yet. With delays of a
+    bounded number of steps it converges to a neighbourhood of the optimum as ``adapt_with_combine``
+    does, which it is where all ranks meet in each round. The mean over ranks is kept in such rounds
+    alone: with delays it drifts by what the delayed parameters differ.
+
+    References:
+        Ying et al., "BlueFog: make decentralized algorithms practical for optimization and deep
+        learning", 2021. Tsitsiklis, Bertsekas, Athans, "Distributed asynchronous deterministic and
+        stochastic gradient optimization algorithms", IEEE TAC 31(9), 1986.
+    """
+
+    name = "win_put"
+    what = What.PARAMETER
+    when = When.BEFORE_FORWARD
+    how = (How.PUT,)
+    needs = Needs(doubly_stochastic=True, min_eigenvalue=-1.0)
+    exact = False
