@@ -111,6 +111,9 @@ from .optim import (
 )
 from .optim import DistributedNeighborAllreduceOptimizer as DistributedNeighborAllreduceOptimizer
 from .optim import DistributedOptimizer as DistributedOptimizer
+from .optim import DistributedPullGetOptimizer as DistributedPullGetOptimizer
+from .optim import DistributedPushSumOptimizer as DistributedPushSumOptimizer
+from .optim import DistributedWinPutOptimizer as DistributedWinPutOptimizer
 from .optim import allreduce_parameters as allreduce_parameters
 from .optim import average_model as average_model
 from .optim import broadcast_optimizer_state as broadcast_optimizer_state
