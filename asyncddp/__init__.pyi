@@ -121,6 +121,7 @@ from .optim import broadcast_parameters as broadcast_parameters
 from .optim import consensus_distance as consensus_distance
 from .optim.accum_adam import AccumAdam as AccumAdam
 from .optim.accum_adam import AccumAdamW as AccumAdamW
+from .optim.join import join as join
 from .optim.optim_fn import (
     lr_scheduler_fn_cosine_with_warmup as lr_scheduler_fn_cosine_with_warmup,
 )
