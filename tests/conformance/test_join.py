@@ -1,7 +1,4 @@
-"""``join``: unequal numbers of batches, by a reference in which weights of those done move.
-
-The reference keeps all ranks' parameters in one matrix; what the ranks compute must equal its rows.
-"""
+"""``join``: unequal numbers of batches, by a reference in which weights of those done move."""
 
 from __future__ import annotations
 
@@ -14,147 +11,30 @@ import topology
 from asyncddp.algorithms import ALGORITHMS
 from asyncddp.ops.joining import narrowed
 from asyncddp.ops.mixing import Mixing
-from tests.support import LoopbackWorld, RanksFailedError, on
+from tests.conformance.join_reference import (
+    BATCHES,
+    LR,
+    MIXING,
+    MOMENTUM,
+    Reference,
+    Two,
+    check,
+    joined,
+    loss_of,
+    made,
+    moved,
+    starts,
+    train_epoch,
+)
+from tests.support import LoopbackWorld, on
 
-LR, MOMENTUM = 0.05, 0.9
-BATCHES = (3, 5, 8, 13)
 FAMILIES = {
     "ring": topology.ring,
     "exponential_two": topology.exponential_two,
     "one_peer": topology.one_peer_exponential,
 }
-MIXING = ("adapt_with_combine", "adapt_then_combine")
 ONE_SIDED = tuple(name for name in ALGORITHMS if ALGORITHMS[name].how[0].one_sided)
 four_ranks = on("loopback-4", "mpi-4", "shared_memory-4")
-
-
-# the reference
-
-
-def batch(rank, step):
-    """Inputs and targets, other ones for every rank and step."""
-    random = np.random.default_rng([rank, step])
-    return random.standard_normal((5, 6)), random.standard_normal(5) + rank
-
-
-def starts(n, alike):
-    """Row r: the parameters from which rank r starts."""
-    ranks = [0] * n if alike else range(n)
-    return np.stack([np.random.default_rng([77, rank]).standard_normal(6) for rank in ranks])
-
-
-def moved(w, training):
-    """W', in which those who train keep what they would give to the others."""
-    result = np.eye(len(w))
-    for i in training:
-        result[i] = 0.0
-        for j in range(len(w)):
-            result[i, j if j in training else i] += w[i, j]
-    return result
-
-
-def mean_of(n, training):
-    """The matrix that averages over those who train."""
-    result = np.eye(n)
-    for i in training:
-        result[i] = [float(j in training) / len(training) for j in range(n)]
-    return result
-
-
-class Reference:
-    """SGD with momentum of all ranks, one after the other."""
-
-    def __init__(self, method, graph, n, every=1):
-        self.method, self.n, self.every = method, n, every
-        self.schedule = None if graph is None else topology.as_schedule(graph)
-        self.x = starts(n, method == "gradient_allreduce")
-        self.momentum = np.zeros_like(self.x)
-        self.rounds = self.carried = 0
-
-    def matrix(self, training):
-        if self.schedule is None:
-            return mean_of(self.n, training)
-        return moved(topology.mixing_matrix(self.schedule, self.rounds), training)
-
-    def epoch(self, batches):
-        for step in range(max(batches)):
-            training = [rank for rank in range(self.n) if step < batches[rank]]
-            gradients = np.zeros_like(self.x)
-            for rank in training:
-                a, y = batch(rank, step)
-                gradients[rank] = 2 / len(y) * a.T @ (a @ self.x[rank] - y)
-            averages = (self.carried + step + 1) % self.every == 0
-            self.step(training, gradients, averages)
-        self.carried = (self.carried + max(batches)) % self.every
-        if self.method == "gradient_allreduce" and max(batches):
-            last = int(np.argmax(batches))
-            self.x[:], self.momentum[:] = self.x[last], self.momentum[last]
-        return self
-
-    def step(self, training, gradients, averages):
-        w = self.matrix(training) if averages else np.eye(self.n)
-        self.rounds += averages
-        if self.method == "gradient_allreduce":
-            gradients = w @ gradients
-        self.momentum[training] = MOMENTUM * self.momentum[training] + gradients[training]
-        if self.method == "adapt_with_combine":
-            self.x = w @ self.x
-        self.x[training] -= LR * self.momentum[training]
-        if self.method == "adapt_then_combine":
-            self.x = w @ self.x
-
-
-# the same with the library
-
-
-class Two(torch.nn.Module):
-    """A linear function with its weights in two parameters, so that there can be two buckets."""
-
-    def __init__(self, values):
-        super().__init__()
-        self.first = torch.nn.Parameter(torch.from_numpy(values[:2].copy()))
-        self.second = torch.nn.Parameter(torch.from_numpy(values[2:].copy()))
-
-    def forward(self, a):
-        return a[:, :2] @ self.first + a[:, 2:] @ self.second
-
-    def vector(self):
-        return torch.cat([self.first.detach(), self.second.detach()]).numpy().copy()
-
-
-def made(method, **options):
-    """This rank's model and its distributed optimizer, with one bucket for each parameter."""
-    model = Two(starts(bf.size(), method == "gradient_allreduce")[bf.rank()])
-    plain = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
-    return model, bf.DistributedOptimizer(plain, model, method, bucket_size_in_mb=1e-6, **options)
-
-
-def loss_of(model, step):
-    a, y = map(torch.from_numpy, batch(bf.rank(), step))
-    return (model(a) - y).square().mean()
-
-
-def train_epoch(model, optimizer, batches):
-    for step in range(batches):
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
-
-
-def joined(method, epochs, broadcast_last=False, **options):
-    """Epochs of unequal numbers of batches, each in a block of its own."""
-    model, optimizer = made(method, **options)
-    for batches in epochs:
-        with bf.join(optimizer, broadcast_last=broadcast_last):
-            train_epoch(model, optimizer, batches[bf.rank()])
-    return model.vector(), optimizer.counters
-
-
-def check(got, reference):
-    """Parameters of all ranks, and the counters, which are equal everywhere."""
-    np.testing.assert_allclose(np.stack([x for x, _ in got]), reference.x, rtol=1e-12, atol=1e-12)
-    expected = {"round": reference.rounds, "passes": reference.carried}
-    assert [counters for _, counters in got] == [expected] * len(got)
 
 
 @four_ranks
@@ -289,22 +169,6 @@ def test_weights_set_by_hand_move_too():
         edge["weight"] = 0.5 if i == j else 0.25
     reference = Reference("adapt_then_combine", ring, 4).epoch(BATCHES)
     check(LoopbackWorld(4).run(by_hand, BATCHES), reference)
-
-
-def test_tensors_scaled_by_their_senders_are_refused():
-    """Nobody knows which share of a rank that is done to take over."""
-
-    def case():
-        model, optimizer = made("adapt_then_combine")
-        other = 1 - bf.rank()
-        optimizer.self_weight, optimizer.src_weights = 0.5, {other: 1.0}
-        optimizer.dst_weights = {other: 0.5}
-        with bf.join(optimizer):
-            train_epoch(model, optimizer, 2 * bf.rank())
-
-    words = r"join: dst_weights set by hand: expected a factor of 1 .* got \{0: 0.5\}"
-    with pytest.raises(RanksFailedError, match=words):
-        LoopbackWorld(2).run(case)
 
 
 def test_an_update_in_backward():
@@ -457,137 +321,6 @@ def test_outside_of_the_block_nothing_is_left_of_it():
         return seen, optimizer.round
 
     assert LoopbackWorld(3).run(case) == [([None, {}, None, {}], 5)] * 3
-
-
-# mistakes
-
-
-def test_a_rank_that_raises_holds_nobody_up():
-    """The others are told by name that it is gone; its own error is the first."""
-
-    def case():
-        model, optimizer = made("adapt_with_combine")
-        with bf.join(optimizer):
-            train_epoch(model, optimizer, 1 + bf.rank())
-            if bf.rank() == 1:
-                raise ValueError("the data is gone")
-
-    outcomes = LoopbackWorld(3).outcomes(case)
-    assert outcomes[1].error == "ValueError"
-    for rank in (0, 2):
-        assert "PeerError" in outcomes[rank].bases
-        told = outcomes[rank].message
-        assert "rank 1 has left (it raised ValueError: the data is gone)" in told
-
-
-def test_optimizers_used_in_another_order():
-    """All ranks say which two ranks are about to do what."""
-
-    def case():
-        pairs = [made("adapt_then_combine"), made("adapt_then_combine")]
-        with bf.join(*(optimizer for _, optimizer in pairs)):
-            for model, optimizer in pairs[:: 1 - 2 * (bf.rank() == 2)]:
-                train_epoch(model, optimizer, 1)
-
-    words = (
-        "rank 0 is about to begin a round of DistributedOptimizer0, but rank 2 to begin a round of "
-        "DistributedOptimizer1; use the optimizers in the same order"
-    )
-    for outcome in LoopbackWorld(3).outcomes(case):
-        assert outcome.error == "MismatchError"
-        assert words in outcome.message
-
-
-def test_another_collective_in_the_block():
-    """A rank that is done cannot know of it: told to both, with the names."""
-
-    def case():
-        model, optimizer = made("adapt_then_combine")
-        with bf.join(optimizer):
-            train_epoch(model, optimizer, 1 + bf.rank())
-            if bf.rank() == 1:
-                bf.consensus_distance(model)
-
-    for outcome in LoopbackWorld(2).outcomes(case):
-        assert outcome.error == "MismatchError"
-        assert "'join of DistributedOptimizer0'" in outcome.message
-        assert "allreduce(average)" in outcome.message
-
-
-def test_a_loss_that_is_no_number():
-    """Ranks that are done can only stand in for one number."""
-
-    def case():
-        model, optimizer = made("gradient_allreduce")
-
-        def closure():
-            loss_of(model, 0).backward()
-            return torch.zeros(2)
-
-        words = r"join: expected a closure that gives one number as its loss, .* shape \(2,\)"
-        with bf.join(optimizer), pytest.raises(bf.ArgumentError, match=words):
-            optimizer.step(closure)
-
-    LoopbackWorld(2).run(case)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "error", "words"),
-    [
-        ("nothing", bf.ArgumentError, "join: expected the distributed optimizers .* got none"),
-        ("plain", bf.ArgumentError, "join: expected a DistributedOptimizer, got SGD; wrap"),
-        ("twice", bf.UsageError, "join: DistributedOptimizer0 is in a join block already"),
-        ("nested", bf.UsageError, "join: DistributedOptimizer0 is in a join block already"),
-        (
-            "hierarchical",
-            bf.ArgumentError,
-            "join: hierarchical_neighbor_allreduce needs all ranks in every round; .* such as "
-            "neighbor_allreduce or allreduce",
-        ),
-        (
-            "in backward",
-            bf.ArgumentError,
-            "join: with update_in_backward=True and a global communication, .* expected "
-            "update_in_backward=False or communication='neighbor_allreduce'",
-        ),
-        (
-            "barrier",
-            bf.ArgumentError,
-            "join: with force_barrier or max_staleness DistributedOptimizer0 waits for neighbours, "
-            "and so for one that is done; expected force_barrier=False and max_staleness=None",
-        ),
-        ("staleness", bf.ArgumentError, "join: with force_barrier or max_staleness"),
-    ],
-)
-def test_what_cannot_be_joined(wrong, error, words):
-    """At the door, on every rank, before anything is sent."""
-
-    def given(optimizer):
-        if wrong == "plain":
-            return [torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)]
-        return {"nothing": [], "twice": [optimizer, optimizer]}.get(wrong, [optimizer])
-
-    def case():
-        options = {}
-        if wrong == "hierarchical":
-            bf.set_machine_topology(topology.complete(1))
-            options = {"communication": "hierarchical_neighbor_allreduce"}
-        if wrong == "in backward":
-            options = {"communication": "allreduce", "update_in_backward": True}
-        if wrong == "staleness":
-            options = {"max_staleness": 3}
-        windows = wrong in ("barrier", "staleness")
-        _, optimizer = made("win_put" if windows else "adapt_then_combine", **options)
-        if wrong == "barrier":
-            optimizer.force_barrier = True
-        if wrong == "nested":
-            with bf.join(optimizer), pytest.raises(error, match=words), bf.join(optimizer):
-                pass
-        else:
-            with pytest.raises(error, match=words), bf.join(*given(optimizer)):
-                pass
-
-    LoopbackWorld(2).run(case)
 
 
 # weights that move
