@@ -138,6 +138,7 @@ def again():
     bf.barrier()
     with bf.win_mutex("x", for_self=bf.rank() == 0):  # both are free again
         pass
+    bf.barrier()
 
 
 @on(*TWO)

@@ -140,14 +140,13 @@ def conserve(operations, seed):
     after = sum(bf.allgather_object(x.clone()))
     p = bf.allgather_object(bf.win_associated_p("x"))
     scale = 17 * n
-    return (after - before).abs().max().item() / scale, abs(sum(p) - n) / n, min(p)
+    return (after - before).abs().max().item() / scale, abs(sum(p) - n) / n
 
 
 @on(*WIRES)
 @pytest.mark.timeout(120)
 def test_mass_is_conserved_under_any_interleaving(world):
     """20,000 operations of four ranks: the sums of x and of p change by less than 1e-12."""
-    for x, p, least in world.run(conserve, 5_000, 1, limit=90):
+    for x, p in world.run(conserve, 5_000, 1, limit=90):
         assert x < 1e-12
         assert p < 1e-12
-        assert least > 0
