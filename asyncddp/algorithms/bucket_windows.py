@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
@@ -51,6 +51,12 @@ class Pane:
     def heard(self, source: int) -> bool:
         """Whether a neighbour has put anything here since the last restart."""
         return self.window.edges.incoming[source].version() > self._since[source]
+
+    def tell(self, step: int, but: Collection[int]) -> None:
+        """Tell neighbours that wait for this rank how far it is, but those who have heard it."""
+        for peer, edge in self.window.edges.outgoing.items():
+            if peer not in but:
+                edge.tell(step)
 
     def read_step(self, source: int) -> int:
         """The step of which a neighbour's tensor is that was read last; 0 if none was."""

@@ -43,7 +43,7 @@ class OneSided(Communication):
         schedule = schedule or mixer.context.topologies.ranks
         mixer.windows.open(schedule)
         near = schedule.neighbors(mixer.context.rank, mixer.round)
-        return WindowRound(mixer, self, self.row(mixer.hand, near, mixer.windows), schedule)
+        return WindowRound(mixer, self, self.row(mixer.hand, near, mixer.windows))
 
     @abstractmethod
     def row(self, hand: HandSet, near: Neighbors, windows: BucketWindows) -> Mixing:
@@ -75,16 +75,10 @@ class OneSided(Communication):
 
     # bounded staleness
 
-    def due(self, schedule: Schedule, rank: int, source: int, latest: int) -> int:
-        """The last step, up to ``latest``, in which a neighbour publishes to this rank."""
-        rounds = range(latest - 1, max(-1, latest - 1 - (schedule.period or 1)), -1)
-        found = (k + 1 for k in rounds if source in schedule.neighbors(rank, k).src_weights)
-        return next(found, 0)
-
-    def behind(self, pane: Pane, due: Mapping[int, int]) -> list[int]:
-        """Which neighbours have not published their step that is due."""
+    def behind(self, pane: Pane, sources: Iterable[int], step: int) -> list[int]:
+        """Which neighbours have not come to a step of theirs."""
         incoming = pane.window.edges.incoming
-        return [source for source, step in due.items() if incoming[source].clock() < step]
+        return [source for source in sources if incoming[source].clock() < step]
 
 
 class Put(OneSided):
@@ -172,18 +166,13 @@ class Get(OneSided):
         """What is got counts where it is got."""
         return len(row.src_weights)
 
-    def due(self, schedule: Schedule, rank: int, source: int, latest: int) -> int:
-        """Every step: it is published to whoever gets it."""
-        del schedule, rank, source
-        return latest
-
-    def behind(self, pane: Pane, due: Mapping[int, int]) -> list[int]:
-        """Get what is due where it is there, and say what is not."""
+    def behind(self, pane: Pane, sources: Iterable[int], step: int) -> list[int]:
+        """Get of neighbours what is of that step, where it is there, and say where it is not."""
         self._land(pane)
-        late = [source for source, step in due.items() if pane.read_step(source) < step]
+        late = [source for source in sources if pane.read_step(source) < step]
         near = pane.window.edges.gets
-        self.fetch(pane, [s for s in late if s not in near or near[s].clock() >= due[s]])
-        return [source for source in late if pane.read_step(source) < due[source]]
+        self.fetch(pane, [s for s in late if s not in near or near[s].clock() >= step])
+        return [source for source in late if pane.read_step(source) < step]
 
 
 class Accumulate(OneSided):

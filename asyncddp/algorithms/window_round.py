@@ -12,7 +12,6 @@ from asyncddp.context.context import use
 from asyncddp.ops.barrier import barrier
 from asyncddp.ops.mixing import Mixing
 from asyncddp.windows.handle import WindowHandle
-from topology import Schedule
 
 if TYPE_CHECKING:
     from asyncddp.algorithms.mixer import Mixer
@@ -28,11 +27,10 @@ class WindowRound(Round):
         mixer: Whose round.
         kind: How.
         row: With which weights.
-        schedule: The topology.
     """
 
-    def __init__(self, mixer: Mixer, kind: OneSided, row: Mixing, schedule: Schedule) -> None:
-        self._mixer, self._kind, self._row, self._schedule = mixer, kind, row, schedule
+    def __init__(self, mixer: Mixer, kind: OneSided, row: Mixing) -> None:
+        self._mixer, self._kind, self._row = mixer, kind, row
         self._step = mixer.round + 1
         if mixer.windows.first is None:
             mixer.windows.first = mixer.round
@@ -49,6 +47,8 @@ class WindowRound(Round):
             handle = kind.publish(pane, row, self._step)
             if handle is not None:
                 self._published.append(handle)
+                if mixer.max_staleness is not None:
+                    pane.tell(self._step, but=row.dst_weights)
             if not mixer.force_barrier:
                 kind.fetch(pane, self._row.src_weights)
         mixer.bytes_sent += kind.cost(row) * flat.nbytes
@@ -100,19 +100,17 @@ class WindowRound(Round):
 
     def _keep_up(self) -> None:
         """Wait for neighbours that are more than ``max_staleness`` steps behind."""
-        mixer, bound, kind = self._mixer, self._mixer.max_staleness, self._kind
+        mixer, bound = self._mixer, self._mixer.max_staleness
         first = mixer.windows.first or 0
         if bound is None or self._step - bound <= first:
             return
-        due = {
-            source: kind.due(self._schedule, mixer.context.rank, source, self._step - bound)
-            for source in self._row.src_weights
-        }
-        due = {source: step for source, step in due.items() if step > first}
         panes = [mixer.windows[index] for index in self._flats]
 
+        latest, sources = self._step - bound, self._row.src_weights
+
         def behind() -> list[int]:
-            return sorted({source for pane in panes for source in kind.behind(pane, due)})
+            late = (self._kind.behind(pane, sources, latest) for pane in panes)
+            return sorted({source for some in late for source in some})
 
         what = f"step {self._step} of {mixer.label} with max_staleness={bound}"
         mixer.context.engine.attend(lambda: not behind(), what, behind)

@@ -94,6 +94,10 @@ class Outgoing(ABC):
     def tick(self, clock: int) -> None:
         """Tell the reader how many steps the writer has made."""
 
+    def tell(self, clock: int) -> None:
+        """The same, also where it takes a message of its own."""
+        self.tick(clock)
+
     prompt = True
     """Whether the reader can see at once what is published."""
 

@@ -19,7 +19,7 @@ from asyncddp.windows.board import WORDS, Inlet, Outlet
 from asyncddp.windows.contract import Shown
 from asyncddp.windows.mutex import FREE, LOCK, LOCKED, Mutex
 from asyncddp.windows.pool import Regions
-from asyncddp.windows.remote import ADD, ARRIVED, PUT, TAKEN, Inbox, Outbox, Question
+from asyncddp.windows.remote import ADD, ARRIVED, PUT, TAKEN, TICK, Inbox, Outbox, Question
 from asyncddp.windows.window import Edges, Window
 from topology import Schedule
 
@@ -60,6 +60,7 @@ class Windows:
             ADD: partial(self._laid_down, ADD),
             ARRIVED: self._arrived,
             TAKEN: self._taken,
+            TICK: self._ticked,
             _GET: self._asked,
             _GOT: self._answered,
             _GONE: self._gone,
@@ -234,6 +235,12 @@ class Windows:
         edge = window.edges.outgoing[peer]
         if isinstance(edge, Outbox):
             edge.hear_taken(facts[0])
+
+    def _ticked(self, window: Window, peer: int, facts: list[Any], tensor: Any) -> None:
+        del tensor
+        edge = window.edges.incoming[peer]
+        if isinstance(edge, Inbox):
+            edge.hear_clock(facts[0])
 
     def _asked(self, window: Window, peer: int, facts: list[Any], tensor: Any) -> None:
         del tensor

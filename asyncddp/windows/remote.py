@@ -20,9 +20,9 @@ from asyncddp.memory.recycling import empty
 from asyncddp.windows.contract import Buffer, Incoming, Outgoing, Shown
 from asyncddp.windows.sums import weighted
 
-__all__ = ["ADD", "ARRIVED", "PUT", "TAKEN", "Inbox", "Outbox", "Question"]
+__all__ = ["ADD", "ARRIVED", "PUT", "TAKEN", "TICK", "Inbox", "Outbox", "Question"]
 
-PUT, ADD, ARRIVED, TAKEN = "put", "add", "arrived", "taken"
+PUT, ADD, ARRIVED, TAKEN, TICK = "put", "add", "arrived", "taken", "tick"
 
 
 class Question:
@@ -100,6 +100,12 @@ class Outbox(Outgoing):
     def tick(self, clock: int) -> None:
         """The reader hears it with what is published next."""
 
+    def tell(self, clock: int) -> None:
+        """Send it."""
+        service, window = self._address
+        with self._engine.parcels() as parcels:
+            parcels.send(self._peer, service, (window, TICK, clock))
+
     def arrived(self, version: int) -> bool:
         """Whether the reader has said so."""
         return self._arrived >= version
@@ -146,6 +152,7 @@ class Inbox(Incoming):
     def __init__(self, tell: Callable[[int], None]) -> None:
         self._lock, self._tell = threading.Lock(), tell
         self._shown: Shown | None = None
+        self._clock = 0
         self.taken = 0
 
     def receive(self, kind: str, facts: tuple[Any, ...], tensor: torch.Tensor) -> None:
@@ -157,6 +164,7 @@ class Inbox(Incoming):
                 total = empty(tuple(tensor.shape), tensor.dtype)
                 weighted(total, [(known.tensor, known.weight), (tensor, weight)])
                 tensor, weight, p, floor = total, 1.0, known.p + p, known.floor
+            self._clock = clock
             self._shown = Shown(version, floor, weight, p, clock, time.monotonic(), tensor)
 
     def look(self) -> Shown | None:
@@ -181,6 +189,10 @@ class Inbox(Incoming):
         """The version that has come last."""
         return 0 if self._shown is None else self._shown.version
 
+    def hear_clock(self, clock: int) -> None:
+        """The writer has made so many steps."""
+        self._clock = clock
+
     def clock(self) -> int:
-        """The writer's step when it published that."""
-        return 0 if self._shown is None else self._shown.clock
+        """The writer's step when it published that, or when it told last."""
+        return self._clock

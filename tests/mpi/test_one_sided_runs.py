@@ -1,0 +1,136 @@
+"""Runs under ``mpirun`` in which a neighbour is stopped or killed while others train on."""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+
+import pytest
+
+from tests.support import run_on_mpirun
+from tests.support.processes import mpirun, run_to_end
+
+METHODS = ["async_model_average", "pull_get", "push_sum", "win_put"]
+HEAD = """
+import os, signal, sys, time
+import torch
+import asyncddp as bf
+import topology
+
+bf.init()
+
+def trained(method, bound=None):
+    model = torch.nn.Linear(1000, 100)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = bf.DistributedOptimizer(
+        optimizer, model, method, topology=topology.ring(bf.size()), max_staleness=bound
+    )
+    def step():
+        optimizer.zero_grad()
+        model(torch.ones(2, 1000)).sum().backward()
+        optimizer.step()
+        return optimizer.round
+    for _ in range(3):
+        step()
+    return step
+
+def go_on(method, step):
+    start, before = time.monotonic(), step()
+    while time.monotonic() - start < 0.7:
+        rounds = step() - before
+    print(f"rank {bf.rank()}: {method} {rounds}\\n", end="", flush=True)
+
+"""
+ALL = f"steps = {{method: trained(method) for method in {METHODS}}}\nbf.barrier()\n"
+
+
+def assert_went_on(done):
+    """Every rank but 1 has made many steps by every method."""
+    told = re.findall(r"rank (\d): (\w+) (\d+)", done.stdout)
+    expected = [(rank, method) for rank in "023" for method in METHODS]
+    assert sorted((rank, method) for rank, method, _ in told) == expected, done
+    assert all(int(rounds) > 5 for _, _, rounds in told), done
+
+
+@pytest.mark.mpi(4)
+@pytest.mark.parametrize("wire", ["mpi", "shared_memory"])
+def test_nobody_waits_for_a_neighbour_that_is_stopped(tmp_path, wire):
+    """While rank 1 stands still, by SIGSTOP, the others train on; then it goes on as well."""
+    body = """
+    pids = bf.allgather_object(os.getpid())
+    bf.barrier()
+    if bf.rank() == 1:
+        time.sleep(0.5)  # the signal comes here
+        for step in steps.values():
+            step()
+    else:
+        if bf.rank() == 0:
+            os.kill(pids[1], signal.SIGSTOP)
+        for method, step in steps.items():
+            go_on(method, step)
+        if bf.rank() == 0:
+            time.sleep(0.5)
+            os.kill(pids[1], signal.SIGCONT)
+    bf.barrier()
+    """
+    script = HEAD + ALL + textwrap.dedent(body)
+    done = run_on_mpirun(4, script, tmp_path, timeout=90, environ={"ASYNCDDP_TRANSPORT": wire})
+    assert (done.code, done.stderr, done.left) == (0, "", ()), done
+    assert_went_on(done)
+
+
+@pytest.mark.mpi(4)
+def test_survivors_of_a_killed_neighbour_train_on(tmp_path):
+    """Where the launcher lets them live, no method of theirs needs the dead."""
+    body = """
+    if bf.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for method, step in steps.items():
+        go_on(method, step)
+    time.sleep(0.5)
+    os._exit(0)
+    """
+    path = tmp_path / "script.py"
+    path.write_text(HEAD + ALL + textwrap.dedent(body), encoding="utf-8")
+    launcher, *rest = mpirun(4, sys.executable, str(path))
+    done = run_to_end([launcher, "--with-ft", "ulfm", *rest], timeout=90)
+    assert not done.timed_out, done
+    assert done.left == (), done
+    assert_went_on(done)
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("wire", ["mpi", "shared_memory"])
+def test_who_does_not_come_is_named_where_staleness_is_bounded(tmp_path, wire):
+    """After two steps more the deadline runs; its error says who is missing."""
+    body = """
+    step = trained("win_put", bound=2)
+    bf.barrier()
+    if bf.rank() == 1:
+        time.sleep(60)
+    for _ in range(9):
+        step()
+    """
+    environ = {"ASYNCDDP_TRANSPORT": wire, "ASYNCDDP_TIMEOUT": "6"}
+    done = run_on_mpirun(2, HEAD + textwrap.dedent(body), tmp_path, timeout=90, environ=environ)
+    assert done.code != 0, done
+    assert not done.timed_out, done
+    error = (
+        r"rank 0 of 2 failed: WaitTimeoutError: rank 0: step 6 of DistributedOptimizer0 with "
+        r"max_staleness=2 was not done in 6\.\d s \(ASYNCDDP_TIMEOUT=6\); missing: rank 1"
+    )
+    assert re.search(error, done.stderr), done
+
+
+@pytest.mark.mpi(4)
+def test_a_run_with_open_windows_ends_well(tmp_path):
+    """Ranks end at different times, without ``shutdown()``, and print nothing."""
+    body = """
+    for step in steps.values():
+        for _ in range(2 * bf.rank()):
+            step()
+    time.sleep(0.1 * bf.rank())
+    """
+    done = run_on_mpirun(4, HEAD + ALL + textwrap.dedent(body), tmp_path, timeout=90)
+    assert (done.code, done.stdout, done.stderr, done.left) == (0, "", "", ()), done
