@@ -125,7 +125,7 @@ class Buffers:
             _, p = self.content(source, take=True)
         finally:
             self.release([source])
-        self._grounds[source] = self._ground(source, [(shown.tensor, weight)], p)
+        self._grounds[source] = self._ground(source, [(shown.tensor, weight * shown.weight)], p)
         self._gets_made[source] += 1
         self._read[source] = shown._replace(version=self._edges[source].taken)
 

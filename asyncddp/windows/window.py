@@ -89,7 +89,7 @@ class Window:
         self._direct = tensor.is_cpu and tensor.is_contiguous()
         self._pool = Pool(regions, self.shape, self.dtype)
         self._zero_init = zero_init
-        self._published: Buffer | None = None
+        self._published: tuple[Buffer, float] | None = None
         self.asked = False
         """Whether a neighbour on another machine has ever got something."""
 
@@ -107,7 +107,7 @@ class Window:
             self.end = end
             self.edges = Edges({}, {}, {}, {})
             published, self._published = self._published, None
-            self._pool.close([] if published is None else [published])
+            self._pool.close([] if published is None else [published[0]])
             self._buffers = Buffers({}, None, self.shape, self.dtype)
 
     def insist(self) -> None:
@@ -157,17 +157,14 @@ class Window:
             buffer = self._filled(tensor)
             try:
                 versions = self._sent(buffer, weights, clock, add=add, with_p=with_p)
-                own = tensor is self.tensor or tensor.data_ptr() == self.tensor.data_ptr()
-                if own and self_weight == 1.0:
-                    self._let_get(buffer)
+                if self._is_own(tensor):
+                    self._let_get(buffer, self_weight)
             finally:
                 buffer.drop()
             self.clock = clock
             self.step_of_put += 1
             if self_weight != 1.0:
-                tensor.detach().mul_(self_weight)
-                if own and self.pulled:
-                    self.publish()
+                tensor.detach().mul_(int(self_weight) if self.whole else self_weight)
             if with_p:
                 self.p *= self_weight
         return WindowHandle(self, "win_accumulate" if add else "win_put", versions)
@@ -196,24 +193,33 @@ class Window:
         with self.lock:
             self.insist()
             buffer = self._filled(self.tensor)
-            self._let_get(buffer)
+            self._let_get(buffer, 1.0)
             buffer.drop()
 
-    def _let_get(self, buffer: Buffer) -> None:
+    def _is_own(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is the window's own, or another view of just the same."""
+        own = self.tensor
+        return tensor is own or (
+            tensor.data_ptr() == own.data_ptr() and tensor.stride() == own.stride()
+        )
+
+    def _let_get(self, buffer: Buffer, weight: float) -> None:
+        """Let neighbours get ``weight * buffer``."""
         buffer.hold()
-        before, self._published = self._published, buffer
+        before, self._published = self._published, (buffer, weight)
         if before is not None:
-            before.drop()
+            before[0].drop()
         for edge in self.edges.shows.values():
-            edge.put(buffer, 1.0, 0.0, self.clock)
+            edge.put(buffer, weight, 0.0, self.clock)
 
     def published(self) -> tuple[torch.Tensor, int] | None:
         """A copy of what neighbours may get, and this rank's step; called by any thread."""
-        while buffer := self._published:
+        while published := self._published:
+            buffer, weight = published
             buffer.hold()
             try:
-                if buffer is self._published:  # else it may have been used anew meanwhile
-                    return buffer.tensor.clone(), self.clock
+                if published is self._published:  # else it may have been used anew meanwhile
+                    return buffer.tensor * (int(weight) if self.whole else weight), self.clock
             finally:
                 buffer.drop()
         return None

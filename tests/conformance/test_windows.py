@@ -324,12 +324,17 @@ def test_gets_read_what_neighbors_hold(world):
 
 
 def get_after_puts():
-    """Also of a rank that puts its tensor, and scales it."""
+    """Also of a rank that puts its tensor, and scales it; for integers with whole factors."""
     r, sources = bf.rank(), bf.in_neighbor_ranks()
     x = made(0.0)
-    x.fill_(r + 1.0)
-    bf.win_put(x, "x")
+    y = made(r, "y", dtype=torch.int64)
+    x.fill_(2 * r + 2.0)
+    bf.win_put(x, "x", self_weight=0.5)
+    bf.win_accumulate(y, "y", self_weight=3)
     bf.barrier()
+    bf.win_get("y")
+    for j in sources:
+        assert_is(bf.win_read_neighbor("y", j), 3 * j)
     bf.win_get("x")
     for j in sources:
         assert_is(bf.win_read_neighbor("x", j), j + 1.0)
