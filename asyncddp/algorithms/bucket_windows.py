@@ -17,6 +17,9 @@ from topology import Schedule
 
 __all__ = ["BucketWindows", "Pane"]
 
+_NEVER_BEHIND = 1 << 62
+"""The step of a rank for which nobody needs to wait."""
+
 
 class Pane:
     """The window of one flat bucket, and what this rank remembers of it.
@@ -57,6 +60,13 @@ class Pane:
         for peer, edge in self.window.edges.outgoing.items():
             if peer not in but:
                 edge.tell(step)
+
+    def conclude(self) -> None:
+        """Tell all neighbours that they need not wait, and let them get what is here."""
+        with self.window.lock:
+            self.window.clock = _NEVER_BEHIND
+            self.window.publish()
+        self.tell(_NEVER_BEHIND, but=())
 
     def read_step(self, source: int) -> int:
         """The step of which a neighbour's tensor is that was read last; 0 if none was."""
@@ -196,6 +206,13 @@ class BucketWindows:
         for pane in self._panes:
             if pane.window.end is None:
                 pane.restart()
+
+    def conclude(self) -> None:
+        """No step will follow for now: nobody needs to wait for this rank."""
+        with use(self._context):
+            for pane in self._panes:
+                if pane.window.end is None:
+                    pane.conclude()
 
     def biases(self) -> list[float]:
         """The associated p of each bucket; 1 where nothing was ever given away."""

@@ -169,10 +169,10 @@ def _refuse_what_needs_all(optimizer: DistributedOptimizer) -> None:
             "order of the backward pass, which a rank that is done cannot know; expected "
             "update_in_backward=False or communication='neighbor_allreduce'"
         )
-    if mixer.force_barrier or mixer.max_staleness is not None:
+    if mixer.force_barrier:
         raise ArgumentError(
-            f"join: with force_barrier or max_staleness {mixer.label} waits for neighbours, and so "
-            "for one that is done; expected force_barrier=False and max_staleness=None"
+            f"join: with force_barrier {mixer.label} waits for all ranks, and so for one that is "
+            "done; expected force_barrier=False"
         )
 
 
@@ -180,6 +180,7 @@ def _stand_by(members: list[_Member], attendance: Attendance) -> None:
     """Answer those who train, until nobody does."""
     for member in members:
         member.rhythm.conclude()
+        member.mixer.windows.conclude()
     named = {member.mixer.label: member for member in members}
     while (call := attendance.stand_by()).training:
         named[call.label].answer(call, attendance)

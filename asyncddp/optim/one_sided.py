@@ -40,6 +40,14 @@ class WindowControls:
         """
         return self._mixer.windows.staleness()
 
+    def conclude(self) -> None:
+        """Say that no step follows here for now, so that no neighbour waits for this rank.
+
+        With ``max_staleness`` a rank that has fewer steps to make than its neighbours calls it in
+        the end; :func:`join` does. The next step takes it back.
+        """
+        self._mixer.windows.conclude()
+
     def unregister_windows(self) -> None:
         """Free the windows; collective.
 

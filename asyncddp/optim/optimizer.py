@@ -76,7 +76,8 @@ class DistributedOptimizer(WindowControls, torch.optim.Optimizer):
             gradients are ready. Clipping, GradScaler and closures then come too late and are
             refused; the optimizer must treat each parameter by itself.
         max_staleness: One-sided methods only: wait for neighbours that are more than this many
-            averagings behind this rank, up to the deadline; None never waits.
+            averagings behind this rank, up to the deadline; None never waits. Who has fewer to make
+            says so in the end, by :meth:`conclude`.
         window_prefix: One-sided methods only: begins the names of the windows.
 
     Attributes:

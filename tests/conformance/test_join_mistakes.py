@@ -118,10 +118,9 @@ def test_a_loss_that_is_no_number():
         (
             "barrier",
             bf.ArgumentError,
-            "join: with force_barrier or max_staleness DistributedOptimizer0 waits for neighbours, "
-            "and so for one that is done; expected force_barrier=False and max_staleness=None",
+            "join: with force_barrier DistributedOptimizer0 waits for all ranks, and so for one "
+            "that is done; expected force_barrier=False",
         ),
-        ("staleness", bf.ArgumentError, "join: with force_barrier or max_staleness"),
     ],
 )
 def test_what_cannot_be_joined(wrong, error, words):
@@ -139,10 +138,7 @@ def test_what_cannot_be_joined(wrong, error, words):
             options = {"communication": "hierarchical_neighbor_allreduce"}
         if wrong == "in backward":
             options = {"communication": "allreduce", "update_in_backward": True}
-        if wrong == "staleness":
-            options = {"max_staleness": 3}
-        windows = wrong in ("barrier", "staleness")
-        _, optimizer = made("win_put" if windows else "adapt_then_combine", **options)
+        _, optimizer = made("win_put" if wrong == "barrier" else "adapt_then_combine", **options)
         if wrong == "barrier":
             optimizer.force_barrier = True
         if wrong == "nested":

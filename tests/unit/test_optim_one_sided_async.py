@@ -163,7 +163,7 @@ def test_a_bound_that_is_passed_names_who_is_missing(method):
         bf.barrier()
         if bf.rank() == 0:
             if not ends:
-                time.sleep(3.0)
+                time.sleep(5.0)
             return None
         if bf.rank() > 1:
             return None
@@ -173,14 +173,59 @@ def test_a_bound_that_is_passed_names_who_is_missing(method):
             stepping(model, optimizer)
         return optimizer.round, type(caught.value).__name__, str(caught.value)
 
-    settings = {"timeout": 1.0, "warn_after": 10.0}
+    settings = {"timeout": 3.0, "warn_after": 10.0}
     rounds, kind, told = LoopbackWorld(RANKS).run(case, False, settings=settings)[1]
     assert (rounds, kind) == (3, "WaitTimeoutError")
-    assert told.startswith("rank 1: step 4 of net with max_staleness=2 was not done in 1.")
+    assert told.startswith("rank 1: step 4 of net with max_staleness=2 was not done in 3.")
     assert told.endswith("missing: rank 0")
     rounds, kind, told = LoopbackWorld(RANKS).run(case, True)[1]
     assert (rounds, kind) == (3, "PeerLeftError")
     assert "step 4 of net with max_staleness=2: rank 0 has left" in told
+
+
+@every_method
+def test_nobody_waits_for_a_rank_that_concludes(method):
+    """With a bound, unequal numbers of steps and another epoch: whoever is done says so."""
+
+    def case():
+        model = mlp(bf.rank())
+        optimizer = bf.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.01),
+            model,
+            method,
+            topology=topology.ring(4),
+            max_staleness=1,
+        )
+        for epoch in range(2):
+            for _ in range(6 * (1 + (bf.rank() + epoch) % RANKS)):
+                stepping(model, optimizer)
+            optimizer.conclude()
+            bf.barrier()
+        return optimizer.round
+
+    steps = [6 * (2 + rank + (rank + 1) % RANKS) for rank in range(RANKS)]
+    assert LoopbackWorld(RANKS).run(case) == steps
+
+
+@every_method
+def test_join_lets_ranks_with_unequal_numbers_of_batches_end_together(method):
+    """``join`` concludes on the way: bounded staleness hangs nobody."""
+
+    def case():
+        model = mlp(bf.rank())
+        optimizer = bf.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.01),
+            model,
+            method,
+            topology=topology.ring(4),
+            max_staleness=1,
+        )
+        with bf.join(optimizer):
+            for _ in range(4 * (1 + bf.rank())):
+                stepping(model, optimizer)
+        return optimizer.round
+
+    assert LoopbackWorld(RANKS).run(case) == [4, 8, 12, 16]
 
 
 @every_method

@@ -380,4 +380,4 @@ def test_a_world_ends_with_windows_open(method):
 
     started = time.monotonic()
     assert LoopbackWorld(RANKS).run(case) == [2] * RANKS
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < 15.0, "somebody has waited for the deadline"
