@@ -105,7 +105,6 @@ class WindowRound(Round):
         if bound is None or self._step - bound <= first:
             return
         panes = [mixer.windows[index] for index in self._flats]
-
         latest, sources = self._step - bound, self._row.src_weights
 
         def behind() -> list[int]:

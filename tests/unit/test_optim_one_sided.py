@@ -22,6 +22,7 @@ from tests.unit.optim_reference import (
     train_by_matrix,
     vector,
 )
+from tests.unit.test_optim_every_optimizer import OPTIMIZERS, OPTIONS, SPARSE_ONLY
 from tests.unit.test_optim_parameters import channels_last, leaf, odd, tied
 from tests.unit.test_optim_training import SkippingOnce, rowwise_loss
 
@@ -197,6 +198,18 @@ def test_graphs_and_schedules(method, graph):
     """Whatever the graph, W of round k is what averages in round k; or equal shares along it."""
     got = LoopbackWorld(RANKS).run(run, method, graph, sgd, 5)
     assert_all_close(got, by_matrix(method, graph, sgd, 5))
+
+
+@pytest.mark.parametrize("method", ["async_model_average", "push_sum"])
+@pytest.mark.parametrize("name", sorted(set(OPTIMIZERS) - SPARSE_ONLY - {"LBFGS"}))
+def test_every_optimizer_of_torch(method, name):
+    """Steps on x = z p, or beside an average under way, are the plain optimizer's."""
+    make = partial(OPTIMIZERS[name], **OPTIONS.get(name, {"lr": 0.01}))
+    model_of = partial(mlp, bias=name != "Muon")  # Muon takes matrices only
+    graph = graph_of(method)
+    got = LoopbackWorld(RANKS).run(run, method, graph, make, 3, model_of=model_of)
+    for one, other in zip(got, by_matrix(method, graph, make, 3, model_of=model_of), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
 
 
 def test_push_sum_on_a_schedule_of_unbalanced_graphs():
