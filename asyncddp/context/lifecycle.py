@@ -22,6 +22,7 @@ def init(
     warn_after: float | None = None,
     check: bool | None = None,
     transport: str | None = None,
+    ranks_per_machine: int | None = None,
 ) -> None:
     """Join the world of ranks that ``asyncddp run``, ``mpirun`` or ``srun`` has started.
 
@@ -36,6 +37,8 @@ def init(
         transport: Name of the wire; default ``ASYNCDDP_TRANSPORT``, or ``shared_memory``: MPI, and
             shared memory among the ranks of a machine, where an MPI library
             can be loaded.
+        ranks_per_machine: Simulate machines of so many ranks; default
+            ``ASYNCDDP_RANKS_PER_MACHINE``, or the machines that there are.
 
     Raises:
         TopologyError: The topology does not fit the number of ranks.
@@ -51,7 +54,11 @@ def init(
     """
     if not is_initialized():
         config = Config.from_environment(
-            timeout=timeout, warn_after=warn_after, check=check, transport=transport
+            timeout=timeout,
+            warn_after=warn_after,
+            check=check,
+            transport=transport,
+            ranks_per_machine=ranks_per_machine,
         )
         context = Context(open_world(config.transport), config)
         activate(context)

@@ -1,0 +1,73 @@
+"""Who sends to me, where each rank knows to whom it sends; and the other way round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from asyncddp.context.queries import rank, size
+from asyncddp.integrations.bluefog.errors import TopologyAssertionError, translated
+from asyncddp.integrations.bluefog.state import working
+from asyncddp.ops.objects import allgather_object
+
+__all__ = ["InferDestinationFromSourceRanks", "InferSourceFromDestinationRanks"]
+
+Inferred = list[int] | tuple[list[int], Any]
+
+
+@translated()
+def InferSourceFromDestinationRanks(  # noqa: N802 - BlueFog's name
+    dst_ranks: Sequence[int], construct_adjacency_matrix: bool = False
+) -> Inferred:
+    """The ranks that send to this one; collective.
+
+    Args:
+        dst_ranks: The ranks to which this one sends.
+        construct_adjacency_matrix: Give the weights as well.
+
+    Returns:
+        The sources, ascending; with the flag ``(sources, W)``, W being an (n, n) float64 array in
+        which ``W[i, j]`` is 1 over the number of those who send to j, itself included, where i is
+        one of them, and 0 elsewhere.
+
+    Raises:
+        TopologyAssertionError: Ranks that are none, come twice, or are this one.
+    """
+    return _inferred("dst_ranks", dst_ranks, construct_adjacency_matrix)
+
+
+@translated()
+def InferDestinationFromSourceRanks(  # noqa: N802 - BlueFog's name
+    src_ranks: Sequence[int], construct_adjacency_matrix: bool = False
+) -> Inferred:
+    """The ranks to which this one sends; the rest as :func:`InferSourceFromDestinationRanks`.
+
+    Args:
+        src_ranks: The ranks from which this one receives.
+        construct_adjacency_matrix: Give the weights as well.
+    """
+    return _inferred("src_ranks", src_ranks, construct_adjacency_matrix)
+
+
+def _inferred(argument: str, ranks: Sequence[int], with_matrix: bool) -> Inferred:
+    working()
+    own, n = rank(), size()
+    named = list(ranks)
+    wrong = [r for r in named if isinstance(r, bool) or not isinstance(r, int) or not 0 <= r < n]
+    if wrong or own in named or len(set(named)) < len(named):
+        raise TopologyAssertionError(
+            f"argument {argument}: expected ranks in 0..{n - 1} other than {own}, this rank "
+            f"itself, each once, got {named}"
+        )
+    every: list[list[int]] = allgather_object(named)
+    found = [peer for peer in range(n) if own in every[peer]]
+    if not with_matrix:
+        return found
+    matrix = np.eye(n)
+    for peer, others in enumerate(every):
+        matrix[peer, others] = 1.0
+    if argument == "src_ranks":
+        matrix = matrix.T
+    return found, matrix / matrix.sum(axis=0)

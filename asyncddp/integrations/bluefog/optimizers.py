@@ -1,0 +1,136 @@
+"""BlueFog's optimizers: one wrapper, and a function of each name that makes it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any
+
+import torch
+
+from asyncddp.errors import ArgumentError
+from asyncddp.integrations.bluefog.errors import translated
+from asyncddp.integrations.bluefog.timeline import warn_once
+from asyncddp.integrations.bluefog.tolerance import tolerant
+from asyncddp.optim import DistributedOptimizer
+
+__all__ = ["BluefogOptimizer", "CommunicationType"]
+
+Models = torch.nn.Module | Iterable[torch.nn.Module]
+
+
+class CommunicationType(Enum):
+    """Among whom parameters are averaged."""
+
+    neighbor_allreduce = "neighbor.allreduce"
+    hierarchical_neighbor_allreduce = "hierarchical.neighbor.allreduce"
+    allreduce = "allreduce"
+    empty = "empty"
+    """No communication."""
+
+
+class BluefogOptimizer(DistributedOptimizer):
+    """A :class:`asyncddp.DistributedOptimizer` that answers to BlueFog's names.
+
+    It counts as an instance of the wrapped optimizer's class, as BlueFog's do.
+
+    Args:
+        optimizer: The optimizer to wrap; its state is taken along.
+        model: The module that owns the optimizer's parameters, or a list of such modules.
+        algorithm: Name of a method.
+        communication: Among whom it averages; the method's default if None.
+        num_steps_per_communication: Backward passes between two averagings, J.
+        window_prefix: Begins the names of windows.
+        max_staleness: How many averagings neighbours in windows may be behind; None for any number.
+
+    Attributes:
+        enable_topo_check: Means nothing here: who sends to whom is always checked.
+
+    Raises:
+        NotInitializedValueError: ``bf.init()`` was not called.
+        ArgumentError: An argument that cannot be, such as parameters that belong to no model.
+        MismatchValueError: Ranks differ in parameters or settings.
+    """
+
+    enable_topo_check = False
+
+    @translated()
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: Models,
+        algorithm: str,
+        communication: CommunicationType | None = None,
+        num_steps_per_communication: int = 1,
+        window_prefix: str | None = None,
+        max_staleness: int | None = None,
+    ) -> None:
+        self._warned = False
+        super().__init__(
+            optimizer,
+            model,
+            tolerant(algorithm),
+            None if communication is None else _checked(communication).name,
+            num_steps_per_communication=num_steps_per_communication,
+            window_prefix=window_prefix,
+            max_staleness=max_staleness,
+        )
+        self.register_step_pre_hook(_warn_of_passes)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._wrapped) if self._made else type(self)
+
+    @property
+    def communication_type(self) -> CommunicationType:
+        """Among whom parameters are averaged; may be set anew before any round, on all ranks."""
+        return CommunicationType[self.communication]
+
+    @communication_type.setter
+    def communication_type(self, value: CommunicationType) -> None:
+        self.communication = _checked(value).name
+
+    def synchronize(self) -> None:
+        """Mean nothing here: gradients are averaged when ``backward()`` returns."""
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Mean nothing here: what was averaged is not averaged again."""
+        yield
+
+    def register_step_function(self, function: Callable[..., None]) -> None:
+        """Mean nothing here: the wrapped optimizer's own step is made, whatever it is."""
+        del function
+
+    def turn_on_timeline(self) -> None:
+        """Record what happens, once there is a timeline."""
+        warn_once()
+
+    def turn_off_timeline(self) -> None:
+        """Record no more."""
+
+
+def _checked(value: Any) -> CommunicationType:
+    if not isinstance(value, CommunicationType):
+        known = ", ".join(str(kind) for kind in CommunicationType)
+        raise ArgumentError(f"argument communication_type: expected one of {known}, got {value!r}")
+    return value
+
+
+def _warn_of_passes(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """Warn once of more backward passes before a step than the setting says."""
+    del args, kwargs
+    rhythm = optimizer._rhythm
+    passes = rhythm.passes
+    if passes.now > passes.every and not optimizer._warned and rhythm.named:
+        optimizer._warned = True
+        warnings.warn(
+            f"Unexpected behavior: parameter {rhythm.named[0][0]} has got gradients of "
+            f"{passes.now} backward passes before step(), more than "
+            f"num_steps_per_communication={passes.every}. The ranks average in this step all the "
+            "same; set it to the number of backward passes between two averagings, as the FAQ in "
+            "docs/coming-from-bluefog.md says",
+            stacklevel=4,
+        )
