@@ -72,18 +72,17 @@ def test_large_buckets(world, method):
     assert world.run(large, method, 2) == [(0.5, 0.5)] * world.size
 
 
-def beside_a_straggler(method, slow, pause, bound):
-    """Steps that each rank makes while one sleeps through five of its own; and the largest lag."""
+def beside_a_straggler(method, slow, pause):
+    """Steps that each rank makes while one sleeps through five of its own."""
     model = mlp(bf.rank())
     optimizer = bf.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.01),
         model,
         method,
         topology=topology.ring(bf.size()),
-        max_staleness=bound,
     )
     bf.barrier()
-    start, steps, lag = time.monotonic(), 0, 0
+    start, steps = time.monotonic(), 0
     while steps < 5 if bf.rank() == slow else time.monotonic() - start < 4 * pause:
         optimizer.zero_grad()
         square_loss(model, batch(bf.rank(), 0)).backward()
@@ -91,19 +90,17 @@ def beside_a_straggler(method, slow, pause, bound):
             time.sleep(pause)
         optimizer.step()
         steps += 1
-        if steps > 2:
-            lag = max([lag, *(age.lag for age in optimizer.staleness().values())])
     bf.barrier()
-    return steps, lag
+    return steps
 
 
 @four
 @every_method
 def test_a_straggler_holds_nobody_up(world, method):
-    """In the time of four of its steps the others make many times as many."""
-    steps = [steps for steps, _ in world.run(beside_a_straggler, method, 3, 0.3, None)]
+    """In the time of four of its steps, in which waiting ranks would make six, others make many."""
+    steps = world.run(beside_a_straggler, method, 3, 0.5)
     assert steps[3] == 5
-    assert min(steps[:3]) > 20
+    assert min(steps[:3]) > 10
 
 
 def bounded(method, slow, bound, steps):
