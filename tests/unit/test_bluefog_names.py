@@ -256,6 +256,9 @@ def test_communication_type_may_be_set_at_any_time():
         assert optimizer.communication_type is bf.CommunicationType.empty
         with pytest.raises(ValueError, match=r"communication_type: expected one of .* got 'empty'"):
             optimizer.communication_type = "empty"
+        _, optimizer = wrapped(bf.DistributedWinPutOptimizer)
+        with pytest.raises(ValueError, match="win_put works through windows"):
+            _ = optimizer.communication_type
 
     LoopbackWorld(2).run(case)
 

@@ -85,7 +85,16 @@ class BluefogOptimizer(DistributedOptimizer):
 
     @property
     def communication_type(self) -> CommunicationType:
-        """Among whom parameters are averaged; may be set anew before any round, on all ranks."""
+        """Among whom parameters are averaged; may be set anew before any round, on all ranks.
+
+        Raises:
+            ArgumentError: It works through windows, which is no such type.
+        """
+        if self.communication not in CommunicationType.__members__:
+            raise ArgumentError(
+                f"{self.algorithm} works through windows, by {self.communication}, and has no "
+                "communication_type; its weights are set by dst_weights or src_weights"
+            )
         return CommunicationType[self.communication]
 
     @communication_type.setter
