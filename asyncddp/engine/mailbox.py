@@ -57,7 +57,7 @@ class Mailbox:
         self._confirmed: set[tuple[int, Form]] = set()
         self._drains: list[tuple[Transfer, torch.Tensor]] = []
         self._tag = 0
-        self.parcels = Parcels(transport, self.put, self._next_tag)
+        self.parcels = Parcels(transport, self.put, self._next_tag, self._complain)
 
     @property
     def late(self) -> PeerError | None:
@@ -67,6 +67,9 @@ class Mailbox:
     @late.setter
     def late(self, error: PeerError | None) -> None:
         self.channels.late = error
+
+    def _complain(self, error: PeerError) -> None:
+        self.late = self.late or error
 
     def refuses(self, name: str) -> bool:
         """Whether a peer has refused the use of a name that comes next here."""

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from asyncddp.engine.messages import Message, Parcel
-from asyncddp.errors import PeerError
+from asyncddp.errors import AsyncDDPError, PeerError
 from asyncddp.memory.recycling import empty
 from asyncddp.memory.views import as_bytes, from_bytes
 from asyncddp.transport.contract import Transfer, Transport
@@ -30,6 +30,7 @@ class Parcels:
         transport: The wire.
         put: Queues a message for a peer.
         tag: Gives a number for a tensor that follows its message.
+        complain: Hears of a parcel that its service could not take.
     """
 
     def __init__(
@@ -37,8 +38,10 @@ class Parcels:
         transport: Transport,
         put: Callable[[int, Message], None],
         tag: Callable[[], int],
+        complain: Callable[[PeerError], None],
     ) -> None:
         self._transport, self._put, self._tag = transport, put, tag
+        self._complain = complain
         self.services: dict[str, Service] = {}
         """Who takes what is addressed to a name, on whichever thread drives the engine."""
         self._leaving: list[tuple[Transfer, torch.Tensor]] = []
@@ -110,10 +113,22 @@ class Parcels:
             delivered = True
             service = self.services.get(parcel.service)
             if service is not None:
-                service(peer, parcel.content, tensor)
+                self._serve(service, peer, parcel, tensor)
         if not waiting:
             del self._coming[peer]
         return delivered
+
+    def _serve(
+        self, service: Service, peer: int, parcel: Parcel, tensor: torch.Tensor | None
+    ) -> None:
+        """Hand a parcel over; whoever drives the engine just now is not to blame if it fails."""
+        try:
+            service(peer, parcel.content, tensor)
+        except (AsyncDDPError, RuntimeError, ValueError, TypeError, OSError, MemoryError) as error:
+            problem = f"what rank {peer} sent to {parcel.service} could not be taken"
+            failure = PeerError(f"{problem}: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._complain(failure)
 
     def _whole(self, transfer: Transfer, waiting: deque[_Coming]) -> bool:
         """Whether a tensor has come; of a peer that failed meanwhile nothing more will."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from asyncddp.engine.mailbox import Mailbox
-from asyncddp.errors import PeerLeftError
+from asyncddp.errors import PeerError, PeerLeftError
 from asyncddp.transport.loopback import Loopback
 
 LARGE = 50_000  # elements, which travel apart from their message
@@ -55,6 +55,24 @@ def test_words_alone_arrive_without_a_tensor(two):
     two[0].parcels.send(1, "service", (1,))
     carry(two)
     assert heard == [(0, (1,), None)]
+
+
+def test_a_service_that_fails_is_an_error_of_the_next_verb_and_the_rest_arrives(two):
+    """Whoever drives the engine goes on: it is not what called the service."""
+
+    def serve(peer, content, tensor):
+        if content == ("bad",):
+            raise MemoryError("no room")
+        heard.append(content)
+
+    heard = []
+    two[1].parcels.services["service"] = serve
+    for word in ("good", "bad", "better"):
+        two[0].parcels.send(1, "service", (word,))
+    carry(two)
+    assert heard == [("good",), ("better",)]
+    with pytest.raises(PeerError, match=r"rank 0 sent to service could not be taken: MemoryError"):
+        raise two[1].late
 
 
 def test_a_small_tensor_may_be_changed_at_once(two):
