@@ -66,9 +66,10 @@ def neighbor_allgather(
         raise ArgumentError(f"{title}: arguments src_ranks, dst_ranks: expected both or neither")
     schedule = context.topologies.ranks
     given = [
-        [check_rank(title, argument, rank, context.size, but=context.rank) for rank in ranks or ()]
+        [check_rank(title, argument, rank, context.size, but=context.rank) for rank in ranks]
         for argument, ranks in (("src_ranks", src_ranks), ("dst_ranks", dst_ranks))
-    ]
+        if ranks is not None
+    ] or [[], []]
     for argument, ranks in zip(("src_ranks", "dst_ranks"), given, strict=True):
         if len(set(ranks)) != len(ranks):
             raise ArgumentError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -32,6 +33,20 @@ def gathers(dtype):
         got = bf.neighbor_allgather(of(bf.rank()))
         assert got.dtype == dtype
         assert torch.equal(got, joined(bf.in_neighbor_ranks(), of))
+
+
+def from_arrays():
+    """Ranks as numpy gives them, an empty array among them."""
+    me, peer = bf.rank(), 1 - bf.rank()
+    ranks = np.array([peer])
+    for sources, targets in ((ranks, ranks), (ranks[me:], ranks[peer:])):
+        got = bf.neighbor_allgather(torch.tensor([me]), src_ranks=sources, dst_ranks=targets)
+        assert got.tolist() == sources.tolist()
+
+
+@on("loopback-2")
+def test_ranks_may_be_arrays(world):
+    world.run(from_arrays)
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES), ids=str)
