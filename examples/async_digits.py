@@ -105,7 +105,7 @@ def train(
     marks.append(Mark(options.seconds, copied(model)))
     ddp.close()
     curve = judged(marks, model, digits, options.seconds)
-    title = f"{'sync' if sync else 'async'}, {'equal' if straggler is None else 'straggler'}"
+    title = f"{'sync' if sync else 'async'}, {'equal' if straggler is None else 'slow'}"
     return Trial(title, bf.allgather_object(rate), curve, bf.allgather_object(ages))
 
 

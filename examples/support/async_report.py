@@ -50,16 +50,19 @@ class Trial:
 
 def show_table(trials: Sequence[Trial], straggler: int) -> None:
     """One column for each training, one row for each rank's speed."""
-    table = Table(title="Steps per second, and the average model's accuracy", title_justify="left")
+    table = Table(
+        title="Steps per second; accuracy of the average model; median of steps behind",
+        title_justify="left",
+    )
     table.add_column("")
     for trial in trials:
         table.add_column(trial.title, justify="right")
     for rank in range(len(trials[0].rates)):
-        name = f"rank {rank}, the straggler" if rank == straggler else f"rank {rank}"
+        name = f"rank {rank}, straggler" if rank == straggler else f"rank {rank}"
         table.add_row(name, *(f"{trial.rates[rank]:.1f} /s" for trial in trials))
     table.add_section()
     table.add_row("average model", *(f"{trial.accuracy:.1f} %" for trial in trials), style="bold")
-    table.add_row("steps behind, median", *(_median(trial) for trial in trials))
+    table.add_row("steps behind", *(_median(trial) for trial in trials))
     Console(width=80).print(table)
 
 

@@ -12,9 +12,9 @@ from tests.support.processes import REPO, run_to_end
 SCRIPT = str(REPO / "examples" / "async_digits.py")
 
 
-def run(*options, cwd, ranks=4):
+def run(*options, cwd, ranks=4, timeout=110):
     command = [sys.executable, "-m", "asyncddp", "run", "-np", str(ranks), SCRIPT, *options]
-    return run_to_end(command, cwd=cwd, timeout=110)
+    return run_to_end(command, cwd=cwd, timeout=timeout)
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +36,14 @@ class TestSmokeOnFourRanks:
         assert not done.left
 
     def test_columns_are_the_four_trainings(self, smoke):
-        kinds = ["sync, equal", "async, equal", "sync, straggler", "async, straggler"]
+        kinds = ["sync, equal", "async, equal", "sync, slow", "async, slow"]
         assert table_of(smoke[0])[""] == kinds
 
     def test_synchronous_ranks_fall_to_the_stragglers_speed_and_others_do_not(self, smoke):
         """Ten times slower is the straggler; its neighbours wait for it only where they must."""
         table = table_of(smoke[0])
         _, _, waiting, free = map(rate, table["rank 0"])
-        _, _, slow, _ = map(rate, table["rank 3, the straggler"])
+        _, _, slow, _ = map(rate, table["rank 3, straggler"])
         assert waiting < 1.3 * slow
         assert free > 3 * waiting
 
@@ -61,9 +61,11 @@ def test_a_straggler_that_does_not_exist_is_an_error(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 @pytest.mark.mpi(4)
 def test_fast_ranks_keep_their_speed_and_the_model_its_accuracy(tmp_path):
     """The whole run: at least 80 % of the steps, within 1.5 points, as the script insists."""
-    done = run("--seconds", "12", "--straggler", "3", cwd=tmp_path)
+    done = run("--straggler", "3", cwd=tmp_path, timeout=200)
     assert done.code == 0, done
-    assert min(map(number, table_of(done)["average model"])) > 85
+    equal, _, waiting, free = map(number, table_of(done)["average model"])
+    assert free >= max(waiting, equal - 1.5)
