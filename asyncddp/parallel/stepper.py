@@ -9,11 +9,10 @@ from weakref import finalize
 
 import torch
 from torch.autograd import Variable
-from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from asyncddp.algorithms.owners import take_over
-from asyncddp.algorithms.rhythms.hooks import Weakly
+from asyncddp.algorithms.rhythms.hooks import Weakly, watch
 from asyncddp.errors import UsageError
 from asyncddp.memory.buckets import partition
 from asyncddp.ops.agreement import agree
@@ -94,14 +93,8 @@ class Stepper:
     # a backward pass
 
     def watch(self, output: Any) -> None:
-        """Hear of it when a backward pass comes to what the model has given.
-
-        That is the outermost pass, also where the model makes passes of its own inside.
-        """
-        bell = Weakly(self._ring)
-        for leaf in tree_leaves(output):
-            if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
-                leaf.register_hook(bell)  # type: ignore[no-untyped-call]
+        """Hear of it when a backward pass comes to what the model has given."""
+        watch(output, Weakly(self._ring))
 
     def _ring(self, gradient: torch.Tensor | None = None) -> None:
         """A backward pass goes on; when it ends, the step does."""

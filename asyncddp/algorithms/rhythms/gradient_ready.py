@@ -9,7 +9,7 @@ from torch.autograd import Variable
 
 from asyncddp.algorithms.mixer import Round
 from asyncddp.algorithms.rhythms.base import Closure, Rhythm, Setting, Update
-from asyncddp.algorithms.rhythms.hooks import Weakly
+from asyncddp.algorithms.rhythms.hooks import Weakly, watch
 from asyncddp.errors import ArgumentError, UsageError
 from asyncddp.memory.buckets import FlatBucket, partition
 
@@ -35,8 +35,11 @@ class GradientReady(Rhythm):
         self._missing: list[set[int]] = []
         self._next = 0
         self._fresh = True
+        self._armed = False
         if not setting.mixer.silent:
             self.rebuild()
+            for model in setting.models:
+                self._bells.append(model.register_forward_hook(Weakly(self._forward)))
 
     def build(self) -> None:
         """Make room for the gradients, in reverse order."""
@@ -69,13 +72,28 @@ class GradientReady(Rhythm):
         if not self._open:
             numbering = self.named
             self._begin()
-            Variable._execution_engine.queue_callback(Weakly(self._finish))
+            self._ring()
             if self.named is not numbering:  # rebuilt: left to the end of the pass
                 return
         number = self._bucket_of[index]
         self._missing[number].discard(index)
         while self._next < len(self._buckets) and not self._missing[self._next]:
             self._send()
+
+    def _forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        """Hear of it when a backward pass begins, so that its outermost end is known."""
+        del module, args
+        if torch._C._current_graph_task_id() == -1:
+            self._armed = False  # a pass that has failed will never end
+        if torch.is_grad_enabled():
+            watch(output, Weakly(self._ring))
+
+    def _ring(self, gradient: torch.Tensor | None = None) -> None:
+        """A backward pass goes on; when it ends, what is left is averaged."""
+        del gradient
+        if not self._armed:
+            self._armed = True
+            Variable._execution_engine.queue_callback(Weakly(self._finish))
 
     def _begin(self) -> None:
         self.refresh()
@@ -93,6 +111,7 @@ class GradientReady(Rhythm):
 
     def _finish(self) -> None:
         """Send what is left, take all averages."""
+        self._armed = False
         if not self._open:
             return
         while self._next < len(self._buckets):
@@ -145,7 +164,7 @@ class GradientReady(Rhythm):
 
     def zeroed(self) -> None:
         """A backward pass that has failed half-way is forgotten."""
-        self._open, self._round = False, None
+        self._open, self._round, self._armed = False, None, False
         self.passes.end(averaged=True)
 
     def settle(self) -> None:

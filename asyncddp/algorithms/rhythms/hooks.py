@@ -7,8 +7,9 @@ from typing import Any
 from weakref import WeakMethod
 
 import torch
+from torch.utils._pytree import tree_leaves
 
-__all__ = ["Weakly"]
+__all__ = ["Weakly", "watch"]
 
 
 class Weakly:
@@ -35,3 +36,13 @@ class Weakly:
 
     def __reduce__(self) -> tuple[type[Weakly], tuple[()]]:
         return Weakly, ()
+
+
+def watch(output: Any, bell: Weakly) -> None:
+    """Ring when a backward pass comes to what a model has given.
+
+    That is the outermost pass, also where the model makes passes of its own inside.
+    """
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+            leaf.register_hook(bell)  # type: ignore[no-untyped-call]
