@@ -1,4 +1,4 @@
-"""Gradients that are formed in a backward pass inside the backward pass are averaged once, whole."""
+"""Gradients formed in a backward pass inside the backward pass are averaged once, as a whole."""
 
 from __future__ import annotations
 
