@@ -90,6 +90,7 @@ from .ops.windows import win_accumulate_nonblocking as win_accumulate_nonblockin
 from .ops.windows import win_associated_p as win_associated_p
 from .ops.windows import win_cancel as win_cancel
 from .ops.windows import win_create as win_create
+from .ops.windows import win_flush as win_flush
 from .ops.windows import win_free as win_free
 from .ops.windows import win_get as win_get
 from .ops.windows import win_get_nonblocking as win_get_nonblocking

@@ -23,6 +23,7 @@ from asyncddp.memory.shared import Place
 from asyncddp.ops.barrier import barrier
 from asyncddp.ops.door import check_tensor
 from asyncddp.ops.objects import allgather_object
+from asyncddp.ops.window_handles import win_cancel, win_flush, win_poll, win_wait
 from asyncddp.ops.window_mutex import win_mutex
 from asyncddp.ops.window_reading import (
     win_get,
@@ -38,7 +39,6 @@ from asyncddp.ops.window_writing import (
     win_put_nonblocking,
 )
 from asyncddp.windows import Staleness, windows_of
-from asyncddp.windows.handle import WindowHandle
 from topology import Schedule
 
 __all__ = [
@@ -52,6 +52,7 @@ __all__ = [
     "win_associated_p",
     "win_cancel",
     "win_create",
+    "win_flush",
     "win_free",
     "win_get",
     "win_get_nonblocking",
@@ -221,46 +222,6 @@ def win_free(name: str | None = None) -> bool:
 def get_current_created_window_names() -> list[str]:
     """The names of this rank's windows, sorted."""
     return windows_of(current()).names
-
-
-# handles
-
-
-def win_wait(handle: WindowHandle) -> bool:
-    """Wait for a non-blocking window verb; True.
-
-    Raises:
-        ArgumentError: It is no handle of a window verb.
-        PeerError: A neighbour has ended, has freed the window, or cannot be reached.
-    """
-    return _handle("win_wait", handle).wait()
-
-
-def win_poll(handle: WindowHandle) -> bool:
-    """Whether a non-blocking window verb is done; never waits.
-
-    Raises:
-        ArgumentError: It is no handle of a window verb.
-    """
-    return _handle("win_poll", handle).poll()
-
-
-def win_cancel(handle: WindowHandle) -> None:
-    """Wait for a non-blocking window verb no more; what is under way goes on unheard.
-
-    Raises:
-        ArgumentError: It is no handle of a window verb.
-    """
-    _handle("win_cancel", handle).cancel()
-
-
-def _handle(verb: str, handle: WindowHandle) -> WindowHandle:
-    if not isinstance(handle, WindowHandle):
-        raise ArgumentError(
-            f"{verb}: argument handle: expected what a non-blocking window verb gives, got "
-            f"{handle!r}"
-        )
-    return handle
 
 
 # what is known of a window

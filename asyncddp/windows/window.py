@@ -90,6 +90,7 @@ class Window:
         self._pool = Pool(regions, self.shape, self.dtype)
         self._zero_init = zero_init
         self._published: tuple[Buffer, float] | None = None
+        self._travelling: dict[int, tuple[int, Outgoing, int]] = {}
         self.asked = False
         """Whether a neighbour on another machine has ever got something."""
 
@@ -106,6 +107,7 @@ class Window:
         with self.lock:
             self.end = end
             self.edges = Edges({}, {}, {}, {})
+            self._travelling.clear()
             published, self._published = self._published, None
             self._pool.close([] if published is None else [published[0]])
             self._buffers = Buffers({}, None, self.shape, self.dtype)
@@ -161,6 +163,7 @@ class Window:
                     self._let_get(buffer, self_weight)
             finally:
                 buffer.drop()
+            self._travelling.update((one[0], one) for one in versions)
             self.clock = clock
             self.step_of_put += 1
             if self_weight != 1.0:
@@ -187,6 +190,12 @@ class Window:
             if not edge.prompt:
                 versions.append((peer, edge, version))
         return versions
+
+    def flush(self) -> WindowHandle:
+        """Done once neighbours can see all that was put so far."""
+        with self.lock:
+            self.insist()
+            return WindowHandle(self, "win_flush", list(self._travelling.values()))
 
     def publish(self) -> None:
         """Let neighbours get the rank's own tensor as it is now."""

@@ -89,6 +89,7 @@ def in_large_buckets(sync):
     ddp = make_ddp(model, still, topology=graph, sync=sync, bucket_size_in_mb=1)
     for _ in range(4):
         ddp(torch.ones(2, 512)).sum().backward()
+        bf.win_flush()
         bf.barrier()
     values = vector(model)
     return values.min().item(), values.max().item(), len(ddp.bucket_names)

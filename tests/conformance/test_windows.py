@@ -272,6 +272,28 @@ def test_many_puts_of_one_window_may_be_under_way(world):
     world.run(many_outstanding)
 
 
+def flushed():
+    r = bf.rank()
+    assert bf.win_flush() is True  # there is none
+    made(1.0, zero_init=True)
+    made(1.0, "y", zero_init=True)
+    for k in range(20):
+        bf.win_put_nonblocking(filled(float(r + k)), "x")
+        bf.win_accumulate_nonblocking(filled(1.0), "y")
+    assert bf.win_flush("x") is True
+    assert bf.win_flush() is True
+    bf.barrier()
+    for j in bf.in_neighbor_ranks():
+        assert_is(bf.win_read_neighbor("x", j), j + 19.0)
+        assert_is(bf.win_read_neighbor("y", j), 20.0)
+    with pytest.raises(bf.UnknownNameError, match="win_flush"):
+        bf.win_flush("z")
+
+
+def test_what_was_flushed_is_seen_after_a_barrier(world):
+    world.run(flushed)
+
+
 def cancelled():
     made(1.0, zero_init=True)
     handle = bf.win_put_nonblocking(filled(5.0), "x")

@@ -111,6 +111,7 @@ def train_here(graph, make, steps, *, model_of=mlp, loss_of=of_batch, lockstep=F
     for step in range(steps):
         loss_of(ddp, bf.rank(), step).backward()
         if lockstep:
+            bf.win_flush()
             bf.barrier()
     assert ddp.steps == steps
     assert all(p.grad is None for p in model.parameters())

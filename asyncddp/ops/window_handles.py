@@ -1,0 +1,84 @@
+"""Waiting for what windows have under way."""
+
+from __future__ import annotations
+
+from asyncddp.context import current
+from asyncddp.errors import ArgumentError
+from asyncddp.windows import windows_of
+from asyncddp.windows.handle import WindowHandle
+
+__all__ = ["win_cancel", "win_flush", "win_poll", "win_wait"]
+
+
+def win_flush(name: str | None = None) -> bool:
+    """Wait until neighbours can see all that this rank has put or accumulated; True.
+
+    A barrier after it makes a step of windows as good as a collective: what is latest in a buffer
+    is then what its neighbour has written before.
+
+    Args:
+        name: Of which window; all if None.
+
+    Raises:
+        UnknownNameError: There is no such window.
+        PeerError: A neighbour has ended, has freed the window, or cannot be reached.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> import torch
+        >>> def in_step():
+        ...     x = torch.tensor([float(bf.rank())])
+        ...     bf.win_create(x, "x", zero_init=True)
+        ...     handle = bf.win_put_nonblocking(x, "x")
+        ...     bf.win_flush()
+        ...     bf.barrier()
+        ...     return bf.win_update("x").item()
+        >>> with bf.local_world(2) as world:
+        ...     world.run(in_step)
+        [0.5, 0.5]
+
+    Source: MPI: A Message-Passing Interface Standard, version 4.1 (2023), section 12.5.4
+    (``MPI_Win_flush_all``).
+    """
+    windows = windows_of(current())
+    names = windows.names if name is None else [name]
+    for one in names:
+        windows.find("win_flush", one).flush().wait()
+    return True
+
+
+def win_wait(handle: WindowHandle) -> bool:
+    """Wait for a non-blocking window verb; True.
+
+    Raises:
+        ArgumentError: It is no handle of a window verb.
+        PeerError: A neighbour has ended, has freed the window, or cannot be reached.
+    """
+    return _handle("win_wait", handle).wait()
+
+
+def win_poll(handle: WindowHandle) -> bool:
+    """Whether a non-blocking window verb is done; never waits.
+
+    Raises:
+        ArgumentError: It is no handle of a window verb.
+    """
+    return _handle("win_poll", handle).poll()
+
+
+def win_cancel(handle: WindowHandle) -> None:
+    """Wait for a non-blocking window verb no more; what is under way goes on unheard.
+
+    Raises:
+        ArgumentError: It is no handle of a window verb.
+    """
+    _handle("win_cancel", handle).cancel()
+
+
+def _handle(verb: str, handle: WindowHandle) -> WindowHandle:
+    if not isinstance(handle, WindowHandle):
+        raise ArgumentError(
+            f"{verb}: argument handle: expected what a non-blocking window verb gives, got "
+            f"{handle!r}"
+        )
+    return handle
