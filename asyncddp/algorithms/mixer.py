@@ -12,6 +12,7 @@ from asyncddp.algorithms.communication import COMMUNICATIONS, Communication, Han
 from asyncddp.algorithms.contract import Algorithm, How
 from asyncddp.algorithms.joining import Attendance
 from asyncddp.algorithms.rounds import Round
+from asyncddp.algorithms.stopwatch import Stopwatch
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError
@@ -35,6 +36,7 @@ class Mixer:
         hand: Weights set by hand.
         round: Rounds completed so far: which round of the schedule comes next.
         bytes_sent: Payload bytes sent to peers so far.
+        exposed: The time that rounds have taken on the caller's thread, to send, wait and mix.
         attendance: Says before each round who still trains, inside ``join``.
         windows: Those of one-sided communication, while there are any.
         force_barrier: Whether ranks meet before and after they mix what is in windows.
@@ -61,6 +63,7 @@ class Mixer:
         self.hand = HandSet()
         self.round = 0
         self.bytes_sent = 0
+        self.exposed = Stopwatch()
         self.attendance: Attendance | None = None
         self.windows = BucketWindows(context, label, algorithm)
         self.force_barrier = False

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from asyncddp.algorithms.stopwatch import exposed
 from asyncddp.context.context import use
 from asyncddp.engine import Handle
 
@@ -78,6 +79,7 @@ class Messages(Round):
         self._under_way: dict[int, tuple[torch.Tensor, Handle[torch.Tensor]]] = {}
         self._to_do: dict[int, tuple[torch.Tensor, Callable[[], bool]]] = {}
 
+    @exposed
     def start(self, index: int, flat: torch.Tensor) -> None:
         """Send a bucket, or find the short way that :meth:`install` takes."""
         mixer, name = self._mixer, f"{self._mixer.label}.bucket{index}"
@@ -96,11 +98,13 @@ class Messages(Round):
         """Whether that bucket was sent."""
         return index in self._under_way or index in self._to_do
 
+    @exposed
     def settle(self) -> None:
         """Wait until everything that was sent has come back."""
         for _, handle in self._under_way.values():
             handle.wait()
 
+    @exposed
     def install(self, arrived: Callable[[int], None] | None = None) -> None:
         """Take each average as it comes."""
         with torch.no_grad():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from asyncddp.algorithms.rounds import Round
+from asyncddp.algorithms.stopwatch import exposed
 from asyncddp.context.context import use
 from asyncddp.ops.barrier import barrier
 from asyncddp.ops.mixing import Mixing
@@ -37,6 +38,7 @@ class WindowRound(Round):
         self._flats: dict[int, torch.Tensor] = {}
         self._published: list[WindowHandle] = []
 
+    @exposed
     def start(self, index: int, flat: torch.Tensor) -> None:
         """Publish a copy of a bucket, and ask for the neighbours' where that is needed."""
         mixer, kind = self._mixer, self._kind
@@ -61,6 +63,7 @@ class WindowRound(Round):
     def settle(self) -> None:
         """Nothing of a bucket is read: what was published is a copy."""
 
+    @exposed
     def install(self, arrived: Callable[[int], None] | None = None) -> None:
         """Mix in what has come by now.
 

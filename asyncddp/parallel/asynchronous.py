@@ -87,6 +87,7 @@ class Asynchronous(Exchange):
 
     def _put(self, block: Block, ranks: Sequence[int]) -> WindowHandle:
         block.fill()
+        self.bytes_sent += len(ranks) * block.flat.nbytes
         return win_put_nonblocking(block.flat, self.name(block), dst_weights=ranks)
 
     def settle(self) -> None:

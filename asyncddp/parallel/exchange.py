@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from asyncddp.algorithms import Needs
+from asyncddp.algorithms.stopwatch import Stopwatch
 from asyncddp.context import Context
 from asyncddp.memory.buckets import Make
 from asyncddp.parallel.blocks import Block
@@ -28,6 +29,8 @@ class Exchange(ABC):
 
     Attributes:
         blocks: Set by :meth:`open`.
+        bytes_sent: Payload bytes sent to peers so far.
+        exposed: The time that steps have spent on sending, waiting and mixing.
 
     Raises:
         TopologyError: The topology does not fit.
@@ -39,6 +42,7 @@ class Exchange(ABC):
     def __init__(self, context: Context, label: str, topology: GraphOrSchedule | None) -> None:
         self.context, self.label = context, label
         self.blocks: Sequence[Block] = ()
+        self.bytes_sent, self.exposed = 0, Stopwatch()
         self._own: Schedule | None = None
         self._inherited: GraphOrSchedule | None = None
         self.choose(topology)

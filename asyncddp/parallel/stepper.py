@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from weakref import finalize
 
 import torch
@@ -21,7 +21,19 @@ from asyncddp.parallel.exchange import Exchange
 from asyncddp.parallel.optim_state import restore, state_of
 from asyncddp.parallel.tracing import Trace
 
-__all__ = ["Recipe", "Stepper"]
+__all__ = ["Listener", "Recipe", "Stepper"]
+
+
+class Listener(Protocol):
+    """Who wants to know what a stepper does, such as a monitor."""
+
+    def updating(self, block: Block) -> None:
+        """The optimizer of a block is about to use its gradients."""
+        ...
+
+    def stepped(self) -> None:
+        """A step was completed."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -68,12 +80,14 @@ class Stepper:
         steps: Steps completed.
         training: Whether backward passes count.
         accumulating: Whether gradients just add up for now.
+        listener: Who hears of updates and steps.
     """
 
     def __init__(self, named: Named, exchange: Exchange, recipe: Recipe) -> None:
         self.named, self.exchange, self._recipe = named, exchange, recipe
         self.blocks: list[Block] = []
         self.steps = 0
+        self.listener: Listener | None = None
         self.training, self.accumulating = True, False
         self._trace = Trace()
         self._armed = self._open = False
@@ -124,7 +138,8 @@ class Stepper:
             {index: max(1, self._trace.times(index)) for index in self._members[block.number]}
             for block in self.blocks
         ]
-        self.exchange.begin(self.steps)
+        with self.exchange.exposed:
+            self.exchange.begin(self.steps)
 
     def _arrived(self, index: int) -> None:
         """Count a gradient, and make the step of a block that was its last."""
@@ -144,9 +159,14 @@ class Stepper:
 
     def _advance(self, block: Block, *, update: bool) -> None:
         r"""Make the step of one block: :math:`x \leftarrow (W x) - u`, then publish it."""
-        self.exchange.mix(block, self.steps)
+        exchange = self.exchange
+        with exchange.exposed:
+            exchange.mix(block, self.steps)
+        if update and self.listener is not None:
+            self.listener.updating(block)
         block.step(update=update)
-        self.exchange.publish(block, self.steps + 1)
+        with exchange.exposed:
+            exchange.publish(block, self.steps + 1)
         self._done.add(block.number)
 
     def _rest(self, *, update: bool) -> None:
@@ -165,8 +185,14 @@ class Stepper:
         if self._recipe.together:
             self._update_together()
         self._rest(update=True)
+        self._completed()
+
+    def _completed(self) -> None:
+        """Count a step, and say so."""
         self._open = False
         self.steps += 1
+        if self.listener is not None:
+            self.listener.stepped()
 
     def _update_together(self) -> None:
         """Unscale, clip and update all blocks at once, or none of them."""
@@ -198,7 +224,8 @@ class Stepper:
         for _, parameter in self.named:
             parameter.grad = None
         self._open = False
-        self.steps += bool(self.blocks)
+        if self.blocks:
+            self._completed()
 
     # the blocks
 

@@ -77,6 +77,7 @@ class Synchronous(Exchange):
                 dst_weights=near.dst_ranks,
                 name=self.name(block),
             )
+        self.bytes_sent += len(near.dst_ranks) * block.flat.nbytes
 
     def settle(self) -> None:
         """Wait for all averages; they are taken when their step comes."""
