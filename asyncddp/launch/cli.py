@@ -12,12 +12,16 @@ import click
 
 from asyncddp.errors import AsyncDDPError, UsageError
 
-__all__ = ["bfrun", "main"]
+__all__ = ["bfrun", "main", "plainly"]
 
 _COMMANDS: Mapping[str, tuple[str, str]] = {
     "doctor": (
         "asyncddp.launch.doctor_command:doctor_command",
         "Show what this machine has, and what to install or change.",
+    ),
+    "notebook": (
+        "asyncddp.launch.notebook_command:notebook_command",
+        "Start and stop the ranks that notebooks drive.",
     ),
     "run": (
         "asyncddp.launch.run_command:run_command",
@@ -47,10 +51,10 @@ class _LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        return _plainly(lambda: super(_LazyGroup, self).invoke(ctx))
+        return plainly(lambda: super(_LazyGroup, self).invoke(ctx))
 
 
-def _plainly(call: Callable[[], Any]) -> Any:
+def plainly(call: Callable[[], Any]) -> Any:
     """Show our own errors as sentences, without a traceback."""
     try:
         return call()

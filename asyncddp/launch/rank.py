@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["main"]
+__all__ = ["launched_rank", "main"]
 
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 _LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
@@ -23,6 +23,17 @@ _LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 def _first(names: Sequence[str], environment: Mapping[str, str]) -> str | None:
     return next((environment[name] for name in names if name in environment), None)
+
+
+def launched_rank(environment: Mapping[str, str]) -> int | None:
+    """The rank of a process as its launcher has set it; None where no launcher has started it.
+
+    Example:
+        >>> launched_rank({"OMPI_COMM_WORLD_RANK": "3"})
+        3
+    """
+    rank = _first(_RANK, environment)
+    return None if rank is None else int(rank)
 
 
 @contextlib.contextmanager

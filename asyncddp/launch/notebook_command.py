@@ -1,0 +1,210 @@
+"""``asyncddp notebook``, and ``ibfrun``: clusters for notebooks that outlive the shell."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from asyncddp.launch.cli import plainly
+from asyncddp.launch.cluster import Folder, Plan, Running, await_engines, plan_for, start, stop
+from asyncddp.launch.options import RunOptions, where_options
+
+__all__ = ["ibfrun", "notebook_command"]
+
+_HELP = {"help_option_names": ["-h", "--help"]}
+
+
+@click.group(
+    "notebook",
+    short_help="Start and stop the ranks that notebooks drive.",
+    context_settings=_HELP,
+)
+def notebook_command() -> None:
+    """Start and stop the ranks that notebooks drive.
+
+    A notebook connects by asyncddp.notebook.Cluster.connect(), and its cells that begin with %%px
+    then run on all ranks.
+    """
+
+
+_profile = click.option(
+    "--profile", default="asyncddp", show_default=True, help="IPython profile of the cluster."
+)
+_start_timeout = click.option(
+    "--start-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=120.0,
+    show_default=True,
+    help="Seconds for the engines to answer.",
+)
+_foreground = click.option(
+    "--foreground", is_flag=True, help="Stay until Ctrl-C, which ends the cluster."
+)
+_exports = click.option(
+    "-x", "exports", metavar="VAR[=V]", multiple=True, help="Variable for the ranks; repeatable."
+)
+_mpi_args = click.option(
+    "--mpi-args",
+    "--extra-mpi-flags",
+    metavar="ARGS",
+    multiple=True,
+    help="Further arguments for the launcher, in one string.",
+)
+
+
+@notebook_command.command("start", context_settings=_HELP)
+@where_options
+@_exports
+@_mpi_args
+@_profile
+@_start_timeout
+@_foreground
+def start_command(profile: str, start_timeout: float, foreground: bool, **given: Any) -> None:
+    """Start a controller and one engine for each rank; come back when all of them answer."""
+    _start(RunOptions(**given), profile, start_timeout, foreground=foreground)
+
+
+@notebook_command.command("stop", context_settings=_HELP)
+@_profile
+def stop_command(profile: str) -> None:
+    """End the cluster; come back when nothing of it is left."""
+    _stop(profile)
+
+
+@notebook_command.command("status", context_settings=_HELP)
+@_profile
+def status_command(profile: str) -> None:
+    """Say what runs; ends with 1 where nothing does."""
+    record = Folder.of_profile(profile).running()
+    click.echo(f"profile {profile!r}: {record or 'no cluster runs'}")
+    sys.exit(int(record is None))
+
+
+def _start(options: RunOptions, profile: str, timeout: float, *, foreground: bool) -> None:
+    plan, folder = plan_for(options), Folder.of_profile(profile)
+    with _interrupted_by_signals(), contextlib.ExitStack() as undo:
+        try:
+            running = start(plan, folder, timeout=timeout)
+            undo.callback(running.stop)
+            _await(running, timeout)
+            click.echo(_ready(plan, profile), err=True)
+            if foreground:
+                running.wait()
+                running.ready(0.0)  # raises: it has ended of itself
+        except KeyboardInterrupt:
+            undo.close()
+            click.echo("The cluster has ended.", err=True)
+            sys.exit(0 if foreground else 128 + signal.SIGINT)
+        running.release()
+        undo.pop_all()
+
+
+def _ready(plan: Plan, profile: str) -> str:
+    name = "" if profile == "asyncddp" else f"profile={profile!r}"
+    return (
+        f"{plan.ranks} ranks are ready. In a notebook: asyncddp.notebook.Cluster.connect({name}). "
+        f"To end them: asyncddp notebook stop --profile {profile}"
+    )
+
+
+def _await(running: Running, timeout: float) -> None:
+    import ipyparallel
+    from rich.console import Console
+
+    with (
+        ipyparallel.Client(str(running.folder.client_file)) as client,
+        Console(stderr=True).status("") as status,
+    ):
+        ranks = running.plan.ranks
+        await_engines(
+            running,
+            client,
+            timeout=timeout,
+            progress=lambda count: status.update(f"{count} of {ranks} engines answer"),
+        )
+
+
+def _stop(profile: str) -> None:
+    record = stop(Folder.of_profile(profile))
+    ended = f"the cluster has ended: {record}" if record else "no cluster runs"
+    click.echo(f"profile {profile!r}: {ended}", err=True)
+
+
+@contextlib.contextmanager
+def _interrupted_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP do what Ctrl-C does."""
+    every = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    wanted = [n for n in every if signal.getsignal(n) is not signal.SIG_IGN]  # as under nohup
+    before = {number: signal.signal(number, signal.default_int_handler) for number in wanted}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _PlainGroup(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        return plainly(lambda: super(_PlainGroup, self).invoke(ctx))
+
+
+@click.group("ibfrun", cls=_PlainGroup, context_settings=_HELP)
+@click.version_option(None, "-v", "--version", package_name="asyncddp", prog_name="ibfrun")
+def _ibfrun() -> None:
+    """Start and stop the ranks that notebooks drive, in BlueFog's words."""
+
+
+_ipython_profile = click.option(
+    "--ipython-profile",
+    "--profile",
+    "profile",
+    default="bluefog",
+    show_default=True,
+    help="IPython profile of the cluster.",
+)
+
+
+@_ibfrun.command("start", context_settings=_HELP)
+@where_options
+@click.option("-p", "bluefog_port", type=int, hidden=True, help="The same as --ssh-port.")
+@click.option("-hostfile", "bluefog_hostfile", hidden=True, help="The same as --hostfile.")
+@click.option("--use-infiniband", is_flag=True, hidden=True, help="MPI finds it by itself.")
+@click.option("--enable-heartbeat", is_flag=True, hidden=True, help="Hearts always beat here.")
+@click.option("--verbose", is_flag=True, help="Keep all of the launcher's words in the log.")
+@_exports
+@_mpi_args
+@_ipython_profile
+@_start_timeout
+@_foreground
+def _ibfrun_start(
+    profile: str,
+    start_timeout: float,
+    foreground: bool,
+    bluefog_port: int | None,
+    bluefog_hostfile: str | None,
+    use_infiniband: bool,
+    enable_heartbeat: bool,
+    **given: Any,
+) -> None:
+    """Start a controller and one engine for each rank; come back when all of them answer."""
+    del use_infiniband, enable_heartbeat
+    given["ssh_port"] = given["ssh_port"] or bluefog_port
+    given["hostfile"] = given["hostfile"] or bluefog_hostfile
+    _start(RunOptions(**given), profile, start_timeout, foreground=foreground)
+
+
+@_ibfrun.command("stop", context_settings=_HELP)
+@_ipython_profile
+def _ibfrun_stop(profile: str) -> None:
+    """End the cluster; come back when nothing of it is left."""
+    _stop(profile)
+
+
+def ibfrun() -> None:
+    """``ibfrun start|stop`` is ``asyncddp notebook start|stop`` in BlueFog's words."""
+    _ibfrun(prog_name="ibfrun")
