@@ -128,4 +128,5 @@ def _as(form: F, name: str, doc: str | None, returns: object) -> F:
     form.__doc__ = doc
     signature = inspect.signature(form).replace(return_annotation=returns)
     form.__signature__ = signature  # type: ignore[attr-defined]
+    form.__annotations__ = {**form.__annotations__, "return": returns}
     return form

@@ -77,7 +77,7 @@ class DistributedOptimizer(WindowControls, torch.optim.Optimizer):
             refused; the optimizer must treat each parameter by itself.
         max_staleness: One-sided methods only: wait for neighbours that are more than this many
             averagings behind this rank, up to the deadline; None never waits. Who has fewer to make
-            says so in the end, by :meth:`conclude`.
+            says so in the end, by ``conclude()``.
         window_prefix: One-sided methods only: begins the names of the windows.
 
     Attributes:
@@ -262,7 +262,7 @@ class DistributedOptimizer(WindowControls, torch.optim.Optimizer):
 
     @property
     def counters(self) -> dict[str, int]:
-        """What this wrapper counts: rounds completed, and passes since the last one."""
+        """Counts of this wrapper, rounds completed and passes since the last one."""
         return {"round": self._mixer.round, "passes": self._rhythm.passes.carried}
 
     @counters.setter

@@ -204,7 +204,7 @@ class DecentralizedDataParallel(Transparent):
 
     @property
     def steps(self) -> int:
-        """Steps completed so far: the round of the topology that comes next."""
+        """Steps completed so far, which is the round of the topology that comes next."""
         return self._stepper.steps
 
     @property
@@ -291,7 +291,7 @@ class DecentralizedDataParallel(Transparent):
         with this and :meth:`load_optim_state_dict` goes on as if it had not been interrupted.
 
         Args:
-            state_dict: What :meth:`state_dict` of this or of the plain model gave; each rank's own.
+            state_dict: What ``state_dict()`` of this or of the plain model gave; each rank's own.
             strict: As for the model.
             assign: Must be False: parameters keep their memory.
 

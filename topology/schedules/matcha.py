@@ -176,7 +176,7 @@ def matcha(graph: nx.DiGraph[int], budget: float, seed: int) -> Schedule:
     r"""Each round uses a random part of a graph, important links more often.
 
     .. math:: W^{(k)} = I - \alpha \sum_j B_j^{(k)} L_j, \quad
-              p = \arg\max_{\sum_j p_j \le C_b M} \lambda_2 \Big(\sum_j p_j L_j\Big)
+              p = \operatorname{arg\,max}_{\sum_j p_j \le C_b M} \lambda_2 \Big(\sum_j p_j L_j\Big)
 
     with :math:`L_j` the Laplacians of M matchings that make up the graph, :math:`B_j^{(k)}`
     Bernoulli variables with probabilities :math:`p_j` from the shared seed, :math:`C_b` the budget
