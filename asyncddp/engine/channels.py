@@ -106,6 +106,8 @@ class Channels:
         if channel is None:
             if self._near is None or key.step < 1 or key.collective or None in form.shape:
                 return None
+            if form.device != "cpu":
+                return None
             if self._channels >= _MOST_CHANNELS:
                 return None
             shape = tuple(size or 0 for size in form.shape)

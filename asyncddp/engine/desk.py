@@ -12,6 +12,7 @@ from asyncddp.engine.messages import Key
 from asyncddp.engine.posting import Arrival, Departure, Form, Posting
 from asyncddp.engine.stream import Stream
 from asyncddp.errors import PeerError
+from asyncddp.memory.streams import DeviceStreams
 from asyncddp.transport.contract import Transfer
 
 __all__ = ["Desk", "Joined"]
@@ -67,13 +68,27 @@ class Desk:
         self._transfers: list[Transfer] = []
         self._part = 0
 
-    def exchange(self, form: Form, sources: Iterable[int], targets: Iterable[int]) -> Posting:
+    def exchange(
+        self,
+        form: Form,
+        sources: Iterable[int],
+        targets: Iterable[int],
+        streams: DeviceStreams | None = None,
+    ) -> Posting:
         """Open an exchange with peers; a verb with several gives each a name of its own.
+
+        Args:
+            form: What they agree about.
+            sources: Ranks from which a tensor comes.
+            targets: Ranks to which one is sent.
+            streams: Of the device on which the tensors lie; None on the host.
 
         Raises:
             MismatchError: What has come already contradicts it.
         """
-        return self._opened(Posting(self._next_key(), form, sources, targets))
+        posting = Posting(self._next_key(), form, sources, targets)
+        posting.streams = streams
+        return self._opened(posting)
 
     def stream(self, form: Form, sources: Iterable[int], targets: Mapping[int, float]) -> Stream:
         """Open an exchange with neighbours of which all that goes one way has the same form.
@@ -123,7 +138,7 @@ class Desk:
         return posting
 
     def send(self, exchange: Posting | Stream, peer: int, tensor: torch.Tensor) -> None:
-        """Send a contiguous CPU tensor to a target of an open exchange."""
+        """Send a contiguous tensor to a target of an open exchange."""
         posting = exchange.posting if isinstance(exchange, Stream) else exchange
         if posting is not None:
             self._mailbox.send(posting, peer, tensor)

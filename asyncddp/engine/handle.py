@@ -46,6 +46,9 @@ class Handle(Generic[R]):
             PeerError: The verb has failed because of another rank.
         """
         self._engine.drive(self._operation, timeout)
+        order = self._operation.program.order
+        if order is not None:
+            order.arrive(self._operation.result)
         if self._operation.error is not None:
             raise self._operation.error
         return cast("R", self._operation.result)

@@ -66,6 +66,7 @@ class Data(NamedTuple):
     confirm: bool = False  # the sender waits for a Confirm
     mutual: bool = False  # the sender expects data from the receiver under the same key
     lane: Place | None = None  # where the receiver finds what comes later under this name and form
+    device: str = "cpu"  # the kind of device that the tensor lies on
 
 
 class Confirm(NamedTuple):

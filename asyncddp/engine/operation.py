@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from asyncddp.engine.desk import Desk
 from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, Key
 from asyncddp.errors import AsyncDDPError, PeerError
+from asyncddp.memory.streams import Order
 
 __all__ = ["Operation", "Program", "Steps", "Wait"]
 
@@ -42,6 +43,7 @@ class Program(Generic[R]):
         ordered: Whether all ranks must submit it in the same order, as collectives are.
         local: Whether, being ordered, it concerns the ranks of this machine alone.
         check: Whether peers must confirm before it counts as done.
+        order: Which work of a device comes before it and after it; None on the host.
     """
 
     verb: str
@@ -50,6 +52,7 @@ class Program(Generic[R]):
     ordered: bool = False
     local: bool = False
     check: bool = False
+    order: Order | None = None
 
     @property
     def label(self) -> str:
@@ -76,7 +79,8 @@ class Operation(Generic[R]):
         self.result: R | None = None
         self.error: BaseException | None = None
         self.finished = Event()
-        self._steps = program.steps(desk)
+        steps, order = program.steps(desk), program.order
+        self._steps = steps if order is None else _in_order(order, steps)
         self._waiting: Wait | None = None
 
     @property
@@ -117,3 +121,20 @@ class Operation(Generic[R]):
         reason = error if error is None or isinstance(error, PeerError) else PeerError(str(error))
         self.desk.close(reason)
         self.finished.set()
+
+
+def _in_order(order: Order, steps: Steps[R]) -> Steps[R]:
+    """Take steps such that what they have a device do keeps to an order."""
+    order.begin()
+    try:
+        while True:
+            with order.working():
+                try:
+                    wait = next(steps)
+                except StopIteration as stop:
+                    result: R = stop.value
+                    return result
+            yield wait
+    finally:
+        steps.close()
+        order.end()

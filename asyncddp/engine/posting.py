@@ -10,6 +10,7 @@ import torch
 
 from asyncddp.engine.messages import Data, Key
 from asyncddp.errors import MismatchError, PeerError
+from asyncddp.memory.streams import DeviceStreams
 from asyncddp.transport.contract import Transfer
 
 if TYPE_CHECKING:
@@ -26,11 +27,13 @@ class Form:
         verb: The verb's name.
         dtype: Short name of the dtype.
         shape: The shape; None in place of a size that may differ between ranks.
+        device: The kind of device.
     """
 
     verb: str
     dtype: str
     shape: tuple[int | None, ...]
+    device: str = "cpu"
 
     def difference(self, data: Data) -> str | None:
         """What does not fit about a message, as "expected …, got …", or None."""
@@ -38,6 +41,8 @@ class Form:
             return f"expected verb {self.verb}, got {data.verb}"
         if data.dtype != self.dtype:
             return f"expected dtype {self.dtype}, got {data.dtype}"
+        if data.device != self.device:
+            return f"expected a tensor on {self.device}, got one on {data.device}"
         fits = len(data.shape) == len(self.shape) and all(
             want is None or want == have for want, have in zip(self.shape, data.shape, strict=True)
         )
@@ -84,6 +89,7 @@ class Posting:
     Attributes:
         by_lane: Targets that read what they need from this rank's lane.
         channel: The channel under whose name and form this is exchanged, if there is one.
+        streams: Of the device on which the tensors lie; None on the host.
     """
 
     def __init__(
@@ -101,6 +107,7 @@ class Posting:
         self.departures: list[Transfer] = []
         self.by_lane: frozenset[int] = frozenset()
         self.channel: Channel | None = None
+        self.streams: DeviceStreams | None = None
         self.error: PeerError | None = None
         self.reason = ""
 

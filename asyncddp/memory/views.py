@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["as_bytes", "from_bytes", "on_host"]
+__all__ = ["as_bytes", "dense", "from_bytes", "on_host"]
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -32,6 +32,11 @@ def from_bytes(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch
     if data:
         as_bytes(out).numpy()[:] = memoryview(data)
     return out
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Give the tensor's values as a contiguous tensor outside autograd, where they lie."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,9 +9,8 @@ import torch
 
 from asyncddp.context import current
 from asyncddp.engine import Desk, Program, Steps
-from asyncddp.memory.recycling import empty
-from asyncddp.memory.views import on_host
-from asyncddp.ops.door import check_tensor, deliver, form_of
+from asyncddp.memory.streams import empty_on, order_of, streams_of
+from asyncddp.ops.door import carried, check_tensor, deliver, form_of
 from asyncddp.ops.forms import nonblocking, verb
 from asyncddp.transport import Transport
 
@@ -56,7 +55,7 @@ def allgather(
         group, wire = range(context.size), context.transport
         return (yield from gather_over(desk, group, wire, tensor, title))
 
-    return Program("allgather", steps, name, ordered=True, check=check)
+    return Program("allgather", steps, name, ordered=True, check=check, order=order_of(tensor))
 
 
 allgather_nonblocking = nonblocking(allgather)
@@ -66,13 +65,13 @@ def gather_over(
     desk: Desk, group: Sequence[int], wire: Transport, tensor: torch.Tensor, title: str
 ) -> Steps[torch.Tensor]:
     """Gather a tensor over a group, first the sizes, then the rows."""
-    host = on_host(tensor)
+    own, fitting = carried(wire, tensor)
     rows = torch.empty(len(group), dtype=torch.int64)
-    mine = torch.tensor([host.shape[0]])
-    form = form_of(title, host, ragged=True)
+    mine = torch.tensor([own.shape[0]])
+    form = form_of(title, own, ragged=True)
     yield from desk.collective(group, form, lambda: wire.iallgather(mine, rows, [1] * len(group)))
-    width = math.prod(host.shape[1:])
+    width = math.prod(own.shape[1:])
     counts = [int(count) * width for count in rows]
-    whole = empty((sum(counts),), host.dtype)
-    yield from desk.collective(group, form, lambda: wire.iallgather(host, whole, counts))
-    return deliver(whole.view(int(rows.sum()), *host.shape[1:]), tensor, None)
+    whole = empty_on(streams_of(tensor), (sum(counts),), own.dtype)
+    yield from desk.collective(group, form, lambda: fitting.iallgather(own, whole, counts))
+    return deliver(whole.view(int(rows.sum()), *own.shape[1:]), tensor, None)

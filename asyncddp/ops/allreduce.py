@@ -8,9 +8,8 @@ import torch
 
 from asyncddp.context import Context, current
 from asyncddp.engine import Desk, Program, Steps
-from asyncddp.memory.recycling import empty
-from asyncddp.memory.views import on_host
-from asyncddp.ops.door import averaging_dtype, check_tensor, deliver, form_of
+from asyncddp.memory.streams import empty_on, order_of, streams_of
+from asyncddp.ops.door import averaging_dtype, carried, check_tensor, deliver, form_of
 from asyncddp.ops.forms import in_place, nonblocking, verb
 from asyncddp.ops.mixing import fits
 from asyncddp.transport import Transport
@@ -114,7 +113,9 @@ def _program(
         total = yield from sum_over(desk, group, wire, tensor, dtype, title, divisor, out)
         return deliver(total, tensor, out)
 
-    return Program(name, steps, label, ordered=True, local=local, check=check)
+    return Program(
+        name, steps, label, ordered=True, local=local, check=check, order=order_of(tensor, out)
+    )
 
 
 def members(context: Context, *, local: bool) -> tuple[Sequence[int], Transport]:
@@ -135,8 +136,12 @@ def sum_over(
     out: torch.Tensor | None = None,
 ) -> Steps[torch.Tensor]:
     """Sum a tensor over a group, in ``dtype``, and divide it; into ``out`` where that fits."""
-    own = on_host(tensor).to(dtype)
-    into = out.detach() if out is not None and fits(out, own) else empty(own.shape, dtype)
+    own, wire = carried(wire, tensor)
+    own = own.to(dtype)
+    if out is not None and fits(out, own):
+        into = out.detach()
+    else:
+        into = empty_on(streams_of(tensor), own.shape, dtype)
     form = form_of(title, tensor)
     yield from desk.collective(group, form, lambda: wire.iallreduce(own, into, divisor))
     return out if out is not None and into.data_ptr() == out.data_ptr() else into

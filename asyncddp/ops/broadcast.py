@@ -6,8 +6,8 @@ import torch
 
 from asyncddp.context import current
 from asyncddp.engine import Desk, Program, Steps
-from asyncddp.memory.views import on_host
-from asyncddp.ops.door import check_rank, check_tensor, deliver, form_of
+from asyncddp.memory.streams import order_of
+from asyncddp.ops.door import carried, check_rank, check_tensor, deliver, form_of
 from asyncddp.ops.forms import in_place, nonblocking, verb
 
 __all__ = ["broadcast", "broadcast_", "broadcast_nonblocking", "broadcast_nonblocking_"]
@@ -55,16 +55,16 @@ def broadcast(
     title = f"broadcast(root_rank={root})" + (f" {name!r}" if name else "")
 
     def steps(desk: Desk) -> Steps[torch.Tensor]:
-        host = on_host(tensor)
-        value = host.clone() if context.rank == root else torch.empty_like(host)
+        own, wire = carried(context.transport, tensor)
+        value = own.clone() if context.rank == root else torch.empty_like(own)
         yield from desk.collective(
             range(context.size),
             form_of(title, tensor),
-            lambda: context.transport.ibroadcast(value, root),
+            lambda: wire.ibroadcast(value, root),
         )
         return deliver(value, tensor, out)
 
-    return Program("broadcast", steps, name, ordered=True, check=check)
+    return Program("broadcast", steps, name, ordered=True, check=check, order=order_of(tensor, out))
 
 
 broadcast_nonblocking = nonblocking(broadcast)

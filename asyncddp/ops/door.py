@@ -1,4 +1,4 @@
-"""What all verbs do at the door: check arguments, bring tensors to the host and back."""
+"""What all verbs do at the door: check arguments, bring tensors to their wire and back."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ import torch
 from asyncddp.engine import Form
 from asyncddp.errors import ArgumentError
 from asyncddp.memory.dtypes import DTYPES, Dtype, Kind, dtype_of
+from asyncddp.memory.streams import streams_of
+from asyncddp.memory.views import dense, on_host
+from asyncddp.transport import Transport
+from asyncddp.transport.cuda_staged import on_device
 
-__all__ = ["averaging_dtype", "check_rank", "check_tensor", "deliver", "form_of"]
+__all__ = ["averaging_dtype", "carried", "check_rank", "check_tensor", "deliver", "form_of"]
 
 
 def check_tensor(verb: str, tensor: Any, *, min_ndim: int = 0) -> Dtype:
@@ -77,7 +81,7 @@ def averaging_dtype(verb: str, row: Dtype, *, round_integers: bool) -> torch.dty
 
 
 def deliver(result: torch.Tensor, like: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    """Bring a host result to the dtype and device of the input, into ``out`` if given."""
+    """Bring a result to the dtype and device of the input, into ``out`` if given."""
     if result.dtype.is_floating_point and DTYPES[like.dtype].kind is Kind.INTEGER:
         result = result.round()
     if out is None:
@@ -94,4 +98,23 @@ def form_of(verb: str, tensor: torch.Tensor, *, ragged: bool = False) -> Form:
     shape: Iterable[int | None] = tensor.shape
     if ragged:
         shape = (None, *tensor.shape[1:])
-    return Form(verb, str(tensor.dtype).removeprefix("torch."), tuple(shape))
+    streams = streams_of(tensor)
+    kind = "cpu" if streams is None else streams.kind
+    return Form(verb, str(tensor.dtype).removeprefix("torch."), tuple(shape), kind)
+
+
+def carried(wire: Transport, tensor: torch.Tensor) -> tuple[torch.Tensor, Transport]:
+    """A tensor as a wire can take it, and the wire that takes it.
+
+    Args:
+        wire: Between the ranks, for tensors on the host.
+        tensor: Anywhere.
+
+    Returns:
+        Its values, contiguous and outside autograd: where they lie and a wire for their device, or
+        on the host and the wire itself.
+    """
+    streams = streams_of(tensor)
+    if streams is None:
+        return on_host(tensor), wire
+    return dense(tensor), on_device(wire, streams)

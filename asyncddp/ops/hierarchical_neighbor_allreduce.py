@@ -9,6 +9,7 @@ import torch
 from asyncddp.context import Context, current
 from asyncddp.engine import Desk, Program, Steps
 from asyncddp.errors import ArgumentError
+from asyncddp.memory.streams import order_of
 from asyncddp.ops.allgather import gather_over
 from asyncddp.ops.allreduce import members, sum_over
 from asyncddp.ops.door import averaging_dtype, check_tensor, deliver
@@ -112,7 +113,8 @@ def hierarchical_neighbor_allreduce(
         whole = yield from gather_over(desk, group, wire, mixed.reshape(-1), _VERB)
         return deliver(whole.view(total.shape), tensor, out)
 
-    return Program(_VERB, steps, name, ordered=True, check=check)
+    order = order_of(tensor, out)
+    return Program(_VERB, steps, name, ordered=True, check=check, order=order)
 
 
 hierarchical_neighbor_allreduce_nonblocking = nonblocking(hierarchical_neighbor_allreduce)

@@ -10,6 +10,7 @@ import torch
 from asyncddp.context import current
 from asyncddp.engine import Desk, Program, Steps
 from asyncddp.errors import ArgumentError
+from asyncddp.memory.streams import order_of
 from asyncddp.ops.allreduce import sum_over
 from asyncddp.ops.door import averaging_dtype, check_tensor, deliver
 from asyncddp.ops.forms import nonblocking, verb
@@ -111,7 +112,7 @@ def average_among(tensor: torch.Tensor, number: int, *, name: str) -> Program[to
         total = yield from sum_over(desk, group, wire, tensor, dtype, title, number)
         return deliver(total, tensor, None)
 
-    return Program("allreduce", steps, name, ordered=True)
+    return Program("allreduce", steps, name, ordered=True, order=order_of(tensor))
 
 
 pass_by_nonblocking = nonblocking(pass_by)

@@ -13,7 +13,9 @@ from asyncddp.engine import Desk, Steps, Stream
 from asyncddp.engine.stream import Source
 from asyncddp.memory.dtypes import DTYPES, Kind
 from asyncddp.memory.recycling import empty
+from asyncddp.memory.streams import streams_of
 from asyncddp.memory.views import on_host
+from asyncddp.ops.device_mixing import exchange_and_mix_on_device
 from asyncddp.ops.door import form_of
 
 __all__ = ["Mixing", "exchange_and_mix", "fits", "mix"]
@@ -127,8 +129,12 @@ def exchange_and_mix(
         out: Where the result may be written.
 
     Returns:
-        :math:`y_i` on the host, in the tensor's dtype: in ``out`` where that is possible.
+        :math:`y_i` in the tensor's dtype, where the wire has it: in ``out`` where that is possible.
     """
+    streams = streams_of(tensor)
+    if streams is not None:
+        there = exchange_and_mix_on_device(desk, tensor, mixing, dtype, out, streams)
+        return (yield from there)
     own = on_host(tensor)
     stream = desk.stream(form_of(desk.verb, own), mixing.sources, mixing.dst_weights)
     by_message = [peer for peer in sorted(mixing.dst_weights) if peer not in stream.targets]
@@ -200,10 +206,10 @@ def _room(stream: Stream, own: torch.Tensor, mixing: Mixing, dtype: torch.dtype)
 
 
 def fits(out: torch.Tensor | None, own: torch.Tensor) -> bool:
-    """Whether the average of a host tensor can be formed in ``out``, piece by piece."""
+    """Whether the average of a tensor can be formed in ``out``, piece by piece."""
     return (
         out is not None
-        and out.device.type == "cpu"
+        and out.device == own.device
         and out.dtype == own.dtype
         and out.shape == own.shape
         and out.is_contiguous()

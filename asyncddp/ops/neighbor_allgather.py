@@ -9,8 +9,8 @@ import torch
 from asyncddp.context import current
 from asyncddp.engine import Desk, Program, Steps
 from asyncddp.errors import ArgumentError
-from asyncddp.memory.views import on_host
-from asyncddp.ops.door import check_rank, check_tensor, deliver, form_of
+from asyncddp.memory.streams import order_of, streams_of
+from asyncddp.ops.door import carried, check_rank, check_tensor, deliver, form_of
 from asyncddp.ops.forms import nonblocking, verb
 
 __all__ = ["neighbor_allgather", "neighbor_allgather_nonblocking"]
@@ -81,17 +81,18 @@ def neighbor_allgather(
         if src_ranks is None:
             near = schedule.neighbors(context.rank, desk.key.step if round is None else round)
             sources, targets = list(near.src_weights), list(near.dst_ranks)
-        host = on_host(tensor)
-        posting = desk.exchange(form_of(title, host, ragged=True), sources, targets)
+        own, _ = carried(context.transport, tensor)
+        form = form_of(title, own, ragged=True)
+        posting = desk.exchange(form, sources, targets, streams_of(own))
         for peer in targets:
-            desk.send(posting, peer, host)
+            desk.send(posting, peer, own)
         for peer in sources:
             yield posting.arrivals[peer]
         yield posting.sent()
         parts = [posting.arrivals[peer].take() for peer in sources]
-        return deliver(torch.cat([host[:0], *parts]), tensor, None)
+        return deliver(torch.cat([own[:0], *parts]), tensor, None)
 
-    return Program(title, steps, name, check=check)
+    return Program(title, steps, name, check=check, order=order_of(tensor))
 
 
 neighbor_allgather_nonblocking = nonblocking(neighbor_allgather)

@@ -9,6 +9,7 @@ import torch
 
 from asyncddp.context import Context, current
 from asyncddp.engine import Desk, Handle, Program, Steps
+from asyncddp.memory.streams import order_of
 from asyncddp.ops.door import averaging_dtype, check_tensor, deliver
 from asyncddp.ops.express import Express, shorten
 from asyncddp.ops.forms import in_place, nonblocking, verb_with
@@ -150,7 +151,7 @@ def neighbor_allreduce(
             shorten(context, _VERB, name, desk.key.name, tensor)
         return deliver(total, tensor, out)
 
-    return Program(_VERB, steps, name, check=check)
+    return Program(_VERB, steps, name, check=check, order=order_of(tensor, out))
 
 
 neighbor_allreduce_nonblocking = nonblocking(neighbor_allreduce)

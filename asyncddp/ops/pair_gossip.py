@@ -7,6 +7,7 @@ import torch
 from asyncddp.context import current
 from asyncddp.engine import Desk, Program, Steps
 from asyncddp.errors import ArgumentError
+from asyncddp.memory.streams import order_of
 from asyncddp.ops.door import averaging_dtype, check_rank, check_tensor, deliver
 from asyncddp.ops.forms import in_place, nonblocking, verb
 from asyncddp.ops.mixing import Mixing, exchange_and_mix
@@ -80,7 +81,8 @@ def pair_gossip(
         return deliver(total, tensor, out)
 
     low, high = sorted((context.rank, peer))
-    return Program(title, steps, name or f"pair_gossip.{low}-{high}", check=check)
+    label, order = name or f"pair_gossip.{low}-{high}", order_of(tensor, out)
+    return Program(title, steps, label, check=check, order=order)
 
 
 pair_gossip_nonblocking = nonblocking(pair_gossip)

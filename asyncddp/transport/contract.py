@@ -18,6 +18,7 @@ import torch
 
 from asyncddp.errors import WaitTimeoutError
 from asyncddp.memory.shared import Arena
+from asyncddp.memory.streams import DeviceStreams
 
 __all__ = ["Neighborhood", "Transfer", "Transport"]
 
@@ -66,6 +67,8 @@ class Transport(ABC):
     """Whether several threads of this rank may call the transport, one at a time."""
     neighborhood: Neighborhood | None = None
     """Ranks with whom tensors are exchanged through memory, around all that is below."""
+    device_wires: dict[DeviceStreams, Transport] | None = None
+    """Wires over this one for tensors on devices, by the streams of each device."""
 
     @property
     def visible(self) -> Neighborhood | None:
