@@ -27,6 +27,10 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
         "asyncddp.launch.run_command:run_command",
         "Start a training script on several ranks.",
     ),
+    "timeline": (
+        "asyncddp.launch.timeline_command:timeline_command",
+        "Merge and read what ranks recorded.",
+    ),
     "topology": (
         "asyncddp.launch.topology_command:topology_command",
         "Compare the graphs over which ranks can talk.",

@@ -31,6 +31,7 @@ SLOW = {"torch", "mpi4py", "networkx", "numpy", "scipy", "matplotlib", "rich"}
         ["run", "--help"],
         ["doctor", "--help"],
         ["topology", "--help"],
+        ["timeline", "--help"],
         ["run", "--dry-run", "-np", "2", "sh"],
     ],
 )
@@ -53,7 +54,7 @@ def invoke(*arguments, **environment):
 def test_help_lists_the_commands():
     shown = invoke("--help")
     assert shown.exit_code == 0
-    assert all(f"\n  {name} " in shown.output for name in ("doctor", "run", "topology"))
+    assert all(f"\n  {name} " in shown.output for name in ("doctor", "run", "timeline", "topology"))
 
 
 def test_it_can_be_run_as_a_module():

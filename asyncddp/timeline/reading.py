@@ -1,0 +1,258 @@
+"""The files that ranks leave behind: found by folder, prefix or name, and read event by event.
+
+A file is a Chrome trace with one event per line, of any length; only one line is held. Where a rank
+was killed, the end is missing and the last line may be torn.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NoReturn, TypeAlias, cast
+
+from asyncddp.errors import ArgumentError
+
+__all__ = ["Event", "RankFile", "find_files", "is_merged", "read_events", "scan"]
+
+Event: TypeAlias = dict[str, Any]
+Advance: TypeAlias = Callable[[int], object]
+
+_HOW = "ranks write them under 'asyncddp run --timeline DIR …'"
+_RANK_FILE = re.compile(r"(.*?)(\d+)\.json(\.gz)?")
+_TIME = re.compile(rb'"ts": ?(-?\d+(?:\.\d+)?)')
+_AROUND = b"[], \t\r\n"  # of an event in its line
+_CHUNK = 1 << 20  # bytes between two calls of advance
+
+
+@dataclass(frozen=True)
+class RankFile:
+    """What a rank's file says of itself.
+
+    Attributes:
+        path: Where it lies.
+        rank: Who wrote it.
+        size: How many ranks there were.
+        host: On which machine.
+        started: Unix time of its start in seconds.
+        clocks: ``(ts, offset, error)`` of each measurement against rank 0's clock, in µs.
+        start: When it began, in µs on its own clock.
+        first: Time stamp of its first event.
+        last: That of its last event.
+    """
+
+    path: Path
+    rank: int
+    size: int
+    host: str
+    started: float
+    clocks: tuple[tuple[float, float, float], ...]
+    start: float
+    first: float
+    last: float
+
+
+def find_files(sources: Iterable[str | Path]) -> list[Path]:
+    """The files behind folders (``out``), prefixes (``out/bf_``) and names, in order of rank.
+
+    Raises:
+        ArgumentError: Where a source leads to no file.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> for rank in (0, 1, 10):
+        ...     _ = (folder / f"rank{rank}.json").write_text("[")
+        >>> [path.name for path in find_files([folder])]
+        ['rank0.json', 'rank1.json', 'rank10.json']
+    """
+    found: dict[Path, None] = {}
+    for source in map(Path, sources):
+        if source.is_dir():
+            found.update(dict.fromkeys(_in_folder(source)))
+        elif source.exists():
+            found[source] = None
+        else:
+            found.update(dict.fromkeys(_with_prefix(source)))
+    return list(found)
+
+
+def _numbered(folder: Path, prefix: str | None = None) -> dict[str, list[Path]]:
+    """Files named ``<prefix><number>.json`` by prefix, each in order of number."""
+    named = [(path, _RANK_FILE.fullmatch(path.name)) for path in folder.iterdir()]
+    matches = [(path, match) for path, match in named if match is not None]
+    found: dict[str, list[Path]] = {}
+    for path, match in sorted(matches, key=lambda pair: int(pair[1][2])):
+        if prefix in (None, match[1]):
+            found.setdefault(match[1], []).append(path)
+    return found
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    found = _numbered(folder)
+    if "rank" in found:
+        return found["rank"]
+    near = min(found, default=None)
+    hint = "" if near is None else f" There is {found[near][0]}: give its prefix, {folder / near}."
+    raise ArgumentError(f"no rank0.json, rank1.json, … in {folder}; {_HOW}.{hint}")
+
+
+def _with_prefix(prefix: Path) -> list[Path]:
+    if not prefix.parent.is_dir():
+        raise ArgumentError(f"no such folder: '{prefix.parent}'; timelines are files, and {_HOW}.")
+    found = _numbered(prefix.parent, prefix.name)
+    if not found:
+        raise ArgumentError(
+            f"no such file or folder: '{prefix}', nor '{prefix}0.json'; timelines are files, and "
+            f"{_HOW}."
+        )
+    return found[prefix.name]
+
+
+def _no_advance(_: int) -> None:
+    """Progress that nobody watches."""
+
+
+def _lines(path: Path, advance: Advance) -> Iterator[bytes]:
+    """The lines of a file, packed or not, with word of the bytes that were read."""
+    behind = 0
+    try:
+        with path.open("rb") as raw:
+            packed = path.suffix == ".gz"
+            file = cast("IO[bytes]", gzip.GzipFile(fileobj=raw)) if packed else raw
+            for line in file:
+                yield line
+                behind += len(line)
+                if behind >= _CHUNK:
+                    behind = 0
+                    advance(raw.tell())
+            advance(raw.tell())
+    except (OSError, EOFError, zlib.error) as error:
+        raise ArgumentError(f"{path} cannot be read: {error}.") from error
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(constant)
+
+
+_decode = json.JSONDecoder(parse_constant=_refuse).decode
+
+
+def _event(text: bytes) -> Event | None:
+    """An event, or None where the line holds none that is whole."""
+    try:
+        event = _decode(text.decode())
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "ph" in event else None
+
+
+def read_events(path: Path, advance: Advance = _no_advance) -> Iterator[Event]:
+    r"""The events of a file, rank's or merged, in its order.
+
+    Args:
+        path: A file with an event per line, packed if it ends with ``.gz``.
+        advance: Called now and then with the number of bytes of the file that were read.
+
+    Raises:
+        ArgumentError: Where a line other than the last one is no event, or the file cannot be read.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "rank0.json"
+        >>> _ = path.write_text('[\n{"ph": "X", "ts": 1.0},\n{"ph": "X", "t')
+        >>> list(read_events(path))
+        [{'ph': 'X', 'ts': 1.0}]
+    """
+    torn = 0
+    for number, line in enumerate(_lines(path, advance), 1):
+        text = line.strip(_AROUND)
+        if not text:
+            continue
+        if torn:
+            raise ArgumentError(
+                f"{path}, line {torn} is no trace event; expected a JSON object per line, as "
+                f"{_HOW}. Only the last line may be torn."
+            )
+        event = _event(text)
+        if event is None:
+            torn = number
+        else:
+            yield event
+
+
+def is_merged(path: Path) -> bool:
+    """Whether a file is one that ``asyncddp timeline merge`` has written.
+
+    Raises:
+        ArgumentError: If it cannot be read.
+    """
+    begin = itertools.islice(_lines(path, _no_advance), 2)
+    return any(b'"asyncddp.merged"' in line for line in begin)
+
+
+def scan(path: Path, advance: Advance = _no_advance) -> RankFile | None:
+    """Read quickly what a rank's file says of itself; None if it was ended before it wrote that.
+
+    Raises:
+        ArgumentError: If it is no rank's file of a timeline.
+    """
+    identity: Event = {}
+    clocks = []
+    first, last, empty = float("inf"), float("-inf"), True
+    for line in _lines(path, advance):
+        found = _TIME.search(line)
+        if b'"asyncddp.' in line:
+            event = _event(line.strip(_AROUND)) or {}
+            _refuse_merged(path, event)
+            if event.get("name") == "asyncddp.rank":
+                identity = event["args"]
+            elif event.get("name") == "asyncddp.clock":
+                clocks.append((event["ts"], event["args"]["offset"], event["args"]["error"]))
+        elif found is not None:
+            ts = float(found[1])
+            first, last = min(first, ts), max(last, ts)
+        empty = empty and not line.strip(_AROUND)
+    if empty:
+        return None
+    _check_identity(path, identity)
+    start = min([first, *(ts for ts, _, _ in clocks)])
+    start = start if start < float("inf") else 0.0
+    return RankFile(
+        path,
+        rank=identity["rank"],
+        size=identity["size"],
+        host=identity.get("host", ""),
+        started=identity.get("started_unix", 0.0),
+        clocks=tuple(sorted(clocks)),
+        start=start,
+        first=max(start, first) if last >= first else start,
+        last=max(start, last),
+    )
+
+
+def _refuse_merged(path: Path, event: Event) -> None:
+    if event.get("name") == "asyncddp.merged":
+        raise ArgumentError(
+            f"{path} is merged already; open it at ui.perfetto.dev, or read it with 'asyncddp "
+            f"timeline report {path}'."
+        )
+
+
+def _check_identity(path: Path, identity: Event) -> None:
+    """Refuse what others write in this format, and what a later version of ours does."""
+    if not {"rank", "size"} <= identity.keys():
+        raise ArgumentError(
+            f"{path} is not a rank's timeline: it has no event 'asyncddp.rank'. Give files that "
+            f"asyncddp wrote; {_HOW}."
+        )
+    if identity.get("version", 1) != 1:
+        raise ArgumentError(
+            f"{path} has version {identity['version']} of the format, and this asyncddp reads "
+            "version 1; merge it with the asyncddp that wrote it."
+        )

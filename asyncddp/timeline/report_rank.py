@@ -1,0 +1,167 @@
+r"""Where the time of one rank goes: compute, communication that it waited for, and the rest.
+
+With :math:`C` the moments of forward, backward and optimizer, :math:`B` those in which the caller
+is held up by communication and :math:`T` those in which messages travel or are mixed by others, a
+step of length :math:`s` is
+
+.. math:: s = |C| + |B \setminus C| + \text{other}, \qquad \text{hidden} = |(T \setminus B) \cap C|.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncddp.errors import ArgumentError
+from asyncddp.timeline.report_intervals import Intervals, common, length_within, union
+from asyncddp.timeline.report_spans import BLOCKING, COMPUTE, RankSpans, pairs
+
+__all__ = ["Look", "RankReport", "rank_report"]
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """The figures of one rank: of a step on average, or of all that was recorded if no steps are.
+
+    Times are milliseconds; what the trace does not tell is None.
+
+    Attributes:
+        rank: Whose.
+        steps: How many steps the figures are of; None where none were recorded.
+        recorded: From its first span to its last.
+        step: Length of a step on average, the sum of the next three.
+        step_median: Median.
+        step_low: A tenth of the steps were shorter.
+        step_high: A tenth were longer.
+        compute: Forward, backward and optimizer, however they nest.
+        exposed: The caller was held up by communication and did not compute.
+        other: The rest: data, the script's own lines, other programs on the machine.
+        hidden: Messages travelled, or were mixed by another thread, while it computed.
+        waited: For whom it waited how long, the longest first; rank -1 where that is not known.
+        sent: Bytes that left it.
+        received: Bytes that came.
+    """
+
+    rank: int
+    steps: int | None
+    recorded: float
+    step: float | None
+    step_median: float | None
+    step_low: float | None
+    step_high: float | None
+    compute: float | None
+    exposed: float | None
+    other: float | None
+    hidden: float | None
+    waited: tuple[tuple[int, float], ...] | None
+    sent: float | None
+    received: float | None
+
+    @property
+    def own(self) -> float | None:
+        """Time in which communication did not hold it up."""
+        return None if self.step is None else self.step - (self.exposed or 0.0)
+
+
+class Look:
+    """Looks at a rank's spans within its steps, or at all of them where there are no steps.
+
+    Args:
+        rank: Whose.
+        spans: All that it did.
+        skip: Steps of warm-up that are left out; if None, the first where there are more.
+
+    Attributes:
+        rank, spans: As given.
+        stepped: Whether there are steps.
+        windows: Begin and end of each in µs.
+
+    Raises:
+        ArgumentError: If ``skip`` leaves no step.
+    """
+
+    def __init__(self, rank: int, spans: RankSpans, skip: int | None = None) -> None:
+        self.rank, self.spans = rank, spans
+        steps = pairs(spans.steps)
+        self.stepped = len(steps) > 0
+        self.windows = np.array([[spans.first, spans.last]])
+        if self.stepped:
+            skip = int(len(steps) > 1) if skip is None else skip
+            if skip >= len(steps):
+                raise ArgumentError(
+                    f"--skip {skip} leaves nothing of the {len(steps)} steps of rank {rank}; skip "
+                    "fewer."
+                )
+            self.windows = steps[np.argsort(steps[:, 0], kind="stable")][skip:]
+
+    def lengths(self) -> NDArray[np.float64]:
+        """How long each window is, in ms."""
+        long: NDArray[np.float64] = (self.windows[:, 1] - self.windows[:, 0]) / 1e3
+        return long
+
+    def time(self, moments: Intervals) -> float:
+        """How long a set of moments lasts in a window on average, in ms."""
+        return float(length_within(moments, self.windows).mean()) / 1e3
+
+    def bytes(self, flat: array[float]) -> float:
+        """Bytes per window, of what began after the first one's begin and before the last's end."""
+        times, counts = pairs(flat).T
+        inside = (times >= self.windows[:, 0].min()) & (times < self.windows[:, 1].max())
+        return float(counts[inside].sum()) / len(self.windows)
+
+
+def rank_report(look: Look, read_by_others: float | None) -> RankReport:
+    """One rank's figures.
+
+    Args:
+        look: At the rank.
+        read_by_others: Bytes that others read per step where this rank keeps them, if any did.
+    """
+    spans, lengths = look.spans, look.lengths()
+    step = median = low = high = None
+    if look.stepped:
+        step = float(lengths.mean())
+        low, median, high = np.quantile(lengths, [0.1, 0.5, 0.9]).tolist()
+    followed = any(kind in spans.kinds for kind in COMPUTE)
+    compute = look.time(spans.moments(*COMPUTE)) if followed else None
+    exposed, hidden = _communication(look)
+    moved = bool(spans.sent or spans.received) or read_by_others is not None
+    return RankReport(
+        look.rank,
+        steps=len(lengths) if look.stepped else None,
+        recorded=(spans.last - spans.first) / 1e3,
+        step=step,
+        step_median=median,
+        step_low=low,
+        step_high=high,
+        compute=compute,
+        exposed=exposed,
+        other=None if step is None or compute is None else step - compute - (exposed or 0.0),
+        hidden=hidden,
+        waited=_waited(look),
+        sent=look.bytes(spans.sent) + (read_by_others or 0.0) if moved else None,
+        received=look.bytes(spans.received) if moved else None,
+    )
+
+
+def _communication(look: Look) -> tuple[float | None, float | None]:
+    """Exposed and hidden communication."""
+    spans = look.spans
+    compute, blocked = spans.moments(*COMPUTE), spans.moments(*BLOCKING)
+    background = spans.moments("transfer", "mixing")
+    exposed = hidden = None
+    if len(blocked) or len(background):
+        exposed = look.time(blocked) - look.time(common(blocked, compute))
+    if len(background) and len(compute):
+        under = common(background, compute)
+        hidden = look.time(under) - look.time(common(under, blocked))
+    return exposed, hidden
+
+
+def _waited(look: Look) -> tuple[tuple[int, float], ...] | None:
+    """For whom how long, the longest first."""
+    waits = {whom: look.time(union(pairs(flat))) for whom, flat in look.spans.waits.items()}
+    return tuple(sorted(waits.items(), key=lambda pair: -pair[1])) if waits else None

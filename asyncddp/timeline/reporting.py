@@ -1,0 +1,173 @@
+"""What all ranks did with their time, who stands out, and what the timeline does not tell."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from asyncddp.errors import ArgumentError
+from asyncddp.timeline.report_rank import Look, RankReport, rank_report
+from asyncddp.timeline.report_spans import RankSpans, Recording
+
+__all__ = ["Report", "report"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """All ranks' figures, and who stands out.
+
+    Attributes:
+        size: How many ranks there were.
+        ranks: Of each that left a file.
+        waited_for: How long all the others waited for each rank, the longest first, in ms.
+        left_out: What the trace does not tell, in sentences.
+    """
+
+    size: int
+    ranks: tuple[RankReport, ...]
+    waited_for: tuple[tuple[int, float], ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def slowest_by_compute(self) -> int | None:
+        """The rank that computes longest; None where fewer than two are known."""
+        return _greatest({one.rank: one.compute for one in self.ranks})
+
+    @property
+    def slowest(self) -> int | None:
+        """The rank that needs most time of its own, whatever for."""
+        return _greatest({one.rank: one.own for one in self.ranks})
+
+    @property
+    def waited_for_most(self) -> int | None:
+        """The rank for which the others wait longest, all together."""
+        return self.waited_for[0][0] if self.waited_for and self.waited_for[0][1] > 0 else None
+
+    @property
+    def holds_up(self) -> int | None:
+        """The rank for which the others wait longest beyond what it waits itself.
+
+        Where everybody waits for somebody who waits, it is this one that all wait for in the end.
+        """
+        waits = {one.rank: sum(long for _, long in one.waited or ()) for one in self.ranks}
+        most = max(self.waited_for, key=lambda pair: pair[1] - waits.get(pair[0], 0), default=None)
+        return most[0] if most is not None and most[1] > 0 else None
+
+    def others(self, rank: int, name: str) -> float:
+        """The median of a figure over all ranks but one that have it.
+
+        Args:
+            rank: The one that is left out.
+            name: An attribute of :class:`RankReport`.
+        """
+        values: list[float | None] = [getattr(o, name) for o in self.ranks if o.rank != rank]
+        return statistics.median(value for value in values if value is not None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, in which what is not known is absent."""
+        named = {
+            "size": self.size,
+            "ranks": [_known(dataclasses.asdict(one)) for one in self.ranks],
+            "slowest": self.slowest,
+            "slowest_by_compute": self.slowest_by_compute,
+            "waited_for": self.waited_for,
+            "waited_for_most": self.waited_for_most,
+            "holds_up": self.holds_up,
+            "left_out": self.left_out,
+        }
+        return {"version": 1, "unit": "milliseconds", **_known(named)}
+
+
+def _known(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _greatest(values: Mapping[int, float | None]) -> int | None:
+    known = {rank: value for rank, value in values.items() if value is not None}
+    return max(known, key=lambda rank: known[rank]) if len(known) > 1 else None
+
+
+def report(recording: Recording, skip: int | None = None) -> Report:
+    """Figures of every rank, per step on average.
+
+    Args:
+        recording: What :func:`asyncddp.timeline.report_spans.record` gathered.
+        skip: Steps of warm-up that are left out on every rank; if None, the first where there are
+            more.
+
+    Raises:
+        ArgumentError: If a rank has no step beyond ``skip``, or nothing was recorded at all.
+    """
+    spans = {rank: recording.ranks[rank] for rank in sorted(recording.ranks)}
+    busy = {rank: one for rank, one in spans.items() if one.last >= one.first}
+    if not busy:
+        raise ArgumentError(
+            "the timeline has no spans; nothing was computed or sent while it was recorded."
+        )
+    looks = [Look(rank, one, skip) for rank, one in busy.items()]
+    read = _read_by_others(looks)
+    ranks = tuple(rank_report(look, read.get(look.rank)) for look in looks)
+    return Report(
+        recording.size or len(spans),
+        ranks,
+        _waited_for(ranks),
+        tuple(_left_out(recording, spans, ranks)),
+    )
+
+
+def _read_by_others(looks: Iterable[Look]) -> dict[int, float]:
+    """Bytes per step that are read where a rank keeps them, by that rank."""
+    total: dict[int, float] = {}
+    for look in looks:
+        for owner, flat in look.spans.reads.items():
+            total[owner] = total.get(owner, 0.0) + look.bytes(flat)
+    return total
+
+
+def _waited_for(ranks: Iterable[RankReport]) -> tuple[tuple[int, float], ...]:
+    """How long each rank held up the others, the longest first."""
+    total: dict[int, float] = {}
+    for one in ranks:
+        for whom, long in one.waited or ():
+            if whom >= 0:
+                total[whom] = total.get(whom, 0.0) + long
+    return tuple(sorted(total.items(), key=lambda pair: -pair[1]))
+
+
+def _listed(ranks: Iterable[int]) -> str:
+    """``rank 1``, ``ranks 0, 2``."""
+    listed = list(ranks)
+    return f"rank{'s'[: len(listed) > 1]} {', '.join(map(str, listed))}"
+
+
+def _left_out(
+    recording: Recording, spans: Mapping[int, RankSpans], ranks: tuple[RankReport, ...]
+) -> list[str]:
+    """What the trace does not tell, and why."""
+    notes = []
+    if recording.missing:
+        notes.append(f"Of {_listed(recording.missing)} no file is there.")
+    if idle := [rank for rank in spans if rank not in {one.rank for one in ranks}]:
+        notes.append(f"Of {_listed(idle)} nothing is known: no span is in the file.")
+    if stepless := [one.rank for one in ranks if one.steps is None]:
+        notes.append(
+            f"Step times of {_listed(stepless)} are not known, because no distributed optimizer "
+            "stepped there: the figures are of all that was recorded."
+        )
+    if unseen := [one.rank for one in ranks if one.compute is None]:
+        notes.append(
+            f"Compute of {_listed(unseen)} is not known: no module was followed. Give the "
+            "distributed optimizer the model: model=…. Exposed is all the time in which the caller "
+            "was held up."
+        )
+    if quiet := [one.rank for one in ranks if one.exposed is None]:
+        notes.append(f"Of {_listed(quiet)} no communication is in the trace.")
+    if unnamed := [one.rank for one in ranks if dict(one.waited or ()).get(-1)]:
+        notes.append(f"For whom {_listed(unnamed)} waited is not always known.")
+    verbs = {verb for one in spans.values() for verb in one.verbs}
+    if unseen_verbs := sorted(verbs - {verb for one in spans.values() for verb in one.moved}):
+        notes.append(f"Bytes leave out {', '.join(unseen_verbs)}: who moves them says nothing.")
+    return notes

@@ -1,0 +1,276 @@
+"""A report's figures are those that the spans were made of, and what they do not tell is words."""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncddp.errors import ArgumentError, EnvironmentProblem
+from asyncddp.timeline.merging import open_ranks
+from asyncddp.timeline.picture import draw, usual_steps
+from asyncddp.timeline.report_intervals import common, length_within, union
+from asyncddp.timeline.report_spans import record
+from asyncddp.timeline.reporting import report
+
+from .timeline_files import VERB, Rank, straggling
+
+END = 40
+SPANS = st.lists(
+    st.tuples(st.integers(0, END), st.integers(0, END)).map(lambda pair: sorted(pair)), max_size=12
+)
+
+
+def cells(spans):
+    """The unit intervals of [0, END) that are in at least one span."""
+    return {k for begin, end in spans for k in range(begin, end)}
+
+
+@given(SPANS)
+def test_a_union_holds_what_any_span_holds_in_order_and_apart(spans):
+    moments = union(spans)
+    assert cells(moments.astype(int).tolist()) == cells(spans)
+    edges = moments.ravel()
+    assert (np.diff(edges) > 0).all()
+
+
+@given(SPANS, SPANS)
+def test_what_is_common_is_in_both(one, other):
+    both = common(union(one), union(other))
+    assert cells(both.astype(int).tolist()) == cells(one) & cells(other)
+
+
+@given(SPANS, SPANS)
+def test_lengths_within_windows_count_each_moment_once(spans, windows):
+    lengths = length_within(union(spans), windows)
+    assert lengths.tolist() == [len(cells(spans) & cells([window])) for window in windows]
+
+
+def read(tmp_path, *ranks, **more):
+    """The spans of ranks' files."""
+    for rank in ranks:
+        rank.write(tmp_path)
+    return record(open_ranks([tmp_path]).events())
+
+
+KINDS = st.sampled_from(["forward", "backward", "optimizer", "wait", "enqueue", "transfer", "mix"])
+
+
+@given(st.lists(st.tuples(KINDS, st.integers(0, 90), st.integers(1, 30)), min_size=1))
+def test_a_step_is_compute_exposed_and_other_and_hidden_is_in_compute(spans):
+    """However spans overlap, no time is counted twice and none is lost."""
+    events = [
+        {"ph": "X", "cat": kind, "name": kind, "ts": begin, "dur": long, "pid": 0, "tid": tid}
+        for kind, begin, long in [("step", 0, 60), ("step", 60, 60), ("forward", 0, 1), *spans]
+        for tid in [{"transfer": 100, "mix": 3}.get(kind, 2 if kind in ("wait", "enqueue") else 1)]
+    ]
+    (one,) = report(record(events), skip=0).ranks
+    exposed = one.exposed or 0.0
+    assert one.step == pytest.approx(one.compute + exposed + one.other)
+    assert min(one.compute, exposed, one.other) >= -1e-12
+    assert 0 <= (one.hidden or 0.0) <= one.compute + 1e-12
+
+
+def test_figures_are_those_that_the_spans_were_made_of(tmp_path):
+    recording = read(tmp_path, *straggling(steps=6))
+    found = report(recording)
+    assert found.size == 4
+    fast, *_, slow = found.ranks
+    assert (fast.rank, slow.rank, fast.steps, slow.steps) == (0, 3, 5, 5)
+    assert (fast.step, fast.step_median, slow.step) == pytest.approx((5.5, 5.5, 5.5))
+    assert (fast.compute, slow.compute) == pytest.approx((1.1, 5.1))
+    assert (fast.exposed, slow.exposed) == pytest.approx((4.3, 0.3))
+    assert (fast.other, slow.other) == pytest.approx((0.1, 0.1))
+    assert dict(fast.waited) == pytest.approx({3: 4.1})
+    assert all((one.sent, one.received) == (4000.0, 4000.0) for one in found.ranks)
+    assert found.left_out == ()
+
+
+def test_the_straggler_is_slowest_and_waited_for_most(tmp_path):
+    found = report(read(tmp_path, *straggling(steps=20)))
+    assert found.slowest_by_compute == found.slowest == 3
+    assert found.holds_up == 3
+    waits = dict(found.waited_for)
+    assert waits[found.waited_for_most] == max(waits.values()) == pytest.approx(waits[3], rel=0.01)
+    assert found.others(3, "compute") == pytest.approx(1.1)
+
+
+def test_a_rank_that_is_late_for_another_reason_than_compute_is_slowest_all_the_same():
+    """A slow disk shows neither in compute nor in communication, but the others wait for it."""
+    ranks = [Rank(0, 2).clock(0.0), Rank(1, 2).clock(0.0)]
+    events = []
+    for rank in ranks:
+        for k in range(3):
+            begin = 1000.0 * k
+            rank.span("step", begin, begin + 1000, step=k)
+            rank.span("forward", begin + 800 * rank.rank, begin + 800 * rank.rank + 110)
+            if rank.rank == 0:
+                rank.wait(begin + 110, begin + 990, 1)
+        events += rank.events
+    found = report(record(events))
+    assert found.slowest_by_compute == 0
+    assert found.slowest == found.waited_for_most == found.holds_up == 1
+    assert found.ranks[1].other == pytest.approx(0.89)
+
+
+def test_hidden_is_what_travels_or_is_mixed_by_another_thread_under_compute(tmp_path):
+    rank = Rank(0).clock(0.0).span("step", 0.0, 100.0).span("forward", 0.0, 60.0)
+    rank.transfer("receive", 10.0, 30.0, 1, 8).transfer("receive", 20.0, 40.0, 2, 8)
+    rank.span("mix", 50.0, 70.0, 3, verb=VERB).wait(60.0, 80.0, 1)
+    (one,) = report(read(tmp_path, rank), skip=0).ranks
+    assert (one.hidden, one.exposed) == pytest.approx((0.04, 0.02))
+    assert one.received == 16.0
+
+
+def test_nested_spans_are_counted_once(tmp_path):
+    rank = Rank(0).clock(0.0).span("step", 0.0, 100.0)
+    for depth in range(4):
+        rank.span("forward", depth, 50.0 - depth, called="net" + ".a" * depth)
+    rank.span("enqueue", 60.0, 90.0, 2, verb=VERB).wait(65.0, 80.0, 1)
+    (one,) = report(read(tmp_path, rank), skip=0).ranks
+    assert (one.compute, one.exposed, one.other) == pytest.approx((0.05, 0.03, 0.02))
+
+
+def test_bytes_read_where_they_lie_were_sent_by_their_owner(tmp_path):
+    """So that what is received is what is sent, whatever the wire."""
+    ranks = straggling(size=3, nbytes=800)
+    for rank in ranks:
+        rank.events = [e for e in rank.events if e["name"] != "send"]
+        for event in rank.events:
+            event["name"] = event["name"].replace("receive", "read")
+    found = report(read(tmp_path, *ranks), skip=0)
+    assert [one.sent for one in found.ranks] == [800.0] * 3
+    assert sum(one.sent for one in found.ranks) == sum(one.received for one in found.ranks)
+
+
+def test_warm_up_is_left_out(tmp_path):
+    rank = Rank(0).clock(0.0)
+    for k, (begin, end) in enumerate([(0.0, 1000.0), (1000.0, 1100.0), (1100.0, 1300.0)]):
+        rank.span("step", begin, end, step=k).span("forward", begin, begin + 10 * (k + 1))
+        rank.transfer("send", begin, begin + 1, 0, 100 * (k + 1))
+    recording = read(tmp_path, rank)
+    by_skip = {skip: report(recording, skip).ranks[0] for skip in (None, 0, 1, 2)}
+    assert {skip: one.steps for skip, one in by_skip.items()} == {None: 2, 0: 3, 1: 2, 2: 1}
+    assert by_skip[None] == by_skip[1]
+    assert by_skip[1].compute == pytest.approx(0.025)
+    assert (by_skip[0].sent, by_skip[2].sent) == (200.0, 300.0)
+    with pytest.raises(ArgumentError, match="--skip 3 leaves nothing of the 3 steps of rank 0"):
+        report(recording, 3)
+
+
+def test_a_single_step_is_not_skipped_by_itself(tmp_path):
+    found = report(read(tmp_path, Rank(0).clock(0.0).span("step", 0.0, 100.0)))
+    assert found.ranks[0].steps == 1
+
+
+def test_spread_is_of_the_steps(tmp_path):
+    rank = Rank(0).clock(0.0)
+    for k in range(101):
+        rank.span("step", 1000.0 * k, 1000.0 * k + k)
+    (one,) = report(read(tmp_path, rank), skip=0).ranks
+    assert (one.step_median, one.step_low, one.step_high) == pytest.approx((0.05, 0.01, 0.09))
+
+
+def test_without_steps_and_modules_the_figures_are_of_all_and_words_say_so(tmp_path):
+    ranks = [Rank(k, 3).clock(0.0).span("enqueue", 5e3, 9e3, 2, verb=VERB) for k in (0, 1)]
+    ranks[0].wait(6e3, 8e3)
+    found = report(read(tmp_path, *ranks))
+    one = found.ranks[0]
+    assert (one.steps, one.step, one.step_median, one.other, one.compute) == (None,) * 5
+    assert (one.recorded, one.exposed, one.waited) == (4.0, 4.0, ((-1, 2.0),))
+    assert found.ranks[1].waited is None
+    assert (one.hidden, one.sent, one.received) == (None, None, None)
+    assert found.slowest is found.waited_for_most is found.holds_up is None
+    assert [note.partition(":")[0] for note in found.left_out] == [
+        "Of rank 2 no file is there.",
+        "Step times of ranks 0, 1 are not known, because no distributed optimizer stepped there",
+        "Compute of ranks 0, 1 is not known",
+        "For whom rank 0 waited is not always known.",
+        "Bytes leave out neighbor_allreduce",
+    ]
+
+
+def test_ranks_without_spans_or_communication_are_named(tmp_path):
+    alone = Rank(0, 2).clock(0.0).span("step", 0.0, 100.0).span("forward", 0.0, 60.0)
+    found = report(read(tmp_path, alone, Rank(1, 2).clock(0.0)))
+    assert found.left_out == (
+        "Of rank 1 nothing is known: no span is in the file.",
+        "Of rank 0 no communication is in the trace.",
+    )
+    assert found.ranks[0].other == pytest.approx(0.04)
+    with pytest.raises(ArgumentError, match="the timeline has no spans; nothing was computed"):
+        report(record([]))
+
+
+def test_categories_of_later_versions_are_let_be(tmp_path):
+    plain = straggling()
+    before = report(read(tmp_path, *plain))
+    for rank in plain:
+        rank.span("teleport", 0.0, 1e3, tid=77, whom={"a": [None]})
+    assert report(read(tmp_path, *plain)) == before
+
+
+def test_plain_data_is_strict_json_without_what_is_not_known(tmp_path):
+    found = report(read(tmp_path, Rank(0).clock(0.0).span("step", 0.0, 100.0)))
+    data = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert data["ranks"] == [
+        {"rank": 0, "steps": 1, "recorded": 0.1, "step": 0.1}
+        | {"step_median": 0.1, "step_low": 0.1, "step_high": 0.1}
+    ]
+    assert "slowest" not in data
+    assert any("Compute of rank 0 is not known" in note for note in data["left_out"])
+
+
+def test_the_strip_shows_consecutive_steps_of_usual_length(tmp_path):
+    rank = Rank(0).clock(0.0)
+    for begin, end in itertools.pairwise([0.0, 900.0, 1000.0, 1103.0, 1198.0, 2000.0]):
+        rank.span("step", begin, end)
+    recording = read(tmp_path, rank)
+    assert usual_steps(recording, 1) == (1000.0, 1103.0)
+    assert usual_steps(recording, 3) == (900.0, 1198.0)
+    assert usual_steps(recording, 9) == (0.0, 2000.0)
+
+
+@pytest.mark.parametrize(
+    ("size", "name", "start"), [(1, "report.svg", b"<?xml"), (12, "report.png", b"\x89PNG")]
+)
+def test_pictures_have_a_bar_and_a_strip_per_rank(tmp_path, size, name, start):
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib")
+    recording = read(tmp_path, *straggling(size))
+    figure = draw(recording, report(recording))
+    bars, strip = figure.axes
+    labels = [label.get_text() for label in bars.get_yticklabels()]
+    assert labels == [f"rank {rank}" for rank in range(size)]
+    shown = [label.get_text() for label in strip.get_yticklabels()]
+    assert f"rank {size - 1}" in shown
+    assert len(shown) == min(size, 8)
+    figure.savefig(tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(start)
+
+
+def test_pictures_need_no_steps(tmp_path):
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib")
+    recording = read(tmp_path, Rank(0).clock(0.0).wait(100.0, 200.0, 0))
+    figure = draw(recording, report(recording))
+    assert "all that was recorded" in figure.axes[0].get_title(loc="left")
+    assert "middle of what was recorded" in figure.axes[1].get_title(loc="left")
+    assert usual_steps(recording) == pytest.approx((145.0, 155.0))
+
+
+def test_without_matplotlib_an_error_says_how_to_get_it(tmp_path, monkeypatch):
+    recording = read(tmp_path, *straggling(2))
+    real = builtins.__import__
+
+    def absent(name, *rest):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", absent)
+    with pytest.raises(EnvironmentProblem, match=r"pip install 'asyncddp\[plot\]'"):
+        draw(recording, report(recording))
