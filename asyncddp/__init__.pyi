@@ -36,6 +36,8 @@ from .errors import RankError as RankError
 from .errors import UnknownNameError as UnknownNameError
 from .errors import UsageError as UsageError
 from .errors import WaitTimeoutError as WaitTimeoutError
+from .monitoring import Monitor as Monitor
+from .monitoring import monitor as monitor
 from .ops.allgather import allgather as allgather
 from .ops.allgather import allgather_nonblocking as allgather_nonblocking
 from .ops.allreduce import allreduce as allreduce

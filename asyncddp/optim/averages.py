@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ from asyncddp.memory.buckets import partition
 from asyncddp.ops.allreduce import allreduce
 from asyncddp.ops.average_tensors import average_tensors
 
-__all__ = ["average_model", "consensus_distance"]
+__all__ = ["average_model", "consensus_distance", "squared_deviation"]
 
 _CAP = 32 << 20  # bytes of parameters that are averaged at a time
 
@@ -49,14 +49,26 @@ def consensus_distance(model: torch.nn.Module | Iterable[torch.Tensor]) -> float
     References:
         Kong et al., "Consensus control for decentralized deep learning", ICML 2021.
     """
-    tensors = _tensors_of(model)
+    square = torch.tensor(squared_deviation(_tensors_of(model)), dtype=torch.float64)
+    return math.sqrt(float(allreduce(square)))
+
+
+def squared_deviation(tensors: Sequence[torch.Tensor]) -> float:
+    r"""This rank's part of it, :math:`\lVert x_i - \bar x \rVert_2^2`; collective.
+
+    Args:
+        tensors: Of the same shapes on all ranks.
+
+    Raises:
+        MismatchError: Ranks differ in shapes.
+    """
     square = torch.zeros((), dtype=torch.float64)
     for indices in partition(tensors, _CAP):
         parts = [tensors[index].detach().to("cpu").reshape(-1) for index in indices]
         wide = torch.complex128 if parts[0].is_complex() else torch.float64
         flat = torch.cat([part.to(wide) for part in parts])
         square += (flat - allreduce(flat)).abs().square().sum()
-    return math.sqrt(float(allreduce(square)))
+    return float(square)
 
 
 @contextmanager

@@ -1,0 +1,6 @@
+"""Where reports go; one kind, one file."""
+
+from asyncddp.monitoring.sinks.contract import Sink
+from asyncddp.monitoring.sinks.opening import opener
+
+__all__ = ["Sink", "opener"]

@@ -1,0 +1,114 @@
+"""Reports as a live table on a terminal, and as one line each elsewhere."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from asyncddp.monitoring.record import Record
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.table import Table
+
+__all__ = ["ConsoleSink"]
+
+_ROWS = 16
+_HEADERS = (
+    "rank", "step", "distance", "gradient", "step time", "exposed", "sent", "stale", "monitor",
+)  # fmt: skip
+
+
+class ConsoleSink:
+    """Shows the newest figures of all ranks.
+
+    On a terminal a table stays below what the script prints. Elsewhere each report of rank 0 is one
+    line, with the median over ranks and the worst.
+
+    Args:
+        console: Where to; None for standard output.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        from rich.console import Console
+
+        self._console = console or Console()
+        self._newest: dict[int, Record] = {}
+        self._live: Live | None = None
+
+    def write(self, records: Sequence[Record]) -> None:
+        """Show them."""
+        self._newest.update({record.rank: record for record in records})
+        every = [self._newest[rank] for rank in sorted(self._newest)]
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._show(_table(every))
+        elif any(record.rank == 0 for record in records):
+            self._console.print(_line(every), highlight=False, soft_wrap=True, markup=False)
+
+    def _show(self, table: Table) -> None:
+        from rich.live import Live
+
+        if self._live is None:
+            self._live = Live(console=self._console, auto_refresh=False)
+            self._live.start()
+        self._live.update(table, refresh=True)
+
+    def close(self) -> None:
+        """Leave the table where it is."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def _table(every: Sequence[Record]) -> Table:
+    """One row for each rank; for many, the median and the worst."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for header in _HEADERS:
+        table.add_column(header, justify="right", no_wrap=True)
+    if len(every) <= _ROWS:
+        for record in every:
+            table.add_row(f"{record.rank}", *_cells([record], max))
+        return table
+    table.add_row("median", *_cells(every, statistics.median))
+    table.add_row("worst", *_cells(every, max))
+    return table
+
+
+def _line(every: Sequence[Record]) -> str:
+    """One report in words."""
+    pairs = zip(_HEADERS[1:], _cells(every, statistics.median), _cells(every, max), strict=True)
+    parts = []
+    for name, median, worst in pairs:
+        if name == "step":
+            parts.append(f"step {every[0].step}")
+        elif worst != "-":
+            parts.append(f"{name} {median}" + (f" (worst {worst})" if worst != median else ""))
+    return "monitor: " + ", ".join(parts)
+
+
+def _cells(every: Sequence[Record], over: Callable[[Iterable[float]], float]) -> list[str]:
+    """The figures of some ranks as text, in the order of the headers."""
+
+    def seen(values: Iterable[float | None], form: Callable[[float], str]) -> str:
+        known = [value for value in values if value is not None]
+        return form(over(known)) if known else "-"
+
+    return [
+        seen((r.step for r in every), lambda x: f"{x:.0f}"),
+        seen((r.consensus_distance for r in every), lambda x: f"{x:.3g}"),
+        seen((r.gradient_norm for r in every), lambda x: f"{x:.3g}"),
+        seen((r.step_seconds for r in every), lambda x: f"{1e3 * x:.3g} ms"),
+        seen((_share(r.exposed_seconds, r) for r in every), lambda x: f"{x:.1%}"),
+        seen((r.bytes_sent / 1e6 for r in every), lambda x: f"{x:.3g} MB"),
+        seen((r.staleness for r in every), lambda x: f"{x:g}"),
+        seen((_share(r.monitor_seconds, r) for r in every), lambda x: f"{x:.2%}"),
+    ]
+
+
+def _share(seconds: float, record: Record) -> float | None:
+    return seconds / record.step_seconds if record.step_seconds else None

@@ -1,0 +1,69 @@
+"""Reports as TensorBoard's scalars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from asyncddp.errors import EnvironmentProblem
+from asyncddp.monitoring.record import Record
+
+__all__ = ["TensorBoardSink", "Writer", "writer_in"]
+
+_NOT_SCALARS = ("rank", "step", "time", "consensus_error")
+
+
+class Writer(Protocol):
+    """The part of ``torch.utils.tensorboard.SummaryWriter`` that is used."""
+
+    def add_scalar(
+        self, tag: str, scalar_value: float, global_step: int, walltime: float
+    ) -> object:
+        """Take one number."""
+        ...
+
+    def flush(self) -> None:
+        """Write what was taken."""
+        ...
+
+
+class TensorBoardSink:
+    """Adds each figure as ``asyncddp/consensus_distance/rank 0`` and so on.
+
+    Args:
+        writer: A ``SummaryWriter``.
+        own: Whether to close it in the end.
+    """
+
+    def __init__(self, writer: Any, *, own: bool = False) -> None:
+        self._writer, self._own = writer, own
+
+    def write(self, records: Sequence[Record]) -> None:
+        """Add the figures that are known."""
+        for record in records:
+            for name, value in record.as_dict().items():
+                if name not in _NOT_SCALARS and value is not None:
+                    tag = f"asyncddp/{name}/rank {record.rank}"
+                    self._writer.add_scalar(tag, value, record.step, record.time)
+
+    def close(self) -> None:
+        """Write what was added."""
+        self._writer.flush()
+        if self._own:
+            self._writer.close()
+
+
+def writer_in(folder: str) -> Any:
+    """A writer of TensorBoard's event files.
+
+    Raises:
+        EnvironmentProblem: TensorBoard is not installed.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"monitor: 'tensorboard:{folder}' needs TensorBoard ({error}); install it with "
+            "pip install 'asyncddp[monitor]'"
+        ) from error
+    return SummaryWriter(folder)
