@@ -35,6 +35,10 @@ def _flag(text: str) -> bool:
     return known[text.lower()]
 
 
+def _text(text: str) -> str | None:
+    return text or None
+
+
 def _env(name: str, parse: Callable[[str], Any], default: Any) -> Any:
     return field(default=default, metadata={"name": name, "parse": parse})
 
@@ -51,6 +55,9 @@ class Config:
         ranks_per_machine: ``ASYNCDDP_RANKS_PER_MACHINE``: simulate machines of so many ranks.
         report_dir: ``ASYNCDDP_REPORT_DIR``: folder in which a failing rank leaves its report;
             set by ``asyncddp run``.
+        timeline: ``ASYNCDDP_TIMELINE``: folder or prefix of the files in which ranks note what they
+            do when; nothing is noted if empty.
+        nvtx: ``ASYNCDDP_NVTX``: show the timeline's names in NVIDIA's tools, where there is CUDA.
     """
 
     timeout: float = _env("ASYNCDDP_TIMEOUT", _positive, 600.0)
@@ -59,6 +66,8 @@ class Config:
     transport: str | None = _env("ASYNCDDP_TRANSPORT", str, None)
     ranks_per_machine: int | None = _env("ASYNCDDP_RANKS_PER_MACHINE", _count, None)
     report_dir: str | None = _env("ASYNCDDP_REPORT_DIR", str, None)
+    timeline: str | None = _env("ASYNCDDP_TIMELINE", _text, None)
+    nvtx: bool = _env("ASYNCDDP_NVTX", _flag, False)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Config:

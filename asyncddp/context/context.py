@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 from asyncddp.config import Config
+from asyncddp.context.clock import Clock, measure
 from asyncddp.context.topologies import Topologies
 from asyncddp.engine import Engine
 from asyncddp.errors import NotInitializedError
+from asyncddp.timeline.starting import recorder_for
 from asyncddp.transport import Transport
 
 __all__ = ["Context", "activate", "current", "in_local_world", "is_initialized", "use"]
@@ -25,20 +27,25 @@ class Machines:
 
     Attributes:
         members: World ranks of each machine, ascending; machines in order of their first rank.
+        recording: Ranks that have a timeline, ascending.
     """
 
     members: tuple[tuple[int, ...], ...]
+    recording: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, transport: Transport, config: Config) -> Machines:
         """Find out; collective."""
         per, rank = config.ranks_per_machine, transport.rank
         mine = rank // per if per is not None else transport.machine()
-        every = transport.allgather(
-            torch.tensor([mine]), [1] * transport.size, config.timeout
-        ).tolist()
+        facts = torch.tensor([mine, int(config.timeline is not None)])
+        found = transport.allgather(facts, [2] * transport.size, config.timeout).tolist()
+        every, recording = found[::2], found[1::2]
         order = list(dict.fromkeys(every))
-        return cls(tuple(tuple(r for r, m in enumerate(every) if m == one) for one in order))
+        return cls(
+            tuple(tuple(r for r, m in enumerate(every) if m == one) for one in order),
+            tuple(r for r, records in enumerate(recording) if records),
+        )
 
     @property
     def homogeneous(self) -> bool:
@@ -58,11 +65,16 @@ class Context:
         rank, size: This rank, and how many there are.
         local_rank, local_size: The same among the ranks of this machine.
         machine_rank, machine_size: This machine, and how many there are.
+        recorder: Takes notes for the timeline, if there is one.
+
+    Raises:
+        ArgumentError: The timeline cannot be written where the settings say.
     """
 
     def __init__(self, transport: Transport, config: Config) -> None:
         self.transport, self.config = transport, config
         self.rank, self.size = transport.rank, transport.size
+        self.recorder = recorder_for(config, self.rank, self.size)
         self.machines = Machines.of(transport, config)
         self.machine_size = len(self.machines.members)
         self.machine_rank = next(
@@ -73,7 +85,9 @@ class Context:
         self.local_rank = self.local_ranks.index(self.rank)
         self.local_transport = transport.split(self.machine_rank, self.rank)
         self.topologies = Topologies(self.size, self.machine_size, self.rank)
-        self.engine = Engine(transport, config)
+        first = measure(transport, self.machines.recording, config.timeout)
+        self.engine = Engine(transport, config, self.recorder)
+        self._clock = Clock(self.engine, self.recorder, first) if self.machines.recording else None
         self.attachments: dict[str, Any] = {}
         """What rooms above keep for each world, by their name."""
         self.farewells: list[Callable[[], None]] = []
@@ -89,11 +103,15 @@ class Context:
 
     def _leave(self, reason: str) -> None:
         try:
+            if self._clock is not None:
+                self._clock.stop()
             self.engine.close(reason)
         finally:
             self.attachments.clear()
             self.local_transport.close()
             self.transport.close()
+            if self.recorder is not None:
+                self.recorder.close()
 
 
 class _Current:

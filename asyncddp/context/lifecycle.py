@@ -23,6 +23,7 @@ def init(
     check: bool | None = None,
     transport: str | None = None,
     ranks_per_machine: int | None = None,
+    timeline: str | None = None,
 ) -> None:
     """Join the world of ranks that ``asyncddp run``, ``mpirun`` or ``srun`` has started.
 
@@ -39,10 +40,13 @@ def init(
             can be loaded.
         ranks_per_machine: Simulate machines of so many ranks; default
             ``ASYNCDDP_RANKS_PER_MACHINE``, or the machines that there are.
+        timeline: Folder or prefix of the files in which ranks note what they do when; default
+            ``ASYNCDDP_TIMELINE``, or nothing is noted.
 
     Raises:
         TopologyError: The topology does not fit the number of ranks.
         UnknownNameError: No transport has that name.
+        ArgumentError: The timeline cannot be written where it shall be.
         EnvironmentProblem: The wire cannot be used on this machine; the message says why.
 
     Example:
@@ -59,6 +63,7 @@ def init(
             check=check,
             transport=transport,
             ranks_per_machine=ranks_per_machine,
+            timeline=timeline,
         )
         context = Context(open_world(config.transport), config)
         activate(context)

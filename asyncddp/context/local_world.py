@@ -91,7 +91,7 @@ def local_world(size: int, **settings: Any) -> LocalWorld:
     Args:
         size: How many.
         **settings: Fields of :class:`asyncddp.config.Config`: ``timeout``, ``warn_after``,
-            ``check``, ``ranks_per_machine``.
+            ``check``, ``ranks_per_machine``, ``timeline``.
 
     Returns:
         A context manager; its :meth:`LocalWorld.run` runs a function on every rank.

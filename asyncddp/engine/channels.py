@@ -17,8 +17,10 @@ import torch
 from asyncddp.engine.lanes import MOST_RANKS, Cut, Lane, SeenLane
 from asyncddp.engine.messages import Data, Key
 from asyncddp.engine.posting import Form
+from asyncddp.engine.recorded import RecordedLane, RecordedSeenLane
 from asyncddp.errors import PeerError
-from asyncddp.memory.shared import Place
+from asyncddp.memory.shared import Arena, Place, View
+from asyncddp.timeline.recorder import Recorder
 from asyncddp.transport.contract import Neighborhood
 
 __all__ = ["Channel", "Channels"]
@@ -81,12 +83,15 @@ class Channels:
     Args:
         neighborhood: The ranks with whom it shares memory, or None.
         rank: This rank.
+        recorder: Takes notes for the timeline, if there is one.
     """
 
-    def __init__(self, neighborhood: Neighborhood | None, rank: int) -> None:
+    def __init__(
+        self, neighborhood: Neighborhood | None, rank: int, recorder: Recorder | None = None
+    ) -> None:
         if neighborhood is not None and len(neighborhood.processes) > MOST_RANKS:
             neighborhood = None
-        self._near, self._rank = neighborhood, rank
+        self._near, self._rank, self.recorder = neighborhood, rank, recorder
         self._ranks = tuple(sorted(neighborhood.processes)) if neighborhood else ()
         self._lock = threading.Lock()
         self._by_name: dict[str, dict[Form, Channel]] = {}
@@ -117,25 +122,32 @@ class Channels:
                 self._by_name.setdefault(key.name, {})[form] = channel
                 self._channels += 1
         if channel.lane is None and any(target in self._ranks for target in targets):
-            channel.lane = self._lane(channel.cut)
+            channel.lane = self._lane(channel)
         return channel
 
     def known(self, name: str, form: Form) -> Channel | None:
         """The channel of a name and form, if there is one."""
         return self._by_name.get(name, {}).get(form)
 
-    def _lane(self, cut: Cut) -> Lane | None:
+    def _lane(self, channel: Channel) -> Lane | None:
+        cut = channel.cut
         size = Lane.nbytes(len(self._ranks), cut)
         if self._near is None or not cut.count or self._lanes >= _MOST_LANES:
             return None
         if self._bytes + size > _MOST_BYTES:
             return None
         try:
-            lane = Lane(self._near.arena, self._ranks, cut)
+            lane = self._made(channel, self._near.arena)
         except OSError:
             return None
         self._lanes, self._bytes = self._lanes + 1, self._bytes + size
         return lane
+
+    def _made(self, channel: Channel, arena: Arena) -> Lane:
+        if self.recorder is None:
+            return Lane(arena, self._ranks, channel.cut)
+        facts = self.recorder, channel.form.verb, channel.name
+        return RecordedLane(*facts, arena, self._ranks, channel.cut)
 
     def offer(self, channel: Channel | None, peer: int) -> Place | None:
         """Where a peer finds the channel's lane, if it can and does not know yet."""
@@ -147,7 +159,14 @@ class Channels:
         """A peer has offered its lane."""
         if self._near is not None:
             view = self._near.arena.open(self._near.processes[peer], place)
-            channel.seen[peer] = SeenLane(view, place.offset, self._ranks, self._rank, channel.cut)
+            channel.seen[peer] = self._found(channel, peer, view, place.offset)
+
+    def _found(self, channel: Channel, peer: int, view: View, offset: int) -> SeenLane:
+        ranks, rank, cut = self._ranks, self._rank, channel.cut
+        if self.recorder is None:
+            return SeenLane(view, offset, ranks, rank, cut)
+        verb, name = channel.form.verb, channel.name
+        return RecordedSeenLane(self.recorder, peer, verb, name, view, offset, ranks, rank, cut)
 
     def place_of(self, tensor: torch.Tensor) -> Place | None:
         """Where a tensor lies, if its memory is shared."""

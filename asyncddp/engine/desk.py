@@ -10,6 +10,7 @@ import torch
 from asyncddp.engine.mailbox import Mailbox
 from asyncddp.engine.messages import Key
 from asyncddp.engine.posting import Arrival, Departure, Form, Posting
+from asyncddp.engine.recorded import note_collective
 from asyncddp.engine.stream import Stream
 from asyncddp.errors import PeerError
 from asyncddp.memory.streams import DeviceStreams
@@ -169,9 +170,12 @@ class Desk:
             self._mailbox.announce(posting, after)
         if self._check and others:
             yield posting.arrivals[before]
+        begun = time.monotonic_ns()
         transfer = start()
         self._transfers.append(transfer)
         yield Joined(transfer, posting, others)
+        if self._mailbox.recorder is not None:
+            note_collective(self._mailbox.recorder, posting, len(group), begun)
         self._transfers.remove(transfer)
         if others:
             yield posting.arrivals[before]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,9 +16,11 @@ from asyncddp.engine.mailbox import Mailbox
 from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, Key, Leave
 from asyncddp.engine.operation import Operation, Program
 from asyncddp.engine.parcels import Parcels
+from asyncddp.engine.recorded import Awaited, nbytes_of
 from asyncddp.engine.watch import Watch
 from asyncddp.engine.worker import Worker
 from asyncddp.errors import NotInitializedError, WaitTimeoutError
+from asyncddp.timeline.recorder import Recorder
 from asyncddp.transport.contract import Transport
 
 __all__ = ["Engine", "Turn"]
@@ -51,12 +53,15 @@ class Engine:
     Args:
         transport: The wire.
         config: Deadlines and the check mode.
+        recorder: Takes notes for the timeline, if there is one.
     """
 
-    def __init__(self, transport: Transport, config: Config) -> None:
-        self.transport, self.config = transport, config
+    def __init__(
+        self, transport: Transport, config: Config, recorder: Recorder | None = None
+    ) -> None:
+        self.transport, self.config, self.recorder = transport, config, recorder
         self._uses: dict[str, int] = defaultdict(int)
-        self.mailbox = Mailbox(transport, self._uses)
+        self.mailbox = Mailbox(transport, self._uses, recorder)
         self._lock = threading.RLock()  # held for one round of progress
         self._door = threading.Lock()  # held to enter, so that callers never wait for a round
         self._queue: deque[Operation[Any]] = deque()
@@ -76,22 +81,34 @@ class Engine:
 
     # submitting
 
-    def submit(self, program: Program[R], turn: Turn | None = None) -> Handle[R]:
-        """Queue a program; the worker starts it. ``turn`` is as for :meth:`run`."""
+    def submit(
+        self, program: Program[R], turn: Turn | None = None, about: Sequence[object] = ()
+    ) -> Handle[R]:
+        """Queue a program; the worker starts it. The arguments are as for :meth:`run`."""
+        if self.recorder is None or turn is not None:
+            return self._submit(program, turn)
+        with self.recorder.enqueued(program.verb, program.label, nbytes_of(about)):
+            return self._submit(program, None)
+
+    def _submit(self, program: Program[R], turn: Turn | None) -> Handle[R]:
         operation = self._enter(program, turn)
         if self._worker is not None:
             self._worker.wake()
         self.nudge()
         return Handle(self, operation)
 
-    def run(self, program: Program[R], turn: Turn | None = None) -> R:
+    def run(self, program: Program[R], turn: Turn | None = None, about: Sequence[object] = ()) -> R:
         """Run a program on the calling thread and give its result.
 
         Args:
             program: What to run.
             turn: Where it stands among the uses of its name, if :meth:`enter` has said so already.
+            about: What the verb was called with, for the timeline.
         """
-        return Handle(self, self._enter(program, turn)).wait()
+        if self.recorder is None or turn is not None:
+            return Handle(self, self._enter(program, turn)).wait()
+        with self.recorder.enqueued(program.verb, program.label, nbytes_of(about)):
+            return Handle(self, self._enter(program, None)).wait()
 
     def _enter(self, program: Program[R], turn: Turn | None = None) -> Operation[R]:
         with self._door:
@@ -205,6 +222,18 @@ class Engine:
         """
         if operation.finished.is_set():
             return
+        if self.recorder is None:
+            self._drive(operation, timeout, self.progress)
+            return
+        awaited = Awaited(self.recorder, operation, self.progress)
+        try:
+            self._drive(operation, timeout, awaited.progress)
+        finally:
+            awaited.end()
+
+    def _drive(
+        self, operation: Operation[Any], timeout: float | None, progress: Callable[[], bool]
+    ) -> None:
         limit = None if timeout is None else time.monotonic() + timeout
         attempt = 0
         with self._watch.blocked(operation, forever=limit is None):
@@ -214,7 +243,7 @@ class Engine:
                         f"{self._watch.me(operation)} was not done in {timeout:g} s; "
                         f"{self._watch.holdup(operation)}"
                     )
-                attempt = 0 if self.progress() else attempt + 1
+                attempt = 0 if progress() else attempt + 1
                 if attempt % _LOOK == _LOOK - 1:
                     self.listen()
                 if not operation.finished.is_set():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -12,9 +13,11 @@ from asyncddp.engine.channels import Channels
 from asyncddp.engine.messages import Confirm, Data, Key, Message, Parcel, Refuse, decode, encode
 from asyncddp.engine.parcels import Parcels
 from asyncddp.engine.posting import Form, Posting
+from asyncddp.engine.recorded import noted
 from asyncddp.errors import MismatchError, PeerError
 from asyncddp.memory.recycling import empty
 from asyncddp.memory.views import as_bytes, from_bytes
+from asyncddp.timeline.recorder import Recorder
 from asyncddp.transport.contract import Transfer, Transport
 
 __all__ = ["Mailbox"]
@@ -42,12 +45,18 @@ class Mailbox:
     Args:
         transport: The wire.
         uses: How often each name was submitted here.
+        recorder: Takes notes for the timeline, if there is one.
     """
 
-    def __init__(self, transport: Transport, uses: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        uses: Mapping[str, int] | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
         self._transport, self._uses = transport, {} if uses is None else uses
-        self.rank = transport.rank
-        self.channels = Channels(transport.neighborhood, transport.rank)
+        self.rank, self.recorder = transport.rank, recorder
+        self.channels = Channels(transport.neighborhood, transport.rank, recorder)
         self._suspects: set[tuple[int, Key]] = set()
         self._open: dict[Key, Posting] = {}
         self._ended: OrderedDict[Key, _Outcome] = OrderedDict()
@@ -95,6 +104,7 @@ class Mailbox:
         raw = as_bytes(tensor)
         inline = raw.numel() <= _INLINE
         tag = self._next_tag()
+        begun = 0 if self.recorder is None else time.monotonic_ns()
         self.put(
             peer,
             Data(
@@ -111,6 +121,10 @@ class Mailbox:
         )
         if not inline:
             posting.departures.append(self._transport.isend(tensor, peer, tag))
+        if self.recorder is not None:
+            sent = None if inline else posting.departures.pop()
+            under_way = noted(self.recorder, "send", posting, peer, tensor, begun, sent)
+            posting.departures += [] if under_way is None else [under_way]
 
     def _next_tag(self) -> int:
         self._tag = (self._tag + 1) % _TAGS
@@ -255,6 +269,7 @@ class Mailbox:
 
     def _accept(self, posting: Posting, peer: int, data: Data) -> None:
         arrival, dtype = posting.arrivals[peer], getattr(torch, data.dtype)
+        begun = 0 if self.recorder is None else time.monotonic_ns()
         if data.lane is not None and posting.channel is not None:
             try:
                 self.channels.watch(posting.channel, peer, data.lane)
@@ -268,6 +283,9 @@ class Mailbox:
         else:
             arrival.tensor = empty(data.shape, dtype)
             arrival.transfer = self._transport.irecv(arrival.tensor, peer, data.tag)
+        if self.recorder is not None and data.tag != _FORM:
+            facts = self.recorder, "receive", posting, peer, arrival.tensor
+            arrival.transfer = noted(*facts, begun, arrival.transfer)
         if (
             data.confirm and peer not in posting.targets - posting.by_lane
         ):  # else our tensor says it

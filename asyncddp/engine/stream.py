@@ -16,6 +16,7 @@ from asyncddp.engine.messages import Key
 from asyncddp.engine.posting import Arrival, Departure, Posting
 from asyncddp.errors import MismatchError
 from asyncddp.memory.shared import Place
+from asyncddp.timeline.recorder import Recorder
 
 __all__ = ["Drained", "Source", "Stream"]
 
@@ -128,6 +129,17 @@ class Stream:
         self._resident, self._shown = False, shown
         if channel is not None and not begun:
             channel.flight.append(key.step)
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """Takes notes for the timeline, if there is one."""
+        return self._channels.recorder
+
+    @property
+    def verb(self) -> str:
+        """The verb, as far as it is known."""
+        known = self.posting or self.channel
+        return "" if known is None else known.form.verb
 
     @property
     def first(self) -> bool:

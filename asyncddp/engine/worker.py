@@ -46,6 +46,7 @@ class Worker:
             self._thread.join()
 
     def _run(self) -> None:
+        self._introduce()
         attempt = 0
         while not self._stopping:
             engine = self._engine()
@@ -64,3 +65,9 @@ class Worker:
             attempt = 0 if moved else attempt + 1
             if engine.busy:
                 self._transport.rest(attempt, background=True)
+
+    def _introduce(self) -> None:
+        """Say, where there is a timeline, that this thread mixes what others do not."""
+        engine = self._engine()
+        if engine is not None and engine.recorder is not None:
+            engine.recorder.works_here()

@@ -258,6 +258,15 @@ def _crowded(context: Context) -> bool:
     return (os.cpu_count() or 1) < context.local_size
 
 
+def way_of(context: Context, verb: str, name: str, channel: Channel) -> Express:
+    """The short way, with notes of it where there is a timeline."""
+    if context.recorder is None:
+        return Express(context, verb, name, channel)
+    from asyncddp.ops.express_recorded import RecordedExpress
+
+    return RecordedExpress(context.recorder, context, verb, name, channel)
+
+
 def shorten(
     context: Context, verb: str, given: str | None, name: str, tensor: torch.Tensor
 ) -> None:
@@ -275,4 +284,4 @@ def shorten(
     if key not in shortcuts and context.transport.neighborhood is not None:
         channel = context.engine.mailbox.channels.known(name, form_of(verb, tensor))
         if channel is not None and tensor.is_cpu:
-            shortcuts[key] = Express(context, verb, name, channel)
+            shortcuts[key] = way_of(context, verb, name, channel)

@@ -55,7 +55,7 @@ def _blocking(
             result = shortcut(*args, **kwargs)
             if result is not None:
                 return result
-        return current().engine.run(plan(*args, **kwargs))
+        return current().engine.run(plan(*args, **kwargs), about=args)
 
     form.short = shortcut, starter  # type: ignore[attr-defined]  # the other forms take them too
     annotation = str(inspect.signature(plan).return_annotation)
@@ -75,7 +75,7 @@ def nonblocking(form: Callable[P, R]) -> Callable[P, Handle[R]]:
             handle: Handle[R] | None = starter(*args, **kwargs)
             if handle is not None:
                 return handle
-        return current().engine.submit(plan(*args, **kwargs))
+        return current().engine.submit(plan(*args, **kwargs), about=args)
 
     doc = f"Start :func:`{name}` and give a handle; leave its tensors alone until that is done."
     trailing = "_" if name.endswith("_") else ""
@@ -104,7 +104,7 @@ def in_place(
             result: R | None = shortcut(tensor, *args, **kwargs, out=tensor)
             if result is not None:
                 return result
-        return current().engine.run(inner(tensor, *args, **kwargs))
+        return current().engine.run(inner(tensor, *args, **kwargs), about=(tensor,))
 
     run.__wrapped__ = inner  # type: ignore[attr-defined]
     run.short = shortcut, None if starter is None else begin  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -181,7 +182,11 @@ def mix(
             others.append((yield from _piece(source, number)))
         result = _room(stream, own, mixing, dtype) if result is None else result
         into = result.detach().view(-1)
-        mixing.combine_in(dtype, cut.piece(flat, number), others, cut.piece(into, number))
+        begun = 0 if stream.recorder is None else time.monotonic_ns()
+        piece = cut.piece(into, number)
+        mixing.combine_in(dtype, cut.piece(flat, number), others, piece)
+        if stream.recorder is not None:
+            _note(stream, mixing, begun, piece)
         del others
         for source in stream.sources:
             source.release()
@@ -190,6 +195,13 @@ def mix(
         while not taken.done():
             yield taken
     return own if result is None else result
+
+
+def _note(stream: Stream, mixing: Mixing, begun: int, piece: torch.Tensor) -> None:
+    """Note that a piece was mixed."""
+    if stream.recorder is not None:
+        facts = stream.verb, stream.key.name, begun, time.monotonic_ns()
+        stream.recorder.mixed(*facts, piece.nbytes, mixing.sources)
 
 
 def _piece(source: Source, number: int) -> Steps[torch.Tensor]:
