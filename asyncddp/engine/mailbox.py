@@ -16,9 +16,12 @@ from asyncddp.engine.posting import Form, Posting
 from asyncddp.engine.recorded import noted
 from asyncddp.errors import MismatchError, PeerError
 from asyncddp.memory.recycling import empty
+from asyncddp.memory.streams import DeviceStreams, empty_on
+from asyncddp.memory.streams_host import HostStreams
 from asyncddp.memory.views import as_bytes, from_bytes
 from asyncddp.timeline.recorder import Recorder
 from asyncddp.transport.contract import Transfer, Transport
+from asyncddp.transport.cuda_staged import on_device
 
 __all__ = ["Mailbox"]
 
@@ -27,6 +30,7 @@ _TAGS = 32768
 _FORM = -1  # in place of a tag: no tensor belongs to this message
 _REMEMBERED = 4096
 _RUN_AHEAD = 64  # uses of a name after which a sender waits for its receivers
+_PLAIN = HostStreams()  # for bytes that come from a device and are dropped on the host
 
 
 class _Outcome(NamedTuple):
