@@ -104,9 +104,9 @@ class Mailbox:
         return True
 
     def send(self, posting: Posting, peer: int, tensor: torch.Tensor) -> None:
-        """Send a contiguous CPU tensor as part of an open exchange."""
+        """Send a contiguous tensor as part of an open exchange."""
         raw = as_bytes(tensor)
-        inline = raw.numel() <= _INLINE
+        inline = raw.numel() <= _INLINE and posting.streams is None
         tag = self._next_tag()
         begun = 0 if self.recorder is None else time.monotonic_ns()
         self.put(
@@ -121,14 +121,20 @@ class Mailbox:
                 confirm=peer in posting.unconfirmed,
                 mutual=peer in posting.arrivals,
                 lane=self.channels.offer(posting.channel, peer),
+                device=posting.form.device,
             ),
         )
         if not inline:
-            posting.departures.append(self._transport.isend(tensor, peer, tag))
+            wire = self._wire(posting.streams)
+            posting.departures.append(wire.isend(tensor, peer, tag))
         if self.recorder is not None:
             sent = None if inline else posting.departures.pop()
             under_way = noted(self.recorder, "send", posting, peer, tensor, begun, sent)
             posting.departures += [] if under_way is None else [under_way]
+
+    def _wire(self, streams: DeviceStreams | None) -> Transport:
+        """What carries tensors of a device, or of the host."""
+        return self._transport if streams is None else on_device(self._transport, streams)
 
     def _next_tag(self) -> int:
         self._tag = (self._tag + 1) % _TAGS
@@ -140,7 +146,8 @@ class Mailbox:
         shape = tuple(0 if size is None else size for size in form.shape)
         confirm = peer in posting.unconfirmed
         mutual = peer in posting.arrivals
-        self.put(peer, Data(posting.key, form.verb, form.dtype, shape, b"", _FORM, confirm, mutual))
+        data = Data(posting.key, form.verb, form.dtype, shape, b"", _FORM, confirm, mutual)
+        self.put(peer, data if form.device == "cpu" else data._replace(device=form.device))
 
     # exchanges
 
@@ -285,8 +292,9 @@ class Mailbox:
         elif data.payload is not None:
             arrival.tensor = from_bytes(data.payload, dtype, data.shape)
         else:
-            arrival.tensor = empty(data.shape, dtype)
-            arrival.transfer = self._transport.irecv(arrival.tensor, peer, data.tag)
+            arrival.tensor = empty_on(posting.streams, data.shape, dtype)
+            wire = self._wire(posting.streams)
+            arrival.transfer = wire.irecv(arrival.tensor, peer, data.tag)
         if self.recorder is not None and data.tag != _FORM:
             facts = self.recorder, "receive", posting, peer, arrival.tensor
             arrival.transfer = noted(*facts, begun, arrival.transfer)
@@ -314,7 +322,8 @@ class Mailbox:
         """Take bulk bytes that nobody wants, so that their sender is not held up."""
         if data.payload is None:
             scratch = empty(data.shape, getattr(torch, data.dtype))
-            self._drains.append((self._transport.irecv(scratch, peer, data.tag), scratch))
+            wire = self._wire(None if data.device == "cpu" else _PLAIN)
+            self._drains.append((wire.irecv(scratch, peer, data.tag), scratch))
 
     def _refuse(self, peer: int, refusal: Refuse) -> None:
         outcome = self._outcome(refusal.key)
