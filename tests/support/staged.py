@@ -1,0 +1,61 @@
+"""Ranks whose tensors count as lying on a device, so that the wire of GPUs serves them in full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import asyncddp as bf
+from asyncddp.memory.streams import stand_in
+from asyncddp.memory.streams_host import HostStreams
+from asyncddp.transport import cuda_staged
+from asyncddp.transport.loopback import Loopback
+from tests.support.case import DEFAULTS
+from tests.support.outcome import Outcome
+from tests.support.worlds import LoopbackWorld
+
+__all__ = ["StagedWorld", "on_a_stand_in"]
+
+
+@contextmanager
+def on_a_stand_in(laziness: int = 1, piece: int = 60_000) -> Iterator[HostStreams]:
+    """While entered, host tensors count as a device's, copied late and in small pieces."""
+    streams, before = HostStreams(laziness), cuda_staged._PIECE
+    cuda_staged._PIECE = piece
+    try:
+        with stand_in(streams):
+            yield streams
+    finally:
+        cuda_staged._PIECE = before
+
+
+class StagedWorld(LoopbackWorld):
+    """Ranks that are threads of this process, with what stands in for a device.
+
+    Args:
+        size: Number of ranks.
+        laziness: As of :class:`HostStreams`.
+        piece: Bytes of a piece.
+    """
+
+    def __init__(self, size: int, laziness: int = 1, piece: int = 60_000) -> None:
+        super().__init__(size)
+        self._laziness, self._piece = laziness, piece
+
+    def outcomes(
+        self,
+        case: Callable[..., Any],
+        *args: Any,
+        settings: Mapping[str, Any] | None = None,
+        limit: float = 30.0,
+        **kwargs: Any,
+    ) -> list[Outcome]:
+        with on_a_stand_in(self._laziness, self._piece):
+            return super().outcomes(case, *args, settings=settings, limit=limit, **kwargs)
+
+    def run_bare(self, case: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        streams = HostStreams(self._laziness)
+        ends = [cuda_staged.CudaStaged(end, streams) for end in Loopback.group(self.size)]
+        with bf.local_world(self.size, **DEFAULTS) as world:
+            return world.run(lambda: case(ends[bf.rank()], *args, **kwargs))

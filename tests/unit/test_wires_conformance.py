@@ -1,0 +1,148 @@
+"""What holds on every wire holds on ``cuda_staged``, with a stand-in for the device.
+
+The cases are those of the conformance tests. Copies are made late and in small pieces, so that
+whoever reads or writes too early gets wrong values.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from tests.conformance import test_collectives as collectives
+from tests.conformance import test_forms as forms
+from tests.conformance import test_handles as handles
+from tests.conformance import test_mismatches as mismatches
+from tests.conformance import test_neighbor_allgather as gathering
+from tests.conformance import test_neighbor_allreduce as neighbors
+from tests.conformance import test_transports as transports
+from tests.support.oracle import SHAPES
+from tests.support.staged import StagedWorld
+
+DTYPES = [torch.bool, torch.uint8, torch.bfloat16, torch.complex128]
+AVERAGING = DTYPES[2:]
+
+
+@pytest.fixture(scope="module")
+def world():
+    return StagedWorld(2)
+
+
+@pytest.fixture(scope="module")
+def four():
+    return StagedWorld(4)
+
+
+# the contract of transports
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        transports.messages_in_order,
+        transports.by_tag_backwards,
+        transports.several_at_once,
+        transports.splits,
+        transports.closes_twice,
+        transports.broadcasts,
+        transports.gathers,
+        transports.every_dtype_in_bulk,
+    ],
+    ids=lambda case: case.__name__,
+)
+def test_the_contract_of_transports(four, case):
+    four.run_bare(case)
+
+
+def test_transfers_of_one_tag_keep_their_order(world):
+    assert world.run_bare(transports.same_tag_in_order) == [list(range(20))] * world.size
+
+
+def test_bytes_arrive_exactly_at_all_sizes_around_a_piece(world):
+    world.run_bare(transports.around_pieces, [0, 1, 991, 992, 993, 1984, 1985, 20_000])
+
+
+def test_collectives_are_exact_at_all_sizes_around_a_piece(world):
+    world.run_bare(transports.collectives_around_pieces, [0, 1, 124, 125, 251])
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.complex128], ids=str)
+def test_allreduce_sums_on_all_ranks_alike(world, dtype):
+    world.run_bare(transports.sums, dtype)
+
+
+def test_a_receive_that_was_given_up_takes_nothing_any_more(world):
+    assert world.run_bare(transports.given_up_receive)[0] == ([0.0] * 3, [1.0] * 3)
+
+
+def test_a_send_that_nobody_takes_meets_its_deadline_and_holds_nothing_up(world):
+    assert world.run_bare(transports.given_up_send) == [True] * world.size
+
+
+def test_a_wait_past_its_deadline_says_who_waited_for_what(world):
+    message, *_ = world.run_bare(transports.past_deadline, "receive")
+    assert message == "rank 0: receive from rank 1, tag 9, was not done in 0.2 s"
+
+
+# verbs
+
+
+@pytest.mark.parametrize("dtype", AVERAGING, ids=str)
+def test_neighbor_allreduce_of_every_shape(world, dtype):
+    world.run(neighbors.averages_shapes, dtype, SHAPES)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        neighbors.scales,
+        neighbors.half_sends,
+        neighbors.half_the_neighbourhood,
+        neighbors.averages_expanded,
+    ],
+    ids=lambda case: case.__name__,
+)
+def test_neighbor_allreduce_with_weights_by_hand(four, case):
+    four.run(case)
+
+
+def test_integers_are_rounded_half_to_even():
+    """0.5, 2.5, 4.5 and -1.5 become 0, 2, 4 and -2."""
+    assert StagedWorld(2).run(neighbors.rounds_half_to_even) == [[0, 2, 4, -2]] * 2
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_neighbor_allgather_of_rows_in_unequal_numbers(world, dtype):
+    world.run(gathering.gathers, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sums_broadcasts_and_gathers_of_every_shape(world, dtype):
+    world.run(collectives.sums, dtype)
+    world.run(collectives.broadcasts, dtype)
+    world.run(collectives.gathers, dtype)
+
+
+@pytest.mark.parametrize("dtype", AVERAGING, ids=str)
+def test_allreduce_averages(world, dtype):
+    world.run(collectives.averages, dtype)
+
+
+@pytest.mark.parametrize("verb", forms.TENSOR_VERBS)
+def test_all_forms_of_a_verb(four, verb):
+    four.run(forms.forms_agree, verb, settings=forms.SETTINGS)
+    four.run(forms.input_may_change_after, verb, settings=forms.SETTINGS)
+
+
+def test_named_verbs_match_in_whatever_order_ranks_start_and_end_them(world):
+    world.run(handles.any_order, 3, 20)
+    world.run(handles.same_name_again)
+
+
+@pytest.mark.parametrize("kind", mismatches.EXPECTED)
+def test_a_mismatch_is_told_on_both_ranks_and_the_world_goes_on(kind):
+    for error, message in StagedWorld(2).run(mismatches.neighbour_mismatch, kind, "blocking"):
+        assert error == "MismatchError"
+        assert re.search(mismatches.differs(*mismatches.EXPECTED[kind]), message), message

@@ -1,0 +1,296 @@
+"""The stages of a staged transfer, with streams and a wire that note what is asked of them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from asyncddp.errors import PeerError, WaitTimeoutError
+from asyncddp.memory.pinned import PinnedPool
+from asyncddp.memory.streams import DeviceStreams, Queue
+from asyncddp.memory.streams_host import HostStreams
+from asyncddp.memory.views import as_bytes
+from asyncddp.transport import cuda_staged
+from asyncddp.transport.cuda_staged import CudaStaged, on_device
+from asyncddp.transport.loopback import Loopback
+from asyncddp.transport.staged_pieces import DEPTH, Plan, Stage, Staged
+
+
+class Happening:
+    """An event or a transfer that ends when the test says so."""
+
+    def __init__(self, log, what):
+        self.log, self.what, self.ended, self.dropped = log, what, False, False
+
+    def done(self):
+        return self.ended
+
+    def abandon(self):
+        self.dropped = True
+
+
+class RecordedStreams(DeviceStreams):
+    """Streams that note in which order copies, events and waits are queued, and copy at once."""
+
+    kind = "recorded"
+    device = torch.device("cpu")
+
+    def __init__(self, log):
+        self.log, self.events = log, {queue: [] for queue in Queue}
+        self.numbers = itertools.count()
+
+    def mark(self, queue):
+        event = Happening(self.log, f"event {next(self.numbers)}")
+        self.events[queue].append(event)
+        self.log.append(("mark", queue))
+        return event
+
+    def after(self, queue, event):
+        assert isinstance(event, Happening)
+        self.log.append(("after", queue, event))
+
+    def working(self, queue):
+        raise AssertionError("a wire does no arithmetic")
+
+    def copy(self, out, source, queue):
+        assert out.dtype == source.dtype == torch.uint8
+        assert out.nbytes == source.nbytes
+        out.copy_(source)
+        self.log.append(("copy", queue, out.nbytes))
+
+    def hold(self, tensor, queue):
+        self.log.append(("hold", queue, tensor.data_ptr()))
+
+    def pinned(self, size):
+        self.log.append(("pinned", size))
+        return torch.zeros(size, dtype=torch.uint8)
+
+
+def staged(log, *, read=None, write=None, step=100, free=True):
+    """A transfer whose wire notes what it carries."""
+    streams, carried = RecordedStreams(log), []
+
+    def carry(given, taken):
+        log.append(("carry", given.nbytes))
+        carried.append(Happening(log, "carried"))
+        return carried[-1]
+
+    transfer = Staged(
+        Plan(read, write, step, carry, "line"),
+        streams,
+        PinnedPool(streams),
+        lambda: transfer.move(free=free),
+    )
+    return transfer, streams, carried
+
+
+def copies(log, queue):
+    return [entry[2] for entry in log if entry[:2] == ("copy", queue)]
+
+
+def carries(log):
+    return [entry[1] for entry in log if entry[0] == "carry"]
+
+
+def test_one_piece_is_in_each_stage_at_a_time():
+    """While piece 0 is written, piece 1 is carried and piece 2 is read; then all move on."""
+    log = []
+    data = torch.zeros(450, dtype=torch.uint8)
+    transfer, streams, carried = staged(log, read=data, write=data)
+    assert not transfer.done()
+    assert copies(log, Queue.OUT) == [100] * DEPTH, "three pieces are read ahead"
+    assert not carries(log), "nothing is carried before it has been read"
+    streams.events[Queue.OUT][0].ended = True
+    assert not transfer.done()
+    assert carries(log) == [100]
+    assert copies(log, Queue.IN) == []
+    carried[0].ended = streams.events[Queue.OUT][1].ended = True
+    assert not transfer.done()
+    assert copies(log, Queue.IN) == [100], "piece 0 is being written"
+    assert len(carried) == 2, "piece 1 is being carried"
+    assert copies(log, Queue.OUT) == [100] * 3, "piece 2 is being read, piece 3 has no buffer yet"
+    streams.events[Queue.IN][0].ended = True
+    assert not transfer.done()
+    assert copies(log, Queue.OUT) == [100] * 4, "piece 3 has the buffer of piece 0"
+    for _ in range(10):
+        for happening in (*streams.events[Queue.OUT], *carried, *streams.events[Queue.IN]):
+            happening.ended = True
+        transfer.done()
+    assert transfer.done()
+    assert copies(log, Queue.OUT) == copies(log, Queue.IN) == [100, 100, 100, 100, 50]
+    assert len([entry for entry in log if entry[0] == "pinned"]) == DEPTH
+
+
+def test_a_copy_is_followed_by_its_event_on_the_same_queue():
+    log = []
+    data = torch.zeros(50, dtype=torch.uint8)
+    transfer, streams, carried = staged(log, read=data, write=data)
+    transfer.done()
+    streams.events[Queue.OUT][0].ended = True
+    transfer.done()
+    carried[0].ended = True
+    transfer.done()
+    for queue in (Queue.OUT, Queue.IN):
+        place = log.index(("copy", queue, 50))
+        assert log[place + 1] == ("mark", queue)
+
+
+def test_pieces_are_carried_in_their_order_though_a_later_one_is_read_first():
+    log = []
+    transfer, streams, carried = staged(log, read=torch.zeros(200, dtype=torch.uint8))
+    transfer.done()
+    streams.events[Queue.OUT][1].ended = True
+    assert not transfer.done()
+    assert not carried
+    streams.events[Queue.OUT][0].ended = True
+    assert not transfer.done()
+    assert len(carried) == 2
+
+
+def test_a_transfer_that_has_no_turn_reads_and_does_not_carry():
+    log = []
+    transfer, streams, carried = staged(log, read=torch.zeros(10, dtype=torch.uint8), free=False)
+    transfer.done()
+    streams.events[Queue.OUT][0].ended = True
+    assert not transfer.done()
+    assert copies(log, Queue.OUT) == [10]
+    assert not carried
+    assert not transfer.all_carried
+
+
+@pytest.mark.parametrize(
+    ("read", "write", "stages"),
+    [
+        (True, False, (Stage.READ, Stage.CARRY)),
+        (False, True, (Stage.CARRY, Stage.WRITE)),
+        (True, True, (Stage.READ, Stage.CARRY, Stage.WRITE)),
+        (False, False, (Stage.CARRY,)),
+    ],
+)
+def test_the_stages_follow_from_what_is_read_and_written(read, write, stages):
+    side = torch.zeros(1, dtype=torch.uint8)
+    plan = Plan(side if read else None, side if write else None, 1, lambda *_: None, "line")
+    assert plan.stages == stages
+
+
+@pytest.mark.parametrize(
+    ("size", "step", "pieces"), [(0, 10, 1), (9, 10, 1), (10, 10, 1), (11, 10, 2), (11, 0, 1)]
+)
+def test_the_number_of_pieces(size, step, pieces):
+    """Nothing is one piece as well, since the peer waits for it."""
+    side = torch.zeros(size, dtype=torch.uint8)
+    assert Plan(side, None, step, lambda *_: None, "line").pieces == pieces
+
+
+def test_what_fails_on_the_wire_is_raised_by_its_own_transfer_alone():
+    log = []
+    first, _, _ = staged(log, write=torch.zeros(10, dtype=torch.uint8))
+    first.done()
+
+    def breaks():
+        raise PeerError("the peer is gone")
+
+    second, _, carried = staged(log, write=torch.zeros(200, dtype=torch.uint8))
+    second.done()
+    carried[0].done = breaks
+    with pytest.raises(PeerError, match="the peer is gone"):
+        second.done()
+    assert second.over
+    assert carried[1].dropped, "the wire may still write into its buffer"
+    assert not first.done()
+    assert not first.over
+
+
+def test_buffers_of_what_was_given_up_are_not_used_again():
+    log = []
+    transfer, _, carried = staged(log, write=torch.zeros(200, dtype=torch.uint8))
+    transfer.done()
+    transfer.abandon()
+    assert all(happening.dropped for happening in carried)
+    assert transfer.over
+    assert not any(entry[0] == "copy" for entry in log)
+
+
+# the wire
+
+
+def pair(streams, piece=64):
+    ends = Loopback.group(2)
+    return [CudaStaged(end, streams) for end in ends]
+
+
+def test_a_transfer_comes_after_the_work_that_was_queued_before_it():
+    """The copies out wait for an event of the work queue, and the tensor is held for them."""
+    log = []
+    streams = RecordedStreams(log)
+    one, _ = pair(streams)
+    data = torch.ones(3)
+    one.isend(data, 1, 0)
+    event = streams.events[Queue.WORK][0]
+    copied = log.index(("copy", Queue.OUT, 12))
+    assert log.index(("mark", Queue.WORK)) < log.index(("after", Queue.OUT, event)) < copied
+    assert log.index(("hold", Queue.OUT, data.data_ptr())) < copied
+
+
+def test_memory_that_is_received_into_is_not_written_before_the_work_queue_has_done_with_it():
+    log = []
+    streams = RecordedStreams(log)
+    one, other = pair(streams)
+    out = torch.zeros(3)
+    arriving = one.irecv(out, 1, 0)
+    assert ("after", Queue.IN, streams.events[Queue.WORK][0]) in log
+    other.base.isend(as_bytes(torch.ones(3)), 0, 0)
+    assert not arriving.done(), "it is written, and nobody knows yet whether that has ended"
+    streams.events[Queue.IN][0].ended = True
+    assert arriving.done()
+    assert out.tolist() == [1.0] * 3
+
+
+def test_pinned_buffers_are_used_again():
+    """Ten transfers of five pieces each take no more buffers than one has under way."""
+    streams = HostStreams()
+    one, other = pair(streams)
+    before, cuda_staged._PIECE = cuda_staged._PIECE, 4096
+    try:
+        for tag in range(10):
+            data, out = torch.randn(5000), torch.empty(5000)
+            sending, arriving = one.isend(data, 1, tag), other.irecv(out, 0, tag)
+            one.finish(sending, 5.0, "send")
+            other.finish(arriving, 5.0, "receive")
+            assert torch.equal(data, out)
+    finally:
+        cuda_staged._PIECE = before
+    assert one.pool.made <= DEPTH
+    assert other.pool.made <= DEPTH
+
+
+def test_a_pool_keeps_no_more_than_its_limit():
+    pool = PinnedPool(HostStreams(), limit=10_000)
+    buffers = [pool.take(4096) for _ in range(3)]
+    for buffer in buffers:
+        pool.give(buffer)
+    assert pool.waiting == 8192
+    assert [pool.take(4096).data_ptr() for _ in range(2)] == [
+        buffers[1].data_ptr(),
+        buffers[0].data_ptr(),
+    ]
+    assert pool.made == 3
+
+
+def test_collectives_after_one_that_was_given_up_before_it_began_fail_in_words():
+    """The others have joined it, or will; the next one would meet them in it."""
+    one, _ = pair(RecordedStreams([]))
+    with pytest.raises(WaitTimeoutError, match=r"rank 0: allreduce was not done in 0\.05 s"):
+        one.allreduce(torch.ones(2), 0.05)
+    with pytest.raises(PeerError, match="collectives cannot go on: an earlier collective"):
+        one.ibarrier()
+
+
+def test_there_is_one_wire_for_each_device_and_transport():
+    first, second = Loopback.group(2)
+    streams = HostStreams()
+    assert on_device(first, streams) is on_device(first, streams)
+    assert on_device(first, streams) is not on_device(first, HostStreams())
+    assert on_device(first, streams) is not on_device(second, streams)
