@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import importlib
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -45,6 +48,41 @@ class LocalWorld:
                 late.append(problem)
         if late and error is None:
             raise late[0]
+
+    def activate(self) -> Any:
+        """Let notebook cells that begin with ``%%px`` run on these ranks, for good; IPython only.
+
+        Each rank has its own names, which last from cell to cell. What they print begins with the
+        rank, the value of the last line is shown for each, and an error is shown once. The world
+        need not be entered; it ends with the interpreter.
+
+        Returns:
+            The :class:`asyncddp.notebook.LocalView` of all ranks, with ``push``, ``pull`` and
+            ``apply_sync``.
+
+        Raises:
+            UsageError: This is no IPython session.
+            EnvironmentProblem: IPython is not installed.
+        """
+        return importlib.import_module("asyncddp.notebook").activate(self)
+
+    @property
+    def contexts(self) -> tuple[Context, ...]:
+        """What the ranks hold, in order; none before the world is entered."""
+        return tuple(self._contexts)
+
+    def renew(self) -> None:
+        """Begin anew where ranks have lost step after an error; topologies stay as they were."""
+        before = self._contexts
+        for context in before:
+            context.engine.give_up("its world was begun anew; make it again")
+            with contextlib.suppress(PeerError):
+                context.close("its world is begun anew")
+        self._ends = Loopback.group(self.size)
+        self.__enter__()
+        for old, new in zip(before, self._contexts, strict=True):
+            old.topologies.pinned.clear()
+            new.topologies = old.topologies
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Call ``fn(*args, **kwargs)`` on every rank, each in its own thread.
@@ -129,8 +167,15 @@ def _in_threads(
     ]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt:
+        for thread in threads:
+            _interrupt(thread)
+        for thread in threads:
+            thread.join()
+        raise
     if errors:
         rank, error = errors[0]
         others = [f"rank {r}: {type(e).__name__}" for r, e in errors[1:]]
@@ -139,3 +184,10 @@ def _in_threads(
             rank, f"rank {rank} raised {type(error).__name__}: {error}{more}"
         ) from error
     return results
+
+
+def _interrupt(thread: threading.Thread) -> None:
+    """Raise KeyboardInterrupt in a thread, at its next line of Python."""
+    if thread.ident is not None and thread.is_alive():
+        identity, error = ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, error)

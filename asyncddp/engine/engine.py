@@ -19,7 +19,7 @@ from asyncddp.engine.parcels import Parcels
 from asyncddp.engine.recorded import Awaited, nbytes_of
 from asyncddp.engine.watch import Watch
 from asyncddp.engine.worker import Worker
-from asyncddp.errors import NotInitializedError, WaitTimeoutError
+from asyncddp.errors import NotInitializedError, PeerError, WaitTimeoutError
 from asyncddp.timeline.recorder import Recorder
 from asyncddp.transport.contract import Transport
 
@@ -77,6 +77,7 @@ class Engine:
         self._next_look = 0.0
         self._latest = 0  # the thread that entered last
         self.closed = False
+        self._given_up: str | None = None
         self._worker = Worker(self, transport) if transport.size > 1 and transport.threads else None
 
     # submitting
@@ -164,6 +165,8 @@ class Engine:
         if thread != self._latest:
             self._watch.entered()
             self._latest = thread
+        if self._given_up is not None:
+            raise PeerError(f"rank {self.transport.rank}: {verb}: {self._given_up}")
         if self.closed:
             raise NotInitializedError(f"{verb}: called after shutdown(); call init() first")
         error = self.mailbox.late
@@ -345,6 +348,20 @@ class Engine:
     def lose(self, peer: int, reason: str) -> None:
         """A peer is gone: whatever needs it fails, once what it has sent before is taken."""
         self._watch.lose(peer, reason)
+
+    def counts(self) -> dict[str, int]:
+        """How often each name was used; ranks whose counts are equal are in step."""
+        return {name: count for name, count in self._uses.items() if count}
+
+    def give_up(self, reason: str) -> None:
+        """Fail what is under way, and every verb that comes, for a reason; only the end is left."""
+        with self._lock:
+            self._given_up = reason
+            error = PeerError(f"rank {self.transport.rank}: {reason}")
+            for operation in (*self._active, *list(self._queue)):
+                operation.fail(error)
+            self._active.clear()
+            self._queue.clear()
 
     def close(self, reason: str) -> None:
         """Tell the peers that this rank leaves, fail what is under way, stop the worker.

@@ -1,0 +1,20 @@
+"""Ranks driven from a notebook: cells that begin with ``%%px`` run on all of them.
+
+::
+
+    cluster = asyncddp.notebook.Cluster(4)      # or Cluster.connect(), to one that is there
+
+    %%px
+    import asyncddp as bf, torch
+    bf.init()
+    bf.allreduce(torch.tensor([float(bf.rank())]))
+
+Where no MPI is installed, ``asyncddp.local_world(4).activate()`` gives the same cells on threads.
+"""
+
+from __future__ import annotations
+
+from asyncddp.notebook.cluster import Cluster
+from asyncddp.notebook.local_cells import LocalView, activate
+
+__all__ = ["Cluster", "LocalView", "activate"]

@@ -1,0 +1,280 @@
+"""A cluster whose engines are MPI ranks, driven from a notebook."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from asyncddp.errors import EnvironmentProblem, UsageError
+from asyncddp.launch.cluster import Folder, Running, await_engines, plan_for, start
+from asyncddp.launch.cluster.cells import give_up, go_on, standing
+from asyncddp.launch.cluster.folder import needs
+from asyncddp.launch.options import RunOptions
+from asyncddp.notebook.folding import ranks_in_words
+from asyncddp.notebook.progress import progress_line
+
+__all__ = ["Cluster"]
+
+_AGAIN = 2.0  # seconds after which an engine that goes on is interrupted again
+_NEWS = 1.0  # seconds for the controller to know that a cell has ended
+_DEATH = 2.0  # seconds in which the end of an engine becomes the end of the cluster
+_OUT_OF_STEP = (
+    "the ranks have lost step, for a cell failed or was interrupted on some of them before or in a "
+    "verb; call bf.shutdown() and then bf.init() on all ranks"
+)
+
+
+class Cluster:
+    """``n`` engines that are the ranks of one MPI run; cells with ``%%px`` run on all of them.
+
+    It lives on this machine's loopback, with keys, unless other hosts take part, and ends with
+    this process, however that ends.
+
+    Args:
+        n: How many ranks; None for as many as the hosts have slots.
+        hosts: Other machines, as for ``asyncddp run -H``.
+        hostfile: The same, in a file.
+        network_interface: Through which interface the machines reach each other.
+        timeout: Seconds for the engines to answer.
+
+    Attributes:
+        client: The ``ipyparallel.Client``.
+        view: Its ``DirectView`` of all ranks in order; it waits for results.
+
+    Raises:
+        ArgumentError: An argument has a value that cannot be served.
+        EnvironmentProblem: A package or MPI is missing, or the engines did not come; shows what
+            the launcher said.
+
+    Example::
+
+        with asyncddp.notebook.Cluster(2) as cluster:
+            pids = cluster.view.apply_sync(os.getpid)
+    """
+
+    def __init__(
+        self,
+        n: int | None = None,
+        *,
+        hosts: str | None = None,
+        hostfile: str | os.PathLike[str] | None = None,
+        network_interface: str | None = None,
+        timeout: float = 120.0,
+    ) -> None:
+        _ipyparallel()
+        options = RunOptions(
+            num_proc=n,
+            hosts=hosts,
+            hostfile=None if hostfile is None else Path(hostfile),
+            network_interface=network_interface,
+        )
+        plan = plan_for(options)
+        started = time.monotonic()
+        with contextlib.ExitStack() as undo, progress_line() as show:
+            show(f"Starting {plan.ranks} ranks …")
+            running = start(plan, timeout=timeout)
+            undo.callback(running.stop)
+            client = undo.enter_context(_client(running.folder, timeout))
+
+            def progress(count: int) -> None:
+                seconds = time.monotonic() - started
+                show(f"Starting {plan.ranks} ranks … {count} are there, after {seconds:.0f} s")
+
+            await_engines(running, client, timeout=timeout, progress=progress)
+            self._open(client, running.folder, running)
+            show(f"{plan.ranks} ranks are ready; cells that begin with %%px run on all of them.")
+            undo.pop_all()
+
+    @classmethod
+    def connect(cls, profile: str = "asyncddp", *, timeout: float = 30.0) -> Cluster:
+        """Drive the cluster that ``asyncddp notebook start`` or ``ibfrun start`` has started.
+
+        It goes on when this one is stopped or forgotten: ``asyncddp notebook stop`` ends it.
+
+        Args:
+            profile: Its IPython profile; that of ``ibfrun start`` is ``bluefog``.
+            timeout: Seconds for it to answer.
+
+        Raises:
+            EnvironmentProblem: None runs under that profile, or it does not answer.
+        """
+        folder = Folder.of_profile(profile)
+        record = folder.running()
+        if record is None:
+            raise EnvironmentProblem(
+                f"no cluster runs under profile {profile!r}: start one by 'asyncddp notebook start "
+                f"-np 4 --profile {profile}'"
+            )
+        with contextlib.ExitStack() as undo:
+            client = undo.enter_context(_client(folder, timeout))
+            until = time.monotonic() + timeout
+            while len(client.ids) < record.ranks:
+                if time.monotonic() > until:
+                    raise EnvironmentProblem(
+                        f"{len(client.ids)} of {record.ranks} engines answered within {timeout:g} s"
+                    )
+                time.sleep(0.1)
+            self = cls.__new__(cls)
+            self._open(client, folder, None)
+            undo.pop_all()
+        return self
+
+    def _open(self, client: Any, folder: Folder, running: Running | None) -> None:
+        self._client, self._folder, self._running = client, folder, running
+        self._process, self._stopped = os.getpid(), False
+        self._view = client[:]
+        self._view.block = True
+        atexit.register(self.stop)
+        self.activate()
+
+    def activate(self) -> None:
+        """Let ``%%px`` run on this cluster; happens by itself. Without IPython nothing does."""
+        from IPython.core.getipython import get_ipython
+
+        shell = get_ipython()
+        if shell is not None:
+            from asyncddp.notebook.px import CellMagics
+
+            shell.register_magics(CellMagics(shell, self))
+
+    @property
+    def client(self) -> Any:
+        """The ``ipyparallel.Client``."""
+        return self._client
+
+    @property
+    def view(self) -> Any:
+        """The ``ipyparallel.DirectView`` of all ranks in order."""
+        return self._view
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return len(self._view.targets)
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._stopped else "connected" if self._running is None else "running"
+        return f"<Cluster of {self.size} ranks, {state}>"
+
+    def check(self, *, wait: float = 0.0) -> None:
+        """Raise if the cluster can serve no cell.
+
+        Args:
+            wait: Seconds to wait for news of its end.
+
+        Raises:
+            UsageError: It has been stopped.
+            EnvironmentProblem: It has ended; says what was said last.
+        """
+        if self._stopped:
+            raise UsageError("this cluster has been stopped: make another one, Cluster(n)")
+        if self._running is not None:
+            self._running.ready(wait)
+        elif self._folder.running() is None:
+            raise EnvironmentProblem(
+                "the cluster has ended; the last that its engines said:\n"
+                f"{self._folder.last_words('engines')}"
+            )
+
+    def interrupt(self, timeout: float = 10.0) -> list[int]:
+        """End the cells that run, as Ctrl-C would: they raise ``KeyboardInterrupt``.
+
+        Whatever the ranks hold stays. Where some of them were in a verb that others have not
+        called, further verbs say that ``shutdown()`` and ``init()`` are due.
+
+        Args:
+            timeout: Seconds to wait until all of them are free.
+
+        Returns:
+            The ranks that were busy.
+
+        Raises:
+            EnvironmentProblem: Some ranks went on regardless, as in C code; names them.
+        """
+        self.check()
+        found = busy = self._busy()
+        until = time.monotonic() + timeout
+        again = 0.0
+        while busy:
+            now = time.monotonic()
+            if now > until:
+                raise EnvironmentProblem(
+                    f"{ranks_in_words(busy)} did not stop within {timeout:g} s, as code outside "
+                    "Python does not; cluster.stop() ends all ranks"
+                )
+            if now > again:
+                self._client.send_signal("SIGINT", targets=busy, block=True)
+                again = now + _AGAIN
+            time.sleep(0.02)
+            busy = self._busy()
+        if found:
+            self.after_errors()
+        return found
+
+    def _busy(self) -> list[int]:
+        """Ranks that run a cell, of this client or another, or have one before them."""
+        status = self._client.queue_status(targets=self._view.targets)
+        return [rank for rank in self._view.targets if status[rank]["queue"]]
+
+    def after_errors(self, *, died: bool = False) -> None:
+        """Let the ranks go on after errors, or give up where they have lost step.
+
+        Args:
+            died: Whether an engine has ended.
+
+        Raises:
+            EnvironmentProblem: The cluster has ended.
+        """
+        if died:
+            self.check(wait=_DEATH)
+        until = time.monotonic() + _NEWS
+        while self._busy():
+            if time.monotonic() > until:
+                return  # another cell runs there
+            time.sleep(0.02)
+        counts = [one for one in self._view.apply_sync(standing) if one is not None]
+        if all(one == counts[0] for one in counts):
+            self._view.apply_sync(go_on)
+        else:
+            self._view.apply_sync(give_up, _OUT_OF_STEP)
+
+    def stop(self) -> None:
+        """End it, and wait until nothing is left; harmless when called twice.
+
+        One that was connected to is only let go of.
+        """
+        if self._stopped or os.getpid() != self._process:
+            return
+        self._stopped = True
+        atexit.unregister(self.stop)
+        self._client.close(linger=0)
+        if self._running is not None:
+            self._running.stop()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def _ipyparallel() -> Any:
+    try:
+        import ipyparallel
+    except ImportError as problem:
+        raise needs("ipyparallel") from problem
+    return ipyparallel
+
+
+def _client(folder: Folder, timeout: float) -> Any:
+    return _ipyparallel().Client(str(folder.client_file), timeout=timeout)

@@ -1,0 +1,110 @@
+"""Sessions of IPython in this process, and clusters whose processes are known by a mark."""
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import time
+import types
+import uuid
+
+import psutil
+import pytest
+
+
+def plain(text):
+    """A text without colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+class Session:
+    """Runs cells as a notebook does."""
+
+    def __init__(self, shell):
+        self.shell, self.names = shell, shell.user_ns
+
+    def __call__(self, cell):
+        """Run a cell; gives its value, or the exception that ended it."""
+        result = self.shell.run_cell(cell)
+        return result.error_before_exec or result.error_in_exec or result.result
+
+
+@pytest.fixture(scope="module")
+def session():
+    """An IPython session of its own, without history."""
+    interactiveshell = pytest.importorskip("IPython.core.interactiveshell")
+    config = pytest.importorskip("traitlets.config").Config()
+    config.HistoryManager.enabled = False
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "cells_of_the_tests", types.ModuleType("cells_of_the_tests"))
+        shell = interactiveshell.InteractiveShell.instance(
+            config=config, user_module=sys.modules["cells_of_the_tests"]
+        )
+        yield Session(shell)
+        interactiveshell.InteractiveShell.clear_instance()
+
+
+class Marked:
+    """The processes that have a variable in their environment."""
+
+    def __init__(self):
+        self.mark = uuid.uuid4().hex
+        self.environment = {"ASYNCDDP_TEST_MARK": self.mark}
+
+    def processes(self):
+        """Those that are there."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                is_ours = process.environ().get("ASYNCDDP_TEST_MARK") == self.mark
+                if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return [process for process in found if process.pid != os.getpid()]
+
+    def lines(self):
+        """Their command lines."""
+        lines = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                lines.append(" ".join(process.cmdline()))
+        return lines
+
+    def one(self, word):
+        """The one with that word in its command line."""
+        return next(process for process in self.processes() if word in " ".join(process.cmdline()))
+
+    def left(self, seconds=15.0):
+        """What is still there after so long."""
+        end = time.monotonic() + seconds
+        while (lines := self.lines()) and time.monotonic() < end:
+            time.sleep(0.05)
+        return lines
+
+    def end(self):
+        """End what a failed test has left."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(signal.SIGKILL)
+
+
+@pytest.fixture
+def marked(monkeypatch):
+    """Marks all processes that the test starts."""
+    mark = Marked()
+    monkeypatch.setenv("ASYNCDDP_TEST_MARK", mark.mark)
+    yield mark
+    mark.end()
+
+
+@pytest.fixture(scope="session")
+def mpi():
+    """Skips where ranks cannot be started."""
+    from asyncddp.errors import EnvironmentProblem
+    from asyncddp.launch.locate import locate
+
+    pytest.importorskip("ipyparallel")
+    try:
+        locate(None, os.environ)
+    except EnvironmentProblem as problem:
+        pytest.skip(f"needs an MPI launcher: {problem}")

@@ -1,0 +1,133 @@
+"""Cells on the ranks of a real cluster of four, and what becomes of its errors."""
+
+import os
+import re
+import signal
+import stat
+import threading
+import time
+
+import psutil
+import pytest
+
+from asyncddp.errors import EnvironmentProblem, RankError, UsageError
+from asyncddp.notebook import Cluster
+from tests.notebook.conftest import plain
+
+pytestmark = [pytest.mark.mpi(4), pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def cluster(mpi, session):
+    with Cluster(4, timeout=200) as started:
+        session(
+            "%%px\nimport asyncddp as bf, torch\nbf.init()\nx = torch.tensor([1.0 + bf.rank()])"
+        )
+        yield started
+
+
+def test_an_engine_is_its_rank(cluster, session):
+    assert cluster.size == 4
+    assert cluster.client.ids == cluster.view.targets == [0, 1, 2, 3]
+    session("%px rank, size = bf.rank(), bf.size()")
+    assert cluster.view.pull(["rank", "size"]) == [[rank, 4] for rank in range(4)]
+
+
+def test_verbs_run_in_cells_and_names_last_from_cell_to_cell(cluster, session):
+    cluster.view.push({"factor": 10.0})
+    session("%px y = bf.allreduce(x * factor)")
+    assert [float(y) for y in cluster.view["y"]] == [25.0] * 4
+
+
+def test_what_the_ranks_print_and_give_is_shown_in_their_order(cluster, session, capsys):
+    session("%%px\nprint('hello', bf.rank())\nbf.rank() * 10")
+    out = capsys.readouterr().out
+    places = [out.index(f"hello {rank}") for rank in range(4)]
+    places += [out.index(f"Out[{rank}:") for rank in range(4)]
+    assert places == sorted(places), out
+
+
+def test_the_same_error_on_all_ranks_is_shown_once(cluster, session, capsys):
+    error = session("%px undefined + 1")
+    assert isinstance(error, RankError)
+    assert str(error) == "ranks 0-3: NameError: name 'undefined' is not defined"
+    shown = plain(capsys.readouterr().out)
+    assert shown.count("undefined + 1") == shown.count("ranks 0-3") == 1, shown
+    session("%px y = bf.allreduce(x)")  # nothing had been sent, so all goes on
+    assert [float(y) for y in cluster.view["y"]] == [2.5] * 4
+
+
+def test_an_error_before_a_verb_frees_the_others_and_says_what_to_call(cluster, session, capsys):
+    start = time.monotonic()
+    error = session("%%px\nif bf.rank() == 2: raise ValueError('bad')\nbf.allreduce(x)")
+    assert time.monotonic() - start < 15
+    assert error.rank == 2
+    assert re.fullmatch(
+        r"rank 2: ValueError: bad\nranks 0-1, 3: [A-Z]\w+Error(, \w+Error)?, in consequence",
+        str(error),
+    )
+    assert capsys.readouterr().out.count("Traceback (most recent call last)") == 1
+    again = session("%px bf.allreduce(x)")
+    assert "ranks 0-3: PeerError" in str(again)
+    assert "call bf.shutdown() and then bf.init() on all ranks" in str(again)
+    session("%px bf.shutdown(); bf.init(); y = bf.allreduce(x)")
+    assert [float(y) for y in cluster.view["y"]] == [2.5] * 4
+
+
+def test_interrupt_frees_ranks_that_wait_for_one_that_never_calls(cluster, session):
+    session("%px state = 'kept'")
+    cell = "if bf.rank() < 3: bf.neighbor_allreduce(x)"
+    waiting = session.shell.run_cell_magic("px", "--noblock", cell)
+    time.sleep(0.5)
+    assert not waiting.ready()
+    assert cluster.interrupt() == [0, 1, 2]
+    found = waiting.get(timeout=5, return_exceptions=True)
+    assert [getattr(one, "ename", None) for one in found] == ["KeyboardInterrupt"] * 3 + [None]
+    assert cluster.view["state"] == ["kept"] * 4
+    error = session("%px bf.neighbor_allreduce(x)")
+    assert "call bf.shutdown() and then bf.init() on all ranks" in str(error)
+    session("%px bf.shutdown(); bf.init(); y = bf.allreduce(x)")
+    assert [float(y) for y in cluster.view["y"]] == [2.5] * 4
+
+
+def test_interrupt_of_ranks_that_rest_does_nothing(cluster):
+    assert cluster.interrupt() == []
+
+
+def test_ctrl_c_ends_the_cell_on_the_ranks_and_verbs_go_on(cluster, session):
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    error = session("%%px\nwhile True: pass")
+    timer.join()
+    assert str(error) == "ranks 0-3: KeyboardInterrupt"
+    session("%px y = bf.allreduce(x)")
+    assert [float(y) for y in cluster.view["y"]] == [2.5] * 4
+
+
+def test_only_this_machine_and_this_user_can_connect(cluster):
+    """Keys sign what is sent, nobody else may read them, and all sockets are loopback's."""
+    folder = cluster._folder
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    assert cluster.client.session.key
+    keeper = psutil.Process(folder.running().pid)
+    parts = [one for one in keeper.children(recursive=True) if "controller" in one.cmdline()[2]]
+    doors = [door.laddr for one in parts for door in one.net_connections("inet")]
+    assert doors
+    assert {door.ip for door in doors} == {"127.0.0.1"}
+
+
+def test_a_dead_engine_ends_the_cluster_in_words_and_nothing_is_left(mpi, session, marked):
+    other = Cluster(2)
+    folder = other._folder.path
+    assert folder.is_dir()
+    pid = other.view.apply_sync(os.getpid)[1]
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(EnvironmentProblem, match=r"the cluster has ended\. engines: ended with"):
+        other.check(wait=30.0)
+    other.stop()
+    other.stop()
+    assert marked.left() == []
+    assert not folder.exists()
+    with pytest.raises(UsageError, match=r"has been stopped: make another one, Cluster\(n\)"):
+        other.check()
+    assert repr(other) == "<Cluster of 2 ranks, stopped>"
