@@ -24,6 +24,7 @@ __all__ = ["Arrows", "Merge", "open_ranks", "write"]
 
 Advance: TypeAlias = Callable[[Path, int], object]
 
+_encode = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":")).encode
 _HELD = 100_000  # ends of arrows that wait for their other ends
 
 
@@ -247,8 +248,7 @@ def write(merge: Merge, path: Path, advance: Advance = _no_advance) -> int:
     try:
         with _fresh(path) as file:
             for event in merge.events(advance):
-                text = json.dumps(event, allow_nan=False, separators=(",", ":"))
-                file.write((",\n" if events else "[\n").encode() + text.encode())
+                file.write((b",\n" if events else b"[\n") + _encode(event).encode())
                 events += 1
             file.write(b"\n]\n")
     except OSError as error:

@@ -46,13 +46,14 @@ def draw(recording: Recording, report: Report) -> Figure:
     """
     try:
         from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError:
         raise EnvironmentProblem(
             "a picture needs matplotlib; install it: pip install 'asyncddp[plot]'"
         ) from None
     shown = _shown(report)
     heights = (0.8 + 0.32 * min(len(report.ranks), BARS), 0.9 + 0.62 * len(shown))
-    figure = Figure((11, sum(heights) + 1.2), dpi=130, layout="constrained")
+    figure = Figure((11, sum(heights) + 1.2), dpi=130, layout=ConstrainedLayoutEngine(h_pad=0.1))
     upper, lower = figure.subplots(2, 1, height_ratios=heights)
     _draw_bars(upper, report)
     _draw_strip(lower, recording, shown)

@@ -29,7 +29,7 @@ class RankSpans:
         steps: Begin and end of each step, flat.
         kinds: The same of forward, backward, optimizer; of enqueue, wait, mix, window where the
             caller itself did it; of transfer, and of "mixing" where another thread did it.
-        waits: The same of waits, by the rank that came last; -1 where that is not known.
+        waits: The same of the caller's waits, by the rank that came last; -1 where nobody knows.
         sent: Time and bytes of each message, flat.
         received: The same of what came.
         reads: The same of what was read where another rank keeps it, by that rank.
@@ -121,11 +121,13 @@ def _take(recording: Recording, event: Event) -> None:
         spans.kinds[kind].extend((begin, end))
         _take_bytes(recording, event, args)
     elif kind in BLOCKING:
-        caller = event["tid"] == _CALLER
-        spans.kinds[kind if caller else "mixing"].extend((begin, end))
         if "verb" in args:
             spans.verbs.add(args["verb"])
-        if kind == "wait":
+        if event["tid"] == _CALLER:
+            spans.kinds[kind].extend((begin, end))
+        elif kind == "mix":
+            spans.kinds["mixing"].extend((begin, end))
+        if kind == "wait" and event["tid"] == _CALLER:
             whom = args.get("for") or [-1]
             spans.waits[whom[-1]].extend((begin, end))
 

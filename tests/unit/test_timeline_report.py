@@ -122,9 +122,10 @@ def test_hidden_is_what_travels_or_is_mixed_by_another_thread_under_compute(tmp_
     rank = Rank(0).clock(0.0).span("step", 0.0, 100.0).span("forward", 0.0, 60.0)
     rank.transfer("receive", 10.0, 30.0, 1, 8).transfer("receive", 20.0, 40.0, 2, 8)
     rank.span("mix", 50.0, 70.0, 3, verb=VERB).wait(60.0, 80.0, 1)
+    rank.span("wait", 0.0, 90.0, 50, verb=VERB, **{"for": [3]})  # a thread beside the caller's
     (one,) = report(read(tmp_path, rank), skip=0).ranks
     assert (one.hidden, one.exposed) == pytest.approx((0.04, 0.02))
-    assert one.received == 16.0
+    assert (one.received, dict(one.waited)) == (16.0, {1: 0.02})
 
 
 def test_nested_spans_are_counted_once(tmp_path):
