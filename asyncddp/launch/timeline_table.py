@@ -150,8 +150,8 @@ def _legend(stepped: bool) -> Text:
     mean = "mean       of a step = compute + exposed + other\n" * stepped
     return Text(
         f"""\
-{mean}compute    forward, backward, optimizer
-exposed    held up by communication, and not computing
+{mean}compute    forward, backward, optimizer, less what is exposed in them
+exposed    held up by communication: enqueue, wait, mix
 hidden     messages under way, or mixed by another thread, while it computed
 waits for  rank: time, the two longest""",
         style="dim",

@@ -23,8 +23,15 @@ INK, FAINT = "#1f2933", "#7b8794"
 _BARS = {"compute": "#2f6f9f", "exposed": "#c0392b", "other": "#dde2e6"}
 _HIDDEN = "#f2b134"
 _UPPER = {"backward": "#2f6f9f", "forward": "#85b7d9", "optimizer": "#173f5f"}
-_LOWER = {"transfer": _HIDDEN, "enqueue": "#b8a9c9", "window": "#b8a9c9", "wait": "#c0392b"}
+_LOWER = {
+    "transfer": _HIDDEN,
+    "collective": _HIDDEN,
+    "enqueue": "#b8a9c9",
+    "window": "#b8a9c9",
+    "wait": "#c0392b",
+}
 _LOWER |= {"mix": "#3f8f5f", "mixing": "#3f8f5f"}
+_NAMES = {"mixing": "mix", "collective": "transfer"}
 STEPS = 3  # in the strip
 STRIPS = 8  # ranks in the strip
 BARS = 64  # ranks with a bar
@@ -137,7 +144,7 @@ def _draw_strip(axes: Axes, recording: Recording, ranks: Sequence[int]) -> None:
             for kind, colour in kinds.items():
                 moments = (common(spans.moments(kind), window) - begin) / 1e3
                 if len(moments):
-                    label = "mix" if kind == "mixing" else kind
+                    label = _NAMES.get(kind, kind)
                     named = None if label in used else label
                     used.add(label)
                     _boxes(axes, moments, (place + top, height), color=colour, label=named)

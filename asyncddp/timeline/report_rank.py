@@ -1,10 +1,10 @@
 r"""Where the time of one rank goes: compute, communication that it waited for, and the rest.
 
-With :math:`C` the moments of forward, backward and optimizer, :math:`B` those in which the caller
-is held up by communication and :math:`T` those in which messages travel or are mixed by others, a
-step of length :math:`s` is
+With :math:`B` the moments in which the caller is held up by communication, :math:`C` those of
+forward, backward and optimizer in which it is not, and :math:`T` those in which messages travel or
+are mixed by another thread, a step of length :math:`s` is
 
-.. math:: s = |C| + |B \setminus C| + \text{other}, \qquad \text{hidden} = |(T \setminus B) \cap C|.
+.. math:: s = |C| + |B| + \text{other}, \qquad \text{hidden} = |T \cap C|.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from asyncddp.errors import ArgumentError
 from asyncddp.timeline.report_intervals import Intervals, common, length_within, union
-from asyncddp.timeline.report_spans import BLOCKING, COMPUTE, RankSpans, pairs
+from asyncddp.timeline.report_spans import BACKGROUND, BLOCKING, COMPUTE, RankSpans, pairs
 
 __all__ = ["Look", "RankReport", "rank_report"]
 
@@ -36,8 +36,8 @@ class RankReport:
         step_median: Median.
         step_low: A tenth of the steps were shorter.
         step_high: A tenth were longer.
-        compute: Forward, backward and optimizer, however they nest.
-        exposed: The caller was held up by communication and did not compute.
+        compute: Forward, backward and optimizer, however they nest, but for what is exposed.
+        exposed: The caller was held up by communication, also where a hook in them did that.
         other: The rest: data, the script's own lines, other programs on the machine.
         hidden: Messages travelled, or were mixed by another thread, while it computed.
         waited: For whom it waited how long, the longest first; rank -1 where that is not known.
@@ -113,22 +113,15 @@ class Look:
         return float(counts[inside].sum()) / len(self.windows)
 
 
-def rank_report(look: Look, read_by_others: float | None) -> RankReport:
-    """One rank's figures.
-
-    Args:
-        look: At the rank.
-        read_by_others: Bytes that others read per step where this rank keeps them, if any did.
-    """
+def rank_report(look: Look) -> RankReport:
+    """One rank's figures."""
     spans, lengths = look.spans, look.lengths()
     step = median = low = high = None
     if look.stepped:
         step = float(lengths.mean())
         low, median, high = np.quantile(lengths, [0.1, 0.5, 0.9]).tolist()
-    followed = any(kind in spans.kinds for kind in COMPUTE)
-    compute = look.time(spans.moments(*COMPUTE)) if followed else None
-    exposed, hidden = _communication(look)
-    moved = bool(spans.sent or spans.received) or read_by_others is not None
+    compute, exposed, hidden = _parts(look)
+    moved = bool(spans.sent or spans.received)
     return RankReport(
         look.rank,
         steps=len(lengths) if look.stepped else None,
@@ -142,23 +135,24 @@ def rank_report(look: Look, read_by_others: float | None) -> RankReport:
         other=None if step is None or compute is None else step - compute - (exposed or 0.0),
         hidden=hidden,
         waited=_waited(look),
-        sent=look.bytes(spans.sent) + (read_by_others or 0.0) if moved else None,
+        sent=look.bytes(spans.sent) if moved else None,
         received=look.bytes(spans.received) if moved else None,
     )
 
 
-def _communication(look: Look) -> tuple[float | None, float | None]:
-    """Exposed and hidden communication."""
+def _parts(look: Look) -> tuple[float | None, float | None, float | None]:
+    """Compute, exposed and hidden communication."""
     spans = look.spans
-    compute, blocked = spans.moments(*COMPUTE), spans.moments(*BLOCKING)
-    background = spans.moments("transfer", "mixing")
-    exposed = hidden = None
-    if len(blocked) or len(background):
-        exposed = look.time(blocked) - look.time(common(blocked, compute))
-    if len(background) and len(compute):
-        under = common(background, compute)
-        hidden = look.time(under) - look.time(common(under, blocked))
-    return exposed, hidden
+    busy, blocked = spans.moments(*COMPUTE), spans.moments(*BLOCKING)
+    background = spans.moments(*BACKGROUND)
+
+    def computing(moments: Intervals) -> float:
+        return look.time(moments) - look.time(common(moments, blocked))
+
+    compute = computing(busy) if len(busy) else None
+    exposed = look.time(blocked) if len(blocked) or len(background) else None
+    known = len(busy) and len(background)
+    return compute, exposed, computing(common(background, busy)) if known else None
 
 
 def _waited(look: Look) -> tuple[tuple[int, float], ...] | None:

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from asyncddp.timeline.reading import Event
 from asyncddp.timeline.report_intervals import Intervals, union
 
-__all__ = ["BLOCKING", "COMPUTE", "RankSpans", "Recording", "record"]
+__all__ = ["BACKGROUND", "BLOCKING", "COMPUTE", "RankSpans", "Recording", "record"]
 
 COMPUTE = ("forward", "backward", "optimizer")
 BLOCKING = ("enqueue", "mix", "wait", "window")  # on the caller's own track of communication
+BACKGROUND = ("collective", "mixing", "transfer")
 _CALLER = 2
 
 
@@ -28,11 +29,10 @@ class RankSpans:
     Attributes:
         steps: Begin and end of each step, flat.
         kinds: The same of forward, backward, optimizer; of enqueue, wait, mix, window where the
-            caller itself did it; of transfer, and of "mixing" where another thread did it.
+            caller itself did it; of transfer, collective, and of "mixing" by another thread.
         waits: The same of the caller's waits, by the rank that came last; -1 where nobody knows.
         sent: Time and bytes of each message, flat.
         received: The same of what came.
-        reads: The same of what was read where another rank keeps it, by that rank.
         verbs: The verbs that were called.
         moved: Those of them whose messages are in the trace.
         first: When the rank's first span began.
@@ -44,7 +44,6 @@ class RankSpans:
     waits: dict[int, array[float]] = field(default_factory=lambda: defaultdict(lambda: array("d")))
     sent: array[float] = field(default_factory=lambda: array("d"))
     received: array[float] = field(default_factory=lambda: array("d"))
-    reads: dict[int, array[float]] = field(default_factory=lambda: defaultdict(lambda: array("d")))
     verbs: set[str] = field(default_factory=set)
     moved: set[str] = field(default_factory=set)
     first: float = float("inf")
@@ -115,11 +114,11 @@ def _take(recording: Recording, event: Event) -> None:
     kind, args = event.get("cat"), event.get("args", {})
     if kind == "step":
         spans.steps.extend((begin, end))
-    elif kind in COMPUTE:
+    elif kind in COMPUTE or kind == "collective":
         spans.kinds[kind].extend((begin, end))
     elif kind == "transfer":
         spans.kinds[kind].extend((begin, end))
-        _take_bytes(recording, event, args)
+        _take_bytes(spans, event, args)
     elif kind in BLOCKING:
         if "verb" in args:
             spans.verbs.add(args["verb"])
@@ -132,17 +131,10 @@ def _take(recording: Recording, event: Event) -> None:
             spans.waits[whom[-1]].extend((begin, end))
 
 
-def _take_bytes(recording: Recording, event: Event, args: dict[str, Any]) -> None:
+def _take_bytes(spans: RankSpans, event: Event, args: dict[str, Any]) -> None:
     """Bytes that were sent, received, or read where the peer keeps them."""
-    spans, begin, count = recording.ranks[event["pid"]], event["ts"], args.get("bytes")
     if "verb" in args:
         spans.moved.add(args["verb"])
-    if count is None:
-        return
-    name, peer = event["name"], args.get("peer")
-    if name == "send":
-        spans.sent.extend((begin, count))
-        return
-    spans.received.extend((begin, count))
-    if name == "read" and peer is not None:
-        spans.reads[peer].extend((begin, count))
+    if "bytes" in args:
+        flat = spans.sent if event["name"] == "send" else spans.received
+        flat.extend((event["ts"], args["bytes"]))

@@ -108,23 +108,13 @@ def report(recording: Recording, skip: int | None = None) -> Report:
             "the timeline has no spans; nothing was computed or sent while it was recorded."
         )
     looks = [Look(rank, one, skip) for rank, one in busy.items()]
-    read = _read_by_others(looks)
-    ranks = tuple(rank_report(look, read.get(look.rank)) for look in looks)
+    ranks = tuple(map(rank_report, looks))
     return Report(
         recording.size or len(spans),
         ranks,
         _waited_for(ranks),
         tuple(_left_out(recording, spans, ranks)),
     )
-
-
-def _read_by_others(looks: Iterable[Look]) -> dict[int, float]:
-    """Bytes per step that are read where a rank keeps them, by that rank."""
-    total: dict[int, float] = {}
-    for look in looks:
-        for owner, flat in look.spans.reads.items():
-            total[owner] = total.get(owner, 0.0) + look.bytes(flat)
-    return total
 
 
 def _waited_for(ranks: Iterable[RankReport]) -> tuple[tuple[int, float], ...]:
@@ -160,8 +150,7 @@ def _left_out(
     if unseen := [one.rank for one in ranks if one.compute is None]:
         notes.append(
             f"Compute of {_listed(unseen)} is not known: no module was followed. Give the "
-            "distributed optimizer the model: model=…. Exposed is all the time in which the caller "
-            "was held up."
+            "distributed optimizer the model: model=…."
         )
     if quiet := [one.rank for one in ranks if one.exposed is None]:
         notes.append(f"Of {_listed(quiet)} no communication is in the trace.")
@@ -169,5 +158,7 @@ def _left_out(
         notes.append(f"For whom {_listed(unnamed)} waited is not always known.")
     verbs = {verb for one in spans.values() for verb in one.verbs}
     if unseen_verbs := sorted(verbs - {verb for one in spans.values() for verb in one.moved}):
-        notes.append(f"Bytes leave out {', '.join(unseen_verbs)}: who moves them says nothing.")
+        notes.append(
+            f"Bytes leave out {', '.join(unseen_verbs)}: how they travel is not in the trace."
+        )
     return notes
