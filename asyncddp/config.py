@@ -52,6 +52,8 @@ class Config:
         warn_after: ``ASYNCDDP_WARN_AFTER``: seconds after which a wait warns once.
         check: ``ASYNCDDP_CHECK``: confirm every exchange with the peers before it counts as done.
         transport: ``ASYNCDDP_TRANSPORT``: name of the wire to use instead of the chosen one.
+        device_wires: ``ASYNCDDP_DEVICE_WIRES``: wires that may carry tensors on GPUs, the best
+            first, separated by commas; ``cuda_staged`` alone if not given.
         ranks_per_machine: ``ASYNCDDP_RANKS_PER_MACHINE``: simulate machines of so many ranks.
         report_dir: ``ASYNCDDP_REPORT_DIR``: folder in which a failing rank leaves its report;
             set by ``asyncddp run``.
@@ -64,6 +66,7 @@ class Config:
     warn_after: float = _env("ASYNCDDP_WARN_AFTER", _positive, 60.0)
     check: bool = _env("ASYNCDDP_CHECK", _flag, False)
     transport: str | None = _env("ASYNCDDP_TRANSPORT", str, None)
+    device_wires: str | None = _env("ASYNCDDP_DEVICE_WIRES", _text, None)
     ranks_per_machine: int | None = _env("ASYNCDDP_RANKS_PER_MACHINE", _count, None)
     report_dir: str | None = _env("ASYNCDDP_REPORT_DIR", str, None)
     timeline: str | None = _env("ASYNCDDP_TIMELINE", _text, None)

@@ -8,6 +8,7 @@ import sys
 from asyncddp.config import Config
 from asyncddp.context import failure
 from asyncddp.context.context import Context, activate, current, in_local_world, is_initialized
+from asyncddp.context.devices import settle_device_wires
 from asyncddp.context.topologies import Topology
 from asyncddp.errors import PeerError
 from asyncddp.transport.routes import open_world
@@ -48,6 +49,7 @@ def init(
         UnknownNameError: No transport has that name.
         ArgumentError: The timeline cannot be written where it shall be.
         EnvironmentProblem: The wire cannot be used on this machine; the message says why.
+        MismatchError: ``ASYNCDDP_DEVICE_WIRES`` is set, and some ranks see GPUs and others none.
 
     Example:
         >>> import asyncddp as bf
@@ -66,6 +68,7 @@ def init(
             timeline=timeline,
         )
         context = Context(open_world(config.transport), config)
+        settle_device_wires(context)
         activate(context)
         failure.watch(context)
         atexit.register(_leave, context)

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from asyncddp.launch.doctor import Finding
-from asyncddp.launch.doctor.machine_findings import gpus, machine_findings
+from asyncddp.launch.doctor.machine_findings import gpus, machine_findings, mixed_devices
 from asyncddp.launch.doctor.mpi_findings import cuda_awareness, find_launcher, library_findings
 from asyncddp.launch.doctor.package_findings import package_findings
 from asyncddp.launch.options import where_options
@@ -62,10 +62,12 @@ def _examine(where: dict[str, Any]) -> dict[str, Any]:
         *machine_findings(environment, found_gpus),
     ]
     report: dict[str, Any] = {"routes": answer.get("routes", []), "pairs": [], "ranks": []}
+    report["device_wires"] = answer.get("device_wires", [])
     if launcher is not None and any(where[key] for key in ("num_proc", "hosts", "hostfile")):
         there = _ask([sys.executable, "-m", "asyncddp", "run", *_options(where), *_PROBE])
         if "ranks" in there:
             report.update(ranks=there["ranks"], pairs=there["routes"])
+            findings += mixed_devices(there["ranks"])
         else:
             findings.insert(1, _no_ranks(there["mpi"]["problem"]))
     report["findings"] = [dataclasses.asdict(finding) for finding in findings]
@@ -118,5 +120,6 @@ def _show(report: dict[str, Any]) -> None:
     console = Console(highlight=False, width=width)
     show_findings(console, [Finding(**finding) for finding in report["findings"]])
     show_rows(console, "What carries a tensor", report["routes"])
+    show_rows(console, "Wires for tensors on GPUs", report["device_wires"])
     show_rows(console, "Ranks", report["ranks"])
     show_rows(console, "What carries a tensor between these ranks", report["pairs"])

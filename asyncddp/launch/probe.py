@@ -38,8 +38,21 @@ def _alone() -> None:
     except (ImportError, EnvironmentProblem) as problem:
         _say({"mpi": {"problem": str(problem)}, "routes": []})
         return
-    rows = [dataclasses.asdict(row) for row in explain(_devices())]
-    _say({"mpi": facts(), "routes": rows})
+    devices = _devices()
+    rows = [dataclasses.asdict(row) for row in explain(devices)]
+    wires = _device_wires() if "cuda" in devices else []
+    _say({"mpi": facts(), "routes": rows, "device_wires": wires})
+
+
+def _device_wires() -> list[dict[str, Any]]:
+    """What could carry tensors on GPUs, and why not."""
+    from asyncddp.config import Config
+    from asyncddp.transport.device_agreement import own_facts, wires_of
+    from asyncddp.transport.routes import explain_device_wires
+
+    asked = Config.from_environment().device_wires
+    rows = explain_device_wires(own_facts(0, 0, 0), wires_of(asked) if asked else ())
+    return [dataclasses.asdict(row) for row in rows]
 
 
 def _on_ranks() -> None:
@@ -51,11 +64,21 @@ def _on_ranks() -> None:
         "host": socket.gethostname(),
         "machine": asyncddp.machine_rank(),
         "devices": _devices(),
+        "GPU": _gpu(asyncddp.local_rank()),
     }
     ranks = asyncddp.allgather_object(me)
     if asyncddp.rank() == 0:
         _say({"ranks": ranks, "routes": _pairs(ranks)})
     asyncddp.shutdown()
+
+
+def _gpu(local_rank: int) -> str:
+    """Which GPU a rank takes where the user follows the advice of the documentation."""
+    from asyncddp.transport.device_routes import device_index
+
+    visible = len(gpus()) if torch_cuda() else 0
+    index = device_index(local_rank, visible)
+    return "none" if index is None else f"{index} of {visible} by local_rank"
 
 
 def _pairs(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ __all__ = [
     "order_of",
     "stand_in",
     "streams_of",
+    "streams_of_device",
 ]
 
 
@@ -148,13 +149,16 @@ def streams_of(tensor: torch.Tensor) -> DeviceStreams | None:
     """
     if tensor.is_cpu:
         return _known.stand_in
-    if not tensor.is_cuda:
-        return None
-    found = _known.by_device.get(tensor.device)
+    return streams_of_device(tensor.device) if tensor.is_cuda else None
+
+
+def streams_of_device(device: torch.device) -> DeviceStreams:
+    """The streams of a CUDA device, made when first asked for."""
+    found = _known.by_device.get(device)
     if found is None:
         from asyncddp.memory.streams_cuda import CudaStreams
 
-        found = _known.by_device.setdefault(tensor.device, CudaStreams(tensor.device))
+        found = _known.by_device.setdefault(device, CudaStreams(device))
     return found
 
 

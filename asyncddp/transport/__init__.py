@@ -5,7 +5,7 @@ from __future__ import annotations
 from asyncddp.registry import Registry
 from asyncddp.transport.contract import Transfer, Transport
 
-__all__ = ["TRANSPORTS", "Transfer", "Transport"]
+__all__ = ["DEVICE_WIRES", "TRANSPORTS", "Transfer", "Transport"]
 
 TRANSPORTS: Registry[type[Transport]] = Registry(
     "transport",
@@ -15,4 +15,13 @@ TRANSPORTS: Registry[type[Transport]] = Registry(
         "shared_memory": "asyncddp.transport.shared_memory:SharedMemoryTransport",
     },
     group="asyncddp.transports",
+)
+
+DEVICE_WIRES: Registry[type[Transport]] = Registry(
+    "wire for tensors on devices",
+    {
+        "cuda_staged": "asyncddp.transport.cuda_staged:CudaStaged",
+        "mpi_cuda": "asyncddp.transport.mpi_cuda:MPICuda",
+    },
+    group="asyncddp.device_wires",
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -69,6 +69,8 @@ class Transport(ABC):
     """Ranks with whom tensors are exchanged through memory, around all that is below."""
     device_wires: dict[DeviceStreams, Transport] | None = None
     """Wires over this one for tensors on devices, by the streams of each device."""
+    device_wire: Callable[[DeviceStreams], Transport] | None = None
+    """What makes such a wire, where the ranks have agreed on another one than ``cuda_staged``."""
 
     @property
     def visible(self) -> Neighborhood | None:

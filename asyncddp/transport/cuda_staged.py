@@ -216,5 +216,6 @@ def on_device(transport: Transport, streams: DeviceStreams) -> Transport:
     if wires is None:
         wires = transport.device_wires = {}
     if streams not in wires:
-        wires[streams] = CudaStaged(transport, streams)
+        make = transport.device_wire
+        wires[streams] = CudaStaged(transport, streams) if make is None else make(streams)
     return wires[streams]

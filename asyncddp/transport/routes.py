@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from asyncddp.transport import TRANSPORTS
+from asyncddp.transport import DEVICE_WIRES, TRANSPORTS
 from asyncddp.transport.contract import Transport
+from asyncddp.transport.device_routes import LAST_RESORT, DeviceFacts, choose
 from asyncddp.transport.loopback import Loopback
 
-__all__ = ["Route", "explain", "open_world", "route"]
+__all__ = ["DeviceRow", "Route", "explain", "explain_device_wires", "open_world", "route"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Route:
 
 _DIRECT = "straight from the tensor's memory"
 _SHOWN = "read where they lie, or piece by piece out of shared memory"
-_STAGED = "copied to host memory, sent, copied back"
+_STAGED = "in pieces through pinned host memory, mixed on the GPU"
+_OTHER = "copied to host memory, sent, copied back"
 _DEFAULT = "shared_memory"
 
 
@@ -51,7 +53,7 @@ def route(device: str, same_machine: bool, transport: str = _DEFAULT) -> Route:
 
     Example:
         >>> route("cuda", same_machine=True).how
-        'copied to host memory, sent, copied back'
+        'in pieces through pinned host memory, mixed on the GPU'
         >>> route("cpu", same_machine=False).transport
         'mpi'
     """
@@ -60,14 +62,63 @@ def route(device: str, same_machine: bool, transport: str = _DEFAULT) -> Route:
     peer = "same machine" if same_machine else "other machine"
     if name == "shared_memory" and not same_machine:
         name = "mpi"
+    if device == "cuda":
+        base = "mpi" if name == "shared_memory" else name
+        return Route(device, peer, f"{LAST_RESORT} over {base}", _STAGED)
     if device != "cpu":
-        return Route(device, peer, name, _STAGED)
+        return Route(device, peer, name, _OTHER)
     return Route(device, peer, name, _SHOWN if shares else _DIRECT)
 
 
 def explain(devices: Sequence[str] = ("cpu", "cuda"), transport: str = _DEFAULT) -> list[Route]:
     """All routes, for people to read."""
     return [route(device, same, transport) for device in devices for same in (True, False)]
+
+
+@dataclass(frozen=True)
+class DeviceRow:
+    """What the doctor says of a wire for tensors on GPUs.
+
+    Attributes:
+        wire: Its name.
+        state: ``"in use"``, ``"can be asked for"`` or ``"cannot be used"``.
+        why: The reason.
+    """
+
+    wire: str
+    state: str
+    why: str
+
+
+def explain_device_wires(mine: DeviceFacts, wanted: Sequence[str] = ()) -> list[DeviceRow]:
+    """What each wire could do between this rank and one like it on a GPU of its own.
+
+    Args:
+        mine: What this rank says of its device.
+        wanted: What ``ASYNCDDP_DEVICE_WIRES`` asks for.
+
+    Example:
+        >>> rows = explain_device_wires(DeviceFacts(0, device="cuda", gpu="a", mpi_cuda=True))
+        >>> [(row.wire, row.state) for row in rows if row.wire != "nccl"]
+        [('cuda_staged', 'in use'), ('mpi_cuda', 'can be asked for')]
+    """
+    one = replace(mine, probed=mine.mpi_cuda if mine.probed is None else mine.probed)
+    other = replace(one, rank=one.rank + 1, gpu=f"{one.gpu}, the next one" if one.gpu else "")
+    used = choose(one, other, [*wanted, LAST_RESORT]).wire
+    rows = []
+    for wire in DEVICE_WIRES:
+        against = choose(one, other, [wire]).refused.get(wire)
+        if against is not None:
+            rows.append(DeviceRow(wire, "cannot be used", against))
+        elif wire == used:
+            rows.append(DeviceRow(wire, "in use", _ASKED if wire in wanted else _DEFAULT_WIRE))
+        else:
+            rows.append(DeviceRow(wire, "can be asked for", f"ASYNCDDP_DEVICE_WIRES={wire}"))
+    return rows
+
+
+_ASKED = "asked for by ASYNCDDP_DEVICE_WIRES"
+_DEFAULT_WIRE = "needs nothing of MPI or of the peer's GPU"
 
 
 def open_world(transport: str | None = None) -> Transport:

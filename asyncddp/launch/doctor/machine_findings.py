@@ -6,13 +6,14 @@ import os
 import resource
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from asyncddp.launch.doctor.finding import Finding
 from asyncddp.launch.machine import cores
 
-__all__ = ["gpus", "machine_findings"]
+__all__ = ["gpus", "machine_findings", "mixed_devices"]
 
 _SHM = Path("/dev/shm")
 _SMALL_SHM = 1 << 30
@@ -82,6 +83,23 @@ def _gpu_findings(found: list[str]) -> Iterable[Finding]:
     for number, line in enumerate(found):
         name, memory, driver = (part.strip() for part in f"{line},,".split(",")[:3])
         yield Finding("GPU", f"GPU {number}", f"{name}, {memory}, driver {driver}")
+
+
+def mixed_devices(ranks: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """A warning where some ranks see GPUs and others see none.
+
+    Args:
+        ranks: What each rank says: ``rank`` and ``devices``.
+    """
+    without = [one["rank"] for one in ranks if "cuda" not in one["devices"]]
+    if not without or len(without) == len(ranks):
+        return []
+    advice = (
+        "Tensors of all ranks must lie on one kind of device. Start ranks only where there are "
+        "GPUs, or hide them with CUDA_VISIBLE_DEVICES= on all ranks."
+    )
+    value = f"none for ranks {without}, some for the others"
+    return [Finding("GPU", "GPUs of the ranks", value, advice, "note")]
 
 
 def machine_findings(environment: Mapping[str, str], found_gpus: list[str]) -> list[Finding]:

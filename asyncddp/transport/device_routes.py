@@ -1,0 +1,199 @@
+"""Which wire carries a tensor between two GPUs: a table, and for each wire that is not taken, why.
+
+A wire is taken where the user allows it and all its conditions hold between every two ranks of a
+group; the first such wire of the user's list wins, and ``cuda_staged`` serves where none does. All
+ranks of a group decide from the same facts and come to the same wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from asyncddp.errors import MismatchError
+
+__all__ = ["LAST_RESORT", "Choice", "DeviceFacts", "choose", "choose_for_all", "device_index"]
+
+LAST_RESORT = "cuda_staged"
+"""The wire that needs nothing."""
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What a rank says of the device that it would use, and of what could carry its tensors.
+
+    Attributes:
+        rank: The rank.
+        machine: Number of its machine.
+        device: ``"cuda"``, or ``"cpu"`` where torch sees no GPU.
+        gpu: The GPU's unique name, the same for ranks that share it; empty if unknown.
+        mpi_cuda: Whether the MPI library says that it takes GPU memory; None if it says nothing.
+        probed: Whether it then did, in a trial at the start; None if none was made.
+        cupy: Version of cupy; None where it cannot be imported.
+        nccl: Version of the NCCL that cupy has loaded, as ``22703`` for 2.27.3; None where none.
+    """
+
+    rank: int
+    machine: int = 0
+    device: str = "cpu"
+    gpu: str = ""
+    mpi_cuda: bool | None = None
+    probed: bool | None = None
+    cupy: str | None = None
+    nccl: int | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What carries a tensor, and why not something else.
+
+    Attributes:
+        wire: Name of the wire.
+        refused: For each wire that was asked for and not taken, the reason.
+    """
+
+    wire: str
+    refused: Mapping[str, str]
+
+
+_Check = Callable[[DeviceFacts, DeviceFacts], str | None]
+_NCCL_LEAST = 20700  # send and recv came with 2.7
+
+
+def _ranks(have: Callable[[DeviceFacts], bool], one: DeviceFacts, other: DeviceFacts) -> str:
+    """Those of two ranks for which something does not hold, in words."""
+    missing = [f"rank {facts.rank}" for facts in (one, other) if not have(facts)]
+    return " and ".join(missing)
+
+
+def _mpi_says_so(one: DeviceFacts, other: DeviceFacts) -> str | None:
+    where = _ranks(lambda facts: facts.mpi_cuda is True, one, other)
+    return f"the MPI library of {where} does not say that it takes GPU memory" if where else None
+
+
+def _probe_passed(one: DeviceFacts, other: DeviceFacts) -> str | None:
+    where = _ranks(lambda facts: facts.probed is True, one, other)
+    return f"a trial message out of GPU memory did not arrive as sent at {where}" if where else None
+
+
+def _cupy_there(one: DeviceFacts, other: DeviceFacts) -> str | None:
+    where = _ranks(lambda facts: facts.cupy is not None, one, other)
+    install = "pip install 'asyncddp[cuda12]' or 'asyncddp[cuda13]'"
+    return f"{where} cannot import cupy: {install}" if where else None
+
+
+def _nccl_there(one: DeviceFacts, other: DeviceFacts) -> str | None:
+    where = _ranks(lambda facts: (facts.nccl or 0) >= _NCCL_LEAST, one, other)
+    return f"cupy finds no NCCL of at least 2.7 at {where}" if where else None
+
+
+def _nccl_alike(one: DeviceFacts, other: DeviceFacts) -> str | None:
+    if one.nccl == other.nccl:
+        return None
+    return f"rank {one.rank} has NCCL {one.nccl}, rank {other.rank} has {other.nccl}"
+
+
+def _two_gpus(one: DeviceFacts, other: DeviceFacts) -> str | None:
+    if not one.gpu or not other.gpu:
+        return f"it is not known which GPU {_ranks(lambda f: bool(f.gpu), one, other)} uses"
+    if one.gpu == other.gpu:
+        return f"rank {one.rank} and rank {other.rank} share one GPU, which NCCL refuses"
+    return None
+
+
+_CONDITIONS: Mapping[str, tuple[_Check, ...]] = {
+    "nccl": (_cupy_there, _nccl_there, _nccl_alike, _two_gpus),
+    "mpi_cuda": (_mpi_says_so, _probe_passed),
+    LAST_RESORT: (),
+}
+"""What has to hold between two ranks for a wire; the first that does not is the reason."""
+
+
+def choose(one: DeviceFacts, other: DeviceFacts, wanted: Sequence[str] = (LAST_RESORT,)) -> Choice:
+    """Choose the wire for tensors on the GPUs of two ranks.
+
+    Args:
+        one: What is known of one rank.
+        other: And of the other one; both see it alike.
+        wanted: Wires that may be taken, the best first.
+
+    Returns:
+        The wire, and what speaks against those before it.
+
+    Raises:
+        MismatchError: One rank has a GPU and the other one has none.
+
+    Example:
+        >>> one, other = (DeviceFacts(rank, device="cuda", mpi_cuda=False) for rank in (0, 1))
+        >>> choice = choose(one, other, ["mpi_cuda"])
+        >>> choice.wire
+        'cuda_staged'
+        >>> choice.refused["mpi_cuda"]
+        'the MPI library of rank 0 and rank 1 does not say that it takes GPU memory'
+    """
+    _same_kind([one, other])
+    refused: dict[str, str] = {}
+    for wire in wanted:
+        reasons = (check(one, other) for check in _CONDITIONS[wire])
+        reason = next((text for text in reasons if text is not None), None)
+        if reason is None:
+            return Choice(wire, refused)
+        refused[wire] = reason
+    return Choice(LAST_RESORT, refused)
+
+
+def choose_for_all(group: Sequence[DeviceFacts], wanted: Sequence[str] = (LAST_RESORT,)) -> Choice:
+    """Choose the wire of a group: the first that serves every two of its ranks.
+
+    Args:
+        group: What is known of each rank.
+        wanted: Wires that may be taken, the best first.
+
+    Raises:
+        MismatchError: Some ranks have GPUs and others have none.
+
+    Example:
+        >>> choose_for_all([DeviceFacts(rank, device="cuda") for rank in range(4)]).wire
+        'cuda_staged'
+    """
+    _same_kind(group)
+    refused: dict[str, str] = {}
+    for wire in wanted:
+        choices = (choose(one, other, [wire]) for one, other in combinations(group, 2))
+        against = next((choice.refused[wire] for choice in choices if choice.wire != wire), None)
+        if against is None:
+            return Choice(wire, refused)
+        refused[wire] = against
+    return Choice(LAST_RESORT, refused)
+
+
+def _same_kind(group: Sequence[DeviceFacts]) -> None:
+    kinds: dict[str, list[int]] = {}
+    for facts in group:
+        kinds.setdefault(facts.device, []).append(facts.rank)
+    if len(kinds) > 1:
+        parts = [f"ranks {ranks} have tensors on {kind}" for kind, ranks in sorted(kinds.items())]
+        raise MismatchError(
+            f"{' and '.join(parts)}: expected all ranks of a run on one kind of device. Start it "
+            "only where there are GPUs, or hide them with CUDA_VISIBLE_DEVICES= on all ranks"
+        )
+
+
+def device_index(local_rank: int, visible: int) -> int | None:
+    """The GPU that a rank would take by itself: its number on the machine, around the visible ones.
+
+    The library never calls ``torch.cuda.set_device``: which GPU a rank uses is the user's choice.
+
+    Args:
+        local_rank: The rank's number among those of its machine.
+        visible: GPUs that the rank sees.
+
+    Returns:
+        The index; None where there is no GPU.
+
+    Example:
+        >>> [device_index(rank, 2) for rank in range(4)], device_index(0, 0)
+        ([0, 1, 0, 1], None)
+    """
+    return local_rank % visible if visible else None

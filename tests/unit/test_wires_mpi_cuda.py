@@ -1,0 +1,289 @@
+"""``mpi_cuda``: what MPI is handed, when, and that a real MPI library carries it.
+
+The buffers lie on the host and are handed over as device memory is, which MPI for Python cannot
+tell apart; only the MPI library's own way into GPU memory is not tested here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from asyncddp.context import current
+from asyncddp.errors import MismatchError, PeerError, UnknownNameError
+from asyncddp.memory.streams import Queue
+from asyncddp.memory.streams_host import HostStreams
+from asyncddp.transport import mpi_cuda
+from asyncddp.transport.cuda_staged import CudaStaged, on_device
+from asyncddp.transport.device_agreement import agree, own_facts, wires_of
+from asyncddp.transport.device_routes import DeviceFacts
+from asyncddp.transport.loopback import Loopback
+from asyncddp.transport.mpi_cuda import MPI, MPICuda, says_cuda, try_out
+from tests.conformance import test_transports as transports
+from tests.support import on
+
+
+class Comm:
+    """A communicator that checks and notes what it is handed, and ends a request when told."""
+
+    def __init__(self):
+        self.calls = []
+
+    def Set_errhandler(self, handler):
+        assert handler == MPI.ERRORS_RETURN
+
+    def _begin(self, kind, message, peer, tag):
+        buffer, datatype = message
+        assert datatype == MPI.BYTE
+        interface = buffer.__cuda_array_interface__
+        assert interface["typestr"] == "|u1"
+        assert "stream" not in interface
+        self.calls.append((kind, *interface["data"], *interface["shape"], peer, tag))
+        return MPI.REQUEST_NULL
+
+    def Isend(self, message, peer, tag):
+        return self._begin("send", message, peer, tag)
+
+    def Irecv(self, message, peer, tag):
+        return self._begin("receive", message, peer, tag)
+
+
+def wire(laziness=0):
+    streams, comm = HostStreams(laziness), Comm()
+    return MPICuda(Loopback.group(2)[0], streams, comm), streams, comm
+
+
+def test_mpi_gets_the_tensor_s_own_memory_as_bytes():
+    sender, _, comm = wire()
+    data, out = torch.zeros(7, dtype=torch.bfloat16), torch.zeros(3, dtype=torch.complex64)
+    assert sender.isend(data, 1, 5).done()
+    assert sender.irecv(out, 1, 6).done()
+    assert comm.calls == [
+        ("send", data.data_ptr(), False, 14, 1, 5),
+        ("receive", out.data_ptr(), False, 24, 1, 6),
+    ]
+
+
+def test_large_tensors_go_in_pieces_that_c_ints_can_count(monkeypatch):
+    monkeypatch.setattr(mpi_cuda, "_PIECE", 1000)
+    sender, _, comm = wire()
+    data = torch.zeros(2500, dtype=torch.uint8)
+    sender.isend(data, 1, 5)
+    address = data.data_ptr()
+    assert [(call[1] - address, call[3]) for call in comm.calls] == [
+        (0, 1000),
+        (1000, 1000),
+        (2000, 500),
+    ]
+
+
+def test_mpi_reads_nothing_before_the_work_that_makes_it_has_ended():
+    """The event of the work queue is asked, nothing is waited for."""
+    sender, streams, comm = wire(laziness=5)
+    data = torch.zeros(4)
+    streams.copy(data, torch.ones(4), Queue.WORK)
+    sending = sender.isend(data, 1, 0)
+    assert not sending.done()
+    assert comm.calls == []
+    while not sending.done():
+        pass
+    assert data.tolist() == [1.0] * 4
+    assert len(comm.calls) == 1
+
+
+def test_messages_start_in_their_order():
+    sender, streams, comm = wire(laziness=3)
+    scratch = torch.zeros(1)
+    for tag in range(4):
+        streams.copy(scratch, torch.ones(1), Queue.WORK)
+        last = sender.isend(torch.zeros(1), 1, tag)
+    while not last.done():
+        pass
+    assert [call[-1] for call in comm.calls] == [0, 1, 2, 3]
+
+
+def test_a_receive_that_was_given_up_before_it_began_never_begins():
+    receiver, streams, comm = wire(laziness=1)
+    streams.copy(torch.zeros(1), torch.ones(1), Queue.WORK)
+    arriving = receiver.irecv(torch.zeros(4), 1, 0)
+    arriving.abandon()
+    for _ in range(10):
+        receiver.isend(torch.zeros(1), 1, 1).done()
+    assert {call[0] for call in comm.calls} == {"send"}
+
+
+def test_what_mpi_refuses_is_an_error_of_ours():
+    sender, _, comm = wire()
+
+    def refuse(*_):
+        raise MPI.Exception(MPI.ERR_BUFFER)
+
+    comm.Isend = refuse
+    with pytest.raises(PeerError, match=r"a message between GPUs could not be started: MPI_ERR_BU"):
+        sender.isend(torch.zeros(1), 1, 1).done()
+
+
+def test_collectives_are_staged():
+    """Open MPI takes no GPU memory in collectives that do not block."""
+    assert MPICuda.iallreduce is CudaStaged.iallreduce
+    assert MPICuda.ibroadcast is CudaStaged.ibroadcast
+    assert MPICuda.iallgather is CudaStaged.iallgather
+
+
+# whether MPI takes GPU memory
+
+
+@pytest.mark.parametrize("name", sorted(mpi_cuda._OFF))
+def test_a_variable_that_turns_it_off_wins(name):
+    assert says_cuda({name: "0"}) is False
+
+
+class Answers:
+    """A library with one of the two functions."""
+
+    def __init__(self, name, answer):
+        def mpich(kind, found):
+            assert kind == 0
+            found._obj.value = answer
+            return 0
+
+        by_name = {"MPIX_Query_cuda_support": lambda: answer, "MPIX_GPU_query_support": mpich}
+        if name:
+            setattr(self, name, by_name[name])
+
+
+@pytest.mark.parametrize("name", ["MPIX_Query_cuda_support", "MPIX_GPU_query_support"])
+@pytest.mark.parametrize("answer", [0, 1])
+def test_the_library_is_asked(monkeypatch, name, answer):
+    monkeypatch.setattr(mpi_cuda, "_libraries", lambda: ["/lib/libmpi.so.40"])
+    monkeypatch.setattr(mpi_cuda.ctypes, "CDLL", lambda path: Answers(name, answer))
+    assert says_cuda({}) is bool(answer)
+
+
+def test_a_library_that_says_nothing_is_not_believed(monkeypatch):
+    monkeypatch.setattr(mpi_cuda, "_libraries", lambda: ["/lib/libmpi.so.12"])
+    monkeypatch.setattr(mpi_cuda.ctypes, "CDLL", lambda path: Answers("", 0))
+    assert says_cuda({}) is None
+    monkeypatch.setattr(mpi_cuda, "_libraries", list)
+    assert says_cuda({}) is None
+
+
+# over a real MPI library
+
+
+def over_mpi_cuda(base, case, *args):
+    return getattr(transports, case)(MPICuda.open(base, HostStreams(1)), *args)
+
+
+CASES = {
+    "by_tag_backwards": (),
+    "same_tag_in_order": (),
+    "every_dtype_in_bulk": (),
+    "around_pieces": ([0, 1, 999, 1000, 1001, 2000, 100_001],),
+    "given_up_receive": (),
+    "given_up_send": (),
+    "broadcasts": (),
+    "several_at_once": (),
+    "splits": (),
+}
+
+
+@on("mpi-2")
+@pytest.mark.parametrize("case", CASES)
+def test_a_real_mpi_library_carries_it(world, case):
+    told = world.run_bare(over_mpi_cuda, case, *CASES[case])
+    if case == "given_up_receive":
+        assert told[0] == ([0.0] * 3, [1.0] * 3)
+
+
+def trial(base, spoilt):
+    def made(size):
+        tensor = torch.arange(size).mul_(size).to(torch.uint8)
+        return tensor.add_(1) if spoilt and base.rank == 0 else tensor
+
+    return try_out(MPICuda.open(base, HostStreams(1)), made, seconds=5.0)
+
+
+@on("mpi-2")
+@pytest.mark.parametrize("spoilt", [False, True], ids=["as-sent", "spoilt"])
+def test_the_trial_at_the_start_finds_what_does_not_arrive_as_it_was_sent(world, spoilt):
+    assert world.run_bare(trial, spoilt) == [not spoilt] * 2
+
+
+def agreed(base, mpi_cuda_says, wanted):
+    mine = DeviceFacts(base.rank, device="cuda", gpu=f"GPU-{base.rank}", mpi_cuda=mpi_cuda_says)
+    streams = HostStreams(1)
+    choice = agree(base, wires_of(wanted), mine, streams, 10.0)
+    return choice.wire, dict(choice.refused), on_device(base, streams).name
+
+
+@on("mpi-2")
+def test_ranks_agree_on_a_wire_and_use_it(world):
+    told = world.run_bare(agreed, True, "mpi_cuda")
+    assert told == [("mpi_cuda", {}, "mpi_cuda")] * 2
+    reason = "the MPI library of rank 0 and rank 1 does not say that it takes GPU memory"
+    told = world.run_bare(agreed, False, "mpi_cuda,cuda_staged")
+    assert told == [("cuda_staged", {"mpi_cuda": reason}, "cuda_staged")] * 2
+
+
+def agreed_mixed(base):
+    mine = DeviceFacts(base.rank, device="cuda" if base.rank else "cpu")
+    with pytest.raises(MismatchError) as caught:
+        agree(base, ("cuda_staged",), mine, None, 10.0)
+    return str(caught.value)
+
+
+@on("mpi-2")
+def test_a_rank_without_a_gpu_is_named_at_the_start(world):
+    for told in world.run_bare(agreed_mixed):
+        assert told.startswith("ranks [0] have tensors on cpu and ranks [1] have tensors on cuda")
+
+
+# what the user says
+
+
+def test_wires_are_named_with_commas():
+    assert wires_of("mpi_cuda,cuda_staged") == ("mpi_cuda", "cuda_staged")
+
+
+@pytest.mark.parametrize("text", ["mpi-cuda", "cuda_staged,tcp", "", ","])
+def test_a_wire_that_there_is_not_is_told_with_those_that_there_are(text):
+    known = "ASYNCDDP_DEVICE_WIRES: expected some of cuda_staged, mpi_cuda"
+    with pytest.raises(UnknownNameError, match=re.escape(known)):
+        wires_of(text)
+
+
+def test_a_rank_without_gpus_says_so():
+    assert own_facts(3, 1, 0) == DeviceFacts(3, 1)
+
+
+def test_a_rank_says_which_gpu_it_would_use(monkeypatch):
+    class Properties:
+        def __init__(self, index):
+            self.uuid = f"uuid of GPU {index}"
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", Properties)
+    facts = own_facts(3, 1, 3)
+    assert facts == replace(DeviceFacts(3, 1, "cuda", "uuid of GPU 1"), mpi_cuda=facts.mpi_cuda)
+
+
+def in_a_world():
+    transport = current().transport
+    return on_device(transport, HostStreams()).name
+
+
+@on("mpi-2")
+def test_a_world_without_gpus_comes_up_whatever_is_asked_for(world):
+    told = world.run(in_a_world, settings={"device_wires": "mpi_cuda"})
+    assert told == ["cuda_staged"] * 2
+
+
+@on("mpi-2")
+def test_a_wire_that_there_is_not_ends_init_on_all_ranks(world):
+    for outcome in world.outcomes(in_a_world, settings={"device_wires": "smoke"}):
+        assert outcome.error == "UnknownNameError"
+        assert "expected some of cuda_staged, mpi_cuda" in outcome.message

@@ -1,0 +1,156 @@
+"""The table of wires between GPUs, row by row."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from asyncddp.errors import MismatchError
+from asyncddp.launch import probe
+from asyncddp.launch.doctor.machine_findings import mixed_devices
+from asyncddp.transport import DEVICE_WIRES
+from asyncddp.transport.device_routes import DeviceFacts, choose, choose_for_all, device_index
+from asyncddp.transport.routes import explain_device_wires, route
+
+GOOD = DeviceFacts(
+    0, device="cuda", gpu="GPU-a", mpi_cuda=True, probed=True, cupy="13.6.0", nccl=22703
+)
+OTHER = replace(GOOD, rank=1, gpu="GPU-b")
+ALL = ["nccl", "mpi_cuda", "cuda_staged"]
+
+
+def test_the_first_wire_of_the_list_whose_conditions_hold_is_taken():
+    for wanted in itertools.permutations(ALL):
+        choice = choose(GOOD, OTHER, wanted)
+        assert choice.wire == wanted[0]
+        assert not choice.refused
+
+
+def test_nothing_but_the_wire_that_needs_nothing_is_taken_unasked():
+    choice = choose(GOOD, OTHER)
+    assert (choice.wire, dict(choice.refused)) == ("cuda_staged", {})
+
+
+@pytest.mark.parametrize(
+    ("wire", "changed", "reason"),
+    [
+        ("mpi_cuda", {"mpi_cuda": False}, "the MPI library of rank 1 does not say that"),
+        ("mpi_cuda", {"mpi_cuda": None}, "the MPI library of rank 1 does not say that"),
+        ("mpi_cuda", {"probed": False}, "a trial message out of GPU memory did not arrive as sent"),
+        ("mpi_cuda", {"probed": None}, "a trial message out of GPU memory did not arrive as sent"),
+        ("nccl", {"cupy": None}, "rank 1 cannot import cupy: pip install 'asyncddp[cuda12]'"),
+        ("nccl", {"nccl": None}, "cupy finds no NCCL of at least 2.7 at rank 1"),
+        ("nccl", {"nccl": 20604}, "cupy finds no NCCL of at least 2.7 at rank 1"),
+        ("nccl", {"nccl": 22000}, "rank 0 has NCCL 22703, rank 1 has 22000"),
+        ("nccl", {"gpu": ""}, "it is not known which GPU rank 1 uses"),
+        ("nccl", {"gpu": "GPU-a"}, "rank 0 and rank 1 share one GPU, which NCCL refuses"),
+    ],
+)
+def test_each_condition_that_fails_is_the_reason_why_a_wire_is_not_taken(wire, changed, reason):
+    other = replace(OTHER, **changed)
+    choice = choose(GOOD, other, [wire])
+    assert choice.wire == "cuda_staged"
+    assert choice.refused[wire].startswith(reason)
+    assert choose_for_all([GOOD, other], [wire]) == choice
+
+
+def test_both_ranks_come_to_the_same_wire_whatever_their_facts():
+    """Over all combinations of what a rank can say, the table is symmetric and always ends."""
+    options = itertools.product([True, False, None], [True, None], ["13", None], ["a", "b", ""])
+    facts = [
+        DeviceFacts(0, 0, "cuda", gpu, aware, probed, cupy, 22703 if cupy else None)
+        for aware, probed, cupy, gpu in options
+    ]
+    for one, other in itertools.product(facts, repeat=2):
+        there = choose(one, replace(other, rank=1), ALL)
+        back = choose(replace(other, rank=1), one, ALL)
+        assert there.wire == back.wire
+        assert list(there.refused) == list(back.refused) == ALL[: ALL.index(there.wire)]
+
+
+def test_one_pair_that_a_wire_does_not_serve_keeps_a_group_from_it():
+    group = [replace(GOOD, rank=rank, gpu=f"GPU-{rank}") for rank in range(3)]
+    assert choose_for_all(group, ALL).wire == "nccl"
+    shared = [*group, replace(GOOD, rank=3, gpu="GPU-1")]
+    choice = choose_for_all(shared, ALL)
+    assert choice.wire == "mpi_cuda"
+    assert choice.refused == {"nccl": "rank 1 and rank 3 share one GPU, which NCCL refuses"}
+
+
+def test_one_rank_alone_has_a_wire():
+    assert choose_for_all([GOOD], ALL).wire == "nccl"
+    assert choose_for_all([DeviceFacts(0)]).wire == "cuda_staged"
+
+
+def test_ranks_on_cpus_and_ranks_on_gpus_do_not_go_together():
+    group = [replace(GOOD, rank=0), DeviceFacts(1), DeviceFacts(2), replace(GOOD, rank=3)]
+    with pytest.raises(MismatchError) as caught:
+        choose_for_all(group)
+    assert str(caught.value) == (
+        "ranks [1, 2] have tensors on cpu and ranks [0, 3] have tensors on cuda: expected all "
+        "ranks of a run on one kind of device. Start it only where there are GPUs, or hide them "
+        "with CUDA_VISIBLE_DEVICES= on all ranks"
+    )
+    with pytest.raises(MismatchError, match=r"ranks \[1\] have tensors on cpu"):
+        choose(group[0], group[1])
+
+
+def test_ranks_go_around_the_visible_gpus():
+    assert [device_index(rank, 3) for rank in range(5)] == [0, 1, 2, 0, 1]
+    assert device_index(7, 1) == 0
+    assert device_index(0, 0) is None
+
+
+# what the doctor shows
+
+
+def test_the_doctor_says_of_each_wire_whether_it_serves_and_why():
+    aware = replace(GOOD, probed=None)
+    rows = {row.wire: row for row in explain_device_wires(aware)}
+    assert (rows["cuda_staged"].state, rows["mpi_cuda"].state) == ("in use", "can be asked for")
+    assert rows["mpi_cuda"].why == "ASYNCDDP_DEVICE_WIRES=mpi_cuda"
+    rows = {row.wire: row for row in explain_device_wires(aware, ["mpi_cuda"])}
+    assert rows["mpi_cuda"].state == "in use"
+    assert rows["cuda_staged"].state == "can be asked for"
+    rows = {row.wire: row for row in explain_device_wires(replace(aware, mpi_cuda=False))}
+    assert rows["mpi_cuda"].state == "cannot be used"
+    assert "does not say that it takes GPU memory" in rows["mpi_cuda"].why
+
+
+def test_every_wire_of_the_registry_has_a_row_in_the_table():
+    """A new wire is shown by the doctor; one without conditions would be taken blindly."""
+    assert {row.wire for row in explain_device_wires(GOOD)} == set(DEVICE_WIRES)
+    for wire in DEVICE_WIRES:
+        assert choose(GOOD, OTHER, [wire]).wire == wire
+        assert DEVICE_WIRES[wire].name == wire
+
+
+def test_routes_of_gpu_tensors_are_staged_over_the_wire_of_their_host():
+    assert [route("cuda", same).transport for same in (True, False)] == ["cuda_staged over mpi"] * 2
+    assert route("cuda", True, "loopback").transport == "cuda_staged over loopback"
+    assert route("mps", True, "mpi").how == "copied to host memory, sent, copied back"
+
+
+def test_the_doctor_warns_of_ranks_without_gpus_beside_others():
+    ranks = [{"rank": 0, "devices": ["cpu", "cuda"]}, {"rank": 1, "devices": ["cpu"]}]
+    (finding,) = mixed_devices(ranks)
+    assert finding.value == "none for ranks [1], some for the others"
+    assert "CUDA_VISIBLE_DEVICES=" in finding.advice
+    assert mixed_devices(ranks[:1]) == mixed_devices(ranks[1:]) == []
+
+
+def test_the_doctor_says_which_gpu_a_rank_takes(monkeypatch):
+    monkeypatch.setattr(probe, "gpus", lambda: ["NVIDIA H200"] * 4)
+    monkeypatch.setattr(probe, "torch_cuda", lambda: "13.0")
+    assert probe._gpu(5) == "1 of 4 by local_rank"
+    monkeypatch.setattr(probe, "torch_cuda", lambda: None)
+    assert probe._gpu(5) == "none"
+
+
+def test_the_probe_of_a_machine_with_gpus_tells_of_its_wires(monkeypatch):
+    monkeypatch.setenv("ASYNCDDP_DEVICE_WIRES", "mpi_cuda")
+    rows = {row["wire"]: row for row in probe._device_wires()}
+    assert rows["cuda_staged"]["state"] == "in use", "this machine has none of the others"
+    assert set(rows) == set(DEVICE_WIRES)
