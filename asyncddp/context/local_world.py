@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import importlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +16,8 @@ from asyncddp.errors import ArgumentError, PeerError, RankError
 from asyncddp.transport.loopback import Loopback
 
 __all__ = ["LocalWorld", "local_world"]
+
+_LOOK = 0.1  # seconds between two looks at whether a thread has ended
 
 
 class LocalWorld:
@@ -155,12 +157,16 @@ def _in_threads(
     results: list[Any] = [None] * size
     errors: list[tuple[int, BaseException]] = []
 
+    ended = [threading.Event() for _ in range(size)]
+
     def body(rank: int) -> None:
         try:
             results[rank] = call(rank)
         except BaseException as error:  # noqa: BLE001 - handed to the caller's thread, whatever it is
             errors.append((rank, error))
             failed(rank, error)
+        finally:
+            ended[rank].set()
 
     threads = [
         threading.Thread(target=body, args=(rank,), name=f"rank-{rank}") for rank in range(size)
@@ -168,13 +174,11 @@ def _in_threads(
     for thread in threads:
         thread.start()
     try:
-        for thread in threads:
-            thread.join()
+        _join(threads, ended)
     except KeyboardInterrupt:
         for thread in threads:
             _interrupt(thread)
-        for thread in threads:
-            thread.join()
+        _join(threads, ended)
         raise
     if errors:
         rank, error = errors[0]
@@ -184,6 +188,14 @@ def _in_threads(
             rank, f"rank {rank} raised {type(error).__name__}: {error}{more}"
         ) from error
     return results
+
+
+def _join(threads: Sequence[threading.Thread], ended: Sequence[threading.Event]) -> None:
+    """Wait for threads; a ``Thread.join`` that Ctrl-C ends would count a living one as dead."""
+    for thread, event in zip(threads, ended, strict=True):
+        while thread.is_alive():
+            event.wait(_LOOK)
+        thread.join()
 
 
 def _interrupt(thread: threading.Thread) -> None:

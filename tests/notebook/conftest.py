@@ -2,47 +2,23 @@
 
 import contextlib
 import os
-import re
 import signal
-import sys
 import time
-import types
 import uuid
 
 import psutil
 import pytest
 
-
-def plain(text):
-    """A text without colours."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)
-
-
-class Session:
-    """Runs cells as a notebook does."""
-
-    def __init__(self, shell):
-        self.shell, self.names = shell, shell.user_ns
-
-    def __call__(self, cell):
-        """Run a cell; gives its value, or the exception that ended it."""
-        result = self.shell.run_cell(cell)
-        return result.error_before_exec or result.error_in_exec or result.result
+from asyncddp.errors import EnvironmentProblem
+from asyncddp.launch.locate import locate
+from tests.support.session import open_session
 
 
 @pytest.fixture(scope="module")
 def session():
     """An IPython session of its own, without history."""
-    interactiveshell = pytest.importorskip("IPython.core.interactiveshell")
-    config = pytest.importorskip("traitlets.config").Config()
-    config.HistoryManager.enabled = False
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "cells_of_the_tests", types.ModuleType("cells_of_the_tests"))
-        shell = interactiveshell.InteractiveShell.instance(
-            config=config, user_module=sys.modules["cells_of_the_tests"]
-        )
-        yield Session(shell)
-        interactiveshell.InteractiveShell.clear_instance()
+    with open_session() as opened:
+        yield opened
 
 
 class Marked:
@@ -100,9 +76,6 @@ def marked(monkeypatch):
 @pytest.fixture(scope="session")
 def mpi():
     """Skips where ranks cannot be started."""
-    from asyncddp.errors import EnvironmentProblem
-    from asyncddp.launch.locate import locate
-
     pytest.importorskip("ipyparallel")
     try:
         locate(None, os.environ)

@@ -12,7 +12,7 @@ import pytest
 
 from asyncddp.errors import EnvironmentProblem, RankError, UsageError
 from asyncddp.notebook import Cluster
-from tests.notebook.conftest import plain
+from tests.support.session import plain
 
 pytestmark = [pytest.mark.mpi(4), pytest.mark.timeout(300)]
 
