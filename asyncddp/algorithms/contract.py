@@ -113,7 +113,7 @@ class Algorithm:
         """Refuse a graph or schedule that this method cannot live with.
 
         Raises:
-            TopologyError: It does not fulfil :attr:`needs`; the message says which, and names a
+            TopologyError: It does not fulfil ``needs``; the message says which, and names a
                 graph that does.
         """
         self.needs.check(self.name, graph_or_schedule)

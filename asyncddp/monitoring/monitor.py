@@ -62,7 +62,7 @@ def monitor(
             on a terminal and lines elsewhere; a path that ends in ``.jsonl`` for one JSON object
             per rank and report, for ``asyncddp report``; ``"tensorboard:DIR"`` or a
             ``SummaryWriter``; a function that is called with each record as a dict; None for
-            :attr:`Monitor.latest` alone.
+            ``Monitor.latest`` alone.
         consensus: ``"projection"``; ``"exact"`` for the distance itself, for which all ranks wait
             and all parameters travel; None for no distance.
         first_step: Steps that were made before, in a run that is resumed; files are continued then.
@@ -107,7 +107,8 @@ class Monitor:
     """A monitor that runs; :func:`monitor` makes it.
 
     Attributes:
-        latest: On rank 0 the newest :class:`Record` of each rank; elsewhere this rank's own.
+        latest: On rank 0 the newest :class:`asyncddp.monitoring.Record` of each rank; elsewhere
+            this rank's own.
         monitor_seconds: Time that this rank has spent on monitoring so far.
     """
 

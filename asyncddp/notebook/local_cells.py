@@ -202,7 +202,7 @@ def _prefixed() -> Iterator[None]:
 
 
 def activate(world: LocalWorld) -> LocalView:
-    """Let ``%%px`` run on the ranks of a local world; see :meth:`LocalWorld.activate`.
+    """Let ``%%px`` run on the ranks of a local world; see :meth:`asyncddp.LocalWorld.activate`.
 
     Raises:
         UsageError: This is no IPython session.
