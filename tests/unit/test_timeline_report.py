@@ -262,11 +262,16 @@ def test_pictures_have_a_bar_and_a_strip_per_rank(tmp_path, size, name, start):
 
 def test_pictures_need_no_steps(tmp_path):
     pytest.importorskip("matplotlib", reason="pictures need matplotlib")
-    recording = read(tmp_path, Rank(0).clock(0.0).wait(100.0, 200.0, 0))
+    rank = Rank(0).clock(0.0)
+    for k in range(101):
+        rank.wait(10.0 * k, 10.0 * k + 5, 0)
+    recording = read(tmp_path, rank)
     figure = draw(recording, report(recording))
     assert "all that was recorded" in figure.axes[0].get_title(loc="left")
     assert "middle of what was recorded" in figure.axes[1].get_title(loc="left")
-    assert usual_steps(recording) == pytest.approx((145.0, 155.0))
+    assert usual_steps(recording) == pytest.approx((450.0, 550.0))
+    single = read(tmp_path, Rank(0).clock(0.0).wait(10.0, 30.0, 0))
+    assert usual_steps(single) == (10.0, 30.0)
 
 
 def test_without_matplotlib_an_error_says_how_to_get_it(tmp_path, monkeypatch):
