@@ -26,7 +26,7 @@ def run(*command, cwd=REPO, **environ):
     )
 
 
-@pytest.mark.parametrize("script", ["train", "test", "check"])
+@pytest.mark.parametrize("script", ["train", "test", "check", "docs"])
 def test_help_teaches_from_anywhere_without_installing(tmp_path, script):
     """--help explains the script from any folder, and makes no environment for that."""
     done = run(REPO / "scripts" / script, "--help", cwd=tmp_path, ASYNCDDP_VENV="/nowhere/venv")
@@ -41,6 +41,7 @@ def test_help_teaches_from_anywhere_without_installing(tmp_path, script):
         (["train", "-np"], "train: -np needs a number of ranks of at least 1, got ''"),
         (["test", "nowhere"], "test: no area 'nowhere' in tests; there are: "),
         (["check", "nowhere"], "check: no gate 'nowhere'; there are: format lint"),
+        (["docs", "--fast"], "docs: no option '--fast'; there are: --open --serve --no-doctests"),
     ],
 )
 def test_wrong_arguments_are_one_sentence(command, message):

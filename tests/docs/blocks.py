@@ -1,0 +1,70 @@
+"""The code blocks of a Markdown page, and what the words after their language ask of a test.
+
+======================  ==========================================================================
+``python``              a whole script: runs on one rank; a comment after ``print(…)`` is its output
+``python file=NAME``    the same, and NAME in the page's folder, where commands find it
+``python ranks``        runs by a command of the page only, since one rank has no neighbours
+``bash``                commands that run in the page's folder
+``bash parsed``         commands for machines that are not here: our own command line reads them
+``bash fails``          commands that end with an error
+``bash file=NAME``      a script for a batch system, read in the same way
+``text output``         what the block above prints; ``...`` stands for anything
+``text unordered``      the same, of ranks that print in any order
+``text``                a picture in letters, a tree, a message: read by people only
+``diff``                two scripts: the old one can be compiled, the new one runs
+======================  ==========================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+
+__all__ = ["PAGES", "REPO", "Block", "blocks_of", "prose_of"]
+
+REPO = Path(__file__).resolve().parents[2]
+PAGES = [
+    "README.md",
+    *sorted(str(page.relative_to(REPO)) for page in (REPO / "docs").rglob("*.md")),
+]
+PAGES.remove("docs/benchmarks.md")  # what a bench printed, with the command above each
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: where it stands, its language, the words after that, and its text."""
+
+    page: str
+    line: int
+    language: str
+    marks: frozenset[str]
+    text: str
+
+    @property
+    def file(self) -> str | None:
+        """The name under which it lies in the page's folder."""
+        names = [mark.removeprefix("file=") for mark in self.marks if mark.startswith("file=")]
+        return names[0] if names else None
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks_of(page: str) -> list[Block]:
+    """All code blocks of a page but those that are read by the site's builder, ``{…}``."""
+    tokens = MarkdownIt("commonmark").parse((REPO / page).read_text(encoding="utf-8"))
+    blocks = []
+    for token in tokens:
+        if token.type not in ("fence", "code_block") or token.info.startswith("{"):
+            continue
+        language, *marks = token.info.split() or [""]
+        assert token.map is not None
+        blocks.append(Block(page, token.map[0] + 1, language, frozenset(marks), token.content))
+    return blocks
+
+
+def prose_of(page: str) -> str:
+    """A page's text with its code blocks."""
+    return (REPO / page).read_text(encoding="utf-8")

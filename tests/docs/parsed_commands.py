@@ -1,0 +1,95 @@
+"""Commands for machines that are not here, read as far as this machine can read them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from asyncddp.launch.cli import main
+from tests.docs.blocks import REPO
+
+__all__ = ["check_script"]
+
+OTHERS = {"apt-get", "cd", "chmod", "git", "module", "source"}
+"""Commands of the system, which are believed."""
+
+
+def check_script(text: str, folder: Path) -> None:
+    """Fail where bash cannot read a script, or we cannot read one of its commands."""
+    read = subprocess.run(
+        ["bash", "-n"], input=text, capture_output=True, text=True, timeout=20, check=False
+    )
+    assert read.returncode == 0, read.stderr
+    lines = re.sub(r"\\\n\s*", " ", text).splitlines()
+    commands = [words for line in lines if (words := shlex.split(line, comments=True))]
+    assert commands, "a script without a command"
+    for words in commands:
+        check_command(words, folder)
+
+
+def check_command(words: list[str], folder: Path) -> None:
+    """Fail where a command is none, or has options or files that there are not."""
+    while re.fullmatch(r"\w+=.*", words[0]) or words[0] == "export":
+        words = words[1:]
+        if not words:
+            return
+    name, *rest = words
+    if name in ("asyncddp", "bfrun"):
+        _check_ours(["run", *rest] if name == "bfrun" else rest, folder)
+    elif "scripts/" in name:
+        _check_our_script(REPO / name, [word for word in rest if word.startswith("-")])
+    elif name == "pip":
+        _check_pip(rest)
+    elif name in ("mpirun", "mpiexec", "srun", "sbatch", "salloc", "python"):
+        _check_files(rest, folder)
+    elif name == "ssh":
+        assert rest, "ssh without a host"
+    else:
+        assert name in OTHERS, f"{name!r} is no command that a page may show unexplained"
+
+
+def _check_ours(words: list[str], folder: Path) -> None:
+    """Have ``asyncddp run`` say what it would start, and other commands read their options."""
+    here = Path.cwd()
+    os.chdir(folder)
+    try:
+        if words[0] == "run":
+            done = CliRunner().invoke(main, ["run", "--dry-run", *words[1:]])
+            assert done.exit_code == 0, done.output
+            assert "-m asyncddp.launch.rank" in done.output or "--" in done.output
+            return
+        with main.make_context("asyncddp", list(words)) as context:
+            command = main.get_command(context, words[0])
+            assert command, f"there is no command {words[0]!r}"
+            command.make_context(words[0], list(words[1:]), parent=context).close()
+    finally:
+        os.chdir(here)
+
+
+def _check_our_script(script: Path, options: list[str]) -> None:
+    """The script is there, and its text knows the options."""
+    assert os.access(script, os.X_OK), f"{script} is no script of ours"
+    text = script.read_text(encoding="utf-8")
+    assert [option for option in options if option not in text] == []
+
+
+def _check_pip(words: list[str]) -> None:
+    """Extras are those of the package."""
+    assert words[0] == "install"
+    declared = (REPO / "pyproject.toml").read_text(encoding="utf-8")
+    named = re.findall(r"\[([\w,]+)\]", " ".join(words))
+    assert named, f"pip install {words[1:]} names no extra of ours"
+    for extra in ",".join(named).split(","):
+        assert f"\n{extra} = [" in declared, f"there is no extra {extra!r}"
+
+
+def _check_files(words: list[str], folder: Path) -> None:
+    """Scripts that are named lie in the page's folder, or in the clone."""
+    scripts = [word for word in words if re.fullmatch(r"[\w/.-]+\.(py|sh|sbatch)", word)]
+    missing = [name for name in scripts if not (folder / name).exists() | (REPO / name).exists()]
+    assert missing == []

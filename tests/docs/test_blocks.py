@@ -1,0 +1,139 @@
+"""Every code block of README.md and of the guides does what the page says that it does."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import subprocess
+
+import pytest
+
+from tests.docs.blocks import PAGES, blocks_of
+from tests.docs.conftest import environment, name_of
+from tests.docs.parsed_commands import check_script
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+LANGUAGES = {
+    "python": {"ranks"},
+    "bash": {"parsed", "fails"},
+    "text": {"output", "unordered"},
+    "diff": set(),
+}
+LENIENT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def of(language, *marks, without=()):
+    """The tests' blocks: those of a language that have these marks, and none of the others."""
+    found = [
+        block
+        for block in BLOCKS
+        if block.language == language
+        and set(marks) <= block.marks
+        and not set(without) & block.marks
+    ]
+    return pytest.mark.parametrize("block", found, ids=name_of)
+
+
+def printed_after(block):
+    """The output that the page shows below a block, and whether its order is left open."""
+    mine = [other for other in BLOCKS if other.page == block.page]
+    following = mine[mine.index(block) + 1 :][:1]
+    shown = [other for other in following if other.marks & {"output", "unordered"}]
+    return (shown[0].text, "unordered" in shown[0].marks) if shown else (None, False)
+
+
+def check_output(block, printed):
+    """Compare what was printed with what the page shows, line by line where ranks print."""
+    shown, unordered = printed_after(block)
+    if shown is None:
+        return
+    if unordered:
+        shown, printed = ("\n".join(sorted(text.splitlines())) for text in (shown, printed))
+    same = doctest.OutputChecker().check_output(shown + "\n", printed + "\n", LENIENT)
+    assert same, f"{block} shows\n{shown}\nbut prints\n{printed}"
+
+
+def check_comments(block, printed):
+    """``print(…)  # shown``: comments are lines that were printed, maybe with words after ": "."""
+    lines = printed.splitlines()
+    for shown in re.findall(r"^ *print\(.*\)  # (.*)$", block.text, flags=re.MULTILINE):
+        found = [line for line in lines if shown == line or shown.startswith(f"{line}: ")]
+        assert found, f"{block} says # {shown}, but prints\n{printed}"
+
+
+def test_every_block_says_how_it_is_tested():
+    """A page has no block whose language or marks these tests do not know."""
+    unknown = [
+        str(block)
+        for block in BLOCKS
+        if block.language not in LANGUAGES
+        or {mark for mark in block.marks if "=" not in mark} - LANGUAGES[block.language]
+    ]
+    assert unknown == []
+    assert len(BLOCKS) > 20
+
+
+def test_output_stands_below_what_prints_it():
+    """A block of output follows the block that prints it, which the tests run."""
+    for page in PAGES:
+        blocks = blocks_of(page)
+        for above, block in zip([None, *blocks], blocks, strict=False):
+            if block.marks & {"output", "unordered"}:
+                assert above is not None, block
+                assert above.language in ("python", "bash"), block
+                assert "parsed" not in above.marks, block
+
+
+@of("python", without=["ranks"])
+def test_python_runs_on_one_rank(run_python, folder_of, block):
+    """A block of Python is a whole script, which runs by itself and without a warning."""
+    code, printed = run_python(block.text, folder_of(block.page))
+    assert code == 0, printed
+    check_output(block, printed)
+    check_comments(block, printed)
+
+
+@of("python", "ranks")
+def test_scripts_for_several_ranks_are_run_by_a_command(block):
+    """What needs several ranks has a command on its page that starts them."""
+    commands = [one.text for one in blocks_of(block.page) if one.language == "bash"]
+    assert block.file
+    assert any(block.file in text for text in commands), block
+
+
+@pytest.mark.timeout(300)
+@of("bash", without=["parsed"])
+def test_commands_run(folder_of, block):
+    """Commands run in the page's folder, where its scripts lie; those marked ``fails`` fail."""
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block.text],
+        cwd=folder_of(block.page),
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert (done.returncode != 0) is ("fails" in block.marks), done.stdout
+    check_output(block, done.stdout)
+
+
+@of("bash", "parsed")
+def test_commands_for_other_machines_can_be_read(folder_of, block):
+    """Commands for machines that are not here are read by bash and by our own command line."""
+    check_script(block.text, folder_of(block.page))
+
+
+@of("diff")
+def test_diffs_lead_from_a_script_to_one_that_runs(run_python, folder_of, block):
+    """The old side of a diff is Python; the new side runs on one rank and prints something."""
+    old, new = (
+        "\n".join(line[1:] for line in block.text.splitlines() if not line.startswith(sign))
+        for sign in "+-"
+    )
+    compile(old, str(block), "exec")
+    code, printed = run_python(new + "\n", folder_of(block.page))
+    assert code == 0, printed
+    assert printed.strip()
