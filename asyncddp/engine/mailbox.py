@@ -30,6 +30,7 @@ _TAGS = 32768
 _FORM = -1  # in place of a tag: no tensor belongs to this message
 _REMEMBERED = 4096
 _RUN_AHEAD = 64  # uses of a name after which a sender waits for its receivers
+_BYTES_AHEAD = 256 << 20  # bytes after which it does: they may lie in the receiver's memory
 _PLAIN = HostStreams()  # for bytes that come from a device and are dropped on the host
 
 
@@ -70,7 +71,8 @@ class Mailbox:
         self._confirmed: set[tuple[int, Form]] = set()
         self._drains: list[tuple[Transfer, torch.Tensor]] = []
         self._tag = 0
-        self.parcels = Parcels(transport, self.put, self._next_tag, self._complain)
+        self._ahead: dict[int, int] = defaultdict(int)
+        self.parcels = Parcels(transport, self.put, self.flush, self._next_tag, self._complain)
 
     @property
     def late(self) -> PeerError | None:
@@ -108,6 +110,10 @@ class Mailbox:
         raw = as_bytes(tensor)
         inline = raw.numel() <= _INLINE and posting.streams is None
         tag = self._next_tag()
+        self._ahead[peer] += raw.numel()
+        if self._ahead[peer] > _BYTES_AHEAD:
+            self._ahead[peer] = 0
+            posting.unconfirmed.add(peer)
         begun = 0 if self.recorder is None else time.monotonic_ns()
         self.put(
             peer,
@@ -125,6 +131,7 @@ class Mailbox:
             ),
         )
         if not inline:
+            self.flush()  # else the announcement would queue behind the bytes
             wire = self._wire(posting.streams)
             posting.departures.append(wire.isend(tensor, peer, tag))
         if self.recorder is not None:

@@ -29,6 +29,7 @@ class Parcels:
     Args:
         transport: The wire.
         put: Queues a message for a peer.
+        flush: Sends what is queued.
         tag: Gives a number for a tensor that follows its message.
         complain: Hears of a parcel that its service could not take.
     """
@@ -37,10 +38,11 @@ class Parcels:
         self,
         transport: Transport,
         put: Callable[[int, Message], None],
+        flush: Callable[[], bool],
         tag: Callable[[], int],
         complain: Callable[[PeerError], None],
     ) -> None:
-        self._transport, self._put, self._tag = transport, put, tag
+        self._transport, self._put, self._flush, self._tag = transport, put, flush, tag
         self._complain = complain
         self.services: dict[str, Service] = {}
         """Who takes what is addressed to a name, on whichever thread drives the engine."""
@@ -74,6 +76,7 @@ class Parcels:
             return
         tag = self._tag()
         self._put(peer, Parcel(service, content, dtype, shape, None, tag))
+        self._flush()  # else the announcement would queue behind the bytes
         self._leaving.append((self._transport.isend(tensor, peer, tag), tensor))
 
     def receive(self, peer: int, parcel: Parcel) -> None:

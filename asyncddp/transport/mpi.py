@@ -6,6 +6,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
@@ -24,8 +25,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _PIECE = 1 << 30  # bytes in one MPI message: counts are C ints
+_EAGER = 60 << 10  # bytes that MPI libraries send over TCP without asking the receiver first
 _COUNTABLE = (1 << 31) - 1
 _MESSAGE_TAG = 0
+_FABRIC = Path("/sys/class/infiniband")  # is there where the wire is no TCP
 _FAREWELL = 1.0  # seconds in which a rank that leaves tries to get its last messages out
 _YIELDS = 20_000  # about 20 ms of looking for what a peer is about to send
 _NAP = 0.00005  # seconds
@@ -53,11 +56,16 @@ class _Requests:
 
     def __init__(self, owner: MPITransport, requests: list[MPI.Request], keep: Any) -> None:
         self._owner, self._requests, self._keep = owner, requests, keep
+        self._ended = 0
 
     @_translated
     def done(self) -> bool:
-        """Test the requests."""
-        return MPI.Request.Testall(self._requests)
+        """Test the requests, which end in their order, or nearly so."""
+        while self._ended < len(self._requests):
+            if not self._requests[self._ended].Test():
+                return False
+            self._ended += 1
+        return True
 
     def over(self) -> bool:
         """Whether MPI has done with it, well or not."""
@@ -140,6 +148,7 @@ class MPITransport(Transport):
         self._posted: list[tuple[MPI.Request, bytes]] = []
         self._left: list[_Requests] = []
         self._status = MPI.Status()
+        self._near: frozenset[int] | None = None
         self._spins = 200 if _cores() >= self._comm.size else 0
         self._closed = False
 
@@ -168,23 +177,32 @@ class MPITransport(Transport):
         """Keep an unwanted transfer's buffers alive until MPI is through with them."""
         self._left.append(requests)
 
-    def _pieces(self, data: torch.Tensor) -> list[npt.NDArray[np.uint8]]:
+    def _pieces(self, data: torch.Tensor, most: int | None = None) -> list[npt.NDArray[np.uint8]]:
         """The bytes of a tensor in pieces of whole elements that C ints can count."""
         flat = as_bytes(data).numpy()
-        step = max(data.element_size(), _PIECE - _PIECE % data.element_size())
+        most = _PIECE if most is None else most
+        step = max(data.element_size(), most - most % data.element_size())
         return [flat[start : start + step] for start in range(0, max(1, flat.size), step)]
+
+    def _most(self, peer: int) -> int:
+        """Bytes of a piece for a peer; both ends say the same.
+
+        A longer one is announced over TCP, and the answer waits in the peer's socket behind what
+        the peer itself is sending here: both directions of a link would take turns.
+        """
+        return _PIECE if self._near is None or peer in self._near else _EAGER
 
     @_translated
     def isend(self, data: torch.Tensor, peer: int, tag: int) -> Transfer:
-        """Isend in pieces that C ints can count."""
-        pieces = self._pieces(data)
+        """Isend in pieces that leave at once, or that C ints can count."""
+        pieces = self._pieces(data, self._most(peer))
         started = [self._bulk.Isend([piece, MPI.BYTE], peer, tag) for piece in pieces]
         return _Requests(self, started, pieces)
 
     @_translated
     def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Transfer:
         """Irecv in the same pieces."""
-        pieces = self._pieces(out)
+        pieces = self._pieces(out, self._most(peer))
         started = [self._bulk.Irecv([piece, MPI.BYTE], peer, tag) for piece in pieces]
         return _Receive(self, started, pieces)
 
@@ -258,10 +276,12 @@ class MPITransport(Transport):
         """The lowest rank that shares memory with this one."""
         node = self._comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
         try:
-            first: int = node.bcast(self.rank, root=0)
-            return first
+            near: list[int] = node.allgather(self.rank)
         finally:
             node.Free()
+        fabric = self._comm.allreduce(int(_FABRIC.is_dir()), MPI.MAX)
+        self._near = None if fabric else frozenset(near)
+        return near[0]
 
     def rest(self, attempt: int, *, background: bool = False) -> None:
         """Spin while there are cores enough, then yield, then sleep; in the background sleep."""

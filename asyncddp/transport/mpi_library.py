@@ -10,6 +10,8 @@ from asyncddp.errors import EnvironmentProblem
 _TUNING = {
     # Else a tensor leaves in one piece over TCP, and whatever the peer waits for waits behind it.
     "OMPI_MCA_btl_tcp_rdma_pipeline_frag_size": "65536",
+    # Else megabytes wait in a socket while what goes to the next peer gets half of the link.
+    "OMPI_MCA_btl_tcp_sndbuf": "131072",
     # Else every rank sends log2(n) tensors in a sum that does not block, instead of nearly two.
     "OMPI_MCA_coll_libnbc_iallreduce_algorithm": "rabenseifner",
 }

@@ -75,6 +75,21 @@ def test_a_tensor_before_its_time_waits(two):
     assert not two[1].knows(KEY)
 
 
+def test_so_many_bytes_may_run_ahead_of_a_receiver(two, monkeypatch):
+    monkeypatch.setattr("asyncddp.engine.mailbox._BYTES_AHEAD", 1000)
+    form, asked = Form("verb", "float32", (100,)), []
+    for step in range(1, 10):
+        here = opened(two[0], Key("x", step), form, targets=[1])
+        here.unconfirmed.clear()
+        two[0].send(here, 1, torch.ones(100))
+        asked.append(bool(here.unconfirmed))
+        carry(two)
+        opened(two[1], Key("x", step), form, sources=[0])
+        carry(two)
+        assert here.sent().done(), "the receiver has confirmed it"
+    assert asked == [False, False, True] * 3
+
+
 def test_a_form_is_confirmed_once(two):
     for step in range(3):
         here = opened(two[0], Key("x", step), targets=[1])
