@@ -23,6 +23,10 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
         "asyncddp.launch.notebook_command:notebook_command",
         "Start and stop the ranks that notebooks drive.",
     ),
+    "report": (
+        "asyncddp.launch.report_command:report_command",
+        "Show and draw what asyncddp.monitor has written.",
+    ),
     "run": (
         "asyncddp.launch.run_command:run_command",
         "Start a training script on several ranks.",

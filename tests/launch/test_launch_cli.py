@@ -30,6 +30,7 @@ SLOW = {"torch", "mpi4py", "networkx", "numpy", "scipy", "matplotlib", "rich"}
         ["--version"],
         ["run", "--help"],
         ["doctor", "--help"],
+        ["report", "--help"],
         ["topology", "--help"],
         ["timeline", "--help"],
         ["run", "--dry-run", "-np", "2", "sh"],

@@ -1,0 +1,1 @@
+"""What a monitored run has left, read again: without MPI and torch."""
