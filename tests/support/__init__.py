@@ -1,4 +1,4 @@
-"""The test house: how a test gets its ranks.
+"""The test house: how a test gets its ranks. What users' tests need too is in ``asyncddp.testing``.
 
 A *case* is a function that runs on every rank. A test hands it to a world::
 
@@ -11,7 +11,7 @@ A *case* is a function that runs on every rank. A test hands it to a world::
         world.run(averages, (3, 2))
 
 ``world.run`` gives the list of what the ranks returned, and fails the test with the tracebacks of
-all ranks that raised. ``world.outcomes`` gives an :class:`~tests.support.outcome.Outcome` for every
+all ranks that raised. ``world.outcomes`` gives an :class:`~asyncddp.testing.Outcome` for every
 rank instead, for tests of failures. ``world.run_bare`` hands each rank a bare transport. Settings
 of the library go with the call: ``world.run(case, settings={"ranks_per_machine": 2})``.
 
@@ -28,12 +28,12 @@ process behind.
 
 from __future__ import annotations
 
-from tests.support.case import DEFAULTS
+from asyncddp.testing.case import DEFAULTS
+from asyncddp.testing.outcome import Outcome, RanksFailedError
+from asyncddp.testing.pool import PoolError
+from asyncddp.testing.worlds import WORLDS, LoopbackWorld, PoolWorld, World, open_world
 from tests.support.marks import on
-from tests.support.outcome import Outcome, RanksFailedError
-from tests.support.pool import PoolError
 from tests.support.processes import Finished, run_on_mpirun, run_to_end
-from tests.support.worlds import WORLDS, LoopbackWorld, PoolWorld, World, open_world
 
 __all__ = [
     "DEFAULTS",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from tests.support.pool import LAUNCHERS
+from asyncddp.testing.pool import LAUNCHERS
 
 __all__ = ["Traces"]
 

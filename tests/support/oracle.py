@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 import topology
 from asyncddp.memory.dtypes import DTYPES, Kind
+from asyncddp.testing.oracle import assert_result as check
+from asyncddp.testing.oracle import held, mixed, summed
 
 __all__ = [
     "AVERAGING",
@@ -30,74 +32,9 @@ SHAPES: list[tuple[int, ...]] = [(), (0,), (2, 0), (1,), (5,), (3, 4), (2, 3, 5)
 """Nothing, scalars, small tensors that are fused, and one that travels in bulk."""
 
 
-def held(rank: int, shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """``X[rank]``: random values that every rank can compute of every other."""
-    generator = torch.Generator().manual_seed(10_007 * seed + rank)
-    if dtype == torch.bool:
-        return torch.rand(tuple(shape), generator=generator) < 0.3
-    if dtype.is_floating_point or dtype.is_complex:
-        return torch.randn(tuple(shape), generator=generator, dtype=dtype)
-    limits = torch.iinfo(dtype)
-    low, high = max(limits.min, -1000), min(limits.max, 1000)
-    return torch.randint(low, high + 1, tuple(shape), generator=generator, dtype=dtype)
-
-
 def options(dtype: torch.dtype) -> dict[str, Any]:
     """The arguments that an average of this dtype asks for."""
     return {"round_integers": True} if DTYPES[dtype].kind is Kind.INTEGER else {}
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.complex128 if dtype.is_complex else torch.float64
-
-
-def mixed(
-    rank: int,
-    self_weight: float,
-    src_weights: Mapping[int, float],
-    of: Callable[[int], torch.Tensor],
-    sent_with: Callable[[int, int], float] = lambda source, target: 1.0,
-) -> torch.Tensor:
-    r""":math:`w_{ii} x_i + \sum_j w_{ij} d_{ji} x_j` in double precision."""
-    own = of(rank)
-    total = own.to(_wide(own.dtype)) * self_weight
-    for source, weight in src_weights.items():
-        total += of(source).to(total.dtype) * (weight * sent_with(source, rank))
-    return total
-
-
-def summed(ranks: Sequence[int], of: Callable[[int], torch.Tensor]) -> torch.Tensor:
-    """The sum over ranks, as the verb promises it: bools by or, integers modulo, floats widely."""
-    parts = torch.stack([of(rank) for rank in ranks])
-    if parts.dtype == torch.bool:
-        return parts.any(dim=0)
-    kind = DTYPES[parts.dtype].kind
-    return parts.sum(dim=0, dtype=parts.dtype if kind is Kind.INTEGER else _wide(parts.dtype))
-
-
-def check(got: torch.Tensor, like: torch.Tensor, expected: torch.Tensor) -> None:
-    """Insist that a verb's result is ``expected`` up to its dtype's rounding.
-
-    Args:
-        got: The result.
-        like: The verb's input, whose dtype, device and shape the result has.
-        expected: The exact value.
-    """
-    assert got.dtype == like.dtype, f"dtype {got.dtype} came of {like.dtype}"
-    assert got.device == like.device
-    assert tuple(got.shape) == tuple(like.shape), f"shape {tuple(got.shape)} of {tuple(like.shape)}"
-    assert got.requires_grad is False
-    if not (expected.is_floating_point() or expected.is_complex()):
-        assert torch.equal(got, expected.to(got.dtype))
-        return
-    if DTYPES[got.dtype].kind is Kind.INTEGER:
-        error = (got.to(expected.dtype) - expected).abs()
-        assert not error.numel() or error.max() <= 0.5 + 1e-9, f"off by {error.max()}"
-        return
-    exact = expected.to(_wide(got.dtype))
-    size = max(1.0, float(exact.abs().max())) if exact.numel() else 1.0
-    allowed = 4 * torch.finfo(got.dtype).eps * size
-    torch.testing.assert_close(got.to(exact.dtype), exact, rtol=0, atol=allowed)
 
 
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

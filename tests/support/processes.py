@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -14,7 +13,9 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["REPO", "Finished", "alive_in", "end_session", "mpirun", "run_on_mpirun", "run_to_end"]
+from asyncddp.testing.processes import alive_in, end_session
+
+__all__ = ["REPO", "Finished", "environment", "mpirun", "run_on_mpirun", "run_to_end"]
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -67,34 +68,6 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join([str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])]),
         **(more or {}),
     }
-
-
-def alive_in(session: int) -> list[psutil.Process]:
-    """The processes of a session; a launcher's children are in it even in groups of their own."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (ProcessLookupError, PermissionError, psutil.Error):
-            continue
-    return found
-
-
-def end_session(process: subprocess.Popen[bytes], grace: float = 3.0) -> None:
-    """End a command that was started with a session of its own, and all that it started."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)  # lets a launcher take its ranks along
-        try:
-            process.wait(grace)
-        except subprocess.TimeoutExpired:
-            process.kill()
-    for rest in alive_in(process.pid):
-        try:
-            rest.kill()
-        except psutil.NoSuchProcess:
-            continue
-    process.wait()
 
 
 def _command_lines(processes: Sequence[psutil.Process]) -> tuple[str, ...]:

@@ -22,9 +22,9 @@ from typing import IO, Any
 
 import psutil
 
-from tests.support.case import Case
-from tests.support.outcome import Outcome
-from tests.support.processes import REPO, end_session, environment, mpirun
+from asyncddp.testing.case import Case
+from asyncddp.testing.outcome import Outcome
+from asyncddp.testing.processes import end_session, launch
 
 __all__ = ["LAUNCHERS", "Pool", "PoolError"]
 
@@ -47,7 +47,11 @@ class _Member:
 
 
 class Pool:
-    """``ranks`` processes under one ``mpirun``."""
+    """``ranks`` processes under one ``mpirun``.
+
+    Args:
+        ranks: How many.
+    """
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -94,10 +98,12 @@ class Pool:
             door.bind(address)
             door.listen(self.ranks)
             door.settimeout(0.2)
+            command, variables = launch(
+                self.ranks, sys.executable, "-m", "asyncddp.testing.pool_rank", address
+            )
             self._process = subprocess.Popen(
-                mpirun(self.ranks, sys.executable, "-m", "tests.support.pool_rank", address),
-                env=environment(),
-                cwd=REPO,
+                command,
+                env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,

@@ -9,10 +9,11 @@ import signal
 import sys
 from multiprocessing.connection import Client
 
-from mpi4py import MPI
+from asyncddp.testing.case import perform
+from asyncddp.testing.outcome import Outcome
+from asyncddp.transport.mpi_library import MPI
 
-from tests.support.case import perform
-from tests.support.outcome import Outcome
+__all__ = ["main"]
 
 
 def main(address: str) -> None:

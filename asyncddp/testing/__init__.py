@@ -1,0 +1,46 @@
+"""Test decentralised code: ranks in a pytest test, what they must give, and how they must fail.
+
+A test that runs on several ranks::
+
+    import asyncddp as bf
+    import topology
+    from asyncddp.testing import assert_result, held, oracle, ranks
+
+
+    @ranks(4)  # four threads of pytest's process; wires=("loopback", "mpi"): processes as well
+    def test_my_mixing():
+        x = held(bf.rank(), (3, 2), torch.float32)
+        bf.set_topology(topology.ring(bf.size()))
+        expected = oracle(topology.ring(bf.size()), bf.rank(), lambda r: held(r, (3, 2), x.dtype))
+        assert_result(my_mixing(x), x, expected)
+
+For several calls in one test, and for failures, there are worlds: ``LoopbackWorld(3).run(case)``
+gives what each rank returned and fails with the tracebacks of all ranks that raised;
+``.outcomes(case)`` gives an :class:`Outcome` for each rank instead.
+
+Install what it needs with ``pip install 'asyncddp[testing]'``.
+"""
+
+from asyncddp.context import local_world
+from asyncddp.testing.assertions import assert_alike, assert_consensus
+from asyncddp.testing.oracle import assert_result, held, mixed, oracle, summed
+from asyncddp.testing.outcome import Outcome, RanksFailedError
+from asyncddp.testing.ranks import ranks
+from asyncddp.testing.worlds import LoopbackWorld, PoolWorld, World
+
+__all__ = [
+    "LoopbackWorld",
+    "Outcome",
+    "PoolWorld",
+    "RanksFailedError",
+    "World",
+    "assert_alike",
+    "assert_consensus",
+    "assert_result",
+    "held",
+    "local_world",
+    "mixed",
+    "oracle",
+    "ranks",
+    "summed",
+]

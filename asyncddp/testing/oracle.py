@@ -1,0 +1,102 @@
+"""The one oracle: rank r holds ``X[r]``, and a verb must give ``(W @ X)[r]``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from asyncddp.memory.dtypes import DTYPES, Kind
+from topology import GraphOrSchedule, as_schedule
+
+__all__ = ["assert_result", "held", "mixed", "oracle", "summed"]
+
+
+def held(rank: int, shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """``X[rank]``: random values that every rank can compute of every other."""
+    generator = torch.Generator().manual_seed(10_007 * seed + rank)
+    if dtype == torch.bool:
+        return torch.rand(tuple(shape), generator=generator) < 0.3
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(tuple(shape), generator=generator, dtype=dtype)
+    limits = torch.iinfo(dtype)
+    low, high = max(limits.min, -1000), min(limits.max, 1000)
+    return torch.randint(low, high + 1, tuple(shape), generator=generator, dtype=dtype)
+
+
+def oracle(
+    topology: GraphOrSchedule, rank: int, of: Callable[[int], torch.Tensor], k: int = 0
+) -> torch.Tensor:
+    r"""What an average with the neighbours must give on a rank, in double precision.
+
+    .. math:: (W_k X)_i = \sum_j w_{ij} x_j
+
+    Args:
+        topology: Graph or schedule.
+        rank: The rank i.
+        of: The tensor of each rank, such as :func:`held`.
+        k: The round of the schedule.
+
+    Returns:
+        The average, in float64 or complex128.
+
+    Example:
+        >>> import topology, torch
+        >>> oracle(topology.ring(4), 0, lambda rank: torch.tensor([3.0 * rank]))
+        tensor([4.], dtype=torch.float64)
+    """
+    near = as_schedule(topology).neighbors(rank, k)
+    return mixed(rank, near.self_weight, near.src_weights, of)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.complex128 if dtype.is_complex else torch.float64
+
+
+def mixed(
+    rank: int,
+    self_weight: float,
+    src_weights: Mapping[int, float],
+    of: Callable[[int], torch.Tensor],
+    sent_with: Callable[[int, int], float] = lambda source, target: 1.0,
+) -> torch.Tensor:
+    r""":math:`w_{ii} x_i + \sum_j w_{ij} d_{ji} x_j` in double precision."""
+    own = of(rank)
+    total = own.to(_wide(own.dtype)) * self_weight
+    for source, weight in src_weights.items():
+        total += of(source).to(total.dtype) * (weight * sent_with(source, rank))
+    return total
+
+
+def summed(ranks: Sequence[int], of: Callable[[int], torch.Tensor]) -> torch.Tensor:
+    """The sum over ranks, as the verb promises it: bools by or, integers modulo, floats widely."""
+    parts = torch.stack([of(rank) for rank in ranks])
+    if parts.dtype == torch.bool:
+        return parts.any(dim=0)
+    kind = DTYPES[parts.dtype].kind
+    return parts.sum(dim=0, dtype=parts.dtype if kind is Kind.INTEGER else _wide(parts.dtype))
+
+
+def assert_result(got: torch.Tensor, like: torch.Tensor, expected: torch.Tensor) -> None:
+    """Insist that a verb's result is ``expected`` up to its dtype's rounding.
+
+    Args:
+        got: The result.
+        like: The verb's input, whose dtype, device and shape the result has.
+        expected: The exact value.
+    """
+    assert got.dtype == like.dtype, f"dtype {got.dtype} came of {like.dtype}"
+    assert got.device == like.device
+    assert tuple(got.shape) == tuple(like.shape), f"shape {tuple(got.shape)} of {tuple(like.shape)}"
+    assert got.requires_grad is False
+    if not (expected.is_floating_point() or expected.is_complex()):
+        assert torch.equal(got, expected.to(got.dtype))
+        return
+    if DTYPES[got.dtype].kind is Kind.INTEGER:
+        error = (got.to(expected.dtype) - expected).abs()
+        assert not error.numel() or error.max() <= 0.5 + 1e-9, f"off by {error.max()}"
+        return
+    exact = expected.to(_wide(got.dtype))
+    size = max(1.0, float(exact.abs().max())) if exact.numel() else 1.0
+    allowed = 4 * torch.finfo(got.dtype).eps * size
+    torch.testing.assert_close(got.to(exact.dtype), exact, rtol=0, atol=allowed)

@@ -1,0 +1,133 @@
+"""``ranks``: a pytest test that runs on several ranks."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from asyncddp.errors import ArgumentError, EnvironmentProblem
+from asyncddp.testing.case import BODY
+from asyncddp.testing.outcome import Outcome, values
+from asyncddp.testing.worlds import World, world_of
+from asyncddp.transport import TRANSPORTS
+
+if TYPE_CHECKING:
+    import pytest
+
+__all__ = ["ranks"]
+
+_WORLD = "ranks_world"
+_opened: WeakKeyDictionary[pytest.Config, dict[tuple[str, int], World]] = WeakKeyDictionary()
+
+
+def ranks(
+    *sizes: int, wires: str | Sequence[str] = "loopback", limit: float = 60.0, **settings: Any
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Run a test on several ranks: the function is called on each, and fails where one fails.
+
+    ::
+
+        from asyncddp.testing import ranks
+
+
+        @ranks(2, 4)
+        def test_average():
+            x = torch.full((3,), float(bf.rank()))
+            assert bf.allreduce(x).tolist() == [(bf.size() - 1) / 2] * 3
+
+    Each test gets a world of its own, with timeouts of 20 seconds, so that what would hang fails.
+    Fixtures and parameters are handed to every rank. ``"loopback"`` runs the ranks as threads of
+    pytest's process: nothing needs to be installed, and the code paths are those of processes, but
+    what belongs to a process is shared, such as torch's random generator. Other wires run them as
+    processes under ``mpirun``, which stay up from test to test; the function must then stand at the
+    top of its module, and fixtures must be such that pickle can carry them.
+
+    Args:
+        *sizes: Numbers of ranks; the test runs once with each.
+        wires: One or several of ``"loopback"``, ``"mpi"`` and ``"shared_memory"``.
+        limit: Seconds after which ranks that are processes count as hanging.
+        **settings: Fields of :class:`asyncddp.config.Config`, such as ``timeout`` or
+            ``ranks_per_machine``.
+
+    Returns:
+        A decorator, which goes below other marks.
+
+    Raises:
+        ArgumentError: Numbers or wires that cannot be.
+        EnvironmentProblem: pytest is not installed.
+    """
+    pytest = _pytest()
+    wires = (wires,) if isinstance(wires, str) else tuple(wires)
+    _check(sizes, wires)
+    chosen = [pytest.param((wire, size), id=f"{wire}-{size}") for wire in wires for size in sizes]
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., None]:
+        takes_request = "request" in inspect.signature(function).parameters
+
+        @functools.wraps(function)
+        def test(*args: Any, **kwargs: Any) -> None:
+            which = kwargs.pop(_WORLD)
+            request = kwargs["request"] if takes_request else kwargs.pop("request")
+            world = _world(request.config, *which)
+            case = function if world.wire == "loopback" else test
+            _judge(world.outcomes(case, *args, settings=settings, limit=limit, **kwargs))
+
+        del test.__wrapped__  # pytest would look at its parameters
+        setattr(test, BODY, function)
+        test.__signature__ = _with_world(function)  # type: ignore[attr-defined]
+        marked: Callable[..., None] = pytest.mark.parametrize(_WORLD, chosen)(test)
+        return marked
+
+    return decorate
+
+
+def _pytest() -> Any:
+    try:
+        import pytest
+    except ImportError as error:
+        raise EnvironmentProblem(
+            "asyncddp.testing.ranks needs pytest; install it with pip install 'asyncddp[testing]'"
+        ) from error
+    return pytest
+
+
+def _check(sizes: Sequence[int], wires: Sequence[str]) -> None:
+    if not sizes or not all(isinstance(size, int) and size >= 1 for size in sizes):
+        raise ArgumentError(
+            f"ranks: arguments sizes: expected numbers of ranks, such as ranks(2, 4), got {sizes!r}"
+        )
+    for wire in wires or ("",):
+        if wire not in TRANSPORTS:
+            raise ArgumentError(
+                f"ranks: argument wires: expected some of {', '.join(TRANSPORTS)}, got {wire!r}"
+            )
+
+
+def _with_world(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature that pytest fills: the function's own, and what the decorator needs."""
+    own = inspect.signature(function)
+    extra = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY)
+        for name in ("request", _WORLD)
+        if name not in own.parameters
+    ]
+    return own.replace(parameters=[*own.parameters.values(), *extra])
+
+
+def _world(config: pytest.Config, wire: str, size: int) -> World:
+    """The ranks of a wire, started once in a run of pytest."""
+    opened = _opened.setdefault(config, {})
+    if (wire, size) not in opened:
+        opened[wire, size] = world = world_of(wire, size)
+        config.add_cleanup(world.close)
+    return opened[wire, size]
+
+
+def _judge(outcomes: Sequence[Outcome]) -> None:
+    """Fail where a rank has failed; skip where all have skipped."""
+    if all("Skipped" in outcome.bases for outcome in outcomes):
+        _pytest().skip(outcomes[0].message)
+    values(outcomes)
