@@ -7,6 +7,9 @@ from .context import init as init
 from .context import is_initialized as is_initialized
 from .context import local_world as local_world
 from .context import shutdown as shutdown
+from .context.activities import timeline_context as timeline_context
+from .context.activities import timeline_end_activity as timeline_end_activity
+from .context.activities import timeline_start_activity as timeline_start_activity
 from .context.queries import in_neighbor_machine_ranks as in_neighbor_machine_ranks
 from .context.queries import in_neighbor_ranks as in_neighbor_ranks
 from .context.queries import is_homogeneous as is_homogeneous

@@ -128,7 +128,6 @@ class RecordedSeenLane(SeenLane):
 
     Attributes:
         read: The step that was read last, when that began, and when it was over.
-        noted: Whether it was noted that this was mixed.
     """
 
     def __init__(
@@ -148,7 +147,6 @@ class RecordedSeenLane(SeenLane):
         self._nbytes = cut.count * cut.dtype.itemsize
         self._begun: dict[int, int] = {}
         self.read = (-1, 0, 0)
-        self.noted = True
 
     def whole(self, step: int) -> torch.Tensor | None:
         """A tensor of one piece, if it is shown."""
@@ -162,13 +160,17 @@ class RecordedSeenLane(SeenLane):
         self._begun.setdefault(step, time.monotonic_ns())
         return super().place(step)
 
+    def begun(self, step: int) -> int:
+        """When the reading of a step began that is not over yet; now, if it has not."""
+        return self._begun.get(step, time.monotonic_ns())
+
     def take(self, step: int, pieces: int) -> None:
         """So many pieces of a step have been read."""
         over = pieces == self.cut.pieces
         begun = self._begun.pop(step, None) if over else None
         if begun is not None and self.shown(step) == pieces:  # a neighbour that fails shows less
             now = time.monotonic_ns()
-            self.read, self.noted = (step, begun, now), False
+            self.read = step, begun, now
             self._recorder.transfer(
                 "read", self._verb, self._name, self._peer, self._nbytes, begun, now, step
             )

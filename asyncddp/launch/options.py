@@ -31,6 +31,8 @@ class RunOptions:
     oversubscribe: bool | None = None
     ranks_per_machine: int | None = None
     timeout: float | None = None
+    timeline: Path | None = None
+    timeline_filename: str | None = None
     tag_output: bool = False
     dry_run: bool = False
     verbose: bool = False
@@ -86,6 +88,17 @@ _HOW = (
     ),
     click.option(
         "--timeout", type=click.FloatRange(min=0, min_open=True), help="End the run after SECONDS."
+    ),
+    click.option(
+        "--timeline",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="DIR",
+        help="Note in DIR/rank<r>.json what each rank does when; see asyncddp timeline --help.",
+    ),
+    click.option(
+        "--timeline-filename",
+        metavar="PREFIX",
+        help="The same, in files named <PREFIX><r>.json.",
     ),
     click.option("--tag-output", is_flag=True, help="Begin each line with the rank that wrote it."),
     click.option("--dry-run", is_flag=True, help="Print the command and do not run it."),

@@ -57,6 +57,9 @@ def start(options: RunOptions, program: Sequence[str], *, module: bool = False) 
     environment = dict(os.environ)
     if options.ranks_per_machine is not None:
         environment["ASYNCDDP_RANKS_PER_MACHINE"] = str(options.ranks_per_machine)
+    timeline = timeline_of(options)
+    if timeline is not None:
+        environment["ASYNCDDP_TIMELINE"] = timeline
     found = locate(options.launcher, environment)
     with tempfile.TemporaryDirectory(prefix="asyncddp-", ignore_cleanup_errors=True) as folder:
         if not options.dry_run:
@@ -66,6 +69,21 @@ def start(options: RunOptions, program: Sequence[str], *, module: bool = False) 
         if options.dry_run or options.verbose:
             click.echo(_shown(command, options), err=not options.dry_run)
         return 0 if options.dry_run else _run(found, command, environment, folder, options)
+
+
+def timeline_of(options: RunOptions) -> str | None:
+    """Where the ranks' timelines go; absolute, since programs may go to other folders.
+
+    Raises:
+        ArgumentError: A folder and a prefix are given.
+    """
+    if options.timeline is not None and options.timeline_filename is not None:
+        raise ArgumentError("--timeline and --timeline-filename: give one of them, not both.")
+    if options.timeline is not None:
+        return str(options.timeline.absolute() / "rank{rank}.json")
+    if options.timeline_filename is not None:
+        return str(Path.cwd() / f"{options.timeline_filename}{{rank}}.json")
+    return None
 
 
 def _hosts(options: RunOptions) -> tuple[Host, ...]:

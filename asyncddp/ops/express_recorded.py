@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -62,9 +63,12 @@ class RecordedExpress(Express):
     ) -> torch.Tensor | Handle[torch.Tensor]:
         """Average a tensor of one piece that was shown, or leave it to the engine."""
         waiting = self._recorder.waiting(self._verb, self._name, row.sources)
+        known = waiting.mixes
         try:
             found = super().take(step, row, own, out, shown)
-            self._note_read(step, row)
+            seen = self._seen(row)
+            if waiting.mixes == known and seen is not None and seen.read[0] == step:
+                self._note_mix(row, *seen.read[1:], self._channel.cut.count)
             return found
         finally:
             waiting.end()
@@ -78,24 +82,26 @@ class RecordedExpress(Express):
             waiting.end()
 
     def _moved(self, swap: Swap, row: Mixing, own: torch.Tensor, out: torch.Tensor) -> bool:
+        step, cut = self._channel.flight[0], self._channel.cut
         waiting = self._recorder.waiting(self._verb, self._name, row.sources)
         try:
             moved = super()._moved(swap, row, own, out)
-            if moved:
-                self._note_read(self._channel.flight[0], row)
+            seen = self._seen(row)
+            if seen is not None and moved:
+                self._note_mix(row, *seen.read[1:], cut.count)
+            elif seen is not None and swap.taken:
+                now = time.monotonic_ns()
+                self._note_mix(row, seen.begun(step), now, swap.taken * cut.step)
             return moved
         finally:
             waiting.end()
 
-    def _note_read(self, step: int, row: Mixing) -> None:
-        """Note the average of what was just read and mixed in one go, if it was."""
-        seen = self._channel.seen.get(row.sources[0]) if row.swaps else None
-        if isinstance(seen, RecordedSeenLane) and seen.read[0] == step and not seen.noted:
-            _, begun, over = seen.read
-            seen.noted = True
-            self._recorder.mixed(self._verb, self._name, begun, over, self._nbytes, row.sources)
+    def _seen(self, row: Mixing) -> RecordedSeenLane | None:
+        """The lane of the only neighbour that is mixed with."""
+        seen = self._channel.seen.get(row.sources[0]) if row.sources else None
+        return seen if isinstance(seen, RecordedSeenLane) else None
 
-    @property
-    def _nbytes(self) -> int:
-        cut = self._channel.cut
-        return cut.count * cut.dtype.itemsize
+    def _note_mix(self, row: Mixing, begun: int, over: int, count: int) -> None:
+        """Note the average of so many elements that were read and mixed in one go."""
+        nbytes = count * self._channel.cut.dtype.itemsize
+        self._recorder.mixed(self._verb, self._name, begun, over, nbytes, row.sources)

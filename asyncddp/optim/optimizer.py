@@ -12,6 +12,7 @@ import torch
 from asyncddp.algorithms import Algorithm
 from asyncddp.algorithms.mixer import Mixer
 from asyncddp.algorithms.owners import take_over
+from asyncddp.algorithms.recorded import training_of
 from asyncddp.algorithms.rhythms import Closure, Setting, rhythm_for
 from asyncddp.context import Context, current
 from asyncddp.errors import ArgumentError
@@ -130,16 +131,21 @@ class DistributedOptimizer(WindowControls, torch.optim.Optimizer):
         label = checked_prefix(window_prefix, method) or _label(context)
         self._mixer = Mixer(context, method, communication, topology, label)
         self._mixer.max_staleness = checked_staleness(max_staleness, method)
+        models = checked_models(model)
         setting = Setting(
             self._mixer,
             optimizer,
-            checked_models(model),
+            models,
             checked_steps(num_steps_per_communication),
             checked_cap(bucket_size_in_mb),
+            training_of(context, models),
         )
+        self._training = setting.training
         agree(context, facts_of(setting, update_in_backward))
         self._rhythm = rhythm_for(setting, update_in_backward=update_in_backward)
         take_over((parameter for _, parameter in self._rhythm.named), self._rhythm)
+        if self._training is not None:
+            self._training.listen()
 
     # what users hold
 
@@ -226,7 +232,11 @@ class DistributedOptimizer(WindowControls, torch.optim.Optimizer):
             PeerError: A peer failed, or does something else.
         """
         scaled = getattr(self, "found_inf", None) is not None
-        return self._rhythm.step(self._update, closure, scaled=scaled)
+        if self._training is None:
+            return self._rhythm.step(self._update, closure, scaled=scaled)
+        result = self._rhythm.step(self._training.update(self._update), closure, scaled=scaled)
+        self._training.step_ended()
+        return result
 
     def _update(self, closure: Closure | None) -> Any:
         """Let the wrapped optimizer step, unless a GradScaler has found infinities."""

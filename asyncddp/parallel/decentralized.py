@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from asyncddp.algorithms.recorded import training_of
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError, UsageError
 from asyncddp.parallel.arguments import (
@@ -144,7 +145,10 @@ class DecentralizedDataParallel(Transparent):
         if init_sync:
             broadcast(context, [*model.parameters(), *model.buffers()])
         self._lending = Lending(context, model, buffers=buffers)
-        self._stepper = Stepper(named, exchange, recipe)
+        notes = training_of(context, [model])
+        self._stepper = Stepper(named, exchange, recipe, notes)
+        if notes is not None:
+            notes.listen()
         self._closed = False
 
     # training

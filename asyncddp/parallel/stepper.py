@@ -12,6 +12,7 @@ from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 
 from asyncddp.algorithms.owners import take_over
+from asyncddp.algorithms.recorded import Training
 from asyncddp.algorithms.rhythms.hooks import Weakly, watch
 from asyncddp.errors import UsageError
 from asyncddp.memory.buckets import partition
@@ -74,6 +75,7 @@ class Stepper:
         named: Names and parameters to train.
         exchange: Takes blocks to the neighbours.
         recipe: How to train.
+        notes: Takes notes for the timeline, if there is one.
 
     Attributes:
         blocks: None before the end of the first pass.
@@ -83,8 +85,11 @@ class Stepper:
         listener: Who hears of updates and steps.
     """
 
-    def __init__(self, named: Named, exchange: Exchange, recipe: Recipe) -> None:
+    def __init__(
+        self, named: Named, exchange: Exchange, recipe: Recipe, notes: Training | None = None
+    ) -> None:
         self.named, self.exchange, self._recipe = named, exchange, recipe
+        self._notes = notes
         self.blocks: list[Block] = []
         self.steps = 0
         self.listener: Listener | None = None
@@ -164,7 +169,10 @@ class Stepper:
             exchange.mix(block, self.steps)
         if update and self.listener is not None:
             self.listener.updating(block)
-        block.step(update=update)
+        step = block.step
+        if update and self._notes is not None:
+            step = self._notes.update(step, block.number)
+        step(update=update)
         with exchange.exposed:
             exchange.publish(block, self.steps + 1)
         self._done.add(block.number)
@@ -193,6 +201,8 @@ class Stepper:
         self.steps += 1
         if self.listener is not None:
             self.listener.stepped()
+        if self._notes is not None:
+            self._notes.step_ended()
 
     def _update_together(self) -> None:
         """Unscale, clip and update all blocks at once, or none of them."""

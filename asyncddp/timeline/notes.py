@@ -65,6 +65,18 @@ Note: TypeAlias = Span | Mark
 _text = lru_cache(4096)(json.dumps)
 
 
+def _object(args: Mapping[str, Any]) -> str:
+    """A JSON object; quicker than ``json.dumps``, for the kinds of values that there are."""
+    return "{" + ", ".join([f'"{key}": {_value(value)}' for key, value in args.items()]) + "}"
+
+
+def _value(value: Any) -> str:
+    kind = type(value)
+    if kind is str:
+        return _text(value)
+    return str(value) if kind is int else json.dumps(value)
+
+
 class Lines:
     """Makes lines of notes.
 
@@ -93,7 +105,7 @@ class Lines:
                 self._known = track + 1
                 lines = self.title(track, f"transfer {track - TRANSFERS}")
         where = f'"pid": {self._rank}, "tid": {track}'
-        more = "" if args is None else f', "args": {json.dumps(args)}'
+        more = "" if args is None else f', "args": {_object(args)}'
         lines.append(
             f'{{"name": {_text(name)}, "cat": "{cat}", "ph": "X", "ts": {begin / 1e3:.3f}, '
             f'"dur": {(end - begin) / 1e3:.3f}, {where}{more}}}'

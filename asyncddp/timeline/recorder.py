@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any
+from weakref import ref
 
 from asyncddp.timeline import tracks
 from asyncddp.timeline.clock import Sample
@@ -22,7 +23,7 @@ __all__ = ["Enqueued", "Recorder", "message_id"]
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
-def message_id(source: int, target: int, name: str, number: int) -> str:
+def message_id(source: int, target: int, name: str, number: int | str) -> str:
     """What both ends of a message call it.
 
     Example:
@@ -52,6 +53,7 @@ class Recorder:
         self._activities: dict[tuple[int, str], int] = {}
         self._open: dict[int, list[str]] = {}
         self._lock = threading.Lock()
+        self._claims: dict[str, ref[object]] = {}
         self.every_look: list[Callable[[], None]] = []
         """What the thread that writes calls after each look."""
         if writer is not None:
@@ -83,7 +85,7 @@ class Recorder:
         nbytes: int,
         begin: int,
         end: int,
-        number: int,
+        number: int | str,
     ) -> None:
         """A tensor has gone to a peer, or come from one.
 
@@ -143,6 +145,15 @@ class Recorder:
         """Rank 0's clock was so far ahead of this rank's."""
         offset, error = round(sample.offset / 1e3, 3), round(sample.error / 1e3, 3)
         self.fact("asyncddp.clock", {"offset": offset, "error": error}, sample.time)
+
+    def claim(self, what: str, owner: object) -> bool:
+        """Whether an owner is the first to note something, or the first whose former is gone."""
+        with self._lock:
+            known = self._claims.get(what)
+            if known is None or known() is None:
+                self._claims[what] = ref(owner)
+                return True
+        return False
 
     # threads
 

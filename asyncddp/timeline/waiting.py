@@ -49,6 +49,13 @@ class Waiting:
         self._outer, self._thread.waiting = self._thread.waiting, self
         self._mixed = False
         self._since = time.monotonic_ns()
+        if self._outer is not None:
+            self._outer.went_on(self._since, self._since)
+
+    @property
+    def mixes(self) -> int:
+        """How many times the thread has mixed."""
+        return self._thread.mixes
 
     def late(self, peers: Iterable[int]) -> None:
         """These have yet to come; those of whom that is said last are the last to come."""
@@ -63,8 +70,11 @@ class Waiting:
 
     def end(self) -> None:
         """It is over."""
-        self._note(time.monotonic_ns())
+        now = time.monotonic_ns()
+        self._note(now)
         self._thread.waiting = self._outer
+        if self._outer is not None:
+            self._outer.went_on(now, now)
         self._recorder.settle(self._thread)
 
     def _note(self, until: int) -> None:

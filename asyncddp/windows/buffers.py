@@ -134,6 +134,11 @@ class Buffers:
         weighted(total, terms)
         return _Ground(total, p, self._edges[source].taken)
 
+    def last_read(self, source: int) -> int:
+        """The version of a neighbour's that was read last; 0 before the first."""
+        shown = self._read.get(source)
+        return 0 if shown is None else shown.version
+
     def release(self, sources: Iterable[int]) -> None:
         """Let go of what was seen."""
         for source in sources:

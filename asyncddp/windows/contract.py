@@ -65,6 +65,8 @@ class Shown(NamedTuple):
 class Outgoing(ABC):
     """The writer's end of an edge."""
 
+    _version = 0
+
     @abstractmethod
     def put(self, buffer: Buffer, weight: float, p: float, clock: int) -> int:
         """Publish ``weight * buffer`` in place of all that was published before.
@@ -100,6 +102,11 @@ class Outgoing(ABC):
 
     prompt = True
     """Whether the reader can see at once what is published."""
+
+    @property
+    def published(self) -> int:
+        """The version that was published last; 0 before the first."""
+        return self._version
 
     def arrived(self, version: int) -> bool:
         """Whether the reader can see a version, or a later one."""

@@ -19,6 +19,7 @@ from asyncddp.windows.board import WORDS, Inlet, Outlet
 from asyncddp.windows.contract import Shown
 from asyncddp.windows.mutex import FREE, LOCK, LOCKED, Mutex
 from asyncddp.windows.pool import Regions
+from asyncddp.windows.recorded import RecordedWindow
 from asyncddp.windows.remote import ADD, ARRIVED, PUT, TAKEN, TICK, Inbox, Outbox, Question
 from asyncddp.windows.window import Edges, Window
 from topology import Schedule
@@ -101,7 +102,10 @@ class Windows:
         """Begin a window, before its edges are known."""
         number, regions = self._made, self._regions
         self._made += 1
-        return Window(self._context, name, number, tensor, schedule, regions, zero_init=zero_init)
+        facts = self._context, name, number, tensor, schedule, regions
+        if self._context.recorder is None:
+            return Window(*facts, zero_init=zero_init)
+        return RecordedWindow(self._context.recorder, *facts, zero_init=zero_init)
 
     def boards(
         self, targets: list[int]

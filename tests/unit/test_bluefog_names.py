@@ -10,7 +10,8 @@ import torch
 
 import asyncddp
 import asyncddp.integrations.bluefog as bf
-from asyncddp.integrations.bluefog import environment, mpi_ops, optimizers, timeline
+from asyncddp.context.activities import complain_once
+from asyncddp.integrations.bluefog import environment, mpi_ops, optimizers
 from asyncddp.integrations.bluefog.state import Handles
 from tests.support import LoopbackWorld
 
@@ -209,16 +210,23 @@ def test_other_variables_are_named_in_one_warning(caplog):
     assert "BLUEFOG_CYCLE_TIME: nothing" in caplog.text
 
 
-# the timeline that is not there yet
+# the timeline
 
 
-def test_the_timeline_says_once_that_it_is_not_there(caplog):
-    """False, as in BlueFog where the timeline is off."""
-    timeline.warn_once.cache_clear()
+def test_the_timeline_says_once_that_it_is_off(caplog):
+    """False, as in BlueFog."""
+    complain_once.cache_clear()
     assert bf.timeline_start_activity("x", "A") is False
     with bf.timeline_context("x", activity_name="A"):
         assert bf.timeline_end_activity("x") is False
-    assert [record.getMessage()[:26] for record in caplog.records] == ["there is no timeline yet, "]
+    assert [record.getMessage()[:19] for record in caplog.records] == ["the timeline is off"]
+    assert caplog.records[0].levelno == logging.ERROR
+
+
+def test_the_prefix_of_timelines():
+    """Every prefix is one, whatever it looks like."""
+    assert environment.timeline({}) is environment.timeline({"BLUEFOG_TIMELINE": ""}) is None
+    assert environment.timeline({"BLUEFOG_TIMELINE": "out/"}) == "out/{rank}.json"
 
 
 # optimizers

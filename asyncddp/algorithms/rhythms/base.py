@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import finalize
 
 import torch
@@ -16,6 +16,9 @@ from asyncddp.algorithms.passes import Passes
 from asyncddp.algorithms.rhythms.hooks import Weakly
 from asyncddp.errors import ArgumentError
 from asyncddp.memory.buckets import ParameterBucket, partition
+
+if TYPE_CHECKING:
+    from asyncddp.algorithms.recorded import Training
 
 __all__ = ["Closure", "Named", "ParameterRhythm", "Rhythm", "Setting", "Update"]
 
@@ -34,6 +37,7 @@ class Setting:
         models: The modules to which the optimizer's parameters belong.
         every: ``num_steps_per_communication``.
         cap: Bytes in a bucket.
+        training: Takes notes for the timeline, if there is one.
     """
 
     mixer: Mixer
@@ -41,6 +45,7 @@ class Setting:
     models: Sequence[torch.nn.Module]
     every: int
     cap: int
+    training: Training | None = None
 
     def trainable(self) -> Named:
         """Names and parameters of the optimizer that get gradients, in its order.

@@ -76,7 +76,8 @@ class InBackward(ParameterRhythm):
         content = self.buckets[bucket]
         optimizer = self.setting.optimizer
         with only(optimizer, {id(parameter) for parameter in content.parameters}):
-            optimizer.step()
+            training = self.setting.training
+            (optimizer.step if training is None else training.update(optimizer.step, bucket))()
         for index, (_, parameter) in enumerate(self.named):
             if self._bucket_of[index] == bucket and parameter.grad is not None:
                 self._used[index] = parameter.grad, parameter.grad._version

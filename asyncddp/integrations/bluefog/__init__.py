@@ -33,7 +33,6 @@ since BlueFog is wrong there or does without:
   ``allreduce_parameters`` leaves integers as they are.
 - Tensors may be non-contiguous, 0-dim, bfloat16 or complex; lists may be generators.
 - ``init()`` may follow ``shutdown()``. A wait that is too long raises, after ``ASYNCDDP_TIMEOUT``.
-- There is no timeline yet: its functions return False, and one warning says so.
 """
 
 from __future__ import annotations

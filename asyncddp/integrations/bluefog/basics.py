@@ -67,7 +67,8 @@ def init(
     """
     if not is_initialized():
         environment.read_log_level()
-        lifecycle.init(ranks_per_machine=environment.ranks_per_machine())
+        machines, where = environment.ranks_per_machine(), environment.timeline()
+        lifecycle.init(ranks_per_machine=machines, timeline=where)
         if rank() == 0:
             environment.warn_of_others()
     set_topology(None if topology_fn is None else topology_fn(size()), is_weighted)

@@ -1,4 +1,4 @@
-"""The ``BLUEFOG_…`` variables: two have a meaning here, for the others there is something else."""
+"""The ``BLUEFOG_…`` variables: some have a meaning here, for the others there is something else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from asyncddp.errors import ArgumentError
 
-__all__ = ["ranks_per_machine", "read_log_level", "warn_of_others"]
+__all__ = ["ranks_per_machine", "read_log_level", "timeline", "warn_of_others"]
 
 logger = logging.getLogger("asyncddp")
 
@@ -27,7 +27,6 @@ _NO_RESTART = "nothing: what waits too long raises, and no process starts itself
 
 _INSTEAD = {
     "BLUEFOG_LOG_HIDE_TIME": "a logging.Formatter on the logger 'asyncddp'",
-    "BLUEFOG_TIMELINE": "torch.profiler: there is no timeline here yet",
     "BLUEFOG_CYCLE_TIME": _NOTHING,
     "BLUEFOG_FUSION_THRESHOLD": "bucket_size_in_mb of asyncddp.DistributedOptimizer",
     "BLUEFOG_MPI_THREAD_LEVEL": "mpi4py.rc.thread_level before bf.init()",
@@ -70,6 +69,17 @@ def ranks_per_machine(environ: Mapping[str, str] = os.environ) -> int | None:
             f"1, got {text!r}"
         )
     return int(text)
+
+
+def timeline(environ: Mapping[str, str] = os.environ) -> str | None:
+    """``BLUEFOG_TIMELINE``: the prefix of the ranks' files, whatever it looks like.
+
+    Example:
+        >>> timeline({"BLUEFOG_TIMELINE": "run/"})
+        'run/{rank}.json'
+    """
+    prefix = environ.get("BLUEFOG_TIMELINE")
+    return f"{prefix}{{rank}}.json" if prefix else None
 
 
 def read_log_level(environ: Mapping[str, str] = os.environ) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from asyncddp.context.activities import complain_once
 from asyncddp.errors import ArgumentError
 from asyncddp.integrations.bluefog.errors import translated
-from asyncddp.integrations.bluefog.timeline import warn_once
 from asyncddp.integrations.bluefog.tolerance import tolerant
 from asyncddp.optim import DistributedOptimizer
 
@@ -114,11 +114,19 @@ class BluefogOptimizer(DistributedOptimizer):
         del function
 
     def turn_on_timeline(self) -> None:
-        """Record what happens, once there is a timeline."""
-        warn_once()
+        """Note steps, passes and updates from now on, as from the start where the timeline is on.
+
+        Where it is off, one error in the log says so, and nothing is noted.
+        """
+        if self._training is None:
+            complain_once()
+        else:
+            self._training.listening = True
 
     def turn_off_timeline(self) -> None:
-        """Record no more."""
+        """Note steps, passes and updates no more; verbs still are."""
+        if self._training is not None:
+            self._training.listening = False
 
 
 def _checked(value: Any) -> CommunicationType:
