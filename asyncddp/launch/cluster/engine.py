@@ -15,6 +15,7 @@ from typing import Any
 from ipyparallel.engine.app import IPEngine
 
 from asyncddp.launch.cluster.cells import register
+from asyncddp.launch.cluster.plan import MISSES
 from asyncddp.launch.rank import launched_rank
 
 __all__ = ["Engine", "main"]
@@ -43,8 +44,8 @@ def main(words: Sequence[str]) -> None:
     folder = Path(words[0].removeprefix("--profile-dir="))
     with tempfile.TemporaryDirectory(prefix="asyncddp-engine-") as own:
         profile = folder if folder.is_dir() else Path(own)
-        settings = (f"--profile-dir={profile}", f"--timeout={_PATIENCE:g}", f"--Engine.id={rank}")
-        Engine.launch_instance(argv=list(settings))
+        settings = [f"--profile-dir={profile}", f"--timeout={_PATIENCE:g}", f"--Engine.id={rank}"]
+        Engine.launch_instance(argv=[*settings, f"--Engine.max_heartbeat_misses={MISSES}"])
 
 
 if __name__ == "__main__":

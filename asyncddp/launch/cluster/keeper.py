@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import IO
 
 from asyncddp.launch.cluster.folder import Folder, Record
-from asyncddp.launch.cluster.plan import ENGINE, Plan
+from asyncddp.launch.cluster.plan import ENGINE, MISSES, Plan
 from asyncddp.launch.processes import die_with_parent, kill_processes_of
 
 __all__ = ["Task", "main"]
 
 _LOOK = 0.1  # seconds between two looks at what is going on
 _FILES = 60.0  # seconds for the controller to open its door
+_BEAT = 500  # milliseconds; an engine counts as there with its first heartbeat
 _GOODBYE = 4.0  # seconds for engines, and then for the controller, to end when asked
 
 
@@ -127,7 +128,8 @@ class Keeper:
             *(sys.executable, "-m", "ipyparallel.controller", "--usethreads"),
             *(f"--profile-dir={self._folder.path}", "--IPController.client_ip=127.0.0.1"),
             *(f"--IPController.engine_ip={plan.address}", f"--location={plan.address}"),
-            f"--IPController.enable_curve={plan.encrypted}",
+            *(f"--IPController.enable_curve={plan.encrypted}", f"--HeartMonitor.period={_BEAT}"),
+            f"--HeartMonitor.max_heartmonitor_misses={MISSES}",
         ]
 
     def _engines(self) -> list[str]:

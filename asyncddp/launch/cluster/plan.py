@@ -12,9 +12,11 @@ from asyncddp.launch.locate import locate
 from asyncddp.launch.options import RunOptions
 from asyncddp.launch.run_command import job_for
 
-__all__ = ["ENGINE", "Plan", "plan_for"]
+__all__ = ["ENGINE", "MISSES", "Plan", "plan_for"]
 
 ENGINE = "asyncddp.launch.cluster.engine"
+MISSES = 240
+"""Heartbeats without an answer after which controller and engines think each other dead."""
 
 
 @dataclass(frozen=True)

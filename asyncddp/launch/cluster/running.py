@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -115,6 +116,8 @@ class Running:
                 self._keeper.wait()
                 kill_processes_of("=".join(self.folder.mark))
         self._close_pipes()
+        if self._private:
+            shutil.rmtree(self.folder.path, ignore_errors=True)
 
 
 def _twice(folder: Folder) -> str:

@@ -1,0 +1,163 @@
+"""``asyncddp notebook`` and ``ibfrun`` as people call them, and clusters whose owner is killed."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from asyncddp.errors import ArgumentError, EnvironmentProblem
+from asyncddp.launch.cluster import Folder, await_engines, plan_for, start
+from asyncddp.launch.cluster.address import listening_address
+from asyncddp.launch.hosts import parse_hosts
+from asyncddp.launch.locate import locate
+from asyncddp.launch.options import RunOptions
+from asyncddp.notebook import Cluster
+
+pytestmark = [pytest.mark.mpi(2), pytest.mark.timeout(300)]
+
+NOTEBOOK = (sys.executable, "-m", "asyncddp", "notebook")
+IBFRUN = (sys.executable, "-c", "from asyncddp.launch.notebook_command import ibfrun; ibfrun()")
+OWNER = """
+import sys, time
+from asyncddp.notebook import Cluster
+cluster = Cluster(1, timeout=200)
+print(cluster._folder.path, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def profiles(tmp_path, monkeypatch, mpi):
+    """Profiles of the test's own."""
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    return tmp_path
+
+
+def call(*words):
+    """Run a command to its end."""
+    done = subprocess.run(words, capture_output=True, text=True, timeout=250, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def ended(process, limit=30.0):
+    """Wait for a process's end."""
+    process.communicate(timeout=limit)
+    return process.returncode
+
+
+def test_ibfrun_starts_a_cluster_that_notebooks_drive_until_it_is_stopped(marked):
+    """It outlives its shell; starting twice says so; after stop nothing is left."""
+    code, said = call(*IBFRUN, "start", "-np", "2", "--start-timeout", "200")
+    assert code == 0, said
+    assert "2 ranks are ready" in said
+    assert "Cluster.connect(profile='bluefog')" in said
+    code, said = call(*IBFRUN, "start", "-np", "2")
+    assert code == 1
+    assert re.search(
+        r"a cluster runs already under profile 'bluefog': 2 ranks, started at .* End it first, by "
+        r"'asyncddp notebook stop --profile bluefog', or give another --profile",
+        said,
+    )
+    with Cluster.connect("bluefog") as cluster:
+        rank = cluster.view.apply_sync(lambda: __import__("os").environ["OMPI_COMM_WORLD_RANK"])
+        assert [int(one) for one in rank] == cluster.client.ids == [0, 1]
+        assert repr(cluster) == "<Cluster of 2 ranks, connected>"
+    code, said = call(*NOTEBOOK, "status", "--profile", "bluefog")
+    assert (code, "profile 'bluefog': 2 ranks" in said) == (0, True), said
+    code, said = call(*IBFRUN, "stop")
+    assert (code, "the cluster has ended" in said) == (0, True), said
+    assert marked.left(0.0) == []
+    assert call(*IBFRUN, "stop") == (0, "profile 'bluefog': no cluster runs\n")
+    assert call(*NOTEBOOK, "status", "--profile", "bluefog")[0] == 1
+    with pytest.raises(EnvironmentProblem, match=r"no cluster runs under profile 'bluefog': start"):
+        Cluster.connect("bluefog")
+
+
+def test_ctrl_c_ends_a_cluster_in_the_foreground(marked, profiles):
+    with (profiles / "said").open("w") as said:
+        process = subprocess.Popen(
+            [*NOTEBOOK, "start", "-np", "1", "--foreground", "--start-timeout", "200"],
+            stdout=said,
+            stderr=said,
+        )
+    while "ready" not in (profiles / "said").read_text():
+        assert process.poll() is None, (profiles / "said").read_text()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert ended(process) == 0
+    assert marked.left(0.0) == []
+    assert "The cluster has ended." in (profiles / "said").read_text()
+
+
+@pytest.mark.parametrize("victim", ["owner", "keeper"])
+def test_nothing_outlives_a_killed(victim, marked, profiles):
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
+    folder = owner.stdout.readline().strip()
+    assert len(marked.lines()) > 4, "owner, keeper, controller, launcher, engine"
+    killed = owner if victim == "owner" else marked.one("cluster.keeper")
+    os.kill(killed.pid, signal.SIGKILL)
+    if victim == "keeper":
+        deadline = time.monotonic() + 20
+        while len(marked.lines()) > 1 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert [line for line in marked.lines() if "OWNER" not in line and "-c" not in line] == []
+        owner.kill()
+    ended(owner)
+    assert marked.left() == []
+    assert victim == "keeper" or not Path(folder).exists()
+
+
+def test_a_launcher_that_hangs_ends_in_its_words(marked, profiles):
+    """A wrapper around the real launcher that never comes to start it."""
+    pytest.importorskip("ipyparallel")
+    found = locate(None, os.environ)
+    launcher = profiles / "mpirun"
+    launcher.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && exec "{found.executable}" --version\n'
+        "echo 'waiting for a daemon on h1' >&2\nexec sleep 100\n"
+    )
+    launcher.chmod(0o755)
+    running = start(plan_for(RunOptions(num_proc=2, launcher=str(launcher))), timeout=200)
+    try:
+        import ipyparallel
+
+        with ipyparallel.Client(str(running.folder.client_file), timeout=60) as client:
+            while "daemon" not in running.folder.last_words("engines"):
+                time.sleep(0.05)
+            with pytest.raises(EnvironmentProblem) as caught:
+                await_engines(running, client, timeout=0.5)
+    finally:
+        running.stop()
+    assert str(caught.value) == (
+        "0 of 2 engines answered within 0.5 s; the launcher said:\nwaiting for a daemon on h1"
+    )
+    assert marked.left(0.0) == []
+
+
+def test_a_launcher_that_fails_ends_in_its_words(marked):
+    code, said = call(*NOTEBOOK, "start", "-np", "2", "--mpi-args=--no-such-option-of-mpirun")
+    assert code == 1
+    assert "the cluster has ended. engines: ended with exit code" in said
+    assert "no-such-option-of-mpirun" in said
+    assert marked.left(0.0) == []
+
+
+def test_what_cannot_be_is_said_before_anything_is_started(profiles):
+    with pytest.raises(ArgumentError, match="-np: say how many engines to start"):
+        plan_for(RunOptions())
+    with pytest.raises(ArgumentError, match=r"profile: expected letters, digits.*, got '\.\./x'"):
+        Folder.of_profile("../x")
+    hosts = parse_hosts("10.1.1.1:2")
+    with pytest.raises(ArgumentError, match="has no IPv4 address at 'nosuch0'; it has lo"):
+        listening_address(hosts, "nosuch0", remote=True)
+    with pytest.raises(ArgumentError, match=r"no IPv4 address at '233\.252\.0\.0/24'"):
+        listening_address(hosts, "233.252.0.0/24", remote=True)
+    with pytest.raises(ArgumentError, match="say by --network-interface through which"):
+        listening_address((), None, remote=True)
+    assert listening_address(hosts, "lo", remote=True) == "127.0.0.1"
+    assert listening_address(hosts, "127.0.0.0/8", remote=True) == "127.0.0.1"
