@@ -141,8 +141,9 @@ def _about(merge: Merge) -> Iterator[str]:
             "clock, which may be wrong by milliseconds or more."
         )
     if merge.clock_error is not None:
-        drift = f", drift at most {1e6 * merge.drift:.2g} ppm" if merge.drift else ""
-        yield f"Clocks: error at most {merge.clock_error:.3g} µs{drift}."
+        drift = f", drift about {1e6 * merge.drift:.2g} ppm" if merge.drift else ""
+        digits = int(merge.clock_error < 10)
+        yield f"Clocks: error at most {merge.clock_error:.{digits}f} µs{drift}."
     if merge.arrows.dropped:
         yield f"Left out {merge.arrows.dropped} ends of messages whose other end is in no file."
 

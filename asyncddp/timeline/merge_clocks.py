@@ -64,6 +64,12 @@ class Clock:
             return _WORST_DRIFT
         return abs(self._offsets[-1] - self._offsets[0]) / (self._times[-1] - self._times[0])
 
+    @property
+    def drifting(self) -> bool:
+        """Whether its drift is more than errors of measurement."""
+        moved = abs(self._offsets[-1] - self._offsets[0])
+        return self.measured and moved > self._errors[-1] + self._errors[0]
+
     def error(self, first: float, last: float) -> float | None:
         """The largest error in µs between two times, with drift outside the measurements.
 
@@ -78,8 +84,9 @@ class Clock:
 def clocks_of(files: Sequence[RankFile]) -> dict[int, Clock]:
     """A clock per rank.
 
-    Ranks on one machine share a clock. A rank of another machine on which nobody has measured is
-    placed by the machines' wall clocks, whose error nobody knows.
+    Ranks on one machine share a clock; where measurements agree with that, it is better than they
+    are. A rank of another machine on which nobody has measured is placed by the machines' wall
+    clocks, whose error nobody knows.
     """
     base = min(files, key=lambda file: file.rank)
     own: dict[str, Sequence[tuple[float, float, float]]] = {base.host: [(0.0, 0.0, 0.0)]}
@@ -87,6 +94,9 @@ def clocks_of(files: Sequence[RankFile]) -> dict[int, Clock]:
 
     def clock_of(file: RankFile) -> Clock:
         points = file.clocks or own.get(file.host)
+        here = file.host == base.host and not base.rank
+        if here and all(abs(offset) <= error for _, offset, error in file.clocks):
+            points = [(file.start, 0.0, 0.0)]
         if points:
             return Clock(points, drifts=file.host != base.host)
         ahead = 1e6 * (file.started - base.started) - (file.first - base.first)

@@ -127,8 +127,8 @@ class Merge:
 
     @property
     def drift(self) -> float:
-        """The largest drift of a clock that was measured, as a fraction."""
-        return max((clock.drift() for clock in self.clocks.values() if clock.measured), default=0.0)
+        """The largest drift of a clock that is more than errors of measurement, as a fraction."""
+        return max((clock.drift() for clock in self.clocks.values() if clock.drifting), default=0.0)
 
     def events(self, advance: Advance = _no_advance) -> Iterator[Event]:
         """All events on rank 0's clock, nearly in order of time.
@@ -167,8 +167,11 @@ def _aligned(
         if event.get("name") == "asyncddp.clock":
             continue
         if "ts" in event:
-            event["ts"] = round(clock(event["ts"]) - origin, 3)
-            over = event["ts"] + event.get("dur", 0.0)
+            begin = event["ts"]
+            event["ts"] = over = round(clock(begin) - origin, 3)
+            if "dur" in event:  # by its end, so that what ends together goes on doing so
+                over = round(clock(begin + event["dur"]) - origin, 3)
+                event["dur"] = round(over - event["ts"], 3)
         yield over, event
 
 

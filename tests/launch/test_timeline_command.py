@@ -54,7 +54,7 @@ def test_merge_writes_one_file_and_says_how_to_open_it(out, tmp_path):
     code, output = call("merge", out, "-o", trace)
     assert code == 0
     assert output.splitlines() == [
-        "Clocks: error at most 1 µs.",
+        "Clocks: error at most 1.0 µs.",
         f"Wrote {trace}: {len(json.loads(trace.read_text()))} events of 4 ranks.",
         'Open it at https://ui.perfetto.dev with "Open trace file", or read it as a table:',
         f"  asyncddp timeline report {trace}",

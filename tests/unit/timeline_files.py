@@ -48,7 +48,13 @@ class Rank:
 
     def span(self, cat, begin, end, tid=1, called=None, **args):
         begin, end = self.local(begin), self.local(end)
-        event = {"name": called or cat, "cat": cat, "ph": "X", "ts": begin, "dur": end - begin}
+        event = {
+            "name": called or cat,
+            "cat": cat,
+            "ph": "X",
+            "ts": begin,
+            "dur": round(end - begin, 3),
+        }
         self.events.append({**event, "pid": self.rank, "tid": tid, "args": args})
         return self
 
