@@ -1,7 +1,7 @@
 """Streams of a device: which of its work waits for which, behind one interface.
 
 A device does what is queued on one of its streams in order, and what is queued on two of them in
-any order, unless one waits for an event of the other. :class:`DeviceStreams` names the four queues
+any order, unless one waits for an event of the other. :class:`DeviceStreams` names the queues
 that a verb needs; :mod:`~asyncddp.memory.streams_cuda` has them of CUDA, and
 :mod:`~asyncddp.memory.streams_host` a stand-in, with which all of this runs without a GPU.
 """
@@ -42,6 +42,8 @@ class Queue(Enum):
     """Copies from the device to the host."""
     IN = "in"
     """Copies from the host to the device."""
+    GROUP = "group"
+    """What all ranks do together on their devices, which waits for the last of them."""
 
 
 class Event(Protocol):
@@ -82,6 +84,10 @@ class DeviceStreams(ABC):
     @abstractmethod
     def hold(self, tensor: torch.Tensor, queue: Queue) -> None:
         """Keep a tensor's memory from being used again before the queue is through with it."""
+
+    @abstractmethod
+    def pointer(self, queue: Queue) -> int:
+        """The queue, as other libraries are told of it."""
 
     @abstractmethod
     def pinned(self, size: int) -> torch.Tensor:

@@ -24,7 +24,7 @@ class _CudaEvent:
 
 
 class CudaStreams(DeviceStreams):
-    """Three side streams of a CUDA device, beside whatever stream the caller uses.
+    """Side streams of a CUDA device, beside whatever stream the caller uses.
 
     Nothing here waits for the device: events are asked, streams wait for each other.
 
@@ -42,7 +42,8 @@ class CudaStreams(DeviceStreams):
         self.device = device
         self._side = {
             queue: torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            for queue in (Queue.WORK, Queue.OUT, Queue.IN)
+            for queue in Queue
+            if queue is not Queue.CALLER
         }
 
     def _stream(self, queue: Queue) -> torch.cuda.Stream:
@@ -74,6 +75,10 @@ class CudaStreams(DeviceStreams):
         """Tell torch's allocator that the stream uses the tensor."""
         if tensor.is_cuda:
             tensor.record_stream(self._stream(queue))
+
+    def pointer(self, queue: Queue) -> int:
+        """The address of the ``cudaStream_t``."""
+        return int(self._stream(queue).cuda_stream)
 
     def pinned(self, size: int) -> torch.Tensor:
         """Page-locked memory, from torch's allocator."""

@@ -93,6 +93,10 @@ class HostStreams(DeviceStreams):
     def hold(self, tensor: torch.Tensor, queue: Queue) -> None:
         """What is queued holds its tensors."""
 
+    def pointer(self, queue: Queue) -> int:
+        """Its number."""
+        return list(Queue).index(queue)
+
     def pinned(self, size: int) -> torch.Tensor:
         """Plain memory."""
         return torch.empty(size, dtype=torch.uint8)

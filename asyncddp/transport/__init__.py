@@ -22,6 +22,7 @@ DEVICE_WIRES: Registry[type[Transport]] = Registry(
     {
         "cuda_staged": "asyncddp.transport.cuda_staged:CudaStaged",
         "mpi_cuda": "asyncddp.transport.mpi_cuda:MPICuda",
+        "nccl": "asyncddp.transport.nccl:NCCL",
     },
     group="asyncddp.device_wires",
 )

@@ -63,9 +63,11 @@ def own_facts(rank: int, machine: int, local_rank: int) -> DeviceFacts:
     if index is None:
         return DeviceFacts(rank, machine)
     from asyncddp.transport.mpi_cuda import says_cuda
+    from asyncddp.transport.nccl import versions
 
     gpu = str(getattr(torch.cuda.get_device_properties(index), "uuid", ""))
-    return DeviceFacts(rank, machine, "cuda", gpu, says_cuda())
+    cupy, nccl = versions()
+    return DeviceFacts(rank, machine, "cuda", gpu, says_cuda(), cupy=cupy, nccl=nccl)
 
 
 def agree(
@@ -89,6 +91,7 @@ def agree(
 
     Raises:
         MismatchError: Some ranks have GPUs and others have none.
+        EnvironmentProblem: The wire that was chosen cannot be opened.
     """
     group = _gathered(transport, mine, timeout)
     if all(facts.device == "cpu" for facts in group):
@@ -99,6 +102,8 @@ def agree(
         choice = choose_for_all(_gathered(transport, mine, timeout), wanted)
     if choice.wire == "mpi_cuda":
         transport.device_wire = _mpi_cuda(transport)
+    if choice.wire == "nccl" and streams is not None:
+        transport.device_wire = _nccl(transport, streams, timeout)
     for wire, reason in choice.refused.items() if transport.rank == 0 else ():
         logger.warning(
             "tensors on GPUs do not go by %s: %s; they go by %s", wire, reason, choice.wire
@@ -121,6 +126,15 @@ def _mpi_cuda(transport: Transport) -> Callable[[DeviceStreams], Transport]:
 
     first = MPICuda.open(transport, HostStreams())
     return first.for_device
+
+
+def _nccl(
+    transport: Transport, streams: DeviceStreams, timeout: float
+) -> Callable[[DeviceStreams], Transport]:
+    """Make NCCL's communicator of all ranks; collective."""
+    from asyncddp.transport.nccl import NCCL
+
+    return NCCL.open(transport, streams, timeout).for_device
 
 
 def _tried(transport: Transport, streams: DeviceStreams) -> bool:

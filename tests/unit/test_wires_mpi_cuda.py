@@ -227,6 +227,9 @@ def test_ranks_agree_on_a_wire_and_use_it(world):
     reason = "the MPI library of rank 0 and rank 1 does not say that it takes GPU memory"
     told = world.run_bare(agreed, False, "mpi_cuda,cuda_staged")
     assert told == [("cuda_staged", {"mpi_cuda": reason}, "cuda_staged")] * 2
+    ((wire, refused, used), *_) = world.run_bare(agreed, True, "nccl,mpi_cuda")
+    assert (wire, used) == ("mpi_cuda", "mpi_cuda")
+    assert refused["nccl"].startswith("rank 0 and rank 1 cannot import cupy")
 
 
 def agreed_mixed(base):

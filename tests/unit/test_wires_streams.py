@@ -175,6 +175,8 @@ class FakeStream:
     def __init__(self, log, name):
         self.log, self.name = log, name
 
+    cuda_stream = 4711
+
     def wait_event(self, event):
         self.log.append((self.name, "waits for", event.place))
 
@@ -195,7 +197,7 @@ class FakeEvent:
 @pytest.fixture
 def cuda(monkeypatch):
     """torch.cuda with streams and events that note their use; whatever else is asked fails."""
-    log, names = [], iter(["work", "out", "in"])
+    log, names = [], iter(["work", "out", "in", "group"])
     current = FakeStream(log, "current")
 
     def entered(stream):
@@ -245,6 +247,7 @@ def test_cuda_s_copies_do_not_block(cuda):
     streams.copy(out, "source", Queue.IN)
     streams.hold(out, Queue.IN)
     assert cuda == [("entered", "in"), ("copied", "source", True), ("held for", "in")]
+    assert streams.pointer(Queue.GROUP) == 4711
     streams.hold(torch.zeros(1), Queue.IN)
     assert len(cuda) == 3, "memory of the host has no stream"
 
