@@ -102,4 +102,5 @@ class CellMagics(ParallelMagics):  # type: ignore[misc]  # ipyparallel has no ty
 
 def _but_the_end(show: Any, rank: int, future: Any, message: Any) -> None:
     if message["header"]["msg_type"] not in {"error", "execute_result"}:
-        show(rank, future, message)
+        # What had come before has no parent; with it, what comes later is shown in its place.
+        show(rank, future, {"parent_header": {"msg_id": future.msg_id}, **message})

@@ -1,0 +1,76 @@
+"""A notebook's cluster over two hosts that share no memory."""
+
+import shlex
+import subprocess
+import sys
+
+import pytest
+from namespaces import LIMIT, SCRIPT
+
+pytestmark = [pytest.mark.hosts, pytest.mark.slow]
+
+NOTEBOOK = """
+import os, socket, time
+import ipyparallel, psutil
+from asyncddp.launch.cluster import Folder
+from asyncddp.notebook import Cluster
+
+doors = [
+    door.laddr.ip
+    for process in psutil.process_iter()
+    if "ipyparallel.controller" in process.cmdline()
+    for door in process.net_connections("inet")
+    if door.status == "LISTEN"
+]
+with Cluster.connect() as cluster:
+    cluster.view.execute("import os, socket; host = socket.gethostname()")
+    cluster.view.execute("where = host, os.environ['OMPI_COMM_WORLD_RANK']")
+    where = cluster.view["where"]
+    cluster.view.execute(
+        "import asyncddp as bf, torch; bf.init(); y = bf.allreduce(torch.tensor([1.0 * bf.rank()]))"
+    )
+    waiting = cluster.view.apply_async(lambda: __import__("time").sleep(300))
+    time.sleep(0.5)
+    busy = cluster.interrupt(timeout=30.0)
+    names = [one.ename for one in waiting.get(timeout=30, return_exceptions=True)]
+    print(where, [float(one) for one in cluster.view["y"]], busy, set(names), sorted(set(doors)))
+"""
+
+
+def on_h1(folder, *words):
+    """Run Python on host h1, with profiles of the test's own."""
+    command = shlex.join(["env", f"IPYTHONDIR={folder}", sys.executable, *words])
+    done = subprocess.run(
+        [str(SCRIPT), "h1", f"cd {shlex.quote(str(folder))} && exec {command}"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=2 * LIMIT,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_engines_on_two_hosts_meet_on_the_network_that_was_named(hosts):
+    """What travels is encrypted, the keys go by the launcher, and the client stays on loopback."""
+    pytest.importorskip("ipyparallel")
+    where = [
+        "-H",
+        "h1:2,h2:2",
+        "--remote-shell",
+        str(SCRIPT),
+        "--network-interface",
+        "10.77.0.0/24",
+    ]
+    code, _, said = on_h1(hosts.folder, "-m", "asyncddp", "notebook", "start", *where)
+    assert code == 0, said
+    script = hosts.folder / "notebook.py"
+    script.write_text(NOTEBOOK)
+    code, out, said = on_h1(hosts.folder, str(script))
+    assert code == 0, said
+    ranks = [("h1", "0"), ("h1", "1"), ("h2", "2"), ("h2", "3")]
+    values, busy = [1.5] * 4, [0, 1, 2, 3]
+    doors = ["10.77.0.1", "127.0.0.1"]
+    assert out.strip() == f"{ranks} {values} {busy} {{'KeyboardInterrupt'}} {doors}", said
+    assert on_h1(hosts.folder, "-m", "asyncddp", "notebook", "stop")[0] == 0
+    assert hosts.wait_until_gone(10.0) == []
