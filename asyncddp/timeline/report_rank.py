@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from asyncddp.errors import ArgumentError
 from asyncddp.timeline.report_intervals import Intervals, common, length_within, union
-from asyncddp.timeline.report_spans import BACKGROUND, BLOCKING, COMPUTE, RankSpans, pairs
+from asyncddp.timeline.report_spans import BACKGROUND, BLOCKING, COMPUTE, Recording, pairs
 
 __all__ = ["Look", "RankReport", "rank_report"]
 
@@ -70,12 +70,14 @@ class Look:
     """Looks at a rank's spans within its steps, or at all of them where there are no steps.
 
     Args:
-        rank: Whose.
-        spans: All that it did.
+        recording: What all ranks did.
+        rank: The one to look at.
         skip: Steps of warm-up that are left out; if None, the first where there are more.
 
     Attributes:
-        rank, spans: As given.
+        rank: As given.
+        spans: All that it did.
+        waits: Its waits, by the rank that came last.
         stepped: Whether there are steps.
         windows: Begin and end of each in µs.
 
@@ -83,8 +85,9 @@ class Look:
         ArgumentError: If ``skip`` leaves no step.
     """
 
-    def __init__(self, rank: int, spans: RankSpans, skip: int | None = None) -> None:
-        self.rank, self.spans = rank, spans
+    def __init__(self, recording: Recording, rank: int, skip: int | None = None) -> None:
+        self.rank, self.spans = rank, recording.ranks[rank]
+        self.waits, spans = recording.waits_of(rank), self.spans
         steps = pairs(spans.steps)
         self.stepped = len(steps) > 0
         self.windows = np.array([[spans.first, spans.last]])
@@ -157,5 +160,5 @@ def _parts(look: Look) -> tuple[float | None, float | None, float | None]:
 
 def _waited(look: Look) -> tuple[tuple[int, float], ...] | None:
     """For whom how long, the longest first."""
-    waits = {whom: look.time(union(pairs(flat))) for whom, flat in look.spans.waits.items()}
+    waits = {whom: look.time(union(spans)) for whom, spans in look.waits.items()}
     return tuple(sorted(waits.items(), key=lambda pair: -pair[1])) if waits else None

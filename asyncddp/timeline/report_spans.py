@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from asyncddp.timeline.reading import Event
 from asyncddp.timeline.report_intervals import Intervals, union
+from asyncddp.timeline.report_waits import NOBODY, Calls, Waits, who_came_last
 
 __all__ = ["BACKGROUND", "BLOCKING", "COMPUTE", "RankSpans", "Recording", "record"]
 
@@ -30,7 +31,8 @@ class RankSpans:
         steps: Begin and end of each step, flat.
         kinds: The same of forward, backward, optimizer; of enqueue, wait, mix, window where the
             caller itself did it; of transfer, collective, and of "mixing" by another thread.
-        waits: The same of the caller's waits, by the rank that came last; -1 where nobody knows.
+        waits: The caller's waits.
+        calls: When it called which verb.
         sent: Time and bytes of each message, flat.
         received: The same of what came.
         verbs: The verbs that were called.
@@ -41,7 +43,8 @@ class RankSpans:
 
     steps: array[float] = field(default_factory=lambda: array("d"))
     kinds: dict[str, array[float]] = field(default_factory=lambda: defaultdict(lambda: array("d")))
-    waits: dict[int, array[float]] = field(default_factory=lambda: defaultdict(lambda: array("d")))
+    waits: Waits = field(default_factory=Waits)
+    calls: Calls = field(default_factory=Calls)
     sent: array[float] = field(default_factory=lambda: array("d"))
     received: array[float] = field(default_factory=lambda: array("d"))
     verbs: set[str] = field(default_factory=set)
@@ -64,6 +67,7 @@ class Recording:
         missing: Those of which no file was there.
         clock_error: The largest error of their clocks in µs, None if not known.
         arrows: Time and rank of a message's departure and arrival, flat.
+        collectives: The verbs in which all ranks take part.
     """
 
     ranks: dict[int, RankSpans] = field(default_factory=lambda: defaultdict(RankSpans))
@@ -71,6 +75,23 @@ class Recording:
     missing: list[int] = field(default_factory=list)
     clock_error: float | None = None
     arrows: array[float] = field(default_factory=lambda: array("d"))
+    collectives: set[str] = field(default_factory=set)
+
+    def waits_of(self, rank: int) -> dict[int, NDArray[np.float64]]:
+        """A rank's waits, by the rank that came last."""
+        spans = self.ranks[rank]
+        found = {whom: [pairs(flat)] for whom, flat in spans.waits.single.items()}
+        for (verb, name, peers), flat in spans.waits.joint.items():
+            rows = pairs(flat)
+            whom = [peers[-1]] * len(rows)
+            if verb in self.collectives:
+                others = {p: self.ranks[p].calls.of(verb, name) for p in peers if p in self.ranks}
+                known = len(others) == len(peers)
+                mine = spans.calls.of(verb, name)
+                whom = who_came_last(mine, others, rows) if known else [NOBODY] * len(rows)
+            for one in set(whom):
+                found.setdefault(one, []).append(rows[np.array(whom) == one])
+        return {one: np.concatenate(parts) for one, parts in found.items()}
 
 
 def pairs(flat: array[float], columns: int = 2) -> NDArray[np.float64]:
@@ -114,21 +135,33 @@ def _take(recording: Recording, event: Event) -> None:
     kind, args = event.get("cat"), event.get("args", {})
     if kind == "step":
         spans.steps.extend((begin, end))
-    elif kind in COMPUTE or kind == "collective":
+    elif kind in COMPUTE:
         spans.kinds[kind].extend((begin, end))
+    elif kind == "collective":
+        spans.kinds[kind].extend((begin, end))
+        recording.collectives.add(args["verb"])
     elif kind == "transfer":
         spans.kinds[kind].extend((begin, end))
         _take_bytes(spans, event, args)
     elif kind in BLOCKING:
-        if "verb" in args:
-            spans.verbs.add(args["verb"])
-        if event["tid"] == _CALLER:
-            spans.kinds[kind].extend((begin, end))
-        elif kind == "mix":
-            spans.kinds["mixing"].extend((begin, end))
-        if kind == "wait" and event["tid"] == _CALLER:
-            whom = args.get("for") or [-1]
-            spans.waits[whom[-1]].extend((begin, end))
+        _take_call(spans, event, args, begin, end)
+
+
+def _take_call(
+    spans: RankSpans, event: Event, args: dict[str, Any], begin: float, end: float
+) -> None:
+    """What the caller did for communication, and what another thread mixed."""
+    kind, verb, name = event["cat"], args.get("verb", ""), args.get("name", "")
+    if verb:
+        spans.verbs.add(verb)
+    if kind == "enqueue":
+        spans.calls.add(verb, name, begin)
+    if event["tid"] == _CALLER:
+        spans.kinds[kind].extend((begin, end))
+        if kind == "wait":
+            spans.waits.add(verb, name, args.get("for", ()), begin, end)
+    elif kind == "mix":
+        spans.kinds["mixing"].extend((begin, end))
 
 
 def _take_bytes(spans: RankSpans, event: Event, args: dict[str, Any]) -> None:

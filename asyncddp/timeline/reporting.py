@@ -107,7 +107,7 @@ def report(recording: Recording, skip: int | None = None) -> Report:
         raise ArgumentError(
             "the timeline has no spans; nothing was computed or sent while it was recorded."
         )
-    looks = [Look(rank, one, skip) for rank, one in busy.items()]
+    looks = [Look(recording, rank, skip) for rank in busy]
     ranks = tuple(map(rank_report, looks))
     return Report(
         recording.size or len(spans),
@@ -155,7 +155,10 @@ def _left_out(
     if quiet := [one.rank for one in ranks if one.exposed is None]:
         notes.append(f"Of {_listed(quiet)} no communication is in the trace.")
     if unnamed := [one.rank for one in ranks if dict(one.waited or ()).get(-1)]:
-        notes.append(f"For whom {_listed(unnamed)} waited is not always known.")
+        notes.append(
+            f"Some of the time that {_listed(unnamed)} waited was for nobody who is known to have "
+            "been late: messages were under way, or the processors busy."
+        )
     verbs = {verb for one in spans.values() for verb in one.verbs}
     if unseen_verbs := sorted(verbs - {verb for one in spans.values() for verb in one.moved}):
         notes.append(

@@ -118,6 +118,36 @@ def test_a_rank_that_is_late_for_another_reason_than_compute_is_slowest_all_the_
     assert found.ranks[1].other == pytest.approx(0.89)
 
 
+def collective(late, size=3, calls=4):
+    """Ranks that call one collective again and again, of which one is late each time."""
+    ranks = [Rank(number, size, ahead=1e5 * number).clock(0.0) for number in range(size)]
+    for k, rank in itertools.product(range(calls), ranks):
+        begin, end = 1000.0 * k + 500.0 * (rank.rank == late[k]), 1000.0 * k + 700
+        others = [other for other in range(size) if other != rank.rank]
+        args = {"verb": "allreduce", "name": "allreduce.noname"}
+        rank.span("enqueue", begin, end, 2, **args).span("collective", end - 50, end, 100, **args)
+        rank.span("wait", begin + 10, end, 2, **args, **{"for": others})
+    return ranks
+
+
+def test_in_a_collective_the_one_that_is_waited_for_came_last(tmp_path):
+    """A rank by itself notes all the others; only together they show who it was."""
+    found = report(read(tmp_path, *collective(late=[1, 1, 0, 1])))
+    assert dict(found.ranks[2].waited) == pytest.approx({1: 3 * 0.69, 0: 0.69})
+    assert dict(found.ranks[1].waited) == pytest.approx({-1: 3 * 0.19, 0: 0.69})
+    assert found.waited_for_most == found.holds_up == 1
+
+
+def test_nobody_is_blamed_where_a_file_is_missing_or_ends_early(tmp_path):
+    ranks = collective(late=[1, 1, 1, 1])
+    ranks[0].events = [e for e in ranks[0].events if e.get("ts", 0.0) < 1500.0]
+    found = report(read(tmp_path, *ranks))
+    assert dict(found.ranks[2].waited) == pytest.approx({1: 2 * 0.69, -1: 2 * 0.69})
+    (tmp_path / "rank0.json").unlink()
+    found = report(read(tmp_path, *ranks[1:]))
+    assert dict(found.ranks[1].waited) == pytest.approx({-1: 4 * 0.69})
+
+
 def test_hidden_is_what_travels_or_is_mixed_by_another_thread_under_compute(tmp_path):
     rank = Rank(0).clock(0.0).span("step", 0.0, 100.0).span("forward", 0.0, 60.0)
     rank.transfer("receive", 10.0, 30.0, 1, 8).transfer("receive", 20.0, 40.0, 2, 8)
@@ -197,7 +227,7 @@ def test_without_steps_and_modules_the_figures_are_of_all_and_words_say_so(tmp_p
         "Of rank 2 no file is there.",
         "Step times of ranks 0, 1 are not known, because no distributed optimizer stepped there",
         "Compute of ranks 0, 1 is not known",
-        "For whom rank 0 waited is not always known.",
+        "Some of the time that rank 0 waited was for nobody who is known to have been late",
         "Bytes leave out neighbor_allreduce",
     ]
 
