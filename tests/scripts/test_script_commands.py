@@ -26,7 +26,7 @@ def run(*command, cwd=REPO, **environ):
     )
 
 
-@pytest.mark.parametrize("script", ["train", "test", "check", "docs"])
+@pytest.mark.parametrize("script", ["train", "test", "check", "docs", "notebooks"])
 def test_help_teaches_from_anywhere_without_installing(tmp_path, script):
     """--help explains the script from any folder, and makes no environment for that."""
     done = run(REPO / "scripts" / script, "--help", cwd=tmp_path, ASYNCDDP_VENV="/nowhere/venv")
@@ -42,6 +42,8 @@ def test_help_teaches_from_anywhere_without_installing(tmp_path, script):
         (["test", "nowhere"], "test: no area 'nowhere' in tests; there are: "),
         (["check", "nowhere"], "check: no gate 'nowhere'; there are: format lint"),
         (["docs", "--fast"], "docs: no option '--fast'; there are: --open --serve --no-doctests"),
+        (["notebooks", "nowhere"], "notebooks: no notebook 'nowhere'; there are: 1_average_conse"),
+        (["notebooks", "--fast"], "notebooks: no option '--fast'; see scripts/notebooks --help"),
     ],
 )
 def test_wrong_arguments_are_one_sentence(command, message):
@@ -193,6 +195,7 @@ def ci(machine):
 @pytest.mark.parametrize("failing", ["", "check", "test"])
 def test_ci_runs_both_and_fails_with_either(machine, ci, failing):
     """Gates and suite both run; the code tells whether both passed; the summary comes last."""
+    machine.install("chromium", "")
     machine.install("ip", "")
     done = ci(FAKE_FAILS=failing)
     assert (done.returncode == 0) is (not failing)
@@ -203,15 +206,15 @@ def test_ci_runs_both_and_fails_with_either(machine, ci, failing):
 
 
 def test_ci_installs_only_what_is_missing(machine, ci):
-    """A missing ``ip`` is installed with apt; where apt fails, words say so and the rest runs."""
+    """What is missing is installed with apt; where apt fails, words say so and the rest runs."""
     machine.install("apt-get", "")
     assert ci().returncode == 0
     assert [call for call in machine.calls() if call.startswith("apt-get")] == [
-        "apt-get [install] [-qq] [-y] [--no-install-recommends] [iproute2]"
+        "apt-get [install] [-qq] [-y] [--no-install-recommends] [chromium] [iproute2]"
     ]
     machine.install("apt-get", "exit 100")
     done = ci()
     assert done.returncode == 0
-    assert "apt could not install iproute2" in done.stdout
+    assert "apt could not install chromium iproute2" in done.stdout
     (machine.bin / "apt-get").unlink()
-    assert "there is no apt-get here; going on without iproute2" in ci().stdout
+    assert "there is no apt-get here; going on without chromium iproute2" in ci().stdout
