@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from itertools import chain
@@ -16,10 +17,14 @@ PARAMETERS = 64 * 64 + 64 + 64 * 10 + 10
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def run_digits(ranks: int, *options: str, cwd: Path, timeout: float = 110) -> Finished:
-    launcher = [sys.executable, "-m", "asyncddp", "run", "-np", str(ranks)] if ranks > 1 else []
-    command = [*(launcher or [sys.executable]), SCRIPT, *options]
-    return run_to_end(command, cwd=cwd, timeout=timeout)
+ASYNCDDP = (sys.executable, "-m", "asyncddp")
+
+
+def run_digits(
+    ranks: int, *options: str, cwd: Path, timeout: float = 110, run: tuple[str, ...] = ()
+) -> Finished:
+    launcher = [*ASYNCDDP, "run", "-np", str(ranks), *run] if ranks > 1 else [sys.executable]
+    return run_to_end([*launcher, SCRIPT, *options], cwd=cwd, timeout=timeout)
 
 
 def table_of(done: Finished) -> dict[str, list[str]]:
@@ -35,9 +40,9 @@ def number(cell: str) -> float:
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory):
-    """One short run on 4 ranks, and the folder it ran in."""
+    """One short run on 4 ranks with a timeline, and the folder it ran in."""
     folder = tmp_path_factory.mktemp("smoke")
-    return run_digits(4, "--smoke", cwd=folder), folder
+    return run_digits(4, "--smoke", cwd=folder, run=("--timeline", "out")), folder
 
 
 @pytest.mark.mpi(4)
@@ -80,6 +85,27 @@ class TestSmokeOnFourRanks:
         picture = (smoke[1] / "digits.png").read_bytes()
         assert picture.startswith(PNG)
         assert len(picture) > 20_000
+
+    def test_timeline_is_merged_and_reported(self, smoke):
+        """Two commands more show what happened in it: steps, messages, and who waited for whom."""
+        trace, folder = "t.json", smoke[1]
+        for command in (
+            ("merge", "out", "-o", trace),
+            ("report", trace, "--skip", "0", "--json", "r.json", "--plot", "r.png"),
+        ):
+            done = run_to_end([*ASYNCDDP, "timeline", *command], cwd=folder)
+            assert done.code == 0, done
+        events = json.loads((folder / trace).read_text())
+        assert {event["pid"] for event in events} == set(range(4))
+        assert min(event["ts"] for event in events if "ts" in event) >= 0
+        assert events[-1]["args"] == {"kept": 4 * 60, "dropped": 0}  # one peer per step
+        found = json.loads((folder / "r.json").read_text())
+        for rank in found["ranks"]:
+            assert rank["steps"] == 120  # sixty by each of the two methods
+            assert min(rank["compute"], rank["exposed"]) > 0
+            assert 2 * PARAMETERS <= rank["sent"] == rank["received"] <= 1.02 * 2 * PARAMETERS
+        assert (folder / "r.png").read_bytes().startswith(PNG)
+        assert "Waited for most: rank " in done.stdout
 
 
 def test_on_one_rank_all_methods_are_the_same_training(tmp_path):
