@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import torch
 
@@ -20,6 +21,7 @@ class PinnedPool:
     Args:
         streams: Of the device.
         limit: Bytes that may wait at most.
+        make: Makes a buffer of so many bytes; a pinned one if not given.
 
     Example:
         >>> from asyncddp.memory.streams_host import HostStreams
@@ -27,12 +29,18 @@ class PinnedPool:
         >>> buffer = pool.take(4096)
         >>> address = buffer.data_ptr()
         >>> pool.give(buffer)
+        True
         >>> pool.waiting, pool.take(4096).data_ptr() == address
         (4096, True)
     """
 
-    def __init__(self, streams: DeviceStreams, limit: int = 1 << 28) -> None:
-        self._streams, self._limit = streams, limit
+    def __init__(
+        self,
+        streams: DeviceStreams,
+        limit: int = 1 << 28,
+        make: Callable[[int], torch.Tensor] | None = None,
+    ) -> None:
+        self._make, self._limit = streams.pinned if make is None else make, limit
         self._lock = threading.Lock()
         self._free: dict[int, list[torch.Tensor]] = {}
         self.waiting = 0
@@ -47,11 +55,13 @@ class PinnedPool:
                 self.waiting -= size
                 return free.pop()
             self.made += 1
-        return self._streams.pinned(size)
+        return self._make(size)
 
-    def give(self, buffer: torch.Tensor) -> None:
-        """Nothing uses a buffer any more, on the device or on the wire."""
+    def give(self, buffer: torch.Tensor) -> bool:
+        """Nothing uses a buffer any more, on the device or on the wire; whether it is kept."""
         with self._lock:
-            if self.waiting + buffer.nbytes <= self._limit:
+            kept = self.waiting + buffer.nbytes <= self._limit
+            if kept:
                 self._free.setdefault(buffer.nbytes, []).append(buffer)
                 self.waiting += buffer.nbytes
+            return kept

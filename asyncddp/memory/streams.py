@@ -93,6 +93,18 @@ class DeviceStreams(ABC):
     def pinned(self, size: int) -> torch.Tensor:
         """Make ``size`` bytes of host memory that the device copies from and to by itself."""
 
+    @abstractmethod
+    def lendable(self, size: int) -> torch.Tensor:
+        """Make ``size`` bytes on the device that other processes can be shown."""
+
+    @abstractmethod
+    def lend(self, tensor: torch.Tensor) -> bytes:
+        """Say where such bytes are, for another process on this machine."""
+
+    @abstractmethod
+    def borrow(self, token: bytes) -> torch.Tensor:
+        """The bytes of another process, where they lie."""
+
 
 class Order:
     """How one verb keeps to the order of its caller, without anybody waiting for the device.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import torch
+from torch.multiprocessing.reductions import reduce_tensor
 
 from asyncddp.memory.streams import DeviceStreams, Event, Queue
 
@@ -83,3 +85,17 @@ class CudaStreams(DeviceStreams):
     def pinned(self, size: int) -> torch.Tensor:
         """Page-locked memory, from torch's allocator."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def lendable(self, size: int) -> torch.Tensor:
+        """Memory of the device."""
+        return torch.empty(size, dtype=torch.uint8, device=self.device)
+
+    def lend(self, tensor: torch.Tensor) -> bytes:
+        """A handle of CUDA's for memory between processes, as torch passes it to its workers."""
+        return pickle.dumps(reduce_tensor(tensor))  # type: ignore[no-untyped-call]
+
+    def borrow(self, token: bytes) -> torch.Tensor:
+        """Open the handle, on the device of the same number."""
+        rebuild, arguments = pickle.loads(token)
+        found: torch.Tensor = rebuild(*arguments)
+        return found

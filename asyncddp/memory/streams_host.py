@@ -7,6 +7,8 @@ here as it would there, so that tests find what forgets to wait.
 
 from __future__ import annotations
 
+import os
+import pickle
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from asyncddp.memory.shared import Arena
 from asyncddp.memory.streams import DeviceStreams, Event, Queue
 
 __all__ = ["HostStreams"]
@@ -52,6 +55,7 @@ class HostStreams(DeviceStreams):
 
     def __init__(self, laziness: int = 0) -> None:
         self._laziness = laziness
+        self._arena: Arena | None = None
         self._lock = threading.RLock()
         self._queues: dict[Queue, deque[Callable[[], None]]] = {q: deque() for q in Queue}
         self._asked = dict.fromkeys(Queue, 0)
@@ -100,6 +104,24 @@ class HostStreams(DeviceStreams):
     def pinned(self, size: int) -> torch.Tensor:
         """Plain memory."""
         return torch.empty(size, dtype=torch.uint8)
+
+    def lendable(self, size: int) -> torch.Tensor:
+        """Memory that the processes of this machine see alike."""
+        return self._shared().empty((size,), torch.uint8)
+
+    def lend(self, tensor: torch.Tensor) -> bytes:
+        """This process and where the tensor is in its memory."""
+        return pickle.dumps((os.getpid(), tensor.nbytes, self._shared().locate(tensor)))
+
+    def borrow(self, token: bytes) -> torch.Tensor:
+        """Map it."""
+        process, size, place = pickle.loads(token)
+        return self._shared().open(process, place).tensor(place.offset, (size,), torch.uint8)
+
+    def _shared(self) -> Arena:
+        if self._arena is None:
+            self._arena = Arena()
+        return self._arena
 
     def advance(self, queue: Queue) -> None:
         """Somebody has asked: make the next copy of a queue, if it was asked often enough."""

@@ -20,6 +20,7 @@ TRANSPORTS: Registry[type[Transport]] = Registry(
 DEVICE_WIRES: Registry[type[Transport]] = Registry(
     "wire for tensors on devices",
     {
+        "cuda_ipc": "asyncddp.transport.cuda_ipc:CudaIPC",
         "cuda_staged": "asyncddp.transport.cuda_staged:CudaStaged",
         "mpi_cuda": "asyncddp.transport.mpi_cuda:MPICuda",
         "nccl": "asyncddp.transport.nccl:NCCL",

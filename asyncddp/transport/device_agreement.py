@@ -8,13 +8,12 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from typing import TypeAlias
 
 import torch
 
 from asyncddp.errors import UnknownNameError
-from asyncddp.memory.streams import DeviceStreams
-from asyncddp.memory.streams_host import HostStreams
+from asyncddp.memory.streams import DeviceStreams, Queue
 from asyncddp.transport import DEVICE_WIRES
 from asyncddp.transport.contract import Transport
 from asyncddp.transport.device_routes import (
@@ -25,9 +24,11 @@ from asyncddp.transport.device_routes import (
     device_index,
 )
 
-__all__ = ["agree", "own_facts", "wires_of"]
+__all__ = ["agree", "own_facts", "try_out", "wires_of"]
 
 logger = logging.getLogger("asyncddp")
+
+_TRIAL = 1 << 16  # bytes
 
 
 def wires_of(text: str) -> tuple[str, ...]:
@@ -94,21 +95,24 @@ def agree(
         EnvironmentProblem: The wire that was chosen cannot be opened.
     """
     group = _gathered(transport, mine, timeout)
-    if all(facts.device == "cpu" for facts in group):
+    if streams is None and all(facts.device == "cpu" for facts in group):
         return Choice(LAST_RESORT, {})
-    choice = choose_for_all([replace(facts, probed=facts.mpi_cuda) for facts in group], wanted)
-    if choice.wire == "mpi_cuda" and streams is not None:
-        mine = replace(mine, probed=_tried(transport, streams))
-        choice = choose_for_all(_gathered(transport, mine, timeout), wanted)
-    if choice.wire == "mpi_cuda":
-        transport.device_wire = _mpi_cuda(transport)
-    if choice.wire == "nccl" and streams is not None:
-        transport.device_wire = _nccl(transport, streams, timeout)
-    for wire, reason in choice.refused.items() if transport.rank == 0 else ():
+    refused: dict[str, str] = {}
+    while True:
+        choice = choose_for_all(group, [wire for wire in wanted if wire not in refused])
+        refused.update(choice.refused)
+        if choice.wire == LAST_RESORT or streams is None:
+            break
+        made, serves = _OPENERS[choice.wire](transport, streams, group, timeout)
+        if _all_agree(transport, try_out(made, streams, timeout), timeout):
+            transport.device_wire = serves
+            break
+        refused[choice.wire] = "a trial out of GPU memory did not arrive as it was sent"
+    for wire, reason in refused.items() if transport.rank == 0 else ():
         logger.warning(
             "tensors on GPUs do not go by %s: %s; they go by %s", wire, reason, choice.wire
         )
-    return choice
+    return Choice(choice.wire, refused)
 
 
 def _gathered(transport: Transport, mine: DeviceFacts, timeout: float) -> list[DeviceFacts]:
@@ -120,28 +124,82 @@ def _gathered(transport: Transport, mine: DeviceFacts, timeout: float) -> list[D
     return [pickle.loads(part.numpy().tobytes()) for part in torch.split(whole, sizes)]
 
 
-def _mpi_cuda(transport: Transport) -> Callable[[DeviceStreams], Transport]:
-    """Make the wires of all devices of this rank share one communicator; collective."""
+def _all_agree(transport: Transport, mine: bool, timeout: float) -> bool:
+    every = transport.allgather(torch.tensor([int(mine)]), [1] * transport.size, timeout)
+    return bool(every.all())
+
+
+def try_out(wire: Transport, streams: DeviceStreams, timeout: float) -> bool:
+    """Send a pattern around the ring, form a sum, and look whether both are right; collective.
+
+    Args:
+        wire: The wire.
+        streams: Of its device.
+        timeout: Seconds after which it counts as failed.
+    """
+
+    def made(rank: int) -> torch.Tensor:
+        pattern = torch.arange(_TRIAL, device=streams.device).mul_(2 * rank + 1)
+        return pattern.to(torch.uint8)
+
+    ahead, behind = (wire.rank + 1) % wire.size, (wire.rank - 1) % wire.size
+    with streams.working(Queue.WORK):
+        data, expected = made(wire.rank), made(behind)
+        out, total = torch.zeros_like(expected), data.to(torch.float32)
+    try:
+        arriving, sending = wire.irecv(out, behind, 0), wire.isend(data, ahead, 0)
+        wire.finish(arriving, timeout, "trial")
+        wire.finish(sending, timeout, "trial")
+        wire.finish(wire.iallreduce(total), timeout, "trial")
+    except RuntimeError:  # a peer's, or that of a library which cannot do what it was asked
+        return False
+    with streams.working(Queue.WORK):
+        exact = torch.stack([made(rank).to(torch.float32) for rank in range(wire.size)]).sum(0)
+        return bool(torch.equal(out, expected) and torch.equal(total, exact))
+
+
+_Opened: TypeAlias = tuple[Transport, Callable[[DeviceStreams], Transport]]
+
+
+def _mpi_cuda(
+    transport: Transport, streams: DeviceStreams, group: Sequence[DeviceFacts], timeout: float
+) -> _Opened:
     from asyncddp.transport.mpi_cuda import MPICuda
 
-    first = MPICuda.open(transport, HostStreams())
-    return first.for_device
+    del group, timeout
+    wire = MPICuda.open(transport, streams)
+    return wire, wire.for_device
+
+
+def _cuda_ipc(
+    transport: Transport, streams: DeviceStreams, group: Sequence[DeviceFacts], timeout: float
+) -> _Opened:
+    from asyncddp.transport.cuda_ipc import CudaIPC
+
+    del timeout
+    mine = group[transport.rank]
+    near = [
+        facts.rank
+        for facts in group
+        if facts.rank != mine.rank and (facts.machine, facts.gpu) == (mine.machine, mine.gpu)
+    ]
+    wire = CudaIPC.open(transport, streams, near)
+    return wire, wire.for_device
 
 
 def _nccl(
-    transport: Transport, streams: DeviceStreams, timeout: float
-) -> Callable[[DeviceStreams], Transport]:
-    """Make NCCL's communicator of all ranks; collective."""
+    transport: Transport, streams: DeviceStreams, group: Sequence[DeviceFacts], timeout: float
+) -> _Opened:
     from asyncddp.transport.nccl import NCCL
 
-    return NCCL.open(transport, streams, timeout).for_device
+    del group
+    wire = NCCL.open(transport, streams, timeout)
+    return wire, wire.for_device
 
 
-def _tried(transport: Transport, streams: DeviceStreams) -> bool:
-    """Whether a message from GPU to GPU arrives as it was sent; collective."""
-    from asyncddp.transport.mpi_cuda import MPICuda, try_out
-
-    def made(size: int) -> torch.Tensor:
-        return torch.arange(size, device=streams.device).mul_(size).to(torch.uint8)
-
-    return try_out(MPICuda.open(transport, streams), made)
+_OPENERS: dict[str, Callable[[Transport, DeviceStreams, Sequence[DeviceFacts], float], _Opened]] = {
+    "cuda_ipc": _cuda_ipc,
+    "mpi_cuda": _mpi_cuda,
+    "nccl": _nccl,
+}
+"""What makes each wire, and what gives it for a device of this rank; collective."""

@@ -29,7 +29,6 @@ class DeviceFacts:
         device: ``"cuda"``, or ``"cpu"`` where torch sees no GPU.
         gpu: The GPU's unique name, the same for ranks that share it; empty if unknown.
         mpi_cuda: Whether the MPI library says that it takes GPU memory; None if it says nothing.
-        probed: Whether it then did, in a trial at the start; None if none was made.
         cupy: Version of cupy; None where it cannot be imported.
         nccl: Version of the NCCL that cupy has loaded, as ``22703`` for 2.27.3; None where none.
     """
@@ -39,7 +38,6 @@ class DeviceFacts:
     device: str = "cpu"
     gpu: str = ""
     mpi_cuda: bool | None = None
-    probed: bool | None = None
     cupy: str | None = None
     nccl: int | None = None
 
@@ -72,9 +70,9 @@ def _mpi_says_so(one: DeviceFacts, other: DeviceFacts) -> str | None:
     return f"the MPI library of {where} does not say that it takes GPU memory" if where else None
 
 
-def _probe_passed(one: DeviceFacts, other: DeviceFacts) -> str | None:
-    where = _ranks(lambda facts: facts.probed is True, one, other)
-    return f"a trial message out of GPU memory did not arrive as sent at {where}" if where else None
+def _gpus_known(one: DeviceFacts, other: DeviceFacts) -> str | None:
+    where = _ranks(lambda facts: bool(facts.gpu), one, other)
+    return f"it is not known which GPU {where} uses" if where else None
 
 
 def _cupy_there(one: DeviceFacts, other: DeviceFacts) -> str | None:
@@ -95,16 +93,15 @@ def _nccl_alike(one: DeviceFacts, other: DeviceFacts) -> str | None:
 
 
 def _two_gpus(one: DeviceFacts, other: DeviceFacts) -> str | None:
-    if not one.gpu or not other.gpu:
-        return f"it is not known which GPU {_ranks(lambda f: bool(f.gpu), one, other)} uses"
     if one.gpu == other.gpu:
         return f"rank {one.rank} and rank {other.rank} share one GPU, which NCCL refuses"
     return None
 
 
 _CONDITIONS: Mapping[str, tuple[_Check, ...]] = {
-    "nccl": (_cupy_there, _nccl_there, _nccl_alike, _two_gpus),
-    "mpi_cuda": (_mpi_says_so, _probe_passed),
+    "nccl": (_cupy_there, _nccl_there, _nccl_alike, _gpus_known, _two_gpus),
+    "mpi_cuda": (_mpi_says_so,),
+    "cuda_ipc": (_gpus_known,),
     LAST_RESORT: (),
 }
 """What has to hold between two ranks for a wire; the first that does not is the reason."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +23,7 @@ from asyncddp.transport.contract import Transfer, Transport
 from asyncddp.transport.cuda_staged import CudaStaged
 from asyncddp.transport.mpi_library import MPI
 
-__all__ = ["DeviceBytes", "MPICuda", "says_cuda", "try_out"]
+__all__ = ["DeviceBytes", "MPICuda", "says_cuda"]
 
 _PIECE = 1 << 30  # bytes in one MPI message: counts are C ints
 _OFF = {
@@ -234,29 +233,3 @@ def _asked(library: Any) -> bool | None:
         library.MPIX_GPU_query_support(0, ctypes.byref(found))  # 0 is MPIX_GPU_SUPPORT_CUDA
         return bool(found.value)
     return None
-
-
-def try_out(wire: Transport, make: Callable[[int], torch.Tensor], seconds: float = 20.0) -> bool:
-    """Send a pattern around the ring and look whether it has come as it was sent; collective.
-
-    Args:
-        wire: The wire.
-        make: Makes a tensor of so many bytes on the device, whose values depend on the number.
-        seconds: After which it counts as failed.
-    """
-    size = 1 << 16
-    ahead, behind = (wire.rank + 1) % wire.size, (wire.rank - 1) % wire.size
-    data = make(size + wire.rank % 7)
-    expected = make(size + behind % 7)
-    out = torch.zeros_like(expected)
-    transfers = [wire.irecv(out, behind, 0), wire.isend(data, ahead, 0)]
-    limit, attempt = time.monotonic() + seconds, 0
-    try:
-        while not all([transfer.done() for transfer in transfers]):
-            if time.monotonic() > limit:
-                return False
-            wire.rest(attempt)
-            attempt += 1
-    except PeerError:
-        return False
-    return bool(torch.equal(out, expected))

@@ -99,15 +99,14 @@ def explain_device_wires(mine: DeviceFacts, wanted: Sequence[str] = ()) -> list[
 
     Example:
         >>> rows = explain_device_wires(DeviceFacts(0, device="cuda", gpu="a", mpi_cuda=True))
-        >>> [(row.wire, row.state) for row in rows if row.wire != "nccl"]
-        [('cuda_staged', 'in use'), ('mpi_cuda', 'can be asked for')]
+        >>> [row.wire for row in rows if row.state == "can be asked for"]
+        ['cuda_ipc', 'mpi_cuda']
     """
-    one = replace(mine, probed=mine.mpi_cuda if mine.probed is None else mine.probed)
-    other = replace(one, rank=one.rank + 1, gpu=f"{one.gpu}, the next one" if one.gpu else "")
-    used = choose(one, other, [*wanted, LAST_RESORT]).wire
+    other = replace(mine, rank=mine.rank + 1, gpu=f"{mine.gpu}, the next one" if mine.gpu else "")
+    used = choose(mine, other, [*wanted, LAST_RESORT]).wire
     rows = []
     for wire in DEVICE_WIRES:
-        against = choose(one, other, [wire]).refused.get(wire)
+        against = choose(mine, other, [wire]).refused.get(wire)
         if against is not None:
             rows.append(DeviceRow(wire, "cannot be used", against))
         elif wire == used:

@@ -6,6 +6,9 @@ import torch
 
 import asyncddp as bf
 import topology
+from asyncddp.context import current
+from asyncddp.memory.streams import streams_of_device
+from asyncddp.transport.cuda_staged import on_device
 from tests.support.oracle import held, options
 
 SHAPES = [(), (0,), (1,), (5,), (3, 4), (70_001,), (3_000_000,)]
@@ -92,3 +95,9 @@ def in_a_process(name, *args):
     """One of the cases above on the GPU of a rank that is a process."""
     device = torch.device("cuda", bf.local_rank() % torch.cuda.device_count())
     return globals()[name](device, *args)
+
+
+def agreed_wire():
+    """The wire that serves this rank's GPU."""
+    device = torch.device("cuda", bf.local_rank() % torch.cuda.device_count())
+    return on_device(current().transport, streams_of_device(device)).name

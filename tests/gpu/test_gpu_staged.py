@@ -40,6 +40,18 @@ def test_processes_that_share_a_gpu(world):
     world.run(cases.in_a_process, "agrees_with_the_host", torch.float32, settings=SETTINGS)
 
 
+@on("mpi-2", "mpi-4")
+@pytest.mark.parametrize("wire", ["cuda_ipc", "mpi_cuda", "nccl"])
+def test_every_wire_that_the_ranks_agree_on(world, wire):
+    """One that cannot be taken here is said to be so; what is taken gives what the host gives."""
+    used = world.run(cases.agreed_wire, settings={"device_wires": wire})
+    if set(used) != {wire}:
+        pytest.skip(f"the ranks agreed on {set(used)}: asyncddp doctor says why")
+    world.run(
+        cases.in_a_process, "agrees_with_the_host", torch.float32, settings={"device_wires": wire}
+    )
+
+
 def test_nobody_waits_for_the_whole_device(device):
     """A verb on a busy device synchronises no stream and no device; its events are asked."""
     seen = torch.profiler.ProfilerActivity

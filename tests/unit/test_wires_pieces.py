@@ -66,6 +66,11 @@ class RecordedStreams(DeviceStreams):
     def pointer(self, queue):
         raise AssertionError("a staged wire tells nobody of its queues")
 
+    def lendable(self, size):
+        raise AssertionError("a staged wire shows nobody its device's memory")
+
+    lend = borrow = lendable
+
     def pinned(self, size):
         self.log.append(("pinned", size))
         return torch.zeros(size, dtype=torch.uint8)

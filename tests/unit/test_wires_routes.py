@@ -14,11 +14,9 @@ from asyncddp.transport import DEVICE_WIRES
 from asyncddp.transport.device_routes import DeviceFacts, choose, choose_for_all, device_index
 from asyncddp.transport.routes import explain_device_wires, route
 
-GOOD = DeviceFacts(
-    0, device="cuda", gpu="GPU-a", mpi_cuda=True, probed=True, cupy="13.6.0", nccl=22703
-)
+GOOD = DeviceFacts(0, device="cuda", gpu="GPU-a", mpi_cuda=True, cupy="13.6.0", nccl=22703)
 OTHER = replace(GOOD, rank=1, gpu="GPU-b")
-ALL = ["nccl", "mpi_cuda", "cuda_staged"]
+ALL = ["nccl", "mpi_cuda", "cuda_ipc", "cuda_staged"]
 
 
 def test_the_first_wire_of_the_list_whose_conditions_hold_is_taken():
@@ -38,8 +36,7 @@ def test_nothing_but_the_wire_that_needs_nothing_is_taken_unasked():
     [
         ("mpi_cuda", {"mpi_cuda": False}, "the MPI library of rank 1 does not say that"),
         ("mpi_cuda", {"mpi_cuda": None}, "the MPI library of rank 1 does not say that"),
-        ("mpi_cuda", {"probed": False}, "a trial message out of GPU memory did not arrive as sent"),
-        ("mpi_cuda", {"probed": None}, "a trial message out of GPU memory did not arrive as sent"),
+        ("cuda_ipc", {"gpu": ""}, "it is not known which GPU rank 1 uses"),
         ("nccl", {"cupy": None}, "rank 1 cannot import cupy: pip install 'asyncddp[cuda12]'"),
         ("nccl", {"nccl": None}, "cupy finds no NCCL of at least 2.7 at rank 1"),
         ("nccl", {"nccl": 20604}, "cupy finds no NCCL of at least 2.7 at rank 1"),
@@ -58,10 +55,10 @@ def test_each_condition_that_fails_is_the_reason_why_a_wire_is_not_taken(wire, c
 
 def test_both_ranks_come_to_the_same_wire_whatever_their_facts():
     """Over all combinations of what a rank can say, the table is symmetric and always ends."""
-    options = itertools.product([True, False, None], [True, None], ["13", None], ["a", "b", ""])
+    options = itertools.product([True, False, None], ["13", None], ["a", "b", ""])
     facts = [
-        DeviceFacts(0, 0, "cuda", gpu, aware, probed, cupy, 22703 if cupy else None)
-        for aware, probed, cupy, gpu in options
+        DeviceFacts(0, 0, "cuda", gpu, aware, cupy, 22703 if cupy else None)
+        for aware, cupy, gpu in options
     ]
     for one, other in itertools.product(facts, repeat=2):
         there = choose(one, replace(other, rank=1), ALL)
@@ -107,7 +104,7 @@ def test_ranks_go_around_the_visible_gpus():
 
 
 def test_the_doctor_says_of_each_wire_whether_it_serves_and_why():
-    aware = replace(GOOD, probed=None)
+    aware = GOOD
     rows = {row.wire: row for row in explain_device_wires(aware)}
     assert (rows["cuda_staged"].state, rows["mpi_cuda"].state) == ("in use", "can be asked for")
     assert rows["mpi_cuda"].why == "ASYNCDDP_DEVICE_WIRES=mpi_cuda"

@@ -14,6 +14,7 @@ from asyncddp.engine.messages import Key
 from asyncddp.engine.operation import _in_order
 from asyncddp.engine.posting import Form, Posting
 from asyncddp.errors import MismatchError
+from asyncddp.memory import streams_cuda
 from asyncddp.memory.streams import Order, Queue, order_of, stand_in, streams_of
 from asyncddp.memory.streams_cuda import CudaStreams
 from asyncddp.memory.streams_host import HostStreams
@@ -250,6 +251,25 @@ def test_cuda_s_copies_do_not_block(cuda):
     assert streams.pointer(Queue.GROUP) == 4711
     streams.hold(torch.zeros(1), Queue.IN)
     assert len(cuda) == 3, "memory of the host has no stream"
+
+
+def rebuilt(*arguments):
+    """At the top of a module, as torch's own function is, since pickle carries its name."""
+    return torch.tensor(arguments)
+
+
+def test_cuda_s_memory_is_shown_to_other_processes_as_torch_shows_it(cuda, monkeypatch):
+    streams, shown = CudaStreams(torch.device("cuda", 0)), []
+
+    def reduced(tensor):
+        shown.append(tensor)
+        return rebuilt, (4, 7, 1, 1)
+
+    monkeypatch.setattr(streams_cuda, "reduce_tensor", reduced)
+    buffer = torch.zeros(3)
+    token = streams.lend(buffer)
+    assert shown[0] is buffer
+    assert streams.borrow(token).tolist() == [4, 7, 1, 1]
 
 
 # mixed ranks
