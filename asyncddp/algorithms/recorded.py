@@ -22,7 +22,7 @@ from asyncddp.timeline.tracks import COMPUTATION
 
 __all__ = ["Training", "training_of"]
 
-_SHARE = 0.015
+_SHARE = 0.01
 """Of the time of a step, what its modules' notes may take on average."""
 _FIRST = 2  # the first step whose modules are noted, whatever they cost
 _REMEMBERED = 8  # steps
@@ -56,7 +56,7 @@ class Training:
         self._began: int | None = None
         self._cost = 0.0
         self._lengths: deque[int] = deque(maxlen=_REMEMBERED)
-        self._backward = Backward(recorder)
+        self._backward = Backward.of(recorder)
         self._passes = [Passing(recorder, model, self._backward) for model in models]
 
     def listen(self) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from functools import cache
+from itertools import count
 from typing import Any
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.autograd import Variable
@@ -29,19 +30,34 @@ _CALLS, _REPEATS = 50, 4
 class Backward:
     """A backward pass: it comes to modules in turn, and has left one when it comes to the next.
 
+    All models of a rank have one, through which their passes go.
+
     Args:
         recorder: Takes the notes.
     """
 
     def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+        self._recorder, self._models = recorder, count()
         self._open: list[tuple[str, str, int]] = []
+
+    @classmethod
+    def of(cls, recorder: Recorder) -> Backward:
+        """The one of a rank."""
+        found = _every.get(recorder)
+        if found is None:
+            found = _every[recorder] = cls(recorder)
+        return found
+
+    def root(self) -> str:
+        """The path of a model that is new to it."""
+        return str(next(self._models))
 
     def reach(self, paths: list[tuple[str, str]]) -> None:
         """The pass comes to the output of modules, which are inside each other.
 
         Args:
-            paths: Their paths in the model and the names they are noted by, outermost first.
+            paths: Their paths, from the model's own, and the names they are noted by, outermost
+                first.
         """
         now = time.monotonic_ns()
         if not self._open:
@@ -61,11 +77,12 @@ class Backward:
             self._recorder.span("backward", name, begun, now, None, COMPUTATION)
 
 
+_every: WeakKeyDictionary[Recorder, Backward] = WeakKeyDictionary()
+
+
 def _inside(path: str | None, outer: str) -> bool:
-    """Whether a module is inside another; in the model itself, whose path is empty, are all."""
-    if path is None or path == outer:
-        return False
-    return not outer or path.startswith(f"{outer}.")
+    """Whether a module is inside another."""
+    return path is not None and path.startswith(f"{outer}.")
 
 
 class _Mark:
@@ -105,7 +122,7 @@ class Passing:
     def __init__(self, recorder: Recorder, model: torch.nn.Module, backward: Backward) -> None:
         self._recorder, self._backward = recorder, backward
         self._model = ref(model)
-        self._title = type(model).__name__
+        self._title, self._root = type(model).__name__, backward.root()
         self._paths: dict[torch.nn.Module, str] = {}
         self._hooks: list[RemovableHandle] = []
         self._open: list[tuple[torch.nn.Module, int]] = []
@@ -145,7 +162,7 @@ class Passing:
             return  # the model has called itself, or somebody has copied its hooks
         self._unhook()
         self._recorder.span("forward", self._title, begun, now, None, COMPUTATION)
-        self._mark(("", self._title), output)
+        self._mark((self._root, self._title), output)
         self._last = None
 
     def _unhook(self) -> None:
@@ -167,7 +184,7 @@ class Passing:
             if inner is module:  # one that has raised has not left
                 self.modules_noted += 1
                 self._recorder.span("forward", path, begun, now, None, COMPUTATION)
-                self._mark((path, path), output)
+                self._mark((f"{self._root}.{path}", path), output)
                 return
 
     def _mark(self, path: tuple[str, str], output: Any) -> None:
@@ -208,12 +225,12 @@ def cost_of_module() -> float:
     start = torch.ones(1, requires_grad=True)
     took: dict[bool, list[int]] = {False: [], True: []}
     for modules in (False, True) * _REPEATS:
-        begun = time.monotonic_ns()
+        begun = time.thread_time_ns()
         passing.begin(modules=modules)
         x = start
         for one in model:
             x = one(x * 1.0)
         passing.end(x)
         x.backward()  # type: ignore[no-untyped-call]
-        took[modules].append(time.monotonic_ns() - begun)
+        took[modules].append(time.thread_time_ns() - begun)
     return max(0, min(took[True]) - min(took[False])) / _CALLS

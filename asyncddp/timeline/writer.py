@@ -17,8 +17,9 @@ __all__ = ["Writer"]
 
 logger = logging.getLogger("asyncddp")
 
-_EVERY = 0.02  # seconds between two looks
-_CHUNK = 16  # notes after which other threads may go on
+_EVERY = 0.04  # seconds between two looks
+_CHUNK = 64  # notes after which other threads may go on
+_LINES = 512  # lines in one write
 
 
 class Writer:
@@ -59,7 +60,7 @@ class Writer:
         self._over = threading.Event()
         name = f"asyncddp-timeline-{rank}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._put(b"[\n")
+        self._write(b"[\n")
         self._thread.start()
 
     def close(self) -> None:
@@ -70,7 +71,7 @@ class Writer:
         if not self._file.closed:
             if self.written:
                 self._file.seek(-2, os.SEEK_END)  # the last comma
-            self._put(b"\n]\n")
+            self._write(b"\n]\n")
             self._stop()
 
     def _run(self) -> None:
@@ -80,19 +81,25 @@ class Writer:
         self._drain()
 
     def _drain(self) -> None:
-        began = time.thread_time()
+        began, lines = time.thread_time(), list[str]()
         while self._notes:
-            lines = []
             for _ in range(min(_CHUNK, len(self._notes))):
                 lines += self._lines.of(self._notes.popleft())
                 self.written += 1
-            if not self._file.closed:
-                self._put("".join(f"{line},\n" for line in lines).encode())
+            if len(lines) > _LINES:
+                self._put(lines)
+                lines = []
             if self._notes:
                 time.sleep(0)  # a thread that computes may be waiting for the interpreter
+        self._put(lines)
         self.seconds += time.thread_time() - began
 
-    def _put(self, data: bytes) -> None:
+    def _put(self, lines: list[str]) -> None:
+        """Write lines, each with the comma after it."""
+        if lines and not self._file.closed:
+            self._write(",\n".join([*lines, ""]).encode())
+
+    def _write(self, data: bytes) -> None:
         view = memoryview(data)
         try:
             while view:

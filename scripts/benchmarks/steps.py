@@ -15,7 +15,17 @@ from benchmarks.contract import Aim, Call, Rival, Table, Unavailable, World
 from benchmarks.models import Workload
 from topology import GraphOrSchedule
 
-__all__ = ["ATC", "ATC_IN_BACKWARD", "AWC", "DDP", "LOCAL", "step_table"]
+__all__ = [
+    "ATC",
+    "ATC_IN_BACKWARD",
+    "AWC",
+    "DDP",
+    "LOCAL",
+    "Trainee",
+    "ours",
+    "step_table",
+    "trainee",
+]
 
 LOCAL, DDP = "local step", "DDP gloo"
 AWC, ATC = "adapt_with_combine, one-peer", "adapt_then_combine, one-peer"
@@ -24,7 +34,7 @@ _RATE, _MOMENTUM = 1e-4, 0.9
 
 
 @dataclass
-class _Trainee:
+class Trainee:
     """A model with its batch and its plain optimizer; a method puts itself around both.
 
     Attributes:
@@ -47,21 +57,21 @@ class _Trainee:
         return loss
 
 
-Method = Callable[[_Trainee], None]
+Method = Callable[[Trainee], None]
 
 
-def _trainee(world: World, workload: Workload) -> _Trainee:
+def trainee(world: World, workload: Workload) -> Trainee:
     """The same model on all ranks, and data of this rank's own."""
     torch.manual_seed(0)
     model = workload.build()
     torch.manual_seed(1 + world.rank)
     inputs, targets = workload.batch(workload.samples)
     plain = torch.optim.SGD(model.parameters(), lr=_RATE, momentum=_MOMENTUM)
-    return _Trainee(model, plain, inputs, targets)
+    return Trainee(model, plain, inputs, targets)
 
 
 def _ddp(
-    world: World, trainee: _Trainee, *, static_graph: bool = False, views: bool = False
+    world: World, trainee: Trainee, *, static_graph: bool = False, views: bool = False
 ) -> None:
     """Torch's DistributedDataParallel; all else is as it comes.
 
@@ -75,8 +85,8 @@ def _ddp(
     )
 
 
-def _ours(
-    trainee: _Trainee,
+def ours(
+    trainee: Trainee,
     *,
     algorithm: str,
     graph: GraphOrSchedule | None = None,
@@ -102,12 +112,12 @@ def _methods(world: World) -> dict[str, Method]:
         DDP: partial(_ddp, world),
         f"{DDP}, static_graph": partial(_ddp, world, static_graph=True),
         f"{DDP}, gradient_as_bucket_view": partial(_ddp, world, views=True),
-        "gradient_allreduce": partial(_ours, algorithm="gradient_allreduce"),
-        f"{awc}, exp-2": partial(_ours, algorithm=awc, graph=exp2),
-        AWC: partial(_ours, algorithm=awc, graph=one_peer),
-        f"{atc}, exp-2": partial(_ours, algorithm=atc, graph=exp2),
-        ATC: partial(_ours, algorithm=atc, graph=one_peer),
-        ATC_IN_BACKWARD: partial(_ours, algorithm=atc, graph=one_peer, update_in_backward=True),
+        "gradient_allreduce": partial(ours, algorithm="gradient_allreduce"),
+        f"{awc}, exp-2": partial(ours, algorithm=awc, graph=exp2),
+        AWC: partial(ours, algorithm=awc, graph=one_peer),
+        f"{atc}, exp-2": partial(ours, algorithm=atc, graph=exp2),
+        ATC: partial(ours, algorithm=atc, graph=one_peer),
+        ATC_IN_BACKWARD: partial(ours, algorithm=atc, graph=one_peer, update_in_backward=True),
     }
 
 
@@ -116,9 +126,9 @@ def step_table(world: World, workload: Workload, aims: Sequence[Aim] = ()) -> Ta
 
     def rival(name: str, method: Method) -> Rival:
         def prepare(nbytes: int) -> Call:
-            trainee = _trainee(world, workload)
-            method(trainee)
-            return trainee.step
+            made = trainee(world, workload)
+            method(made)
+            return made.step
 
         return Rival(name, prepare)
 

@@ -103,8 +103,8 @@ def test_a_rival_that_cannot_run_is_named_with_the_reason(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "which one? There are: ops windows step network scale memory"),
-        (("nope",), "no bench 'nope'; there are: ops windows step"),
+        ((), "which one? There are: ops windows step timeline network scale memory"),
+        (("nope",), "no bench 'nope'; there are: ops windows step timeline"),
         (("ops", "--ranks", "1"), "--ranks needs a number of at least 2"),
         (("ops", "--json", "/no/such/folder/x"), "--json needs a file in a folder that exists"),
         (("ops", "--fast"), "no option '--fast'"),

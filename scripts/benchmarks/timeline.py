@@ -1,0 +1,127 @@
+"""``timeline``: what a training step costs more where the timeline is on."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+import asyncddp as bf
+import topology
+from asyncddp.config import Config
+from asyncddp.context.context import Context, use
+from asyncddp.transport.routes import open_world
+from benchmarks.contract import Aim, Call, Rival, Table, World
+from benchmarks.models import Workload, convnet, narrow_mlp
+from benchmarks.steps import ours, trainee
+
+__all__ = ["tables"]
+
+_OFF, _ON = "off", "on"
+_AIM = Aim(
+    _ON, 1.03, _OFF, words="≤ 3 % of the step", told=lambda ratio: f"{100 * (ratio - 1):.2g} %"
+)
+_SMALL = 4  # bytes
+
+
+@dataclass
+class _Worlds:
+    """The ranks twice in the same processes: the world that there is, and one with a timeline.
+
+    Args:
+        world: The ranks.
+    """
+
+    world: World
+    recorded: Context | None = None
+    folders: list[str] = field(default_factory=list)
+
+    def open(self) -> None:
+        """Make the second one; on all ranks."""
+        folder = tempfile.mkdtemp(prefix="asyncddp-bench-") if self.world.rank == 0 else None
+        self.folders.append(self.world.comm.bcast(folder))
+        config = Config.from_environment(timeline=f"{self.folders[-1]}/")
+        self.recorded = Context(open_world(config.transport), config)
+
+    def close(self) -> None:
+        """Leave it, and remove what it wrote; on all ranks."""
+        if self.recorded is not None:
+            self.world.comm.Barrier()
+            self.recorded.close("it was measured")
+            self.recorded = None
+            self.world.comm.Barrier()
+        if self.world.rank == 0:
+            for folder in self.folders:
+                shutil.rmtree(folder, ignore_errors=True)
+        self.folders.clear()
+
+    def inside(self, name: str) -> Any:
+        """A context manager in which verbs are those of a rival's world."""
+        return use(self.recorded) if name == _ON and self.recorded is not None else nullcontext()
+
+
+def tables(world: World, *, quick: bool) -> Sequence[Table]:
+    """The tables of this bench."""
+    mlp, conv = narrow_mlp(), convnet()
+    if quick:
+        mlp, conv = narrow_mlp(4, layers=20), convnet(2, channels=16)
+    return [_steps(world, mlp), _steps(world, conv), _small(world)]
+
+
+def _steps(world: World, workload: Workload) -> Table:
+    """Steps of the same model with and without."""
+    worlds = _Worlds(world)
+    graph = topology.one_peer_exponential(world.size)
+
+    def prepare(name: str, nbytes: int) -> Call:
+        del nbytes
+        with worlds.inside(name):
+            made = trainee(world, workload)
+            ours(made, algorithm="adapt_with_combine", graph=graph)
+        return made.step
+
+    return Table(
+        f"timeline_{workload.key}",
+        f"a step of {workload.title}, adapt_with_combine, one-peer",
+        [workload.nbytes],
+        [Rival(name, partial(prepare, name)) for name in (_OFF, _ON)],
+        size_is="model",
+        aims=[_AIM],
+        compare=(_ON, _OFF),
+        begin=worlds.open,
+        end=worlds.close,
+        lead=1,
+        note="Off and on take turns in the same processes.",
+    )
+
+
+def _small(world: World) -> Table:
+    """The smallest of averages, of which nothing is asked."""
+    worlds = _Worlds(world)
+
+    def prepare(name: str, nbytes: int) -> Call:
+        x = torch.ones(nbytes // 4)
+
+        def average(number: int) -> torch.Tensor:
+            del number
+            with worlds.inside(name):
+                return bf.neighbor_allreduce(x, name="small")
+
+        return average
+
+    return Table(
+        "timeline_small",
+        "an average of the smallest tensor",
+        [_SMALL],
+        [Rival(name, partial(prepare, name)) for name in (_OFF, _ON)],
+        compare=(_ON, _OFF),
+        begin=worlds.open,
+        end=worlds.close,
+        note="Noted of each call: its length, and what was waited for, sent, read and mixed.",
+    )
