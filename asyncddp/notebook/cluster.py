@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from asyncddp.errors import EnvironmentProblem, UsageError
+from asyncddp.errors import ArgumentError, EnvironmentProblem, UsageError
 from asyncddp.launch.cluster import Folder, Running, await_engines, plan_for, start
 from asyncddp.launch.cluster.cells import give_up, go_on, standing
 from asyncddp.launch.cluster.folder import needs
@@ -67,6 +67,8 @@ class Cluster:
         timeout: float = 120.0,
     ) -> None:
         _ipyparallel()
+        if n is not None and (not isinstance(n, int) or n < 1):
+            raise ArgumentError(f"Cluster: argument n: expected at least 1 rank, got {n!r}")
         options = RunOptions(
             num_proc=n,
             hosts=hosts,

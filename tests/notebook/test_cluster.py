@@ -10,7 +10,8 @@ import time
 import psutil
 import pytest
 
-from asyncddp.errors import EnvironmentProblem, RankError, UsageError
+import asyncddp as bf
+from asyncddp.errors import EnvironmentProblem, PeerError, RankError, UsageError
 from asyncddp.notebook import Cluster
 from tests.support.session import plain
 
@@ -70,6 +71,27 @@ def test_an_error_before_a_verb_frees_the_others_and_says_what_to_call(cluster, 
     again = session("%px bf.allreduce(x)")
     assert "ranks 0-3: PeerError" in str(again)
     assert "call bf.shutdown() and then bf.init() on all ranks" in str(again)
+    session("%px bf.shutdown(); bf.init(); y = bf.allreduce(x)")
+    assert [float(y) for y in cluster.view["y"]] == [2.5] * 4
+
+
+def test_a_function_that_fails_frees_the_others(cluster, session):
+    ipyparallel = pytest.importorskip("ipyparallel")
+
+    def fails_on_rank_1(bf, x):
+        if bf.rank() == 1:
+            raise ValueError("bad")
+        return bf.allreduce(x)
+
+    fails_on_rank_1.__module__ = "__main__"  # as in a notebook; else the engines import this file
+    start = time.monotonic()
+    failing = cluster.view.apply_async(
+        fails_on_rank_1, ipyparallel.Reference("bf"), ipyparallel.Reference("x")
+    )
+    found = failing.get(timeout=60, return_exceptions=True)
+    assert time.monotonic() - start < 15
+    assert found[1].ename == "ValueError"
+    assert {issubclass(getattr(bf, found[rank].ename), PeerError) for rank in (0, 2, 3)} == {True}
     session("%px bf.shutdown(); bf.init(); y = bf.allreduce(x)")
     assert [float(y) for y in cluster.view["y"]] == [2.5] * 4
 

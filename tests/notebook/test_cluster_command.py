@@ -52,6 +52,7 @@ def ended(process, limit=30.0):
 
 def test_ibfrun_starts_a_cluster_that_notebooks_drive_until_it_is_stopped(marked):
     """It outlives its shell; starting twice says so; after stop nothing is left."""
+    ipyparallel = pytest.importorskip("ipyparallel")
     code, said = call(*IBFRUN, "start", "-np", "2", "--start-timeout", "200")
     assert code == 0, said
     assert "2 ranks are ready" in said
@@ -63,6 +64,8 @@ def test_ibfrun_starts_a_cluster_that_notebooks_drive_until_it_is_stopped(marked
         r"'asyncddp notebook stop --profile bluefog', or give another --profile",
         said,
     )
+    with ipyparallel.Client(profile="bluefog") as client:  # as BlueFog's users do
+        assert client.ids == [0, 1]
     with Cluster.connect("bluefog") as cluster:
         rank = cluster.view.apply_sync(lambda: __import__("os").environ["OMPI_COMM_WORLD_RANK"])
         assert [int(one) for one in rank] == cluster.client.ids == [0, 1]
@@ -114,7 +117,7 @@ def test_nothing_outlives_a_killed(victim, marked, profiles):
 
 def test_a_launcher_that_hangs_ends_in_its_words(marked, profiles):
     """A wrapper around the real launcher that never comes to start it."""
-    pytest.importorskip("ipyparallel")
+    ipyparallel = pytest.importorskip("ipyparallel")
     found = locate(None, os.environ)
     launcher = profiles / "mpirun"
     launcher.write_text(
@@ -124,8 +127,6 @@ def test_a_launcher_that_hangs_ends_in_its_words(marked, profiles):
     launcher.chmod(0o755)
     running = start(plan_for(RunOptions(num_proc=2, launcher=str(launcher))), timeout=200)
     try:
-        import ipyparallel
-
         with ipyparallel.Client(str(running.folder.client_file), timeout=60) as client:
             while "daemon" not in running.folder.last_words("engines"):
                 time.sleep(0.05)
@@ -152,6 +153,8 @@ def test_what_cannot_be_is_said_before_anything_is_started(profiles):
         plan_for(RunOptions())
     with pytest.raises(ArgumentError, match=r"profile: expected letters, digits.*, got '\.\./x'"):
         Folder.of_profile("../x")
+    with pytest.raises(ArgumentError, match="Cluster: argument n: expected at least 1 rank, got 0"):
+        Cluster(0)
     hosts = parse_hosts("10.1.1.1:2")
     with pytest.raises(ArgumentError, match="has no IPv4 address at 'nosuch0'; it has lo"):
         listening_address(hosts, "nosuch0", remote=True)
@@ -161,3 +164,12 @@ def test_what_cannot_be_is_said_before_anything_is_started(profiles):
         listening_address((), None, remote=True)
     assert listening_address(hosts, "lo", remote=True) == "127.0.0.1"
     assert listening_address(hosts, "127.0.0.0/8", remote=True) == "127.0.0.1"
+
+
+def test_a_missing_package_is_named_with_its_install_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ipyparallel", None)
+    with pytest.raises(EnvironmentProblem, match=r"pip install 'asyncddp\[notebook\]'"):
+        Cluster(1)
+    monkeypatch.setitem(sys.modules, "IPython.paths", None)
+    with pytest.raises(EnvironmentProblem, match="notebooks need IPython, which is not installed"):
+        Folder.of_profile("asyncddp")

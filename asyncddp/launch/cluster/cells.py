@@ -8,6 +8,7 @@ The library is looked up only where a cell has imported it, for importing it tak
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -26,21 +27,33 @@ def _context() -> Context | None:
     return context
 
 
-def register(shell: Any) -> None:
-    """Watch the cells of an IPython shell."""
-    shell.events.register("pre_run_cell", _before)
-    shell.events.register("post_run_cell", _after)
+def register(kernel: Any) -> None:
+    """Watch the cells of an engine's kernel, and the functions that clients apply."""
+    kernel.shell.events.register("pre_run_cell", lambda info: go_on())
+    kernel.shell.events.register("post_run_cell", _after_cell)
+    apply = kernel.do_apply
+
+    @functools.wraps(apply)
+    def do_apply(*args: Any, **kwargs: Any) -> Any:
+        go_on()
+        reply, buffers = apply(*args, **kwargs)
+        if reply["status"] == "error":
+            _leave(f"its function ended with {reply['ename']}: {reply['evalue']}")
+        return reply, buffers
+
+    kernel.do_apply = do_apply
 
 
-def _before(info: Any) -> None:
-    del info
-    go_on()
+def _after_cell(result: Any) -> None:
+    error = result.error_in_exec
+    if error is not None:
+        _leave(f"its cell ended with {type(error).__name__}: {error}")
 
 
-def _after(result: Any) -> None:
-    error, context = result.error_in_exec, _context()
-    if error is not None and context is not None:
-        context.engine.leave(f"its cell ended with {type(error).__name__}: {error}")
+def _leave(reason: str) -> None:
+    context = _context()
+    if context is not None:
+        context.engine.leave(reason)
 
 
 def standing() -> dict[str, int] | None:

@@ -29,7 +29,7 @@ class Engine(IPEngine):  # type: ignore[misc]  # ipyparallel has no types
     async def complete_registration(self, *args: Any) -> None:
         """Begin to serve, once the controller has answered."""
         await super().complete_registration(*args)
-        register(self.kernel.shell)
+        register(self.kernel)
 
 
 def main(words: Sequence[str]) -> None:
