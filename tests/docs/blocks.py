@@ -4,6 +4,7 @@
 ``python``              a whole script: runs on one rank; a comment after ``print(…)`` is its output
 ``python file=NAME``    the same, and NAME in the page's folder, where commands find it
 ``python ranks``        runs by a command of the page only, since one rank has no neighbours
+``python cells``        cells of a notebook, with ``# %%`` between them: run in IPython
 ``bash``                commands that run in the page's folder
 ``bash parsed``         commands for machines that are not here: our own command line reads them
 ``bash fails``          commands that end with an error

@@ -14,11 +14,20 @@ from tests.docs.parsed_commands import check_script
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 LANGUAGES = {
-    "python": {"ranks"},
+    "python": {"cells", "ranks"},
     "bash": {"parsed", "fails"},
     "text": {"output", "unordered"},
     "diff": set(),
 }
+CELLS = """
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+config = Config({{"HistoryManager": {{"enabled": False}}, "ProfileDir": {{"location": "ipython"}}}})
+shell = InteractiveShell.instance(config=config)
+for cell in {cells!r}:
+    shell.run_cell(cell).raise_error()
+"""
 LENIENT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -84,13 +93,22 @@ def test_output_stands_below_what_prints_it():
                 assert "parsed" not in above.marks, block
 
 
-@of("python", without=["ranks"])
+@of("python", without=["cells", "ranks"])
 def test_python_runs_on_one_rank(run_python, folder_of, block):
     """A block of Python is a whole script, which runs by itself and without a warning."""
     code, printed = run_python(block.text, folder_of(block.page))
     assert code == 0, printed
     check_output(block, printed)
     check_comments(block, printed)
+
+
+@of("python", "cells")
+def test_cells_run_in_ipython(run_python, folder_of, block):
+    """Cells run one after the other in IPython, which knows their magics."""
+    script = CELLS.format(cells=[cell.strip() for cell in block.text.split("\n# %%\n")])
+    code, printed = run_python(script, folder_of(block.page))
+    assert code == 0, printed
+    check_output(block, printed)
 
 
 @of("python", "ranks")

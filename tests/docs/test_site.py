@@ -63,7 +63,7 @@ def test_pictures_and_formulas_are_drawn(site):
 def test_what_is_missing_is_named(tmp_path):
     """A public name on no page, a formula that cannot be drawn, a dead link: each is a warning."""
     (tmp_path / "index.md").write_text(
-        "# Nothing\n\n$\\nonsense x$ and $$\\frac{1}$$ and [there](nowhere.md)\n", encoding="utf-8"
+        "# Nothing\n\n$\\nonsense x$ and $x_1_2$ and [there](nowhere.md)\n", encoding="utf-8"
     )
     code = (REPO / "docs" / "conf.py").read_text(encoding="utf-8")
     code = code.replace("Path(__file__)", f"Path({str(REPO / 'docs' / 'conf.py')!r})")
@@ -81,7 +81,7 @@ def test_what_is_missing_is_named(tmp_path):
         "asyncddp.allreduce is public, but on no page of docs/api",
         "topology.ring is public, but on no page of docs/api",
         "formula with \\nonsense, which MathML lacks",
-        "NoAvailableTokensError",
+        "formula x_1_2: DoubleSubscriptsError",
         "nowhere.md",
     ):
         assert words in done.stderr
