@@ -151,7 +151,7 @@ def _legend(stepped: bool) -> Text:
     return Text(
         f"""\
 {mean}compute    forward, backward, optimizer, less what is exposed in them
-exposed    held up by communication: enqueue, wait, mix
+exposed    held up by communication: its calls, waits and mixing
 hidden     messages under way, or mixed by another thread, while it computed
 waits for  rank: time, the two longest""",
         style="dim",

@@ -35,7 +35,7 @@ class RankSpans:
         calls: When it called which verb.
         sent: Time and bytes of each message, flat.
         received: The same of what came.
-        verbs: The verbs that were called.
+        verbs: The verbs that were called with a tensor.
         moved: Those of them whose messages are in the trace.
         first: When the rank's first span began.
         last: When its last span ended.
@@ -152,10 +152,10 @@ def _take_call(
 ) -> None:
     """What the caller did for communication, and what another thread mixed."""
     kind, verb, name = event["cat"], args.get("verb", ""), args.get("name", "")
-    if verb:
-        spans.verbs.add(verb)
     if kind == "enqueue":
         spans.calls.add(verb, name, begin)
+        if args.get("bytes"):
+            spans.verbs.add(verb)
     if event["tid"] == _CALLER:
         spans.kinds[kind].extend((begin, end))
         if kind == "wait":

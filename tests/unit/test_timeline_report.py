@@ -214,7 +214,10 @@ def test_spread_is_of_the_steps(tmp_path):
 
 
 def test_without_steps_and_modules_the_figures_are_of_all_and_words_say_so(tmp_path):
-    ranks = [Rank(k, 3).clock(0.0).span("enqueue", 5e3, 9e3, 2, verb=VERB) for k in (0, 1)]
+    ranks = [Rank(k, 3).clock(0.0) for k in (0, 1)]
+    for rank in ranks:
+        rank.span("enqueue", 5e3, 8e3, 2, verb=VERB, bytes=8)
+        rank.span("enqueue", 8e3, 9e3, 2, verb="barrier", bytes=0)
     ranks[0].wait(6e3, 8e3)
     found = report(read(tmp_path, *ranks))
     one = found.ranks[0]
