@@ -7,6 +7,8 @@ passes where the mean squared errors of the last epochs are those of the noise E
 from __future__ import annotations
 
 import itertools
+import random
+import time
 import warnings
 
 import pytest
@@ -142,9 +144,12 @@ def put_to_one():
     bf.init()
     model, optimizer = begin(PUT, window_prefix="job")
     targets = itertools.cycle(bf.out_neighbor_ranks())
+    pause = random.Random(bf.rank())
 
     def choose():
         optimizer.dst_weights = {next(targets): 1.0}
+        if pause.random() < 0.2:
+            time.sleep(pause.expovariate(100))
 
     errors = last_errors(model, optimizer, before=choose, waits=3)
     assert max(errors) < bound(None), errors
@@ -155,7 +160,10 @@ def put_to_one():
 
 
 def test_puts_to_one_neighbour_in_each_turn():
-    """Nothing is learned in the first epochs; the windows are there all the same."""
+    """Ranks that pause at random learn too, of neighbours that put to them in every second step.
+
+    Nothing is learned in the first epochs; the windows are there all the same.
+    """
     LoopbackWorld(4).run(put_to_one)
 
 

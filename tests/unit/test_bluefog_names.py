@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import asyncddp.integrations.bluefog as bf
 from asyncddp.context.activities import complain_once
 from asyncddp.integrations.bluefog import environment, mpi_ops, optimizers
 from asyncddp.integrations.bluefog.state import Handles
+from asyncddp.integrations.bluefog.util import env
 from tests.support import LoopbackWorld
 
 CONTEXT = """init shutdown size rank local_size local_rank machine_size machine_rank load_topology
@@ -31,7 +33,7 @@ HELPERS = """timeline_start_activity timeline_end_activity timeline_context broa
     allreduce_parameters broadcast_optimizer_state broadcast_object broadcast_object_list
     CommunicationType"""
 OPTIMIZERS = """GradientAllreduce AdaptWithCombine AdaptThenCombine WinPut Allreduce
-    NeighborAllreduce HierarchicalNeighborAllreduce PullGet PushSum"""
+    NeighborAllreduce HierarchicalNeighborAllreduce PullGet PushSum Bluefog"""
 GRAPHS = """ExponentialTwoGraph ExponentialGraph SymmetricExponentialGraph RingGraph StarGraph
     FullyConnectedGraph MeshGrid2DGraph GetRecvWeights GetSendWeights IsTopologyEquivalent
     IsRegularGraph isPowerOf GetDynamicOnePeerSendRecvRanks GetExp2DynamicSendRecvMachineRanks
@@ -200,6 +202,19 @@ def test_variables_that_have_a_meaning():
         environment.read_log_level({"BLUEFOG_LOG_LEVEL": "loud"})
 
 
+def test_env_sets_variables_for_a_block_and_puts_them_back(monkeypatch):
+    """Also where the block raises; None changes nothing."""
+    monkeypatch.setenv("BLUEFOG_A", "before")
+    monkeypatch.delenv("BLUEFOG_B", raising=False)
+    before = dict(os.environ)
+    with env(BLUEFOG_A="1", BLUEFOG_B="2", PATH=None):
+        assert dict(os.environ) == {**before, "BLUEFOG_A": "1", "BLUEFOG_B": "2"}
+    assert dict(os.environ) == before
+    with pytest.raises(KeyError, match="HERE"), env(BLUEFOG_A="1"):
+        raise KeyError("HERE")
+    assert dict(os.environ) == before
+
+
 def test_other_variables_are_named_in_one_warning(caplog):
     """With what there is instead."""
     environment.warn_of_others({"PATH": "x"})
@@ -280,6 +295,17 @@ def test_older_names_say_what_they_are_called_now(name):
     def case():
         with pytest.warns(PendingDeprecationWarning, match=r"communication_type=bf\.Communication"):
             wrapped(getattr(bf, f"Distributed{name}Optimizer"))
+
+    LoopbackWorld(1).run(case)
+
+
+def test_the_oldest_name_is_that_of_puts():
+    """``DistributedBluefogOptimizer`` of BlueFog's first versions."""
+
+    def case():
+        with pytest.warns(PendingDeprecationWarning, match="use DistributedWinPutOptimizer"):
+            _, optimizer = wrapped(bf.DistributedBluefogOptimizer)
+        assert optimizer.algorithm == "win_put"
 
     LoopbackWorld(1).run(case)
 

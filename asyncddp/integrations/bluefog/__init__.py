@@ -26,8 +26,9 @@ since BlueFog is wrong there or does without:
   Gradients are averaged when ``backward()`` returns: ``synchronize()`` and ``skip_synchronize()``
   need not be called. ``DistributedPushSumOptimizer`` and ``DistributedPullGetOptimizer`` work, and
   are exported.
-- ``DistributedWinPutOptimizer`` and ``DistributedPullGetOptimizer`` wait for neighbours that are
-  more than 4 averagings behind, since ranks really run at their own pace here;
+- ``DistributedWinPutOptimizer`` and ``DistributedPullGetOptimizer`` wait for neighbours that have
+  made fewer averagings. Over there a put waits until its target is in MPI, which keeps ranks near
+  each other; here nothing does, and the learning rates of BlueFog's scripts want it.
   ``asyncddp.DistributedWinPutOptimizer`` waits for nobody.
 - ``broadcast_optimizer_state`` sends options and numbers exactly, and makes no step;
   ``allreduce_parameters`` leaves integers as they are.
@@ -75,6 +76,7 @@ from asyncddp.integrations.bluefog.factories import (
     DistributedAdaptThenCombineOptimizer,
     DistributedAdaptWithCombineOptimizer,
     DistributedAllreduceOptimizer,
+    DistributedBluefogOptimizer,
     DistributedGradientAllreduceOptimizer,
     DistributedHierarchicalNeighborAllreduceOptimizer,
     DistributedNeighborAllreduceOptimizer,
@@ -173,6 +175,7 @@ __all__ = [
     "DistributedAdaptThenCombineOptimizer",
     "DistributedAdaptWithCombineOptimizer",
     "DistributedAllreduceOptimizer",
+    "DistributedBluefogOptimizer",
     "DistributedGradientAllreduceOptimizer",
     "DistributedHierarchicalNeighborAllreduceOptimizer",
     "DistributedNeighborAllreduceOptimizer",

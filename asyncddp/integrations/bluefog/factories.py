@@ -12,6 +12,7 @@ __all__ = [
     "DistributedAdaptThenCombineOptimizer",
     "DistributedAdaptWithCombineOptimizer",
     "DistributedAllreduceOptimizer",
+    "DistributedBluefogOptimizer",
     "DistributedGradientAllreduceOptimizer",
     "DistributedHierarchicalNeighborAllreduceOptimizer",
     "DistributedNeighborAllreduceOptimizer",
@@ -21,7 +22,7 @@ __all__ = [
 ]
 
 _AWC, _ATC = "adapt_with_combine", "adapt_then_combine"
-_NEAR = 4  # averagings; over there a put waits until its target is in MPI, which keeps ranks near
+_NEAR = 0  # averagings; over there a put waits until its target is in MPI, which keeps ranks near
 
 
 def DistributedGradientAllreduceOptimizer(  # noqa: N802 - BlueFog's name
@@ -58,7 +59,7 @@ def DistributedWinPutOptimizer(  # noqa: N802 - BlueFog's name
     num_steps_per_communication: int = 1,
     window_prefix: str | None = None,
 ) -> BluefogOptimizer:
-    """Put parameters into the neighbours' windows; wait for those only that are far behind."""
+    """Put parameters into the neighbours' windows; wait for those only that are behind."""
     steps = num_steps_per_communication
     return BluefogOptimizer(optimizer, model, "win_put", None, steps, window_prefix, _NEAR)
 
@@ -66,7 +67,7 @@ def DistributedWinPutOptimizer(  # noqa: N802 - BlueFog's name
 def DistributedPullGetOptimizer(  # noqa: N802 - BlueFog's name
     optimizer: torch.optim.Optimizer, model: Models, num_steps_per_communication: int = 1
 ) -> BluefogOptimizer:
-    """Get parameters from the neighbours' windows; wait for those only that are far behind."""
+    """Get parameters from the neighbours' windows; wait for those only that are behind."""
     steps = num_steps_per_communication
     return BluefogOptimizer(optimizer, model, "pull_get", None, steps, None, _NEAR)
 
@@ -80,12 +81,20 @@ def DistributedPushSumOptimizer(  # noqa: N802 - BlueFog's name
     return made
 
 
+def DistributedBluefogOptimizer(  # noqa: N802 - BlueFog's name
+    optimizer: torch.optim.Optimizer, model: Models, num_steps_per_communication: int = 1
+) -> BluefogOptimizer:
+    """Deprecated: the name of :func:`DistributedWinPutOptimizer` before BlueFog 0.3."""
+    _deprecated("DistributedBluefogOptimizer", "DistributedWinPutOptimizer")
+    return DistributedWinPutOptimizer(optimizer, model, num_steps_per_communication)
+
+
 def DistributedAllreduceOptimizer(  # noqa: N802 - BlueFog's name
     optimizer: torch.optim.Optimizer, model: Models, num_steps_per_communication: int = 1
 ) -> BluefogOptimizer:
     """Deprecated: adapt-with-combine with all ranks."""
     kind = CommunicationType.allreduce
-    _deprecated("DistributedAllreduceOptimizer", kind)
+    _deprecated("DistributedAllreduceOptimizer", _with(kind))
     return BluefogOptimizer(optimizer, model, _AWC, kind, num_steps_per_communication)
 
 
@@ -94,7 +103,7 @@ def DistributedNeighborAllreduceOptimizer(  # noqa: N802 - BlueFog's name
 ) -> BluefogOptimizer:
     """Deprecated: adapt-with-combine with the neighbours."""
     kind = CommunicationType.neighbor_allreduce
-    _deprecated("DistributedNeighborAllreduceOptimizer", kind)
+    _deprecated("DistributedNeighborAllreduceOptimizer", _with(kind))
     return BluefogOptimizer(optimizer, model, _AWC, kind, num_steps_per_communication)
 
 
@@ -103,14 +112,15 @@ def DistributedHierarchicalNeighborAllreduceOptimizer(  # noqa: N802 - BlueFog's
 ) -> BluefogOptimizer:
     """Deprecated: adapt-with-combine with the mean of each machine, between machines."""
     kind = CommunicationType.hierarchical_neighbor_allreduce
-    _deprecated("DistributedHierarchicalNeighborAllreduceOptimizer", kind)
+    _deprecated("DistributedHierarchicalNeighborAllreduceOptimizer", _with(kind))
     return BluefogOptimizer(optimizer, model, _AWC, kind, num_steps_per_communication)
 
 
-def _deprecated(name: str, kind: CommunicationType) -> None:
+def _with(kind: CommunicationType) -> str:
+    return f"DistributedAdaptWithCombineOptimizer with communication_type=bf.{kind}"
+
+
+def _deprecated(name: str, instead: str) -> None:
     warnings.warn(
-        f"{name} is an older name: use DistributedAdaptWithCombineOptimizer with "
-        f"communication_type=bf.{kind}",
-        PendingDeprecationWarning,
-        stacklevel=3,
+        f"{name} is an older name: use {instead}", PendingDeprecationWarning, stacklevel=3
     )
