@@ -18,9 +18,9 @@ from asyncddp.timeline.report_waits import NOBODY, Calls, Waits, who_came_last
 __all__ = ["BACKGROUND", "BLOCKING", "COMPUTE", "RankSpans", "Recording", "record"]
 
 COMPUTE = ("forward", "backward", "optimizer")
-BLOCKING = ("enqueue", "mix", "wait", "window")  # on the caller's own track of communication
+BLOCKING = ("enqueue", "mix", "wait", "window")  # by a thread that calls verbs
 BACKGROUND = ("collective", "mixing", "transfer")
-_CALLER = 2
+_MIXING = 3  # the track of the thread that mixes while others compute
 
 
 @dataclass
@@ -30,7 +30,7 @@ class RankSpans:
     Attributes:
         steps: Begin and end of each step, flat.
         kinds: The same of forward, backward, optimizer; of enqueue, wait, mix, window where the
-            caller itself did it; of transfer, collective, and of "mixing" by another thread.
+            callers themselves did it; of transfer, collective, and of "mixing" by another thread.
         waits: The caller's waits.
         calls: When it called which verb.
         sent: Time and bytes of each message, flat.
@@ -156,7 +156,7 @@ def _take_call(
         spans.calls.add(verb, name, begin)
         if args.get("bytes"):
             spans.verbs.add(verb)
-    if event["tid"] == _CALLER:
+    if event["tid"] != _MIXING:
         spans.kinds[kind].extend((begin, end))
         if kind == "wait":
             spans.waits.add(verb, name, args.get("for", ()), begin, end)

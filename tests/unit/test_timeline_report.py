@@ -152,7 +152,7 @@ def test_hidden_is_what_travels_or_is_mixed_by_another_thread_under_compute(tmp_
     rank = Rank(0).clock(0.0).span("step", 0.0, 100.0).span("forward", 0.0, 60.0)
     rank.transfer("receive", 10.0, 30.0, 1, 8).transfer("receive", 20.0, 40.0, 2, 8)
     rank.span("mix", 50.0, 70.0, 3, verb=VERB).wait(60.0, 80.0, 1)
-    rank.span("wait", 0.0, 90.0, 50, verb=VERB, **{"for": [3]})  # a thread beside the caller's
+    rank.span("wait", 0.0, 90.0, 3, verb=VERB, **{"for": [3]})
     (one,) = report(read(tmp_path, rank), skip=0).ranks
     assert (one.hidden, one.exposed) == pytest.approx((0.04, 0.02))
     assert (one.received, dict(one.waited)) == (16.0, {1: 0.02})
@@ -174,6 +174,15 @@ def test_a_hook_that_waits_within_backward_does_not_compute(tmp_path):
     assert (one.compute, one.exposed, one.other) == pytest.approx((0.05, 0.03, 0.02))
     assert one.hidden == pytest.approx(0.01)
     assert (one.sent, one.received) == (None, None)
+
+
+def test_every_thread_that_calls_is_held_up_by_what_it_calls(tmp_path):
+    """A script may communicate in one thread and train in another: both have tracks."""
+    rank = Rank(0).clock(0.0).span("step", 0.0, 100.0).wait(0.0, 10.0, 1)
+    rank.span("wait", 40.0, 60.0, 50, verb=VERB, **{"for": [2]})
+    (one,) = report(read(tmp_path, rank), skip=0).ranks
+    assert one.exposed == pytest.approx(0.03)
+    assert dict(one.waited) == pytest.approx({1: 0.01, 2: 0.02})
 
 
 def test_bytes_read_where_they_lie_are_received(tmp_path):
