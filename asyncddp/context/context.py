@@ -17,6 +17,7 @@ from asyncddp.engine import Engine
 from asyncddp.errors import NotInitializedError
 from asyncddp.timeline.starting import recorder_for
 from asyncddp.transport import Transport
+from asyncddp.transport.device_routes import LAST_RESORT, Choice
 
 __all__ = ["Context", "activate", "current", "in_local_world", "is_initialized", "use"]
 
@@ -66,6 +67,7 @@ class Context:
         local_rank, local_size: The same among the ranks of this machine.
         machine_rank, machine_size: This machine, and how many there are.
         recorder: Takes notes for the timeline, if there is one.
+        device_choice: The wire for tensors on GPUs, and why not another one that was asked for.
 
     Raises:
         ArgumentError: The timeline cannot be written where the settings say.
@@ -90,6 +92,7 @@ class Context:
         self._clock = Clock(self.engine, self.recorder, first) if self.machines.recording else None
         self.attachments: dict[str, Any] = {}
         """What rooms above keep for each world, by their name."""
+        self.device_choice = Choice(LAST_RESORT, {})
         self.farewells: list[Callable[[], None]] = []
         """What rooms above do before this rank leaves: wait for messages under way."""
 

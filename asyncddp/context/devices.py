@@ -39,4 +39,4 @@ def _settle(context: Context, wanted: Sequence[str]) -> None:
     mine = own_facts(context.rank, context.machine_rank, context.local_rank)
     index = device_index(context.local_rank, torch.cuda.device_count())
     streams = None if index is None else streams_of_device(torch.device("cuda", index))
-    agree(context.transport, wanted, mine, streams, context.config.timeout)
+    context.device_choice = agree(context.transport, wanted, mine, streams, context.config.timeout)

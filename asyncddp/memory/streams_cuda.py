@@ -84,7 +84,10 @@ class CudaStreams(DeviceStreams):
 
     def pinned(self, size: int) -> torch.Tensor:
         """Page-locked memory, from torch's allocator."""
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        with torch.cuda.device(
+            self.device
+        ):  # else the thread's device, often the first, takes part
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def lendable(self, size: int) -> torch.Tensor:
         """Memory of the device."""

@@ -261,14 +261,14 @@ def test_a_rank_says_which_gpu_it_would_use(monkeypatch):
 
 
 def in_a_world():
-    transport = current().transport
-    return on_device(transport, HostStreams()).name
+    context = current()
+    return context.device_choice.wire, on_device(context.transport, HostStreams()).name
 
 
 @on("mpi-2")
 def test_a_world_without_gpus_comes_up_whatever_is_asked_for(world):
     told = world.run(in_a_world, settings={"device_wires": "mpi_cuda"})
-    assert told == ["cuda_staged"] * 2
+    assert told == [("cuda_staged", "cuda_staged")] * 2
 
 
 @on("mpi-2")
