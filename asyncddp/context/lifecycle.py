@@ -83,6 +83,13 @@ def shutdown() -> None:
 
     Raises:
         PeerError: A peer has refused something that had already counted as done here.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> bf.init()
+        >>> bf.shutdown()
+        >>> bf.is_initialized()
+        False
     """
     if is_initialized() and not in_local_world():
         context = current()

@@ -25,37 +25,86 @@ __all__ = [
 
 
 def rank() -> int:
-    """This rank's number, 0 .. ``size() - 1``."""
+    """This rank's number, 0 .. ``size() - 1``.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> with bf.local_world(3) as world:
+        ...     world.run(bf.rank)
+        [0, 1, 2]
+    """
     return current().rank
 
 
 def size() -> int:
-    """The number of ranks."""
+    """The number of ranks.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> with bf.local_world(3) as world:
+        ...     world.run(bf.size)
+        [3, 3, 3]
+    """
     return current().size
 
 
 def local_rank() -> int:
-    """This rank's number among those of its machine."""
+    """This rank's number among those of its machine.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> with bf.local_world(4, ranks_per_machine=2) as world:
+        ...     world.run(bf.local_rank)
+        [0, 1, 0, 1]
+    """
     return current().local_rank
 
 
 def local_size() -> int:
-    """The number of ranks on this machine."""
+    """The number of ranks on this machine.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> with bf.local_world(4, ranks_per_machine=2) as world:
+        ...     world.run(bf.local_size)
+        [2, 2, 2, 2]
+    """
     return current().local_size
 
 
 def machine_rank() -> int:
-    """This machine's number, in order of the machines' lowest ranks."""
+    """This machine's number, in order of the machines' lowest ranks.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> with bf.local_world(4, ranks_per_machine=2) as world:
+        ...     world.run(bf.machine_rank)
+        [0, 0, 1, 1]
+    """
     return current().machine_rank
 
 
 def machine_size() -> int:
-    """The number of machines."""
+    """The number of machines.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> with bf.local_world(4, ranks_per_machine=2) as world:
+        ...     world.run(bf.machine_size)
+        [2, 2, 2, 2]
+    """
     return current().machine_size
 
 
 def is_homogeneous() -> bool:
-    """Whether all machines have equally many ranks, numbered one machine after the other."""
+    """Whether all machines have equally many ranks, numbered one machine after the other.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> with bf.local_world(3, ranks_per_machine=2) as world:
+        ...     world.run(bf.is_homogeneous)
+        [False, False, False]
+    """
     return current().machines.homogeneous
 
 
@@ -78,7 +127,14 @@ def set_topology(topology: Topology | None = None) -> None:
 
 
 def load_topology() -> Topology:
-    """The graph or schedule between ranks that is in use."""
+    """The graph or schedule between ranks that is in use.
+
+    Example:
+        >>> import asyncddp as bf, topology
+        >>> with bf.local_world(2) as world:
+        ...     world.run(lambda: topology.describe(bf.load_topology()))
+        ['exponential_two(2)', 'exponential_two(2)']
+    """
     return current().topologies.load()
 
 
@@ -90,29 +146,66 @@ def set_machine_topology(topology: Topology | None = None) -> None:
 
     Raises:
         TopologyError: It is no graph or schedule on ``machine_size()`` machines.
+
+    Example:
+        >>> import asyncddp as bf, topology
+        >>> def links():
+        ...     bf.set_machine_topology(topology.ring(2))
+        ...     return bf.in_neighbor_machine_ranks()
+        >>> with bf.local_world(4, ranks_per_machine=2) as world:
+        ...     world.run(links)
+        [[1], [1], [0], [0]]
     """
     current().topologies.set_machine(topology)
 
 
 def load_machine_topology() -> Topology | None:
-    """The graph or schedule between machines that is in use; None before one is set."""
+    """The graph or schedule between machines that is in use; None before one is set.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> with bf.local_world(2) as world:
+        ...     world.run(bf.load_machine_topology)
+        [None, None]
+    """
     return current().topologies.load_machine()
 
 
 def in_neighbor_ranks(round: int = 0) -> list[int]:  # noqa: A002 - the field's word
-    """The ranks from which this one receives in that round of the topology, ascending."""
+    """The ranks from which this one receives in that round of the topology, ascending.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> with bf.local_world(4) as world:
+        ...     world.run(bf.in_neighbor_ranks)
+        [[2, 3], [0, 3], [0, 1], [1, 2]]
+    """
     context = current()
     return list(context.topologies.ranks.neighbors(context.rank, round).src_weights)
 
 
 def out_neighbor_ranks(round: int = 0) -> list[int]:  # noqa: A002 - the field's word
-    """The ranks to which this one sends in that round of the topology, ascending."""
+    """The ranks to which this one sends in that round of the topology, ascending.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> with bf.local_world(4) as world:
+        ...     world.run(bf.out_neighbor_ranks)
+        [[1, 2], [2, 3], [0, 3], [0, 1]]
+    """
     context = current()
     return list(context.topologies.ranks.neighbors(context.rank, round).dst_ranks)
 
 
 def in_neighbor_machine_ranks(round: int = 0) -> list[int]:  # noqa: A002 - the field's word
-    """The machines from which this one receives; empty before a machine topology is set."""
+    """The machines from which this one receives; empty before a machine topology is set.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> with bf.local_world(2) as world:
+        ...     world.run(bf.in_neighbor_machine_ranks)
+        [[], []]
+    """
     context = current()
     if context.topologies.load_machine() is None:
         return []
@@ -120,7 +213,14 @@ def in_neighbor_machine_ranks(round: int = 0) -> list[int]:  # noqa: A002 - the 
 
 
 def out_neighbor_machine_ranks(round: int = 0) -> list[int]:  # noqa: A002 - the field's word
-    """The machines to which this one sends; empty before a machine topology is set."""
+    """The machines to which this one sends; empty before a machine topology is set.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> with bf.local_world(2) as world:
+        ...     world.run(bf.out_neighbor_machine_ranks)
+        [[], []]
+    """
     context = current()
     if context.topologies.load_machine() is None:
         return []

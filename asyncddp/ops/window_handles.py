@@ -53,6 +53,16 @@ def win_wait(handle: WindowHandle) -> bool:
     Raises:
         ArgumentError: It is no handle of a window verb.
         PeerError: A neighbour has ended, has freed the window, or cannot be reached.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def waited():
+        ...     x = torch.tensor([float(bf.rank())])
+        ...     bf.win_create(x, "x", zero_init=True)
+        ...     return bf.win_wait(bf.win_put_nonblocking(x, "x"))
+        >>> with bf.local_world(2) as world:
+        ...     world.run(waited)
+        [True, True]
     """
     return _handle("win_wait", handle).wait()
 
@@ -62,6 +72,18 @@ def win_poll(handle: WindowHandle) -> bool:
 
     Raises:
         ArgumentError: It is no handle of a window verb.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def polled():
+        ...     x = torch.tensor([float(bf.rank())])
+        ...     bf.win_create(x, "x", zero_init=True)
+        ...     handle = bf.win_put_nonblocking(x, "x")
+        ...     bf.win_wait(handle)
+        ...     return bf.win_poll(handle)
+        >>> with bf.local_world(2) as world:
+        ...     world.run(polled)
+        [True, True]
     """
     return _handle("win_poll", handle).poll()
 
@@ -71,6 +93,18 @@ def win_cancel(handle: WindowHandle) -> None:
 
     Raises:
         ArgumentError: It is no handle of a window verb.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def let_go():
+        ...     x = torch.tensor([float(bf.rank())])
+        ...     bf.win_create(x, "x", zero_init=True)
+        ...     bf.win_cancel(bf.win_put_nonblocking(x, "x"))
+        ...     bf.barrier()
+        ...     return bf.win_free("x")
+        >>> with bf.local_world(2) as world:
+        ...     world.run(let_go)
+        [True, True]
     """
     _handle("win_cancel", handle).cancel()
 

@@ -34,6 +34,19 @@ def win_mutex(
         ArgumentError: A rank that is no such neighbour.
         PeerLeftError: A rank that holds it has ended.
         WaitTimeoutError: The deadline has passed.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def alone():
+        ...     x = torch.tensor([float(bf.rank())])
+        ...     bf.win_create(x, "x", zero_init=True)
+        ...     with bf.win_mutex("x"):
+        ...         bf.win_put(x, "x")
+        ...     bf.barrier()
+        ...     return bf.win_update("x", require_mutex=True).item()
+        >>> with bf.local_world(2) as world:
+        ...     world.run(alone)
+        [0.5, 0.5]
     """
     window = windows_of(current()).find("win_mutex", name)
     known: Iterable[int] = window.edges.incoming if for_self else window.edges.outgoing

@@ -91,6 +91,17 @@ def win_get(
         PeerError: A neighbour has freed the window.
         PeerLeftError: A neighbour has ended.
         WaitTimeoutError: A neighbour on another machine cannot be reached by the deadline.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def fetched():
+        ...     x = torch.tensor([float(bf.rank())])
+        ...     bf.win_create(x, "x", zero_init=True)
+        ...     bf.win_get("x")
+        ...     return bf.win_read_neighbor("x", 1 - bf.rank()).item()
+        >>> with bf.local_world(2) as world:
+        ...     world.run(fetched)
+        [1.0, 0.0]
     """
     return win_get_nonblocking(name, src_weights, require_mutex).wait()
 
@@ -124,6 +135,18 @@ def win_update(
         ArgumentError: One of the weights without the other, a rank that is no in-neighbour, or
             integers with weights that are not whole.
         PeerLeftError: A neighbour has ended, and what it published last cannot be read any more.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def averaged():
+        ...     x = torch.tensor([float(bf.rank())])
+        ...     bf.win_create(x, "x", zero_init=True)
+        ...     bf.win_put(x, "x")
+        ...     bf.barrier()
+        ...     return bf.win_update("x", 0.75, {1 - bf.rank(): 0.25}).item()
+        >>> with bf.local_world(2) as world:
+        ...     world.run(averaged)
+        [0.25, 0.75]
     """
     windows = windows_of(current())
     window = windows.find("win_update", name)
@@ -168,6 +191,20 @@ def win_update_then_collect(name: str, require_mutex: bool = True) -> torch.Tens
 
     Raises:
         UnknownNameError: There is no such window.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def collected():
+        ...     x = torch.tensor([float(bf.rank())])
+        ...     bf.win_create(x, "x", zero_init=True)
+        ...     bf.win_accumulate(x, "x")
+        ...     bf.barrier()
+        ...     return bf.win_update_then_collect("x").item(), bf.win_update_then_collect(
+        ...         "x"
+        ...     ).item()
+        >>> with bf.local_world(2) as world:
+        ...     world.run(collected)
+        [(1.0, 1.0), (1.0, 1.0)]
     """
     window = windows_of(current()).find("win_update_then_collect", name)
     ones = dict.fromkeys(window.edges.incoming, 1.0)
@@ -186,6 +223,18 @@ def win_read_neighbor(name: str, rank: int, require_mutex: bool = True) -> torch
         UnknownNameError: There is no such window.
         ArgumentError: The rank is no in-neighbour.
         PeerLeftError: The neighbour has ended, and what it published last cannot be read any more.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def seen():
+        ...     x = torch.tensor([float(bf.rank())])
+        ...     bf.win_create(x, "x", zero_init=True)
+        ...     bf.win_put(x, "x")
+        ...     bf.barrier()
+        ...     return bf.win_read_neighbor("x", 1 - bf.rank()).item()
+        >>> with bf.local_world(2) as world:
+        ...     world.run(seen)
+        [1.0, 0.0]
     """
     window = windows_of(current()).find("win_read_neighbor", name)
     known = window.edges.incoming

@@ -62,6 +62,18 @@ def win_put(
         PeerError: A neighbour has freed the window.
         PeerLeftError: A neighbour on another machine has ended.
         WaitTimeoutError: A neighbour on another machine cannot be reached by the deadline.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def shifted():
+        ...     x = torch.tensor([float(bf.rank())])
+        ...     bf.win_create(x, "x", zero_init=True)
+        ...     bf.win_put(10 + x, "x")
+        ...     bf.barrier()
+        ...     return bf.win_read_neighbor("x", 1 - bf.rank()).item()
+        >>> with bf.local_world(2) as world:
+        ...     world.run(shifted)
+        [11.0, 10.0]
     """
     return win_put_nonblocking(tensor, name, self_weight, dst_weights, require_mutex).wait()
 
@@ -88,6 +100,19 @@ def win_accumulate(
 
     .. math:: b_i^{(j)} \leftarrow b_i^{(j)} + w_j x \quad \text{at each rank j}, \qquad
               x \leftarrow w_0 x
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def doubled():
+        ...     x = torch.tensor([float(bf.rank())])
+        ...     bf.win_create(x, "x", zero_init=True)
+        ...     for _ in range(2):
+        ...         bf.win_accumulate(torch.ones(1), "x")
+        ...     bf.barrier()
+        ...     return bf.win_update_then_collect("x").item()
+        >>> with bf.local_world(2) as world:
+        ...     world.run(doubled)
+        [2.0, 3.0]
     """
     return win_accumulate_nonblocking(tensor, name, self_weight, dst_weights, require_mutex).wait()
 

@@ -209,6 +209,17 @@ def win_free(name: str | None = None) -> bool:
     Raises:
         UnknownNameError: There is no such window.
         MismatchError: Another rank frees another one, or calls another collective.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def freed():
+        ...     x = torch.tensor([float(bf.rank())])
+        ...     bf.win_create(x, "x", zero_init=True)
+        ...     bf.win_free("x")
+        ...     return bf.get_current_created_window_names()
+        >>> with bf.local_world(2) as world:
+        ...     world.run(freed)
+        [[], []]
     """
     windows = windows_of(current())
     names = windows.names if name is None else [windows.find("win_free", name).name]
@@ -220,7 +231,18 @@ def win_free(name: str | None = None) -> bool:
 
 
 def get_current_created_window_names() -> list[str]:
-    """The names of this rank's windows, sorted."""
+    """The names of this rank's windows, sorted.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def named():
+        ...     bf.win_create(torch.zeros(2), "b")
+        ...     bf.win_create(torch.zeros(2), "a")
+        ...     return bf.get_current_created_window_names()
+        >>> with bf.local_world(2) as world:
+        ...     world.run(named)
+        [['a', 'b'], ['a', 'b']]
+    """
     return windows_of(current()).names
 
 
@@ -235,6 +257,19 @@ def get_win_version(name: str) -> dict[int, int]:
 
     Raises:
         UnknownNameError: There is no such window.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def counted():
+        ...     x = torch.tensor([float(bf.rank())])
+        ...     bf.win_create(x, "x", zero_init=True)
+        ...     bf.win_put(x, "x")
+        ...     bf.win_put(x, "x")
+        ...     bf.barrier()
+        ...     return bf.get_win_version("x")
+        >>> with bf.local_world(2) as world:
+        ...     world.run(counted)
+        [{1: 2}, {0: 2}]
     """
     return windows_of(current()).find("get_win_version", name).versions()
 
@@ -252,6 +287,19 @@ def win_staleness(name: str) -> dict[int, Staleness]:
 
     Raises:
         UnknownNameError: There is no such window.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def age():
+        ...     x = torch.tensor([float(bf.rank())])
+        ...     bf.win_create(x, "x", zero_init=True)
+        ...     bf.win_put(x, "x")
+        ...     bf.barrier()
+        ...     bf.win_update("x")
+        ...     return bf.win_staleness("x")[1 - bf.rank()].version
+        >>> with bf.local_world(2) as world:
+        ...     world.run(age)
+        [1, 1]
     """
     return windows_of(current()).find("win_staleness", name).staleness()
 
@@ -264,6 +312,20 @@ def win_associated_p(name: str) -> float:
 
     Raises:
         UnknownNameError: There is no such window.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def halved():
+        ...     bf.turn_on_win_ops_with_associated_p()
+        ...     x = torch.tensor([float(bf.rank())])
+        ...     bf.win_create(x, "x", zero_init=True)
+        ...     bf.win_accumulate(x, "x", self_weight=0.5, dst_weights={1 - bf.rank(): 0.5})
+        ...     bf.barrier()
+        ...     bf.win_update_then_collect("x")
+        ...     return bf.win_associated_p("x")
+        >>> with bf.local_world(2) as world:
+        ...     world.run(halved)
+        [1.0, 1.0]
     """
     return windows_of(current()).find("win_associated_p", name).p
 
