@@ -207,7 +207,8 @@ class Cluster:
             if now > until:
                 raise EnvironmentProblem(
                     f"{ranks_in_words(busy)} did not stop within {timeout:g} s, as code outside "
-                    "Python does not; cluster.stop() ends all ranks"
+                    "Python does not, nor bf.init() where other ranks have yet to call it: call it "
+                    "there, or end all ranks by cluster.stop()"
                 )
             if now > again:
                 self._client.send_signal("SIGINT", targets=busy, block=True)

@@ -148,7 +148,7 @@ def test_a_launcher_that_fails_ends_in_its_words(marked):
     assert marked.left(0.0) == []
 
 
-def test_what_cannot_be_is_said_before_anything_is_started(profiles):
+def test_what_cannot_be_is_said_before_anything_is_started(monkeypatch):
     with pytest.raises(ArgumentError, match="-np: say how many engines to start"):
         plan_for(RunOptions())
     with pytest.raises(ArgumentError, match=r"profile: expected letters, digits.*, got '\.\./x'"):
@@ -160,6 +160,7 @@ def test_what_cannot_be_is_said_before_anything_is_started(profiles):
         listening_address(hosts, "nosuch0", remote=True)
     with pytest.raises(ArgumentError, match=r"no IPv4 address at '233\.252\.0\.0/24'"):
         listening_address(hosts, "233.252.0.0/24", remote=True)
+    monkeypatch.setattr("socket.gethostname", lambda: "localhost")
     with pytest.raises(ArgumentError, match="say by --network-interface through which"):
         listening_address((), None, remote=True)
     assert listening_address(hosts, "lo", remote=True) == "127.0.0.1"
@@ -173,3 +174,9 @@ def test_a_missing_package_is_named_with_its_install_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython.paths", None)
     with pytest.raises(EnvironmentProblem, match="notebooks need IPython, which is not installed"):
         Folder.of_profile("asyncddp")
+
+
+def test_one_machine_of_a_batch_system_needs_no_network():
+    batch = {**os.environ, "SLURM_JOB_ID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_NUM_NODES": "1"}
+    plan = plan_for(RunOptions(num_proc=2), batch)
+    assert (plan.ranks, plan.address, plan.encrypted) == (2, "127.0.0.1", False)

@@ -39,12 +39,7 @@ def listening_address(hosts: Sequence[Host], interface: str | None, *, remote: b
     if interface is not None:
         return _address_of(interface.split(",")[0])
     other = next((host.name for host in hosts if not is_this_machine(host)), None)
-    if other is None:
-        raise ArgumentError(
-            "the engines may run on other machines: say by --network-interface through which "
-            "interface they reach this one"
-        )
-    return _towards(other)
+    return _by_own_name() if other is None else _towards(other)
 
 
 def _addresses() -> dict[str, list[str]]:
@@ -78,6 +73,20 @@ def _address_of(interface: str) -> str:
             f"{names}"
         )
     return own[0]
+
+
+def _by_own_name() -> str:
+    """The address that this machine's name has, where a batch system chooses the others."""
+    try:
+        found = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        found = LOOPBACK
+    if ipaddress.ip_address(found).is_loopback:
+        raise ArgumentError(
+            "the engines may run on other machines: say by --network-interface through which "
+            "interface they reach this one"
+        )
+    return found
 
 
 def _towards(host: str) -> str:

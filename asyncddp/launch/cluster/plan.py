@@ -51,7 +51,8 @@ def plan_for(given: RunOptions, environment: Mapping[str, str] | None = None) ->
     job = job_for(given, [ENGINE], environment, module=True)
     if given.num_proc is None and not job.hosts:
         raise ArgumentError("-np: say how many engines to start, or on which hosts (-H).")
-    address = listening_address(job.hosts, given.network_interface, remote=job.remote)
+    remote = job.remote and environment.get("SLURM_JOB_NUM_NODES") != "1"
+    address = listening_address(job.hosts, given.network_interface, remote=remote)
     return Plan(job.ranks, _words(given), address)
 
 
