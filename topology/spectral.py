@@ -39,11 +39,13 @@ def _operator(rounds: Sequence[Matrix]) -> tuple[Function, Function]:
     """The deviation as a function of a vector, and its transpose."""
 
     def forward(x: Array) -> Array:
+        """Apply all rounds."""
         product: Array = reduce(lambda y, matrix: matrix @ y, rounds, x)
         product -= x.mean()
         return product
 
     def backward(x: Array) -> Array:
+        """Apply all rounds transposed, last first."""
         product: Array = reduce(lambda y, matrix: matrix.transposed @ y, reversed(rounds), x)
         product -= x.mean()
         return product

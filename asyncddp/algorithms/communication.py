@@ -169,12 +169,15 @@ class NeighborAllreduce(TwoSided):
     joins = True
 
     def places(self, context: Context) -> int | None:
+        """One for each rank."""
         return context.size
 
     def inherited(self, context: Context) -> GraphOrSchedule | None:
+        """The topology between ranks."""
         return context.topologies.load()
 
     def by_hand(self, hand: HandSet) -> Mapping[str, float | Weights | Iterable[int] | None]:
+        """Weights of ranks."""
         return {
             "self_weight": hand.self_weight,
             "src_weights": hand.src_weights,
@@ -184,6 +187,7 @@ class NeighborAllreduce(TwoSided):
     def route(
         self, context: Context, schedule: Schedule | None, hand: HandSet, k: int
     ) -> Route | None:
+        """To this round's neighbours."""
         return self._along(context, self._row(context, schedule, hand, k))
 
     def among(self, mixer: Mixer, schedule: Schedule | None, training: Collection[int]) -> Route:
@@ -200,6 +204,7 @@ class NeighborAllreduce(TwoSided):
 
     def _along(self, context: Context, row: Mixing) -> Route:
         def start(flat: torch.Tensor, name: str) -> Handle[torch.Tensor]:
+            """Start averaging with these neighbours."""
             return neighbor_allreduce_nonblocking(
                 flat,
                 self_weight=row.self_weight,
@@ -209,6 +214,7 @@ class NeighborAllreduce(TwoSided):
             )
 
         def way(flat: torch.Tensor, name: str) -> Callable[[], bool] | None:
+            """The short way of this bucket."""
             return short_way(context, row, flat, name)
 
         return Route(start, lambda flat: len(row.dst_weights) * flat.nbytes, way)
@@ -221,12 +227,15 @@ class HierarchicalNeighborAllreduce(TwoSided):
     how = How.MACHINES
 
     def places(self, context: Context) -> int | None:
+        """One for each machine."""
         return context.machine_size
 
     def inherited(self, context: Context) -> GraphOrSchedule | None:
+        """The topology between machines."""
         return context.topologies.load_machine()
 
     def by_hand(self, hand: HandSet) -> Mapping[str, float | Weights | Iterable[int] | None]:
+        """Weights of machines."""
         return {
             "self_weight": hand.self_weight,
             "src_machine_weights": hand.src_machine_weights,
@@ -236,6 +245,7 @@ class HierarchicalNeighborAllreduce(TwoSided):
     def route(
         self, context: Context, schedule: Schedule | None, hand: HandSet, k: int
     ) -> Route | None:
+        """Inside the machine, then to this round's machines."""
         given = self.by_hand(hand)
         schedule = schedule or between_machines(
             context, by_hand=hand.dst_machine_weights is not None
@@ -243,6 +253,7 @@ class HierarchicalNeighborAllreduce(TwoSided):
         row = WeightsOf(self.name, schedule, context.machine_rank, given, k).at(k)
 
         def start(flat: torch.Tensor, name: str) -> Handle[torch.Tensor]:
+            """Start averaging with these machines."""
             return hierarchical_neighbor_allreduce_nonblocking(
                 flat,
                 self_weight=row.self_weight,
@@ -252,6 +263,7 @@ class HierarchicalNeighborAllreduce(TwoSided):
             )
 
         def cost(flat: torch.Tensor) -> int:
+            """Bytes that this rank sends of a bucket."""
             local, size = context.local_size, _summed(flat)
             return round((3 * (local - 1) + len(row.dst_weights)) * size / local)
 
@@ -268,7 +280,10 @@ class Allreduce(TwoSided):
     def route(
         self, context: Context, schedule: Schedule | None, hand: HandSet, k: int
     ) -> Route | None:
+        """To all ranks."""
+
         def start(flat: torch.Tensor, name: str) -> Handle[torch.Tensor]:
+            """Start averaging over all ranks."""
             return allreduce_nonblocking(flat, name=name)
 
         return self._over(context.size, start)
@@ -278,6 +293,7 @@ class Allreduce(TwoSided):
         trains = mixer.context.rank in training
 
         def start(flat: torch.Tensor, name: str) -> Handle[torch.Tensor]:
+            """Start averaging over the ranks that still train."""
             given = flat if trains else torch.zeros(flat.shape, dtype=flat.dtype)
             return average_among_nonblocking(given, len(training), name=name)
 
@@ -297,6 +313,7 @@ class Empty(TwoSided):
     def route(
         self, context: Context, schedule: Schedule | None, hand: HandSet, k: int
     ) -> Route | None:
+        """Nowhere."""
         return None
 
 

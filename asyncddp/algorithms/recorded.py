@@ -97,6 +97,7 @@ class Training:
         """
 
         def noted(*args: Any, **kwargs: Any) -> Any:
+            """Call it, and note how long that took."""
             begun = time.monotonic_ns()
             with self._recorder.shown("optimizer"):
                 result = step(*args, **kwargs)

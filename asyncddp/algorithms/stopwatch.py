@@ -49,6 +49,7 @@ def exposed(method: F) -> F:
 
     @wraps(method)
     def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the method, and count its time."""
         with self._mixer.exposed:
             return method(self, *args, **kwargs)
 

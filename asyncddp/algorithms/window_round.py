@@ -111,6 +111,7 @@ class WindowRound(Round):
         latest, sources = self._step - bound, self._row.src_weights
 
         def behind() -> list[int]:
+            """The neighbours that are too far behind."""
             late = (self._kind.behind(pane, sources, latest) for pane in panes)
             return sorted({source for some in late for source in some})
 

@@ -125,6 +125,7 @@ class _Current:
         self.thread = threading.local()
 
     def get(self) -> Context | None:
+        """The thread's own context, or the process's; None where there is none."""
         own: Context | None = getattr(self.thread, "context", None)
         return own or self.process
 

@@ -31,6 +31,7 @@ class LocalWorld:
 
     def __enter__(self) -> LocalWorld:
         def join(rank: int) -> Context:
+            """Make a rank's context."""
             return Context(self._ends[rank], self._config)
 
         self._contexts = _in_threads(self.size, join, lambda rank, error: None)
@@ -108,6 +109,7 @@ class LocalWorld:
         """
 
         def call(rank: int) -> Any:
+            """Run the function as one rank."""
             activate(self._contexts[rank], thread=True)
             try:
                 result = fn(*args, **kwargs)
@@ -117,6 +119,7 @@ class LocalWorld:
                 activate(None, thread=True)
 
         def release(rank: int, error: BaseException) -> None:
+            """Tell all ranks that one has failed."""
             for context in self._contexts:
                 context.engine.lose(rank, f"it raised {type(error).__name__}: {error}")
 
@@ -160,6 +163,7 @@ def _in_threads(
     ended = [threading.Event() for _ in range(size)]
 
     def body(rank: int) -> None:
+        """Run one rank, and keep what it gives or raises."""
         try:
             results[rank] = call(rank)
         except BaseException as error:  # noqa: BLE001 - handed to the caller's thread, whatever it is

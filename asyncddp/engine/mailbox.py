@@ -81,6 +81,7 @@ class Mailbox:
 
     @late.setter
     def late(self, error: PeerError | None) -> None:
+        """Keep it, for the channels too."""
         self.channels.late = error
 
     def _complain(self, error: PeerError) -> None:

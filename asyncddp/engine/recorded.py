@@ -219,6 +219,7 @@ def noted(
     nbytes = 0 if tensor is None else tensor.nbytes
 
     def note() -> None:
+        """Note the transfer, which has ended."""
         recorder.transfer(kind, verb, name, peer, nbytes, begun, time.monotonic_ns(), step)
 
     if transfer is not None:

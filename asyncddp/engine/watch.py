@@ -117,6 +117,7 @@ class Watch:
         since, config, warned = time.monotonic(), self._config, False
 
         def go_on(peers: list[int]) -> None:
+            """Look whether a peer has left, or the deadline has passed."""
             nonlocal warned
             now = time.monotonic()
             for peer in peers:

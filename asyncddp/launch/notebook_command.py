@@ -150,6 +150,7 @@ def _interrupted_by_signals() -> Iterator[None]:
 
 class _PlainGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, with our errors as sentences."""
         return plainly(lambda: super(_PlainGroup, self).invoke(ctx))
 
 

@@ -64,6 +64,7 @@ class _Pipe:
         return bool(data)
 
     def release_after_pause(self) -> None:
+        """Show an unfinished line that nothing has followed for a while."""
         if self.sieve.holds and time.monotonic() - self.quiet_since >= _PAUSE:
             _write(self.target, self.sieve.release())
 

@@ -165,6 +165,7 @@ def _progress(sources: tuple[str, ...]) -> Iterator[Advance]:
         task = progress.add_task("Reading", total=total)
 
         def advance(path: Path, behind: int) -> None:
+            """Show how much of a file is read."""
             before = seen.get(path, 0)
             seen[path] = behind
             progress.advance(task, behind - before if behind > before else behind)

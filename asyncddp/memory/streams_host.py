@@ -65,6 +65,7 @@ class HostStreams(DeviceStreams):
         event = _HostEvent(self, queue)
 
         def reach() -> None:
+            """Let the event be reached."""
             event.reached = True
 
         with self._lock:
@@ -89,6 +90,7 @@ class HostStreams(DeviceStreams):
         """Queue a copy."""
 
         def copied() -> None:
+            """Copy."""
             out.copy_(source)
 
         with self._lock:

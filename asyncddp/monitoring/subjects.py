@@ -103,14 +103,17 @@ class OptimizerSubject(Subject):
 
     @property
     def bytes_sent(self) -> int:
+        """As the mixer has counted."""
         return self._mixer.bytes_sent
 
     @property
     def exposed_seconds(self) -> float:
+        """As the mixer has measured."""
         return self._mixer.exposed.seconds
 
     @property
     def all_ranks_step(self) -> bool:
+        """Whether none is in a join block."""
         return self._mixer.attendance is None
 
     def gradient_norm(self) -> float | None:
@@ -119,18 +122,22 @@ class OptimizerSubject(Subject):
         return None if square is None else math.sqrt(square)
 
     def staleness(self) -> dict[int, Staleness]:
+        """As the optimizer's windows say."""
         return self._optimizer.staleness()
 
     def attach(self, stepped: Callable[[], None], reports: Callable[[], bool]) -> None:
+        """Listen after the optimizer's steps."""
         del reports
 
         def hook(*step: Any) -> None:
+            """Say that a step was made."""
             del step
             stepped()
 
         self._hook = self._optimizer.register_step_post_hook(hook)
 
     def detach(self) -> None:
+        """Listen no more."""
         self._hook.remove()
 
 
@@ -159,10 +166,12 @@ class ModuleSubject(Subject):
 
     @property
     def bytes_sent(self) -> int:
+        """As the exchange has counted."""
         return self._exchange.bytes_sent
 
     @property
     def exposed_seconds(self) -> float:
+        """As the exchange has measured."""
         return self._exchange.exposed.seconds
 
     def gradient_norm(self) -> float | None:
@@ -170,13 +179,16 @@ class ModuleSubject(Subject):
         return None if self._square is None else math.sqrt(self._square)
 
     def staleness(self) -> dict[int, Staleness]:
+        """As the module's windows say."""
         return self._module.staleness()
 
     def attach(self, stepped: Callable[[], None], reports: Callable[[], bool]) -> None:
+        """Listen to the stepper."""
         self._call, self._reports = stepped, reports
         self._stepper.listener = self
 
     def detach(self) -> None:
+        """Listen no more."""
         if self._stepper.listener is self:
             self._stepper.listener = None
 

@@ -84,6 +84,7 @@ class Cluster:
             client = undo.enter_context(_client(running.folder, timeout))
 
             def progress(count: int) -> None:
+                """Show how many engines are there."""
                 seconds = time.monotonic() - started
                 show(f"Starting {plan.ranks} ranks … {count} are there, after {seconds:.0f} s")
 

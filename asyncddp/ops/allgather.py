@@ -52,6 +52,7 @@ def allgather(
     title = "allgather" + (f" {name!r}" if name else "")
 
     def steps(desk: Desk) -> Steps[torch.Tensor]:
+        """Tell sizes, then gather."""
         group, wire = range(context.size), context.transport
         return (yield from gather_over(desk, group, wire, tensor, title))
 

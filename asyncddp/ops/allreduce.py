@@ -109,6 +109,7 @@ def _program(
     title = f"{name}({'average' if average else 'sum'})" + (f" {label!r}" if label else "")
 
     def steps(desk: Desk) -> Steps[torch.Tensor]:
+        """Sum, and deliver."""
         divisor = len(group) if average else None
         total = yield from sum_over(desk, group, wire, tensor, dtype, title, divisor, out)
         return deliver(total, tensor, out)

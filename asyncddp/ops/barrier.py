@@ -31,6 +31,7 @@ def barrier(*, name: str | None = None) -> Program[None]:
     form = Form("barrier" + (f" {name!r}" if name else ""), "uint8", ())
 
     def steps(desk: Desk) -> Steps[None]:
+        """Meet."""
         yield from desk.collective(range(context.size), form, context.transport.ibarrier)
 
     return Program("barrier", steps, name, ordered=True)

@@ -55,6 +55,7 @@ def broadcast(
     title = f"broadcast(root_rank={root})" + (f" {name!r}" if name else "")
 
     def steps(desk: Desk) -> Steps[torch.Tensor]:
+        """Send the root's tensor, and deliver."""
         own, wire = carried(context.transport, tensor)
         value = own.clone() if context.rank == root else torch.empty_like(own)
         yield from desk.collective(

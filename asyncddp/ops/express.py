@@ -237,6 +237,7 @@ class Express:
 
     def _resumed(self, stream: Stream, rest: Steps[torch.Tensor]) -> Program[torch.Tensor]:
         def steps(desk: Desk) -> Steps[torch.Tensor]:
+            """Take the stream over, and go on where it stands."""
             desk.adopt(stream, self._channel.form)
             return (yield from rest)
 
@@ -246,6 +247,7 @@ class Express:
         """Fail where the peers hear of it."""
 
         def steps(desk: Desk) -> Steps[torch.Tensor]:
+            """Take the stream over, and fail."""
             desk.adopt(stream, self._channel.form)
             yield from ()
             raise error

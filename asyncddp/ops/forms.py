@@ -39,6 +39,7 @@ def verb_with(
     """
 
     def made(plan: Callable[P, Program[torch.Tensor]]) -> Callable[P, torch.Tensor]:
+        """Make the verb of a plan."""
         return _blocking(plan, shortcut, starter)
 
     return made
@@ -51,6 +52,7 @@ def _blocking(
 ) -> Callable[P, R]:
     @functools.wraps(plan)
     def form(*args: P.args, **kwargs: P.kwargs) -> R:
+        """Go the short way where there is one, and run the plan otherwise."""
         if shortcut is not None:
             result = shortcut(*args, **kwargs)
             if result is not None:
@@ -71,6 +73,7 @@ def nonblocking(form: Callable[P, R]) -> Callable[P, Handle[R]]:
 
     @functools.wraps(plan)
     def start(*args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+        """Start the short way where there is one, and submit the plan otherwise."""
         if starter is not None:
             handle: Handle[R] | None = starter(*args, **kwargs)
             if handle is not None:
@@ -89,6 +92,7 @@ def in_place(
     plan = cast("Callable[..., Program[R]]", inspect.unwrap(form))
 
     def inner(tensor: torch.Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Program[R]:
+        """Plan with the first argument as out."""
         return plan(tensor, *args, **kwargs, out=tensor)
 
     inner.__signature__ = _without_out(plan)  # type: ignore[attr-defined]
@@ -96,10 +100,12 @@ def in_place(
     shortcut, starter = getattr(form, "short", (None, None))
 
     def begin(tensor: torch.Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R] | None:
+        """Start the short way, or give None."""
         handle: Handle[R] | None = starter and starter(tensor, *args, **kwargs, out=tensor)
         return handle
 
     def run(tensor: torch.Tensor, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Go the short way where there is one, and run the plan otherwise."""
         if shortcut is not None:
             result: R | None = shortcut(tensor, *args, **kwargs, out=tensor)
             if result is not None:

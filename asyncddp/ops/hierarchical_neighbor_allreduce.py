@@ -105,6 +105,7 @@ def hierarchical_neighbor_allreduce(
     )
 
     def steps(desk: Desk) -> Steps[torch.Tensor]:
+        """Sum inside the machine, exchange between machines, and mix."""
         mixing = between_ranks(context, weights.at(desk.turn))
         group, wire = members(context, local=True)
         total = yield from sum_over(desk, group, wire, tensor, dtype, _VERB, len(group))
@@ -133,6 +134,7 @@ def between_ranks(context: Context, mixing: Mixing) -> Mixing:
     """The row of a machine, as a row of the rank that talks to its twins on other machines."""
 
     def twins(weights: Mapping[int, float]) -> dict[int, float]:
+        """The ranks of other machines that stand where this one stands."""
         every = context.machines.members
         return {every[machine][context.local_rank]: weight for machine, weight in weights.items()}
 

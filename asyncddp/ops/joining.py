@@ -66,6 +66,7 @@ def pass_by(tensor: torch.Tensor, *, name: str) -> Program[torch.Tensor]:
     """
 
     def steps(desk: Desk) -> Steps[torch.Tensor]:
+        """Give the tensor as it is."""
         del desk
         yield from ()
         return tensor
@@ -108,6 +109,7 @@ def average_among(tensor: torch.Tensor, number: int, *, name: str) -> Program[to
     title = f"allreduce(average over {number} that train) {name!r}"
 
     def steps(desk: Desk) -> Steps[torch.Tensor]:
+        """Sum over those that train."""
         group, wire = range(context.size), context.transport
         total = yield from sum_over(desk, group, wire, tensor, dtype, title, number)
         return deliver(total, tensor, None)

@@ -77,6 +77,7 @@ def neighbor_allgather(
             )
 
     def steps(desk: Desk) -> Steps[torch.Tensor]:
+        """Send, and gather the neighbours' tensors."""
         sources, targets = given
         if src_ranks is None:
             near = schedule.neighbors(context.rank, desk.key.step if round is None else round)

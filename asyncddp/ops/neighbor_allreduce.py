@@ -146,6 +146,7 @@ def neighbor_allreduce(
     weights = WeightsOf(_VERB, context.topologies.ranks, context.rank, given, round)
 
     def steps(desk: Desk) -> Steps[torch.Tensor]:
+        """Exchange, mix and deliver."""
         total = yield from exchange_and_mix(desk, tensor, weights.at(desk.turn), dtype, out)
         if dtype == tensor.dtype and not context.config.check:
             shorten(context, _VERB, name, desk.key.name, tensor)

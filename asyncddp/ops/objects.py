@@ -55,6 +55,7 @@ def broadcast_object(
     data = _pickled(obj) if here else torch.empty(0, dtype=torch.uint8)
 
     def steps(desk: Desk) -> Steps[Any]:
+        """Send the size of the root's object, then the object."""
         everyone, wire = range(context.size), context.transport
         length = torch.tensor([data.numel()])
         yield from desk.collective(everyone, form, lambda: wire.ibroadcast(length, root))
@@ -92,6 +93,7 @@ def allgather_object(obj: Any, *, name: str | None = None) -> Program[list[Any]]
     title = "allgather_object" + (f" {name!r}" if name else "")
 
     def steps(desk: Desk) -> Steps[list[Any]]:
+        """Gather sizes, then objects."""
         everyone, wire = range(context.size), context.transport
         lengths = yield from gather_over(desk, everyone, wire, torch.tensor([data.numel()]), title)
         whole = yield from gather_over(desk, everyone, wire, data, title)

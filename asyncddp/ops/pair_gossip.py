@@ -77,6 +77,7 @@ def pair_gossip(
     mixing = Mixing(own, {peer: other}, {peer: 1.0})
 
     def steps(desk: Desk) -> Steps[torch.Tensor]:
+        """Exchange, mix and deliver."""
         total = yield from exchange_and_mix(desk, tensor, mixing, dtype, out)
         return deliver(total, tensor, out)
 

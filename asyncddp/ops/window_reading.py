@@ -57,6 +57,7 @@ def _get(windows: Windows, window: Window, weights: Mapping[int, float]) -> Wind
         return WindowHandle(window, "win_get")
 
     def finish() -> None:
+        """Lay down what was answered."""
         for source, question in asked.items():
             if question.answer is not None:
                 window.lay_down(source, question.answer, weights[source])

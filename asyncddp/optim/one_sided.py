@@ -23,6 +23,7 @@ class WindowControls:
 
     @force_barrier.setter
     def force_barrier(self, value: bool) -> None:
+        """Meet before each round, or no more."""
         self._mixer.force_barrier = value
 
     @property

@@ -162,9 +162,11 @@ def lr_scheduler_fn_cosine_with_warmup(
         )
 
     def factor_for(base: float) -> Callable[[int], float]:
+        """The schedule of a group whose step size is this."""
         lowest = cosine_eta_min / base if base else 1.0
 
         def factor(t: int) -> float:
+            """By what the step size is multiplied in step t."""
             if t < t_warmup:
                 return warmup_decay + (1.0 - warmup_decay) * t / t_warmup
             angle = math.pi * min(t - t_warmup, t_max) / t_max

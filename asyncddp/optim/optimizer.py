@@ -174,6 +174,7 @@ class DistributedOptimizer(WindowControls, torch.optim.Optimizer):
 
     @communication.setter
     def communication(self, name: str) -> None:
+        """Communicate by another one from the next round on."""
         self._mixer.choose(name)
 
     @property
@@ -199,6 +200,7 @@ class DistributedOptimizer(WindowControls, torch.optim.Optimizer):
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        """Give the wrapped optimizer other groups."""
         if self._made:
             self._wrapped.param_groups = groups
 
@@ -209,6 +211,7 @@ class DistributedOptimizer(WindowControls, torch.optim.Optimizer):
 
     @state.setter
     def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
+        """Give the wrapped optimizer another state."""
         if self._made:
             self._wrapped.state = state
 
@@ -277,6 +280,7 @@ class DistributedOptimizer(WindowControls, torch.optim.Optimizer):
 
     @counters.setter
     def counters(self, counters: dict[str, int]) -> None:
+        """Go on from other counts."""
         self._mixer.round = counters["round"]
         self._rhythm.passes.carried = counters["passes"]
 

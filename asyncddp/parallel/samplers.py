@@ -94,6 +94,7 @@ class LocalStepRandomBatchSampler(Sampler[list[int]]):
 
     @local_step.setter
     def local_step(self, step: int) -> None:
+        """Go on from another step."""
         self._step = _whole("local_step", step, least=0)
 
     def __len__(self) -> int:

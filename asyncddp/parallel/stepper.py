@@ -278,6 +278,7 @@ class Stepper:
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
+        """Go on from another state."""
         self.steps = int(state["step"])
         if not self.blocks:
             self._loaded = state

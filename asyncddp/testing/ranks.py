@@ -65,10 +65,12 @@ def ranks(
     chosen = [pytest.param((wire, size), id=f"{wire}-{size}") for wire in wires for size in sizes]
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
+        """Make the test of a function."""
         takes_request = "request" in inspect.signature(function).parameters
 
         @functools.wraps(function)
         def test(*args: Any, **kwargs: Any) -> None:
+            """Run the function on all ranks, and judge."""
             which = kwargs.pop(_WORLD)
             request = kwargs["request"] if takes_request else kwargs.pop("request")
             world = _world(request.config, *which)

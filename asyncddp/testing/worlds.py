@@ -93,6 +93,7 @@ class LoopbackWorld(World):
         found: dict[int, Outcome] = {}
 
         def body() -> None:
+            """Run the case on one rank, and keep what came."""
             recorded(bf.rank(), found, case, *args, **kwargs)
 
         try:

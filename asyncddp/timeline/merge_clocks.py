@@ -93,6 +93,7 @@ def clocks_of(files: Sequence[RankFile]) -> dict[int, Clock]:
     own.update({file.host: file.clocks for file in files if file.clocks})
 
     def clock_of(file: RankFile) -> Clock:
+        """What was measured for it or on its machine; the time of day otherwise."""
         points = file.clocks or own.get(file.host)
         here = file.host == base.host and not base.rank
         if here and all(abs(offset) <= error for _, offset, error in file.clocks):

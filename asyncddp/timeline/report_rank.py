@@ -150,6 +150,7 @@ def _parts(look: Look) -> tuple[float | None, float | None, float | None]:
     background = spans.moments(*BACKGROUND)
 
     def computing(moments: Intervals) -> float:
+        """Time of these moments in which nothing was waited for."""
         return look.time(moments) - look.time(common(moments, blocked))
 
     compute = computing(busy) if len(busy) else None

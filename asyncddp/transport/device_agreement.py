@@ -139,6 +139,7 @@ def try_out(wire: Transport, streams: DeviceStreams, timeout: float) -> bool:
     """
 
     def made(rank: int) -> torch.Tensor:
+        """What a rank sends in the trial."""
         pattern = torch.arange(_TRIAL, device=streams.device).mul_(2 * rank + 1)
         return pattern.to(torch.uint8)
 

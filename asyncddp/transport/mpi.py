@@ -39,6 +39,7 @@ def _translated(call: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(call)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        """Call, with MPI's errors as ours."""
         try:
             return call(*args, **kwargs)
         except MPI.Exception as error:
@@ -226,6 +227,7 @@ class MPITransport(Transport):
         same = into.data_ptr() == tensor.data_ptr()
 
         def start(pair: tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]) -> MPI.Request:
+            """Start the reduction of one piece."""
             count = pair[0].size // tensor.element_size()
             given: Any = MPI.IN_PLACE if same else [pair[0], count, datatype]
             return self._comm.Iallreduce(given, [pair[1], count, datatype], operation)

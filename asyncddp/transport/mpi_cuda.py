@@ -180,6 +180,7 @@ class MPICuda(CudaStaged):
         pieces = [DeviceBytes(flat[first : first + _PIECE]) for first in ranges]
 
         def all_pieces() -> list[MPI.Request]:
+            """Start all pieces at once."""
             return [start([piece, MPI.BYTE]) for piece in pieces]
 
         message = kind(all_pieces, self.streams.mark(Queue.WORK), self._drive_messages)

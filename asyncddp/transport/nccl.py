@@ -184,6 +184,7 @@ class NCCL(CudaStaged):
         code, width, operation = found
 
         def enter(stream: int) -> None:
+            """Enter the call into a stream."""
             count = tensor.numel() * width
             if count:
                 pointers = tensor.data_ptr(), into.data_ptr()
@@ -198,6 +199,7 @@ class NCCL(CudaStaged):
         flat = as_bytes(tensor)
 
         def enter(stream: int) -> None:
+            """Enter the call into a stream."""
             if flat.numel():
                 pointers = flat.data_ptr(), flat.data_ptr()
                 self._comm.broadcast(*pointers, flat.numel(), _BYTE, root, stream)
@@ -211,6 +213,7 @@ class NCCL(CudaStaged):
         own, whole, size = as_bytes(tensor), as_bytes(out), tensor.element_size()
 
         def enter(stream: int) -> None:
+            """Enter the call into a stream."""
             if len(set(counts)) == 1:
                 if own.numel():
                     pointers = own.data_ptr(), whole.data_ptr()

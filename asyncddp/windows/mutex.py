@@ -148,6 +148,7 @@ class Mutex:
             return ticket
 
         def granted() -> bool:
+            """Whether all of it is held."""
             self._insist()
             return self._granted[ticket]
 

@@ -272,6 +272,7 @@ class Windows:
 
     def _lock_word(self, word: str) -> Callable[[Window, int, list[Any], Any], None]:
         def hear(window: Window, peer: int, facts: list[Any], tensor: Any) -> None:
+            """Take a neighbour's word."""
             del tensor
             self._engine.pause = _LISTEN  # whoever waits for a slot waits for this rank's looks
             self._mutexes[window.number].hear(peer, word, facts[0])

@@ -116,6 +116,7 @@ def _design(links: _Links, budget: float) -> tuple[Vector, float, float]:
     rest = np.eye(links.n) - 1 / links.n
 
     def factor(alpha: float) -> float:
+        """The expected contraction with this step size."""
         matrix = rest - 2 * alpha * mean + alpha**2 * second
         return float(np.linalg.eigvalsh(matrix)[-1])
 

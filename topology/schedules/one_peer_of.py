@@ -22,6 +22,7 @@ def _look_up(
     """Send to the k-th target in turn; receive from all whose turn is this rank."""
 
     def target(i: int) -> int:
+        """To whom rank i sends."""
         return targets[i][k % len(targets[i])]
 
     now = [j for j in sources[rank] if target(j) == rank]

@@ -43,6 +43,7 @@ class AfterBiasedStep(AfterStep):
         """The closure, evaluated at z."""
 
         def evaluate() -> Any:
+            """Evaluate the closure where the model holds z."""
             self._unbias()
             try:
                 return closure()

@@ -82,6 +82,7 @@ class BeforeForward(ParameterRhythm):
         """The closure, after whose first evaluation the average is taken."""
 
         def evaluate() -> Any:
+            """Evaluate the closure, and take the average after its first pass."""
             loss = closure()
             self._install()
             return loss

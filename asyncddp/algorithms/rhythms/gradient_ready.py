@@ -155,6 +155,7 @@ class GradientReady(Rhythm):
         """
 
         def evaluate() -> Any:
+            """Evaluate the closure with gradients that are averaged."""
             self._fresh = True
             loss = closure()
             self._average_the_rest(scaled=False)

@@ -43,6 +43,7 @@ def blocking(plan: Callable[P, Call]) -> Callable[P, torch.Tensor]:
     @translated()
     @functools.wraps(plan)
     def run(*args: P.args, **kwargs: P.kwargs) -> torch.Tensor:
+        """Call the verb and wait for it."""
         handles, call = working().collectives, plan(*args, **kwargs)
         handles.insist_on_free(call.options["name"])
         return call.run(**call.options)
@@ -57,6 +58,7 @@ def nonblocking(form: Callable[P, torch.Tensor]) -> Callable[P, int]:
     @translated()
     @functools.wraps(plan)
     def start(*args: P.args, **kwargs: P.kwargs) -> int:
+        """Start the verb and give its number."""
         handles, call = working().collectives, plan(*args, **kwargs)
         name = call.options["name"]
         handles.insist_on_free(name)

@@ -99,6 +99,7 @@ class BluefogOptimizer(DistributedOptimizer):
 
     @communication_type.setter
     def communication_type(self, value: CommunicationType) -> None:
+        """Communicate by another one from now on."""
         self.communication = _checked(value).name
 
     def synchronize(self) -> None:

@@ -22,7 +22,9 @@ _KEY = "bluefog"
 
 
 class _Pollable(Protocol):
-    def poll(self) -> bool: ...
+    def poll(self) -> bool:
+        """Whether it is done."""
+        ...
 
 
 H = TypeVar("H", bound=_Pollable)

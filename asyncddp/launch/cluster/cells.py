@@ -35,6 +35,7 @@ def register(kernel: Any) -> None:
 
     @functools.wraps(apply)
     def do_apply(*args: Any, **kwargs: Any) -> Any:
+        """Call it, after what was given up has gone on; give up where it fails."""
         go_on()
         reply, buffers = apply(*args, **kwargs)
         if reply["status"] == "error":

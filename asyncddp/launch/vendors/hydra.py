@@ -53,10 +53,12 @@ class Hydra(Launcher):
     )
 
     def recognise(self, version_output: str) -> str | None:
+        """By its signature."""
         match = self.signature.search(version_output)
         return match["version"].strip() if match else None
 
     def command(self, executable: str, job: Job) -> Command:
+        """With mpiexec's own options, and variables by name."""
         arguments = [executable, "-n", str(job.ranks)]
         arguments += ["-hosts", self.hosts_argument(job)] if job.hosts else []
         arguments += self._binding(job)
@@ -89,6 +91,7 @@ class Hydra(Launcher):
         return added
 
     def death(self, said: str) -> Death | None:
+        """From words about signals and aborts."""
         return self._killed(said) or death_from(_ABORT.search(said))
 
     @abstractmethod

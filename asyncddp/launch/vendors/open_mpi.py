@@ -74,10 +74,12 @@ class OpenMPI(Launcher):
     )
 
     def recognise(self, version_output: str) -> str | None:
+        """By "Open MPI" and a number."""
         match = _VERSION.search(version_output)
         return match["version"] if match and int(match["major"]) in self.series else None
 
     def command(self, executable: str, job: Job) -> Command:
+        """With parameters of the run by --mca, and variables by -x."""
         mapping = "slot:OVERSUBSCRIBE" if job.oversubscribe else "slot"
         arguments = [executable, "-np", str(job.ranks)]
         arguments += ["--host", self.hosts_argument(job)] if job.hosts else []
@@ -113,6 +115,7 @@ class OpenMPI(Launcher):
         ]
 
     def death(self, said: str) -> Death | None:
+        """From words about lost hosts, signals and exit codes."""
         lost = first_match(_HOSTS_LOST, said)
         found = death_from(first_match(_DEATHS, said))
         return Death(host=lost["host"], lost_host=True) if lost and not found else found

@@ -43,10 +43,12 @@ class _Slurm(Launcher):
     )
 
     def recognise(self, version_output: str) -> str | None:
+        """By "slurm" and a number."""
         match = re.search(r"^slurm(?:-wlm)? (?P<version>\d[\w.\-]*)", version_output, re.MULTILINE)
         return match["version"] if match else None
 
     def command(self, executable: str, job: Job) -> Command:
+        """With a number of tasks, and variables by --export."""
         for flag, value in (("--ssh-port", job.ssh_port), ("--remote-shell", job.remote_shell)):
             if value is not None:
                 raise ArgumentError(f"{flag}: srun starts ranks without ssh; leave it out.")
@@ -91,6 +93,7 @@ class _Slurm(Launcher):
         return {**kept, **job.set_environment}
 
     def death(self, said: str) -> Death | None:
+        """From the words "task 3: Exited with exit code 1"."""
         match = _TASK.search(said)
         if match is None:
             return None

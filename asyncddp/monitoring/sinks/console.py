@@ -95,6 +95,7 @@ def _cells(every: Sequence[Record], over: Callable[[Iterable[float]], float]) ->
     """The figures of some ranks as text, in the order of the headers."""
 
     def seen(values: Iterable[float | None], form: Callable[[float], str]) -> str:
+        """One figure over the ranks of which it is known, as text; a dash if of none."""
         known = [value for value in values if value is not None]
         return form(over(known)) if known else "-"
 
