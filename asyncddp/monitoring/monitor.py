@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
@@ -100,7 +101,12 @@ def monitor(
     check(subject, every, consensus, first_step)
     open_sinks = opener(to, again=first_step > 0)
     sinks = open_sinks() if subject.context.rank == ROOT else []
-    return Monitor(subject, every, sinks, consensus, first_step)
+    with ExitStack() as undo:
+        for sink in sinks:
+            undo.callback(sink.close)
+        made = Monitor(subject, every, sinks, consensus, first_step)
+        undo.pop_all()
+        return made
 
 
 class Monitor:

@@ -269,10 +269,12 @@ def test_a_rank_that_never_closes_is_told_of(caplog):
     ]
 
 
-def test_settings_that_differ_are_told_on_all_ranks():
+def test_settings_that_differ_are_told_on_all_ranks(tmp_path):
+    """And the file that rank 0 has opened is closed, of which pytest would complain."""
+
     def case():
         _, _, watched = start("adapt_with_combine")
-        bf.monitor(watched, 1 + bf.rank(), None)
+        bf.monitor(watched, 1 + bf.rank(), tmp_path / "run.jsonl")
 
     outcomes = LoopbackWorld(2).outcomes(case)
     for outcome in outcomes:
