@@ -16,7 +16,7 @@ from asyncddp.engine.mailbox import Mailbox
 from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, Key, Leave
 from asyncddp.engine.operation import Operation, Program
 from asyncddp.engine.parcels import Parcels
-from asyncddp.engine.recorded import Awaited, nbytes_of
+from asyncddp.engine.recorded import Awaited, nbytes_of, shown
 from asyncddp.engine.watch import Watch
 from asyncddp.engine.worker import Worker
 from asyncddp.errors import NotInitializedError, PeerError, WaitTimeoutError
@@ -87,7 +87,8 @@ class Engine:
     ) -> Handle[R]:
         """Queue a program; the worker starts it. The arguments are as for :meth:`run`."""
         if self.recorder is None or turn is not None:
-            return self._submit(program, turn)
+            with shown(program.verb, turn is None):
+                return self._submit(program, turn)
         with self.recorder.enqueued(program.verb, program.label, nbytes_of(about)):
             return self._submit(program, None)
 
@@ -107,7 +108,8 @@ class Engine:
             about: What the verb was called with, for the timeline.
         """
         if self.recorder is None or turn is not None:
-            return Handle(self, self._enter(program, turn)).wait()
+            with shown(program.verb, turn is None):
+                return Handle(self, self._enter(program, turn)).wait()
         with self.recorder.enqueued(program.verb, program.label, nbytes_of(about)):
             return Handle(self, self._enter(program, None)).wait()
 

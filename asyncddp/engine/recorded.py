@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from asyncddp.engine.lanes import Cut, Lane, SeenLane
 from asyncddp.engine.posting import Posting
 from asyncddp.memory.shared import Arena, Place, View
 from asyncddp.timeline.notes import Span
+from asyncddp.timeline.ranges import Range, profiled
 from asyncddp.timeline.recorder import Recorder
 from asyncddp.timeline.tracks import LANE
 from asyncddp.transport.contract import Transfer
@@ -28,7 +30,10 @@ __all__ = [
     "nbytes_of",
     "note_collective",
     "noted",
+    "shown",
 ]
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class RecordedTransfer:
@@ -241,3 +246,8 @@ def note_collective(recorder: Recorder, posting: Posting, ranks: int, begun: int
 def nbytes_of(arguments: Sequence[object]) -> int:
     """Bytes of the tensor with which a verb was called; 0 if there is none."""
     return next((one.nbytes for one in arguments if isinstance(one, torch.Tensor)), 0)
+
+
+def shown(verb: str, begins: bool) -> AbstractContextManager[None]:
+    """What happens inside has a name in torch's profiler, where that is on and a verb begins."""
+    return Range(f"ENQUEUE_{verb.upper()}") if begins and profiled() else _NOTHING

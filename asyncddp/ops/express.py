@@ -8,9 +8,11 @@ that was reached, with its deadlines and its ear for contradiction.
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
+from torch.autograd import profiler
 
 from asyncddp.context import Context
 from asyncddp.engine import Desk, Handle, Program, Steps, Stream
@@ -23,9 +25,12 @@ from asyncddp.memory.recycling import empty
 from asyncddp.ops.door import form_of
 from asyncddp.ops.mixing import Mixing, mix
 from asyncddp.ops.posted import Posted, detached
+from asyncddp.timeline.ranges import Range
 from topology import Schedule
 
 __all__ = ["Express", "shorten"]
+
+R = TypeVar("R")
 
 
 class Express:
@@ -37,6 +42,8 @@ class Express:
         name: The name under which neighbours match it.
         channel: What was exchanged before.
     """
+
+    _shown = False
 
     def __init__(self, context: Context, verb: str, name: str, channel: Channel) -> None:
         self._engine, self._channel = context.engine, channel
@@ -83,6 +90,8 @@ class Express:
             tensor: Contiguous, on the host, and of the channel's form.
             out: Such a tensor for the result, or None.
         """
+        if profiler._is_profiler_enabled and not self._shown:
+            return self._show(self.run, row, tensor, out)
         channel = self._channel
         if not self.open(row):
             return None
@@ -109,6 +118,8 @@ class Express:
         self, row: Mixing, tensor: torch.Tensor, out: torch.Tensor | None
     ) -> Handle[torch.Tensor] | None:
         """Show a tensor, to be averaged when the handle is asked; or do nothing and give None."""
+        if profiler._is_profiler_enabled and not self._shown:
+            return self._show(self.start, row, tensor, out)
         channel, lane = self._channel, self._channel.lane
         step = (
             self._engine.enter(self._verb, self._name, channel.flight) if self._free(row) else None
@@ -120,6 +131,15 @@ class Express:
         own = detached(tensor)
         shown = int(lane is None or lane.post(step, row.targets, own))
         return Posted(self, channel, step, row, own, out, shown)
+
+    def _show(self, way: Callable[..., R], *args: Any) -> R:
+        """Go a way that has a name in torch's profiler."""
+        self._shown = True
+        try:
+            with Range(f"ENQUEUE_{self._verb.upper()}"):
+                return way(*args)
+        finally:
+            self._shown = False
 
     def _free(self, row: Mixing) -> bool:
         """Whether a tensor can be shown, and taken from its neighbours, without the engine."""

@@ -30,6 +30,8 @@ class RecordedExpress(Express):
         channel: What was exchanged before.
     """
 
+    _shown = True  # by the recorder
+
     def __init__(
         self, recorder: Recorder, context: Context, verb: str, name: str, channel: Channel
     ) -> None:

@@ -253,17 +253,21 @@ def test_threads_that_communicate_have_tracks_of_their_own(recorder):
 # other people's tools
 
 
-def test_names_are_in_a_profile_of_torch(tmp_path):
-    """As in the timeline, while both are on; with the timeline alone nothing is asked of torch."""
+@pytest.mark.parametrize("on", [False, True])
+def test_names_are_in_a_profile_of_torch(on, tmp_path):
+    """As in the timeline, whether that is on or off; once for each call."""
+    if not hasattr(torch.autograd.profiler, "_is_profiler_enabled"):
+        pytest.fail("torch says no more whether its profiler is on")
 
     def case():
         with torch.profiler.profile() as profile:
-            bf.neighbor_allreduce(torch.ones(1))
-        return {event.key for event in profile.key_averages()}
+            for _ in range(3):
+                bf.neighbor_allreduce(torch.ones(1))
+        return {event.key: event.count for event in profile.key_averages()}
 
-    with bf.local_world(1, timeline=f"{tmp_path}/") as world:
-        (keys,) = world.run(case)
-    assert "ENQUEUE_NEIGHBOR_ALLREDUCE" in keys
+    with bf.local_world(1, timeline=f"{tmp_path}/" if on else None) as world:
+        (counts,) = world.run(case)
+    assert counts["ENQUEUE_NEIGHBOR_ALLREDUCE"] == 3
 
 
 def test_nvtx_without_cuda_means_nothing():
