@@ -17,7 +17,7 @@ from asyncddp.engine import Engine
 from asyncddp.errors import NotInitializedError
 from asyncddp.timeline.starting import recorder_for
 from asyncddp.transport import Transport
-from asyncddp.transport.device_routes import LAST_RESORT, Choice
+from asyncddp.transport.device_agreement import settle
 
 __all__ = ["Context", "activate", "current", "in_local_world", "is_initialized", "use"]
 
@@ -71,6 +71,8 @@ class Context:
 
     Raises:
         ArgumentError: The timeline cannot be written where the settings say.
+        UnknownNameError: There is no wire for GPUs of the name that the settings say.
+        MismatchError: Another wire for GPUs was asked for, and some ranks see GPUs, others none.
     """
 
     def __init__(self, transport: Transport, config: Config) -> None:
@@ -86,13 +88,15 @@ class Context:
         self.local_size = len(self.local_ranks)
         self.local_rank = self.local_ranks.index(self.rank)
         self.local_transport = transport.split(self.machine_rank, self.rank)
+        self.device_choice = settle(
+            transport, config, machine=self.machine_rank, local_rank=self.local_rank
+        )
         self.topologies = Topologies(self.size, self.machine_size, self.rank)
         first = measure(transport, self.machines.recording, config.timeout)
         self.engine = Engine(transport, config, self.recorder)
         self._clock = Clock(self.engine, self.recorder, first) if self.machines.recording else None
         self.attachments: dict[str, Any] = {}
         """What rooms above keep for each world, by their name."""
-        self.device_choice = Choice(LAST_RESORT, {})
         self.farewells: list[Callable[[], None]] = []
         """What rooms above do before this rank leaves: wait for messages under way."""
 

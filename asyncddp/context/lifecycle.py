@@ -8,7 +8,6 @@ import sys
 from asyncddp.config import Config
 from asyncddp.context import failure
 from asyncddp.context.context import Context, activate, current, in_local_world, is_initialized
-from asyncddp.context.devices import settle_device_wires
 from asyncddp.context.topologies import Topology
 from asyncddp.errors import PeerError
 from asyncddp.transport.routes import open_world
@@ -68,7 +67,6 @@ def init(
             timeline=timeline,
         )
         context = Context(open_world(config.transport), config)
-        settle_device_wires(context)
         activate(context)
         failure.watch(context)
         atexit.register(_leave, context)

@@ -12,8 +12,9 @@ from typing import TypeAlias
 
 import torch
 
+from asyncddp.config import Config
 from asyncddp.errors import UnknownNameError
-from asyncddp.memory.streams import DeviceStreams, Queue
+from asyncddp.memory.streams import DeviceStreams, Queue, streams_of_device
 from asyncddp.transport import DEVICE_WIRES
 from asyncddp.transport.contract import Transport
 from asyncddp.transport.device_routes import (
@@ -24,11 +25,12 @@ from asyncddp.transport.device_routes import (
     device_index,
 )
 
-__all__ = ["agree", "own_facts", "try_out", "wires_of"]
+__all__ = ["agree", "own_facts", "settle", "try_out", "wires_of"]
 
 logger = logging.getLogger("asyncddp")
 
 _TRIAL = 1 << 16  # bytes
+_PATIENCE = 60.0  # seconds: the first use of a GPU may take long
 
 
 def wires_of(text: str) -> tuple[str, ...]:
@@ -69,6 +71,36 @@ def own_facts(rank: int, machine: int, local_rank: int) -> DeviceFacts:
     gpu = str(getattr(torch.cuda.get_device_properties(index), "uuid", ""))
     cupy, nccl = versions()
     return DeviceFacts(rank, machine, "cuda", gpu, says_cuda(), cupy=cupy, nccl=nccl)
+
+
+def settle(transport: Transport, config: Config, *, machine: int, local_rank: int) -> Choice:
+    """Have all ranks agree on a wire, if ``ASYNCDDP_DEVICE_WIRES`` is set; collective.
+
+    Ranks that are threads stage in any case.
+
+    Args:
+        transport: The wire between all ranks, which nobody else uses meanwhile.
+        config: The settings.
+        machine: Number of this machine.
+        local_rank: This rank's number there.
+
+    Returns:
+        The choice, the same on all ranks.
+
+    Raises:
+        UnknownNameError: There is no wire of that name.
+        MismatchError: Some ranks see GPUs and others see none.
+        EnvironmentProblem: The wire that was chosen cannot be opened.
+    """
+    if config.device_wires is None:
+        return Choice(LAST_RESORT, {})
+    wanted = wires_of(config.device_wires)
+    if transport.name == "loopback":
+        return Choice(LAST_RESORT, {})
+    mine = own_facts(transport.rank, machine, local_rank)
+    index = device_index(local_rank, torch.cuda.device_count())
+    streams = None if index is None else streams_of_device(torch.device("cuda", index))
+    return agree(transport, wanted, mine, streams, min(config.timeout, _PATIENCE))
 
 
 def agree(

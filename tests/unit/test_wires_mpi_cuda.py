@@ -12,18 +12,26 @@ from dataclasses import replace
 import pytest
 import torch
 
+from asyncddp.config import Config
 from asyncddp.context import current
+from asyncddp.context.context import Context, use
 from asyncddp.errors import MismatchError, PeerError, UnknownNameError
 from asyncddp.memory.streams import Queue
 from asyncddp.memory.streams_host import HostStreams
 from asyncddp.transport import mpi_cuda
 from asyncddp.transport.cuda_staged import CudaStaged, on_device
-from asyncddp.transport.device_agreement import agree, own_facts, wires_of
+from asyncddp.transport.device_agreement import agree, own_facts, settle, wires_of
 from asyncddp.transport.device_routes import DeviceFacts
 from asyncddp.transport.loopback import Loopback
 from asyncddp.transport.mpi_cuda import MPI, MPICuda, says_cuda
+from tests.conformance import test_collectives as collectives
+from tests.conformance import test_mismatches as mismatches
+from tests.conformance import test_neighbor_allgather as gathering
+from tests.conformance import test_neighbor_allreduce as neighbors
 from tests.conformance import test_transports as transports
-from tests.support import on
+from tests.support import DEFAULTS, on
+from tests.support.oracle import SHAPES
+from tests.support.staged import on_a_stand_in
 
 
 class Comm:
@@ -276,3 +284,36 @@ def test_a_wire_that_there_is_not_ends_init_on_all_ranks(world):
     for outcome in world.outcomes(in_a_world, settings={"device_wires": "smoke"}):
         assert outcome.error == "UnknownNameError"
         assert "expected some of cuda_ipc, cuda_staged, mpi_cuda" in outcome.message
+
+
+def test_ranks_that_are_threads_stage():
+    config = Config.from_environment({"ASYNCDDP_DEVICE_WIRES": "mpi_cuda"})
+    choice = settle(Loopback.group(2)[0], config, machine=0, local_rank=0)
+    assert (choice.wire, dict(choice.refused)) == ("cuda_staged", {})
+
+
+# verbs over it
+
+
+def verbs_over(base, wire, dtype):
+    """What the conformance tests ask of neighbours and collectives, over a wire agreed on."""
+    with on_a_stand_in(piece=30_000) as streams:
+        mine = DeviceFacts(base.rank, device="cuda", gpu="GPU-a", mpi_cuda=True)
+        assert agree(base, (wire,), mine, streams, 10.0).wire == wire
+        context = Context(base, Config(**DEFAULTS))
+        with use(context):
+            neighbors.averages_shapes(dtype, SHAPES)
+            gathering.gathers(dtype)
+            collectives.averages(dtype)
+            for error, message in [mismatches.neighbour_mismatch("shape", "blocking")]:
+                assert error == "MismatchError", message
+        used = {type(found).__name__ for found in base.device_wires.values()}
+        context.close("the case has ended")
+    return used
+
+
+@on("mpi-2")
+@pytest.mark.parametrize(("wire", "name"), [("mpi_cuda", "MPICuda"), ("cuda_ipc", "CudaIPC")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_verbs_between_processes(world, wire, name, dtype):
+    assert world.run_bare(verbs_over, wire, dtype) == [{name}] * 2
