@@ -15,7 +15,7 @@ __all__ = ["CommunicationCost", "Cost", "communication_cost"]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One step of the busiest rank.
+    """One step of the busiest rank; see :func:`communication_cost`.
 
     Attributes:
         seconds: Time of the step.
@@ -30,7 +30,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class CommunicationCost:
-    """A step of neighbour averaging beside two ways to average over all ranks.
+    """A step of neighbour averaging beside two averages of all; see :func:`communication_cost`.
 
     Attributes:
         name: The graph or schedule.

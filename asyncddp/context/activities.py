@@ -56,7 +56,7 @@ def timeline_start_activity(tensor_name: str, activity_name: str) -> bool:
 
 
 def timeline_end_activity(tensor_name: str) -> bool:
-    """Note that the last activity of a row ends.
+    """Note that the last activity of a row ends, which :func:`timeline_start_activity` began.
 
     Args:
         tensor_name: The row.
@@ -70,7 +70,7 @@ def timeline_end_activity(tensor_name: str) -> bool:
 
 @contextmanager
 def timeline_context(tensor_name: str, activity_name: str) -> Iterator[None]:
-    """Note what happens inside as one activity.
+    """Note what happens inside as one activity; see :func:`timeline_start_activity`.
 
     Args:
         tensor_name: The row that it is shown in.

@@ -331,10 +331,10 @@ def win_associated_p(name: str) -> float:
 
 
 def turn_on_win_ops_with_associated_p() -> None:
-    """From now on puts, accumulates and updates of this rank map p as they map the tensor."""
+    """From now on puts, accumulates and updates map :func:`win_associated_p` as the tensor."""
     windows_of(current()).with_p = True
 
 
 def turn_off_win_ops_with_associated_p() -> None:
-    """From now on they leave p alone."""
+    """From now on they leave :func:`win_associated_p` alone."""
     windows_of(current()).with_p = False

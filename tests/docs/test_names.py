@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import re
 
 import pytest
@@ -29,6 +30,20 @@ def test_names_on_the_page_exist(page):
     module = asyncddp.integrations.bluefog if page.endswith("from-bluefog.md") else asyncddp
     short = set(re.findall(r"\bbf\.([A-Za-z]\w+)", text))
     assert [name for name in short if not hasattr(module, name)] == []
+
+
+def test_public_names_have_an_example_or_a_link():
+    """The docstring of a public name runs an example; that of a variant leads to one that does."""
+    without = [
+        f"{module.__name__}.{name}"
+        for module in (asyncddp, topology)
+        for name in module.__all__
+        if (value := getattr(module, name)) not in (topology.GRAPHS, topology.SCHEDULES)
+        and inspect.isroutine(value) | inspect.isclass(value)
+        and not (inspect.isclass(value) and issubclass(value, Exception))
+        and not re.search(r">>> |:(func|class|meth):`|algorithm=|``adapt_", inspect.getdoc(value))
+    ]
+    assert without == []
 
 
 def test_two_lines_of_a_bluefog_script_change():
