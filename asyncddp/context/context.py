@@ -56,7 +56,7 @@ class Machines:
 
 
 class Context:
-    """Everything that a rank's verbs need; everything inside holds it explicitly.
+    """Everything that a rank's verbs need; :func:`asyncddp.current` gives it.
 
     Args:
         transport: The wire between all ranks.
@@ -161,6 +161,12 @@ def current() -> Context:
 
     Raises:
         NotInitializedError: There is none; the message says what to call.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> with bf.local_world(2) as world:
+        ...     world.run(lambda: bf.current().rank)
+        [0, 1]
     """
     context = _current.get()
     if context is None:
@@ -177,5 +183,14 @@ def in_local_world() -> bool:
 
 
 def is_initialized() -> bool:
-    """Whether verbs may be called on this rank."""
+    """Whether verbs may be called on this rank.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> bf.is_initialized()
+        False
+        >>> with bf.local_world(2) as world:
+        ...     world.run(bf.is_initialized)
+        [True, True]
+    """
     return _current.get() is not None
