@@ -16,10 +16,11 @@ from asyncddp.engine.mailbox import Mailbox
 from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, Key, Leave
 from asyncddp.engine.operation import Operation, Program
 from asyncddp.engine.parcels import Parcels
-from asyncddp.engine.recorded import Awaited, nbytes_of, shown
+from asyncddp.engine.recorded import Awaited, call_of
 from asyncddp.engine.watch import Watch
 from asyncddp.engine.worker import Worker
 from asyncddp.errors import NotInitializedError, PeerError, WaitTimeoutError
+from asyncddp.timeline.ranges import profiled
 from asyncddp.timeline.recorder import Recorder
 from asyncddp.transport.contract import Transport
 
@@ -86,10 +87,9 @@ class Engine:
         self, program: Program[R], turn: Turn | None = None, about: Sequence[object] = ()
     ) -> Handle[R]:
         """Queue a program; the worker starts it. The arguments are as for :meth:`run`."""
-        if self.recorder is None or turn is not None:
-            with shown(program.verb, turn is None):
-                return self._submit(program, turn)
-        with self.recorder.enqueued(program.verb, program.label, nbytes_of(about)):
+        if (self.recorder is None and not profiled()) or turn is not None:
+            return self._submit(program, turn)
+        with call_of(self.recorder, program.verb, program.label, about):
             return self._submit(program, None)
 
     def _submit(self, program: Program[R], turn: Turn | None) -> Handle[R]:
@@ -107,10 +107,9 @@ class Engine:
             turn: Where it stands among the uses of its name, if :meth:`enter` has said so already.
             about: What the verb was called with, for the timeline.
         """
-        if self.recorder is None or turn is not None:
-            with shown(program.verb, turn is None):
-                return Handle(self, self._enter(program, turn)).wait()
-        with self.recorder.enqueued(program.verb, program.label, nbytes_of(about)):
+        if (self.recorder is None and not profiled()) or turn is not None:
+            return Handle(self, self._enter(program, turn)).wait()
+        with call_of(self.recorder, program.verb, program.label, about):
             return Handle(self, self._enter(program, None)).wait()
 
     def _enter(self, program: Program[R], turn: Turn | None = None) -> Operation[R]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +14,7 @@ from asyncddp.engine.lanes import Cut, Lane, SeenLane
 from asyncddp.engine.posting import Posting
 from asyncddp.memory.shared import Arena, Place, View
 from asyncddp.timeline.notes import Span
-from asyncddp.timeline.ranges import Range, profiled
+from asyncddp.timeline.ranges import Range
 from asyncddp.timeline.recorder import Recorder
 from asyncddp.timeline.tracks import LANE
 from asyncddp.transport.contract import Transfer
@@ -27,13 +27,10 @@ __all__ = [
     "RecordedLane",
     "RecordedSeenLane",
     "RecordedTransfer",
-    "nbytes_of",
+    "call_of",
     "note_collective",
     "noted",
-    "shown",
 ]
-
-_NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class RecordedTransfer:
@@ -243,11 +240,18 @@ def note_collective(recorder: Recorder, posting: Posting, ranks: int, begun: int
     recorder.take(Span("collective", "collective", LANE, begun, time.monotonic_ns(), args))
 
 
-def nbytes_of(arguments: Sequence[object]) -> int:
-    """Bytes of the tensor with which a verb was called; 0 if there is none."""
-    return next((one.nbytes for one in arguments if isinstance(one, torch.Tensor)), 0)
+def call_of(
+    recorder: Recorder | None, verb: str, name: str, about: Sequence[object]
+) -> AbstractContextManager[object]:
+    """What happens inside is the call of a verb, for the timeline or for torch's profiler alone.
 
-
-def shown(verb: str, begins: bool) -> AbstractContextManager[None]:
-    """What happens inside has a name in torch's profiler, where that is on and a verb begins."""
-    return Range(f"ENQUEUE_{verb.upper()}") if begins and profiled() else _NOTHING
+    Args:
+        recorder: Of the timeline, if there is one.
+        verb: The verb.
+        name: Under which name.
+        about: What it was called with.
+    """
+    if recorder is None:
+        return Range(f"ENQUEUE_{verb.upper()}")
+    nbytes = next((one.nbytes for one in about if isinstance(one, torch.Tensor)), 0)
+    return recorder.enqueued(verb, name, nbytes)
