@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ipyparallel.client.magics import ParallelMagics
 from ipyparallel.error import RemoteError
@@ -78,6 +79,7 @@ class CellMagics(ParallelMagics):  # type: ignore[misc]  # ipyparallel has no ty
             if not result.done():
                 raise
             result.wait_for_output(_OUTPUT)
+        result._display_stream = _whole
         result.display_outputs(groupby, result_only=streamed)
 
     def _streamed(self, result: Any) -> AbstractContextManager[None]:
@@ -98,6 +100,13 @@ class CellMagics(ParallelMagics):  # type: ignore[misc]  # ipyparallel has no ty
         if failures:
             self._cluster.after_errors(died=any(f.name == "EngineError" for f in failures))
             raise folded(failures)
+
+
+def _whole(text: str, prefix: str = "", file: TextIO | None = None) -> None:
+    """Show all that a rank has printed as it looks where it is shown as it comes."""
+    if text:
+        end = "" if text.endswith("\n") else "\n"
+        (file or sys.stdout).write(f"{prefix}{text}{end}")
 
 
 def _but_the_end(show: Any, rank: int, future: Any, message: Any) -> None:

@@ -43,7 +43,7 @@ def test_verbs_run_in_cells_and_names_last_from_cell_to_cell(cluster, session):
 def test_what_the_ranks_print_and_give_is_shown_in_their_order(cluster, session, capsys):
     session("%%px\nprint('hello', bf.rank())\nbf.rank() * 10")
     out = capsys.readouterr().out
-    places = [out.index(f"hello {rank}") for rank in range(4)]
+    places = [out.index(f"[stdout:{rank}] hello {rank}\n") for rank in range(4)]
     places += [out.index(f"Out[{rank}:") for rank in range(4)]
     assert places == sorted(places), out
 
