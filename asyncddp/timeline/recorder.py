@@ -233,6 +233,11 @@ class Recorder:
         writer = self._writer
         return writer.seconds / writer.written if writer is not None and writer.written else 0.0
 
+    def flush(self) -> None:
+        """Have what was noted so far be in the file now."""
+        if self._writer is not None:
+            self._writer.flush()
+
     def close(self) -> None:
         """End what is open, and the file; harmless when called twice."""
         for thread in list(self._threads.values()):

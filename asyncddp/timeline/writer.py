@@ -57,11 +57,15 @@ class Writer:
         self.take: Callable[[Note], None] = self._notes.append
         self.written, self.seconds = 0, 0.0
         self._rank, self._lines = rank, Lines(rank)
-        self._over = threading.Event()
+        self._over, self._draining = threading.Event(), threading.Lock()
         name = f"asyncddp-timeline-{rank}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._write(b"[\n")
         self._thread.start()
+
+    def flush(self) -> None:
+        """Have what was noted so far be in the file now; for any thread."""
+        self._drain()
 
     def close(self) -> None:
         """Write what is left, and end the file as strict JSON; harmless when called twice."""
@@ -81,18 +85,19 @@ class Writer:
         self._drain()
 
     def _drain(self) -> None:
-        began, lines = time.thread_time(), list[str]()
-        while self._notes:
-            for _ in range(min(_CHUNK, len(self._notes))):
-                lines += self._lines.of(self._notes.popleft())
-                self.written += 1
-            if len(lines) > _LINES:
-                self._put(lines)
-                lines = []
-            if self._notes:
-                time.sleep(0)  # a thread that computes may be waiting for the interpreter
-        self._put(lines)
-        self.seconds += time.thread_time() - began
+        with self._draining:
+            began, lines = time.thread_time(), list[str]()
+            while self._notes:
+                for _ in range(min(_CHUNK, len(self._notes))):
+                    lines += self._lines.of(self._notes.popleft())
+                    self.written += 1
+                if len(lines) > _LINES:
+                    self._put(lines)
+                    lines = []
+                if self._notes:
+                    time.sleep(0)  # a thread that computes may be waiting for the interpreter
+            self._put(lines)
+            self.seconds += time.thread_time() - began
 
     def _put(self, lines: list[str]) -> None:
         """Write lines, each with the comma after it."""

@@ -41,7 +41,8 @@ class RecordedWindow(Window):
     def _note(self, verb: str, begun: int, peers: Iterable[int], **facts: Any) -> int:
         now, name = time.monotonic_ns(), verb.upper()
         args = {"name": self.name, "bytes": self._nbytes, "peers": list(peers), **facts}
-        self._recorder.span("window", name, begun, now, {**args, "op": f"MPI_{name}"})
+        bluefog = {"op": f"MPI_{name}", "call": f"ENQUEUE_{name}"}  # what its scripts look for
+        self._recorder.span("window", name, begun, now, {**args, **bluefog})
         return now
 
     def put(

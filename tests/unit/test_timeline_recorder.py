@@ -129,6 +129,19 @@ def test_notes_are_in_the_file_soon_and_it_can_be_read_meanwhile(recorder):
     assert spans(written(recorder), "step")
 
 
+def test_a_flush_has_every_note_in_the_file_at_once(recorder):
+    """Also while the thread that writes is at it; in the order of the notes."""
+    path = recorder._writer.path
+    for count in range(1, 21):
+        for k in range(50):
+            recorder.span("step", "step", k, k + 1, {"count": count})
+        recorder.flush()
+        assert path.read_text().count('"name": "step"') == 50 * count
+    found = [span["args"]["count"] for span in spans(written(recorder), "step")]
+    assert found == sorted(found)
+    recorder.flush()
+
+
 def test_a_full_disk_ends_the_timeline_with_one_warning(caplog):
     """Whoever takes notes goes on, and nothing piles up."""
     full = Path("/dev/full")

@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from asyncddp.context import current
 from asyncddp.integrations.bluefog.errors import IntegerAverageError, translated
 from asyncddp.integrations.bluefog.forms import Call, blocking, full_name, nonblocking
 from asyncddp.integrations.bluefog.state import working
@@ -129,6 +130,12 @@ allgather_nonblocking = nonblocking(allgather)
 
 @translated()
 def barrier() -> None:
-    """Wait until all ranks are here; verbs under way stay under way."""
+    """Wait until all ranks are here; verbs under way stay under way.
+
+    What was noted in a timeline before is in its file afterwards.
+    """
     working()
     _barrier.barrier()
+    recorder = current().recorder
+    if recorder is not None:
+        recorder.flush()
