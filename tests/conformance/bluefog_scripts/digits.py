@@ -1,6 +1,6 @@
 """BlueFog's MNIST example in other words, with scikit-learn's digits in place of MNIST.
 
-Trains a small network with each of BlueFog's optimizers in turn, and prints its test accuracy.
+Trains a small network with three of BlueFog's optimizers in turn, and prints its test accuracy.
 """
 
 # ruff: noqa: T201
