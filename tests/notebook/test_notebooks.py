@@ -222,11 +222,12 @@ class TestOnFourEngines:
         found = {(method, graph): rest for method, graph, *rest in ran(NAMES[2]).answer[problem]}
         for key, (etas, measured, theory) in found.items():
             if key[0] == "tracking":
-                assert max(measured) < 0.02 * min(found["ATC", "ring(4)"][1])
+                assert max(measured) < 0.01 * min(found["ATC", "ring(4)"][1])
                 continue
             slope = np.polyfit(np.log(etas), np.log(measured), 1)[0]
-            assert 0.8 < slope < 1.05, key
-            np.testing.assert_allclose(measured[0], theory * etas[0], rtol=0.2)
+            exact = 0.1 if key[1] == "ring(4)" else 0.2  # the star bends sooner
+            assert 1 - exact < slope < 1.02, (key, slope)
+            np.testing.assert_allclose(measured[0], theory * etas[0], rtol=exact)
 
     def test_atc_is_ahead_by_the_mixing_rate(self, ran):
         """On the ring of four, ρ = 1/3: the bias of ATC is a third of AWC's."""
