@@ -14,6 +14,7 @@ import torch
 
 import asyncddp as bf
 from asyncddp.config import Config
+from asyncddp.context import clock
 from asyncddp.context.clock import measure
 from asyncddp.timeline.clock import Sample
 from asyncddp.timeline.notes import Lines, Mark, Span
@@ -318,3 +319,26 @@ def test_an_offset_is_never_outside_of_its_error():
     for asked, answered, heard in ((0, 0, 10), (0, 10, 10), (5, 6, 105), (7, 7, 8)):
         sample = Sample.of(asked, answered + ahead, heard)
         assert abs(sample.offset - ahead) <= sample.error
+
+
+def test_clocks_are_compared_again_and_again(tmp_path, monkeypatch):
+    """By messages that whoever drives rank 0 answers; what took too long is left out."""
+    monkeypatch.setattr(clock, "_EVERY", 0)
+    monkeypatch.setattr(clock, "_TRIES", 1)
+
+    def case():
+        until = time.monotonic() + 0.4
+        while bf.allreduce(torch.tensor(float(time.monotonic() < until))) == 1.0:
+            pass
+
+    for fine, more in ((10**12, True), (-1, False)):
+        monkeypatch.setattr(clock, "_FINE", fine)
+        monkeypatch.setattr(clock, "_GOOD", 0)
+        with bf.local_world(2, timeline=f"{tmp_path}/{more}/") as world:
+            world.run(case)
+        found = [read(tmp_path / str(more) / f"rank{rank}.json") for rank in (0, 1)]
+        measured = [[e for e in events if e["name"] == "asyncddp.clock"] for events in found]
+        assert len(measured[0]) == 1
+        assert (len(measured[1]) > 1) == more
+        for event in measured[1]:
+            assert abs(event["args"]["offset"]) <= event["args"]["error"] + 0.001
