@@ -14,6 +14,8 @@ from sphinx.util import logging
 logger = logging.getLogger(__name__)
 FAILURES = tuple(value for name, value in vars(exceptions).items() if name.endswith("Error"))
 
+STYLE = "overflow-x: auto; overflow-y: hidden; padding: 0.3em 0"
+
 
 def _markup(node: nodes.math | nodes.math_block, display: str) -> str:
     """A formula's MathML; a command that the converter does not know is a warning."""
@@ -40,7 +42,7 @@ def _visit_block(writer: Any, node: nodes.math_block) -> None:
     for formula in re.split(r"\n\s*\n", node.astext().strip()):
         part = nodes.math_block(formula, formula)
         part.source, part.line = node.source, node.line
-        writer.body.append(f'<div class="math">{_markup(part, "block")}</div>\n')
+        writer.body.append(f'<div style="{STYLE}">{_markup(part, "block")}</div>\n')
     raise nodes.SkipNode
 
 

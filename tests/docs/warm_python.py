@@ -6,6 +6,7 @@ the script's exit code.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -46,4 +47,5 @@ if __name__ == "__main__":
     import topology
 
     loaded = [torch, topology, *(getattr(asyncddp, name) for name in asyncddp.__all__)]
+    gc.freeze()  # what is here already is not collected again by each script
     become(*wait_for_a_script())
