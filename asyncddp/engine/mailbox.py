@@ -114,7 +114,8 @@ class Mailbox:
         self._ahead[peer] += raw.numel()
         if self._ahead[peer] > _BYTES_AHEAD:
             self._ahead[peer] = 0
-            posting.unconfirmed.add(peer)
+            if peer not in posting.arrivals or posting.arrivals[peer].tensor is None:
+                posting.unconfirmed.add(peer)  # else its tensor is here, and has said it
         begun = 0 if self.recorder is None else time.monotonic_ns()
         self.put(
             peer,

@@ -75,6 +75,24 @@ def test_a_tensor_before_its_time_waits(two):
     assert not two[1].knows(KEY)
 
 
+def test_a_peer_whose_tensor_is_here_already_is_not_asked_whether_it_comes(two, monkeypatch):
+    """It has said so with that tensor, and would never answer."""
+    monkeypatch.setattr("asyncddp.engine.mailbox._BYTES_AHEAD", 10)
+    x = torch.ones(2)
+    for step in range(4):
+        key = Key("x", step)
+        early = opened(two[0], key, sources=[1], targets=[1])
+        two[0].send(early, 1, x)
+        carry(two)
+        late = opened(two[1], key, sources=[0], targets=[0])
+        two[1].send(late, 0, x)
+        carry(two)
+        assert late.sent().done(), step
+        assert early.sent().done(), step
+        for mailbox, posting in zip(two, (early, late), strict=True):
+            mailbox.close(posting, None)
+
+
 def test_so_many_bytes_may_run_ahead_of_a_receiver(two, monkeypatch):
     monkeypatch.setattr("asyncddp.engine.mailbox._BYTES_AHEAD", 1000)
     form, asked = Form("verb", "float32", (100,)), []
