@@ -18,7 +18,8 @@ since BlueFog is wrong there or does without:
 - Any number of puts may be under way in one window; a put completes while its target computes, and
   is read whole. ``get_win_version`` counts what was accumulated too. ``win_get`` gives what was
   published: in ``win_create``, in puts of the window's own tensor, in ``win_update``.
-- ``win_mutex(for_self=True)`` holds off in-neighbours, and may be taken twice by one thread.
+- ``win_mutex(for_self=True)`` holds off in-neighbours, and may be taken twice by one thread. Its
+  ``ranks`` are neighbours: others have no buffer to hold.
 - ``set_topology`` with an equal graph and another ``is_weighted`` is not ignored. The matrix of
   ``Infer…`` has columns that sum to 1. Graphs may have their nodes in any order.
 - Optimizers take over the state of what they wrap, and work with any ``torch.optim`` optimizer,
