@@ -10,6 +10,7 @@
 ``bash fails``          commands that end with an error
 ``bash file=NAME``      a script for a batch system, read in the same way
 ``text output``         what the block above prints; ``...`` stands for anything
+``text figures``        the same, with any numbers in place of those that are shown
 ``text unordered``      the same, of ranks that print in any order
 ``text``                a picture in letters, a tree, a message: read by people only
 ``diff``                two scripts: the old one can be compiled, the new one runs

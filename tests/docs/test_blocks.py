@@ -16,7 +16,7 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 LANGUAGES = {
     "python": {"cells", "ranks"},
     "bash": {"parsed", "fails"},
-    "text": {"output", "unordered"},
+    "text": {"figures", "output", "unordered"},
     "diff": set(),
 }
 CELLS = """
@@ -28,6 +28,7 @@ shell = InteractiveShell.instance(config=config)
 for cell in {cells!r}:
     shell.run_cell(cell).raise_error()
 """
+FIGURE = r"\d[\d.]*(e[+-]?\d+)?|─+"  # numbers, and rules as wide as their columns
 LENIENT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -44,19 +45,21 @@ def of(language, *marks, without=()):
 
 
 def printed_after(block):
-    """The output that the page shows below a block, and whether its order is left open."""
+    """The output that the page shows below a block, and the marks that say what is left open."""
     mine = [other for other in BLOCKS if other.page == block.page]
     following = mine[mine.index(block) + 1 :][:1]
-    shown = [other for other in following if other.marks & {"output", "unordered"}]
-    return (shown[0].text, "unordered" in shown[0].marks) if shown else (None, False)
+    shown = [other for other in following if other.marks & LANGUAGES["text"]]
+    return (shown[0].text, shown[0].marks) if shown else (None, frozenset())
 
 
 def check_output(block, printed):
     """Compare what was printed with what the page shows, line by line where ranks print."""
-    shown, unordered = printed_after(block)
+    shown, marks = printed_after(block)
     if shown is None:
         return
-    if unordered:
+    if "figures" in marks:
+        shown, printed = (re.sub(FIGURE, "#", text) for text in (shown, printed))
+    if "unordered" in marks:
         shown, printed = ("\n".join(sorted(text.splitlines())) for text in (shown, printed))
     same = doctest.OutputChecker().check_output(shown + "\n", printed + "\n", LENIENT)
     assert same, f"{block} shows\n{shown}\nbut prints\n{printed}"
@@ -87,7 +90,7 @@ def test_output_stands_below_what_prints_it():
     for page in PAGES:
         blocks = blocks_of(page)
         for above, block in zip([None, *blocks], blocks, strict=False):
-            if block.marks & {"output", "unordered"}:
+            if block.language == "text" and block.marks & LANGUAGES["text"]:
                 assert above is not None, block
                 assert above.language in ("python", "bash"), block
                 assert "parsed" not in above.marks, block
