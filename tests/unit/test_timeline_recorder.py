@@ -244,7 +244,7 @@ def test_activities_are_balanced_and_have_a_row_for_each_thread(recorder):
 
 
 def test_threads_that_communicate_have_tracks_of_their_own(recorder):
-    """The next one takes over from a first one that has ended."""
+    """The next one takes over from one of those that have ended: which, the system decides."""
 
     def spans_of(count):
         def note():
@@ -261,7 +261,8 @@ def test_threads_that_communicate_have_tracks_of_their_own(recorder):
     spans_of(2)
     spans_of(1)
     tracks = [event["tid"] for event in spans(written(recorder), "enqueue")]
-    assert sorted(tracks) == [2, 2, 50]
+    assert sorted(tracks[:2]) == [2, 50]
+    assert tracks[2] in (2, 50)
 
 
 # other people's tools
