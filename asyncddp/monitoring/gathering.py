@@ -30,12 +30,14 @@ class Gathering:
     """The reports of all ranks, as they come.
 
     Where ranks go in step, the reports of one step are kept until all ranks that are there have
-    sent theirs, or somebody has sent ``patience`` later ones. Of a rank without a report of that
-    step, its last projection counts; before its first, nobody's distance is known.
+    sent theirs, or there are more than ``patience`` later ones, and those by ``seconds``. Of a rank
+    without a report of that step, its last projection counts; before its first, nobody's distance
+    is known.
 
     Args:
         size: Number of ranks.
         patience: Later reports for which a step waits; 0: each report stands for itself.
+        seconds: How much later they must be: quick steps are over before a message has come.
 
     Example:
         >>> def report(rank, x):
@@ -48,8 +50,8 @@ class Gathering:
         [[1.5, 1.5]]
     """
 
-    def __init__(self, size: int, patience: int) -> None:
-        self._size, self._patience = size, patience
+    def __init__(self, size: int, patience: int, seconds: float = 0.0) -> None:
+        self._size, self._patience, self._seconds = size, patience, seconds
         self._there = set(range(size))
         self._sketches: dict[int, torch.Tensor] = {}
         self._waiting: dict[int, dict[int, Report]] = {}
@@ -81,11 +83,18 @@ class Gathering:
 
     def _complete(self) -> list[list[Record]]:
         steps = sorted(self._waiting)
-        late = steps[: max(0, len(steps) - self._patience)]
+        late = [step for step in steps[: -self._patience] if self._age(step) >= self._seconds]
         ready = [
             step for step in steps if step in late or self._there <= self._waiting[step].keys()
         ]
         return [self._finished(self._waiting.pop(step)) for step in ready]
+
+    def _age(self, step: int) -> float:
+        """Seconds between the first report of a step and the last of any that waits."""
+        times = {
+            k: [one.record.time for one in found.values()] for k, found in self._waiting.items()
+        }
+        return max(map(max, times.values())) - min(times[step])
 
     def _finished(self, reports: Mapping[int, Report]) -> list[Record]:
         """The records of one report, with distances."""

@@ -28,6 +28,7 @@ __all__ = ["Monitor", "monitor"]
 logger = logging.getLogger("asyncddp")
 
 _PATIENCE = 2  # later reports for which a step waits
+_PATIENT = 1.0  # seconds by which they must be later
 _LAST_WORDS = 2.0  # seconds
 
 
@@ -133,7 +134,7 @@ class Monitor:
         self.latest: dict[int, Record] = {}
         self._cost = Stopwatch()
         self._courier = Courier(context, subject.label)
-        self._gathering = Gathering(context.size, _PATIENCE if subject.in_step else 0)
+        self._gathering = Gathering(context.size, _PATIENCE if subject.in_step else 0, _PATIENT)
         facts = [f"{subject.label!r}", f"every={every}", f"consensus={consensus!r}"]
         agree(context, "monitor needs the same on all ranks", [*facts, f"first_step={first_step}"])
         context.attachments.setdefault(MONITORS, {})[subject.label] = self

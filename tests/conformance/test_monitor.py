@@ -135,8 +135,10 @@ def test_ranks_that_agree_are_at_distance_zero():
     """Not nearly: their projections are alike bit by bit."""
 
     def case():
-        torch.manual_seed(0)
         model = torch.nn.Linear(300, 7)
+        numbers = torch.Generator().manual_seed(0)  # threads share torch's own
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, generator=numbers)
         plain = torch.optim.SGD(model.parameters(), lr=0.1)
         optimizer = bf.DistributedOptimizer(plain, model, "gradient_allreduce")
         seen = []

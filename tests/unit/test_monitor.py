@@ -94,8 +94,9 @@ def test_distances_of_what_is_equal_are_zero_to_the_last_bit():
 # gathering
 
 
-def report(rank, x, step=50):
-    return Report(replace(RECORD, rank=rank, step=step), torch.tensor([x], dtype=torch.float64))
+def report(rank, x, step=50, time=0.0):
+    record = replace(RECORD, rank=rank, step=step, time=time)
+    return Report(record, torch.tensor([x], dtype=torch.float64))
 
 
 def told(complete):
@@ -120,6 +121,16 @@ def test_a_step_waits_for_two_later_reports_and_takes_what_is_known():
     assert gathering.add(report(0, 6.0, step=3)) == []
     assert told(gathering.add(report(0, 8.0, step=4))) == [[(0, 2, 1.0)]]
     assert told(gathering.rest()) == [[(0, 3, 2.0)], [(0, 4, 3.0)]]
+
+
+def test_quick_steps_wait_for_a_while_as_well():
+    """A rank's message may come after many later steps of another."""
+    gathering = Gathering(2, patience=2, seconds=1.0)
+    for step in range(1, 10):
+        assert gathering.add(report(0, 0.0, step=step, time=0.1 * step)) == []
+    assert told(gathering.add(report(1, 2.0, step=1, time=0.5))) == [[(0, 1, 1.0), (1, 1, 1.0)]]
+    late = gathering.add(report(0, 4.0, step=10, time=1.25))
+    assert told(late) == [[(0, 2, 1.0)]], "only step 2 is older than a second"
 
 
 def test_a_rank_that_has_ended_is_not_waited_for():
