@@ -6,6 +6,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import asyncddp as bf
+from tests.unit.optim_reference import filled
 
 
 class Checkpointed(torch.nn.Module):
@@ -22,8 +23,7 @@ class Checkpointed(torch.nn.Module):
 
 
 def trained(*, reentrant):
-    torch.manual_seed(0)
-    model = Checkpointed(reentrant=reentrant)
+    model = filled(Checkpointed(reentrant=reentrant), 0)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = bf.DistributedGradientAllreduceOptimizer(sgd, model)
     data = torch.Generator().manual_seed(bf.rank())
