@@ -20,8 +20,9 @@ def environment() -> dict[str, str]:
     """This environment, in which commands find our Python, its tools and this clone first."""
     tools = str(Path(sys.executable).parent)
     path = os.pathsep.join([tools, os.environ["PATH"]])
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     return {
-        **os.environ,
+        **inherited,
         "PATH": path,
         "PYTHONPATH": str(REPO),
         "OMP_NUM_THREADS": "1",
