@@ -18,7 +18,7 @@ from asyncddp.memory import streams_cuda
 from asyncddp.memory.streams import Order, Queue, order_of, stand_in, streams_of
 from asyncddp.memory.streams_cuda import CudaStreams
 from asyncddp.memory.streams_host import HostStreams
-from asyncddp.ops.device_mixing import combine_on_device
+from asyncddp.ops.device_combine import combine_on_device
 from asyncddp.ops.mixing import Mixing
 from asyncddp.transport.loopback import Loopback
 from tests.support.staged import on_a_stand_in
