@@ -109,6 +109,18 @@ class Transport(ABC):
         """
 
     @abstractmethod
+    def ireduce_scatter(
+        self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
+    ) -> Transfer:
+        """Start summing ``tensor`` over ranks (bool: forming the logical or); each keeps a part.
+
+        Args:
+            tensor: What this rank adds: ``size`` parts of equal length, part r for rank r; flat.
+            out: Where the sum of part ``rank`` goes; flat, and no part of ``tensor``.
+            divisor: By which the sum of floats is divided; 1 if not given.
+        """
+
+    @abstractmethod
     def ibroadcast(self, tensor: torch.Tensor, root: int) -> Transfer:
         """Start replacing ``tensor`` by the root's."""
 
@@ -172,6 +184,12 @@ class Transport(ABC):
     def allreduce(self, tensor: torch.Tensor, timeout: float) -> None:
         """Sum over ranks, in place, and wait."""
         self.finish(self.iallreduce(tensor), timeout, "allreduce")
+
+    def reduce_scatter(self, tensor: torch.Tensor, timeout: float) -> torch.Tensor:
+        """Sum over ranks and wait; this rank's part of the sum."""
+        out = torch.empty(tensor.numel() // self.size, dtype=tensor.dtype)
+        self.finish(self.ireduce_scatter(tensor, out), timeout, "reduce_scatter")
+        return out
 
     def broadcast(self, tensor: torch.Tensor, root: int, timeout: float) -> None:
         """Broadcast, in place, and wait."""

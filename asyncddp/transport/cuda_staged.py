@@ -118,6 +118,20 @@ class CudaStaged(Transport):
             lambda given, _: self.base.iallreduce(given.view(dtype), None, divisor),
         )
 
+    def ireduce_scatter(
+        self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
+    ) -> Transfer:
+        """Sum all at once."""
+        dtype = tensor.dtype
+        return self._collective(
+            as_bytes(tensor),
+            as_bytes(out),
+            lambda given, taken: self.base.ireduce_scatter(
+                given.view(dtype), taken.view(dtype), divisor
+            ),
+            whole=True,
+        )
+
     def ibroadcast(self, tensor: torch.Tensor, root: int) -> Transfer:
         """Broadcast piece by piece: the root only reads, the others only write."""
         flat, mine = as_bytes(tensor), root == self.rank

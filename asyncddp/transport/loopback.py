@@ -178,6 +178,12 @@ class Loopback(Transport):
         given = (tensor, tensor if out is None else out)
         return self._join("allreduce", given, lambda all_: _sum(all_, divisor))
 
+    def ireduce_scatter(
+        self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
+    ) -> Transfer:
+        """The last rank to come sums for all, in the order of the ranks."""
+        return self._join("reduce_scatter", (tensor, out), lambda all_: _scatter(all_, divisor))
+
     def ibroadcast(self, tensor: torch.Tensor, root: int) -> Transfer:
         """The last rank to come copies for all."""
         return self._join(f"broadcast from rank {root}", tensor, lambda all_: _copy(all_, root))
@@ -213,19 +219,29 @@ class Loopback(Transport):
         self._hub.inboxes[self.rank].clear()
 
 
-def _sum(pairs: list[Any], divisor: int | None) -> list[Any]:
-    total = pairs[0][0].clone()
+def _total(pairs: list[Any], divisor: int | None, verb: str) -> torch.Tensor:
+    total: torch.Tensor = pairs[0][0].clone()
     for other, _ in pairs[1:]:
         if other.shape != total.shape or other.dtype != total.dtype:
             raise MismatchError(
-                f"ranks met in one allreduce with {total.dtype} of shape {tuple(total.shape)} "
+                f"ranks met in one {verb} with {total.dtype} of shape {tuple(total.shape)} "
                 f"and {other.dtype} of shape {tuple(other.shape)}"
             )
         total = total.logical_or_(other) if total.dtype == torch.bool else total.add_(other)
-    if divisor is not None:
-        total.div_(divisor)
+    return total if divisor is None else total.div_(divisor)
+
+
+def _sum(pairs: list[Any], divisor: int | None) -> list[Any]:
+    total = _total(pairs, divisor, "allreduce")
     for _, out in pairs:
         out.copy_(total)
+    return pairs
+
+
+def _scatter(pairs: list[Any], divisor: int | None) -> list[Any]:
+    parts = _total(pairs, divisor, "reduce_scatter").view(len(pairs), -1)
+    for part, (_, out) in zip(parts, pairs, strict=True):
+        out.copy_(part)
     return pairs
 
 

@@ -221,8 +221,7 @@ class MPITransport(Transport):
         divisor: int | None = None,
     ) -> Transfer:
         """Iallreduce, piece by piece."""
-        datatype: MPI.Datatype = getattr(MPI, DTYPES[tensor.dtype].mpi)
-        operation = MPI.LOR if tensor.dtype == torch.bool else MPI.SUM
+        datatype, operation = _summed(tensor.dtype)
         into = tensor if out is None else out
         same = into.data_ptr() == tensor.data_ptr()
 
@@ -235,6 +234,26 @@ class MPITransport(Transport):
         pieces = list(zip(self._pieces(tensor), self._pieces(into), strict=True))
         under_way = self._collective(start, pieces)
         return under_way if divisor is None else _Divided(under_way, into, divisor)
+
+    @_translated
+    def ireduce_scatter(
+        self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
+    ) -> Transfer:
+        """Ireduce_scatter_block; what C ints cannot count is copied, column by column."""
+        datatype, operation = _summed(tensor.dtype)
+        step = max(1, _PIECE // (self.size * tensor.element_size()))
+
+        def start(pair: tuple[torch.Tensor, torch.Tensor]) -> MPI.Request:
+            """Start the reduction of some columns."""
+            count = pair[1].numel()  # of a part: so mpi4py counts what is sent, too
+            given, taken = ([as_bytes(side).numpy(), count, datatype] for side in pair)
+            return self._comm.Ireduce_scatter_block(given, taken, operation)
+
+        parts = torch.split(tensor.view(self.size, out.numel()), step, dim=1)
+        columns = [part.contiguous() for part in parts]
+        pairs = list(zip(columns, torch.split(out, step), strict=True))
+        under_way = self._collective(start, pairs)
+        return under_way if divisor is None else _Divided(under_way, out, divisor)
 
     @_translated
     def ibroadcast(self, tensor: torch.Tensor, root: int) -> Transfer:
@@ -326,6 +345,11 @@ class MPITransport(Transport):
 
 _CLOSED: list[MPITransport] = []
 """Closed ones whose buffers MPI still uses."""
+
+
+def _summed(dtype: torch.dtype) -> tuple[MPI.Datatype, MPI.Op]:
+    """What MPI calls a dtype, and how it forms sums of it."""
+    return getattr(MPI, DTYPES[dtype].mpi), MPI.LOR if dtype == torch.bool else MPI.SUM
 
 
 def _cores() -> int:

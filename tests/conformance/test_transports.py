@@ -173,6 +173,9 @@ def collectives_around_pieces(wire, lengths):
             given = parts[wire.rank].clone()
             wire.broadcast(given, wire.size - 1, SECONDS)
             torch.testing.assert_close(given, parts[-1], rtol=0, atol=0)
+            whole = [part.repeat(wire.size) for part in parts]
+            mine = wire.reduce_scatter(whole[wire.rank], SECONDS)
+            torch.testing.assert_close(mine, expected)
 
 
 @SEVERAL
@@ -221,6 +224,7 @@ def past_deadline(wire, what):
             "barrier": lambda: wire.barrier(0.2),
             "allreduce": lambda: wire.allreduce(torch.ones(2), 0.2),
             "broadcast": lambda: wire.broadcast(torch.ones(2), 1, 0.2),
+            "reduce_scatter": lambda: wire.reduce_scatter(torch.ones(wire.size), 0.2),
             "allgather": lambda: wire.allgather(torch.ones(1), [1] * wire.size, 0.2),
         }[what]
         started = time.monotonic()
@@ -241,9 +245,10 @@ def past_deadline(wire, what):
         ("barrier", "barrier"),
         ("allreduce", "allreduce"),
         ("broadcast", "broadcast from rank 1"),
+        ("reduce_scatter", "reduce_scatter"),
         ("allgather", "allgather"),
     ],
-    ids=["receive", "barrier", "allreduce", "broadcast", "allgather"],
+    ids=["receive", "barrier", "allreduce", "broadcast", "reduce_scatter", "allgather"],
 )
 def test_a_wait_past_its_deadline_says_who_waited_for_what(world, what, words):
     message, *_ = world.run_bare(past_deadline, what)
@@ -347,6 +352,29 @@ def sums(wire, dtype):
 def test_allreduce_sums_on_all_ranks_alike(world, dtype):
     """Integers wrap as torch's do, bools are joined by or, floats agree bit by bit over ranks."""
     world.run_bare(sums, dtype)
+
+
+def scattered_sums(wire, dtype):
+    for length in (0, 1, 7, 40_000):
+        parts = [noise(length * wire.size, rank, dtype) for rank in range(wire.size)]
+        given = parts[wire.rank].clone()
+        got = wire.reduce_scatter(given, SECONDS)
+        assert torch.equal(given, parts[wire.rank]), "what was given has changed"
+        if dtype == torch.bool:
+            expected = torch.stack(parts).any(dim=0)
+        else:
+            expected = torch.stack(parts).sum(dim=0, dtype=dtype)
+        torch.testing.assert_close(got, expected.view(wire.size, length)[wire.rank])
+        if dtype.is_floating_point or dtype.is_complex:
+            wire.finish(wire.ireduce_scatter(given, got, divisor=wire.size), SECONDS, "average")
+            mean = torch.stack(parts).mean(dim=0).view(wire.size, length)[wire.rank]
+            torch.testing.assert_close(got, mean)
+
+
+@pytest.mark.parametrize("dtype", WIRE_DTYPES, ids=str)
+def test_reduce_scatter_gives_each_rank_its_part_of_the_sum(world, dtype):
+    """Of parts both below and above what travels through shared memory."""
+    world.run_bare(scattered_sums, dtype)
 
 
 def broadcasts(wire):

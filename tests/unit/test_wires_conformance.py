@@ -71,6 +71,7 @@ def test_collectives_are_exact_at_all_sizes_around_a_piece(world):
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.complex128], ids=str)
 def test_allreduce_sums_on_all_ranks_alike(world, dtype):
     world.run_bare(transports.sums, dtype)
+    world.run_bare(transports.scattered_sums, dtype)
 
 
 def test_a_receive_that_was_given_up_takes_nothing_any_more(world):
