@@ -294,7 +294,7 @@ class Allreduce(TwoSided):
 
         def start(flat: torch.Tensor, name: str) -> Handle[torch.Tensor]:
             """Start averaging over the ranks that still train."""
-            given = flat if trains else torch.zeros(flat.shape, dtype=flat.dtype)
+            given = flat if trains else torch.zeros_like(flat)
             return average_among_nonblocking(given, len(training), name=name)
 
         return self._over(mixer.context.size, start)

@@ -103,19 +103,21 @@ class Attendance:
         with use(self._context):
             if len(training) == self._context.size:
                 return allreduce(loss)
-            mean = average_among(loss.double().reshape(()), len(training), name=label)
-        return mean.to(loss.dtype).reshape(loss.shape)
+            # Ranks that are done have no loss, whose device they could follow: on the host.
+            mean = average_among(loss.cpu().double().reshape(()), len(training), name=label)
+        return mean.to(loss).reshape(loss.shape)
 
     def attend_mean(self, call: Call) -> None:
         """Take part in the average of a loss, on a rank that is done."""
         with use(self._context):
-            nothing = torch.zeros((), dtype=torch.float64)
+            nothing = torch.zeros((), dtype=torch.float64, device="cpu")
             average_among(nothing, len(call.training), name=call.label)
 
     def tally(self, numbers: Sequence[int]) -> list[list[int]]:
         """Show numbers to all: element r is rank r's."""
-        rows = torch.zeros(self._context.size, len(numbers), dtype=torch.int64)
-        rows[self._context.rank] = torch.tensor(list(numbers))
+        shape = self._context.size, len(numbers)
+        rows = torch.zeros(shape, dtype=torch.int64, device="cpu")
+        rows[self._context.rank] = torch.tensor(list(numbers), device="cpu")
         with use(self._context):
             every: list[list[int]] = allreduce(rows, average=False, name=self._name).tolist()
         return every

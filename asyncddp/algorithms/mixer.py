@@ -90,8 +90,10 @@ class Mixer:
             return value
         if not isinstance(value, (torch.Tensor, float)):
             return value
-        exact = torch.float64 if isinstance(value, float) else None
-        tensor = torch.as_tensor(value, dtype=exact).detach()
+        if isinstance(value, float):
+            tensor = torch.tensor(value, dtype=torch.float64, device="cpu")
+        else:
+            tensor = value.detach()
         with use(self.context):
             roll = self.attendance
             mean = allreduce(tensor) if roll is None else roll.mean(self.label, tensor)

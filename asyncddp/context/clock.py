@@ -43,7 +43,7 @@ def measure(transport: Transport, recording: Sequence[int], timeout: float) -> S
     Returns:
         The best measurement; None on ranks that do not want to know.
     """
-    rank, word = transport.rank, torch.zeros(1, dtype=torch.int64)
+    rank, word = transport.rank, torch.zeros(1, dtype=torch.int64, device="cpu")
     if rank == 0:
         for peer in recording:
             for _ in range(_TIMES if peer else 0):

@@ -39,7 +39,7 @@ class Machines:
         """Find out; collective."""
         per, rank = config.ranks_per_machine, transport.rank
         mine = rank // per if per is not None else transport.machine()
-        facts = torch.tensor([mine, int(config.timeline is not None)])
+        facts = torch.tensor([mine, int(config.timeline is not None)], device="cpu")
         found = transport.allgather(facts, [2] * transport.size, config.timeout).tolist()
         every, recording = found[::2], found[1::2]
         order = list(dict.fromkeys(every))

@@ -297,7 +297,7 @@ class Mailbox:
                 problem = f"rank {self.rank} cannot map the memory of rank {peer}: {error}"
                 posting.fail(problem, problem)
         if data.tag == _FORM:
-            arrival.tensor = torch.empty(0, dtype=dtype)
+            arrival.tensor = torch.empty(0, dtype=dtype, device="cpu")
         elif data.payload is not None:
             arrival.tensor = from_bytes(data.payload, dtype, data.shape)
         else:

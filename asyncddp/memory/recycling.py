@@ -55,7 +55,7 @@ class Shelf:
         """
         size = math.prod(shape) * dtype.itemsize
         if size < self._smallest:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         block = self._take(size)
         lent = block[:]  # what the tensor holds on to; the block itself outlives it
         weakref.finalize(lent, self._back, block).atexit = False

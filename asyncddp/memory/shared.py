@@ -169,7 +169,7 @@ class Arena:
                 try:
                     chunk = self._add(size)
                 except OSError:  # too many open files, say: then nobody reads it where it lies
-                    return torch.empty(shape, dtype=dtype)
+                    return torch.empty(shape, dtype=dtype, device="cpu")
         lent = chunk.memory[:]  # what the tensor holds on to; the chunk itself outlives it
         weakref.finalize(lent, self._back, chunk).atexit = False
         count = math.prod(shape) * dtype.itemsize

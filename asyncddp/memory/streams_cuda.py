@@ -87,7 +87,7 @@ class CudaStreams(DeviceStreams):
         with torch.cuda.device(
             self.device
         ):  # else the thread's device, often the first, takes part
-            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def lendable(self, size: int) -> torch.Tensor:
         """Memory of the device."""

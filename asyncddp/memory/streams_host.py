@@ -105,7 +105,7 @@ class HostStreams(DeviceStreams):
 
     def pinned(self, size: int) -> torch.Tensor:
         """Plain memory."""
-        return torch.empty(size, dtype=torch.uint8)
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
 
     def lendable(self, size: int) -> torch.Tensor:
         """Memory that the processes of this machine see alike."""

@@ -28,7 +28,7 @@ def from_bytes(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch
         tensor([[1],
                 [2]], dtype=torch.int16)
     """
-    out = torch.empty(shape, dtype=dtype)
+    out = torch.empty(shape, dtype=dtype, device="cpu")
     if data:
         as_bytes(out).numpy()[:] = memoryview(data)
     return out

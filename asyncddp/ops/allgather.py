@@ -67,8 +67,8 @@ def gather_over(
 ) -> Steps[torch.Tensor]:
     """Gather a tensor over a group, first the sizes, then the rows."""
     own, fitting = carried(wire, tensor)
-    rows = torch.empty(len(group), dtype=torch.int64)
-    mine = torch.tensor([own.shape[0]])
+    rows = torch.empty(len(group), dtype=torch.int64, device="cpu")
+    mine = torch.tensor([own.shape[0]], device="cpu")
     form = form_of(title, own, ragged=True)
     yield from desk.collective(group, form, lambda: wire.iallgather(mine, rows, [1] * len(group)))
     width = math.prod(own.shape[1:])

@@ -52,14 +52,14 @@ def broadcast_object(
     root = check_rank("broadcast_object", "root_rank", root_rank, context.size)
     form = Form(f"broadcast_object(root_rank={root})" + (f" {name!r}" if name else ""), "uint8", ())
     here = context.rank == root
-    data = _pickled(obj) if here else torch.empty(0, dtype=torch.uint8)
+    data = _pickled(obj) if here else torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def steps(desk: Desk) -> Steps[Any]:
         """Send the size of the root's object, then the object."""
         everyone, wire = range(context.size), context.transport
-        length = torch.tensor([data.numel()])
+        length = torch.tensor([data.numel()], device="cpu")
         yield from desk.collective(everyone, form, lambda: wire.ibroadcast(length, root))
-        value = data if here else torch.empty(int(length), dtype=torch.uint8)
+        value = data if here else torch.empty(int(length), dtype=torch.uint8, device="cpu")
         yield from desk.collective(everyone, form, lambda: wire.ibroadcast(value, root))
         return obj if here else _unpickled(value)
 
@@ -95,7 +95,8 @@ def allgather_object(obj: Any, *, name: str | None = None) -> Program[list[Any]]
     def steps(desk: Desk) -> Steps[list[Any]]:
         """Gather sizes, then objects."""
         everyone, wire = range(context.size), context.transport
-        lengths = yield from gather_over(desk, everyone, wire, torch.tensor([data.numel()]), title)
+        length = torch.tensor([data.numel()], device="cpu")
+        lengths = yield from gather_over(desk, everyone, wire, length, title)
         whole = yield from gather_over(desk, everyone, wire, data, title)
         return [_unpickled(part) for part in torch.split(whole, lengths.tolist())]
 

@@ -37,4 +37,6 @@ def empty_shared(shape: Sequence[int] | int, *, dtype: torch.dtype = torch.float
     """
     size = (shape,) if isinstance(shape, int) else tuple(shape)
     near = current().transport.neighborhood
-    return torch.empty(size, dtype=dtype) if near is None else near.arena.empty(size, dtype)
+    if near is None:
+        return torch.empty(size, dtype=dtype, device="cpu")
+    return near.arena.empty(size, dtype)

@@ -148,7 +148,7 @@ class AccumAdam(torch.optim.Optimizer):
         """A parameter's state, made with its first gradient."""
         state: dict[str, torch.Tensor] = self.state[parameter]
         if not state:
-            state["step"] = torch.zeros((), dtype=torch.int64)
+            state["step"] = torch.zeros((), dtype=torch.int64, device="cpu")
             for key in (_MEAN, _SQUARE, _SUM):
                 state[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         return state

@@ -49,7 +49,7 @@ def consensus_distance(model: torch.nn.Module | Iterable[torch.Tensor]) -> float
     References:
         Kong et al., "Consensus control for decentralized deep learning", ICML 2021.
     """
-    square = torch.tensor(squared_deviation(_tensors_of(model)), dtype=torch.float64)
+    square = torch.tensor(squared_deviation(_tensors_of(model)), dtype=torch.float64, device="cpu")
     return math.sqrt(float(allreduce(square)))
 
 
@@ -62,7 +62,7 @@ def squared_deviation(tensors: Sequence[torch.Tensor]) -> float:
     Raises:
         MismatchError: Ranks differ in shapes.
     """
-    square = torch.zeros((), dtype=torch.float64)
+    square = torch.zeros((), dtype=torch.float64, device="cpu")
     for indices in partition(tensors, _CAP):
         parts = [tensors[index].detach().to("cpu").reshape(-1) for index in indices]
         wide = torch.complex128 if parts[0].is_complex() else torch.float64

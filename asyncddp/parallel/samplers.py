@@ -115,7 +115,7 @@ class LocalStepRandomBatchSampler(Sampler[list[int]]):
         if self._drawn[0] != number:
             generator = torch.Generator()
             generator.manual_seed(self.base_seed + _APART * self.rank + number)
-            order = torch.randperm(self._samples, generator=generator).tolist()
+            order = torch.randperm(self._samples, generator=generator, device="cpu").tolist()
             self._drawn = number, order
         start = place * self.batch_size
         return self._drawn[1][start : start + self.batch_size]

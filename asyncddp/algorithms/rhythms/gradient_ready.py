@@ -208,7 +208,7 @@ class _GradientBucket(FlatBucket):
                 )
             else:
                 view.copy_(gradient)
-        self.tail.copy_(torch.tensor(marks))
+        self.tail.copy_(torch.tensor(marks, device="cpu"))
 
     def spill(self) -> None:
         """Copy the averages out; a gradient that is None stays so if it is None everywhere."""
