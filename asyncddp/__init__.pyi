@@ -85,6 +85,8 @@ from .ops.pair_gossip import pair_gossip as pair_gossip
 from .ops.pair_gossip import pair_gossip_ as pair_gossip_
 from .ops.pair_gossip import pair_gossip_nonblocking as pair_gossip_nonblocking
 from .ops.pair_gossip import pair_gossip_nonblocking_ as pair_gossip_nonblocking_
+from .ops.reduce_scatter import reduce_scatter as reduce_scatter
+from .ops.reduce_scatter import reduce_scatter_nonblocking as reduce_scatter_nonblocking
 from .ops.shared import empty_shared as empty_shared
 from .ops.windows import get_current_created_window_names as get_current_created_window_names
 from .ops.windows import get_win_version as get_win_version

@@ -187,7 +187,7 @@ class Transport(ABC):
 
     def reduce_scatter(self, tensor: torch.Tensor, timeout: float) -> torch.Tensor:
         """Sum over ranks and wait; this rank's part of the sum."""
-        out = torch.empty(tensor.numel() // self.size, dtype=tensor.dtype)
+        out = torch.empty(tensor.numel() // self.size, dtype=tensor.dtype, device="cpu")
         self.finish(self.ireduce_scatter(tensor, out), timeout, "reduce_scatter")
         return out
 

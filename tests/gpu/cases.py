@@ -27,6 +27,9 @@ def verbs():
         "allreduce_": lambda x, **more: bf.allreduce_(x.clone(), **more),
         "broadcast": lambda x, **_: bf.broadcast(x, last),
         "allgather": lambda x, **_: bf.allgather(x.reshape(-1)),
+        "reduce_scatter": lambda x, **more: bf.reduce_scatter(
+            x.reshape(-1).repeat(bf.size()), **more
+        ),
         "neighbor_allgather": lambda x, **_: bf.neighbor_allgather(x.reshape(-1)),
     }
 

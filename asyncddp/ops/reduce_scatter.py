@@ -1,0 +1,117 @@
+"""``reduce_scatter``: the sum or average over all ranks, of which each gets its part."""
+
+from __future__ import annotations
+
+import torch
+
+from asyncddp.context import current
+from asyncddp.engine import Desk, Program, Steps
+from asyncddp.errors import ArgumentError
+from asyncddp.memory.streams import empty_on, order_of, streams_of
+from asyncddp.ops.door import averaging_dtype, carried, check_tensor, deliver, form_of
+from asyncddp.ops.forms import nonblocking, verb
+from asyncddp.ops.mixing import fits
+
+__all__ = ["reduce_scatter", "reduce_scatter_nonblocking"]
+
+_NAME = "reduce_scatter"
+
+
+@verb
+def reduce_scatter(
+    tensor: torch.Tensor,
+    average: bool = True,
+    *,
+    name: str | None = None,
+    round_integers: bool = False,
+    check: bool = False,
+    out: torch.Tensor | None = None,
+) -> Program[torch.Tensor]:
+    r"""Sum or average a tensor over all ranks and give each rank its share of the rows.
+
+    With :math:`x_j = (x_{j,0}, \dots, x_{j,n-1})`, cut along the first dimension into as many equal
+    parts as there are ranks,
+
+    .. math:: y_i = \sum_j x_{j,i} \quad\text{or}\quad y_i = \frac{1}{n} \sum_j x_{j,i}
+
+    so that :func:`~asyncddp.allgather` of all :math:`y_i` is what :func:`~asyncddp.allreduce`
+    gives.
+
+    Args:
+        tensor: :math:`x_i`, equal in shape and dtype on all ranks, with a first dimension that the
+            number of ranks divides. Halves are summed in float32.
+        average: Divide by the number of ranks. Integers are summed only with ``average=False``, or
+            averaged where ``round_integers`` asks for it; the sum of bools is their logical or.
+        name: For messages; all ranks must give the same.
+        round_integers: Average integers in float64 and round half to even.
+        check: Compare verb, dtype and shape with the other ranks before anything is sent.
+        out: Tensor of the part's shape into which the result is written.
+
+    Returns:
+        :math:`y_i`, of shape ``(tensor.shape[0] // n, *tensor.shape[1:])``: ``out`` or a new
+        tensor.
+
+    Raises:
+        NotInitializedError: ``init()`` was not called.
+        ArgumentError: A first dimension that cannot be shared equally, an ``out`` of another shape,
+            or the average of integers or bools, which was not asked for.
+        DtypeError: The dtype cannot travel.
+        MismatchError: Another rank calls another verb, dtype or shape.
+        WaitTimeoutError: A rank has not come by the deadline.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> with bf.local_world(3) as world:
+        ...     world.run(lambda: bf.reduce_scatter(torch.tensor([0.0, 10.0, 20.0])).tolist())
+        [[0.0], [10.0], [20.0]]
+
+    References:
+        MPI: A Message-Passing Interface Standard, ``MPI_Reduce_scatter_block``.
+    """
+    context = current()
+    row = check_tensor(_NAME, tensor, min_ndim=1)
+    shape = _part(tensor, context.size, out)
+    dtype = row.accumulate
+    if average:
+        dtype = averaging_dtype(_NAME, row, round_integers=round_integers)
+    title = f"{_NAME}({'average' if average else 'sum'})" + (f" {name!r}" if name else "")
+
+    def steps(desk: Desk) -> Steps[torch.Tensor]:
+        """Sum, and deliver."""
+        own, wire = carried(context.transport, tensor)
+        given = own.to(dtype)
+        part = given[: shape[0]]
+        if out is not None and fits(out, part) and out.data_ptr() != part.data_ptr():
+            total, into = out, out.detach()
+        else:
+            total = into = empty_on(streams_of(tensor), shape, dtype)
+        divisor = context.size if average else None
+        yield from desk.collective(
+            range(context.size),
+            form_of(title, tensor),
+            lambda: wire.ireduce_scatter(given.view(-1), into.view(-1), divisor),
+        )
+        return deliver(total, tensor, out)
+
+    return Program(_NAME, steps, name, ordered=True, check=check, order=order_of(tensor, out))
+
+
+reduce_scatter_nonblocking = nonblocking(reduce_scatter)
+
+
+def _part(tensor: torch.Tensor, size: int, out: torch.Tensor | None) -> tuple[int, ...]:
+    """The shape of a rank's part."""
+    rows, odd = divmod(tensor.shape[0], size)
+    if odd:
+        raise ArgumentError(
+            f"{_NAME}: argument tensor: expected a first dimension that {size} ranks can share "
+            f"equally, got shape {tuple(tensor.shape)}; append {size - odd} rows, for example of "
+            "zeros with torch.nn.functional.pad, and leave them out of the last parts"
+        )
+    shape = (rows, *tensor.shape[1:])
+    if out is not None and out.shape != shape:
+        raise ArgumentError(
+            f"{_NAME}: argument out: expected shape {shape}, the part of one of {size} ranks, got "
+            f"{tuple(out.shape)}; pass torch.empty({shape}), or leave out= away"
+        )
+    return shape

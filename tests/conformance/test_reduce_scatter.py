@@ -1,0 +1,264 @@
+"""``reduce_scatter``: rank r gets part r of what ``allreduce`` gives all."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+import torch
+
+import asyncddp as bf
+from asyncddp.memory.dtypes import DTYPES
+from tests.conformance.test_mismatches import differs as either_way
+from tests.support import on
+from tests.support.oracle import AVERAGING, LAYOUTS, check, held, options, summed
+from tests.support.timelines import read, spans
+
+SOME = on("loopback-4", "mpi-2")
+PARTS: list[tuple[int, ...]] = [(0,), (1,), (5,), (2, 0), (3, 4), (2, 3, 5), (35_001,)]
+"""Shapes of a part: nothing, little, and what goes through shared memory where there is some."""
+
+
+def whole(part):
+    """The shape of a tensor with one part for each rank."""
+    return (part[0] * bf.size(), *part[1:])
+
+
+def mine(tensor):
+    """This rank's part."""
+    rows = tensor.shape[0] // bf.size()
+    return tensor[bf.rank() * rows : (bf.rank() + 1) * rows]
+
+
+def holder(shape, dtype, seed=0):
+    return lambda rank: held(rank, shape, dtype, seed)
+
+
+# results
+
+
+def sums(dtype):
+    for seed, part in enumerate(PARTS):
+        of = holder(whole(part), dtype, seed)
+        x = of(bf.rank())
+        got = bf.reduce_scatter(x, average=False)
+        check(got, mine(x), mine(summed(range(bf.size()), of)))
+        assert torch.equal(x, of(bf.rank())), "the input was changed"
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES), ids=str)
+def test_sums_of_every_dtype_and_shape(world, dtype):
+    """Floats within rounding, integers modulo their size, bools by or."""
+    world.run(sums, dtype)
+
+
+def averages(dtype):
+    for seed, part in enumerate(PARTS):
+        of = holder(whole(part), dtype, seed)
+        x = of(bf.rank())
+        wide = torch.complex128 if dtype.is_complex else torch.float64
+        mean = torch.stack([of(rank) for rank in range(bf.size())]).to(wide).mean(dim=0)
+        check(bf.reduce_scatter(x, **options(dtype)), mine(x), mine(mean))
+
+
+@pytest.mark.parametrize("dtype", AVERAGING, ids=str)
+def test_averages_of_every_dtype_and_shape(world, dtype):
+    world.run(averages, dtype)
+
+
+def rounds_half_to_even():
+    x = torch.tensor([0, 2, -2, 6] if bf.rank() == 0 else [1, 3, -1, 7])
+    return bf.reduce_scatter(x, round_integers=True).tolist()
+
+
+@on("loopback-2", "mpi-2")
+def test_integers_are_rounded_half_to_even(world):
+    """0.5 and 2.5 become 0 and 2; -1.5 and 6.5 become -2 and 6."""
+    assert world.run(rounds_half_to_even) == [[0, 2], [-2, 6]]
+
+
+def halves():
+    """Partial sums that a half could not hold: float16 in float32, bfloat16 with all its bits."""
+    large = torch.full((4,), 40_000.0 if bf.rank() < 2 else -40_000.0, dtype=torch.float16)
+    assert bf.reduce_scatter(large, average=False).item() == 0.0
+    small = torch.full((4,), 256.0 if bf.rank() == 0 else 1.0, dtype=torch.bfloat16)
+    assert bf.reduce_scatter(small, average=False).item() == 260.0  # 259 lies between 258 and 260
+    return True
+
+
+@on("loopback-4", "mpi-4")
+def test_halves_are_summed_in_float32(world):
+    assert all(world.run(halves))
+
+
+def then_gathers():
+    x = held(bf.rank(), whole((2, 3)), torch.float64)
+    torch.testing.assert_close(bf.allgather(bf.reduce_scatter(x)), bf.allreduce(x))
+
+
+def test_gathering_the_parts_gives_the_allreduce(world):
+    world.run(then_gathers)
+
+
+def keeps_layouts(dtype):
+    for layout in LAYOUTS.values():
+        of = holder((4, 6), dtype)
+        x = layout(of(bf.rank()))
+        got = bf.reduce_scatter(x, average=False)
+        check(got, mine(x), mine(summed(range(bf.size()), of)))
+
+
+@SOME
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128, torch.int8], ids=str)
+def test_values_are_read_not_memory(world, dtype):
+    world.run(keeps_layouts, dtype)
+
+
+# where the result goes
+
+
+def into_out():
+    x = held(bf.rank(), whole((2, 3)), torch.float32)
+    expected = bf.reduce_scatter(x)
+    fitting = torch.full((2, 3), float("nan"))
+    other_dtype = torch.full((2, 3), float("nan"), dtype=torch.float64)
+    strided = torch.full((3, 2), float("nan")).t()
+    for out in (fitting, other_dtype, strided):
+        assert bf.reduce_scatter(x, out=out) is out
+        torch.testing.assert_close(out, expected.to(out.dtype), rtol=0, atol=0)
+    parameter = torch.nn.Parameter(torch.zeros(2, 3))
+    assert bf.reduce_scatter(x, out=parameter) is parameter
+    assert torch.equal(parameter.detach(), expected)
+
+
+def test_the_result_can_be_written_into_a_tensor_of_the_caller(world):
+    world.run(into_out)
+
+
+def into_itself():
+    """Each rank writes over a part of what others still read."""
+    for start in range(bf.size()):
+        x = held(bf.rank(), whole((30_000,)), torch.float32)
+        expected = bf.reduce_scatter(x)
+        out = x[start * 30_000 : (start + 1) * 30_000]
+        bf.reduce_scatter(x, out=out)
+        assert torch.equal(out, expected)
+
+
+def test_the_result_may_replace_any_part_of_the_tensor(world):
+    world.run(into_itself)
+
+
+def nonblocking_in_order():
+    x = [torch.full((bf.size() * 2,), float(k + bf.rank())) for k in range(20)]
+    handles = [bf.reduce_scatter_nonblocking(one, average=False) for one in x]
+    between = bf.allreduce(torch.tensor([1.0]), average=False).item()
+    return [handle.wait().tolist() for handle in reversed(handles)], between
+
+
+def test_many_are_under_way_beside_other_collectives(world):
+    n = world.size
+    told = [[float(k * n + n * (n - 1) / 2)] * 2 for k in reversed(range(20))]
+    assert world.run(nonblocking_in_order) == [(told, n)] * n
+
+
+# mistakes
+
+
+def told_by(call):
+    with pytest.raises(bf.ArgumentError) as caught:
+        call()
+    return str(caught.value)
+
+
+def wrong_arguments():
+    found = [
+        told_by(lambda: bf.reduce_scatter(torch.tensor(1.0))),
+        told_by(lambda: bf.reduce_scatter(torch.ones(6, 3))),
+        told_by(lambda: bf.reduce_scatter_nonblocking(torch.ones(1))),
+        told_by(lambda: bf.reduce_scatter(torch.ones(8, 3), out=torch.ones(8, 3))),
+        told_by(lambda: bf.reduce_scatter(torch.ones(4, dtype=torch.int32))),
+        told_by(lambda: bf.reduce_scatter([1.0])),
+    ]
+    assert bf.reduce_scatter(torch.ones(4)).tolist() == [1.0]
+    return found
+
+
+@on("loopback-4", "mpi-4")
+def test_wrong_arguments_are_refused_in_a_sentence(world):
+    """On the rank that gives them, before anything is sent, so that the next call works."""
+    first, *rest = world.run(wrong_arguments)
+    assert rest == [first] * (world.size - 1)
+    scalar, six, one, out, integers, no_tensor = first
+    assert scalar == (
+        "reduce_scatter: argument tensor: expected at least 1 dimension, got a 0-dim tensor; call "
+        "tensor.reshape(1) first"
+    )
+    shared = "reduce_scatter: argument tensor: expected a first dimension that 4 ranks can share "
+    assert six.startswith(shared + "equally, got shape (6, 3); append 2 rows,")
+    assert one.startswith(shared + "equally, got shape (1,); append 3 rows,")
+    assert out == (
+        "reduce_scatter: argument out: expected shape (2, 3), the part of one of 4 ranks, got "
+        "(8, 3); pass torch.empty((2, 3)), or leave out= away"
+    )
+    assert integers.startswith("reduce_scatter: the average of int32 values is no int32; pass ")
+    assert no_tensor.startswith("reduce_scatter: argument tensor: expected a torch.Tensor, got ")
+
+
+MISMATCHES = {
+    "shape": ("shape (4)", "shape (8)"),
+    "dtype": ("dtype float32", "dtype float64"),
+    "operation": ("verb reduce_scatter(average)", "verb reduce_scatter(sum)"),
+    "verb": ("verb reduce_scatter(average)", "verb allreduce(average)"),
+    "name": ("verb reduce_scatter(average) 'w'", "verb reduce_scatter(average) 'mine'"),
+}
+
+
+def differs(kind, check_first):
+    odd = bf.rank() == 1
+    calls = {
+        "shape": lambda **more: bf.reduce_scatter(torch.ones(8 if odd else 4), **more),
+        "dtype": lambda **more: bf.reduce_scatter(
+            torch.ones(4, dtype=torch.float64 if odd else torch.float32), **more
+        ),
+        "operation": lambda **more: bf.reduce_scatter(torch.ones(4), average=not odd, **more),
+        "verb": lambda **more: (bf.allreduce if odd else bf.reduce_scatter)(torch.ones(4), **more),
+        "name": lambda **more: bf.reduce_scatter(
+            torch.ones(4), name="mine" if odd else "w", **more
+        ),
+    }
+    started = time.monotonic()
+    with pytest.raises(bf.MismatchError) as caught:
+        calls[kind](check=check_first)
+    assert time.monotonic() - started < 5.0
+    after = bf.reduce_scatter(torch.arange(2.0), average=False).item() if check_first else None
+    return str(caught.value), after
+
+
+@on("loopback-2", "mpi-2")
+@pytest.mark.parametrize("check_first", [False, True], ids=["plain", "checked"])
+@pytest.mark.parametrize("kind", MISMATCHES)
+def test_ranks_that_do_not_agree_are_told_both_sides(world, kind, check_first):
+    """With ``check`` nothing has been sent then, and the next call is right."""
+    for rank, (message, after) in enumerate(world.run(differs, kind, check_first)):
+        assert message.startswith(f"rank {rank}, "), message
+        assert re.search(either_way(*MISMATCHES[kind]), message), message
+        assert after == (2.0 * rank if check_first else None)
+
+
+# the timeline
+
+
+def recorded():
+    bf.reduce_scatter(torch.ones(4, 3), name="part")
+
+
+@SOME
+def test_the_timeline_tells_what_was_exchanged(world, tmp_path):
+    """A collective of 12 numbers of four bytes, on each rank."""
+    world.run(recorded, settings={"timeline": f"{tmp_path}/"})
+    for rank in range(world.size):
+        collectives = spans(read(tmp_path / f"rank{rank}.json"), "collective")
+        found = [span["args"] for span in collectives if span["args"]["verb"] == "reduce_scatter"]
+        assert [(args["bytes"], args["ranks"]) for args in found] == [(48, world.size)]
