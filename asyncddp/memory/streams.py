@@ -21,6 +21,7 @@ from asyncddp.memory.recycling import empty
 __all__ = [
     "DeviceStreams",
     "Event",
+    "InterprocessEvent",
     "Order",
     "Queue",
     "empty_on",
@@ -54,6 +55,19 @@ class Event(Protocol):
         ...
 
 
+class InterprocessEvent(Event, Protocol):
+    """An event for which other processes of this machine can wait, recorded again and again."""
+
+    @property
+    def handle(self) -> bytes:
+        """What :meth:`DeviceStreams.imported_event` takes in another process."""
+        ...
+
+    def record(self, queue: Queue) -> None:
+        """Put it at the end of a queue; whoever begins to wait for it now waits for that place."""
+        ...
+
+
 class DeviceStreams(ABC):
     """The queues of one device.
 
@@ -79,7 +93,7 @@ class DeviceStreams(ABC):
 
     @abstractmethod
     def copy(self, out: torch.Tensor, source: torch.Tensor, queue: Queue) -> None:
-        """Queue a copy between pinned host memory and the device."""
+        """Queue a copy between pinned host memory and the device, or on the device."""
 
     @abstractmethod
     def hold(self, tensor: torch.Tensor, queue: Queue) -> None:
@@ -98,12 +112,40 @@ class DeviceStreams(ABC):
         """Make ``size`` bytes on the device that other processes can be shown."""
 
     @abstractmethod
+    def alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        """All bytes of a tensor's storage, as a tensor that does not keep them."""
+
+    @abstractmethod
     def lend(self, tensor: torch.Tensor) -> bytes:
-        """Say where such bytes are, for another process on this machine."""
+        """Say where all bytes of a tensor's storage are, for one process on this machine.
+
+        The token is good for as long as the tensor is kept.
+
+        Raises:
+            RuntimeError: Its memory cannot be shown.
+        """
 
     @abstractmethod
     def borrow(self, token: bytes) -> torch.Tensor:
-        """The bytes of another process, where they lie."""
+        """The bytes of another process, where they lie.
+
+        Raises:
+            RuntimeError: They cannot be seen from here.
+            OSError: The same, as the system says it.
+        """
+
+    @abstractmethod
+    def interprocess_event(self) -> InterprocessEvent:
+        """Make an event that other processes can be shown."""
+
+    @abstractmethod
+    def imported_event(self, handle: bytes) -> Event:
+        """Another process's event, for which :meth:`after` lets a queue wait.
+
+        Raises:
+            RuntimeError: It cannot be seen from here.
+            OSError: The same, as the system says it.
+        """
 
 
 class Order:

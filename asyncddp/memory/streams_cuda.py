@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
 
 import torch
-from torch.multiprocessing.reductions import reduce_tensor
 
-from asyncddp.memory.streams import DeviceStreams, Event, Queue
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from asyncddp.memory.streams import DeviceStreams, Event, InterprocessEvent, Queue
 
 __all__ = ["CudaStreams"]
 
@@ -25,6 +21,36 @@ class _CudaEvent:
         self.done: Callable[[], bool] = event.query
 
 
+class _CudaInterprocessEvent(_CudaEvent):
+    """An event with a handle of CUDA's."""
+
+    def __init__(
+        self,
+        event: torch.cuda.Event,
+        handle: bytes,
+        stream_of: Callable[[Queue], torch.cuda.Stream],
+    ) -> None:
+        super().__init__(event)
+        self.handle, self._stream_of = handle, stream_of
+
+    def record(self, queue: Queue) -> None:
+        """Record it."""
+        self.event.record(self._stream_of(queue))
+
+
+class _Bytes:
+    """Memory of a device as other libraries see it, which keeps nothing alive."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "data": (address, False),
+            "shape": (size,),
+            "typestr": "|u1",
+            "strides": None,
+            "version": 2,
+        }
+
+
 class CudaStreams(DeviceStreams):
     """Side streams of a CUDA device, beside whatever stream the caller uses.
 
@@ -35,7 +61,8 @@ class CudaStreams(DeviceStreams):
 
     References:
         PyTorch documentation, "CUDA semantics" (streams, pinned memory) and
-        ``torch.Tensor.record_stream``.
+        ``torch.Tensor.record_stream``. CUDA samples, ``simpleIPC``: handles of memory and of events
+        of several GPUs, each opened on the GPU of the process that waits and reads.
     """
 
     kind = "cuda"
@@ -91,14 +118,50 @@ class CudaStreams(DeviceStreams):
 
     def lendable(self, size: int) -> torch.Tensor:
         """Memory of the device."""
-        return torch.empty(size, dtype=torch.uint8, device=self.device)
+        with self.working(Queue.WORK):
+            return torch.empty(size, dtype=torch.uint8, device=self.device)
+
+    def alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The storage's bytes as a tensor of their own, by the CUDA array interface.
+
+        What is shown gets another deleter, and from then on ``record_stream`` passes over it in
+        silence: so it is the alias that is shown, never what a user holds.
+        """
+        storage = tensor.untyped_storage()
+        return torch.as_tensor(_Bytes(storage.data_ptr(), storage.nbytes()), device=self.device)
 
     def lend(self, tensor: torch.Tensor) -> bytes:
-        """A handle of CUDA's for memory between processes, as torch passes it to its workers."""
-        return pickle.dumps(reduce_tensor(tensor))  # type: ignore[no-untyped-call]
+        """A handle of CUDA's for memory between processes, as torch gives it to its workers.
+
+        torch counts one receiver for each token.
+        """
+        with self.working(Queue.IN):  # which is idle: the token's own event holds nobody up
+            shared = tensor.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
+        return pickle.dumps(shared[1:])
 
     def borrow(self, token: bytes) -> torch.Tensor:
-        """Open the handle, on the device of the same number."""
-        rebuild, arguments = pickle.loads(token)
-        found: torch.Tensor = rebuild(*arguments)
-        return found
+        """Open the handle on this device, which may be another one than that of the memory.
+
+        torch waits for its current stream when the tensor is dropped: drop it while IN works.
+        ``torch.multiprocessing`` would look for the place in a cache of its own, and might find
+        what lay there before, of another size.
+        """
+        with self.working(Queue.IN):
+            storage = torch.UntypedStorage._new_shared_cuda(  # type: ignore[no-untyped-call]
+                self.device.index, *pickle.loads(token)
+            )
+            return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
+
+    def interprocess_event(self) -> InterprocessEvent:
+        """An event without times, with its handle."""
+        with torch.cuda.device(self.device):
+            event = torch.cuda.Event(interprocess=True)  # type: ignore[no-untyped-call]
+            handle = event.ipc_handle()  # type: ignore[no-untyped-call]
+        return _CudaInterprocessEvent(event, handle, self._stream)
+
+    def imported_event(self, handle: bytes) -> Event:
+        """Open the handle on this device."""
+        event = torch.cuda.Event.from_ipc_handle(  # type: ignore[no-untyped-call]
+            self.device, handle
+        )
+        return _CudaEvent(event)

@@ -69,7 +69,7 @@ class RecordedStreams(DeviceStreams):
     def lendable(self, size):
         raise AssertionError("a staged wire shows nobody its device's memory")
 
-    lend = borrow = lendable
+    lend = borrow = alias = interprocess_event = imported_event = lendable
 
     def pinned(self, size):
         self.log.append(("pinned", size))

@@ -14,7 +14,6 @@ from asyncddp.engine.messages import Key
 from asyncddp.engine.operation import _in_order
 from asyncddp.engine.posting import Form, Posting
 from asyncddp.errors import MismatchError
-from asyncddp.memory import streams_cuda
 from asyncddp.memory.streams import Order, Queue, order_of, stand_in, streams_of
 from asyncddp.memory.streams_cuda import CudaStreams
 from asyncddp.memory.streams_host import HostStreams
@@ -253,23 +252,108 @@ def test_cuda_s_copies_do_not_block(cuda):
     assert len(cuda) == 3, "memory of the host has no stream"
 
 
-def rebuilt(*arguments):
-    """At the top of a module, as torch's own function is, since pickle carries its name."""
-    return torch.tensor(arguments)
+class Storage:
+    """Of a tensor on a GPU, as far as showing it to another process goes."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def data_ptr(self):
+        return 4711
+
+    def nbytes(self):
+        return 12
+
+    def _share_cuda_(self):
+        self.log.append("shown")
+        return 5, b"handle", 12, 0, b"counter", 3, b"event", True
 
 
 def test_cuda_s_memory_is_shown_to_other_processes_as_torch_shows_it(cuda, monkeypatch):
-    streams, shown = CudaStreams(torch.device("cuda", 0)), []
+    """The reader opens it on its own GPU, whatever number it has where it lies."""
+    streams, opened = CudaStreams(torch.device("cuda", 0)), []
 
-    def reduced(tensor):
-        shown.append(tensor)
-        return rebuilt, (4, 7, 1, 1)
+    class Tensor:
+        def untyped_storage(self):
+            return Storage(cuda)
 
-    monkeypatch.setattr(streams_cuda, "reduce_tensor", reduced)
-    buffer = torch.zeros(3)
-    token = streams.lend(buffer)
-    assert shown[0] is buffer
-    assert streams.borrow(token).tolist() == [4, 7, 1, 1]
+        def set_(self, storage):
+            return "all bytes of", storage
+
+    def found(*arguments):
+        opened.append(arguments)
+        return "storage"
+
+    monkeypatch.setattr(torch.UntypedStorage, "_new_shared_cuda", found)
+    monkeypatch.setattr(torch, "empty", lambda *_, **options: Tensor())
+    token = streams.lend(Tensor())
+    assert streams.borrow(token) == ("all bytes of", "storage")
+    assert opened == [(0, b"handle", 12, 0, b"counter", 3, b"event", True)]
+    assert cuda == [("entered", "in"), "shown", ("entered", "in")], "its own event holds nobody up"
+
+
+def test_what_a_user_holds_is_shown_by_an_alias(cuda, monkeypatch):
+    """Else record_stream would pass over it from then on."""
+    seen = []
+
+    class Tensor:
+        def untyped_storage(self):
+            return Storage(cuda)
+
+    def as_tensor(source, *, device):
+        seen.append((source.__cuda_array_interface__, device))
+        return "alias"
+
+    monkeypatch.setattr(torch, "as_tensor", as_tensor)
+    streams = CudaStreams(torch.device("cuda", 1))
+    assert streams.alias(Tensor()) == "alias"
+    ((described, device),) = seen
+    assert device == streams.device
+    assert (described["data"], described["shape"], described["typestr"]) == (
+        (4711, False),
+        (12,),
+        "|u1",
+    )
+
+
+def test_cuda_s_events_are_shown_without_being_recorded_first(cuda, monkeypatch):
+    """Their handle is taken on their own device, and opened on that of whoever waits."""
+
+    class Shared(FakeEvent):
+        def __init__(self, log, interprocess=False):
+            super().__init__(log)
+            assert interprocess
+
+        def ipc_handle(self):
+            self.log.append("handle")
+            return b"handle"
+
+        @staticmethod
+        def from_ipc_handle(device, handle):
+            event = FakeEvent(cuda)
+            event.place = device, handle
+            return event
+
+    def entered(device):
+        cuda.append(("on", device))
+        return nullcontext()
+
+    create = Shared
+    monkeypatch.setattr(torch.cuda, "device", entered)
+    monkeypatch.setattr(torch.cuda, "Event", lambda **flags: create(cuda, **flags))
+    torch.cuda.Event.from_ipc_handle = Shared.from_ipc_handle
+    streams = CudaStreams(torch.device("cuda", 0))
+    event = streams.interprocess_event()
+    assert event.handle == b"handle"
+    event.record(Queue.WORK)
+    streams.after(Queue.WORK, streams.imported_event(event.handle))
+    where = torch.device("cuda", 0)
+    assert cuda == [
+        ("on", where),
+        "handle",
+        ("record on", "work"),
+        ("work", "waits for", (where, b"handle")),
+    ]
 
 
 # mixed ranks
