@@ -13,15 +13,23 @@ __all__ = ["assert_result", "held", "mixed", "oracle", "summed"]
 
 
 def held(rank: int, shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """``X[rank]``: random values that every rank can compute of every other."""
+    """``X[rank]``: random values that every rank can compute of every other.
+
+    They are the same on every device, and lie on torch's default one, so that a test of tensors on
+    the host tests those on a GPU within ``with torch.device("cuda"):``.
+    """
+    return _drawn(rank, tuple(shape), dtype, seed).to(torch.get_default_device())
+
+
+def _drawn(rank: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(10_007 * seed + rank)
     if dtype == torch.bool:
-        return torch.rand(tuple(shape), generator=generator) < 0.3
+        return torch.rand(shape, generator=generator, device="cpu") < 0.3
     if dtype.is_floating_point or dtype.is_complex:
-        return torch.randn(tuple(shape), generator=generator, dtype=dtype)
+        return torch.randn(shape, generator=generator, dtype=dtype, device="cpu")
     limits = torch.iinfo(dtype)
     low, high = max(limits.min, -1000), min(limits.max, 1000)
-    return torch.randint(low, high + 1, tuple(shape), generator=generator, dtype=dtype)
+    return torch.randint(low, high + 1, shape, generator=generator, dtype=dtype, device="cpu")
 
 
 def oracle(

@@ -1,0 +1,126 @@
+"""Where cases of GPUs run: on one, or on one that is pretended."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import contextmanager, nullcontext
+
+import torch
+
+import asyncddp as bf
+from asyncddp.memory.streams import Queue
+from tests.gpu import pretended
+
+__all__ = ["GPU", "Place", "PretendedGPU"]
+
+_LONG = 4_000_000  # cycles, some 2 ms
+
+
+class Place(ABC):
+    """A device, and how a test makes it late. Each rank asks its own."""
+
+    @property
+    @abstractmethod
+    def device(self):
+        """This rank's device."""
+
+    @abstractmethod
+    def there(self):
+        """While entered, what this thread makes lies on the device, unless it says otherwise."""
+
+    @abstractmethod
+    def side(self):
+        """While entered, this thread queues its work on a stream of its own."""
+
+    @abstractmethod
+    def late(self, out, source):
+        """Write the values of a tensor on the host after a while, on the current stream."""
+
+    @abstractmethod
+    def busy(self):
+        """Keep the current stream busy for a while."""
+
+    @abstractmethod
+    def graph(self, compute):
+        """What does ``compute()`` again, captured as one graph where there are such."""
+
+    @abstractmethod
+    def ends(self):
+        """Wait for all that was queued."""
+
+
+class GPU(Place):
+    """The GPU that a rank takes: its number on the machine, around the visible ones."""
+
+    @property
+    def device(self):
+        return torch.device("cuda", bf.local_rank() % torch.cuda.device_count())
+
+    @contextmanager
+    def there(self):
+        with torch.cuda.device(self.device), torch.device(self.device):
+            yield
+
+    def side(self):
+        return torch.cuda.stream(torch.cuda.Stream(self.device))
+
+    def late(self, out, source):
+        source = source.pin_memory()
+        self.busy()
+        out.copy_(source, non_blocking=True)
+
+    def busy(self):
+        torch.cuda._sleep(_LONG)
+
+    def graph(self, compute):
+        """Warmed up as CUDA's graphs ask for; the ranks capture in turn, as threads must."""
+        with self.side():
+            compute()
+        self.ends()
+        captured = torch.cuda.CUDAGraph()
+        for turn in range(bf.size()):
+            bf.barrier()
+            if turn == bf.rank():
+                with torch.cuda.graph(captured, capture_error_mode="thread_local"):
+                    compute()
+        bf.barrier()
+        return captured.replay
+
+    def ends(self):
+        torch.cuda.synchronize(self.device)
+
+
+class PretendedGPU(Place):
+    """A GPU that is pretended, for ranks that are threads; see :mod:`tests.gpu.pretended`.
+
+    Args:
+        streams: Its streams.
+    """
+
+    def __init__(self, streams):
+        self._streams = streams
+
+    @property
+    def device(self):
+        return pretended.DEVICE
+
+    @contextmanager
+    def there(self):
+        with self._streams.working(Queue.CALLER), torch.device(self.device):
+            yield
+
+    def side(self):
+        return nullcontext()
+
+    def late(self, out, source):
+        self._streams.copy(out, source, Queue.CALLER)
+
+    def busy(self):
+        """Copies of the pretended GPU are late by themselves."""
+
+    def graph(self, compute):
+        return compute
+
+    def ends(self):
+        """Let the caller's queue end; others have nothing that a caller was not handed."""
+        self._streams.after(Queue.CALLER, self._streams.mark(Queue.CALLER))
