@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -19,6 +20,16 @@ hypothesis.settings.load_profile("patient")
 # A shell that starts the tests in the background lets them, and all that they start, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where there are to be several workers (``-n 2``), each takes whole groups of tests."""
+    if config.getoption("dist") != "load":
+        return None  # another way was asked for
+    from tests.support.distribution import Groups
+
+    return Groups(config, log)
 
 
 @pytest.fixture(scope="session", params=parameters(WORLDS))

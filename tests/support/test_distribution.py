@@ -1,0 +1,179 @@
+"""How the suite is shared among workers: groups stay whole, and every test runs once."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support import run_to_end
+from tests.support.marks import parameters
+from tests.support.processes import REPO
+from tests.support.worlds import WORLDS
+
+pytest.importorskip("xdist", reason="pytest-xdist is not installed: pip install pytest-xdist")
+
+from tests.support.distribution import HOSTS, RANKS, Groups, group_of, place_of
+
+SUITE = [
+    *(f"tests/mpi/test_a.py::test_verbs[{name}-ring-{k}]" for name in RANKS for k in range(4)),
+    *(f"tests/unit/test_b.py::test_{k}[loopback-4]" for k in range(9)),
+    "tests/unit/test_c.py::test_alone",
+    "tests/docs/test_pages.py::test_page[a]",
+    "tests/hosts/test_d.py::test_two_hosts",
+]
+
+INNER = """
+import os
+import pytest
+
+@pytest.mark.parametrize("world", ["mpi-2", "mpi-4", "shared_memory-2"])
+@pytest.mark.parametrize("number", range(3))
+def test_on(world, number):
+    with open("runs", "a") as file:
+        print(world, number, os.environ.get("PYTEST_XDIST_WORKER"), file=file)
+    assert (world, number) != ("mpi-4", 1)
+"""
+CONFTEST = f"""
+def pytest_xdist_make_scheduler(config, log):
+    import sys
+    sys.path.append({str(REPO)!r})
+    from tests.conftest import pytest_xdist_make_scheduler as make
+    return make(config, log)
+"""
+
+
+class Worker:
+    """What the scheduler sees of a worker; ``todo`` are the numbers of the tests it was given."""
+
+    def __init__(self, name):
+        self.gateway = SimpleNamespace(id=name)
+        self.shutting_down = False
+        self.todo = []
+
+    def send_runtest_some(self, indices):
+        self.todo += indices
+
+    def shutdown(self):
+        self.shutting_down = True
+
+
+@pytest.fixture
+def two(monkeypatch):
+    """Two workers that have been given their first tests."""
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    option = SimpleNamespace(loadscopereorder=True)
+    config = SimpleNamespace(option=option, getvalue=lambda name: {"tx": ["2*popen"]}[name])
+    return started(Groups(config), Worker("a"), Worker("b"))
+
+
+def started(groups, *workers):
+    for worker in workers:
+        groups.add_node(worker)
+        groups.add_node_collection(worker, SUITE)
+    groups.schedule()
+    return groups, workers
+
+
+def at_work(worker):
+    return group_of(SUITE[worker.todo[0]]) if worker.todo else None
+
+
+def work(groups, workers):
+    """Let each worker run a test in turn; gives what both were at, step by step, and all tests."""
+    steps, done = [], []
+    while any(worker.todo for worker in workers):
+        steps.append([at_work(worker) for worker in workers])
+        for worker in workers:
+            if worker.todo:
+                done.append(SUITE[worker.todo[0]])
+                groups.mark_test_complete(worker, worker.todo.pop(0))
+    return steps, done
+
+
+def test_every_test_on_processes_is_in_the_group_of_its_world(request):
+    """The names that are all a scheduler sees tell what the tests themselves say."""
+    for item in request.session.items:
+        world = getattr(item, "callspec", None) and item.callspec.params.get("world")
+        if world in RANKS:
+            assert group_of(item.nodeid) == world
+        if item.get_closest_marker("hosts"):
+            assert group_of(item.nodeid) == HOSTS
+
+
+@pytest.mark.parametrize(("name", "in_group"), [("mpi-2", True), ("loopback-2", False)])
+def test_a_world_of_processes_is_a_group_wherever_its_name_stands(name, in_group):
+    assert [one.id for one in parameters([name])] == [name]
+    for test in (f"t.py::test[{name}]", f"t.py::test[a-{name}-b]", f"t.py::test[a-{name}]"):
+        assert group_of(test) == (name if in_group else "t.py")
+    assert group_of(f"t.py::test[{name}0]") == group_of(f"t.py::test[x{name}]") == "t.py"
+
+
+def test_long_groups_come_first():
+    groups = ["tests/unit/test_b.py", "tests/docs/test_pages.py", HOSTS, "mpi-2", "mpi-4"]
+    assert sorted(groups, key=place_of) == groups[::-1]
+    assert set(RANKS) < set(WORLDS)
+
+
+def test_every_test_runs_once_and_groups_stay_whole(two):
+    groups, workers = two
+    steps, done = work(groups, workers)
+    assert sorted(done) == sorted(SUITE)
+    assert groups.tests_finished
+    assert all(worker.shutting_down for worker in workers)
+    assert not {step[0] for step in steps} & {step[1] for step in steps} - {None}
+
+
+def test_ranks_of_two_worlds_wait_for_each_other_while_there_is_something_else(two):
+    """On two processors; the last worlds may run side by side rather than leave a worker idle."""
+    seen = set()
+    for step in work(*two)[0]:
+        if set(step) <= set(RANKS):
+            assert seen >= {group_of(test) for test in SUITE} - set(RANKS)
+        seen.update(step)
+
+
+def test_another_worker_takes_over_what_a_dead_one_has_left(two):
+    groups, (first, second) = two
+    crashed = groups.remove_node(first)
+    assert crashed == SUITE[first.todo[0]]
+    _, done = work(groups, [second])
+    assert sorted(done) == sorted(SUITE)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A suite of its own that two workers have shared."""
+    made = tmp_path_factory.mktemp("shared")
+    (made / "conftest.py").write_text(CONFTEST, encoding="utf-8")
+    (made / "test_inner.py").write_text(INNER, encoding="utf-8")
+    done = run_inner(made, "-n", "2")
+    assert done.code == pytest.ExitCode.TESTS_FAILED, done
+    assert "1 failed, 8 passed" in done.stdout, done
+    return made
+
+
+def run_inner(folder, *options):
+    command = [sys.executable, "-m", "pytest", f"--rootdir={folder}", "-c", "/dev/null"]
+    return run_to_end([*command, *options], cwd=folder, timeout=90)
+
+
+def runs(folder):
+    return [line.split() for line in (folder / "runs").read_text().splitlines()]
+
+
+def test_a_worker_has_all_tests_of_a_world(folder):
+    found = runs(folder)
+    workers = {(world, worker) for world, _, worker in found}
+    assert {worker for _, worker in workers} == {"gw0", "gw1"}
+    assert len(workers) == 3
+    assert len(found) == 9
+
+
+def test_what_failed_among_workers_is_run_again_without_them(folder):
+    """A second try takes just that, by the name that it has everywhere."""
+    (folder / "runs").unlink()
+    done = run_inner(folder, "--last-failed", "--last-failed-no-failures", "none", "-v")
+    assert runs(folder) == [["mpi-4", "1", "None"]], done
+    assert "test_inner.py::test_on[1-mpi-4] FAILED" in done.stdout
