@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from asyncddp.config import Config
+from asyncddp.context.launched import launched_as
 from asyncddp.errors import PeerError, PeerLeftError
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def end_run(error: BaseException) -> NoReturn:
             traceback.
     """
     context = _Watched.context
-    rank, size = (context.rank, context.size) if context else _launched_as()
+    rank, size = (context.rank, context.size) if context else launched_as(os.environ)
     code = exit_code(error)
     quiet = isinstance(error, (SystemExit, KeyboardInterrupt))
     text = "" if quiet else "".join(traceback.format_exception(error))
@@ -90,19 +91,6 @@ def end_run(error: BaseException) -> NoReturn:
         time.sleep(0.1)  # lets the launcher forward what was just written
         context.transport.abort(code)
     os._exit(code)
-
-
-def _launched_as() -> tuple[int, int]:
-    """Rank and size as the launcher set them in the environment, for errors before ``init``."""
-    pairs = (
-        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        ("PMI_RANK", "PMI_SIZE"),
-        ("SLURM_PROCID", "SLURM_NTASKS"),
-    )
-    for rank, size in pairs:
-        if rank in os.environ and size in os.environ:
-            return int(os.environ[rank]), int(os.environ[size])
-    return 0, 1
 
 
 def _leave_report(rank: int, code: int, kind: str, message: str, trace: str) -> None:

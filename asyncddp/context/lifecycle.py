@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 
 from asyncddp.config import Config
 from asyncddp.context import failure
 from asyncddp.context.context import Context, activate, current, in_local_world, is_initialized
+from asyncddp.context.launched import check_size
 from asyncddp.context.topologies import Topology
 from asyncddp.errors import PeerError
 from asyncddp.transport.routes import open_world
@@ -47,7 +49,8 @@ def init(
         TopologyError: The topology does not fit the number of ranks.
         UnknownNameError: No transport has that name.
         ArgumentError: The timeline cannot be written where it shall be.
-        EnvironmentProblem: The wire cannot be used on this machine; the message says why.
+        EnvironmentProblem: The wire cannot be used on this machine, or the MPI library knows of one
+            rank where the launcher has started several; the message says why.
         MismatchError: ``ASYNCDDP_DEVICE_WIRES`` is set, and some ranks see GPUs and others none.
 
     Example:
@@ -66,7 +69,10 @@ def init(
             ranks_per_machine=ranks_per_machine,
             timeline=timeline,
         )
-        context = Context(open_world(config.transport), config)
+        wire = open_world(config.transport)
+        if config.transport != "loopback":
+            check_size(wire.size, os.environ)
+        context = Context(wire, config)
         activate(context)
         failure.watch(context)
         atexit.register(_leave, context)
