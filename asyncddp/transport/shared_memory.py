@@ -13,7 +13,9 @@ from asyncddp.memory.shared import Arena, Place
 from asyncddp.transport.contract import Neighborhood, Transfer, Transport
 from asyncddp.transport.mpi import MPITransport
 from asyncddp.transport.mpi_library import MPI
-from asyncddp.transport.shared_sum import LEAST, Board, SharedSum
+from asyncddp.transport.shared_board import LEAST, Board
+from asyncddp.transport.shared_reduce_scatter import SharedReduceScatter
+from asyncddp.transport.shared_sum import SharedSum
 
 __all__ = ["SharedMemoryTransport"]
 
@@ -69,12 +71,28 @@ class SharedMemoryTransport(MPITransport):
         divisor: int | None = None,
     ) -> Transfer:
         """Sum through shared memory what is large, where all ranks see it."""
-        if self._board is None or tensor.nbytes < LEAST or tensor.dtype == torch.bool:
+        board = self._board_for(tensor)
+        if board is None:
             return super().iallreduce(tensor, out, divisor)
+        into = tensor if out is None else out
+        return SharedSum(board, tensor, into, divisor, self._break)
+
+    def ireduce_scatter(
+        self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
+    ) -> Transfer:
+        """Sum through shared memory what is large, where all ranks see it."""
+        board = self._board_for(tensor)
+        if board is None:
+            return super().ireduce_scatter(tensor, out, divisor)
+        return SharedReduceScatter(board, tensor, out, divisor, self._break)
+
+    def _board_for(self, tensor: torch.Tensor) -> Board | None:
+        """Where a tensor is summed through shared memory; None where that is not the way."""
+        if self._board is None or tensor.nbytes < LEAST or tensor.dtype == torch.bool:
+            return None
         if self.broken:
             raise PeerError(f"collectives cannot go on: {self.broken}. End and restart the run.")
-        into = tensor if out is None else out
-        return SharedSum(self._board, tensor, into, divisor, self._break)
+        return self._board
 
     def _break(self) -> None:
         self.broken = "an earlier collective was given up while some ranks had not joined it"

@@ -435,6 +435,27 @@ def test_several_collectives_may_be_under_way(world):
     assert world.run_bare(several_at_once) == [expected] * n
 
 
+def several_large_at_once(wire):
+    """Sums of many pieces, of which the last is waited for first."""
+    parts = [torch.arange(200_000.0) + rank for rank in range(wire.size)]
+    total = torch.stack(parts).sum(dim=0)
+    for number in range(3):
+        whole = torch.empty(200_000)
+        part = torch.empty(200_000 // wire.size)
+        under_way = [
+            wire.iallreduce(parts[wire.rank], whole),
+            wire.ireduce_scatter(parts[wire.rank], part),
+            wire.iallreduce(parts[wire.rank] * number),
+        ]
+        finish_all(wire, reversed(under_way))
+        torch.testing.assert_close(whole, total)
+        torch.testing.assert_close(part, total.view(wire.size, -1)[wire.rank])
+
+
+def test_several_large_sums_may_be_under_way(world):
+    world.run_bare(several_large_at_once)
+
+
 # groups
 
 

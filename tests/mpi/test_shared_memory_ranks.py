@@ -78,6 +78,39 @@ def test_sums_over_three_ranks(three):
     assert_alike(three.run(sums, torch.float32))
 
 
+def parts_of_sums(dtype):
+    """Parts of sums of all sizes, in turn with sums, whose slots they use."""
+    n, rank = bf.size(), bf.rank()
+    assert bf.current().transport._board is not None
+    columns = PIECE // (n * dtype.itemsize)
+    least = -(-(1 << 16) // (n * dtype.itemsize))
+    for number, count in enumerate(
+        (least - 1, least, columns - 1, columns, columns + 1, 5 * columns - 3, 6 * columns + 2)
+    ):
+
+        def of(rank, number=number, count=count):
+            return held(rank, (n * count,), dtype, seed=number)
+
+        x, want = of(rank), summed(range(n), of)
+        mine, part = x.view(n, -1)[rank], want.view(n, -1)[rank]
+        check(bf.reduce_scatter(x, average=False), mine, part)
+        assert torch.equal(x, of(rank))
+        if dtype != torch.int64:
+            check(bf.reduce_scatter(x), mine, part / n)
+        check(bf.allreduce(x, average=False), x, want)
+
+
+@NEAR
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex128], ids=str)
+def test_parts_of_sums_of_large_tensors(world, dtype):
+    world.run(parts_of_sums, dtype)
+
+
+@pytest.mark.mpi(3)
+def test_parts_of_sums_over_three_ranks(three):
+    three.run(parts_of_sums, torch.float32)
+
+
 def integers():
     for k in range(3):
         for dtype in (torch.int64, torch.int8, torch.bool):
