@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -16,12 +16,14 @@ import click
 from asyncddp.launch.doctor import Finding
 from asyncddp.launch.doctor.machine_findings import gpus, machine_findings, mixed_devices
 from asyncddp.launch.doctor.mpi_findings import cuda_awareness, find_launcher, library_findings
-from asyncddp.launch.doctor.package_findings import package_findings
+from asyncddp.launch.doctor.package_findings import package_findings, torch_cuda
+from asyncddp.launch.doctor.self_test import self_test, self_test_finding
 from asyncddp.launch.options import where_options
 
 __all__ = ["doctor_command"]
 
 _MARK = "asyncddp-probe: "
+_VERDICT = "asyncddp run: "
 _PATIENCE = 120.0  # seconds for importing torch and starting MPI on a slow file system
 
 
@@ -31,14 +33,16 @@ _PATIENCE = 120.0  # seconds for importing torch and starting MPI on a slow file
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @where_options
+@click.option("--check", is_flag=True, help="Try each wire out: 2 ranks, or those of -np or hosts.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def doctor_command(as_json: bool, **where: Any) -> None:
+def doctor_command(check: bool, as_json: bool, **where: Any) -> None:
     """Show what this machine has for training on many ranks, and what is missing.
 
-    With -np or hosts it also starts ranks there and shows what carries tensors between them. Ends
-    with 1 where something is missing without which ranks cannot run.
+    With -np or hosts it also starts ranks there and shows what carries tensors between them. With
+    --check it has ranks call every verb over each wire. Ends with 1 where something is missing
+    without which ranks cannot run, and where a wire fails.
     """
-    report = _examine(where)
+    report = _examine(where, check=check)
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
@@ -47,7 +51,7 @@ def doctor_command(as_json: bool, **where: Any) -> None:
     sys.exit(int(bad))
 
 
-def _examine(where: dict[str, Any]) -> dict[str, Any]:
+def _examine(where: dict[str, Any], *, check: bool) -> dict[str, Any]:
     """Everything that is known, as plain data."""
     environment = dict(os.environ)
     found_gpus = gpus()
@@ -63,17 +67,25 @@ def _examine(where: dict[str, Any]) -> dict[str, Any]:
     ]
     report: dict[str, Any] = {"routes": answer.get("routes", []), "pairs": [], "ranks": []}
     report["device_wires"] = answer.get("device_wires", [])
-    if launcher is not None and any(where[key] for key in ("num_proc", "hosts", "hostfile")):
-        there = _ask([sys.executable, "-m", "asyncddp", "run", *_options(where), *_PROBE])
+    report["self_test"] = []
+    given = any(where[key] for key in ("num_proc", "hosts", "hostfile"))
+    if launcher is not None and given:
+        there = _on_ranks([*_options(where), *_PROBE])
         if "ranks" in there:
             report.update(ranks=there["ranks"], pairs=there["routes"])
             findings += mixed_devices(there["ranks"])
         else:
             findings.insert(1, _no_ranks(there["mpi"]["problem"]))
+    if launcher is not None and check:
+        there_are = _options(where if given else {**where, "num_proc": _CHECKED_RANKS})
+        has_gpus = bool(found_gpus) and torch_cuda() is not None
+        report["self_test"] = self_test(_on_ranks, there_are, has_gpus=has_gpus)
+        findings.append(self_test_finding(report["self_test"]))
     report["findings"] = [dataclasses.asdict(finding) for finding in findings]
     return report
 
 
+_CHECKED_RANKS = 2
 _PROBE = ("-m", "asyncddp.launch.probe", "ranks")
 
 
@@ -88,8 +100,21 @@ def _options(where: dict[str, Any]) -> list[str]:
     return [word for n, v in given.items() for word in (f"--{n.replace('_', '-')}", str(v))]
 
 
-def _ask(command: Sequence[str]) -> dict[str, Any]:
-    """What the probe says; its silence is a ``problem`` too."""
+def _on_ranks(
+    words: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    patience: float = _PATIENCE,
+) -> dict[str, Any]:
+    """What ``asyncddp run`` with these words says."""
+    return _ask([sys.executable, "-m", "asyncddp", "run", *words], environment, patience)
+
+
+def _ask(
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    patience: float = _PATIENCE,
+) -> dict[str, Any]:
+    """What a program of ours says on its marked line; its silence is a ``problem`` too."""
     try:
         answer = subprocess.run(
             list(command),
@@ -97,18 +122,20 @@ def _ask(command: Sequence[str]) -> dict[str, Any]:
             text=True,
             errors="replace",
             stdin=subprocess.DEVNULL,
-            timeout=_PATIENCE,
+            timeout=patience,
+            env=environment,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return {"mpi": {"problem": f"no answer in {_PATIENCE:.0f} s from {' '.join(command)}"}}
+        return {"mpi": {"problem": f"no answer in {patience:.0f} s from {' '.join(command)}"}}
     for line in answer.stdout.splitlines():
         _, mark, data = line.partition(_MARK)
         if mark:
             said: dict[str, Any] = json.loads(data)
             return said
-    last = answer.stderr.strip().splitlines()[-1:] or [f"exit code {answer.returncode}"]
-    return {"mpi": {"problem": last[0]}}
+    said_last = answer.stderr.strip().splitlines()[-1:] or [f"exit code {answer.returncode}"]
+    verdicts = [line for line in answer.stderr.splitlines() if line.startswith(_VERDICT)]
+    return {"mpi": {"problem": (verdicts or said_last)[0].removeprefix(_VERDICT)}}
 
 
 def _show(report: dict[str, Any]) -> None:
@@ -123,3 +150,4 @@ def _show(report: dict[str, Any]) -> None:
     show_rows(console, "Wires for tensors on GPUs", report["device_wires"])
     show_rows(console, "Ranks", report["ranks"])
     show_rows(console, "What carries a tensor between these ranks", report["pairs"])
+    show_rows(console, "Self-test", report["self_test"])

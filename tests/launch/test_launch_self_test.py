@@ -1,0 +1,136 @@
+"""``asyncddp doctor --check``: what it starts, what it says of it, and that it can fail."""
+
+import json
+import os
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from asyncddp.launch.cli import main
+from asyncddp.launch.doctor import self_test as doctor
+from asyncddp.self_test import CHECKS, checks, problems
+from asyncddp.self_test.checks import Case
+from asyncddp.testing import LoopbackWorld
+from asyncddp.transport import DEVICE_WIRES
+
+CPU = torch.device("cpu")
+GOOD = {"ranks": 2, "checks": 11, "problems": [], "device_wire": "cuda_staged", "refused": {}}
+
+
+class Ranks:
+    """Answers in place of ranks, by the wire that was asked for; notes what was started."""
+
+    def __init__(self, **answers):
+        self.answers, self.started = answers, []
+
+    def __call__(self, words, environment, seconds):
+        device = words[-1]
+        name = "ASYNCDDP_TRANSPORT" if device == "cpu" else "ASYNCDDP_DEVICE_WIRES"
+        wire = environment[name]
+        self.started.append((wire, list(words), environment, seconds))
+        return {**GOOD, "device_wire": wire, **self.answers.get(wire, {})}
+
+
+def rows(has_gpus=False, **answers):
+    return {
+        row["wire"]: row
+        for row in doctor.self_test(Ranks(**answers), ["--num-proc", "2"], has_gpus=has_gpus)
+    }
+
+
+def test_the_wires_are_those_of_the_library():
+    assert set(doctor.DEVICE_WIRES) == set(DEVICE_WIRES)
+
+
+def test_each_wire_is_tried_by_ranks_of_its_own_in_bounded_time():
+    ranks = Ranks()
+    doctor.self_test(ranks, ["--num-proc", "2"], has_gpus=True)
+    assert [wire for wire, *_ in ranks.started] == [*doctor.HOST_WIRES, *doctor.DEVICE_WIRES]
+    for wire, words, environment, seconds in ranks.started:
+        device = "cpu" if wire in doctor.HOST_WIRES else "cuda"
+        assert words == [
+            "--num-proc", "2", "--timeout", "100", "-m", "asyncddp.self_test", device,
+        ]  # fmt: skip
+        assert environment["PATH"] == os.environ["PATH"]
+        assert environment["ASYNCDDP_TIMEOUT"] == "30"
+        assert seconds > doctor.LIMIT, "the launcher speaks before it is given up"
+
+
+def test_without_gpus_their_wires_are_not_run_and_that_is_no_failure():
+    found = rows()
+    assert {found[wire]["result"] for wire in doctor.HOST_WIRES} == {"passed"}
+    assert {found[wire]["result"] for wire in doctor.DEVICE_WIRES} == {"not run"}
+    finding = doctor.self_test_finding(list(found.values()))
+    assert (finding.level, finding.value) == ("good", "passed: shared_memory, mpi")
+
+
+def test_a_wire_that_the_ranks_cannot_take_is_not_run_and_says_why():
+    shared = {"device_wire": "cuda_staged", "refused": {"nccl": "rank 0 and rank 1 share one GPU"}}
+    row = rows(has_gpus=True, nccl=shared)["nccl"]
+    assert (row["result"], row["what"]) == ("not run", "rank 0 and rank 1 share one GPU")
+
+
+@pytest.mark.parametrize(
+    ("answer", "what"),
+    [
+        ({"problems": ["allreduce: wrong"]}, "allreduce: wrong"),
+        ({"problems": ["a", "b", "c"]}, "a (and 2 more)"),
+    ],
+)
+def test_wrong_values_are_a_failure(answer, what):
+    found = rows(mpi=answer)
+    assert (found["mpi"]["result"], found["mpi"]["what"]) == ("failed", what)
+    finding = doctor.self_test_finding(list(found.values()))
+    assert (finding.level, finding.value) == ("bad", "failed: mpi")
+    assert "-m asyncddp.self_test cpu" in finding.advice
+
+
+def test_ranks_that_do_not_answer_are_a_failure_with_their_words():
+    def silent(words, environment, seconds):
+        return {"mpi": {"problem": "rank 1 on h2 was killed by signal 9 (SIGKILL)"}}
+
+    found = doctor.self_test(silent, [], has_gpus=False)
+    assert found[0]["result"] == "failed"
+    assert "signal 9" in found[0]["what"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_check_passes_on_any_number_of_ranks(size):
+    assert LoopbackWorld(size).run(lambda: problems(CPU)) == [[]] * size
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_every_check_sees_a_wrong_value(name, monkeypatch):
+    """Ranks that hold something else than they should fail each check."""
+    monkeypatch.setattr(checks, "_COUNTS", {"cpu": (6,)})
+    monkeypatch.setattr(checks, "CHECKS", {name: CHECKS[name]})
+    monkeypatch.setattr(Case, "own", lambda case: case.of(case.rank).float() + 1)
+    for found in LoopbackWorld(3).run(lambda: problems(CPU)):
+        lonely = name == "pair_gossip" and not found  # the odd one out has no partner
+        assert lonely or found[0].startswith(f"{name} of 6 elements on rank")
+    monkeypatch.setattr(Case, "own", lambda case: case.of(case.rank).float() * float("nan"))
+    assert any(LoopbackWorld(3).run(lambda: problems(CPU))), "a NaN is wrong, too"
+
+
+@pytest.mark.timeout(300)
+def test_doctor_check_runs_both_wires_of_the_host(run):
+    shown = CliRunner().invoke(main, ["doctor", "--check", "--json"])
+    report = json.loads(shown.output)
+    results = {row["wire"]: row["result"] for row in report["self_test"]}
+    assert (results["shared_memory"], results["mpi"]) == ("passed", "passed"), report["self_test"]
+    assert shown.exit_code == 0
+    (finding,) = (one for one in report["findings"] if one["section"] == "Self-test")
+    assert finding["level"] == "good"
+
+
+@pytest.mark.timeout(300)
+def test_doctor_check_ends_with_1_where_a_wire_fails(run, monkeypatch):
+    """Ranks that are started anew see this and cannot begin."""
+    monkeypatch.setattr(doctor, "HOST_WIRES", ("no_such_wire",))
+    shown = CliRunner().invoke(main, ["doctor", "--check", "--json"])
+    report = json.loads(shown.output)
+    (row,) = (row for row in report["self_test"] if row["device"] == "cpu")
+    assert row["result"] == "failed"
+    assert "no_such_wire" in row["what"]
+    assert shown.exit_code == 1
