@@ -164,7 +164,7 @@ fill_environment() {
 check_foreign() {
     local -a modules=(click matplotlib mpi4py networkx sklearn torch)
     local missing
-    [[ $1 != dev ]] || modules+=(furo hypothesis importlinter mypy myst_parser pytest ruff sphinx)
+    [[ $1 != dev ]] || modules+=(furo hypothesis importlinter mypy myst_parser pytest ruff sphinx xdist)
     missing=$("$venv/bin/python" - "${modules[@]}" <<'PYTHON'
 import importlib.util, sys
 print(*(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))
