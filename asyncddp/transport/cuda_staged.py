@@ -21,7 +21,7 @@ from asyncddp.transport.staged_pieces import Plan, Staged
 __all__ = ["CudaStaged", "on_device"]
 
 _PIECE = 1 << 22  # bytes; the same on all ranks
-_LARGEST_ITEM = 16
+_UNIT = 64  # bytes: whole elements of every dtype, and where parts of a buffer begin
 
 
 class CudaStaged(Transport):
@@ -121,7 +121,7 @@ class CudaStaged(Transport):
     def ireduce_scatter(
         self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
     ) -> Transfer:
-        """Sum all at once."""
+        """Sum the same columns of all parts, piece by piece."""
         dtype = tensor.dtype
         return self._collective(
             as_bytes(tensor),
@@ -129,7 +129,7 @@ class CudaStaged(Transport):
             lambda given, taken: self.base.ireduce_scatter(
                 given.view(dtype), taken.view(dtype), divisor
             ),
-            whole=True,
+            parts=self.size,
         )
 
     def ibroadcast(self, tensor: torch.Tensor, root: int) -> Transfer:
@@ -164,13 +164,14 @@ class CudaStaged(Transport):
         carry: Callable[[torch.Tensor, torch.Tensor], Transfer],
         *,
         whole: bool = False,
+        parts: int = 0,
     ) -> Transfer:
         if self._broken:
             raise PeerError(
                 "collectives cannot go on: an earlier collective was given up while some ranks had "
                 "not joined it. End and restart the run."
             )
-        return self._start(read, write, carry, "collective", whole=whole)
+        return self._start(read, write, carry, "collective", whole=whole, parts=parts)
 
     def _start(
         self,
@@ -181,6 +182,7 @@ class CudaStaged(Transport):
         *,
         whole: bool = False,
         leaves: bool = False,
+        parts: int = 0,
     ) -> Transfer:
         streams = self.streams
         earlier = streams.mark(Queue.WORK)
@@ -188,8 +190,9 @@ class CudaStaged(Transport):
             if tensor is not None:
                 streams.after(queue, earlier)
                 streams.hold(tensor, queue)
-        step = 0 if whole else max(_LARGEST_ITEM, _PIECE - _PIECE % _LARGEST_ITEM)
-        plan = Plan(read, write, step, carry, line, leaves)
+        step = _PIECE // (parts + 1)  # what is read and what is written share a buffer
+        step = 0 if whole else max(_UNIT, step - step % _UNIT)
+        plan = Plan(read, write, step, carry, line, leaves, parts)
         staged = _Watched(plan, self)
         self._active.append(staged)
         self.drive()

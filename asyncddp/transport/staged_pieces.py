@@ -51,11 +51,14 @@ class Plan(NamedTuple):
     Attributes:
         read: Bytes on the device that are read, flat; None where nothing is.
         write: Bytes on the device that are written, flat; None where nothing is.
-        step: Bytes of a piece; 0 for all at once, read and written in memory of their own.
+        step: Bytes of a piece, or of a piece's columns; 0 for all at once, read and written in
+            memory of their own.
         carry: Starts what the wire does with a piece: takes the bytes that were read and those that
             are written next, in pinned memory; the same bytes where there are several pieces.
         line: Transfers of one line are carried one after the other.
         leaves: Whether it goes on where it is abandoned, since its receiver counts on it.
+        parts: Into how many equal parts what is read is cut, where a piece is the same columns of
+            each, and is written as one such part; 0 where pieces lie one behind the other.
     """
 
     read: torch.Tensor | None
@@ -64,6 +67,7 @@ class Plan(NamedTuple):
     carry: Callable[[torch.Tensor, torch.Tensor], Transfer]
     line: Hashable
     leaves: bool = False
+    parts: int = 0
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -81,22 +85,33 @@ class Plan(NamedTuple):
     @property
     def pieces(self) -> int:
         """How many pieces there are; nothing is one piece as well."""
-        return max(1, -(-self.sizes[0] // self.step)) if self.step else 1
+        return max(1, -(-self.width // self.step)) if self.step else 1
+
+    @property
+    def width(self) -> int:
+        """Bytes of what is cut into pieces: of a part, or of all."""
+        return self.sizes[0] // (self.parts or 1)
+
+    @property
+    def apart(self) -> bool:
+        """Whether a piece is read and written in memory of its own each."""
+        return self.step == 0 or self.parts > 0
 
 
 class _Piece:
     """A piece under way, in its buffer."""
 
     def __init__(self, plan: Plan, number: int, pool: PinnedPool) -> None:
-        read, written = plan.sizes
+        rows, width = plan.parts or 1, plan.width
         self.number, self.start = number, number * plan.step
-        given = min(plan.step, read - self.start) if plan.step else read
-        apart = plan.step == 0
-        offset = -(-given // _ALIGNMENT) * _ALIGNMENT if apart else 0
-        taken = written if apart else given
-        self.buffer = pool.take(_room(offset + taken))
+        columns = min(plan.step, width - self.start) if plan.step else width
+        given = rows * columns
+        offset = -(-given // _ALIGNMENT) * _ALIGNMENT if plan.apart else 0
+        taken = columns if plan.step else plan.sizes[1]
+        self.buffer = pool.take(_room(max(given, offset + taken)))
         self.given = self.buffer[:given]
         self.taken = self.buffer[offset : offset + taken]
+        self.rows = self.given.view(rows, columns)
         self.stage = -1
         self.waits: Event | Transfer | None = None
 
@@ -206,16 +221,18 @@ class Staged:
             self.carried += 1
             piece.waits = self._on_the_wire[piece.number] = plan.carry(piece.given, piece.taken)
         elif stage is Stage.READ and plan.read is not None:
-            source = plan.read[piece.start : piece.start + piece.given.nbytes]
-            piece.waits = self._copied(piece.given, source, Queue.OUT)
+            for number, row in enumerate(piece.rows):
+                start = number * plan.width + piece.start
+                self._copy(row, plan.read[start : start + row.nbytes], Queue.OUT)
+            piece.waits = self._streams.mark(Queue.OUT)
         elif plan.write is not None:
             out = plan.write[piece.start : piece.start + piece.taken.nbytes]
-            piece.waits = self._copied(out, piece.taken, Queue.IN)
+            self._copy(out, piece.taken, Queue.IN)
+            piece.waits = self._streams.mark(Queue.IN)
 
-    def _copied(self, out: torch.Tensor, source: torch.Tensor, queue: Queue) -> Event:
+    def _copy(self, out: torch.Tensor, source: torch.Tensor, queue: Queue) -> None:
         if out.nbytes:
             self._streams.copy(out, source, queue)
-        return self._streams.mark(queue)
 
 
 def _room(size: int) -> int:

@@ -17,6 +17,7 @@ from tests.conformance import test_handles as handles
 from tests.conformance import test_mismatches as mismatches
 from tests.conformance import test_neighbor_allgather as gathering
 from tests.conformance import test_neighbor_allreduce as neighbors
+from tests.conformance import test_reduce_scatter as scattering
 from tests.conformance import test_transports as transports
 from tests.support.oracle import SHAPES
 from tests.support.staged import StagedWorld
@@ -44,6 +45,7 @@ def four():
         transports.messages_in_order,
         transports.by_tag_backwards,
         transports.several_at_once,
+        transports.several_large_at_once,
         transports.splits,
         transports.closes_twice,
         transports.broadcasts,
@@ -61,7 +63,7 @@ def test_transfers_of_one_tag_keep_their_order(world):
 
 
 def test_bytes_arrive_exactly_at_all_sizes_around_a_piece(world):
-    world.run_bare(transports.around_pieces, [0, 1, 991, 992, 993, 1984, 1985, 20_000])
+    world.run_bare(transports.around_pieces, [0, 1, 959, 960, 961, 1920, 1921, 20_000])
 
 
 def test_collectives_are_exact_at_all_sizes_around_a_piece(world):
@@ -124,11 +126,20 @@ def test_sums_broadcasts_and_gathers_of_every_shape(world, dtype):
     world.run(collectives.sums, dtype)
     world.run(collectives.broadcasts, dtype)
     world.run(collectives.gathers, dtype)
+    world.run(scattering.sums, dtype)
 
 
 @pytest.mark.parametrize("dtype", AVERAGING, ids=str)
-def test_allreduce_averages(world, dtype):
+def test_averages_over_all_ranks(world, dtype):
     world.run(collectives.averages, dtype)
+    world.run(scattering.averages, dtype)
+
+
+@pytest.mark.parametrize(
+    "case", [scattering.into_out, scattering.into_itself], ids=lambda case: case.__name__
+)
+def test_where_a_part_of_a_sum_goes(four, case):
+    four.run(case)
 
 
 @pytest.mark.parametrize("verb", forms.TENSOR_VERBS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
 import torch
@@ -192,6 +193,31 @@ def test_the_number_of_pieces(size, step, pieces):
     assert Plan(side, None, step, lambda *_: None, "line").pieces == pieces
 
 
+def test_a_piece_of_several_parts_is_the_same_columns_of_each():
+    """Three parts of a hundred bytes, forty columns at a time; one part is written."""
+    log, streams, carried = [], RecordedStreams([]), []
+    read, write = torch.arange(300).to(torch.uint8), torch.zeros(100, dtype=torch.uint8)
+
+    def carry(given, taken):
+        carried.append(given.view(3, -1).clone())
+        taken.copy_(given.view(3, -1).sum(dim=0))
+        happened = Happening(log, "carried")
+        happened.ended = True
+        return happened
+
+    plan = Plan(read, write, 40, carry, "line", parts=3)
+    transfer = Staged(plan, streams, PinnedPool(streams), lambda: transfer.move(free=True))
+    for _ in range(10):
+        for happening in (*streams.events[Queue.OUT], *streams.events[Queue.IN]):
+            happening.ended = True
+        transfer.done()
+    assert transfer.done()
+    assert copies(streams.log, Queue.OUT) == [40] * 3 + [40] * 3 + [20] * 3
+    assert copies(streams.log, Queue.IN) == [40, 40, 20]
+    assert torch.equal(torch.cat(carried, dim=1), read.view(3, 100))
+    assert torch.equal(write, read.view(3, 100).sum(dim=0).to(torch.uint8))
+
+
 def test_what_fails_on_the_wire_is_raised_by_its_own_transfer_alone():
     log = []
     first, _, _ = staged(log, write=torch.zeros(10, dtype=torch.uint8))
@@ -272,6 +298,25 @@ def test_pinned_buffers_are_used_again():
         cuda_staged._PIECE = before
     assert one.pool.made <= DEPTH
     assert other.pool.made <= DEPTH
+
+
+def test_what_is_read_and_written_of_several_parts_shares_a_buffer():
+    """No buffer is larger than a piece."""
+    log, ends = [], Loopback.group(2)
+    streams = HostStreams()
+    streams.pinned = lambda size: log.append(size) or torch.zeros(size, dtype=torch.uint8)
+    before, cuda_staged._PIECE = cuda_staged._PIECE, 8192
+    try:
+        wires = [CudaStaged(end, streams) for end in ends]
+        x, outs = torch.arange(20_000.0), torch.zeros(2, 10_000)
+        summing = [wire.ireduce_scatter(x, out) for wire, out in zip(wires, outs, strict=True)]
+        deadline = time.monotonic() + 10
+        while not all([transfer.done() for transfer in summing]):
+            assert time.monotonic() < deadline
+    finally:
+        cuda_staged._PIECE = before
+    assert torch.equal(outs.view(-1), 2 * x)
+    assert log == [8192] * 2 * DEPTH
 
 
 def test_a_pool_keeps_no_more_than_its_limit():

@@ -30,6 +30,7 @@ def verbs():
         "neighbor_allreduce": bf.neighbor_allreduce,
         "allreduce": bf.allreduce,
         "broadcast": lambda x: bf.broadcast(x, 0),
+        "reduce_scatter": bf.reduce_scatter,
         "allgather": bf.allgather,
         "neighbor_allgather": bf.neighbor_allgather,
         "pair_gossip": lambda x: bf.pair_gossip(x, 1 - bf.rank()),
