@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import torch
 
@@ -17,6 +16,8 @@ from asyncddp.errors import UnknownNameError
 from asyncddp.memory.streams import DeviceStreams, Queue, streams_of_device
 from asyncddp.transport import DEVICE_WIRES
 from asyncddp.transport.contract import Transport
+from asyncddp.transport.cuda_staged import on_device
+from asyncddp.transport.device_openers import OPENERS, Opened
 from asyncddp.transport.device_routes import (
     LAST_RESORT,
     Choice,
@@ -25,7 +26,7 @@ from asyncddp.transport.device_routes import (
     device_index,
 )
 
-__all__ = ["agree", "own_facts", "settle", "try_out", "wires_of"]
+__all__ = ["agree", "let_go", "own_facts", "settle", "try_out", "wires_of"]
 
 logger = logging.getLogger("asyncddp")
 
@@ -66,14 +67,23 @@ def own_facts(rank: int, machine: int, local_rank: int) -> DeviceFacts:
     if index is None:
         return DeviceFacts(rank, machine)
     from asyncddp.transport.mpi_cuda import says_cuda
-    from asyncddp.transport.nccl import versions
+    from asyncddp.transport.nccl_library import doubt, versions
 
     gpu = str(getattr(torch.cuda.get_device_properties(index), "uuid", ""))
     cupy, nccl = versions()
-    return DeviceFacts(rank, machine, "cuda", gpu, says_cuda(), cupy=cupy, nccl=nccl)
+    return DeviceFacts(
+        rank, machine, "cuda", gpu, says_cuda(), cupy=cupy, nccl=nccl, doubt=doubt(nccl)
+    )
 
 
-def settle(transport: Transport, config: Config, *, machine: int, local_rank: int) -> Choice:
+def settle(
+    transport: Transport,
+    config: Config,
+    *,
+    machine: int,
+    local_rank: int,
+    part: Transport | None = None,
+) -> Choice:
     """Have all ranks agree on a wire, if ``ASYNCDDP_DEVICE_WIRES`` is set; collective.
 
     Ranks that are threads stage in any case.
@@ -81,6 +91,7 @@ def settle(transport: Transport, config: Config, *, machine: int, local_rank: in
     Args:
         transport: The wire between all ranks, which nobody else uses meanwhile.
         config: The settings.
+        part: The wire between the ranks of this machine.
         machine: Number of this machine.
         local_rank: This rank's number there.
 
@@ -100,7 +111,7 @@ def settle(transport: Transport, config: Config, *, machine: int, local_rank: in
     mine = own_facts(transport.rank, machine, local_rank)
     index = device_index(local_rank, torch.cuda.device_count())
     streams = None if index is None else streams_of_device(torch.device("cuda", index))
-    return agree(transport, wanted, mine, streams, min(config.timeout, _PATIENCE))
+    return agree(transport, wanted, mine, streams, min(config.timeout, _PATIENCE), part)
 
 
 def agree(
@@ -109,6 +120,7 @@ def agree(
     mine: DeviceFacts,
     streams: DeviceStreams | None,
     timeout: float,
+    part: Transport | None = None,
 ) -> Choice:
     """Decide on the wire between all ranks, from what they say; collective.
 
@@ -118,9 +130,11 @@ def agree(
         mine: What this rank says.
         streams: Of the device that this rank would use; None where it has none.
         timeout: Seconds for the ranks to answer each other.
+        part: A wire between some of the ranks, this one among them, for tensors on the host.
 
     Returns:
-        The choice, the same on all ranks; ``transport`` is told.
+        The choice, the same on all ranks; ``transport`` is told, and ``part`` where the wire
+        serves parts as well.
 
     Raises:
         MismatchError: Some ranks have GPUs and others have none.
@@ -135,16 +149,48 @@ def agree(
         refused.update(choice.refused)
         if choice.wire == LAST_RESORT or streams is None:
             break
-        made, serves = _OPENERS[choice.wire](transport, streams, group, timeout)
-        if _all_agree(transport, try_out(made, streams, timeout), timeout):
-            transport.device_wire = serves
+        opened = OPENERS[choice.wire](transport, streams, group, timeout)
+        if _all_agree(transport, try_out(opened.wire, streams, timeout), timeout):
+            _install(transport, opened, streams)
+            _serve_part(part, opened, streams, timeout)
             break
         refused[choice.wire] = "a trial out of GPU memory did not arrive as it was sent"
+        opened.free()
     for wire, reason in refused.items() if transport.rank == 0 else ():
         logger.warning(
             "tensors on GPUs do not go by %s: %s; they go by %s", wire, reason, choice.wire
         )
+    if mine.doubt and choice.wire == "nccl":
+        logger.warning("rank %d: %s", mine.rank, mine.doubt)
     return Choice(choice.wire, refused)
+
+
+def _install(transport: Transport, opened: Opened, streams: DeviceStreams) -> None:
+    transport.device_wire = opened.serves
+    on_device(transport, streams)
+
+
+def _serve_part(
+    part: Transport | None, opened: Opened, streams: DeviceStreams, timeout: float
+) -> None:
+    """Give the ranks of a part the same wire, where it serves parts; collective in the part."""
+    if part is None or part.size == 1 or opened.beside is None:
+        return
+    beside = opened.beside(part)
+    if _all_agree(part, try_out(beside.wire, streams, timeout, messages=False), timeout):
+        _install(part, beside, streams)
+    else:
+        logger.warning(
+            "sums inside a machine go by %s: a trial by %s failed", LAST_RESORT, opened.wire.name
+        )
+        beside.free()
+
+
+def let_go(*transports: Transport) -> None:
+    """Close the wires for tensors on devices, with those beneath; harmless when called twice."""
+    for transport in transports:
+        for wire in (transport.device_wires or {}).values():
+            wire.close()
 
 
 def _gathered(transport: Transport, mine: DeviceFacts, timeout: float) -> list[DeviceFacts]:
@@ -161,13 +207,16 @@ def _all_agree(transport: Transport, mine: bool, timeout: float) -> bool:
     return bool(every.all())
 
 
-def try_out(wire: Transport, streams: DeviceStreams, timeout: float) -> bool:
+def try_out(
+    wire: Transport, streams: DeviceStreams, timeout: float, *, messages: bool = True
+) -> bool:
     """Send a pattern around the ring, form a sum, and look whether both are right; collective.
 
     Args:
         wire: The wire.
         streams: Of its device.
         timeout: Seconds after which it counts as failed.
+        messages: Whether to send the pattern, or to form the sum alone.
     """
 
     def made(rank: int) -> torch.Tensor:
@@ -178,61 +227,16 @@ def try_out(wire: Transport, streams: DeviceStreams, timeout: float) -> bool:
     ahead, behind = (wire.rank + 1) % wire.size, (wire.rank - 1) % wire.size
     with streams.working(Queue.WORK):
         data, expected = made(wire.rank), made(behind)
-        out, total = torch.zeros_like(expected), data.to(torch.float32)
+        out = torch.zeros_like(expected) if messages else expected
+        total = data.to(torch.float32)
     try:
-        arriving, sending = wire.irecv(out, behind, 0), wire.isend(data, ahead, 0)
-        wire.finish(arriving, timeout, "trial")
-        wire.finish(sending, timeout, "trial")
+        if messages:
+            arriving, sending = wire.irecv(out, behind, 0), wire.isend(data, ahead, 0)
+            wire.finish(arriving, timeout, "trial")
+            wire.finish(sending, timeout, "trial")
         wire.finish(wire.iallreduce(total), timeout, "trial")
     except RuntimeError:  # a peer's, or that of a library which cannot do what it was asked
         return False
     with streams.working(Queue.WORK):
         exact = torch.stack([made(rank).to(torch.float32) for rank in range(wire.size)]).sum(0)
         return bool(torch.equal(out, expected) and torch.equal(total, exact))
-
-
-_Opened: TypeAlias = tuple[Transport, Callable[[DeviceStreams], Transport]]
-
-
-def _mpi_cuda(
-    transport: Transport, streams: DeviceStreams, group: Sequence[DeviceFacts], timeout: float
-) -> _Opened:
-    from asyncddp.transport.mpi_cuda import MPICuda
-
-    del group, timeout
-    wire = MPICuda.open(transport, streams)
-    return wire, wire.for_device
-
-
-def _cuda_ipc(
-    transport: Transport, streams: DeviceStreams, group: Sequence[DeviceFacts], timeout: float
-) -> _Opened:
-    from asyncddp.transport.cuda_ipc import CudaIPC
-
-    del timeout
-    mine = group[transport.rank]
-    near = [
-        facts.rank
-        for facts in group
-        if facts.rank != mine.rank and (facts.machine, facts.gpu) == (mine.machine, mine.gpu)
-    ]
-    wire = CudaIPC.open(transport, streams, near)
-    return wire, wire.for_device
-
-
-def _nccl(
-    transport: Transport, streams: DeviceStreams, group: Sequence[DeviceFacts], timeout: float
-) -> _Opened:
-    from asyncddp.transport.nccl import NCCL
-
-    del group
-    wire = NCCL.open(transport, streams, timeout)
-    return wire, wire.for_device
-
-
-_OPENERS: dict[str, Callable[[Transport, DeviceStreams, Sequence[DeviceFacts], float], _Opened]] = {
-    "cuda_ipc": _cuda_ipc,
-    "mpi_cuda": _mpi_cuda,
-    "nccl": _nccl,
-}
-"""What makes each wire, and what gives it for a device of this rank; collective."""

@@ -31,6 +31,7 @@ class DeviceFacts:
         mpi_cuda: Whether the MPI library says that it takes GPU memory; None if it says nothing.
         cupy: Version of cupy; None where it cannot be imported.
         nccl: Version of the NCCL that cupy has loaded, as ``22703`` for 2.27.3; None where none.
+        doubt: What is strange about that NCCL; empty where nothing is.
     """
 
     rank: int
@@ -40,6 +41,7 @@ class DeviceFacts:
     mpi_cuda: bool | None = None
     cupy: str | None = None
     nccl: int | None = None
+    doubt: str = ""
 
 
 @dataclass(frozen=True)

@@ -107,12 +107,15 @@ def explain_device_wires(mine: DeviceFacts, wanted: Sequence[str] = ()) -> list[
     rows = []
     for wire in DEVICE_WIRES:
         against = choose(mine, other, [wire]).refused.get(wire)
+        doubt = f"; but {mine.doubt}" if wire == "nccl" and mine.doubt else ""
         if against is not None:
             rows.append(DeviceRow(wire, "cannot be used", against))
         elif wire == used:
-            rows.append(DeviceRow(wire, "in use", _ASKED if wire in wanted else _DEFAULT_WIRE))
+            why = _ASKED if wire in wanted else _DEFAULT_WIRE
+            rows.append(DeviceRow(wire, "in use", why + doubt))
         else:
-            rows.append(DeviceRow(wire, "can be asked for", f"ASYNCDDP_DEVICE_WIRES={wire}"))
+            why = f"ASYNCDDP_DEVICE_WIRES={wire}"
+            rows.append(DeviceRow(wire, "can be asked for", why + doubt))
     return rows
 
 

@@ -1,10 +1,10 @@
-"""``nccl``: what NCCL is handed, over a library that checks it and does the same on the host."""
+"""``nccl``: its collectives, how communicators come and go, and the door to cupy."""
 
 from __future__ import annotations
 
-import ctypes
 import re
 import sys
+from importlib.metadata import PackageNotFoundError
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -14,200 +14,96 @@ import asyncddp as bf
 from asyncddp.errors import ArgumentError, EnvironmentProblem, PeerError
 from asyncddp.memory.streams import Queue
 from asyncddp.memory.streams_host import HostStreams
-from asyncddp.transport.cuda_staged import CudaStaged
+from asyncddp.transport import nccl_library
 from asyncddp.transport.loopback import Loopback
-from asyncddp.transport.nccl import NCCL, library, versions
+from asyncddp.transport.nccl import NCCL
+from asyncddp.transport.nccl_library import doubt, library, limit_channels, versions
 from tests.conformance import test_transports as transports
-from tests.support import DEFAULTS
+from tests.support.late_device import LateDevice
+from tests.support.nccl import FakeNccl, NcclError
+from tests.support.nccl_world import NcclWorld
 
 SECONDS = 10.0
-TYPES = {
-    0: torch.int8,
-    1: torch.uint8,
-    2: torch.int32,
-    4: torch.int64,
-    6: torch.float16,
-    7: torch.float32,
-    8: torch.float64,
-    9: torch.bfloat16,
-}
-"""``ncclDataType_t`` of nccl.h."""
-STREAM = list(Queue).index(Queue.GROUP)
-IDENTITY = tuple(range(-64, 64))
-
-
-class NcclError(RuntimeError):
-    """As cupy's."""
-
-
-def memory(pointer, count, datatype):
-    """What lies at an address, as a tensor."""
-    dtype = TYPES[datatype]
-    assert pointer, "NCCL would be handed no memory"
-    assert count > 0
-    room = (ctypes.c_char * (count * dtype.itemsize)).from_address(pointer)
-    return torch.frombuffer(room, dtype=dtype)
-
-
-class Communicator:
-    """What cupy's communicator does, on the host, over a wire of its own."""
-
-    def __init__(self, owner, ranks, identity, rank):
-        assert isinstance(identity, tuple)
-        assert identity == IDENTITY, "all ranks take the identity that rank 0 has made"
-        assert (ranks, rank) == (owner.wire.size, owner.wire.rank)
-        self.owner, self.wire, self.ended, self.problem = owner, owner.wire, None, None
-
-    def _check(self, stream):
-        assert stream == STREAM
-        assert self.ended is None, f"used after {self.ended}"
-        if self.problem:
-            raise NcclError(self.problem)
-
-    def allReduce(self, sendbuf, recvbuf, count, datatype, op, stream):
-        self._check(stream)
-        given, into = memory(sendbuf, count, datatype), memory(recvbuf, count, datatype)
-        if op == 2:
-            every = self.wire.allgather(given, [count] * self.wire.size, SECONDS)
-            into.copy_(every.view(self.wire.size, count).amax(dim=0))
-            return
-        assert op == 0
-        total = given.clone()
-        self.wire.allreduce(total, SECONDS)
-        into.copy_(total)
-
-    def broadcast(self, sendbuff, recvbuff, count, datatype, root, stream):
-        self._check(stream)
-        assert datatype == 1
-
-        def perform():
-            into = memory(recvbuff, count, datatype)
-            if root == self.wire.rank:
-                into.copy_(memory(sendbuff, count, datatype).clone())
-            self.wire.broadcast(into, root, SECONDS)
-
-        self.owner.perform(perform)
-
-    def allGather(self, sendbuf, recvbuf, count, datatype, stream):
-        self._check(stream)
-        ranks = self.wire.size
-        every = self.wire.allgather(memory(sendbuf, count, datatype), [count] * ranks, SECONDS)
-        memory(recvbuf, count * ranks, datatype).copy_(every)
-
-    def check_async_error(self):
-        self._check(STREAM)
-
-    def destroy(self):
-        self.ended = "destroy"
-
-    def abort(self):
-        self.ended = "abort"
-
-
-class Library:
-    """What cupy's module of NCCL does."""
-
-    NcclError = NcclError
-
-    def __init__(self, wire):
-        self.wire, self.group, self.made = wire, None, []
-
-    def get_unique_id(self):
-        assert self.wire.rank == 0, "only one rank makes an identity"
-        return IDENTITY
-
-    def NcclCommunicator(self, ranks, identity, rank):
-        self.made.append(Communicator(self, ranks, identity, rank))
-        return self.made[-1]
-
-    def perform(self, what):
-        if self.group is None:
-            what()
-        else:
-            self.group.append(what)
-
-    def groupStart(self):
-        assert self.group is None
-        self.group = []
-
-    def groupEnd(self):
-        group, self.group = self.group, None
-        for what in group:
-            what()
-
-
-def run(size, case, *args):
-    """Run a case of a bare wire on ranks that are threads."""
-    bases, inner = Loopback.group(size), Loopback.group(size)
-
-    def body():
-        base = bases[bf.rank()]
-        wire = NCCL.open(base, HostStreams(1), SECONDS, Library(inner[bf.rank()]))
-        return case(wire, *args)
-
-    with bf.local_world(size, **DEFAULTS) as world:
-        return world.run(body)
 
 
 @pytest.mark.parametrize("dtype", transports.WIRE_DTYPES, ids=str)
 def test_sums_of_every_dtype(dtype):
     """Bools by or, complex numbers as pairs of floats."""
-    run(3, transports.sums, dtype)
-
-
-@pytest.mark.parametrize("case", ["broadcasts", "gathers", "several_at_once", "by_tag_backwards"])
-def test_the_contract_of_transports(case):
-    run(3, getattr(transports, case))
+    world = NcclWorld(3)
+    world.run_bare(transports.sums, dtype)
+    world.run_bare(transports.scattered_sums, dtype)
 
 
 def halves(wire, dtype):
-    x = torch.full((5,), wire.rank + 0.5, dtype=dtype)
-    out = torch.empty_like(x)
-    wire.finish(wire.iallreduce(x, out, divisor=2), SECONDS, "allreduce")
-    return x.tolist(), out.tolist()
+    x = torch.full((6,), wire.rank + 0.5, dtype=dtype)
+    out, part = torch.empty_like(x), torch.empty(3, dtype=dtype)
+    summing = wire.iallreduce(x, out, divisor=2), wire.ireduce_scatter(x, part, divisor=2)
+    transports.finish_all(wire, summing)
+    return x.tolist(), out.tolist(), part.tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_halves_have_numbers_of_their_own(dtype):
     """0.5 + 1.5, divided by 2; what was given stays as it is."""
-    assert run(2, halves, dtype) == [([0.5] * 5, [1.0] * 5), ([1.5] * 5, [1.0] * 5)]
+    common = [1.0] * 6, [1.0] * 3
+    assert NcclWorld(2).run_bare(halves, dtype) == [([0.5] * 6, *common), ([1.5] * 6, *common)]
 
 
 def short_integers(wire):
-    x = torch.full((5,), wire.rank + 1, dtype=torch.int16)
+    x, part = torch.full((4,), wire.rank + 1, dtype=torch.int16), torch.empty(2, dtype=torch.int16)
     wire.allreduce(x, SECONDS)
-    return x.tolist(), type(wire.iallreduce(x)).__name__
+    wire.finish(wire.ireduce_scatter(x, part), SECONDS, "reduce_scatter")
+    return x.tolist(), part.tolist()
 
 
 def test_what_nccl_has_not_is_staged():
-    assert run(2, short_integers) == [([3] * 5, "_Watched")] * 2
+    world = NcclWorld(2)
+    assert world.run_bare(short_integers) == [([3] * 4, [6] * 2)] * 2
+    warming = [kinds for _, kinds in world.nccl.groups]
+    assert len(warming) == 2 * 3 * 4, "nothing but what connects the ranks"
 
 
-def test_collectives_come_after_the_work_that_was_queued_before_them():
-    """The group's queue waits for an event of the work queue; only then is NCCL called."""
-    streams, (end,) = HostStreams(laziness=50), Loopback.group(1)
-    wire = NCCL.open(end, streams, SECONDS, Library(*Loopback.group(1)))
-    late = torch.zeros(3)
-    streams.copy(late, torch.ones(3), Queue.WORK)
-    wire.finish(wire.iallreduce(late), SECONDS, "allreduce")
-    assert late.tolist() == [1.0] * 3
+def late(wire):
+    data = torch.zeros(3)
+    wire.streams.copy(data, torch.ones(3), Queue.WORK)
+    wire.finish(wire.iallreduce(data, divisor=2), SECONDS, "allreduce")
+    return data.tolist()
 
 
-def alone():
-    (end,), (inner,) = Loopback.group(1), Loopback.group(1)
-    nccl = Library(inner)
-    return NCCL.open(end, HostStreams(), SECONDS, nccl), nccl.made[0]
+@pytest.mark.parametrize("seed", range(5))
+def test_collectives_come_after_the_work_that_was_queued_before_them(seed):
+    """The stream of the group waits for an event of the work queue; and divides at last."""
+    assert NcclWorld(2, seed).run_bare(late) == [[1.0] * 3] * 2
 
 
-class Never:
-    def done(self):
-        return False
+def parts(wire):
+    part = wire.split(wire.rank // 3, wire.rank)
+    x = torch.ones(2)
+    part.allreduce(x, SECONDS)
+    part.close()
+    return part.name, x[0].item()
+
+
+def test_a_part_has_a_communicator_of_its_own_and_a_rank_that_is_alone_stages():
+    world = NcclWorld(4)
+    assert world.run_bare(parts) == [("nccl", 3.0)] * 3 + [("cuda_staged", 1.0)]
+    made = [[comm.group.size for comm in world.nccl.modules[rank].made] for rank in range(4)]
+    assert made == [[4, 3]] * 3 + [[4]]
+    assert all(c.ended == "destroy" for m in world.nccl.modules.values() for c in m.made)
+
+
+# what goes wrong
+
+
+def alone(seed=0):
+    (end,), nccl = Loopback.group(1), FakeNccl(LateDevice(seed))
+    wire = NCCL.open(end, nccl.device, SECONDS, nccl.library(0))
+    return wire, nccl.modules[0].made[0]
 
 
 def test_an_error_that_nccl_reports_later_is_raised_by_whoever_waits(monkeypatch):
     wire, comm = alone()
-    monkeypatch.setattr(wire.streams, "mark", lambda queue: Never())
-    monkeypatch.setattr(wire.streams, "after", lambda queue, event: None)
+    monkeypatch.setattr(wire.streams, "step", lambda: None)
     under_way = wire.iallreduce(torch.ones(2))
     assert not under_way.done()
     comm.problem = "NCCL_ERROR_SYSTEM_ERROR: unhandled system error"
@@ -222,8 +118,7 @@ def test_an_error_that_nccl_reports_later_is_raised_by_whoever_waits(monkeypatch
 def test_a_collective_past_its_deadline_aborts_the_communicator(monkeypatch):
     """Else the device would wait for the missing rank for ever."""
     wire, comm = alone()
-    monkeypatch.setattr(wire.streams, "mark", lambda queue: Never())
-    monkeypatch.setattr(wire.streams, "after", lambda queue, event: None)
+    monkeypatch.setattr(wire.streams, "step", lambda: None)
     with pytest.raises(bf.WaitTimeoutError, match=r"rank 0: allreduce was not done in 0\.05 s"):
         wire.allreduce(torch.ones(2), 0.05)
     assert comm.ended == "abort"
@@ -238,19 +133,20 @@ def test_a_call_that_nccl_refuses_is_an_error_of_ours():
         raise NcclError("NCCL_ERROR_INVALID_ARGUMENT: invalid argument")
 
     comm.broadcast = refuse
-    with pytest.raises(PeerError, match="broadcast could not be started: NCCL_ERROR_INVALID_ARG"):
+    with pytest.raises(PeerError, match="cannot go on: broadcast could not be started: NCCL_ERR"):
         wire.ibroadcast(torch.ones(2), 0)
 
 
 def test_two_ranks_on_one_gpu_are_explained():
-    (end,) = Loopback.group(1)
+    (end,), nccl = Loopback.group(1), FakeNccl(LateDevice())
+    door = nccl.library(0)
 
     def refuse(*_):
         raise NcclError("NCCL_ERROR_INVALID_USAGE: invalid usage")
 
-    nccl = SimpleNamespace(get_unique_id=lambda: IDENTITY, NcclCommunicator=refuse)
+    door.nccl.NcclCommunicator = refuse
     with pytest.raises(EnvironmentProblem) as caught:
-        NCCL.open(end, HostStreams(), SECONDS, nccl)
+        NCCL.open(end, nccl.device, SECONDS, door)
     assert str(caught.value) == (
         "rank 0: NCCL makes no communicator of 1 ranks (NCCL_ERROR_INVALID_USAGE: invalid usage). "
         "It refuses two ranks on one GPU; leave it out of ASYNCDDP_DEVICE_WIRES then"
@@ -262,7 +158,7 @@ def test_a_wire_serves_the_gpu_of_its_communicator():
     assert wire.for_device(HostStreams()) is wire
     wire.streams.device = torch.device("cuda", 0)
     other = HostStreams()
-    assert type(wire.for_device(other)) is CudaStaged, "what is dropped, is dropped on the host"
+    assert wire.for_device(other) is wire, "what is dropped lies on the host"
     other.device = torch.device("cuda", 1)
     with pytest.raises(ArgumentError, match="expected tensors on cuda:0, where NCCL has its comm"):
         wire.for_device(other)
@@ -270,14 +166,34 @@ def test_a_wire_serves_the_gpu_of_its_communicator():
 
 def test_closing_gives_the_communicator_back_once():
     wire, comm = alone()
+    done = wire.iallreduce(torch.ones(3))
+    while not done.done():
+        pass
     wire.close()
     assert comm.ended == "destroy"
-    comm.ended = None
     wire.close()
-    assert comm.ended is None
+    wire.free()
+    assert comm.ended == "destroy"
+
+
+def test_closing_aborts_what_is_under_way(monkeypatch):
+    wire, comm = alone()
+    monkeypatch.setattr(wire.streams, "step", lambda: None)
+    wire.iallreduce(torch.ones(2))
+    wire.close()
+    assert comm.ended == "abort"
 
 
 # cupy
+
+
+def with_cupy(monkeypatch, *, available=True, version=22703):
+    cupy, cuda = ModuleType("cupy"), ModuleType("cupy.cuda")
+    cupy.__version__, cupy.cuda, cuda.Stream = "13.6.0", cuda, SimpleNamespace
+    cuda.nccl = SimpleNamespace(available=available, get_version=lambda: version)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
+    return cuda
 
 
 def test_without_cupy_the_error_says_what_to_install(monkeypatch):
@@ -290,12 +206,95 @@ def test_without_cupy_the_error_says_what_to_install(monkeypatch):
 
 @pytest.mark.parametrize("available", [True, False])
 def test_versions_are_those_of_cupy_and_of_the_nccl_that_it_has_loaded(monkeypatch, available):
-    cupy, cuda = ModuleType("cupy"), ModuleType("cupy.cuda")
-    cupy.__version__, cupy.cuda = "13.6.0", cuda
-    cuda.nccl = SimpleNamespace(available=available, get_version=lambda: 22703)
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
+    with_cupy(monkeypatch, available=available)
     assert versions() == ("13.6.0", 22703 if available else None)
     if not available:
         with pytest.raises(EnvironmentProblem, match="cupy has found no NCCL"):
             library()
+
+
+def test_a_stream_is_nobody_else_s_blocks_nothing_and_is_kept(monkeypatch):
+    """cupy makes it on the right device; torch only wraps it."""
+    cuda, seen, kept = with_cupy(monkeypatch), [], []
+
+    class Device:
+        def __init__(self, device):
+            self.device = device
+
+        def __enter__(self):
+            seen.append(self.device)
+
+        def __exit__(self, *_):
+            seen.append("left")
+
+    class Stream:
+        def __init__(self, *, non_blocking):
+            seen.append(("made", non_blocking))
+            self.ptr = 77
+
+    cuda.Stream = Stream
+    monkeypatch.setattr(nccl_library, "_KEPT", kept)
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda *given: given)
+    monkeypatch.setattr(torch.cuda, "stream", lambda given: ("current", given))
+    device = torch.device("cuda", 3)
+    current = library().stream(device)
+    assert seen == [device, ("made", True), "left"]
+    assert current() == ("current", (77, device))
+    assert [stream.ptr for stream in kept] == [77]
+
+
+@pytest.mark.parametrize("set_before", [None, "32"])
+def test_channels_are_limited_unless_the_user_has_said_how_many(monkeypatch, set_before):
+    monkeypatch.setenv("NCCL_MAX_P2P_NCHANNELS", set_before or "")
+    if set_before is None:
+        monkeypatch.delenv("NCCL_MAX_P2P_NCHANNELS")
+    environment = dict(nccl_library.os.environ)
+    monkeypatch.setattr(nccl_library.os, "environ", environment)
+    limit_channels()
+    assert environment["NCCL_MAX_P2P_NCHANNELS"] == (set_before or "8")
+
+
+MAPS = """
+7f00-7f01 r-xp 00000000 00:00 1 /site-packages/nvidia/nccl/lib/libnccl.so.2
+7f01-7f02 rw-p 00000000 00:00 1 /site-packages/nvidia/nccl/lib/libnccl.so.2
+7f02-7f03 r-xp 00000000 00:00 2 /lib/libcudart.so.12
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "wheel", "nccl", "words"),
+    [
+        ("", "2.27.3", 22703, ""),
+        ("", None, 22703, ""),
+        ("", "2.27.3", None, ""),
+        ("", "2.27.3.post1", 22703, ""),
+        (
+            "",
+            "2.26.2",
+            22703,
+            "cupy has loaded NCCL 22703, and torch's wheel is nvidia-nccl-cu12 2.26",
+        ),
+        (
+            "7f04 r-xp 00 00:00 3 /usr/lib/libnccl.so.2.20.0\n",
+            "2.27.3",
+            22703,
+            "this process has loaded several NCCL libraries, /site-packages/nvidia/nccl/lib/"
+            "libnccl.so.2 and /usr/lib/libnccl.so.2.20.0: keep one wheel",
+        ),
+    ],
+)
+def test_two_nccl_libraries_in_one_process_are_doubted(
+    tmp_path, monkeypatch, more, wheel, nccl, words
+):
+    def version(name):
+        if wheel is None or name != "nvidia-nccl-cu12":
+            raise PackageNotFoundError(name)
+        return wheel
+
+    (tmp_path / "maps").write_text(MAPS + more)
+    monkeypatch.setattr(nccl_library, "version", version)
+    found = doubt(nccl, tmp_path / "maps")
+    assert found.startswith(words)
+    assert bool(found) == bool(words)
+    assert not doubt(None, tmp_path / "absent")

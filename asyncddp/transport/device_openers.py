@@ -1,0 +1,86 @@
+"""What opens each wire for tensors on GPUs, between all ranks; collective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from asyncddp.memory.streams import DeviceStreams
+from asyncddp.transport.contract import Transport
+from asyncddp.transport.device_routes import DeviceFacts
+
+if TYPE_CHECKING:
+    from asyncddp.transport.nccl import NCCL
+
+__all__ = ["OPENERS", "Opened"]
+
+
+def _nothing() -> None:
+    """Nothing has to be given back."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A wire that was opened.
+
+    Attributes:
+        wire: The wire.
+        serves: Gives it for a device of this rank.
+        free: Gives back what it has taken, where it is not used after all.
+        beside: Opens such a wire over one between some of the ranks; None where it serves all only.
+    """
+
+    wire: Transport
+    serves: Callable[[DeviceStreams], Transport]
+    free: Callable[[], None] = _nothing
+    beside: Callable[[Transport], Opened] | None = None
+
+
+def _mpi_cuda(
+    transport: Transport, streams: DeviceStreams, group: Sequence[DeviceFacts], timeout: float
+) -> Opened:
+    from asyncddp.transport.mpi_cuda import MPICuda
+
+    del group, timeout
+    wire = MPICuda.open(transport, streams)
+    return Opened(wire, wire.for_device)
+
+
+def _cuda_ipc(
+    transport: Transport, streams: DeviceStreams, group: Sequence[DeviceFacts], timeout: float
+) -> Opened:
+    from asyncddp.transport.cuda_ipc import CudaIPC
+
+    del timeout
+    mine = group[transport.rank]
+    near = [
+        facts.rank
+        for facts in group
+        if facts.rank != mine.rank and (facts.machine, facts.gpu) == (mine.machine, mine.gpu)
+    ]
+    wire = CudaIPC.open(transport, streams, near)
+    return Opened(wire, wire.for_device)
+
+
+def _nccl(
+    transport: Transport, streams: DeviceStreams, group: Sequence[DeviceFacts], timeout: float
+) -> Opened:
+    from asyncddp.transport.nccl import NCCL
+
+    del group
+    return _by_nccl(NCCL.open(transport, streams, timeout))
+
+
+def _by_nccl(wire: NCCL) -> Opened:
+    def beside(part: Transport) -> Opened:
+        """Open one for a part of the ranks."""
+        return _by_nccl(wire.beside(part))
+
+    return Opened(wire, wire.for_device, wire.free, beside)
+
+
+_Opener: TypeAlias = Callable[[Transport, DeviceStreams, Sequence[DeviceFacts], float], Opened]
+
+OPENERS: dict[str, _Opener] = {"cuda_ipc": _cuda_ipc, "mpi_cuda": _mpi_cuda, "nccl": _nccl}
+"""By the names of the wires."""

@@ -1,0 +1,251 @@
+"""Streams of a device that does everything late, in any order that its streams and events allow.
+
+One more thing is done whenever somebody asks an event. What NCCL is handed waits here for the
+other ranks, as its kernels do, and streams that wait for each other in a circle are found.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from asyncddp.memory.streams import DeviceStreams, Queue
+
+__all__ = ["Late", "LateDevice"]
+
+
+class Late:
+    """Something queued.
+
+    Args:
+        what: In words.
+        run: Does it.
+    """
+
+    rank = None
+
+    def __init__(self, what, run=None):
+        self.what, self._run, self.over = what, run, False
+
+    def ready(self):
+        """Whether it may be done, being the first of its stream."""
+        return True
+
+    def run(self):
+        if self._run is not None:
+            self._run()
+        self.over = True
+
+    def needs(self):
+        """What else must have been reached, each with its place, before this can be done."""
+        return []
+
+
+class _Mark(Late):
+    """An event, and its place in a stream."""
+
+    def __init__(self, device):
+        super().__init__("event")
+        self._device = device
+
+    def done(self):
+        self._device.step()
+        return self.over
+
+
+class _Wait(Late):
+    def __init__(self, event):
+        super().__init__("wait for an event")
+        self._event = event
+
+    def ready(self):
+        return self._event.over
+
+    def needs(self):
+        return [] if self._event.over else [self._event]
+
+
+class _Deferred(TorchDispatchMode):
+    """What torch is asked to do in place is queued."""
+
+    def __init__(self, queue):
+        super().__init__()
+        self._queue = queue
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func._schema.name.endswith("_"), f"{func} would make a tensor on a late stream"
+        self._queue.append(Late(str(func), partial(func, *args, **(kwargs or {}))))
+        return args[0]
+
+
+class LateDevice(DeviceStreams):
+    """The streams of a stand-in for a device, for all ranks of a test.
+
+    Args:
+        seed: Of the order in which things are done.
+        room: Kernels that wait for other ranks and fit on one rank's device at a time.
+    """
+
+    kind = "stand-in"
+    device = torch.device("cpu")
+
+    def __init__(self, seed=0, room=64):
+        self.lock = threading.RLock()
+        self.queues = {}
+        self.held = {}
+        self.problem = None
+        self.room = room
+        self._random = random.Random(seed)
+        self._here = threading.local()
+        self._idle = 0
+
+    def key(self, queue):
+        """The stream that a queue is for this thread."""
+        return getattr(self._here, "key", "caller") if queue is Queue.CALLER else queue
+
+    def stream(self, number):
+        """A stream of its own: what makes it the current one."""
+
+        @contextmanager
+        def current():
+            with self._being(number), _Deferred(self._of(number)):
+                yield
+
+        return current
+
+    @contextmanager
+    def _being(self, key):
+        before, self._here.key = getattr(self._here, "key", "caller"), key
+        try:
+            yield
+        finally:
+            self._here.key = before
+
+    def _of(self, key):
+        with self.lock:
+            return self.queues.setdefault(key, deque())
+
+    def append(self, key, late):
+        """Queue something."""
+        with self.lock:
+            self._of(key).append(late)
+            self._skip(key)
+
+    def claim(self, key):
+        """The tensors that were said to be used on a stream, since the last time."""
+        with self.lock:
+            return self.held.pop(key, [])
+
+    # the interface
+
+    def mark(self, queue):
+        event = _Mark(self)
+        self.append(self.key(queue), event)
+        return event
+
+    def after(self, queue, event):
+        self.append(self.key(queue), _Wait(event))
+
+    def working(self, queue):
+        return self._being(self.key(queue))
+
+    def copy(self, out, source, queue):
+        self.append(self.key(queue), Late("copy", lambda: out.copy_(source)))
+
+    def hold(self, tensor, queue):
+        with self.lock:
+            self.held.setdefault(self.key(queue), []).append(tensor)
+
+    def pointer(self, queue):
+        return self.key(queue)
+
+    def pinned(self, size):
+        return torch.empty(size, dtype=torch.uint8)
+
+    def lendable(self, size):
+        raise AssertionError("nothing is lent here")
+
+    lend = borrow = alias = imported_event = interprocess_event = lendable
+
+    # the device
+
+    def step(self):
+        """Do one thing that may be done; find out whether nothing ever may."""
+        with self.lock:
+            if self.problem is not None:
+                raise self.problem
+            for key in self._random.sample(sorted(self.queues, key=str), len(self.queues)):
+                waiting = self.queues[key]
+                if waiting and self._fits(waiting[0]) and waiting[0].ready():
+                    self._idle = 0
+                    try:
+                        waiting.popleft().run()
+                    except AssertionError as problem:
+                        self.problem = problem
+                        raise
+                    self._skip(key)
+                    return
+            self._idle += 1
+            if self._idle % 20 == 0:
+                self._look_for_circles()
+
+    def _fits(self, late):
+        """Let a kernel that waits for other ranks onto its rank's device, if there is room."""
+        if late.rank is not None and not late.resident:
+            late.resident = len(self._resident(late.rank)) < self.room
+        return late.rank is None or late.resident
+
+    def _resident(self, rank):
+        heads = [waiting[0] for waiting in self.queues.values() if waiting]
+        return [late for late in heads if late.rank == rank and late.resident]
+
+    def _skip(self, key):
+        waiting = self.queues[key]
+        while waiting and isinstance(waiting[0], _Mark | _Wait) and waiting[0].ready():
+            waiting.popleft().run()
+
+    def _look_for_circles(self):
+        """Whatever can still end, supposing that hosts do all they may, is taken away."""
+        queues = {key: list(waiting) for key, waiting in self.queues.items() if waiting}
+        where = {
+            late: (key, k) for key, waiting in queues.items() for k, late in enumerate(waiting)
+        }
+        free = dict.fromkeys(queues, 0)  # so many of each stream can end
+        moved = True
+        while moved:
+            moved = False
+            for key, waiting in queues.items():
+                while free[key] < len(waiting) and self._can_end(
+                    waiting[free[key]], where, free, queues
+                ):
+                    free[key] += 1
+                    moved = True
+        stuck = [waiting[free[key]] for key, waiting in queues.items() if free[key] < len(waiting)]
+        if stuck:
+            lines = [
+                f"{late.what} waits for {', '.join(o.what for o in late.needs()) or 'room'}"
+                for late in stuck
+            ]
+            self.problem = AssertionError("ranks wait in a circle:\n" + "\n".join(lines))
+            raise self.problem
+
+    def _can_end(self, late, where, free, queues):
+        for other in (late, *late.needs()):
+            key, place = where.get(other, (None, 0))
+            if key is None:
+                continue
+            if place > free[key]:
+                return False
+            if other.rank is not None and not other.resident:
+                there = self._resident(other.rank)
+                if len(there) >= self.room and not any(
+                    free[where[one][0]] > where[one][1] for one in there
+                ):
+                    return False
+        return True

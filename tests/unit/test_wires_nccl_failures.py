@@ -1,0 +1,273 @@
+"""Messages by NCCL that cannot go: both ranks are told why, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from asyncddp.errors import MismatchError, PeerError
+from asyncddp.transport.loopback import Loopback
+from asyncddp.transport.nccl_communicator import run_apart
+from asyncddp.transport.nccl_library import CHANNELS
+from asyncddp.transport.nccl_pairs import Pairs, Room
+from tests.support.late_device import LateDevice
+from tests.support.nccl import FakeNccl, NcclError
+
+SECONDS = 10.0
+
+
+class Two:
+    """Both sides of a pair, driven by one thread; side 0 leads."""
+
+    def __init__(self, rooms=(1, 1)):
+        self.nccl, self.notes = FakeNccl(LateDevice()), Loopback.group(2)
+        self.bases = Loopback.group(2)
+        self.sides = [
+            Pairs(
+                rank,
+                self.nccl.device,
+                self.nccl.library(rank),
+                self.notes[rank],
+                Room(rooms[rank]),
+                self._stage(rank),
+            )
+            for rank in (0, 1)
+        ]
+
+    def _stage(self, rank):
+        base = self.bases[rank]
+        return lambda data, peer, tag, sends: (base.isend if sends else base.irecv)(data, peer, tag)
+
+    def send(self, rank, tensor, tag=0):
+        return self.sides[rank].begin(tensor, 1 - rank, tag, sends=True)
+
+    def receive(self, rank, out, tag=0):
+        return self.sides[rank].begin(out, 1 - rank, tag, sends=False)
+
+    def until(self, holds, *drivers):
+        """Let both sides, or the given ones, go on until something holds."""
+        deadline = time.monotonic() + SECONDS
+        while not holds():
+            assert time.monotonic() < deadline
+            for rank in drivers or (0, 1):
+                self.sides[rank].drive()
+
+    def open(self):
+        """Send something each way."""
+        one, two = torch.zeros(2), torch.zeros(2)
+        for transfer in [
+            *(self.receive(0, one), self.receive(1, two)),
+            *(self.send(0, torch.ones(2)), self.send(1, torch.ones(2))),
+        ]:
+            self.until(transfer.done)
+        assert one.tolist() == two.tolist() == [1.0, 1.0]
+        return self
+
+    @property
+    def comms(self):
+        return [module.made[0] for module in self.nccl.modules.values()]
+
+    def close(self):
+        for side in self.sides:
+            side.close()
+        return [comm.ended for comm in self.comms]
+
+
+def told(transfer):
+    """What makes a transfer fail."""
+    deadline = time.monotonic() + SECONDS
+    try:
+        while time.monotonic() < deadline:
+            transfer.done()
+    except PeerError as problem:
+        return str(problem)
+    raise AssertionError("it did not fail")
+
+
+@pytest.mark.parametrize("sender", [0, 1])
+def test_sizes_that_differ_are_told_on_both_sides_and_the_next_message_goes(sender):
+    two, out = Two().open(), torch.zeros(3)
+    sending = two.send(sender, torch.ones(2), 7)
+    arriving = two.receive(1 - sender, out, 7)
+    two.until(lambda: False not in {t.problem is not None for t in (sending, arriving)})
+    words = (
+        f"rank {sender} sent 8 bytes to rank {1 - sender} with tag 7, which expected 12: send and "
+        "receive tensors of one size"
+    )
+    assert told(sending) == told(arriving) == words
+    assert isinstance(sending.problem, MismatchError)
+    again = two.send(sender, torch.ones(3), 7), two.receive(1 - sender, out, 7)
+    two.until(lambda: all([transfer.done() for transfer in again]))
+    assert out.tolist() == [1.0] * 3
+    assert two.close() == ["destroy", "destroy"]
+
+
+@pytest.mark.parametrize("receiver", [0, 1])
+def test_a_receive_that_was_given_up_in_time_takes_nothing(receiver):
+    two, forgotten, out = Two().open(), torch.zeros(3), torch.zeros(3)
+    two.receive(receiver, forgotten).abandon()
+    for _ in range(100):
+        two.sides[0].drive()
+        two.sides[1].drive()
+    sending, arriving = two.send(1 - receiver, torch.ones(3)), two.receive(receiver, out)
+    two.until(lambda: all([sending.done(), arriving.done()]))
+    assert (forgotten.tolist(), out.tolist()) == ([0.0] * 3, [1.0] * 3)
+    assert two.close() == ["destroy", "destroy"]
+
+
+def test_a_receive_that_is_given_up_when_its_sender_has_begun_is_dropped():
+    """The leader has entered its send; the follower's tensor stays as it is all the same."""
+    two, forgotten, out = Two().open(), torch.zeros(3), torch.zeros(3)
+    arriving, sending = two.receive(1, forgotten), two.send(0, torch.ones(3))
+    two.until(lambda: sending.event is not None, 0)
+    arriving.abandon()
+    arriving.abandon()
+    two.until(sending.done)
+    following = two.send(0, torch.full((3,), 2.0)), two.receive(1, out)
+    two.until(lambda: all([transfer.done() for transfer in following]))
+    assert (forgotten.tolist(), out.tolist()) == ([0.0] * 3, [2.0] * 3)
+    assert two.close() == ["destroy", "destroy"]
+
+
+@pytest.mark.parametrize("sender", [0, 1])
+def test_a_send_that_was_given_up_goes_all_the_same(sender):
+    two, out = Two().open(), torch.zeros(3)
+    two.send(sender, torch.ones(3)).abandon()
+    arriving = two.receive(1 - sender, out)
+    two.until(arriving.done)
+    assert out.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("receiver", [0, 1])
+def test_a_receive_that_is_given_up_on_the_device_ends_the_pair_with_words(receiver, monkeypatch):
+    two = Two().open()
+    monkeypatch.setattr(two.nccl.device, "step", lambda: None)
+    sending, arriving = (
+        two.send(1 - receiver, torch.ones(3), 5),
+        two.receive(receiver, torch.ones(3), 5),
+    )
+    two.until(lambda: arriving.event is not None and sending.event is not None)
+    arriving.abandon()
+    words = (
+        f"by NCCL cannot go on: rank {receiver} has given up a receive of 12 bytes, tag 5, that "
+        "both had entered. End and restart the run, or leave nccl out of ASYNCDDP_DEVICE_WIRES."
+    )
+    assert f"messages between rank {receiver} and rank {1 - receiver} {words}" == told(arriving)
+    assert f"messages between rank {1 - receiver} and rank {receiver} {words}" == told(sending)
+    assert [comm.ended for comm in two.comms] == ["abort", "abort"]
+    for rank in (0, 1):
+        with pytest.raises(PeerError, match="has given up a receive of 12 bytes"):
+            two.send(rank, torch.ones(1))
+    assert two.close() == ["abort", "abort"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_that_nccl_reports_later_is_told_on_both_sides(rank, monkeypatch):
+    two = Two().open()
+    monkeypatch.setattr(two.nccl.device, "step", lambda: None)
+    waiting = two.receive(1, torch.zeros(3), 9)
+    sending, arriving = two.send(rank, torch.ones(3)), two.receive(1 - rank, torch.ones(3))
+    two.until(lambda: arriving.event is not None and sending.event is not None)
+    two.comms[rank].problem = "NCCL_ERROR_SYSTEM_ERROR: unhandled system error"
+    words = f"rank {rank}: NCCL reports: NCCL_ERROR_SYSTEM_ERROR"
+    assert words in told(sending)
+    assert words in told(arriving)
+    assert words in told(waiting)
+    assert [comm.ended for comm in two.comms] == ["abort", "abort"]
+
+
+def test_a_call_that_nccl_refuses_is_told_on_both_sides():
+    two = Two().open()
+
+    def refuse(*_):
+        raise NcclError("NCCL_ERROR_INVALID_ARGUMENT: invalid argument")
+
+    two.comms[0].send = refuse
+    arriving, sending = two.receive(1, torch.zeros(3)), two.send(0, torch.ones(3))
+    two.until(lambda: sending.problem is not None and arriving.problem is not None)
+    for transfer in (sending, arriving):
+        assert "rank 0: messages could not be started: NCCL_ERROR_INVALID_ARG" in told(transfer)
+    assert two.close() == ["abort", "abort"]
+
+
+def test_a_communicator_that_nccl_does_not_open_is_told_on_both_sides():
+    two = Two()
+
+    def refuse(*_):
+        raise NcclError("NCCL_ERROR_SYSTEM_ERROR: unhandled system error")
+
+    for module in two.nccl.modules.values():
+        module.NcclCommunicator = refuse
+    arriving, sending = two.receive(1, torch.zeros(3)), two.send(0, torch.ones(3))
+    two.until(lambda: sending.problem is not None and arriving.problem is not None)
+    assert "NCCL opens no communicator of the two (NCCL_ERROR_SYSTEM_ERROR" in told(sending)
+    assert "End and restart the run, or leave nccl out of ASYNCDDP_DEVICE_WIRES" in told(arriving)
+
+
+@pytest.mark.parametrize("rooms", [(0, 1), (1, 0), (0, 0)])
+def test_a_pair_without_room_on_one_side_is_staged_in_order(rooms):
+    two, outs = Two(rooms), [torch.zeros(1) for _ in range(4)]
+    two.receive(1, torch.zeros(1), 9).abandon()
+    sends = [two.send(0, torch.full((1,), k)) for k in (0.0, 1.0)]
+    receives = [two.receive(1, out) for out in outs[:3]]
+    two.until(lambda: all([transfer.done() for transfer in (*sends, *receives[:2])]))
+    sends = [two.send(0, torch.full((1,), k)) for k in (2.0, 3.0)]
+    receives.append(two.receive(1, outs[3]))
+    two.until(lambda: all([transfer.done() for transfer in (*sends, *receives)]))
+    assert torch.cat(outs).tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert [module.made for module in two.nccl.modules.values()] == [[], []]
+    assert two.sides[1]._room.take() is (rooms[1] == 1), "what was not used was given back"
+
+
+def test_closing_aborts_what_is_under_way(monkeypatch):
+    two = Two().open()
+    monkeypatch.setattr(two.nccl.device, "step", lambda: None)
+    sending, arriving = two.send(0, torch.ones(3)), two.receive(1, torch.ones(3))
+    two.until(lambda: arriving.event is not None and sending.event is not None)
+    assert two.close() == ["abort", "abort"]
+    assert two.close() == ["abort", "abort"]
+
+
+def test_closing_does_not_wait_for_a_peer_that_never_opens():
+    two = Two()
+    arriving = two.receive(1, torch.zeros(3))
+    two.until(lambda: two.nccl._identities, 0)  # the leader has begun to open
+    begun = time.monotonic()
+    two.sides[0].close()
+    assert time.monotonic() - begun < 1.0
+    two.until(lambda: two.nccl.modules[0].made and two.nccl.modules[1].made, 1)
+    two.sides[1].close()
+    deadline = time.monotonic() + SECONDS
+    while any(comm.ended != "abort" for comm in two.comms):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not arriving.landed()
+
+
+def test_what_takes_too_long_is_left_to_its_thread():
+    forever = threading.Event()
+    begun = time.monotonic()
+    run_apart([forever.wait, forever.wait, lambda: None], patience=0.1)
+    assert 0.1 <= time.monotonic() - begun < 1.0
+    forever.set()
+
+
+@pytest.mark.parametrize(
+    ("processors", "channels", "expected"),
+    [(132, None, 8), (132, "16", 4), (132, "many", 8), (20, None, 1), (4, None, 1)],
+)
+def test_pairs_take_half_of_a_gpu_at_most(processors, channels, expected, monkeypatch):
+    monkeypatch.delenv("NCCL_MAX_P2P_NCHANNELS", raising=False)
+    if channels is not None:
+        monkeypatch.setenv("NCCL_MAX_P2P_NCHANNELS", channels)
+    facts = SimpleNamespace(multi_processor_count=processors)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
+    room, taken = Room.of(torch.device("cuda", 0)), 0
+    while room.take():
+        taken += 1
+    assert taken == expected
+    assert taken == 1 or taken * int(channels if channels == "16" else CHANNELS) <= processors / 2

@@ -1,0 +1,168 @@
+"""Messages by NCCL: both sides enter the same groups, in whatever order messages are begun."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+import torch
+
+from asyncddp.memory.dtypes import DTYPES
+from asyncddp.transport import nccl_pairs, nccl_sides
+from tests.conformance import test_transports as transports
+from tests.support.nccl_world import NcclWorld
+
+SECONDS = 20.0
+
+
+def plan(size, seed):
+    """For each ordered pair of ranks and each tag, dtypes and lengths of its messages in order."""
+    draw = random.Random(seed)
+    found = {}
+    for sender in range(size):
+        for receiver in set(range(size)) - {sender}:
+            for tag in draw.sample(range(100), 3):
+                messages = []
+                for _ in range(draw.randint(1, 4)):
+                    dtype = draw.choice(list(DTYPES))
+                    most = draw.choice([0, 1, 100, 10_000, (1 << 20) // dtype.itemsize])
+                    messages.append((dtype, draw.randint(0, most)))
+                found[sender, receiver, tag] = messages
+    return found
+
+
+def content(key, number, dtype, length):
+    return transports.noise(length, hash((*key, number)) % 10_000, dtype)
+
+
+def at_random(wire, seed):
+    """Begin all messages of a plan in an order of this rank's own, looking at some in between."""
+    draw = random.Random(1000 * seed + wire.rank)
+    lines = {k: list(enumerate(v)) for k, v in plan(wire.size, seed).items() if wire.rank in k[:2]}
+    transfers, expected = [], []
+    while lines:
+        key = draw.choice(list(lines))
+        number, (dtype, length) = lines[key].pop(0)
+        lines = {k: v for k, v in lines.items() if v}
+        sender, receiver, tag = key
+        if sender == wire.rank:
+            transfers.append(wire.isend(content(key, number, dtype, length), receiver, tag))
+        else:
+            out = torch.zeros(length, dtype=dtype)
+            expected.append((out, content(key, number, dtype, length)))
+            transfers.append(wire.irecv(out, sender, tag))
+        if draw.random() < 0.3:
+            draw.choice(transfers).done()
+    draw.shuffle(transfers)
+    transports.finish_all(wire, transfers)
+    for out, wanted in expected:
+        assert torch.equal(out, wanted)
+    return len(transfers)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_messages_of_all_tags_dtypes_and_sizes_in_random_orders(seed):
+    world = NcclWorld(4, seed)
+    assert sum(world.run_bare(at_random, seed)) == 2 * sum(map(len, plan(4, seed).values()))
+    assert {kind for _, kinds in world.nccl.groups for kind in kinds} >= {"send", "recv"}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_peers_for_whom_there_is_no_room_are_staged(seed, monkeypatch):
+    """Two kernels fit on a device: the group's, and that of the one pair that is opened."""
+    monkeypatch.setattr(nccl_pairs, "_ROOM", 1)
+    world = NcclWorld(4, seed, room=2)
+    world.run_bare(at_random, seed)
+    pairs = [comm.group for module in world.nccl.modules.values() for comm in module.made]
+    assert len({group.name for group in pairs if group.size == 2}) <= 2
+
+
+def exchange(wire, ways):
+    """Send to each other, or one way only; how long it took."""
+    begun, transfers, out = time.monotonic(), [], torch.zeros(5)
+    if wire.rank in ways:
+        transfers.append(wire.isend(torch.full((5,), wire.rank + 1.0), 1 - wire.rank, 3))
+    if 1 - wire.rank in ways:
+        transfers.append(wire.irecv(out, 1 - wire.rank, 4 - 1))
+    transports.finish_all(wire, transfers)
+    return out[0].item(), time.monotonic() - begun
+
+
+def test_an_exchange_both_ways_is_one_group(monkeypatch):
+    monkeypatch.setattr(nccl_sides, "_MOMENT", 5.0)
+    world = NcclWorld(2)
+    (one, _), (two, _) = world.run_bare(exchange, (0, 1))
+    assert (one, two) == (2.0, 1.0)
+    groups = [(rank, sorted(kinds)) for rank, kinds in world.nccl.groups if "send" in kinds]
+    first, second = [groups[k : k + 2] for k in (0, 2)]
+    assert sorted(first) == sorted(second) == [(0, ["recv", "send"]), (1, ["recv", "send"])]
+
+
+@pytest.mark.parametrize("sender", [0, 1])
+def test_what_goes_one_way_waits_for_nothing(sender, monkeypatch):
+    monkeypatch.setattr(nccl_sides, "_MOMENT", 5.0)
+    world = NcclWorld(2)
+    results = world.run_bare(exchange, (sender,))
+    assert results[1 - sender][0] == sender + 1.0
+    assert max(seconds for _, seconds in results) < 4.0
+    assert (sender, ["send"]) in world.nccl.groups
+
+
+def nothing(wire):
+    before = torch.empty(0)
+    sending = wire.isend(before, 1 - wire.rank, 0)
+    wire.receive(torch.empty(0), 1 - wire.rank, 0, SECONDS)
+    wire.finish(sending, SECONDS, "send")
+
+
+def test_no_bytes_take_no_call_of_nccl():
+    world = NcclWorld(2)
+    world.run_bare(nothing)
+    assert [kinds for _, kinds in world.nccl.groups if "send" in kinds] == [["send", "recv"]] * 2, (
+        "only the exchange in which the two are connected"
+    )
+
+
+def to_itself(wire):
+    out = torch.zeros(3)
+    sending = wire.isend(torch.ones(3), wire.rank, 0)
+    wire.receive(out, wire.rank, 0, SECONDS)
+    wire.finish(sending, SECONDS, "send")
+    return out.tolist()
+
+
+def test_a_rank_sends_to_itself():
+    assert NcclWorld(2).run_bare(to_itself) == [[1.0] * 3] * 2
+
+
+def late(wire):
+    """What is sent is made late, by what was queued before."""
+    data, out, peer = torch.zeros(1000), torch.zeros(1000), 1 - wire.rank
+    wire.streams.copy(data, torch.full((1000,), wire.rank + 1.0), nccl_pairs.Queue.WORK)
+    sending = wire.isend(data, peer, 0)
+    del data
+    wire.receive(out, peer, 0, SECONDS)
+    wire.finish(sending, SECONDS, "send")
+    return out[0].item()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_messages_come_after_the_work_that_was_queued_before_them(seed):
+    assert NcclWorld(2, seed).run_bare(late) == [2.0, 1.0]
+
+
+def dropped(wire):
+    """Rank 1 receives what lies on no device of NCCL's; the next message comes as ever."""
+    if wire.rank == 0:
+        for number in (1.0, 2.0):
+            wire.send(torch.full((4,), number), 1, 0, SECONDS)
+        return None
+    out = torch.zeros(4)
+    wire.receive(torch.empty(4, device="meta"), 0, 0, SECONDS)
+    wire.receive(out, 0, 0, SECONDS)
+    return out.tolist()
+
+
+def test_what_is_received_elsewhere_is_dropped():
+    assert NcclWorld(2).run_bare(dropped)[1] == [2.0] * 4
