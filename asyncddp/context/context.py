@@ -17,7 +17,7 @@ from asyncddp.engine import Engine
 from asyncddp.errors import NotInitializedError
 from asyncddp.timeline.starting import recorder_for
 from asyncddp.transport import Transport
-from asyncddp.transport.device_agreement import settle
+from asyncddp.transport.device_agreement import let_go, settle
 
 __all__ = ["Context", "activate", "current", "in_local_world", "is_initialized", "use"]
 
@@ -89,7 +89,11 @@ class Context:
         self.local_rank = self.local_ranks.index(self.rank)
         self.local_transport = transport.split(self.machine_rank, self.rank)
         self.device_choice = settle(
-            transport, config, machine=self.machine_rank, local_rank=self.local_rank
+            transport,
+            config,
+            machine=self.machine_rank,
+            local_rank=self.local_rank,
+            part=self.local_transport,
         )
         self.topologies = Topologies(self.size, self.machine_size, self.rank)
         first = measure(transport, self.machines.recording, config.timeout)
@@ -115,6 +119,7 @@ class Context:
             self.engine.close(reason)
         finally:
             self.attachments.clear()
+            let_go(self.local_transport, self.transport)
             self.local_transport.close()
             self.transport.close()
             if self.recorder is not None:
