@@ -1,0 +1,1 @@
+"""Ranks under a real Slurm, with both its daemons on this machine."""

@@ -1,0 +1,105 @@
+"""Ranks under a real Slurm of one node: by mpirun, by srun, and by the batch scripts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+EXAMPLES = REPO / "examples" / "slurm"
+RANKS = [f"rank {rank} of 2, {rank} of 2 here, mean 0.5" for rank in range(2)]
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def lines(text):
+    return sorted(line for line in text.splitlines() if line.startswith("rank "))
+
+
+def test_srun_with_pmix_starts_ranks_that_know_each_other(pmix):
+    done = pmix.call("srun", "--ntasks=2", "--mpi=pmix", sys.executable, "train.py")
+    assert done.returncode == 0, done.stderr
+    assert lines(done.stdout) == RANKS
+
+
+def test_srun_without_it_is_refused_and_not_trained_apart(slurm):
+    """Both would be rank 0 of 1, and each would train a model of its own."""
+    done = slurm.call("srun", "--ntasks=2", "--mpi=none", sys.executable, "train.py")
+    assert done.returncode != 0
+    assert not lines(done.stdout)
+    assert "srun has started this process as rank 0 of 2, but the MPI library says" in done.stderr
+    assert "srun --mpi=pmix" in done.stderr
+
+
+def test_asyncddp_run_reads_the_number_of_ranks_from_the_allocation(slurm):
+    words = [sys.executable, "-m", "asyncddp", "run", "train.py"]
+    done = slurm.call("salloc", "--quiet", "--ntasks=2", *words)
+    assert done.returncode == 0, done.stderr
+    assert lines(done.stdout) == RANKS
+
+
+def test_a_failing_rank_under_srun_is_named_with_its_exit_code(pmix):
+    (pmix.folder / "fails.py").write_text(
+        "import asyncddp as bf, sys\nbf.init()\nbf.rank() or sys.exit(7)\nbf.barrier()\n"
+    )
+    run = [sys.executable, "-m", "asyncddp", "run", "--launcher", "srun", "--mpi-args=--mpi=pmix"]
+    done = pmix.call("salloc", "--quiet", "--ntasks=2", *run, "fails.py")
+    assert done.returncode == 7
+    assert "asyncddp run: rank 0" in done.stderr
+    assert "ended with exit code 7" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["cpu.sh", "srun.sh"])
+def test_the_batch_scripts_train(name, request):
+    slurm = request.getfixturevalue("pmix" if name == "srun.sh" else "slurm")
+    small = ["--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=1", f"--output={name}.out"]
+    done = slurm.call(
+        "sbatch", "--wait", *small, str(EXAMPLES / name), "train.py", VENV=os.fspath(sys.prefix)
+    )
+    said = (slurm.folder / f"{name}.out").read_text()
+    assert done.returncode == 0, said
+    assert lines(said) == RANKS
+
+
+def test_a_batch_script_without_a_program_says_how_it_is_used(slurm):
+    small = ["--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=1", "--output=usage.out"]
+    done = slurm.call("sbatch", "--wait", *small, str(EXAMPLES / "cpu.sh"), VENV=sys.prefix)
+    assert done.returncode != 0
+    assert (
+        "usage: sbatch examples/slurm/cpu.sh train.py" in (slurm.folder / "usage.out").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [
+        (["--gpus-per-node=2"], {"0 sees 0,1", "1 sees 0,1"}),
+        (["--gpus-per-task=1"], {"0 sees 0", "1 sees 1"}),
+        (["--gpus-per-node=2", "--gpu-bind=single:1"], {"0 sees 0", "1 sees 1"}),
+    ],
+    ids=["per-node", "per-task", "bind"],
+)
+def test_which_gpus_a_task_sees_is_as_the_guide_says(slurm, options, seen):
+    """docs/guides/slurm.md tells what CUDA_VISIBLE_DEVICES holds for each way to ask for GPUs."""
+    show = 'echo "$SLURM_PROCID sees $CUDA_VISIBLE_DEVICES"'
+    done = slurm.call("srun", "--ntasks=2", *options, "bash", "-c", show)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.splitlines()) == seen
+
+
+def test_ranks_of_mpirun_see_all_gpus_of_the_batch_step(slurm):
+    """--gpus-per-task binds tasks of srun; mpirun's ranks have what the batch script has."""
+    script = (
+        "#!/bin/bash\n"
+        f"{sys.executable} -m asyncddp run -np 2 bash -c "
+        "'echo \"$OMPI_COMM_WORLD_RANK sees $CUDA_VISIBLE_DEVICES\"'\n"
+    )
+    (slurm.folder / "seen.sh").write_text(script)
+    asked = ["--ntasks=2", "--gpus-per-task=1", "--output=seen.out"]
+    done = slurm.call("sbatch", "--wait", *asked, "seen.sh")
+    said = (slurm.folder / "seen.out").read_text()
+    assert done.returncode == 0, said
+    assert sorted(said.splitlines()) == ["0 sees 0,1", "1 sees 0,1"]
