@@ -10,6 +10,7 @@ from benchmarks.contract import Aim, Table, World
 from benchmarks.gathers import allgather_table
 from benchmarks.machine import crowded
 from benchmarks.mixing import IN_PLACE, LIMIT, MPI4PY, OURS, mixing_table
+from benchmarks.scatters import reduce_scatter_table
 from benchmarks.shared import shared_table
 from benchmarks.small import ALONE, EACH, MANY_CALLS, ONE_CALL, caller_table, small_table
 from benchmarks.sums import GLOO_SUM, MPI_SUM, NEIGHBOR, allreduce_table
@@ -67,6 +68,7 @@ def tables(world: World, *, quick: bool) -> Sequence[Table]:
         mixing_table(world, "exp2", "neighbor_allreduce, exponential-2 graph", exp2, sizes),
         shared_table(world, one_peer, sizes, _SHARED_AIMS if bound else ()),
         allreduce_table(world, one_peer, sizes, sum_aims if bound else ()),
+        reduce_scatter_table(world, sizes),
         allgather_table(world, sizes),
         small_table(world, one_peer, _SMALL_AIMS if bound else ()),
         caller_table(world, one_peer, caller_sizes, _CALLER_AIMS if bound else ()),

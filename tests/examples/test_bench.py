@@ -19,6 +19,7 @@ RIVALS = {
     "one_peer": (*OURS, "mpi4py", "gloo", "limit"),
     "exp2": (*OURS, "mpi4py", "gloo", "limit"),
     "allreduce": (*OURS, "MPI", "gloo", "neighbor_allreduce"),
+    "reduce_scatter": ("asyncddp", "asyncddp, out=", "MPI", "gloo"),
     "allgather": ("asyncddp", "MPI", "gloo"),
     "small": (
         "200 non-blocking calls",
