@@ -1,4 +1,4 @@
-"""What holds on every wire holds on ``cuda_staged``, with a stand-in for the device.
+"""What holds on every wire holds on ``cuda_staged`` and ``nccl``, with stand-ins for the device.
 
 The cases are those of the conformance tests. Copies are made late and in small pieces, so that
 whoever reads or writes too early gets wrong values.
@@ -19,6 +19,7 @@ from tests.conformance import test_neighbor_allgather as gathering
 from tests.conformance import test_neighbor_allreduce as neighbors
 from tests.conformance import test_reduce_scatter as scattering
 from tests.conformance import test_transports as transports
+from tests.support.nccl_world import NcclWorld
 from tests.support.oracle import SHAPES
 from tests.support.staged import StagedWorld
 
@@ -26,14 +27,19 @@ DTYPES = [torch.bool, torch.uint8, torch.bfloat16, torch.complex128]
 AVERAGING = DTYPES[2:]
 
 
-@pytest.fixture(scope="module")
-def world():
-    return StagedWorld(2)
+@pytest.fixture(scope="module", params=[StagedWorld, NcclWorld], ids=["cuda_staged", "nccl"])
+def wire(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def four():
-    return StagedWorld(4)
+def world(wire):
+    return wire(2)
+
+
+@pytest.fixture(scope="module")
+def four(wire):
+    return wire(4)
 
 
 # the contract of transports
@@ -111,9 +117,9 @@ def test_neighbor_allreduce_with_weights_by_hand(four, case):
     four.run(case)
 
 
-def test_integers_are_rounded_half_to_even():
+def test_integers_are_rounded_half_to_even(world):
     """0.5, 2.5, 4.5 and -1.5 become 0, 2, 4 and -2."""
-    assert StagedWorld(2).run(neighbors.rounds_half_to_even) == [[0, 2, 4, -2]] * 2
+    assert world.run(neighbors.rounds_half_to_even) == [[0, 2, 4, -2]] * 2
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -154,7 +160,7 @@ def test_named_verbs_match_in_whatever_order_ranks_start_and_end_them(world):
 
 
 @pytest.mark.parametrize("kind", mismatches.EXPECTED)
-def test_a_mismatch_is_told_on_both_ranks_and_the_world_goes_on(kind):
-    for error, message in StagedWorld(2).run(mismatches.neighbour_mismatch, kind, "blocking"):
+def test_a_mismatch_is_told_on_both_ranks_and_the_world_goes_on(world, kind):
+    for error, message in world.run(mismatches.neighbour_mismatch, kind, "blocking"):
         assert error == "MismatchError"
         assert re.search(mismatches.differs(*mismatches.EXPECTED[kind]), message), message

@@ -1,0 +1,132 @@
+"""``nccl``: how ranks agree on it, for all and for parts; and its notes between processes."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+import asyncddp as bf
+from asyncddp.config import Config
+from asyncddp.context import Context
+from asyncddp.context.context import use
+from asyncddp.memory.streams import stand_in
+from asyncddp.transport import device_agreement, nccl
+from asyncddp.transport.cuda_staged import on_device
+from asyncddp.transport.device_agreement import agree, let_go
+from asyncddp.transport.device_routes import DeviceFacts
+from asyncddp.transport.loopback import Loopback
+from asyncddp.transport.nccl import NCCL
+from asyncddp.transport.routes import explain_device_wires
+from tests.conformance import test_collectives as collectives
+from tests.conformance import test_handles as handles
+from tests.conformance import test_neighbor_allreduce as neighbors
+from tests.conformance import test_transports as transports
+from tests.support import DEFAULTS, on
+from tests.support.late_device import LateDevice
+from tests.support.nccl import FakeNccl
+from tests.support.nccl_processes import ProcessNccl
+from tests.support.oracle import SHAPES
+from tests.unit.test_wires_nccl_pairs import at_random
+
+SECONDS = 20.0
+
+
+def agreed(wanted, fake, ends, doubt=""):
+    """Agree on a wire for all ranks and for machines of two; sum over both, and end."""
+    rank = bf.rank()
+    base = ends[rank]
+    part = base.split(rank // 2, rank)
+    mine = DeviceFacts(
+        rank, rank // 2, "cuda", f"GPU-{rank}", cupy="13", nccl=22703, doubt=doubt if rank else ""
+    )
+    choice = agree(base, wanted, mine, fake.device, SECONDS, part)
+    found = [on_device(end, fake.device) for end in (base, part)]
+    ones = [torch.ones(3) for _ in found]
+    for wire, x in zip(found, ones, strict=True):
+        wire.allreduce(x, SECONDS)
+    base.barrier(SECONDS)
+    let_go(part, base)
+    return choice.wire, [wire.name for wire in found], [x[0].item() for x in ones]
+
+
+def ask(monkeypatch, size, *, wanted=("nccl",), doubt=""):
+    fake, ends = FakeNccl(LateDevice()), Loopback.group(size)
+    monkeypatch.setattr(nccl, "library", lambda: fake.library(bf.rank()))
+    monkeypatch.setattr(nccl, "limit_channels", lambda: None)
+    with bf.local_world(size, **DEFAULTS) as world:
+        told = world.run(agreed, wanted, fake, ends, doubt)
+    return told, [module.made for _, module in sorted(fake.modules.items())]
+
+
+def test_a_machine_s_ranks_get_a_communicator_of_their_own_and_a_rank_alone_stages(monkeypatch):
+    told, made = ask(monkeypatch, 3)
+    assert told[:2] == [("nccl", ["nccl", "nccl"], [3.0, 2.0])] * 2
+    assert told[2] == ("nccl", ["nccl", "cuda_staged"], [3.0, 1.0])
+    every = [comm for comms in made for comm in comms]
+    assert all(comm.ended == "destroy" for comm in every), "all are given back in the end"
+
+
+def test_a_part_in_which_the_trial_fails_is_staged(monkeypatch, caplog):
+    true = device_agreement.try_out
+
+    def fails(wire, streams, timeout, *, messages=True):
+        return true(wire, streams, timeout, messages=messages) and messages
+
+    monkeypatch.setattr(device_agreement, "try_out", fails)
+    told, _ = ask(monkeypatch, 2)
+    assert told == [("nccl", ["nccl", "cuda_staged"], [2.0, 2.0])] * 2
+    assert "sums inside a machine go by cuda_staged: a trial by nccl failed" in caplog.text
+
+
+def test_a_wire_whose_trial_fails_is_given_back(monkeypatch, caplog):
+    monkeypatch.setattr(device_agreement, "try_out", lambda *_, **__: False)
+    told, made = ask(monkeypatch, 2)
+    assert told == [("cuda_staged", ["cuda_staged", "cuda_staged"], [2.0, 2.0])] * 2
+    assert [[comm.ended for comm in comms] for comms in made] == [["destroy"], ["destroy"]]
+    assert "tensors on GPUs do not go by nccl: a trial" in caplog.text
+
+
+@pytest.mark.parametrize("wanted", ["nccl", "cuda_staged"])
+def test_two_libraries_of_nccl_are_warned_of_by_the_rank_that_has_them(monkeypatch, caplog, wanted):
+    with caplog.at_level(logging.WARNING, "asyncddp"):
+        ask(monkeypatch, 2, wanted=(wanted,), doubt="this process has loaded several")
+    words = ["rank 1: this process has loaded several"] if wanted == "nccl" else []
+    assert [record.getMessage() for record in caplog.records] == words
+
+
+def test_the_doctor_says_so_too():
+    strange = DeviceFacts(0, device="cuda", gpu="a", cupy="13", nccl=22703, doubt="two are loaded")
+    for wanted in (["nccl"], []):
+        rows = {row.wire: row.why for row in explain_device_wires(strange, wanted)}
+        assert rows["nccl"].endswith("; but two are loaded")
+        assert "two are loaded" not in rows["cuda_ipc"]
+
+
+# between processes
+
+
+def between_processes(base, seed):
+    """Messages in random orders, whose notes go by MPI; then the verbs of neighbours."""
+    device = LateDevice(seed + base.rank)
+    door = ProcessNccl(device, base.split(0, base.rank)).library()
+    wire = NCCL.open(base, device, SECONDS, door)
+    count = at_random(wire, seed)
+    transports.by_tag_backwards(wire)
+    transports.same_tag_in_order(wire)
+    base.device_wire = wire.for_device
+    with stand_in(device):
+        context = Context(base, Config(**DEFAULTS))
+        with use(context):
+            neighbors.averages_shapes(torch.bfloat16, SHAPES)
+            handles.any_order(3, 20)
+            collectives.averages(torch.float32)
+        context.close("the case has ended")
+    return count > 0, {comm.ended for comm in door.nccl.made}
+
+
+@on("mpi-2")
+@pytest.mark.parametrize("seed", range(2))
+def test_messages_between_processes(world, seed):
+    assert world.run_bare(between_processes, seed) == [(True, {"destroy"})] * 2
