@@ -44,15 +44,15 @@ def finish_all(wire, transfers):
 @contextmanager
 def pieces_of(wire, size):
     """Where a wire cuts bulk transfers, cut them at ``size`` bytes."""
-    module = sys.modules[type(wire).__module__]
-    before = getattr(module, "_PIECE", None)
-    if before is not None:
+    modules = {sys.modules[kind.__module__] for kind in type(wire).__mro__}
+    before = {module: module._PIECE for module in modules if hasattr(module, "_PIECE")}
+    for module in before:
         module._PIECE = size
     try:
         yield
     finally:
-        if before is not None:
-            module._PIECE = before
+        for module, piece in before.items():
+            module._PIECE = piece
 
 
 def test_every_wire_of_the_registry_is_tested():
