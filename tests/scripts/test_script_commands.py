@@ -105,7 +105,7 @@ def gates(machine):
     (clone / "library.bin").write_bytes(b"\0\0binary")
     (machine.root / "own").mkdir()
     (machine.root / "own" / "bin").symlink_to(machine.bin)
-    for tool in ("python", "ruff", "mypy", "lint-imports", "shellcheck"):
+    for tool in ("python", "ruff", "mypy", "lint-imports", "shellcheck", "hadolint"):
         machine.install(
             tool, f'[[ "${{FAKE_FAILS:-}}" != {tool} ]] || {{ echo "bad {tool}"; exit 3; }}'
         )
@@ -123,7 +123,7 @@ def test_check_runs_all_gates_in_order(machine, gates):
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     assert [line[0] for line in lines] == [
-        "format", "lint", "types", "imports", "startup", "shell", "doctests",
+        "format", "lint", "types", "imports", "startup", "shell", "docker", "doctests",
     ]  # fmt: skip
     assert all(line[1] == "ok" and line[3] == "s" for line in lines)
     calls = "\n".join(machine.calls())
@@ -133,7 +133,12 @@ def test_check_runs_all_gates_in_order(machine, gates):
 
 @pytest.mark.parametrize(
     ("tool", "names"),
-    [("mypy", "types"), ("ruff", "format lint"), ("shellcheck", "shell")],
+    [
+        ("mypy", "types"),
+        ("ruff", "format lint"),
+        ("shellcheck", "shell"),
+        ("hadolint", "docker"),
+    ],
 )
 def test_a_failing_gate_is_shown_and_named_and_the_others_still_run(gates, tool, names):
     """A gate that fails shows its output; the rest run; the end names it; the code is 1."""
@@ -185,6 +190,7 @@ def ci(machine):
         )
         script.chmod(0o755)
     machine.install("python3", "")
+    machine.install("slurmctld", "")
 
     def run(**environ):
         return machine.run(clone / ".ci" / "run", **environ)
