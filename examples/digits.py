@@ -56,6 +56,8 @@ def train(method: str, digits: Digits, options: argparse.Namespace) -> Run:
         mine, batch = digits, BATCH
     torch.manual_seed(options.seed)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+    device = device_of_rank(options.device)
+    model, mine = model.to(device), mine.to(device)
     bf.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.5)
     optimizer = distributed(method, optimizer, model)
@@ -76,6 +78,15 @@ def train(method: str, digits: Digits, options: argparse.Namespace) -> Run:
     run.own_accuracies = bf.allgather_object(accuracy(model, mine))
     run.bytes_per_step = getattr(optimizer, "bytes_sent", 0) / steps
     return run
+
+
+def device_of_rank(kind: str) -> torch.device:
+    """With ``cuda`` one GPU for each rank of a machine, or shared ones where they are fewer."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        fail("torch sees no GPU here; leave --device out")
+    return torch.device("cuda", bf.local_rank() % torch.cuda.device_count())
 
 
 def distributed(
@@ -99,7 +110,8 @@ def evaluate(step: int, model: torch.nn.Module, mine: Digits) -> Point:
     model.eval()
     with bf.average_model(model):
         error = F.cross_entropy(model(mine.inputs), mine.labels, reduction="sum")
-        error, images = bf.allreduce(torch.tensor([error, len(mine.labels)]), average=False)
+        totals = torch.tensor([float(error), len(mine.labels)])
+        error, images = bf.allreduce(totals, average=False)
         point = Point(step, float(error / images), accuracy(model, mine), distance)
     model.train()
     return point
@@ -134,6 +146,8 @@ def parse_options() -> argparse.Namespace:
     )
     parser.add_argument("--lr", type=float, default=0.4, help="step size at first (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (%(default)s)")
+    devices = ("cpu", "cuda")
+    parser.add_argument("--device", choices=devices, default="cpu", help="(%(default)s)")
     parser.add_argument("--smoke", action="store_true", help="60 steps, to see that it runs")
     parser.add_argument(
         "--out", type=Path, default=Path("digits.png"), help="picture (%(default)s)"

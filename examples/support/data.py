@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -32,6 +32,11 @@ class Digits:
         """One rank's part: all images of the digits rank, rank + size, … and of no others."""
         mine = self.labels % size == rank
         return replace(self, inputs=self.inputs[mine], labels=self.labels[mine])
+
+    def to(self, device: torch.device) -> Digits:
+        """The same images on a device."""
+        moved = {item.name: getattr(self, item.name).to(device) for item in fields(self)}
+        return replace(self, **moved)
 
 
 def read_digits() -> Digits:

@@ -1,6 +1,12 @@
-"""What ranks do with tensors on a device; the tests compare it with what the host gives."""
+"""What ranks do with tensors on a device; the tests compare it with what the host gives.
+
+Each case takes a :class:`~tests.gpu.places.Place` first, and runs on a GPU and on a pretended one.
+"""
 
 from __future__ import annotations
+
+import threading
+from contextlib import nullcontext
 
 import torch
 
@@ -39,68 +45,193 @@ def prepare():
     bf.set_machine_topology(topology.ring(bf.machine_size()))
 
 
-def agrees_with_the_host(device, dtype):
+def agrees_with_the_host(place, dtype):
     """Every verb and shape gives on the device what it gives on the host, within rounding."""
     prepare()
     for name, verb in verbs().items():
         for seed, shape in enumerate(SHAPES):
             x = held(bf.rank(), shape, dtype, seed)
             expected = verb(x, **options(dtype))
-            got = verb(x.to(device), **options(dtype))
-            assert got.device == device, name
-            torch.testing.assert_close(got.cpu(), expected, msg=f"{name} of {shape}")
+            with place.there():
+                got = verb(x.to(place.device), **options(dtype))
+                assert got.device == place.device, name
+                torch.testing.assert_close(got.cpu(), expected, msg=f"{name} of {shape}")
 
 
-def races(device, slow):
+def _input(place, values):
+    """Those values on the device, which are written only after a while; NaN till then."""
+    made = torch.full(values.shape, float("nan"))
+    place.late(made, values)
+    return made
+
+
+def races(place, steps, side):
     """Slow work before a verb makes its input, and slow work after it uses its result.
 
-    The caller's stream is not the default one, the input is overwritten as soon as the verb is
-    over, and its memory is given back for others to use.
+    The input is overwritten as soon as the verb is over, and its memory is given back for others to
+    use, who fill it with NaN.
     """
     prepare()
-    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-    with torch.cuda.stream(stream):
-        for step in range(5):
-            for name, verb in verbs().items():
-                x = held(bf.rank(), (100_000,), torch.float32, step)
-                expected = verb(x)
-                late = torch.full((100_000,), float("nan"), device=device)
-                slow()
-                late.copy_(x, non_blocking=True)
+    for step in range(steps):
+        for name, verb in verbs().items():
+            x = held(bf.rank(), (100_000,), torch.float32, step)
+            expected = verb(x)
+            with place.there(), place.side() if side else nullcontext():
+                late = _input(place, x)
                 got = verb(late)
                 late.fill_(float("nan"))
                 del late
-                spoilt = torch.full((100_000,), float("nan"), device=device)
-                slow()
+                spoilt = torch.full((100_000,), float("nan"))
+                place.busy()
                 torch.testing.assert_close((got + 0.0).cpu(), expected, msg=f"{name}, {step}")
                 del spoilt
 
 
-def trains(device, steps):
-    """Weights after some steps of adapt-then-combine; equal on all devices within rounding."""
-    torch.manual_seed(0)
+def waited_elsewhere(place):
+    """A handle is started on one stream, and waited for on another one and by another thread."""
+    bf.set_topology(topology.ring(bf.size()))
+    values = [held(bf.rank(), (50_000,), torch.float32, seed) for seed in range(6)]
+    expected = [bf.neighbor_allreduce(value) for value in values]
+    found = {}
+
+    def wait(number, handle):
+        with place.there(), place.side():
+            result = handle.wait()
+            place.busy()
+            found[number] = (result + 0.0).cpu()
+
+    with place.there():
+        with place.side():
+            inputs = [_input(place, value) for value in values]
+            start = bf.neighbor_allreduce_nonblocking
+            handles = [start(x, name=f"h{k}") for k, x in enumerate(inputs)]
+        for number in (0, 1, 2):
+            wait(number, handles[number])
+        threads = [threading.Thread(target=wait, args=(k, handles[k])) for k in (3, 4, 5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for number, value in enumerate(expected):
+        torch.testing.assert_close(found[number], value, msg=f"handle {number}")
+
+
+def graphed(place, rounds):
+    """A graph of the computation between two verbs, replayed with new values in its tensors."""
+    bf.set_topology(topology.ring(bf.size()))
+    x = held(bf.rank(), (10_000,), torch.float64)
+    with place.there():
+        inside = x.to(place.device)
+        outside = torch.empty_like(inside)
+
+        def compute():
+            torch.mul(inside, 0.5, out=outside)
+            outside.add_(1.0)
+
+        replay = place.graph(compute)
+        for _ in range(rounds):
+            inside.copy_(bf.neighbor_allreduce(inside))
+            replay()
+            inside.copy_(bf.neighbor_allreduce(outside))
+        got = inside.cpu()
+    for _ in range(rounds):
+        x = bf.neighbor_allreduce(bf.neighbor_allreduce(x) * 0.5 + 1.0)
+    torch.testing.assert_close(got, x, rtol=1e-12, atol=0)
+
+
+def each_verb_once(place, watch):
+    """Warmed up, then every verb once under ``watch``, a context that is told its name."""
+    prepare()
+    with place.there():
+        x = held(bf.rank(), (300_000,), torch.float32)
+        for name, verb in verbs().items():
+            verb(x)
+            place.ends()
+            bf.barrier()
+            with watch(name):
+                result = verb(x)
+                bf.barrier()
+            place.ends()
+            del result
+
+
+METHODS = {
+    "adapt_then_combine": {},
+    "adapt_with_combine": {},
+    "adapt_then_combine in backward": {"update_in_backward": True},
+    "gradient_allreduce": {},
+}
+
+
+def trains(place, method, steps):
+    """Weights of a convnet after some steps on the device, and after the same ones on the host."""
+    with place.there():
+        there = _trained(method, steps)
+    return there, _trained(method, steps)
+
+
+def _trained(method, steps):
+    """In double precision, where no device rounds as coarsely as in TF32."""
     model = torch.nn.Sequential(
-        torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 10)
-    ).to(device)
+        torch.nn.Conv2d(1, 4, 3, dtype=torch.float64),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(144, 10, dtype=torch.float64),
+    )
+    flat = 0.1 * held(0, (1490,), torch.float64)
+    torch.nn.utils.vector_to_parameters(flat, model.parameters())
     inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    schedule = topology.one_peer_exponential(bf.size())
-    optimizer = bf.DistributedAdaptThenCombineOptimizer(inner, model=model, topology=schedule)
+    algorithm = method.partition(" ")[0]
+    graph = {"topology": topology.one_peer_exponential(bf.size())}
+    given = {} if algorithm == "gradient_allreduce" else graph
+    optimizer = bf.DistributedOptimizer(inner, model, algorithm, **given, **METHODS[method])
     for step in range(steps):
-        data = held(bf.rank(), (8, 1, 8, 8), torch.float32, step).to(device)
-        labels = torch.arange(8, device=device) % 10
+        data = held(bf.rank(), (8, 1, 8, 8), torch.float64, step)
+        labels = torch.arange(8) % 10
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(data), labels).backward()
         optimizer.step()
     return torch.nn.utils.parameters_to_vector(model.parameters()).detach().cpu()
 
 
-def in_a_process(name, *args):
-    """One of the cases above on the GPU of a rank that is a process."""
-    device = torch.device("cuda", bf.local_rank() % torch.cuda.device_count())
-    return globals()[name](device, *args)
+def joins(place):
+    """Like ``trains``, where rank r has r + 2 batches."""
+    with place.there():
+        there = _joined()
+    return there, _joined()
 
 
-def agreed_wire():
-    """The wire that serves this rank's GPU."""
-    device = torch.device("cuda", bf.local_rank() % torch.cuda.device_count())
-    return on_device(current().transport, streams_of_device(device)).name
+def _joined():
+    model = torch.nn.Linear(3, 1, dtype=torch.float64)
+    flat = held(0, (4,), torch.float64)
+    torch.nn.utils.vector_to_parameters(flat, model.parameters())
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = bf.DistributedOptimizer(inner, model, "gradient_allreduce")
+    with bf.join(optimizer):
+        for step in range(bf.rank() + 2):
+            data = held(bf.rank(), (4, 3), torch.float64, step)
+
+            def closure(data=data):
+                optimizer.zero_grad()
+                loss = model(data).square().mean()
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach().cpu()
+
+
+def mixed_devices(place):
+    """The error that a rank gets whose neighbour has its tensor on another kind of device."""
+    with place.there():
+        device = place.device if bf.rank() else torch.device("cpu")
+        try:
+            bf.neighbor_allreduce(torch.ones(70_000, device=device), name="x")
+        except bf.MismatchError as error:
+            return str(error)
+    return "no error"
+
+
+def agreed_wire(place):
+    """The wire that serves this rank's device."""
+    return on_device(current().transport, streams_of_device(place.device)).name

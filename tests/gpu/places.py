@@ -8,10 +8,10 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 import asyncddp as bf
-from asyncddp.memory.streams import Queue
+from asyncddp.memory.streams import Queue, streams_of_device
 from tests.gpu import pretended
 
-__all__ = ["GPU", "Place", "PretendedGPU"]
+__all__ = ["GPU", "Place", "PretendedGPU", "on_a_pretended_gpu"]
 
 _LONG = 4_000_000  # cycles, some 2 ms
 
@@ -91,18 +91,15 @@ class GPU(Place):
 
 
 class PretendedGPU(Place):
-    """A GPU that is pretended, for ranks that are threads; see :mod:`tests.gpu.pretended`.
-
-    Args:
-        streams: Its streams.
-    """
-
-    def __init__(self, streams):
-        self._streams = streams
+    """The GPU of :mod:`tests.gpu.pretended`, which must be there."""
 
     @property
     def device(self):
         return pretended.DEVICE
+
+    @property
+    def _streams(self):
+        return streams_of_device(self.device)
 
     @contextmanager
     def there(self):
@@ -124,3 +121,9 @@ class PretendedGPU(Place):
     def ends(self):
         """Let the caller's queue end; others have nothing that a caller was not handed."""
         self._streams.after(Queue.CALLER, self._streams.mark(Queue.CALLER))
+
+
+def on_a_pretended_gpu(case, *args):
+    """A case on a rank that is a process, which has no GPU."""
+    with pretended.pretended_gpu():
+        return case(PretendedGPU(), *args)

@@ -1,9 +1,10 @@
 """A GPU that is pretended, so that cases for GPUs run where there is none.
 
 Its tensors say that they lie on ``cuda:0``, and their values lie on the host. What a GPU refuses is
-refused here: arithmetic between a tensor there and one on the host, and its memory as a NumPy array.
-What makes the host wait for a GPU is counted. Copies by its side streams are late, as those of
-:class:`~asyncddp.memory.streams_host.HostStreams` are; arithmetic is done at once.
+refused here: arithmetic between a tensor there and one on the host, and its memory as NumPy's.
+What makes the host wait for a GPU is counted. Copies are late, as those of
+:class:`~asyncddp.memory.streams_host.HostStreams` are; arithmetic is done at once, after what is
+queued on its thread's stream.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from asyncddp.memory import streams as known
+from asyncddp.memory.streams import Queue
 from asyncddp.memory.streams_host import HostStreams
 from asyncddp.transport import cuda_staged
 
@@ -38,7 +40,13 @@ class _Waits:
             self.seen[operation] += 1
 
 
-waits = _Waits()
+class _Here(threading.local):
+    """The queue on which a thread works."""
+
+    queue = Queue.CALLER
+
+
+waits, _here = _Waits(), _Here()
 
 
 class Pretended(torch.Tensor):
@@ -62,6 +70,8 @@ class Pretended(torch.Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
+        if DEVICE in known._known.by_device:
+            known._known.by_device[DEVICE].catch_up()
         _refuse_mixed(name, tree_leaves((args, kwargs)))
         out = args[0] if name.endswith("_") else kwargs.get("out")
         to_host = name == "copy_" and type(out) is torch.Tensor
@@ -85,6 +95,15 @@ class Pretended(torch.Tensor):
     device = property(lambda self: DEVICE)
     is_cuda = property(lambda self: True)
     is_cpu = property(lambda self: False)
+
+    @property
+    def data(self):
+        return Pretended(self.inner)
+
+    @data.setter
+    def data(self, value):
+        torch.Tensor.data.__set__(self, value)
+        self.inner = value.inner
 
     def numpy(self, **_):
         raise TypeError(f"{DEVICE}: its memory is none of NumPy's; copy it to the host first")
@@ -171,8 +190,19 @@ class PretendedStreams(HostStreams):
     kind = "cuda"
     device = DEVICE
 
+    @contextmanager
     def working(self, queue):
-        return _Factories()
+        before, _here.queue = _here.queue, queue
+        try:
+            with _Factories():
+                yield
+        finally:
+            _here.queue = before
+
+    def catch_up(self):
+        """Do what is queued where this thread works, since what it does now comes after it."""
+        queue = _here.queue
+        self.after(queue, self.mark(queue))
 
     def copy(self, out, source, queue):
         super().copy(_inner(out), _inner(source), queue)
@@ -187,9 +217,12 @@ def pretended_gpu(laziness=1, piece=60_000):
         piece: Bytes of a piece of what is staged.
     """
     streams, before = PretendedStreams(laziness), cuda_staged._PIECE
+    overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)  # what is a class of its own
     known._known.by_device[DEVICE], cuda_staged._PIECE = streams, piece
     try:
         yield streams
     finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(overwrite)
         cuda_staged._PIECE = before
         del known._known.by_device[DEVICE]

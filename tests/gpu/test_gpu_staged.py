@@ -1,73 +1,55 @@
-"""``cuda_staged`` on a GPU: ranks that share it, as threads and as processes."""
+"""``cuda_staged`` on a GPU that ranks share, which are threads."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 import torch
 
-import asyncddp as bf
 from asyncddp.memory.streams import Queue, streams_of
-from tests.gpu import cases
-from tests.support import LoopbackWorld, on
+from tests.gpu import cases, conformance
+from tests.support import LoopbackWorld
 from tests.support.oracle import AVERAGING
 
 SETTINGS = {"ranks_per_machine": 2}
 
 
-@pytest.fixture(params=[2, 4], ids=["2-ranks", "4-ranks"])
-def ranks(request):
-    return LoopbackWorld(request.param)
+@pytest.mark.parametrize("case", conformance.CASES, ids=str)
+def test_conformance(ranks, place, case):
+    if ranks.size not in case.ranks:
+        pytest.skip(f"the case is one of {case.ranks[0]} ranks")
+    ranks.run(conformance.perform, place, case, settings=case.settings)
 
 
 @pytest.mark.parametrize("dtype", AVERAGING, ids=str)
-def test_every_verb_gives_what_the_host_gives(ranks, device, dtype):
-    ranks.run(cases.agrees_with_the_host, device, dtype, settings=SETTINGS)
+def test_every_verb_gives_what_the_host_gives(ranks, place, dtype):
+    ranks.run(cases.agrees_with_the_host, place, dtype, settings=SETTINGS)
 
 
-def test_verbs_keep_to_the_order_of_the_caller_s_stream(ranks, device):
+@pytest.mark.parametrize("side", [False, True], ids=["its-stream", "another-stream"])
+def test_verbs_keep_to_the_order_of_the_caller_s_stream(ranks, place, side):
     """About 2 ms of a busy GPU before and after each verb."""
-    ranks.run(cases.races, device, lambda: torch.cuda._sleep(4_000_000), settings=SETTINGS)
+    ranks.run(cases.races, place, 5, side, settings=SETTINGS)
 
 
-def test_training_equals_that_on_the_host(ranks, device):
-    on_host = ranks.run(cases.trains, torch.device("cpu"), 20)
-    for there, here in zip(ranks.run(cases.trains, device, 20), on_host, strict=True):
-        torch.testing.assert_close(there, here, rtol=1e-3, atol=1e-4)
+def test_handles_waited_on_other_streams_and_threads(ranks, place):
+    ranks.run(cases.waited_elsewhere, place)
 
 
-@on("mpi-2", "mpi-4")
-def test_processes_that_share_a_gpu(world):
-    world.run(cases.in_a_process, "agrees_with_the_host", torch.float32, settings=SETTINGS)
+def test_a_graph_between_two_verbs(ranks, place):
+    ranks.run(cases.graphed, place, 10)
 
 
-@on("mpi-2", "mpi-4")
-@pytest.mark.parametrize("wire", ["cuda_ipc", "mpi_cuda", "nccl"])
-def test_every_wire_that_the_ranks_agree_on(world, wire):
-    """One that cannot be taken here is said to be so; what is taken gives what the host gives."""
-    used = world.run(cases.agreed_wire, settings={"device_wires": wire})
-    if set(used) != {wire}:
-        pytest.skip(f"the ranks agreed on {set(used)}: asyncddp doctor says why")
-    world.run(
-        cases.in_a_process, "agrees_with_the_host", torch.float32, settings={"device_wires": wire}
-    )
+@pytest.mark.parametrize("method", cases.METHODS)
+def test_training_equals_that_on_the_host(ranks, place, method):
+    for there, here in ranks.run(cases.trains, place, method, 20):
+        torch.testing.assert_close(there, here, rtol=1e-8, atol=1e-10)
 
 
-def test_nobody_waits_for_the_whole_device(device):
-    """A verb on a busy device synchronises no stream and no device; its events are asked."""
-    seen = torch.profiler.ProfilerActivity
-
-    def case():
-        x = torch.ones(1_000_000, device=device)
-        bf.neighbor_allreduce(x)
-        torch.cuda.synchronize(device)
-        return bf.neighbor_allreduce_nonblocking(x).wait()
-
-    with torch.profiler.profile(activities=[seen.CPU, seen.CUDA]) as profile:
-        LoopbackWorld(2).run(case)
-    waits = {event.key: event.count for event in profile.key_averages() if "Sync" in event.key}
-    ours = {key: count for key, count in waits.items() if "Device" not in key}
-    assert waits.get("cudaDeviceSynchronize", 0) <= 3, "two of the test, one of the profiler"
-    assert not ours, waits
+def test_training_with_unequal_numbers_of_batches(ranks, place):
+    for there, here in ranks.run(cases.joins, place):
+        torch.testing.assert_close(there, here, rtol=1e-8, atol=1e-10)
 
 
 def test_host_memory_is_pinned(device):
@@ -78,10 +60,6 @@ def test_host_memory_is_pinned(device):
     assert event.done()
 
 
-def test_a_rank_on_the_host_beside_one_on_a_gpu_is_named(device):
-    def case():
-        place = device if bf.rank() else torch.device("cpu")
-        with pytest.raises(bf.MismatchError, match=r"expected a tensor on c\w+, got one on c\w+"):
-            bf.neighbor_allreduce(torch.ones(70_000, device=place), name="x")
-
-    LoopbackWorld(2).run(case)
+def test_a_rank_on_the_host_beside_one_on_a_gpu_is_named(place):
+    for message in LoopbackWorld(2).run(cases.mixed_devices, place):
+        assert re.search(r"rank \d.* 'x'.*expected a tensor on c\w+, got one on c\w+", message)

@@ -5,23 +5,30 @@ So does a tensor that the library leaves on the wrong device, and what makes the
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from contextlib import contextmanager
+
 import pytest
 import torch
 
-from tests.gpu import conformance
-from tests.gpu.places import PretendedGPU
-from tests.gpu.pretended import pretended_gpu
-from tests.support import LoopbackWorld
+from asyncddp.memory.streams import Order
+from tests.gpu import cases, conformance, short_run
+from tests.gpu.places import PretendedGPU, on_a_pretended_gpu
+from tests.gpu.pretended import Pretended, pretended_gpu, waits
+from tests.support import LoopbackWorld, RanksFailedError, on
 
 
 @pytest.fixture
 def place():
-    with pretended_gpu() as streams:
-        yield PretendedGPU(streams)
+    with pretended_gpu():
+        yield PretendedGPU()
 
 
 DTYPES = [torch.bool, torch.int16, torch.bfloat16, torch.complex64]
 """One of each kind: the others differ on a real device only."""
+
+SETTINGS = {"ranks_per_machine": 2}
 
 CASES = [
     pytest.param(min(case.ranks), case, id=str(case))
@@ -33,3 +40,115 @@ CASES = [
 @pytest.mark.parametrize(("size", "case"), CASES)
 def test_conformance(place, size, case):
     LoopbackWorld(size).run(conformance.perform, place, case, settings=case.settings)
+
+
+@pytest.fixture
+def ranks():
+    return LoopbackWorld(2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+def test_every_verb_gives_what_the_host_gives(place, ranks, dtype, monkeypatch):
+    monkeypatch.setattr(cases, "SHAPES", cases.SHAPES[:-1])
+    ranks.run(cases.agrees_with_the_host, place, dtype, settings=SETTINGS)
+
+
+@pytest.mark.parametrize("side", [False, True], ids=["its stream", "another stream"])
+def test_verbs_keep_to_the_order_of_the_caller_s_stream(place, ranks, side):
+    ranks.run(cases.races, place, 2, side, settings=SETTINGS)
+
+
+def test_the_short_run_for_compute_sanitizer(place):
+    short_run.main(place)
+
+
+def test_handles_waited_on_other_streams_and_threads(place, ranks):
+    ranks.run(cases.waited_elsewhere, place)
+
+
+def test_a_verb_that_keeps_to_no_order_is_found(place, ranks, monkeypatch):
+    """Else the tests above would show nothing."""
+    monkeypatch.setattr(Order, "begin", lambda self: None)
+    with pytest.raises(RanksFailedError, match="neighbor_allreduce"):
+        ranks.run(cases.races, place, 1, False, settings=SETTINGS)
+
+
+def test_a_graph_between_two_verbs(place, ranks):
+    ranks.run(cases.graphed, place, 3)
+
+
+def test_no_verb_makes_the_host_wait(place, ranks):
+    seen = {}
+
+    @contextmanager
+    def watch(name):
+        before = Counter(waits.seen)
+        yield
+        seen[name] = Counter(waits.seen) - before
+
+    ranks.run(cases.each_verb_once, place, watch, settings=SETTINGS)
+    assert len(seen) >= 10
+    assert not any(seen.values()), seen
+
+
+@pytest.mark.parametrize("method", cases.METHODS)
+def test_training_equals_that_on_the_host(place, ranks, method):
+    for there, here in ranks.run(cases.trains, place, method, 4):
+        torch.testing.assert_close(there, here, rtol=1e-12, atol=1e-14)
+
+
+def test_training_with_unequal_numbers_of_batches(place, ranks):
+    for there, here in ranks.run(cases.joins, place):
+        torch.testing.assert_close(there, here, rtol=1e-12, atol=1e-14)
+
+
+def test_a_rank_on_the_host_beside_one_on_a_gpu_is_named(place, ranks):
+    for message in ranks.run(cases.mixed_devices, place):
+        assert re.search(r"rank \d.* 'x'.*expected a tensor on c\w+, got one on c\w+", message)
+
+
+def test_the_wire_of_threads_is_the_one_that_always_works(place, ranks):
+    assert ranks.run(cases.agreed_wire, place) == ["cuda_staged"] * 2
+
+
+# ranks that are processes
+
+
+@on("mpi-2")
+def test_conformance_between_processes(world):
+    some = [case for case in conformance.CASES if case.module in ("pair_gossip", "handles")]
+    world.run(on_a_pretended_gpu, conformance.perform_all, some, settings=SETTINGS)
+
+
+@on("mpi-2")
+def test_a_case_that_fails_is_named(world):
+    wrong = conformance.Case("collectives", "no_such_case")
+    with pytest.raises(RanksFailedError, match="collectives-no_such_case: module"):
+        world.run(on_a_pretended_gpu, conformance.perform_all, [wrong], settings=SETTINGS)
+
+
+# the pretended GPU itself
+
+
+def test_the_pretended_gpu_refuses_what_a_gpu_refuses(place):
+    with place.there():
+        there, here = torch.ones(3), torch.ones(3, device="cpu")
+        assert type(there) is Pretended
+        assert there.device == torch.device("cuda", 0)
+        assert (there + 1.0 + torch.tensor(1.0, device="cpu")).tolist() == [3.0] * 3
+        with pytest.raises(RuntimeError, match="expected all tensors on cuda:0, got one of shape"):
+            there.add_(here)
+        with pytest.raises(TypeError, match="its memory is none of NumPy's"):
+            there.numpy()
+
+
+def test_the_pretended_gpu_counts_what_waits_for_it(place):
+    with place.there():
+        x = torch.arange(3.0)
+        before = Counter(waits.seen)
+        torch.empty(3, device="cpu").copy_(x, non_blocking=True)
+        assert not Counter(waits.seen) - before
+        for wait in (x.cpu, x[0].item, x.tolist, lambda: torch.equal(x, x), x.nonzero):
+            before = Counter(waits.seen)
+            wait()
+            assert sum((Counter(waits.seen) - before).values()) == 1, wait

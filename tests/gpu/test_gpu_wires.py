@@ -1,0 +1,110 @@
+"""Every wire on a GPU, between ranks that are processes: the same laws hold on all of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from tests.gpu import cases, conformance
+from tests.gpu.places import GPU
+from tests.support import on
+
+pytestmark = [pytest.mark.timeout(300), on("mpi-2", "mpi-4")]
+WIRES = ["cuda_staged", "cuda_ipc", "mpi_cuda", "nccl"]
+LIMIT = 240.0
+BY_MODULE = {
+    name: list(group)
+    for name, group in itertools.groupby(conformance.CASES, key=lambda case: case.module)
+}
+_agreed = {}
+
+
+@pytest.fixture(params=WIRES)
+def run(request, world):
+    """Runs a case on ranks that have agreed on a wire; skips where they do not, and says so."""
+    wire, asked = request.param, (world, request.param)
+    settings = {"device_wires": wire}
+    if asked not in _agreed:
+        _agreed[asked] = set(world.run(cases.agreed_wire, GPU(), settings=settings, limit=LIMIT))
+    if _agreed[asked] != {wire}:
+        pytest.skip(f"asked for {wire}, the ranks agreed on {_agreed[asked]}: see asyncddp doctor")
+
+    def run_there(case, *args, **more):
+        return world.run(case, GPU(), *args, settings={**settings, **more}, limit=LIMIT)
+
+    return run_there
+
+
+@pytest.mark.parametrize("module", BY_MODULE)
+def test_conformance(run, world, module):
+    """Machines of two ranks are pretended, so that of four some are near and some are not."""
+    fitting = [case for case in BY_MODULE[module] if world.size in case.ranks]
+    run(conformance.perform_all, fitting, ranks_per_machine=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+def test_every_verb_gives_what_the_host_gives(run, dtype):
+    run(cases.agrees_with_the_host, dtype)
+
+
+@pytest.mark.parametrize("side", [False, True], ids=["its-stream", "another-stream"])
+def test_verbs_keep_to_the_order_of_the_caller_s_stream(run, side):
+    run(cases.races, 5, side)
+
+
+def test_handles_waited_on_other_streams_and_threads(run):
+    run(cases.waited_elsewhere)
+
+
+def test_a_graph_between_two_verbs(run):
+    run(cases.graphed, 10)
+
+
+@pytest.mark.parametrize("method", cases.METHODS)
+def test_training_equals_that_on_the_host(run, method):
+    for there, here in run(cases.trains, method, 20):
+        torch.testing.assert_close(there, here, rtol=1e-8, atol=1e-10)
+
+
+def test_training_with_unequal_numbers_of_batches(run):
+    for there, here in run(cases.joins):
+        torch.testing.assert_close(there, here, rtol=1e-8, atol=1e-10)
+
+
+@contextmanager
+def _calls(found):
+    """Count what the host asks of CUDA meanwhile, by all threads of this process."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        yield
+    found.update({event.key: event.count for event in seen.key_averages()})
+
+
+def host_waits(place):
+    """For each verb the calls that make the host wait, beyond those of the profiler itself."""
+    idle, told = Counter(), {}
+    for _ in range(2):
+        idle.clear()
+        with _calls(idle):
+            pass
+
+    @contextmanager
+    def watch(name):
+        found = Counter()
+        with _calls(found):
+            yield
+        waits = [key for key in found - idle if key.endswith("Synchronize")]
+        told[name] = sorted(waits)
+
+    cases.each_verb_once(place, watch)
+    return told
+
+
+def test_no_verb_makes_the_host_wait(run):
+    """No stream, event or device is synchronised: events are asked."""
+    for told in run(host_waits):
+        assert not any(told.values()), told
