@@ -20,7 +20,7 @@ def site():
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=115,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -73,7 +73,7 @@ def test_what_is_missing_is_named(tmp_path):
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 1

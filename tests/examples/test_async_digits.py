@@ -12,7 +12,7 @@ from tests.support.processes import REPO, run_to_end
 SCRIPT = str(REPO / "examples" / "async_digits.py")
 
 
-def run(*options, cwd, ranks=4, timeout=110):
+def run(*options, cwd, ranks=4, timeout=200):
     command = [sys.executable, "-m", "asyncddp", "run", "-np", str(ranks), SCRIPT, *options]
     return run_to_end(command, cwd=cwd, timeout=timeout)
 

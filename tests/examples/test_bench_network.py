@@ -50,7 +50,7 @@ def test_quick_run_measures_every_method_between_two_hosts(tmp_path):
     done = run_to_end(
         [*COMMAND, "--rounds", "2", *files],
         cwd=tmp_path,
-        timeout=115,
+        timeout=200,
         environ={"PYTHONPATH": PATH},
     )
     assert done.code == 0, done

@@ -46,12 +46,3 @@ def test_every_rival_at_every_size_with_a_right_first_result(tmp_path, wire):
     }
     marked = re.findall(r"✓|MISSED|\(not judged\)", done.stdout.partition("aims are met.")[0])
     assert len(marked) == len(found["aims"])
-
-
-@pytest.mark.mpi(2)
-@pytest.mark.timeout(180)
-def test_other_benches_follow_in_the_same_run(tmp_path):
-    """Its windows are gone when it is through: they would keep the topology as it is."""
-    done = run_bench("windows", "step", "--quick", "--rounds", "2", cwd=tmp_path)
-    assert done.code == 0, done
-    assert len(re.findall(r"^\| +local step \|", done.stdout, flags=re.MULTILINE)) == 3

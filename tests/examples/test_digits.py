@@ -21,7 +21,7 @@ ASYNCDDP = (sys.executable, "-m", "asyncddp")
 
 
 def run_digits(
-    ranks: int, *options: str, cwd: Path, timeout: float = 110, run: tuple[str, ...] = ()
+    ranks: int, *options: str, cwd: Path, timeout: float = 200, run: tuple[str, ...] = ()
 ) -> Finished:
     launcher = [*ASYNCDDP, "run", "-np", str(ranks), *run] if ranks > 1 else [sys.executable]
     return run_to_end([*launcher, SCRIPT, *options], cwd=cwd, timeout=timeout)
