@@ -161,7 +161,7 @@ class Opening:
     def _run(self) -> None:
         try:
             made = self._make()
-        except (RuntimeError, PeerError) as problem:
+        except RuntimeError as problem:  # NCCL's, or ours for a peer
             self.problem = str(problem)
             return
         with self._lock:

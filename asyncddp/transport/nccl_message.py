@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Message"]
 
+_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
+
 
 class Message:
     """A send or a receive between two ranks.
@@ -56,7 +58,7 @@ class Message:
 
     def land(self) -> None:
         """It has arrived; its tensor is let go."""
-        self._landed, self.flat = True, self.flat[:0]
+        self._landed, self.flat = True, _NOTHING
 
     def done(self) -> bool:
         """Whether it has arrived; moves all messages of the wire on."""

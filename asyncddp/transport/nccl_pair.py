@@ -5,24 +5,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from asyncddp.errors import MismatchError, PeerError
 from asyncddp.memory.streams import DeviceStreams, Event, Queue
 from asyncddp.transport.contract import Transfer
-from asyncddp.transport.nccl_collectives import grouped
-from asyncddp.transport.nccl_communicator import BYTE, Communicator, Opening
+from asyncddp.transport.nccl_communicator import Communicator, Opening
+from asyncddp.transport.nccl_group import connected, exchange
 from asyncddp.transport.nccl_library import Library
 from asyncddp.transport.nccl_message import Message
 from asyncddp.transport.nccl_notes import Broken, Note
 from asyncddp.transport.nccl_order import Offer
 
 __all__ = ["Pair", "Wire"]
-
-_FIRST = "the first exchange of a communicator"
 
 
 class Wire(Protocol):
@@ -153,35 +152,11 @@ class Pair(ABC):
     # what both do alike
 
     def open(self, identity: Sequence[int]) -> None:
-        """Have a thread open the communicator and exchange a byte each way.
-
-        NCCL connects two ranks in their first exchange, for which it waits as it does in opening.
-        """
-        wire, place = self._wire, self.place
-
-        def make() -> Communicator:
-            """Open it."""
-            made = Communicator.open(wire.library, wire.streams, 2, identity, place)
-            with wire.streams.working(Queue.WORK):
-                both = torch.zeros(2, dtype=torch.uint8, device=wire.streams.device)
-            first = self._call([(True, both[:1]), (False, both[1:])])
-            made.enter(_FIRST, first, [both], [wire.streams.mark(Queue.WORK)])
-            return made
-
-        self._opening = Opening(make)
-
-    def _call(self, parts: Sequence[tuple[bool, torch.Tensor]]) -> Callable[[Any, int], None]:
-        """One group of sends (True) and receives (False) of bytes."""
-        nccl, other = self._wire.library.nccl, 1 - self.place
-
-        def call(handle: Any, stream: int) -> None:
-            """Enter all of them."""
-            with grouped(nccl):
-                for sends, flat in parts:
-                    one = handle.send if sends else handle.recv
-                    one(flat.data_ptr(), flat.numel(), BYTE, other, stream)
-
-        return call
+        """Have a thread open the communicator, since that waits for the other one."""
+        wire = self._wire
+        self._opening = Opening(
+            partial(connected, wire.library, wire.streams, identity, self.place)
+        )
 
     def _enter(self, communicator: Communicator, messages: Sequence[Message]) -> None:
         streams = self._wire.streams
@@ -202,7 +177,10 @@ class Pair(ABC):
             return
         try:
             event = communicator.enter(
-                "messages", self._call(parts), [flat for _, flat in parts], after
+                "messages",
+                exchange(self._wire.library.nccl, self.place, parts),
+                [flat for _, flat in parts],
+                after,
             )
         except PeerError as problem:
             self._entered += messages

@@ -16,8 +16,9 @@ GPU could hold up the very rank that others wait for. Here
   ``NCCL_MAX_P2P_NCHANNELS`` channels (8 unless set), a channel takes one multiprocessor, and a
   rank opens no more communicators than fill half of them. What goes to further peers is staged.
 
-What remains is that a call of CUDA inside NCCL's opening may wait for the device. Then messages
-pass their deadline, and say so.
+What remains: a call of CUDA inside NCCL's opening may wait for the device; and with
+``NCCL_LAUNCH_ORDER_IMPLICIT=1`` NCCL itself puts communicators in the order of each rank's host.
+Then messages pass their deadline, and say so.
 
 References:
     NCCL's documentation, "Point-to-point communication" and "Using multiple NCCL communicators
