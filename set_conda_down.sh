@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Creates or updates a conda environment with CUDA-aware Open MPI, NCCL, cupy, torch and asyncddp.
 #
-# conda-forge builds Open MPI with CUDA and UCX and switches both off; the settings below, stored in
-# the environment and set when it is activated, switch them on. (Open MPI 5.0.8 had builds without CUDA.)
+# conda-forge builds Open MPI with CUDA and UCX and switches both off; the settings below, set when the
+# environment is activated, switch them on. They are kept in a script of the environment's, since mamba
+# has no `env config vars`. (Open MPI 5.0.8 had builds without CUDA.)
 set -euo pipefail
 
 repo=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
@@ -14,7 +15,8 @@ usage() {
 Usage: ./set_conda_down.sh [--name NAME] [--python 3.X] [--cuda VERSION | --cpu] [--dry-run]
 
 Creates the conda environment, or brings an existing one of that name up to date, installs this
-clone into it (editable) and ends with `asyncddp doctor` inside it. Can be run again at any time.
+clone into it (editable) and ends with `asyncddp doctor --check` inside it, which starts ranks and has
+them call every verb over every wire. Can be run again at any time.
 
   --name NAME     the environment's name                        (asyncddp)
   --python 3.X    its Python, 3.10 or newer                     (3.12)
@@ -91,7 +93,7 @@ run() {
 choose_packages() {
     packages=(
         "python=$python" pip hatchling "openmpi>=5.0.7,!=5.0.8,<6" "mpi4py>=4" "numpy>=1.24" "networkx>=3.1"
-        "click>=8.1" "rich>=13" "lazy-loader>=0.4" scipy "matplotlib-base>=3.7" "scikit-learn>=1.3"
+        "click>=8.1" "rich>=14.0" "lazy-loader>=0.4" "scipy>=1.10" "matplotlib-base>=3.8" "scikit-learn>=1.3"
     )
     if [[ -n $cpu ]]; then
         packages+=("pytorch=2.*=cpu*")
@@ -104,7 +106,7 @@ choose_packages() {
         export CONDA_OVERRIDE_CUDA=${CONDA_OVERRIDE_CUDA:-$cuda}
         printf 'No NVIDIA driver here: installing for CUDA %s all the same (--cpu leaves it out).\n' "$CONDA_OVERRIDE_CUDA" >&2
     fi
-    packages+=("cuda-version${cuda:+=}${cuda:->=12}" "pytorch=2.*=cuda*" cuda-cudart ucx nccl cupy)
+    packages+=("cuda-version${cuda:+=}${cuda:->=12}" "pytorch=2.*=cuda*" cuda-cudart ucx nccl "cupy>=13.6")
 }
 
 exists() {
@@ -113,6 +115,23 @@ exists() {
     awk -v name="$name" '$1 == name { found = 1 } END { exit !found }' <<<"$listing"
 }
 
+# script_of KIND: the path of our script among those that are run when the environment is `activate`d
+# or `deactivate`d.
+script_of() { printf '%s/etc/conda/%s.d/asyncddp.sh\n' "$prefix" "$1"; }
+
+# store_settings: what the user has set already stays.
+store_settings() {
+    local setting variable
+    mkdir -p -- "$prefix/etc/conda/activate.d" "$prefix/etc/conda/deactivate.d"
+    for setting in "${settings[@]}"; do
+        variable=${setting%%=*}
+        printf "export %s=\"\${%s-%s}\"\n" "$variable" "$variable" "${setting#*=}"
+    done >"$(script_of activate)"
+    printf 'unset %s\n' "${settings[@]%%=*}" >"$(script_of deactivate)"
+}
+
+forget_settings() { rm -f -- "$(script_of activate)" "$(script_of deactivate)"; }
+
 parse "$@"
 find_conda
 choose_packages
@@ -120,14 +139,22 @@ from=(--yes --name "$name" --override-channels --channel conda-forge)
 if [[ -n $dry_run ]]; then
     printf "# 'install' in place of 'create' where the environment exists\n"
     run "" "$conda" create "${from[@]}" "${packages[@]}"
-elif exists; then
-    run "updating the environment $name" "$conda" install "${from[@]}" "${packages[@]}"
-    [[ -z $cpu ]] || run "forgetting CUDA settings" "$conda" env config vars unset --name "$name" "${settings[@]%%=*}"
+    [[ -n $cpu ]] || printf '# then %s are stored in etc/conda/activate.d of the environment\n' "${settings[*]}"
 else
-    run "creating the environment $name" "$conda" create "${from[@]}" "${packages[@]}"
+    if exists; then
+        run "updating the environment $name" "$conda" install "${from[@]}" "${packages[@]}"
+    else
+        run "creating the environment $name" "$conda" create "${from[@]}" "${packages[@]}"
+    fi
+    prefix=$("$conda" run --name "$name" python -c 'import sys; print(sys.prefix)' | tail -n 1) && [[ -d $prefix ]] ||
+        die "the Python of the environment $name does not run: remove it ($conda env remove --name $name), then run this again"
+    if [[ -n $cpu ]]; then
+        run "forgetting CUDA settings" forget_settings
+    else
+        run "storing ${settings[*]}" store_settings
+    fi
 fi
-[[ -n $cpu ]] || run "storing ${settings[*]}" "$conda" env config vars set --name "$name" "${settings[@]}"
 run "installing asyncddp from $repo" "$conda" run --name "$name" \
     python -m pip install --no-deps --no-build-isolation --editable "$repo"
-run "self-test: asyncddp doctor" "$conda" run --name "$name" asyncddp doctor
+run "self-test: asyncddp doctor --check" "$conda" run --name "$name" asyncddp doctor --check
 [[ -n $dry_run ]] || printf '\nReady. Now: %s activate %s\n' "$(basename -- "$conda")" "$name"

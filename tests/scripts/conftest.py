@@ -11,8 +11,8 @@ import pytest
 
 REPO = Path(__file__).resolve().parents[2]
 TOOLS = """
-    awk basename bash cat cp cut date dirname env find flock grep head ls mkdir mktemp mv rm sed
-    sha256sum sleep sort tail tee touch tr uname xargs
+    awk basename bash cat chmod cp cut date dirname env find flock grep head ls mkdir mktemp mv rm
+    sed sha256sum sleep sort tail tee touch tr uname xargs
 """
 
 

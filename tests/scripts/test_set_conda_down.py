@@ -1,24 +1,18 @@
-"""set_conda_down.sh against a stand-in conda that notes its calls and pretends to have some."""
+"""set_conda_down.sh against a conda that keeps environments, and refuses what conda refuses."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+
+from tests.scripts.stand_in_conda import CONDA
 
 REPO = Path(__file__).resolve().parents[2]
 SCRIPT = REPO / "set_conda_down.sh"
 SETTINGS = "OMPI_MCA_opal_cuda_support=true OMPI_MCA_pml=ucx UCX_MEMTYPE_CACHE=n"
 
-CONDA = """
-case "$1 $2" in
-    "env list")
-        printf '# conda environments:\\n#\\nbase  *  /opt/conda\\n'
-        for name in ${FAKE_ENVS:-}; do printf '%s  /opt/conda/envs/%s\\n' "$name" "$name"; done ;;
-    *) echo "conda does: $1 $2, __cuda ${CONDA_OVERRIDE_CUDA:-as it is}" ;;
-esac
-[[ -z ${FAKE_FAILS:-} || "$*" != *"$FAKE_FAILS"* ]]
-"""
 NVIDIA = '[[ "$1" == -L ]] && echo "GPU 0: stand-in"'
 
 
@@ -26,6 +20,7 @@ NVIDIA = '[[ "$1" == -L ]] && echo "GPU 0: stand-in"'
 def down(machine):
     """Run the script with the given arguments and environment; ``conda`` and a driver are there."""
     machine.install("conda", CONDA)
+    machine.environ["CONDA_ROOT"] = str(machine.root / "conda")
     machine.install("nvidia-smi", NVIDIA)
 
     def run(*arguments, **environ):
@@ -42,55 +37,93 @@ def conda_calls(machine, name="conda"):
     return [call for call in words if call != ["env", "list"]]
 
 
+def activation(machine, name="asyncddp"):
+    """The script that is run when the environment is activated."""
+    return machine.root / "conda" / "envs" / name / "etc" / "conda" / "activate.d" / "asyncddp.sh"
+
+
 def test_fresh_creates_stores_settings_installs_and_tests_itself(machine, down):
     """Without the environment: create, settings, this clone without its dependencies, doctor."""
     done = down()
     assert done.returncode == 0, done.stderr
-    create, settings, install, doctor = conda_calls(machine)
+    create, prefix, install, doctor = conda_calls(machine)
     assert create[:6] == [
         "create", "--yes", "--name", "asyncddp", "--override-channels", "--channel",
     ]  # fmt: skip
     packages = create[7:]
     assert "openmpi>=5.0.7,!=5.0.8,<6" in packages
-    assert {"python=3.12", "pytorch=2.*=cuda*", "cuda-version>=12", "ucx", "nccl", "cupy"} < set(
-        packages
-    )
-    assert settings == ["env", "config", "vars", "set", "--name", "asyncddp", *SETTINGS.split()]
+    assert {"python=3.12", "pytorch=2.*=cuda*", "cuda-version>=12", "ucx", "nccl"} < set(packages)
+    assert prefix[:5] == ["run", "--name", "asyncddp", "python", "-c"]
     assert install[:3] == ["run", "--name", "asyncddp"]
     assert install[-4:] == ["--no-deps", "--no-build-isolation", "--editable", str(REPO)]
-    assert doctor == ["run", "--name", "asyncddp", "asyncddp", "doctor"]
-    assert "conda does: run --name" in done.stdout, "the self-test's output is shown"
+    assert doctor == ["run", "--name", "asyncddp", "asyncddp", "doctor", "--check"]
     assert done.stdout.endswith("Ready. Now: conda activate asyncddp\n")
+
+
+def test_the_self_test_is_shown_and_runs_with_the_settings(down):
+    """Inside the environment, activated as a user's shell would."""
+    said = down().stdout.splitlines()
+    assert "doctor: OMPI_MCA_opal_cuda_support=true" in said
+    assert "doctor: OMPI_MCA_pml=ucx UCX_MEMTYPE_CACHE=n" in said
+
+
+def test_a_setting_of_the_users_own_stays(down):
+    assert "doctor: OMPI_MCA_pml=ob1 UCX_MEMTYPE_CACHE=n" in down(OMPI_MCA_pml="ob1").stdout
+
+
+def test_leaving_the_environment_forgets_the_settings(machine, down):
+    """What is run on deactivation unsets each of them, and nothing else."""
+    down()
+    leave = activation(machine).parents[1] / "deactivate.d" / "asyncddp.sh"
+    names = [setting.split("=")[0] for setting in SETTINGS.split()]
+    assert leave.read_text().splitlines() == [f"unset {name}" for name in names]
 
 
 def test_second_run_updates_in_place(machine, down):
     """With the environment there: the same packages by ``install``, and nothing is created."""
     down()
-    created = conda_calls(machine)
-    assert down(FAKE_ENVS="other asyncddp").returncode == 0
+    created, script = conda_calls(machine), activation(machine).read_text()
+    assert down().returncode == 0
     updated = conda_calls(machine)
     assert updated[0] == ["install", *created[0][1:]]
     assert updated[1:] == created[1:]
+    assert activation(machine).read_text() == script
 
 
 def test_an_environment_whose_name_only_begins_alike_is_another(machine, down):
     """``asyncddp-old`` is not ``asyncddp``."""
-    assert down(FAKE_ENVS="asyncddp-old").returncode == 0
+    assert down("--name", "asyncddp-old").returncode == 0
+    assert down().returncode == 0
     assert conda_calls(machine)[0][0] == "create"
 
 
 def test_cpu_leaves_cuda_out(machine, down):
-    """--cpu: no CUDA package and no setting; one that an earlier run stored is taken back."""
+    """--cpu: no CUDA package and no setting; those that an earlier run stored are taken back."""
     assert down("--cpu", "--name", "little", "--python", "3.11").returncode == 0
-    create, install, doctor = conda_calls(machine)
+    create, *inside = conda_calls(machine)
     assert {"python=3.11", "pytorch=2.*=cpu*"} < set(create)
     assert not [word for word in create if "cu" in word and "cpu" not in word]
     assert not {"nccl", "ucx"} & set(create)
-    assert [call[:3] for call in (install, doctor)] == [["run", "--name", "little"]] * 2
-    assert down("--cpu", FAKE_ENVS="asyncddp").returncode == 0
-    names = [setting.split("=")[0] for setting in SETTINGS.split()]
-    unset = ["env", "config", "vars", "unset", "--name", "asyncddp", *names]
-    assert conda_calls(machine)[1] == unset
+    assert [call[:3] for call in inside] == [["run", "--name", "little"]] * 3
+    assert not activation(machine, "little").exists()
+    down()
+    assert activation(machine).exists()
+    assert "OMPI_MCA_opal_cuda_support=unset" in down("--cpu").stdout
+    assert not activation(machine).exists()
+
+
+def test_what_pyproject_asks_for_is_among_the_packages(machine, down):
+    """pip installs this clone without its dependencies, so that conda must bring all of them."""
+    down()
+    bounds = {}
+    for word in conda_calls(machine)[0][7:]:
+        found = re.match(r"([a-z0-9-]+?)(?:-base)?(?:>=([0-9.]+)|=([0-9]+).*)?(?:,.*)?$", word)
+        bounds[found[1].replace("pytorch", "torch")] = found[2] or found[3]
+    declared = (REPO / "pyproject.toml").read_text()
+    needed = re.search(r"^dependencies = \[(.*?)\]", declared, re.MULTILINE | re.DOTALL)[1]
+    for name, least in re.findall(r'"([a-z0-9-]+)>=([0-9.]+)"', needed):
+        assert name in bounds, f"{name} is not among conda's packages"
+        assert name == "torch" or bounds[name].removesuffix(".0") == least.removesuffix(".0"), name
 
 
 def test_without_a_driver_the_cuda_packages_come_all_the_same(machine, down, has_gpu):
@@ -101,7 +134,7 @@ def test_without_a_driver_the_cuda_packages_come_all_the_same(machine, down, has
     done = down()
     assert done.returncode == 0
     assert "No NVIDIA driver here: installing for CUDA 12.9 all the same" in done.stderr
-    assert "conda does: create --yes, __cuda 12.9" in done.stdout
+    assert "__cuda is 12.9" in done.stdout
     assert "cuda-version=12.9" in conda_calls(machine)[0]
     assert down("--cuda", "13").returncode == 0
     assert "cuda-version=13" in conda_calls(machine)[0]
@@ -111,9 +144,8 @@ def test_without_a_driver_the_cuda_packages_come_all_the_same(machine, down, has
     ("failing", "step", "calls"),
     [
         ("create", "creating the environment asyncddp", 1),
-        ("config vars", f"storing {SETTINGS}", 2),
         ("pip install", f"installing asyncddp from {REPO}", 3),
-        ("doctor", "self-test: asyncddp doctor", 4),
+        ("doctor", "self-test: asyncddp doctor --check", 4),
     ],
 )
 def test_a_failing_step_ends_it_with_a_sentence(machine, down, failing, step, calls):
@@ -123,6 +155,15 @@ def test_a_failing_step_ends_it_with_a_sentence(machine, down, failing, step, ca
     assert f"set_conda_down.sh: {step} failed (exit code 1)" in done.stderr
     assert "Ready" not in done.stdout
     assert len(conda_calls(machine)) == calls
+
+
+def test_an_environment_whose_python_does_not_run_is_named(machine, down):
+    """It may be broken by an earlier run that was cut off."""
+    done = down(FAKE_FAILS="sys.prefix")
+    assert done.returncode == 1
+    assert "the Python of the environment asyncddp does not run: remove it" in done.stderr
+    assert "conda env remove --name asyncddp" in done.stderr
+    assert len(conda_calls(machine)) == 2
 
 
 def test_an_env_list_that_fails_is_no_reason_to_create(machine, down):
@@ -139,12 +180,13 @@ def test_dry_run_runs_nothing_and_prints_what_can_be_pasted(machine, down):
     assert done.returncode == 0
     assert not conda_calls(machine)
     assert not [call for call in machine.calls() if call.startswith("conda")]
-    comment, *lines = done.stdout.splitlines()
-    assert comment.startswith("#")
-    machine.run("-c", "\n".join(lines))
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("#")]
+    assert f"# then {SETTINGS} are stored" in done.stdout
+    assert machine.run("-c", "\n".join(lines)).returncode == 0
     pasted = conda_calls(machine)
-    assert down("--cuda", "12.9").returncode == 0
-    assert conda_calls(machine) == pasted
+    assert down("--cuda", "12.9", "--name", "asyncddp").returncode == 0
+    real = [call for call in conda_calls(machine) if "-c" not in call]
+    assert [["install", *pasted[0][1:]], *pasted[1:]] == real
 
 
 @pytest.mark.parametrize(
