@@ -55,18 +55,16 @@ class Pane:
         """Whether a neighbour has put anything here since the last restart."""
         return self.window.edges.incoming[source].version() > self._since[source]
 
-    def tell(self, step: int, but: Collection[int]) -> None:
+    def tell(self, step: int, but: Collection[int]) -> WindowHandle:
         """Tell neighbours that wait for this rank how far it is, but those who have heard it."""
-        for peer, edge in self.window.edges.outgoing.items():
-            if peer not in but:
-                edge.tell(step)
+        return self.window.tell(step, but)
 
     def conclude(self) -> None:
         """Tell all neighbours that they need not wait, and let them get what is here."""
         with self.window.lock:
             self.window.clock = _NEVER_BEHIND
             self.window.publish()
-        self.tell(_NEVER_BEHIND, but=())
+        self.tell(_NEVER_BEHIND, but=()).wait()
 
     def read_step(self, source: int) -> int:
         """The step of which a neighbour's tensor is that was read last; 0 if none was."""

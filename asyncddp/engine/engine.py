@@ -73,6 +73,7 @@ class Engine:
         """Short ways of verbs; the verbs know what is in it."""
         self.lent: dict[int, Any] = {}
         """Handles that nobody drives; when nobody asks for one it is handed over to the engine."""
+        self._errands: deque[Callable[[], bool]] = deque()
         self.pause = _LISTEN
         """Seconds between looks at the wire while nothing is under way."""
         self._next_look = 0.0
@@ -194,6 +195,17 @@ class Engine:
             yield self.mailbox.parcels
             self.mailbox.flush()
 
+    def errand(self, attempt: Callable[[], bool]) -> None:
+        """Have something attempted in every round of progress until it says that it is over.
+
+        Args:
+            attempt: It neither raises nor waits, also not for a lock whose owner may wait for the
+                engine.
+        """
+        self._errands.append(attempt)
+        if self._worker is not None:
+            self._worker.wake()
+
     def patience(self, what: str) -> Callable[[list[int]], None]:
         """Begin to wait for what peers do of themselves, by :meth:`Watch.patience`."""
         return self._watch.patience(what)
@@ -266,7 +278,8 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether anything is under way."""
-        return bool(self._queue or self._active) or self.mailbox.parcels.busy
+        waiting = self._queue or self._active or self._errands
+        return bool(waiting) or self.mailbox.parcels.busy
 
     def listen(self) -> bool:
         """One round, and a look at what neighbours show that nobody here expects."""
@@ -303,6 +316,7 @@ class Engine:
                 self._queue.popleft()
                 moved = True
             moved = self._advance() or moved
+            moved = self._run_errands() or moved
             moved = self.mailbox.parcels.progress() or moved
             return self.mailbox.flush() or moved
 
@@ -322,6 +336,13 @@ class Engine:
                 self._active.remove(operation)
                 ended = True
         return ended
+
+    def _run_errands(self) -> bool:
+        """Attempt what is to be attempted; whether any of it is over."""
+        over = [attempt for attempt in list(self._errands) if attempt()]
+        for attempt in over:
+            self._errands.remove(attempt)
+        return bool(over)
 
     def _submitted(self, key: Key) -> bool:
         return self.mailbox.knows(key) or any(
@@ -383,6 +404,7 @@ class Engine:
                 )
             self.leave(reason)
             self.mailbox.parcels.close()
+            self._errands.clear()
             self.closed = True
         if self.mailbox.late is not None:
             raise self.mailbox.late

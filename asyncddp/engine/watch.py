@@ -128,6 +128,7 @@ class Watch:
                         "needed"
                     )
             missing = f"missing: rank{'s' * (len(peers) > 1)} {', '.join(map(str, peers))}"
+            missing = missing if peers else "this rank's device has yet to do its part"
             if now - since > config.timeout:
                 raise WaitTimeoutError(
                     f"rank {self._rank}: {what} was not done in {now - since:.1f} s "

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from asyncddp.windows.contract import Outgoing
 from asyncddp.windows.remote import Question
+from asyncddp.windows.side import Publication, Version
 
 if TYPE_CHECKING:
     from asyncddp.windows.window import Window
@@ -20,7 +20,7 @@ class WindowHandle:
     Args:
         window: The window.
         verb: For messages.
-        versions: Neighbours, the edges to them, and the versions that they shall see.
+        publication: What neighbours shall see.
         questions: What neighbours were asked.
         finish: Called once, when all have answered.
     """
@@ -29,15 +29,14 @@ class WindowHandle:
         self,
         window: Window,
         verb: str,
-        versions: Sequence[tuple[int, Outgoing, int]] = (),
+        publication: Publication | None = None,
         questions: Mapping[int, Question] | None = None,
         finish: Callable[[], None] | None = None,
     ) -> None:
         self._window, self._verb = window, verb
-        self._versions, self._questions, self._finish = versions, questions, finish
-        self._done = False
-        if not versions and finish is None:
-            self._done = True
+        self._publication, self._questions, self._finish = publication, questions, finish
+        self._versions: Sequence[Version] = ()
+        self._done = self._published() and not self._versions and finish is None
 
     def poll(self) -> bool:
         """Whether it is done; never waits.
@@ -45,7 +44,7 @@ class WindowHandle:
         Raises:
             PeerError: The window was freed before.
         """
-        if not self._done and not self._missing():
+        if not self._done and self._published() and not self._missing():
             self._end()
         if not self._done:
             self._window.insist()
@@ -68,13 +67,26 @@ class WindowHandle:
 
     def cancel(self) -> None:
         """Wait for it no more; what is under way goes on, and its end is ignored."""
-        self._done, self._versions, self._questions, self._finish = True, (), None, None
+        self._done, self._publication, self._versions = True, None, ()
+        self._questions, self._finish = None, None
 
     def _over(self) -> bool:
-        if not self._missing():
+        if self._published() and not self._missing():
             return True
         self._window.insist()
         return False
+
+    def _published(self) -> bool:
+        """Whether it was published, so that it is known what has to travel."""
+        publication = self._publication
+        if publication is None:
+            return True
+        if publication.problem is not None:
+            raise publication.problem
+        if publication.versions is None:
+            return False
+        self._publication, self._versions = None, publication.versions
+        return True
 
     def _missing(self) -> list[int]:
         late = self._versions = [one for one in self._versions if not one[1].arrived(one[2])]

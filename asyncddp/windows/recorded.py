@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from asyncddp.timeline.recorder import Recorder
-from asyncddp.windows.contract import Buffer, Outgoing, Shown
+from asyncddp.windows.contract import Buffer, Shown
 from asyncddp.windows.handle import WindowHandle
+from asyncddp.windows.side import Version
 from asyncddp.windows.window import Window
 
 __all__ = ["RecordedWindow"]
@@ -63,10 +64,10 @@ class RecordedWindow(Window):
         return handle
 
     def _sent(
-        self, buffer: Buffer, weights: Mapping[int, float], clock: int, *, add: bool, with_p: bool
-    ) -> list[tuple[int, Outgoing, int]]:
+        self, buffer: Buffer, weights: Mapping[int, float], clock: int, p: float, *, add: bool
+    ) -> list[Version]:
         begun, verb = time.monotonic_ns(), "win_accumulate" if add else "win_put"
-        versions = super()._sent(buffer, weights, clock, add=add, with_p=with_p)
+        versions = super()._sent(buffer, weights, clock, p, add=add)
         now = time.monotonic_ns()
         for peer in weights:
             edge = self.edges.outgoing.get(peer)

@@ -15,8 +15,10 @@ import torch
 from asyncddp.context import Context
 from asyncddp.errors import ArgumentError, PeerError, UnknownNameError
 from asyncddp.memory.shared import Chunk, Place
+from asyncddp.memory.streams import DeviceStreams, streams_of
 from asyncddp.windows.board import WORDS, Inlet, Outlet
 from asyncddp.windows.contract import Shown
+from asyncddp.windows.device_side import Device
 from asyncddp.windows.mutex import FREE, LOCK, LOCKED, Mutex
 from asyncddp.windows.pool import Regions
 from asyncddp.windows.recorded import RecordedWindow
@@ -53,6 +55,7 @@ class Windows:
         self._questions: weakref.WeakValueDictionary[int, Question] = weakref.WeakValueDictionary()
         near = context.transport.visible
         self._regions = None if near is None else Regions(near.arena)
+        self._devices: dict[DeviceStreams, Device] = {}
         self._made = 0
         self._pause = self._engine.pause
         self.with_p = False
@@ -102,10 +105,18 @@ class Windows:
         """Begin a window, before its edges are known."""
         number, regions = self._made, self._regions
         self._made += 1
-        facts = self._context, name, number, tensor, schedule, regions
+        facts = self._context, name, number, tensor, schedule, regions, self._device_of(tensor)
         if self._context.recorder is None:
             return Window(*facts, zero_init=zero_init)
         return RecordedWindow(self._context.recorder, *facts, zero_init=zero_init)
+
+    def _device_of(self, tensor: torch.Tensor) -> Device | None:
+        streams = streams_of(tensor)
+        if streams is None:
+            return None
+        if streams not in self._devices:
+            self._devices[streams] = Device(streams)
+        return self._devices[streams]
 
     def boards(
         self, targets: list[int]

@@ -9,7 +9,7 @@ import torch
 
 from asyncddp.memory.dtypes import DTYPES, Kind
 
-__all__ = ["Term", "weighted"]
+__all__ = ["Term", "lerps", "mean_of", "weighted"]
 
 Term: TypeAlias = tuple[torch.Tensor, float]
 _PIECE = 1 << 19  # bytes
@@ -24,8 +24,9 @@ def weighted(out: torch.Tensor, terms: Sequence[Term], shares: int | None = None
 
     Args:
         out: A contiguous tensor on the host; it may be one of the terms, but not overlap another.
-        terms: Contiguous tensors of its shape and dtype, with their weights; none gives zero. Of
-            integers the weights are whole.
+            Its dtype is theirs, or the wider one in which their sum is formed.
+        terms: Contiguous tensors of its shape and of one dtype, with their weights; none gives
+            zero. Of integers the weights are whole.
         shares: How many tensors are averaged, those that are zero and left out included.
 
     Example:
@@ -37,19 +38,19 @@ def weighted(out: torch.Tensor, terms: Sequence[Term], shares: int | None = None
     if not terms:
         out.zero_()
         return
-    if len(terms) == 2 and out.dtype in _PLAIN:
-        (one, share), (other, rest) = terms
-        if abs(share + rest - 1.0) < 1e-15:
-            torch.lerp(one, other, rest, out=out)
-            return
-    row = DTYPES[out.dtype]
+    parts, weights = [x for x, _ in terms], [w for _, w in terms]
+    dtype = parts[0].dtype
+    if lerps(dtype, weights):
+        torch.lerp(parts[0], parts[1], weights[1], out=out)
+        return
+    row = DTYPES[dtype]
     if row.kind is Kind.INTEGER:
         _sum_integers(out, terms)
         return
-    parts, weights, divisor = [x for x, _ in terms], [w for _, w in terms], 1
-    if shares is not None and not [w for w in weights if abs(w * shares - 1.0) > 1e-12]:
-        weights, divisor = [1.0] * len(terms), shares
-    if len(parts) <= 2 and out.dtype in _PLAIN:
+    divisor = mean_of(weights, shares)
+    if divisor != 1:
+        weights = [1.0] * len(terms)
+    if len(parts) <= 2 and dtype in _PLAIN:
         _sum(out, parts, weights, divisor)
         return
     address = out.data_ptr()
@@ -59,10 +60,22 @@ def weighted(out: torch.Tensor, terms: Sequence[Term], shares: int | None = None
     step = max(1, _PIECE // out.element_size())
     for start in range(0, flat.numel(), step):
         piece, pieces = flat[start : start + step], [x[start : start + step] for x in flats]
-        if out.dtype in _PLAIN:
+        if dtype in _PLAIN:
             _sum(piece, pieces, weights, divisor)
         else:
             _sum_wide(piece, pieces, weights, divisor, row.accumulate)
+
+
+def lerps(dtype: torch.dtype, weights: Sequence[float]) -> bool:
+    """Whether a sum is formed as :math:`a + w (b - a)`, which gives a where b is equal."""
+    return dtype in _PLAIN and len(weights) == 2 and abs(sum(weights) - 1.0) < 1e-15
+
+
+def mean_of(weights: Sequence[float], shares: int | None) -> int:
+    """By what a plain sum is divided in place of multiplying by these weights; 1 if it is not."""
+    if shares is None or [weight for weight in weights if abs(weight * shares - 1.0) > 1e-12]:
+        return 1
+    return shares
 
 
 def _sum(

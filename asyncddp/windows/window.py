@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import torch
@@ -14,9 +14,11 @@ from asyncddp.memory.dtypes import DTYPES, Kind
 from asyncddp.windows.board import Inlet
 from asyncddp.windows.buffers import Buffers, Staleness
 from asyncddp.windows.contract import Buffer, Incoming, Outgoing, Shown
+from asyncddp.windows.device_side import Device, DeviceSide
 from asyncddp.windows.handle import WindowHandle
 from asyncddp.windows.pool import Pool, Regions
-from asyncddp.windows.sums import Term, weighted
+from asyncddp.windows.side import HostSide, Publication, Side, Version
+from asyncddp.windows.sums import Term
 from topology import Neighbors, Schedule
 
 __all__ = ["Edges", "Window"]
@@ -52,6 +54,7 @@ class Window:
         tensor: The rank's own tensor, into which updates are written.
         schedule: The topology along whose edges it lies.
         regions: Memory that peers see; None where there is no such peer.
+        device: On which the tensor lies; None on the host.
         zero_init: Whether buffers begin at zero, or as the rank's own tensor.
 
     Attributes:
@@ -75,6 +78,7 @@ class Window:
         tensor: torch.Tensor,
         schedule: Schedule,
         regions: Regions | None,
+        device: Device | None = None,
         *,
         zero_init: bool,
     ) -> None:
@@ -86,11 +90,14 @@ class Window:
         self.end: AsyncDDPError | None = None
         self._rounds = [schedule.neighbors(context.rank, k) for k in range(schedule.period or 1)]
         self.whole = DTYPES[tensor.dtype].kind is Kind.INTEGER
-        self._direct = tensor.is_cpu and tensor.is_contiguous()
         self._pool = Pool(regions, self.shape, self.dtype)
+        self._side: Side = HostSide(self._pool)
+        if device is not None:
+            what = f"window {name!r}"
+            self._side = DeviceSide(self._pool, device, context.engine, self.lock, what)
         self._zero_init = zero_init
         self._published: tuple[Buffer, float] | None = None
-        self._travelling: dict[int, tuple[int, Outgoing, int]] = {}
+        self._travelling: dict[int, Version] = {}
         self.asked = False
         """Whether a neighbour on another machine has ever got something."""
 
@@ -98,9 +105,18 @@ class Window:
         """Take the edges, and publish the first value."""
         self.edges = edges
         self._pool.edges = [*edges.outgoing.values(), *edges.shows.values()]
-        first = None if self._zero_init else self._host().clone()
-        self._buffers = Buffers(edges.incoming, first, self.shape, self.dtype)
-        self.publish()
+        self._buffers = Buffers({}, None, self.shape, self.dtype)
+
+        def show(buffer: Buffer) -> tuple[Version, ...]:
+            """Let it be what lies in all buffers as well."""
+            first = None if self._zero_init else buffer.tensor.clone()
+            self._buffers = Buffers(edges.incoming, first, self.shape, self.dtype)
+            self._let_get(buffer, 1.0, self.clock)
+            return ()
+
+        with self.lock:
+            publication = self._side.publish(self.tensor, 1.0, show)
+        WindowHandle(self, "win_create", publication).wait()
 
     def close(self, end: AsyncDDPError) -> None:
         """Let go of all memory; nobody reads what this rank has published any more."""
@@ -108,6 +124,7 @@ class Window:
             self.end = end
             self.edges = Edges({}, {}, {}, {})
             self._travelling.clear()
+            self._side.close()
             published, self._published = self._published, None
             self._pool.close([] if published is None else [published[0]])
             self._buffers = Buffers({}, None, self.shape, self.dtype)
@@ -153,28 +170,30 @@ class Window:
             with_p: Whether p goes along.
             step: This rank's step; one more than last time if not given.
         """
+        self._side.keep_up()
         with self.lock:
             self.insist()
-            clock = self.clock + 1 if step is None else step
-            buffer = self._filled(tensor)
-            try:
-                versions = self._sent(buffer, weights, clock, add=add, with_p=with_p)
-                if self._is_own(tensor):
-                    self._let_get(buffer, self_weight)
-            finally:
-                buffer.drop()
-            self._travelling.update((one[0], one) for one in versions)
+            clock, before = self.clock + 1 if step is None else step, self.clock
+            p, own = self.p if with_p else 0.0, self._is_own(tensor)
+
+            def show(buffer: Buffer) -> list[Version]:
+                """Let those neighbours see it, and others get it."""
+                versions = self._sent(buffer, weights, clock, p, add=add)
+                if own:
+                    self._let_get(buffer, self_weight, before)
+                self._travelling.update((one[0], one) for one in versions)
+                return versions
+
+            publication = self._side.publish(tensor, self_weight, show)
             self.clock = clock
             self.step_of_put += 1
-            if self_weight != 1.0:
-                tensor.detach().mul_(int(self_weight) if self.whole else self_weight)
             if with_p:
                 self.p *= self_weight
-        return WindowHandle(self, "win_accumulate" if add else "win_put", versions)
+        return WindowHandle(self, "win_accumulate" if add else "win_put", publication)
 
     def _sent(
-        self, buffer: Buffer, weights: Mapping[int, float], clock: int, *, add: bool, with_p: bool
-    ) -> list[tuple[int, Outgoing, int]]:
+        self, buffer: Buffer, weights: Mapping[int, float], clock: int, p: float, *, add: bool
+    ) -> list[Version]:
         """Publish to those neighbours, and tell all the time; versions that have to travel."""
         versions = []
         for peer, edge in self.edges.outgoing.items():
@@ -182,11 +201,10 @@ class Window:
             if weight is None:
                 edge.tick(clock)
                 continue
-            p = self.p * weight if with_p else 0.0
             if add:
-                version = edge.add(buffer, weight, p, clock, self._pool.room)
+                version = edge.add(buffer, weight, p * weight, clock, self._pool.room)
             else:
-                version = edge.put(buffer, weight, p, clock)
+                version = edge.put(buffer, weight, p * weight, clock)
             if not edge.prompt:
                 versions.append((peer, edge, version))
         return versions
@@ -195,15 +213,34 @@ class Window:
         """Done once neighbours can see all that was put so far."""
         with self.lock:
             self.insist()
-            return WindowHandle(self, "win_flush", list(self._travelling.values()))
+            publication = self._side.then(lambda: list(self._travelling.values()))
+            return WindowHandle(self, "win_flush", publication)
 
-    def publish(self) -> None:
+    def tell(self, clock: int, but: Collection[int] = ()) -> WindowHandle:
+        """Tell neighbours how many steps were made, after all that was put before, but some."""
+
+        def told() -> tuple[Version, ...]:
+            """Tell each of them."""
+            for peer, edge in self.edges.outgoing.items():
+                if peer not in but:
+                    edge.tell(clock)
+            return ()
+
+        with self.lock:
+            return WindowHandle(self, "win_flush", self._side.then(told))
+
+    def publish(self) -> Publication:
         """Let neighbours get the rank's own tensor as it is now."""
         with self.lock:
             self.insist()
-            buffer = self._filled(self.tensor)
-            self._let_get(buffer, 1.0)
-            buffer.drop()
+            clock = self.clock
+
+            def show(buffer: Buffer) -> tuple[Version, ...]:
+                """Let them get it."""
+                self._let_get(buffer, 1.0, clock)
+                return ()
+
+            return self._side.publish(self.tensor, 1.0, show)
 
     def _is_own(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is the window's own, or another view of just the same."""
@@ -212,14 +249,14 @@ class Window:
             tensor.data_ptr() == own.data_ptr() and tensor.stride() == own.stride()
         )
 
-    def _let_get(self, buffer: Buffer, weight: float) -> None:
-        """Let neighbours get ``weight * buffer``."""
+    def _let_get(self, buffer: Buffer, weight: float, clock: int) -> None:
+        """Let neighbours get ``weight * buffer``, of some step."""
         buffer.hold()
         before, self._published = self._published, (buffer, weight)
         if before is not None:
             before[0].drop()
         for edge in self.edges.shows.values():
-            edge.put(buffer, weight, 0.0, self.clock)
+            edge.put(buffer, weight, 0.0, clock)
 
     def published(self) -> tuple[torch.Tensor, int] | None:
         """A copy of what neighbours may get, and this rank's step; called by any thread."""
@@ -232,12 +269,6 @@ class Window:
             finally:
                 buffer.drop()
         return None
-
-    def _filled(self, tensor: torch.Tensor) -> Buffer:
-        """A buffer with the values of a tensor, held until dropped."""
-        buffer = self._pool.room()
-        buffer.tensor.copy_(tensor.detach() if tensor.requires_grad else tensor)
-        return buffer
 
     # what comes
 
@@ -281,45 +312,38 @@ class Window:
         Returns:
             The rank's own tensor, or the new one.
         """
+        self._side.keep_up()
         with self.lock:
             self.insist()
-            own = self._host()
-            terms: list[Term] = [(own, self_weight)]
+            terms: list[Term] = []
             p = self.p * self_weight
             try:
                 for source, content in self._buffers.contents(weights, take=reset).items():
                     factor = weights[source]
                     terms += [(tensor, weight * factor) for tensor, weight in content.terms]
                     p += content.p * factor
-                out = torch.empty_like(own) if clone or not self._direct else own
-                weighted(out, terms, shares=len(weights) + 1)
+                result = self._side.mix(
+                    self.tensor, self_weight, terms, len(weights) + 1, clone=clone
+                )
             finally:
                 self._buffers.release(weights)
             self.step_of_update += 1
             self._buffers.updated(weights)
             if with_p:
                 self.p = p
-            return self._finish(out, clone=clone)
-
-    def _finish(self, out: torch.Tensor, *, clone: bool) -> torch.Tensor:
-        if clone:
-            return out.to(self.tensor.device)
-        if not self._direct:
-            self.tensor.detach().copy_(out)
-        if not self.step_of_put or self.pulled:
-            self.publish()
-        return self.tensor
+            if not clone and (not self.step_of_put or self.pulled):
+                self.publish()
+            return result
 
     def peek(self, source: int) -> torch.Tensor:
         """A copy of what lies in a neighbour's buffer."""
         with self.lock:
             self.insist()
-            out = torch.empty(self.shape, dtype=self.dtype)
             try:
-                weighted(out, self._buffers.content(source, take=False).terms)
+                terms = self._buffers.content(source, take=False).terms
+                return self._side.bring(self.tensor, terms)
             finally:
                 self._buffers.release([source])
-            return out.to(self.tensor.device)
 
     def versions(self) -> dict[int, int]:
         """How many times each neighbour's buffer was written since the last update."""
@@ -330,8 +354,3 @@ class Window:
         """How old what was last read of each neighbour is."""
         with self.lock:
             return self._buffers.staleness(self.clock)
-
-    def _host(self) -> torch.Tensor:
-        """The rank's own values on the host."""
-        own = self.tensor.detach() if self.tensor.requires_grad else self.tensor
-        return own if self._direct else own.to("cpu").contiguous()

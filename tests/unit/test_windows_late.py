@@ -1,0 +1,298 @@
+"""Windows of tensors on a device that is late: what is seen when, and who waits for whom."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+import asyncddp as bf
+from asyncddp.context import current
+from asyncddp.memory.streams import Queue
+from asyncddp.transport.loopback import Loopback
+from asyncddp.windows import device_side, registry, windows_of
+from tests.support import LoopbackWorld
+from tests.support.lazy_streams import LazyStreams
+
+NEVER = 10**9
+
+
+class LateWorld(LoopbackWorld):
+    """Ranks with a device each, which does nothing until it is asked often enough."""
+
+    def __init__(self, size, laziness):
+        super().__init__(size)
+        self.devices = [LazyStreams(laziness) for _ in range(size)]
+
+    def run(self, case, *args, **more):
+        def of(tensor):
+            return self.devices[bf.rank()]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(device_side, "streams_of", of)
+            patch.setattr(registry, "streams_of", of)
+            return super().run(lambda: case(self.devices[bf.rank()], *args), **more)
+
+
+@pytest.fixture
+def busy():
+    """Two ranks, and devices that come to nothing by themselves."""
+    return LateWorld(2, NEVER)
+
+
+def made(value, size=300, **more):
+    x = torch.full((size,), float(value))
+    bf.win_create(x, "x", **more)
+    return x
+
+
+def window():
+    return windows_of(current()).find("test", "x")
+
+
+@contextmanager
+def idle(streams):
+    """While inside, the device answers."""
+    before, streams._laziness = streams._laziness, 0
+    try:
+        yield
+    finally:
+        streams._laziness = before
+
+
+def peer():
+    return 1 - bf.rank()
+
+
+# what goes
+
+
+def published_once_it_is_there(streams):
+    with idle(streams):
+        x = made(bf.rank(), zero_init=True)
+    bf.barrier()
+    handle = bf.win_put_nonblocking(x, "x")
+    streams.copy(x, torch.full((300,), 99.0), Queue.CALLER)  # the caller may change it at once
+    bf.barrier()
+    assert not handle.poll()
+    assert bf.get_win_version("x") == {peer(): 0}, "nothing was published yet"
+    bf.barrier()
+    with idle(streams):
+        assert handle.wait()
+        bf.barrier()
+        got = bf.win_read_neighbor("x", peer())
+        assert streams.read(got).tolist() == [float(peer())] * 300
+        assert streams.read(x).tolist() == [99.0] * 300
+    bf.barrier()
+
+
+def test_a_put_is_seen_once_the_device_has_copied_it_out(busy):
+    """And the tensor may be overwritten meanwhile: what is put is its value at the call."""
+    busy.run(published_once_it_is_there)
+
+
+def waits_until_seen(streams):
+    x = made(bf.rank(), zero_init=True)
+    for step in range(3):
+        streams.copy(x, torch.full((300,), 10.0 * step + bf.rank()), Queue.CALLER)
+        bf.win_put(x, "x", self_weight=0.5)
+        bf.barrier()
+        got = bf.win_read_neighbor("x", peer())
+        assert streams.read(got).tolist() == [10.0 * step + peer()] * 300
+        assert streams.read(x).tolist() == [(10.0 * step + bf.rank()) / 2] * 300
+        bf.barrier()
+
+
+def test_a_blocking_put_is_seen_when_it_returns():
+    """Whatever the caller had queued before it; and it is scaled after it was read."""
+    LateWorld(2, 20).run(waits_until_seen)
+
+
+def in_order(streams):
+    """A put, a step that is told, a sum, and a flush that comes after all of them."""
+    with idle(streams):
+        x = made(1.0, zero_init=True)
+    bf.barrier()
+    bf.win_put_nonblocking(x, "x")
+    window().tell(50)
+    bf.win_accumulate_nonblocking(x, "x")
+    clock = window().edges.incoming[peer()].clock
+    assert clock() < 2
+    flushed = window().flush()
+    bf.barrier()
+    assert not flushed.poll()
+    with idle(streams):
+        flushed.wait()
+        bf.barrier()
+        assert clock() == 2, "the step of the last one, which came after what was told"
+        assert bf.get_win_version("x") == {peer(): 2}
+        assert streams.read(bf.win_read_neighbor("x", peer())).tolist() == [2.0] * 300
+    bf.barrier()
+
+
+def test_what_was_put_is_published_in_its_order(busy):
+    busy.run(in_order)
+
+
+def never_far_behind(streams):
+    with idle(streams):
+        x = made(1.0, zero_init=True)
+    bf.barrier()
+    side = window()._side
+    handles = [bf.win_accumulate_nonblocking(x, "x") for _ in range(device_side._AHEAD)]
+    assert len(side._leaving) == device_side._AHEAD
+    threading.Timer(0.05, setattr, (streams, "_laziness", 3)).start()
+    for _ in range(20):
+        handles.append(bf.win_accumulate_nonblocking(x, "x"))
+        assert len(side._leaving) <= device_side._AHEAD
+    assert all(handle.wait() for handle in handles)
+    bf.barrier()
+    total = bf.win_update_then_collect("x")
+    assert streams.read(total).tolist() == [25.0] * 300
+    bf.barrier()
+
+
+def test_a_caller_does_not_run_far_ahead_of_its_device(busy):
+    """Pinned memory would grow; sums are whole nevertheless."""
+    busy.run(never_far_behind)
+
+
+# what comes
+
+
+def mixed_after_it_came(streams):
+    with idle(streams):
+        x = made(bf.rank(), zero_init=True)
+        bf.win_put(x, "x")
+        bf.barrier()
+    updated = bf.win_update("x", 0.75, {peer(): 0.25})
+    cloned = bf.win_update("x", 0.0, {peer(): 1.0}, clone=True)
+    assert updated is x
+    assert float(x[0]) == float(bf.rank()), "nothing has waited for the device"
+    bf.barrier()
+    assert streams.read(x).tolist() == [0.75 * bf.rank() + 0.25 * peer()] * 300
+    assert streams.read(cloned).tolist() == [float(peer())] * 300
+    bf.barrier()
+
+
+def test_an_update_waits_for_nothing_and_what_follows_comes_after_it(busy):
+    busy.run(mixed_after_it_came)
+
+
+def own_memory(streams):
+    """Updates whose sums are still to be copied in while others are formed."""
+    with idle(streams):
+        made(0.0, zero_init=True)
+    for step in range(12):
+        with idle(streams):
+            bf.win_put(torch.full((300,), float(step)), "x")
+        bf.barrier()
+        bf.win_update("x", 1.0, {peer(): 1.0})
+        bf.barrier()
+    assert streams.read(window().tensor).tolist() == [66.0] * 300
+    bf.barrier()
+
+
+def test_memory_is_not_used_again_before_the_device_has_read_it():
+    LateWorld(2, 15).run(own_memory)
+
+
+# mistakes, and the end
+
+
+def freed_meanwhile(streams):
+    with idle(streams):
+        x = made(1.0)
+    bf.barrier()
+    handle, side = bf.win_put_nonblocking(x, "x"), window()._side
+    bf.win_free("x")
+    with pytest.raises(bf.ArgumentError, match="was freed by win_free"):
+        handle.wait()
+    waiting = side._pinned.waiting
+    with idle(streams):
+        deadline = threading.Event()
+        while side._leaving and not deadline.wait(0.01):
+            current().engine.nudge()
+    assert side._pinned.waiting >= waiting + x.nbytes, "its memory is there again"
+    bf.barrier()
+
+
+def test_a_window_that_is_freed_publishes_nothing_more(busy):
+    busy.run(freed_meanwhile)
+
+
+def without_memory(streams):
+    with idle(streams):
+        x = made(1.0)
+    bf.barrier()
+    handle = bf.win_put_nonblocking(x, "x")
+
+    def room():
+        raise OSError("no more memory can be shared with the ranks of this machine")
+
+    window()._pool.room = room
+    with idle(streams):
+        for _ in range(2):
+            with pytest.raises(OSError, match="no more memory"):
+                handle.wait()
+        with pytest.raises(OSError, match="no more memory"):
+            bf.win_update("x")
+    del window()._pool.room
+    with idle(streams):
+        bf.win_put(x, "x")
+    bf.barrier()
+
+
+def test_what_cannot_be_published_is_an_error_of_its_handle(busy):
+    """And of the next verb, for whoever has let go of the handle; then it may go on."""
+    busy.run(without_memory)
+
+
+def past_the_deadline(streams):
+    with idle(streams):
+        x = made(1.0)
+    bf.barrier()
+    with pytest.raises(bf.WaitTimeoutError) as caught:
+        bf.win_put(x, "x")
+    bf.barrier()
+    with idle(streams):
+        bf.win_flush("x")
+    bf.barrier()
+    return str(caught.value)
+
+
+def test_a_device_that_does_not_come_to_it_is_named(busy):
+    for rank, message in enumerate(busy.run(past_the_deadline, settings={"timeout": 0.4})):
+        assert message.startswith(f"rank {rank}: win_put 'x' was not done in 0.")
+        assert message.endswith("this rank's device has yet to do its part")
+
+
+def locked_meanwhile(streams):
+    """The engine goes on where another thread has the window, which may need the engine itself."""
+    with idle(streams):
+        x = made(1.0, zero_init=True)
+    bf.barrier()
+    handle = bf.win_put_nonblocking(x, "x")
+    with window().lock, idle(streams):
+        assert float(bf.allreduce(torch.ones(1))) == 1.0
+        bf.barrier()
+    with idle(streams):
+        handle.wait()
+    bf.barrier()
+
+
+def test_whoever_has_a_window_does_not_hold_up_the_engine(busy):
+    busy.run(locked_meanwhile)
+
+
+# between machines
+
+
+def test_over_messages(monkeypatch):
+    """What travels leaves once it was copied out; a handle waits for both."""
+    monkeypatch.setattr(Loopback, "visible", None)
+    LateWorld(2, 20).run(waits_until_seen)
+    LateWorld(2, NEVER).run(published_once_it_is_there)
+    LateWorld(2, 15).run(own_memory)
