@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -15,6 +16,24 @@ __all__ = ["Traces"]
 
 _NOT_OURS = ("PYTEST_", "OMPI_", "PMIX_", "PRTE_", "HYPOTHESIS_", "TORCHINDUCTOR_")
 """Variables that pytest, MPI, hypothesis and torch set for themselves."""
+
+
+def _children() -> set[int]:
+    """Ids of the processes that this one has started and not yet waited for."""
+    before = None
+    while (now := _listed()) != before:  # a process that ends meanwhile may hide the one after it
+        before = now
+    return now
+
+
+def _listed() -> set[int]:
+    """What the kernel lists for each thread; psutil, which looks at all processes, takes long."""
+    tasks = Path("/proc/self/task")
+    try:
+        lists = [(task / "children").read_text() for task in tasks.iterdir()]
+    except FileNotFoundError:  # a thread has ended meanwhile, or the kernel keeps no such lists
+        return {child.pid for child in psutil.Process().children()}
+    return {int(pid) for pids in lists for pid in pids.split()}
 
 
 @dataclass(frozen=True)
@@ -28,7 +47,7 @@ class Traces:
     @classmethod
     def now(cls) -> Traces:
         """Look."""
-        children = {child.pid for child in psutil.Process().children()} - LAUNCHERS
+        children = _children() - LAUNCHERS
         ours = {pair for pair in os.environ.items() if not pair[0].startswith(_NOT_OURS)}
         return cls(frozenset(threading.enumerate()), frozenset(children), frozenset(ours))
 

@@ -163,7 +163,7 @@ def test_a_function_that_processes_cannot_import_is_refused(world):
         world.run(lambda: None)
 
 
-@pytest.mark.parametrize("wire", ["loopback-2", "mpi-2"])
+@pytest.mark.parametrize("wire", ["loopback-2", "mpi-2"], ids=["threads", "processes"])
 def test_a_failing_rank_fails_the_test(inner, wire):
     """The law that all tests of several ranks stand on, seen from outside."""
     assert inner.code == pytest.ExitCode.TESTS_FAILED, inner
