@@ -119,6 +119,30 @@ def test_missing_packages_come_with_the_line_that_installs_them(monkeypatch):
     assert found["cupy"].advice.endswith("pip install 'asyncddp[cuda13]'")
 
 
+@pytest.mark.parametrize(
+    ("installed", "name", "advice"),
+    [
+        ({"cupy-cuda13x": "14.2.0", "nvidia-nccl-cu13": "2.30.7"}, "cupy", ""),
+        ({"cupy-cuda13x": "14.2.0", "nvidia-nccl-cu13": "2.30.7"}, "NCCL", ""),
+        ({"cupy": "14.2.0"}, "cupy", ""),
+        ({"cupy-cuda12x": "13.6.0"}, "cupy", "for CUDA 12, and torch for CUDA 13: remove it, then"),
+        ({"nvidia-nccl-cu12": "2.27.5"}, "NCCL", "pip uninstall nvidia-nccl-cu12"),
+        ({"nvidia-nccl-cu12": "2", "nvidia-nccl-cu13": "3"}, "NCCL", "Both hold nvidia/nccl/lib"),
+    ],
+)
+def test_packages_for_another_cuda_than_torchs_are_noted(monkeypatch, installed, name, advice):
+    def version(asked):
+        if asked in installed:
+            return installed[asked]
+        raise PackageNotFoundError(asked)
+
+    monkeypatch.setattr(packages, "version", version)
+    monkeypatch.setattr(packages, "torch_cuda", lambda: "13.0")
+    finding = by_name(packages.package_findings(has_gpus=True))[name]
+    assert (finding.level == "note") is bool(advice)
+    assert advice in finding.advice
+
+
 def test_a_cpu_build_of_torch_on_a_machine_with_gpus_is_mentioned(monkeypatch):
     monkeypatch.setattr(packages, "torch_cuda", lambda: None)
     assert by_name(packages.package_findings(has_gpus=True))["torch"].level == "note"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import runpy
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution, version
@@ -54,11 +55,37 @@ def _torch(has_gpus: bool) -> Finding:
 
 def _gpu_packages() -> Iterable[Finding]:
     """What only a machine with GPUs needs."""
-    cuda = torch_cuda() or "12"
-    nccl, cupy = _installed(_NCCL), _installed(_CUPY)
-    yield Finding("GPU", "NCCL", nccl or "no package; a system's libnccl may serve")
-    advice = "" if cupy else f"NCCL is reached through cupy: pip install 'asyncddp[cuda{cuda[:2]}]'"
-    yield Finding("GPU", "cupy", cupy or "missing", advice, "good" if cupy else "note")
+    major = (torch_cuda() or "13").partition(".")[0]
+    yield _nccl(major)
+    cupy = _installed(_CUPY)
+    install = f"pip install 'asyncddp[cuda{major}]'"
+    if cupy is None:
+        advice = f"NCCL is reached through cupy: {install}"
+        yield Finding("GPU", "cupy", "missing", advice, "note")
+        return
+    built = re.match(r"cupy-cuda(\d+)x", cupy)
+    if built is not None and built[1] != major:
+        advice = f"It is for CUDA {built[1]}, and torch for CUDA {major}: remove it, then {install}"
+        yield Finding("GPU", "cupy", cupy, advice, "note")
+        return
+    yield Finding("GPU", "cupy", cupy)
+
+
+def _nccl(major: str) -> Finding:
+    """NCCL's wheels, which come with torch's; those of two CUDA versions are one file."""
+    found = [one for name in _NCCL if (one := _installed([name])) is not None]
+    if len(found) > 1:
+        advice = (
+            f"Both hold nvidia/nccl/lib/libnccl.so.2, and which one is there is chance: pip "
+            f"uninstall {' '.join(_NCCL)}, then install torch again."
+        )
+        return Finding("GPU", "NCCL", " and ".join(found), advice, "note")
+    if found and not found[0].partition(" ")[0].endswith(major):
+        advice = (
+            f"Torch is for CUDA {major}: pip uninstall {found[0].split()[0]}, then torch again."
+        )
+        return Finding("GPU", "NCCL", found[0], advice, "note")
+    return Finding("GPU", "NCCL", found[0] if found else "no package; a system's libnccl may serve")
 
 
 def package_findings(has_gpus: bool) -> list[Finding]:

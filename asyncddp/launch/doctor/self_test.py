@@ -20,7 +20,7 @@ _WAIT = "30"  # seconds that a rank waits for another
 _PROGRAM = ("-m", "asyncddp.self_test")
 
 Ask = Callable[[Sequence[str], Mapping[str, str], float], Mapping[str, Any]]
-"""Runs the arguments of ``asyncddp run`` with these variables, for so long, and gives the answer."""
+"""Runs words of ``asyncddp run`` with these variables, for so long, and gives the answer."""
 
 
 def self_test(ask: Ask, where: Sequence[str], *, has_gpus: bool) -> list[dict[str, Any]]:

@@ -1,0 +1,56 @@
+"""The extras for GPUs: what they ask for, and that pip finds it for every Python."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncddp.launch.doctor import package_findings
+
+REPO = Path(__file__).resolve().parents[2]
+PYTHONS = ("3.10", "3.13")  # the oldest, and the newest that all wheels are for
+
+
+def extra(name):
+    declared = (REPO / "pyproject.toml").read_text()
+    return re.findall(r'"([^"]+)"', re.search(rf"^{name} = \[(.*)\]$", declared, re.MULTILINE)[1])
+
+
+@pytest.mark.parametrize("cuda", ["12", "13"])
+def test_an_extra_asks_for_cupy_alone(cuda):
+    """NCCL comes with torch, which pins it: the wheels of two CUDA versions hold the same file."""
+    (wanted,) = extra(f"cuda{cuda}")
+    assert re.fullmatch(rf"cupy-cuda{cuda}x>=[0-9.]+", wanted)
+    assert wanted.partition(">=")[0] in package_findings._CUPY
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("cuda", ["12", "13"])
+def test_pip_finds_wheels_for_every_python(cuda, python, tmp_path):
+    """By metadata alone; skipped where pip reaches no index."""
+    (wanted,) = extra(f"cuda{cuda}")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--no-deps"),
+            *("--ignore-installed", "--only-binary=:all:", "--python-version", python),
+            *("--platform", "manylinux2014_x86_64", "--target", str(tmp_path)),
+            *("--retries", "0", "--timeout", "10", "--report", "-", wanted),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    if done.returncode != 0:
+        problem = (done.stderr.strip().splitlines() or ["no words"])[-1]
+        known = re.search(r"from versions: (?!none)", done.stderr)
+        assert not known, f"there is no wheel of {wanted} for Python {python}: {problem}"
+        pytest.skip(f"pip reaches no index here: {problem}")
+    (found,) = json.loads(done.stdout)["install"]
+    assert found["metadata"]["name"] == f"cupy-cuda{cuda}x"
