@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -29,28 +28,29 @@ def test_an_extra_asks_for_cupy_alone(cuda):
     assert wanted.partition(">=")[0] in package_findings._CUPY
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize("cuda", ["12", "13"])
-def test_pip_finds_wheels_for_every_python(cuda, python, tmp_path):
-    """By metadata alone; skipped where pip reaches no index."""
+def test_pip_finds_wheels_for_every_python(cuda, python):
+    """By the index's list of wheels, of which none is fetched; skipped where there is no index."""
     (wanted,) = extra(f"cuda{cuda}")
+    name, least = wanted.split(">=")
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--no-deps"),
-            *("--ignore-installed", "--only-binary=:all:", "--python-version", python),
-            *("--platform", "manylinux2014_x86_64", "--target", str(tmp_path)),
-            *("--retries", "0", "--timeout", "10", "--report", "-", wanted),
+            *(sys.executable, "-m", "pip", "index", "versions", name, "--only-binary=:all:"),
+            *("--python-version", python, "--platform", "manylinux2014_x86_64"),
+            *("--retries", "0", "--timeout", "10"),
         ],
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
-    if done.returncode != 0:
+    found = re.search(r"Available versions: (.*)", done.stdout)
+    if found is None:
         problem = (done.stderr.strip().splitlines() or ["no words"])[-1]
-        known = re.search(r"from versions: (?!none)", done.stderr)
-        assert not known, f"there is no wheel of {wanted} for Python {python}: {problem}"
-        pytest.skip(f"pip reaches no index here: {problem}")
-    (found,) = json.loads(done.stdout)["install"]
-    assert found["metadata"]["name"] == f"cupy-cuda{cuda}x"
+        pytest.skip(f"pip reaches no index that has {name}: {problem}")
+    assert any(number(version) >= number(least) for version in found[1].split(", "))
+
+
+def number(version):
+    return [int(part) for part in re.findall(r"\d+", version)[:2]]
