@@ -234,7 +234,7 @@ class Inlet(Incoming):
 
     def _found(self, place: Place) -> torch.Tensor:
         if 0 in self._shape:
-            return torch.empty(self._shape, dtype=self._dtype)
+            return torch.empty(self._shape, dtype=self._dtype, device="cpu")
         try:
             view = self._arena.open(self._process, place)
         except FileNotFoundError as error:

@@ -130,7 +130,7 @@ class Buffers:
         self._read[source] = shown._replace(version=self._edges[source].taken)
 
     def _ground(self, source: int, terms: list[Term], p: float) -> _Ground:
-        total = torch.empty(self._shape, dtype=self._dtype)
+        total = torch.empty(self._shape, dtype=self._dtype, device="cpu")
         weighted(total, terms)
         return _Ground(total, p, self._edges[source].taken)
 

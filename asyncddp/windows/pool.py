@@ -100,7 +100,7 @@ class Pool:
 
     def _new(self) -> Buffer:
         if not self._size:
-            return Buffer(torch.empty(self._shape, dtype=self._dtype), _NOWHERE)
+            return Buffer(torch.empty(self._shape, dtype=self._dtype, device="cpu"), _NOWHERE)
         if self._regions is None:
             return Buffer(empty(self._shape, self._dtype), None)
         if self._size < _SMALL:

@@ -10,10 +10,10 @@ import torch
 
 import asyncddp as bf
 from asyncddp.context import current
-from asyncddp.memory.streams import Queue
+from asyncddp.memory.streams import Order, Queue
 from asyncddp.transport.loopback import Loopback
 from asyncddp.windows import device_side, registry, windows_of
-from tests.support import LoopbackWorld
+from tests.support import LoopbackWorld, RanksFailedError
 from tests.support.lazy_streams import LazyStreams
 
 NEVER = 10**9
@@ -96,7 +96,8 @@ def test_a_put_is_seen_once_the_device_has_copied_it_out(busy):
 def waits_until_seen(streams):
     x = made(bf.rank(), zero_init=True)
     for step in range(3):
-        streams.copy(x, torch.full((300,), 10.0 * step + bf.rank()), Queue.CALLER)
+        for value in (float("nan"), float("inf"), 10.0 * step + bf.rank()):
+            streams.copy(x, torch.full((300,), value), Queue.CALLER)
         bf.win_put(x, "x", self_weight=0.5)
         bf.barrier()
         got = bf.win_read_neighbor("x", peer())
@@ -108,6 +109,14 @@ def waits_until_seen(streams):
 def test_a_blocking_put_is_seen_when_it_returns():
     """Whatever the caller had queued before it; and it is scaled after it was read."""
     LateWorld(2, 20).run(waits_until_seen)
+
+
+@pytest.mark.parametrize("mistake", ["begin", "arrive"])
+def test_a_window_that_keeps_to_no_order_is_found(monkeypatch, mistake):
+    """Else the tests of this file would show nothing."""
+    monkeypatch.setattr(Order, mistake, lambda *_: None)
+    with pytest.raises(RanksFailedError, match="AssertionError"):
+        LateWorld(2, 20).run(waits_until_seen)
 
 
 def in_order(streams):
