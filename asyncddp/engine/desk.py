@@ -75,6 +75,8 @@ class Desk:
         sources: Iterable[int],
         targets: Iterable[int],
         streams: DeviceStreams | None = None,
+        *,
+        borrows: bool = False,
     ) -> Posting:
         """Open an exchange with peers; a verb with several gives each a name of its own.
 
@@ -83,11 +85,12 @@ class Desk:
             sources: Ranks from which a tensor comes.
             targets: Ranks to which one is sent.
             streams: Of the device on which the tensors lie; None on the host.
+            borrows: Whether what comes is read where it lies, and each arrival then released.
 
         Raises:
             MismatchError: What has come already contradicts it.
         """
-        posting = Posting(self._next_key(), form, sources, targets)
+        posting = Posting(self._next_key(), form, sources, targets, borrows=borrows)
         posting.streams = streams
         return self._opened(posting)
 
@@ -143,6 +146,26 @@ class Desk:
         posting = exchange.posting if isinstance(exchange, Stream) else exchange
         if posting is not None:
             self._mailbox.send(posting, peer, tensor)
+
+    def show(
+        self,
+        posting: Posting,
+        targets: Mapping[int, float],
+        tensor: torch.Tensor,
+        *,
+        lasting: bool,
+    ) -> None:
+        """Send multiples of a contiguous tensor on a device, to be read where they lie.
+
+        Args:
+            posting: An open exchange.
+            targets: The factor for each target.
+            tensor: The tensor.
+            lasting: Whether it stays as it is until the exchange is over.
+        """
+        for factor in sorted(set(targets.values())):
+            peers = sorted(peer for peer, other in targets.items() if other == factor)
+            self._mailbox.show(posting, peers, tensor, factor, lasting=lasting)
 
     def collective(
         self,

@@ -1,7 +1,8 @@
-"""Matching of what comes with what is expected, by name; and the outbox that bundles what goes."""
+"""Matching of what comes with what is expected, by name."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
@@ -9,28 +10,24 @@ from typing import NamedTuple
 
 import torch
 
-from asyncddp.engine.channels import Channels
-from asyncddp.engine.messages import Confirm, Data, Key, Message, Parcel, Refuse, decode, encode
+from asyncddp.engine.messages import Confirm, Data, Key, Message, Parcel, Refuse, decode
+from asyncddp.engine.outbox import FORM, Outbox
 from asyncddp.engine.parcels import Parcels
-from asyncddp.engine.posting import Form, Posting
+from asyncddp.engine.posting import Arrival, Form, Posting
 from asyncddp.engine.recorded import noted
 from asyncddp.errors import MismatchError, PeerError
 from asyncddp.memory.recycling import empty
-from asyncddp.memory.streams import DeviceStreams, empty_on
+from asyncddp.memory.streams import empty_on
 from asyncddp.memory.streams_host import HostStreams
-from asyncddp.memory.views import as_bytes, from_bytes
+from asyncddp.memory.views import from_bytes
 from asyncddp.timeline.recorder import Recorder
 from asyncddp.transport.contract import Transfer, Transport
-from asyncddp.transport.cuda_staged import on_device
+from asyncddp.transport.lending import Lending
 
 __all__ = ["Mailbox"]
 
-_INLINE = 16 * 1024  # bytes of a tensor that travel inside the message
-_TAGS = 32768
-_FORM = -1  # in place of a tag: no tensor belongs to this message
 _REMEMBERED = 4096
 _RUN_AHEAD = 64  # uses of a name after which a sender waits for its receivers
-_BYTES_AHEAD = 256 << 20  # bytes after which it does: they may lie in the receiver's memory
 _PLAIN = HostStreams()  # for bytes that come from a device and are dropped on the host
 
 
@@ -42,7 +39,7 @@ class _Outcome(NamedTuple):
     error: PeerError | None
 
 
-class Mailbox:
+class Mailbox(Outbox):
     """All exchanges of one rank over one transport. Not thread-safe: the engine's lock guards it.
 
     Messages that nobody expects yet wait; those that contradict an exchange fail it on both sides.
@@ -59,19 +56,15 @@ class Mailbox:
         uses: Mapping[str, int] | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        self._transport, self._uses = transport, {} if uses is None else uses
-        self.rank, self.recorder = transport.rank, recorder
-        self.channels = Channels(transport.neighborhood, transport.rank, recorder)
+        super().__init__(transport, recorder)
+        self.rank, self._uses = transport.rank, {} if uses is None else uses
         self._suspects: set[tuple[int, Key]] = set()
         self._open: dict[Key, Posting] = {}
         self._ended: OrderedDict[Key, _Outcome] = OrderedDict()
         self._early: dict[Key, dict[int, Data]] = defaultdict(dict)
         self._refused: dict[Key, tuple[int, str]] = {}
-        self._outbox: dict[int, list[Message]] = defaultdict(list)
         self._confirmed: set[tuple[int, Form]] = set()
-        self._drains: list[tuple[Transfer, torch.Tensor]] = []
-        self._tag = 0
-        self._ahead: dict[int, int] = defaultdict(int)
+        self._drains: list[tuple[Transfer, torch.Tensor | None]] = []
         self.parcels = Parcels(transport, self.put, self.flush, self._next_tag, self._complain)
 
     @property
@@ -90,73 +83,6 @@ class Mailbox:
     def refuses(self, name: str) -> bool:
         """Whether a peer has refused the use of a name that comes next here."""
         return bool(self._refused) and Key(name, self._uses.get(name, 0)) in self._refused
-
-    # what goes
-
-    def put(self, peer: int, message: Message) -> None:
-        """Queue a message; it leaves with the next :meth:`flush`."""
-        self._outbox[peer].append(message)
-
-    def flush(self) -> bool:
-        """Send what is queued, one bundle for each peer; whether anything was."""
-        if not self._outbox:
-            return False
-        outbox, self._outbox = self._outbox, defaultdict(list)
-        for peer, messages in outbox.items():
-            self._transport.post(peer, encode(messages))
-        return True
-
-    def send(self, posting: Posting, peer: int, tensor: torch.Tensor) -> None:
-        """Send a contiguous tensor as part of an open exchange."""
-        raw = as_bytes(tensor)
-        inline = raw.numel() <= _INLINE and posting.streams is None
-        tag = self._next_tag()
-        self._ahead[peer] += raw.numel()
-        if self._ahead[peer] > _BYTES_AHEAD:
-            self._ahead[peer] = 0
-            if peer not in posting.arrivals or posting.arrivals[peer].tensor is None:
-                posting.unconfirmed.add(peer)  # else its tensor is here, and has said it
-        begun = 0 if self.recorder is None else time.monotonic_ns()
-        self.put(
-            peer,
-            Data(
-                key=posting.key,
-                verb=posting.form.verb,
-                dtype=posting.form.dtype,
-                shape=tuple(tensor.shape),
-                payload=raw.numpy().tobytes() if inline else None,
-                tag=tag,
-                confirm=peer in posting.unconfirmed,
-                mutual=peer in posting.arrivals,
-                lane=self.channels.offer(posting.channel, peer),
-                device=posting.form.device,
-            ),
-        )
-        if not inline:
-            self.flush()  # else the announcement would queue behind the bytes
-            wire = self._wire(posting.streams)
-            posting.departures.append(wire.isend(tensor, peer, tag))
-        if self.recorder is not None:
-            sent = None if inline else posting.departures.pop()
-            under_way = noted(self.recorder, "send", posting, peer, tensor, begun, sent)
-            posting.departures += [] if under_way is None else [under_way]
-
-    def _wire(self, streams: DeviceStreams | None) -> Transport:
-        """What carries tensors of a device, or of the host."""
-        return self._transport if streams is None else on_device(self._transport, streams)
-
-    def _next_tag(self) -> int:
-        self._tag = (self._tag + 1) % _TAGS
-        return self._tag
-
-    def announce(self, posting: Posting, peer: int) -> None:
-        """Send an open exchange's form alone."""
-        form = posting.form
-        shape = tuple(0 if size is None else size for size in form.shape)
-        confirm = peer in posting.unconfirmed
-        mutual = peer in posting.arrivals
-        data = Data(posting.key, form.verb, form.dtype, shape, b"", _FORM, confirm, mutual)
-        self.put(peer, data if form.device == "cpu" else data._replace(device=form.device))
 
     # exchanges
 
@@ -186,6 +112,9 @@ class Mailbox:
     def close(self, posting: Posting, error: PeerError | None) -> None:
         """Stop expecting; on failure tell everybody who takes part."""
         self._open.pop(posting.key, None)
+        for arrival in posting.arrivals.values():
+            arrival.release()
+        posting.lent.clear()
         self._ended[posting.key] = _Outcome(posting.sources, posting.targets, error)
         if len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
@@ -198,7 +127,7 @@ class Mailbox:
         for peer in posting.peers():
             self.put(peer, Refuse(posting.key, posting.reason or str(error)))
         for arrival in posting.arrivals.values():
-            if arrival.transfer is not None and arrival.tensor is not None:
+            if arrival.transfer is not None:
                 self._drains.append((arrival.transfer, arrival.tensor))
         for transfer in posting.departures:
             transfer.abandon()
@@ -296,23 +225,31 @@ class Mailbox:
             except OSError as error:
                 problem = f"rank {self.rank} cannot map the memory of rank {peer}: {error}"
                 posting.fail(problem, problem)
-        if data.tag == _FORM:
+        if data.tag == FORM:
             arrival.tensor = torch.empty(0, dtype=dtype, device="cpu")
         elif data.payload is not None:
             arrival.tensor = from_bytes(data.payload, dtype, data.shape)
         else:
-            arrival.tensor = empty_on(posting.streams, data.shape, dtype)
-            wire = self._wire(posting.streams)
-            arrival.transfer = wire.irecv(arrival.tensor, peer, data.tag)
-        if self.recorder is not None and data.tag != _FORM:
-            facts = self.recorder, "receive", posting, peer, arrival.tensor
-            arrival.transfer = noted(*facts, begun, arrival.transfer)
+            self._begin(posting, arrival, data)
+        if self.recorder is not None and data.tag != FORM:
+            facts = "receive", posting, peer, math.prod(data.shape) * dtype.itemsize
+            arrival.transfer = noted(self.recorder, *facts, begun, arrival.transfer)
         if (
             data.confirm and peer not in posting.targets - posting.by_lane
         ):  # else our tensor says it
             self.put(peer, Confirm(data.key))
         if data.mutual:
             posting.unconfirmed.discard(peer)
+
+    def _begin(self, posting: Posting, arrival: Arrival, data: Data) -> None:
+        """Begin to receive a tensor, or to look at it."""
+        wire, dtype = self._wire(posting.streams), getattr(torch, data.dtype)
+        if posting.borrows and isinstance(wire, Lending):
+            arrival.loan = wire.iborrow(data.shape, dtype, arrival.peer, data.tag)
+            arrival.transfer = arrival.loan
+            return
+        arrival.tensor = empty_on(posting.streams, data.shape, dtype)
+        arrival.transfer = wire.irecv(arrival.tensor, arrival.peer, data.tag)
 
     def _stray(self, peer: int, data: Data, outcome: _Outcome) -> None:
         """A tensor for an exchange that has ended here without it."""
@@ -329,10 +266,17 @@ class Mailbox:
 
     def _drain(self, peer: int, data: Data) -> None:
         """Take bulk bytes that nobody wants, so that their sender is not held up."""
-        if data.payload is None:
-            scratch = empty(data.shape, getattr(torch, data.dtype))
-            wire = self._wire(None if data.device == "cpu" else _PLAIN)
-            self._drains.append((wire.irecv(scratch, peer, data.tag), scratch))
+        if data.payload is not None:
+            return
+        dtype = getattr(torch, data.dtype)
+        wire = self._wire(None if data.device == "cpu" else _PLAIN)
+        if isinstance(wire, Lending):
+            loan = wire.iborrow(data.shape, dtype, peer, data.tag)
+            loan.release()
+            self._drains.append((loan, None))
+            return
+        scratch = empty(data.shape, dtype)
+        self._drains.append((wire.irecv(scratch, peer, data.tag), scratch))
 
     def _refuse(self, peer: int, refusal: Refuse) -> None:
         outcome = self._outcome(refusal.key)

@@ -12,11 +12,12 @@ from asyncddp.engine.messages import Data, Key
 from asyncddp.errors import MismatchError, PeerError
 from asyncddp.memory.streams import DeviceStreams
 from asyncddp.transport.contract import Transfer
+from asyncddp.transport.lending import Lent, Loan
 
 if TYPE_CHECKING:
     from asyncddp.engine.channels import Channel
 
-__all__ = ["Arrival", "Departure", "Form", "Posting"]
+__all__ = ["Arrival", "Departure", "Form", "Freed", "Posting"]
 
 
 @dataclass(frozen=True)
@@ -53,27 +54,46 @@ class Form:
 
 
 class Arrival:
-    """A tensor that is to come from one peer; done once it lies in memory."""
+    """A tensor that is to come from one peer; done once it can be read.
+
+    Attributes:
+        tensor: Where it lies, or will.
+        transfer: What brings it.
+        loan: The same where it is read in the peer's memory.
+    """
 
     def __init__(self, posting: Posting, peer: int) -> None:
         self.posting, self.peer = posting, peer
         self.tensor: torch.Tensor | None = None
         self.transfer: Transfer | None = None
+        self.loan: Loan | None = None
+
+    @property
+    def heard(self) -> bool:
+        """Whether the peer has announced it."""
+        return self.tensor is not None or self.loan is not None
 
     def done(self) -> bool:
         """Whether the tensor is here."""
         self.posting.raise_if_failed()
-        return self.tensor is not None and (self.transfer is None or self.transfer.done())
+        return self.heard and (self.transfer is None or self.transfer.done())
 
     def take(self) -> torch.Tensor:
         """The tensor, once done."""
+        if self.loan is not None:
+            return self.loan.tensor
         if self.tensor is None:
             raise RuntimeError("an arrival was taken before it was done")
         return self.tensor
 
+    def release(self) -> None:
+        """What reads the tensor is queued, or nobody will: the peer may write there again."""
+        if self.loan is not None:
+            self.loan.release()
+
     def missing(self) -> list[tuple[int, Key]]:
         """The peer, while nothing has come from it."""
-        return [] if self.tensor is not None else [(self.peer, self.posting.key)]
+        return [] if self.heard else [(self.peer, self.posting.key)]
 
 
 class Posting:
@@ -85,8 +105,11 @@ class Posting:
         sources: Ranks from which a tensor is expected.
         targets: Ranks to which one is sent.
         confirm: Ranks among ``targets`` whose confirmation is awaited.
+        borrows: Whether what comes is read in the peers' memory where the wire offers that; each
+            arrival is to be released then.
 
     Attributes:
+        lent: What peers are shown by such a wire.
         by_lane: Targets that read what they need from this rank's lane.
         channel: The channel under whose name and form this is exchanged, if there is one.
         streams: Of the device on which the tensors lie; None on the host.
@@ -99,12 +122,15 @@ class Posting:
         sources: Iterable[int],
         targets: Iterable[int],
         confirm: Iterable[int] = (),
+        *,
+        borrows: bool = False,
     ) -> None:
-        self.key, self.form = key, form
+        self.key, self.form, self.borrows = key, form, borrows
         self.arrivals = {peer: Arrival(self, peer) for peer in sources}
         self.targets = frozenset(targets)
         self.unconfirmed = set(confirm)
         self.departures: list[Transfer] = []
+        self.lent: list[Lent] = []
         self.by_lane: frozenset[int] = frozenset()
         self.channel: Channel | None = None
         self.streams: DeviceStreams | None = None
@@ -135,6 +161,10 @@ class Posting:
         """Everybody who takes part, without this rank."""
         return self.sources | self.targets
 
+    def freed(self) -> Freed:
+        """Wait for this: what we have sent may be written again."""
+        return Freed(self)
+
     def sent(self) -> Departure:
         """Wait for this: our tensors have left, and those that were asked have confirmed."""
         return Departure(self)
@@ -160,3 +190,22 @@ class Departure:
             self.posting.targets if self.posting.departures else ()
         )
         return [(peer, self.posting.key) for peer in sorted(peers)]
+
+
+class Freed:
+    """What a posting sends; done once that may be written, in the order of its device."""
+
+    def __init__(self, posting: Posting) -> None:
+        self.posting = posting
+
+    def done(self) -> bool:
+        """Whether peers have it, or read copies."""
+        posting = self.posting
+        posting.raise_if_failed()
+        if not posting.lent:
+            return posting.sent().done()
+        return all([lent.free() for lent in posting.lent])
+
+    def missing(self) -> list[tuple[int, Key]]:
+        """The peers that have yet to take it."""
+        return self.posting.sent().missing()

@@ -212,13 +212,12 @@ def noted(
     kind: str,
     posting: Posting,
     peer: int,
-    tensor: torch.Tensor | None,
+    nbytes: int,
     begun: int,
     transfer: Transfer | None,
 ) -> Transfer | None:
     """Note a message of an exchange: now, or when its transfer has ended."""
     (name, step), verb = posting.key, posting.form.verb
-    nbytes = 0 if tensor is None else tensor.nbytes
 
     def note() -> None:
         """Note the transfer, which has ended."""

@@ -147,9 +147,7 @@ class CudaStreams(DeviceStreams):
         what lay there before, of another size.
         """
         with self.working(Queue.IN):
-            storage = torch.UntypedStorage._new_shared_cuda(  # type: ignore[no-untyped-call]
-                self.device.index, *pickle.loads(token)
-            )
+            storage = torch.UntypedStorage._new_shared_cuda(self.device.index, *pickle.loads(token))
             return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
 
     def interprocess_event(self) -> InterprocessEvent:

@@ -106,7 +106,7 @@ class HostStreams(DeviceStreams):
             self._queues[queue].append(_Queued(work, ready, quick))
             self._skip(queue)
             if self._pace is not None and self._thread is None and self._queues[queue]:
-                self._thread = threading.Thread(target=self._go_on, name="stand-in", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="stand-in", daemon=True)
                 self._thread.start()
 
     def mark(self, queue: Queue) -> Event:
@@ -168,13 +168,17 @@ class HostStreams(DeviceStreams):
                     deadline = time.monotonic() + _PATIENCE
                 if enough():
                     return
-                for other in Queue:  # a device goes on with the rest meanwhile
-                    self._step(other)
+            self.go_on()
             if time.monotonic() > deadline:
                 raise RuntimeError(
                     f"{queue} has waited {_PATIENCE:g} s for an event of another process"
                 )
             time.sleep(_NAP)
+
+    def go_on(self) -> bool:
+        """Do the next thing of each queue, as a device does by itself; whether there was one."""
+        with self._lock:
+            return any([self._step(queue) for queue in Queue])
 
     def _step(self, queue: Queue) -> bool:
         """Do the next that takes time, and what takes none after it; whether anything was done."""
@@ -191,13 +195,13 @@ class HostStreams(DeviceStreams):
         while waiting and waiting[0].quick and waiting[0].ready():
             waiting.popleft().work()
 
-    def _go_on(self) -> None:
+    def _run(self) -> None:
         """Do one thing of each queue after the other, until there is nothing or nothing moves."""
         deadline = time.monotonic() + _PATIENCE
         while True:
             time.sleep(self._pace or 0.0)
             with self._lock:
-                if any([self._step(queue) for queue in Queue]):
+                if self.go_on():
                     deadline = time.monotonic() + _PATIENCE
                 if not any(self._queues.values()) or time.monotonic() > deadline:
                     self._thread = None

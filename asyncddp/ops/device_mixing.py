@@ -26,7 +26,10 @@ def exchange_and_mix_on_device(
     out: torch.Tensor | None,
     streams: DeviceStreams,
 ) -> Steps[torch.Tensor]:
-    """Send a tensor, receive the neighbours' onto the device, and give the weighted sum.
+    """Send a tensor, mix the neighbours' with it, and give the weighted sum.
+
+    Where the wire lets ranks read each other's memory nothing is copied, or once where the result
+    replaces the tensor: neighbours then read a copy. Elsewhere tensors are received first.
 
     Args:
         desk: Of the verb.
@@ -40,17 +43,21 @@ def exchange_and_mix_on_device(
         The sum on the device, in the tensor's dtype: in ``out`` where that is possible.
     """
     own = dense(tensor)
+    into = out.detach() if out is not None and _writable(out, own) else torch.empty_like(own)
+    in_place = into.data_ptr() == own.data_ptr()
     form = form_of(desk.verb, own)
-    posting = desk.exchange(form, mixing.sources, mixing.dst_weights, streams)
-    for peer, factor in sorted(mixing.dst_weights.items()):
-        desk.send(posting, peer, own if factor == 1.0 else own * factor)
-    others = []
+    posting = desk.exchange(form, mixing.sources, mixing.dst_weights, streams, borrows=True)
+    desk.show(posting, mixing.dst_weights, own, lasting=not in_place)
     for peer in mixing.sources:
         yield posting.arrivals[peer]
-        others.append(posting.arrivals[peer].take())
-    yield posting.sent()  # what was read has left, so that it may be written
-    into = out.detach() if out is not None and _writable(out, own) else torch.empty_like(own)
+    if in_place:
+        yield posting.freed()
+    others = [posting.arrivals[peer].take() for peer in mixing.sources]
     combine_on_device(mixing, dtype, own, others, into)
+    others.clear()
+    for peer in mixing.sources:
+        posting.arrivals[peer].release()
+    yield posting.sent()  # peers have queued what reads ours
     return out if out is not None and into.data_ptr() == out.data_ptr() else into
 
 

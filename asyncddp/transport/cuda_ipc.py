@@ -1,155 +1,54 @@
-"""``cuda_ipc``: between processes that share a GPU, through GPU memory that both have mapped.
+"""``cuda_ipc``: between processes on one machine, straight out of the peer's GPU memory.
 
-The sender copies a piece into a buffer of its own on the GPU and sends a note of where that is; the
-receiver copies it out and answers, and the buffer is used again. Nothing goes over the bus to the
-host but the notes. Both know from events when a copy has ended, and nobody waits for the GPU.
-Messages to other GPUs, and collectives, are staged as in ``cuda_staged``. Not run on a GPU yet;
-tests run it between processes with memory of the host that both have mapped.
+The sender shows its tensor, or a copy in a buffer of its own where the tensor will be written
+meanwhile. It records an event on its stream and sends a note of both. The receiver lets its stream
+wait for that event, queues what reads the memory where it lies, records an event of its own behind
+it, and answers; the sender lets its stream wait for that one before the memory is used again. No
+side ever asks whether its GPU has come so far, and nothing but notes goes through the host.
+Messages to GPUs out of reach, and collectives, are staged as in ``cuda_staged``. Not run on a GPU
+yet; tests run it between processes with memory of the host that both have mapped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Hashable, Iterator
-from typing import TypeAlias
+import time
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 
 import torch
 
 from asyncddp.errors import ArgumentError, PeerError
-from asyncddp.memory.pinned import PinnedPool
-from asyncddp.memory.streams import DeviceStreams, Event, Queue
-from asyncddp.memory.views import as_bytes
+from asyncddp.memory.streams import DeviceStreams, Queue
 from asyncddp.transport.contract import Transfer, Transport
+from asyncddp.transport.cuda_ipc_borrower import Borrower
+from asyncddp.transport.cuda_ipc_courses import Courses
+from asyncddp.transport.cuda_ipc_lender import Lender
+from asyncddp.transport.cuda_ipc_memory import Memory
+from asyncddp.transport.cuda_ipc_receiving import Receiving
+from asyncddp.transport.cuda_ipc_sending import WHOLE, Sending, Sent, Staged
 from asyncddp.transport.cuda_staged import CudaStaged
+from asyncddp.transport.lending import Lending, Lent, Loan
 
 __all__ = ["CudaIPC"]
 
-_PIECE = 1 << 24  # bytes; the same on all ranks
-_DEPTH = 2
-_NOTE = 4096  # bytes of a note
 _LIMIT = 1 << 28  # bytes of free buffers that are kept on the GPU
-
-_Steps: TypeAlias = Generator["Event | Transfer", None, None]
-
-
-class _Course:
-    """A tensor on its way, a few pieces at a time; each piece yields what it waits for.
-
-    Args:
-        pieces: Makes the steps of each piece, in order.
-        line: Courses of one line begin their pieces one after the other.
-        drive: Moves all courses of the wire on.
-        leaves: Whether it goes on where it is abandoned, since its receiver counts on it.
-    """
-
-    def __init__(
-        self,
-        pieces: Iterator[_Steps],
-        line: Hashable,
-        drive: Callable[[], None],
-        *,
-        leaves: bool,
-    ) -> None:
-        self._coming, self.line, self._drive, self._leaves = pieces, line, drive, leaves
-        self._flight: list[_Piece] = []
-        self._problem: PeerError | None = None
-        self.all_begun = False
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing is left to be done."""
-        return self._problem is not None or (self.all_begun and not self._flight)
-
-    def done(self) -> bool:
-        """Whether all pieces have arrived, and it went well."""
-        self._drive()
-        if self._problem is not None:
-            raise self._problem
-        return self.over
-
-    def abandon(self) -> None:
-        """Give it up, but for pieces of which the other side has heard, and waits for an answer."""
-        if self._leaves:
-            return
-        self._coming, self.all_begun = iter(()), True
-        for piece in self._flight:
-            if piece.fresh:
-                piece.drop()
-        self._flight = [piece for piece in self._flight if not piece.fresh]
-
-    def move(self) -> None:
-        """Go on as far as possible without waiting, the oldest piece first."""
-        try:
-            while self._moved():
-                pass
-        except PeerError as problem:
-            self._problem = problem
-            for piece in self._flight:
-                piece.drop()
-            self._flight.clear()
-
-    def _moved(self) -> bool:
-        while not self.all_begun and len(self._flight) < _DEPTH:
-            steps = next(self._coming, None)
-            if steps is None:
-                self.all_begun = True
-            else:
-                self._flight.append(_Piece(steps))
-        for piece in self._flight:
-            if piece.wait.done():
-                if not piece.move():
-                    self._flight.remove(piece)
-                return True
-        return False
+_FAREWELL = 1.0  # seconds for peers to read what they were shown
 
 
-class _Piece:
-    """A piece under way, and what it waits for."""
-
-    def __init__(self, steps: _Steps) -> None:
-        self._steps, self.wait, self.fresh = steps, next(steps), True
-
-    def move(self) -> bool:
-        """Take the next step; whether there is one."""
-        following = next(self._steps, None)
-        if following is not None:
-            self.wait = following
-        self.fresh = False
-        return following is not None
-
-    def drop(self) -> None:
-        """Nobody waits for it any more."""
-        abandon = getattr(self.wait, "abandon", None)  # an event has nothing to give up
-        if abandon is not None:
-            abandon()
-        self._steps.close()
-
-
-class _Turn:
-    """An event that counts only once those before it have come, for what must go in order."""
-
-    def __init__(self, event: Event, before: _Turn | None) -> None:
-        self._event, self._before, self._reached = event, before, False
-
-    def done(self) -> bool:
-        """Whether it has come, and all before it have been seen to."""
-        if not self._reached and (self._before is None or self._before._reached):
-            self._reached, self._before = self._event.done(), None
-        return self._reached
-
-
-class CudaIPC(CudaStaged):
-    """A wire for tensors on GPUs, through GPU memory where two ranks share a GPU.
+class CudaIPC(CudaStaged, Lending):
+    """A wire for tensors on GPUs that reads them where they lie, where a peer's GPU is in reach.
 
     Args:
         base: The wire for tensors on the host, between the same ranks.
         streams: Of the device.
-        near: Ranks that share this one's GPU, on this machine.
+        near: Ranks on this machine whose GPU this one reads, and which read this one's.
         notes: A wire of its own between the same ranks, for what the receiver is told.
         answers: Another one, for what the sender is told.
 
     References:
-        CUDA C++ Programming Guide, "Interprocess Communication"; torch's
-        ``torch.multiprocessing``, "Sharing CUDA tensors".
+        CUDA C++ Programming Guide, "Interprocess Communication"; CUDA samples, ``simpleIPC``, whose
+        events order streams of several processes as here; torch's ``torch.multiprocessing``,
+        "Sharing CUDA tensors".
     """
 
     name = "cuda_ipc"
@@ -164,11 +63,13 @@ class CudaIPC(CudaStaged):
     ) -> None:
         super().__init__(base, streams)
         self._near, self._notes, self._answers = frozenset(near), notes, answers
-        self._buffers = PinnedPool(streams, _LIMIT, streams.lendable)
-        self._tokens: dict[int, bytes] = {}
-        self._opened: dict[tuple[int, bytes], torch.Tensor] = {}
-        self._courses: list[_Course] = []
-        self._turns: dict[tuple[int, int], _Turn] = {}
+        self._courses, self._closed = Courses(), False
+        self.memory = Memory(streams, _LIMIT)
+        self._lender = Lender(streams, self.memory, notes, answers)
+        self._borrower = Borrower(streams, answers)
+        drive = self._drive_courses
+        self._sending = Sending(streams, self.memory, self._lender, self._courses, drive)
+        self._receiving = Receiving(streams, self._borrower, notes, self._courses, drive)
 
     @classmethod
     def open(cls, base: Transport, streams: DeviceStreams, near: Collection[int]) -> CudaIPC:
@@ -177,7 +78,7 @@ class CudaIPC(CudaStaged):
         Args:
             base: The wire for tensors on the host.
             streams: Of the device.
-            near: Ranks that share this one's GPU.
+            near: Ranks whose GPUs are in reach.
         """
         return cls(base, streams, near, base.split(0, base.rank), base.split(0, base.rank))
 
@@ -199,103 +100,77 @@ class CudaIPC(CudaStaged):
         """Split the wire beneath; its parts are staged."""
         return CudaStaged(self.base.split(color, key), self.streams, self.pool)
 
-    def close(self) -> None:
-        """Let go of all buffers, and close the wires beneath."""
-        self._courses.clear()
-        self._opened.clear()
-        self._notes.close()
-        self._answers.close()
-        super().close()
+    # what goes
 
     def isend(self, data: torch.Tensor, peer: int, tag: int) -> Transfer:
-        """Lend the peer copies of the tensor, piece by piece."""
+        """Show the peer a copy; done once that has been made and what reads it is queued."""
         if peer not in self._near:
             return super().isend(data, peer, tag)
-        return self._begin(data, Queue.OUT, self._lendings(data, peer, tag), ("to", peer, tag))
+        return Sent(self.ilend(data, {peer: tag})[peer], self.streams)
+
+    def ilend(
+        self,
+        data: torch.Tensor,
+        tags: Mapping[int, int],
+        *,
+        factor: float = 1.0,
+        lasting: bool = False,
+    ) -> dict[int, Lent]:
+        """Show a tensor to peers, and send it to those out of reach."""
+        near = {peer: tag for peer, tag in tags.items() if peer in self._near}
+        far = {peer: tag for peer, tag in tags.items() if peer not in self._near}
+        if factor != 1.0 and (far or data.nbytes > WHOLE):
+            with self.streams.working(Queue.WORK):
+                data, factor = data * factor, 1.0
+            lasting = False
+        lent: dict[int, Lent] = {}
+        for peer, tag in far.items():
+            lent[peer] = Staged(super().isend(data, peer, tag))
+        if near:
+            lent |= self._sending.lend(data, near, factor, lasting=lasting)
+        return lent
+
+    # what comes
 
     def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Transfer:
-        """Copy what the peer lends, piece by piece."""
+        """Copy what the peer shows; done once that has been copied."""
         if peer not in self._near:
             return super().irecv(out, peer, tag)
-        pieces = (self._borrowed(piece, peer, tag) for piece in _pieces(out))
-        return self._begin(out, Queue.IN, pieces, ("from", peer, tag))
+        return self._receiving.copy(out, peer, tag)
 
-    def _begin(
-        self, tensor: torch.Tensor, queue: Queue, pieces: Iterator[_Steps], line: Hashable
-    ) -> Transfer:
-        self.streams.after(queue, self.streams.mark(Queue.WORK))
-        self.streams.hold(tensor, queue)
-        course = _Course(pieces, line, self._drive_courses, leaves=queue is Queue.OUT)
-        self._courses.append(course)
-        self._drive_courses()
-        return course
+    def iborrow(self, shape: tuple[int, ...], dtype: torch.dtype, peer: int, tag: int) -> Loan:
+        """Look at what the peer shows, or receive it from one out of reach."""
+        irecv = super().irecv
+        through = None if peer in self._near else lambda out: irecv(out, peer, tag)
+        return self._receiving.borrow(shape, dtype, peer, tag, through)
+
+    # all of them
 
     def _drive_courses(self) -> None:
-        waiting: set[Hashable] = set()
-        for course in self._courses:
-            if course.line not in waiting:
-                course.move()
-            if not course.all_begun:
-                waiting.add(course.line)
-        self._courses = [course for course in self._courses if not course.over]
+        self._lender.drive()
+        self._borrower.drive()
+        self._courses.move()
 
-    def _lendings(self, data: torch.Tensor, peer: int, tag: int) -> Iterator[_Steps]:
-        line = peer, tag
-        for piece in _pieces(data):
-            buffer = self._buffers.take(_room(piece.nbytes))
-            if piece.nbytes:
-                self.streams.copy(buffer[: piece.nbytes], piece, Queue.OUT)
-            turn = _Turn(self.streams.mark(Queue.OUT), self._turns.pop(line, None))
-            self._turns[line] = turn
-            yield self._lent(buffer, turn, peer, tag)
+    def close(self) -> None:
+        """Let peers read what they were shown, for a second at most, and close what is beneath."""
+        if not self._closed:
+            self._closed = True
+            with suppress(PeerError):  # a peer that is gone reads nothing
+                self._part()
+            self._courses.clear()
+            self._notes.close()
+            self._answers.close()
+        super().close()
 
-    def _lent(self, buffer: torch.Tensor, turn: _Turn, peer: int, tag: int) -> _Steps:
-        """Once a copy is made tell the peer, and wait until it has taken it."""
-        yield turn
-        if self._turns.get((peer, tag)) is turn:
-            del self._turns[peer, tag]
-        token = self._tokens.get(buffer.data_ptr())
-        if token is None:
-            token = self._tokens[buffer.data_ptr()] = self.streams.lend(buffer)
-        sending = self._notes.isend(_written(token), peer, tag)
-        answer = self._answers.irecv(torch.empty(1, dtype=torch.uint8), peer, tag)
-        yield sending
-        yield answer
-        if not self._buffers.give(buffer):
-            del self._tokens[buffer.data_ptr()]
-
-    def _borrowed(self, out: torch.Tensor, peer: int, tag: int) -> _Steps:
-        """Wait for a note, copy what it names, and answer once that has ended."""
-        note = torch.empty(_NOTE, dtype=torch.uint8)
-        yield self._notes.irecv(note, peer, tag)
-        token = _read(note)
-        source = self._opened.get((peer, token))
-        if source is None:
-            source = self._opened[peer, token] = self.streams.borrow(token)
-        if out.nbytes:
-            self.streams.copy(out, source[: out.nbytes], Queue.IN)
-        yield self.streams.mark(Queue.IN)
-        yield self._answers.isend(torch.zeros(1, dtype=torch.uint8), peer, tag)
-
-
-def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    flat = as_bytes(tensor)
-    for first in range(0, max(1, flat.numel()), _PIECE):
-        yield flat[first : first + _PIECE]
-
-
-def _room(size: int) -> int:
-    """Bytes of the buffer for so many: a power of two, so that few sizes wait in the pool."""
-    return max(1 << 12, 1 << max(0, size - 1).bit_length())
-
-
-def _written(token: bytes) -> torch.Tensor:
-    note = len(token).to_bytes(4, "little") + token
-    if len(note) > _NOTE:
-        raise RuntimeError(f"a handle of {len(token)} bytes: expected at most {_NOTE - 4}")
-    return torch.frombuffer(bytearray(note.ljust(_NOTE, b"\0")), dtype=torch.uint8)
-
-
-def _read(note: torch.Tensor) -> bytes:
-    data = note.numpy().tobytes()
-    return data[4 : 4 + int.from_bytes(data[:4], "little")]
+    def _part(self) -> None:
+        """Keep memory and events until the peers are through with them."""
+        missing, attempt, deadline = set(self._near), 0, time.monotonic() + _FAREWELL
+        for peer in self._near:
+            self._notes.post(peer, b"")
+        while time.monotonic() < deadline:
+            self._drive_courses()
+            missing -= {peer for peer, _ in self._notes.poll()}
+            if not (missing or self._lender.busy or self._borrower.busy):
+                return
+            self.base.rest(attempt)
+            attempt += 1

@@ -77,7 +77,7 @@ def test_a_tensor_before_its_time_waits(two):
 
 def test_a_peer_whose_tensor_is_here_already_is_not_asked_whether_it_comes(two, monkeypatch):
     """It has said so with that tensor, and would never answer."""
-    monkeypatch.setattr("asyncddp.engine.mailbox._BYTES_AHEAD", 10)
+    monkeypatch.setattr("asyncddp.engine.outbox._BYTES_AHEAD", 10)
     x = torch.ones(2)
     for step in range(4):
         key = Key("x", step)
@@ -94,7 +94,7 @@ def test_a_peer_whose_tensor_is_here_already_is_not_asked_whether_it_comes(two, 
 
 
 def test_so_many_bytes_may_run_ahead_of_a_receiver(two, monkeypatch):
-    monkeypatch.setattr("asyncddp.engine.mailbox._BYTES_AHEAD", 1000)
+    monkeypatch.setattr("asyncddp.engine.outbox._BYTES_AHEAD", 1000)
     form, asked = Form("verb", "float32", (100,)), []
     for step in range(1, 10):
         here = opened(two[0], Key("x", step), form, targets=[1])

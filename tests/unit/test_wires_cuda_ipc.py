@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
-import asyncddp as bf
-from asyncddp.errors import ArgumentError, PeerError
 from asyncddp.memory.streams import Queue
 from asyncddp.memory.streams_host import HostStreams
-from asyncddp.transport import cuda_ipc
-from asyncddp.transport.cuda_ipc import _DEPTH, CudaIPC
-from asyncddp.transport.cuda_staged import CudaStaged, on_device
-from asyncddp.transport.device_agreement import agree, try_out
-from asyncddp.transport.device_routes import DeviceFacts
-from asyncddp.transport.loopback import Loopback
+from asyncddp.transport import cuda_ipc_sending
+from asyncddp.transport.cuda_ipc import CudaIPC
 from tests.conformance import test_transports as transports
-from tests.support import DEFAULTS, on
-
-SECONDS = 10.0
+from tests.support import on
+from tests.support.ipc import NEVER, Pair, all_done, lendable
 
 
 def over_ipc(base, case, *args):
     near = [rank for rank in range(base.size) if rank != base.rank]
-    return getattr(transports, case)(CudaIPC.open(base, HostStreams(1), near), *args)
+    wire = CudaIPC.open(base, HostStreams(1, pace=1e-4), near)
+    return getattr(transports, case)(wire, *args)
 
 
 CASES = {
@@ -47,159 +43,251 @@ def test_the_contract_of_transports_between_processes(world, case):
         assert told[0] == ([0.0] * 3, [1.0] * 3)
 
 
-def pair(near=(0, 1), laziness=0):
-    """Two wires in one thread."""
-    first, second = Loopback.group(2)
-    parts = [Loopback.group(2), Loopback.group(2)]
-    streams = HostStreams(laziness)
-    return [
-        CudaIPC(base, streams, set(near) - {base.rank}, parts[0][place], parts[1][place])
-        for place, base in enumerate((first, second))
-    ]
+@pytest.fixture
+def small(monkeypatch):
+    """What is large elsewhere has a few hundred bytes."""
+    monkeypatch.setattr(cuda_ipc_sending, "_LASTING", 256)
+    monkeypatch.setattr(cuda_ipc_sending, "WHOLE", 1 << 12)
+    monkeypatch.setattr("asyncddp.transport.cuda_ipc.WHOLE", 1 << 12)
+    monkeypatch.setattr(cuda_ipc_sending, "_PIECE", 1 << 10)
 
 
-def exchange(sender, receiver, data, tag=0):
-    out = torch.empty_like(data)
-    arriving, sending = (
-        receiver.irecv(out, sender.rank, tag),
-        sender.isend(data, receiver.rank, tag),
-    )
-    for _ in range(1000):
-        ended = [arriving.done(), sending.done()]
-        if all(ended):
-            return out
-    raise AssertionError(f"nothing moves: {ended}")
+# nobody asks the device
 
 
-def test_buffers_are_lent_again_and_opened_once(monkeypatch):
-    monkeypatch.setattr(cuda_ipc, "_PIECE", 4096)
-    one, other = pair(laziness=2)
-    opened = []
-    borrow = other.streams.borrow
-    monkeypatch.setattr(
-        other.streams, "borrow", lambda token: opened.append(token) or borrow(token)
-    )
-    for tag in range(5):
-        data = torch.randn(9000)
-        assert torch.equal(exchange(one, other, data, tag), data)
-    assert one._buffers.made == len(opened) == _DEPTH
+def test_nobody_waits_for_a_device_between_a_tensor_and_the_sum_with_it():
+    """Neither device does anything here, and still all is queued at both ends."""
+    both = Pair(laziness=NEVER)
+    one, other = both.wires
+    data, mixed = torch.arange(300.0), torch.zeros(300)
+    lent = one.ilend(data, {1: 0})[1]
+    assert lent.free(), "what the verb does next comes after the copy"
+    assert not lent.done(), "the peer has not answered"
+    loan = other.iborrow((300,), torch.float32, 0, 0)
+    assert loan.done()
+    other.streams.copy(mixed, loan.tensor, Queue.WORK)
+    loan.release()
+    assert lent.done()
+    assert [device.questions for device in both.devices] == [0, 0]
+    assert not mixed.any(), "nothing was copied so far"
+    while both.work():
+        pass
+    assert torch.equal(mixed, data)
 
 
-def test_a_note_leaves_only_once_its_copy_has_been_made():
-    one, other = pair(laziness=20)
-    data, out = torch.ones(100), torch.zeros(100)
-    sending, arriving = one.isend(data, 1, 0), other.irecv(out, 0, 0)
-    assert not one._notes._hub.sends, "the copy has not been made"
-    while not sending.done():
-        arriving.done()
-    assert out.tolist() == [1.0] * 100
+def test_a_lasting_tensor_is_read_where_it_lies_from_the_second_time_on(small):
+    """What is sent once is copied, since to open its memory would cost more."""
+    both = Pair()
+    one, other = both.wires
+    data = lendable(one, torch.randn(1000))
+    for step in range(4):
+        data.add_(1.0)
+        lent = one.ilend(data, {1: step}, lasting=True)[1]
+        loan = other.iborrow((1000,), torch.float32, 0, step)
+        both.finish(loan)
+        mixed = torch.empty(1000)
+        other.streams.copy(mixed, loan.tensor, Queue.WORK)
+        assert lent.free() == (step == 0)
+        loan.release()
+        both.finish(lent)
+        assert lent.free()
+        while both.work():
+            pass
+        assert torch.equal(mixed, data)
+    assert (one.streams.copied, one.memory.made) == (4000, 1)
+    assert len(other._borrower) == 2, "the copy's buffer and the tensor, each opened once"
 
 
-def test_an_answer_leaves_only_once_what_was_lent_has_been_read():
-    """Else the sender would write the next piece over it."""
-    one, other = pair(laziness=3)
-    sending, out = one.isend(torch.ones(100), 1, 0), torch.zeros(100)
-    arriving = other.irecv(out, 0, 0)
-    while not sending.done():
-        assert not one._buffers.waiting
-        arriving.done()
-    assert out.tolist() == [1.0] * 100
-    assert one._buffers.waiting
+def test_memory_that_cannot_be_shown_is_copied_and_not_tried_again(small, monkeypatch):
+    both = Pair()
+    one, _ = both.wires
+    data, tried = torch.randn(1000), []
+    lend = one.streams.lend
+    monkeypatch.setattr(one.streams, "lend", lambda memory: tried.append(memory) or lend(memory))
+    for step in range(4):
+        lent = one.ilend(data, {1: step}, lasting=True)[1]
+        assert torch.equal(both.receive(data, step), data)
+        both.finish(lent)
+    assert one.streams.copied == 4 * data.nbytes
+    assert len([memory for memory in tried if memory.data_ptr() == data.data_ptr()]) == 1
+
+
+def test_a_tensor_that_is_gone_is_let_go_with_the_next_note(small):
+    both = Pair()
+    one, other = both.wires
+    data = lendable(one, torch.randn(1000))
+    for step in range(2):
+        lent = one.ilend(data, {1: step}, lasting=True)[1]
+        both.receive(data, step)
+        both.finish(lent)
+    assert len(other._borrower) == 2
+    del data, lent
+    fresh = torch.randn(1000)
+    one.ilend(fresh, {1: 9}, lasting=True)
+    both.receive(fresh, 9)
+    assert len(one.memory._storages) == 1
+    other._drive_courses()
+    assert len(other._borrower) == one.memory.made == 1, "the buffer is kept open"
+
+
+def test_a_peer_keeps_little_open(small, monkeypatch):
+    monkeypatch.setattr("asyncddp.transport.cuda_ipc_borrower._MOST", 3)
+    both = Pair()
+    one, other = both.wires
+    tensors = [lendable(one, torch.randn(1000)) for _ in range(6)]
+    for step in range(30):
+        data = tensors[step % 6]
+        lent = one.ilend(data, {1: step}, lasting=True)[1]
+        assert torch.equal(both.receive(data, step), data)
+        both.finish(lent)
+    assert len(other._borrower) <= 4
+
+
+# order
 
 
 def test_the_tensor_is_copied_after_the_work_that_makes_it():
-    one, other = pair(laziness=50)
-    late = torch.zeros(10)
-    one.streams.copy(late, torch.ones(10), Queue.WORK)
-    assert exchange(one, other, late).tolist() == [1.0] * 10
+    both, late = Pair(laziness=20), torch.zeros(10)
+    both.devices[0].copy(late, torch.ones(10), Queue.WORK)
+    assert both.exchange(late).tolist() == [1.0] * 10
 
 
-def test_ranks_on_other_gpus_are_staged():
-    one, other = pair(near=())
-    data = torch.randn(10)
-    assert torch.equal(exchange(one, other, data), data)
-    assert one._buffers.made == 0
-
-
-def test_a_receive_that_was_given_up_takes_no_note():
-    one, other = pair()
-    kept, out = torch.zeros(3), torch.zeros(3)
-    other.irecv(kept, 0, 7).abandon()
-    sending, arriving = one.isend(torch.ones(3), 1, 7), other.irecv(out, 0, 7)
-    while not (arriving.done() and sending.done()):
+def test_a_buffer_is_written_again_only_after_what_reads_it(small):
+    """The answer has come, and the reading is still queued on the peer's device."""
+    both = Pair(laziness=NEVER)
+    one, other = both.wires
+    mine, yours = both.devices
+    first = torch.zeros(64)
+    lent = one.ilend(torch.full((64,), 1.0), {1: 0})[1]
+    loan = other.iborrow((64,), torch.float32, 0, 0)
+    assert all_done(loan)
+    yours.copy(first, loan.tensor, Queue.WORK)
+    loan.release()
+    assert all_done(lent)
+    one.ilend(torch.full((64,), 2.0), {1: 1})
+    assert one.memory.made == 1
+    while mine._step(Queue.WORK):
         pass
-    assert (kept.tolist(), out.tolist()) == ([0.0] * 3, [1.0] * 3)
+    assert mine._queues[Queue.WORK], "the second copy waits for the peer"
+    while both.work():
+        pass
+    assert not mine._queues[Queue.WORK]
+    assert first.tolist() == [1.0] * 64
 
 
-def test_what_fails_beneath_is_raised():
-    one, _ = pair()
+def test_no_event_is_recorded_again_before_the_other_side_waits_for_it(small, monkeypatch):
+    """Neither the sender's before the answer, nor the reader's before the slot comes again."""
+    both = Pair()
+    one, other = both.wires
+    recorded = []
+    for streams in both.devices:
 
-    def fail(*_):
-        raise PeerError("the peer is gone")
+        def noted(make=streams.interprocess_event):
+            event = make()
+            record = event.record
+            event.record = lambda queue: recorded.append(event) or record(queue)
+            return event
 
-    one._notes.isend = fail
-    sending = one.isend(torch.ones(3), 1, 0)
-    with pytest.raises(PeerError, match="the peer is gone"):
-        sending.done()
-
-
-def test_a_buffer_that_is_not_kept_is_forgotten(monkeypatch):
-    """Another one may lie at its address, with another handle."""
-    one, other = pair()
-    monkeypatch.setattr(one._buffers, "_limit", 0)
-    data = torch.randn(10)
-    assert torch.equal(exchange(one, other, data), data)
-    assert not one._tokens
-
-
-def test_a_wire_serves_one_gpu_of_its_rank():
-    one, _ = pair()
-    assert one.for_device(HostStreams()) is one, "what is dropped, is dropped on the host"
-    strange = HostStreams()
-    strange.device = torch.device("cuda", 1)
-    with pytest.raises(ArgumentError, match="expected tensors on cpu, whose memory its peers know"):
-        one.for_device(strange)
+        monkeypatch.setattr(streams, "interprocess_event", noted)
+    lent = [one.ilend(torch.randn(64), {1: tag})[1] for tag in range(5)]
+    assert len(set(map(id, recorded))) == 5
+    loans = [other.iborrow((64,), torch.float32, 0, tag) for tag in range(5)]
+    both.finish(*loans)
+    for loan in loans:
+        loan.release()
+    both.finish(*lent)
+    assert len(recorded) == len(set(map(id, recorded))) == 10
+    both.exchange(torch.randn(64), 5)
+    assert (len(recorded), len(set(map(id, recorded)))) == (12, 10)
 
 
-def test_parts_of_a_group_are_staged():
-    with bf.local_world(2, **DEFAULTS) as world:
-        ends = Loopback.group(2)
-        names = world.run(
-            lambda: CudaIPC.open(ends[bf.rank()], HostStreams(), [1 - bf.rank()]).split(0, 0).name
-        )
-    assert names == ["cuda_staged"] * 2
+def test_peers_share_one_copy_and_each_lets_it_go():
+    three = Pair(near=(0, 1, 2), size=3)
+    data = torch.randn(500)
+    for step in range(3):
+        lent = three.wires[0].ilend(data, {1: step, 2: step}, factor=0.5)
+        assert torch.equal(three.receive(data, step, 1), data * 0.5)
+        assert not lent[2].done()
+        assert torch.equal(three.receive(data, step, 2), data * 0.5)
+        three.finish(*lent.values())
+    assert three.wires[0].memory.made == 1
 
 
-# agreement and trial
+def test_what_is_larger_than_a_buffer_comes_in_pieces_through_a_few(small):
+    both = Pair(laziness=2)
+    one, other = both.wires
+    data, out = torch.randn(2500), torch.empty(2500)
+    lent = one.ilend(data, {1: 3}, factor=2.0)[1]
+    loan = other.iborrow((2500,), torch.float32, 0, 3)
+    both.finish(lent, loan)
+    other.streams.copy(out, loan.tensor, Queue.WORK)
+    while both.work():
+        pass
+    assert torch.equal(out, data * 2.0)
+    assert one.memory.made <= cuda_ipc_sending._DEPTH + 1, "the last one has a size of its own"
+    assert torch.equal(both.exchange(data, 4), data)
 
 
-def agreed(base, spoilt):
-    mine = DeviceFacts(base.rank, device="cuda", gpu="GPU-a")
-    streams = Spoilt() if spoilt and base.rank == 1 else HostStreams(1)
-    choice = agree(base, ("cuda_ipc",), mine, streams, SECONDS)
-    return choice.wire, dict(choice.refused), type(on_device(base, streams)).__name__
+# anything
 
 
-class Spoilt(HostStreams):
-    """A device that shows others something else than it was asked to."""
+class Mixer:
+    """Reads what is lent, as soon as it can or later."""
 
-    def lend(self, tensor):
-        return super().lend(self.lendable(tensor.nbytes).fill_(7))
+    def __init__(self, wire):
+        self.wire, self.loans = wire, []
 
+    def borrow(self, out, tag):
+        self.loans.append((self.wire.iborrow(tuple(out.shape), out.dtype, 0, tag), out))
 
-@on("mpi-2")
-def test_ranks_that_share_a_gpu_agree(world):
-    assert world.run_bare(agreed, False) == [("cuda_ipc", {}, "CudaIPC")] * 2
-
-
-@on("mpi-2")
-def test_a_trial_that_does_not_arrive_as_it_was_sent_keeps_all_ranks_from_the_wire(world):
-    """One rank sees it, all of them stage, and each is told why."""
-    reason = {"cuda_ipc": "a trial out of GPU memory did not arrive as it was sent"}
-    assert world.run_bare(agreed, True) == [("cuda_staged", reason, "CudaStaged")] * 2
+    def mix(self):
+        for loan, out in [pair for pair in self.loans if pair[0].done()]:
+            self.wire.streams.copy(out, loan.tensor, Queue.WORK)
+            loan.release()
+        self.loans = [pair for pair in self.loans if not pair[0].over]
 
 
-def test_a_trial_that_never_arrives_has_failed():
-    first, _ = Loopback.group(2)
-    streams = HostStreams()
-    assert try_out(CudaStaged(first, streams), streams, timeout=0.05) is False
+def some_tensors(draw, kept, number):
+    """Of any dtype and shape, and some of them again and again."""
+    dtypes = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
+    for _ in range(number):
+        shape = draw.choice([(), (0,), (7,), (3, 50), (5, 400)])
+        fresh = (torch.randn(shape) * 3).to(draw.choice(dtypes))
+        yield draw.choice(kept) if draw.random() < 0.4 else fresh
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_is_sent_in_whatever_order_arrives(small, seed):
+    """Lent and sent, borrowed and received, of any dtype and size, released at any time."""
+    draw = random.Random(seed)
+    both = Pair(laziness=draw.choice([0, 1, 5]))
+    one, other = both.wires
+    torch.manual_seed(seed)
+    kept = [lendable(one, torch.randn(draw.choice([100, 300]))) for _ in range(3)]
+    tensors = list(some_tensors(draw, kept, 40))
+    got = [torch.empty_like(data) for data in tensors]
+    jobs = [(what, tag) for tag in range(40) for what in ("send", "take")]
+    draw.shuffle(jobs)
+    mixer, under_way = Mixer(other), []
+    for what, tag in jobs:
+        direct = draw.random() < 0.3
+        if what == "send" and direct:
+            under_way.append(one.isend(tensors[tag], 1, tag))
+        elif what == "send":
+            under_way.append(one.ilend(tensors[tag], {1: tag}, lasting=True)[1])
+        elif direct:
+            under_way.append(other.irecv(got[tag], 0, tag))
+        else:
+            mixer.borrow(got[tag], tag)
+        if draw.random() < 0.3:
+            mixer.mix()
+    for _ in range(5000):
+        mixer.mix()
+        both.work()
+        if all([transfer.done() for transfer in under_way]) and not mixer.loans:
+            break
+    while both.work():
+        pass
+    assert not mixer.loans
+    for data, found in zip(tensors, got, strict=True):
+        assert torch.equal(found, data)
