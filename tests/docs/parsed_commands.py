@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -16,7 +17,7 @@ from tests.docs.blocks import REPO
 
 __all__ = ["check_script"]
 
-OTHERS = {"apt-get", "cd", "chmod", "git", "module", "source"}
+OTHERS = {"apt-get", "cd", "chmod", "conda", "git", "module", "source"}
 """Commands of the system, which are believed."""
 
 
@@ -46,6 +47,10 @@ def check_command(words: list[str], folder: Path) -> None:
         _check_our_script(REPO / name, [word for word in rest if word.startswith("-")])
     elif name == "pip":
         _check_pip(rest)
+    elif name == "./set_conda_down.sh":
+        _check_our_script(REPO / name, [word for word in rest if word.startswith("--")])
+    elif name in ("docker", "apptainer"):
+        _check_container(rest, folder)
     elif name in ("mpirun", "mpiexec", "srun", "sbatch", "salloc", "python"):
         _check_files(rest, folder)
     elif name == "ssh":
@@ -91,6 +96,19 @@ def _check_pip(words: list[str]) -> None:
     assert named, f"pip install {words[1:]} names no extra of ours"
     for extra in ",".join(named).split(","):
         assert f"\n{extra} = [" in declared, f"there is no extra {extra!r}"
+
+
+def _check_container(words: list[str], folder: Path) -> None:
+    """Dockerfiles are there and know their build arguments; what runs inside is read as outside."""
+    pairs = list(itertools.pairwise(words))
+    given = dict(pairs)
+    if "--file" in given:
+        text = (REPO / given["--file"]).read_text(encoding="utf-8")
+        named = [b for a, b in pairs if a == "--build-arg"]
+        assert [one for one in named if f"\nARG {one.partition('=')[0]}=" not in text] == []
+    if "asyncddp" in words:
+        check_command(words[words.index("asyncddp") :], folder)
+    _check_files(words, folder)
 
 
 def _check_files(words: list[str], folder: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import stat
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -12,8 +13,13 @@ from asyncddp.launch import probe
 from asyncddp.launch.cli import main
 from asyncddp.launch.doctor import machine_findings as machine
 from asyncddp.launch.doctor import package_findings as packages
-from asyncddp.launch.doctor.mpi_findings import cuda_awareness, library_findings
-from asyncddp.launch.doctor_command import _MARK
+from asyncddp.launch.doctor.mpi_findings import (
+    cuda_awareness,
+    launcher_finding,
+    library_findings,
+)
+from asyncddp.launch.doctor.self_test import self_test_finding
+from asyncddp.launch.doctor_command import _MARK, _no_ranks
 from asyncddp.launch.locate import Found
 
 OPEN_MPI = Found("/usr/bin/mpirun", "open_mpi_5", "5.0.11")
@@ -147,6 +153,23 @@ def test_a_cpu_build_of_torch_on_a_machine_with_gpus_is_mentioned(monkeypatch):
     monkeypatch.setattr(packages, "torch_cuda", lambda: None)
     assert by_name(packages.package_findings(has_gpus=True))["torch"].level == "note"
     assert by_name(packages.package_findings(has_gpus=False))["torch"].level == "good"
+
+
+def test_every_line_is_explained_on_a_page():
+    """docs/guides/doctor.md has all names that findings can have."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "doctor.md").read_text()
+    mixed = [{"rank": 0, "devices": ["cpu", "cuda"]}, {"rank": 1, "devices": ["cpu"]}]
+    found = [
+        *library_findings(FACTS, OPEN_MPI, has_gpus=True),
+        *packages.package_findings(has_gpus=True),
+        *machine.machine_findings({"SLURM_JOB_ID": "7"}, []),
+        *machine.machine_findings({}, ["NVIDIA H200, 143771 MiB, 570.86.15"]),
+        *machine.mixed_devices(mixed),
+        launcher_finding(OPEN_MPI),
+        _no_ranks("a reason"),
+        self_test_finding([]),
+    ]
+    assert {finding.name for finding in found if f"`{finding.name}`" not in page} == set()
 
 
 def doctor(*arguments, **environment):
