@@ -1,0 +1,40 @@
+"""The measurement of ways to mix on a device, on the host."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+
+from tests.support.processes import REPO
+
+
+@pytest.fixture
+def gpu_mixing(monkeypatch):
+    monkeypatch.syspath_prepend(str(REPO / "scripts"))
+    return importlib.import_module("benchmarks.gpu_mixing")
+
+
+def test_every_way_is_measured_for_every_size_dtype_and_number(gpu_mixing):
+    found = gpu_mixing.measure_mixing(
+        torch.device("cpu"), [4096], [torch.bfloat16, torch.float32], [2, 9], repeats=2
+    )
+    assert [figure.way for figure in found] == list(gpu_mixing.WAYS) * 4
+    assert [figure.neighbours for figure in found[::3]] == [2, 9, 2, 9]
+    for figure in found:
+        if figure.way == "one pass, by Triton":
+            assert figure.seconds is None, "Triton has no kernels for the host"
+        else:
+            assert figure.seconds > 0
+            assert figure.enqueue > 0
+            assert figure.copies > 0
+
+
+def test_ways_that_differ_are_found(gpu_mixing, monkeypatch):
+    def wrong(mixing, own, others, out):
+        return lambda: out.copy_(own)
+
+    monkeypatch.setitem(gpu_mixing.WAYS, "wrong", wrong)
+    with pytest.raises(AssertionError, match="wrong"):
+        gpu_mixing.measure_mixing(torch.device("cpu"), [4096], [torch.float32], [2], repeats=1)
