@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -69,11 +70,23 @@ def own_facts(rank: int, machine: int, local_rank: int) -> DeviceFacts:
     from asyncddp.transport.mpi_cuda import says_cuda
     from asyncddp.transport.nccl_library import doubt, versions
 
-    gpu = str(getattr(torch.cuda.get_device_properties(index), "uuid", ""))
     cupy, nccl = versions()
-    return DeviceFacts(
-        rank, machine, "cuda", gpu, says_cuda(), cupy=cupy, nccl=nccl, doubt=doubt(nccl)
+    facts = DeviceFacts(
+        rank, machine, "cuda", _gpu(index), says_cuda(), cupy=cupy, nccl=nccl, doubt=doubt(nccl)
     )
+    return replace(facts, reaches=_reached_from(index))
+
+
+def _gpu(index: int) -> str:
+    """The unique name of a GPU; empty where torch does not tell it."""
+    return str(getattr(torch.cuda.get_device_properties(index), "uuid", ""))
+
+
+def _reached_from(index: int) -> tuple[str, ...]:
+    """The unique names of the GPUs whose memory one reads."""
+    others = [other for other in range(torch.cuda.device_count()) if other != index]
+    near = [_gpu(other) for other in others if torch.cuda.can_device_access_peer(index, other)]
+    return tuple(name for name in near if name)
 
 
 def settle(

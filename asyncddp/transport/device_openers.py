@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from asyncddp.memory.streams import DeviceStreams
 from asyncddp.transport.contract import Transport
-from asyncddp.transport.device_routes import DeviceFacts
+from asyncddp.transport.device_routes import DeviceFacts, in_reach
 
 if TYPE_CHECKING:
     from asyncddp.transport.nccl import NCCL
@@ -54,11 +54,7 @@ def _cuda_ipc(
 
     del timeout
     mine = group[transport.rank]
-    near = [
-        facts.rank
-        for facts in group
-        if facts.rank != mine.rank and (facts.machine, facts.gpu) == (mine.machine, mine.gpu)
-    ]
+    near = [facts.rank for facts in group if facts.rank != mine.rank and in_reach(mine, facts)]
     wire = CudaIPC.open(transport, streams, near)
     return Opened(wire, wire.for_device)
 

@@ -13,7 +13,15 @@ from itertools import combinations
 
 from asyncddp.errors import MismatchError
 
-__all__ = ["LAST_RESORT", "Choice", "DeviceFacts", "choose", "choose_for_all", "device_index"]
+__all__ = [
+    "LAST_RESORT",
+    "Choice",
+    "DeviceFacts",
+    "choose",
+    "choose_for_all",
+    "device_index",
+    "in_reach",
+]
 
 LAST_RESORT = "cuda_staged"
 """The wire that needs nothing."""
@@ -32,6 +40,7 @@ class DeviceFacts:
         cupy: Version of cupy; None where it cannot be imported.
         nccl: Version of the NCCL that cupy has loaded, as ``22703`` for 2.27.3; None where none.
         doubt: What is strange about that NCCL; empty where nothing is.
+        reaches: Unique names of the other GPUs that the rank sees and whose memory its own reads.
     """
 
     rank: int
@@ -42,6 +51,7 @@ class DeviceFacts:
     cupy: str | None = None
     nccl: int | None = None
     doubt: str = ""
+    reaches: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -196,3 +206,22 @@ def device_index(local_rank: int, visible: int) -> int | None:
         ([0, 1, 0, 1], None)
     """
     return local_rank % visible if visible else None
+
+
+def in_reach(one: DeviceFacts, other: DeviceFacts) -> bool:
+    """Whether two ranks can read each other's GPU memory.
+
+    They are on one machine, and on one GPU or on two of which each reads the other's memory.
+
+    Args:
+        one: What is known of one rank.
+        other: And of the other one.
+
+    Example:
+        >>> one = DeviceFacts(0, gpu="a", reaches=("b",))
+        >>> [in_reach(one, DeviceFacts(1, gpu="b", reaches=seen)) for seen in (("a",), ())]
+        [True, False]
+    """
+    if one.machine != other.machine or not (one.gpu and other.gpu):
+        return False
+    return one.gpu == other.gpu or (one.gpu in other.reaches and other.gpu in one.reaches)

@@ -13,7 +13,7 @@ from asyncddp.transport.cuda_ipc import CudaIPC
 from asyncddp.transport.cuda_ipc_notes import Answer, Note, written
 from asyncddp.transport.cuda_staged import CudaStaged, on_device
 from asyncddp.transport.device_agreement import agree, try_out
-from asyncddp.transport.device_routes import DeviceFacts
+from asyncddp.transport.device_routes import DeviceFacts, in_reach
 from asyncddp.transport.loopback import Loopback
 from tests.support import DEFAULTS, on
 from tests.support.ipc import Pair
@@ -153,6 +153,33 @@ class Spoilt(HostStreams):
 
     def lend(self, tensor):
         return super().lend(self.lendable(tensor.nbytes).fill_(7))
+
+
+TABLE = {
+    "the same GPU": (DeviceFacts(0, 1, "cuda", "a"), DeviceFacts(1, 1, "cuda", "a"), True),
+    "two that reach each other": (
+        DeviceFacts(0, 1, "cuda", "a", reaches=("b", "c")),
+        DeviceFacts(1, 1, "cuda", "b", reaches=("a",)),
+        True,
+    ),
+    "one that is not seen": (
+        DeviceFacts(0, 1, "cuda", "a"),
+        DeviceFacts(1, 1, "cuda", "b", reaches=("a",)),
+        False,
+    ),
+    "names alike on two machines": (
+        DeviceFacts(0, 1, "cuda", "a"),
+        DeviceFacts(1, 2, "cuda", "a"),
+        False,
+    ),
+    "no names": (DeviceFacts(0, 1, "cuda"), DeviceFacts(1, 1, "cuda"), False),
+}
+
+
+@pytest.mark.parametrize("case", TABLE)
+def test_gpus_are_in_reach_where_both_sides_read_each_other(case):
+    one, other, expected = TABLE[case]
+    assert in_reach(one, other) is in_reach(other, one) is expected
 
 
 @on("mpi-2")

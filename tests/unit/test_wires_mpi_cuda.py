@@ -264,8 +264,19 @@ def test_a_rank_says_which_gpu_it_would_use(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", Properties)
+    monkeypatch.setattr(
+        torch.cuda, "can_device_access_peer", lambda one, other: (one, other) == (1, 0)
+    )
     facts = own_facts(3, 1, 3)
-    assert facts == replace(DeviceFacts(3, 1, "cuda", "uuid of GPU 1"), mpi_cuda=facts.mpi_cuda)
+    known = DeviceFacts(3, 1, "cuda", "uuid of GPU 1", reaches=("uuid of GPU 0",))
+    assert facts == replace(known, mpi_cuda=facts.mpi_cuda)
+
+
+def test_a_gpu_of_which_no_name_is_known_is_not_reached(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: object())
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: True)
+    assert own_facts(0, 0, 0).reaches == ()
 
 
 def in_a_world():
