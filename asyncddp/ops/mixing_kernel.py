@@ -139,7 +139,7 @@ def mix(
             total = out
         elif out.dtype != dtype and total is out:
             total = torch.empty(own.shape, dtype=dtype, device=own.device)
-        shares = [weights[0] if first is own else 1.0, *weights[1 + start : 1 + start + MOST]]
+        shares = [1.0 if start else weights[0], *weights[1 + start : 1 + start + MOST]]
         _launch(total, first, some, shares, divisor if last else 1, dtype)
         first = total
 

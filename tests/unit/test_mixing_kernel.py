@@ -109,13 +109,14 @@ def test_weights_reach_the_kernel_with_all_their_bits(kernel):
     assert kernel._bits(-2.0) == -0x4000000000000000
 
 
-def test_the_sum_may_replace_a_tensor(kernel):
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_sum_may_replace_a_tensor(kernel, dtype):
     for others in (3, 12):
-        tensors = drawn(1 + others, 3000, torch.bfloat16)
+        tensors = drawn(1 + others, 3000, dtype)
         expected = torch.empty_like(tensors[0])
         weights = [1 / (2 + k) for k in range(1 + others)]
-        kernel.mix(tensors[0], tensors[1:], weights, expected)
-        kernel.mix(tensors[0], tensors[1:], weights, tensors[0])
+        kernel.mix(tensors[0], tensors[1:], weights, expected, dtype=wide(dtype))
+        kernel.mix(tensors[0], tensors[1:], weights, tensors[0], dtype=wide(dtype))
         assert torch.equal(tensors[0], expected)
 
 
