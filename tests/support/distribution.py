@@ -18,6 +18,8 @@ from xdist.scheduler import LoadScopeScheduling
 from tests.support.worlds import WORLDS
 
 if TYPE_CHECKING:
+    import pytest
+    from xdist.remote import Producer
     from xdist.workermanage import WorkerController
 
 __all__ = ["HOSTS", "RANKS", "Groups", "group_of", "place_of"]
@@ -32,6 +34,9 @@ _MAKE_HOSTS = ("tests/hosts/", "tests/examples/test_bench_network.py")
 _WORLD = re.compile(rf"[\[-]({'|'.join(RANKS)})(?=[]-])")
 _LONG = (*RANKS[::-1], HOSTS, "tests/docs/", "tests/examples/", "tests/mpi/", "tests/notebook/")
 """How groups begin that take longer than others, the longest first."""
+
+_AHEAD = 2  # tests that a worker needs to know of: it runs one when it knows the one after it
+_PORTION = 4  # tests that a worker is told of at once
 
 
 def group_of(nodeid: str) -> str:
@@ -56,25 +61,71 @@ def place_of(group: str) -> int:
 
 
 class Groups(LoadScopeScheduling):
-    """Gives each worker one group after the other.
+    """Gives each worker one group after the other, a few tests at a time.
+
+    A few, so that ``-x`` and Ctrl-C need not wait for the rest of a group.
 
     Args:
         config: The configuration of the process that hands the tests out.
         log: As pytest-xdist gives it.
     """
 
+    def __init__(self, config: pytest.Config, log: Producer | None = None) -> None:
+        super().__init__(config, log)
+        self._owners: dict[str, WorkerController] = {}
+
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
 
+    def _reschedule(self, node: WorkerController) -> None:
+        """Let a worker know of its next tests, or that none will come."""
+        while not node.shutting_down and self._pending_of(self.assigned_work[node]) <= _AHEAD:
+            if self._group_for(node) is None:
+                node.shutdown()
+            else:
+                self._assign_work_unit(node)
+
     def _assign_work_unit(self, node: WorkerController) -> None:
-        crowds = sum(
-            group in RANKS and not all(tests.values())
+        """Send a worker the next few tests of its group."""
+        group = self._group_for(node)
+        assert group is not None
+        self._owners[group] = node
+        waiting = self.workqueue[group]
+        tests = list(waiting)[:_PORTION]
+        for test in tests:
+            self.assigned_work[node].setdefault(group, {})[test] = waiting.pop(test)
+        if not waiting:
+            del self.workqueue[group]
+        known = self.registered_collections[node]
+        node.send_runtest_some([known.index(test) for test in tests])
+
+    def _group_for(self, node: WorkerController) -> str | None:
+        """The group that a worker is at, or the one that it had best begin; None: no more."""
+        for group in self.workqueue:
+            if self._owners.get(group) is node:
+                return group
+        free = sorted((one for one in self.workqueue if one not in self._owners), key=place_of)
+        crowds = len(self._at_work_beside(node) & set(RANKS))
+        room = crowds < max(1, (os.cpu_count() or 1) // 4)
+        fitting = [group for group in free if (group in RANKS) is room]
+        return next(iter([*fitting, *free]), None)
+
+    def _at_work_beside(self, node: WorkerController) -> set[str]:
+        """The groups that other workers have begun and not ended."""
+        return {
+            group
             for other, groups in self.assigned_work.items()
             for group, tests in groups.items()
-            if other is not node
-        )
-        room = crowds < max(1, (os.cpu_count() or 1) // 4)
-        waiting = sorted(self.workqueue, key=place_of)
-        chosen = next((group for group in waiting if (group in RANKS) is room), waiting[0])
-        self.workqueue.move_to_end(chosen, last=False)
-        super()._assign_work_unit(node)
+            if other is not node and (group in self.workqueue or not all(tests.values()))
+        }
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Take back the tests of a worker that has ended; gives the one that ended it, if any."""
+        left = self.assigned_work.pop(node)
+        self._owners = {group: owner for group, owner in self._owners.items() if owner is not node}
+        undone = [test for tests in left.values() for test, done in tests.items() if not done]
+        for test in undone[1:]:
+            self.workqueue.setdefault(group_of(test), {})[test] = False
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return undone[0] if undone else None

@@ -127,19 +127,42 @@ def test_every_test_runs_once_and_groups_stay_whole(two):
 
 def test_ranks_of_two_worlds_wait_for_each_other_while_there_is_something_else(two):
     """On two processors; the last worlds may run side by side rather than leave a worker idle."""
+    steps, _ = work(*two)
     seen = set()
-    for step in work(*two)[0]:
+    for step in steps:
         if set(step) <= set(RANKS):
             assert seen >= {group_of(test) for test in SUITE} - set(RANKS)
         seen.update(step)
+    assert set(RANKS[-2:]) <= {first for first, _ in steps}
+
+
+def test_a_worker_knows_of_a_few_tests_only(two):
+    """What it was told of it runs even when another worker's failure is to end all."""
+    groups, workers = two
+    while any(worker.todo for worker in workers):
+        for worker in workers:
+            assert len(worker.todo) <= 6
+            if worker.todo:
+                groups.mark_test_complete(worker, worker.todo.pop(0))
+
+
+def test_a_worker_that_is_not_told_to_end_knows_of_the_test_after_next(two):
+    """Else it would wait for that with the next one, and a world would be closed for nothing."""
+    groups, workers = two
+    while any(worker.todo for worker in workers):
+        for worker in workers:
+            assert worker.shutting_down or len(worker.todo) > 2
+            if worker.todo:
+                groups.mark_test_complete(worker, worker.todo.pop(0))
 
 
 def test_another_worker_takes_over_what_a_dead_one_has_left(two):
+    """All but the test that it died of, which is told as failed."""
     groups, (first, second) = two
     crashed = groups.remove_node(first)
     assert crashed == SUITE[first.todo[0]]
     _, done = work(groups, [second])
-    assert sorted(done) == sorted(SUITE)
+    assert sorted([*done, crashed]) == sorted(SUITE)
 
 
 @pytest.fixture(scope="module")
