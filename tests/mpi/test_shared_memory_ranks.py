@@ -111,6 +111,38 @@ def test_parts_of_sums_over_three_ranks(three):
     three.run(parts_of_sums, torch.float32)
 
 
+def gives_up_large_sums(wire):
+    """Rank 0 gives a sum up that the others never join, with another behind it."""
+    if wire.rank > 0:
+        time.sleep(0.5)
+        return None
+    x, total, part = torch.ones(200_000), torch.zeros(200_000), torch.zeros(200_000 // wire.size)
+    first = wire.ireduce_scatter(x, part)
+    second = wire.iallreduce(x, total)
+    told = []
+    for transfer in (first, second):
+        with pytest.raises(bf.WaitTimeoutError) as late:
+            wire.finish(transfer, 0.1, "sum")
+        told.append(str(late.value))
+    for start in (lambda: wire.iallreduce(x), lambda: wire.ireduce_scatter(x, part)):
+        with pytest.raises(bf.PeerError) as refused:
+            start()
+        told.append(str(refused.value))
+    assert not total.any()
+    assert not part.any()
+    return told
+
+
+@NEAR
+def test_large_sums_that_were_given_up_end_all_that_come_after(world):
+    told, *_ = world.run_bare(gives_up_large_sums)
+    refused = (
+        "collectives cannot go on: an earlier collective was given up while some ranks had not "
+        "joined it. End and restart the run."
+    )
+    assert told == ["rank 0: sum was not done in 0.1 s"] * 2 + [refused] * 2
+
+
 def integers():
     for k in range(3):
         for dtype in (torch.int64, torch.int8, torch.bool):
