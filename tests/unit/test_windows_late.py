@@ -3,67 +3,23 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
 
 import pytest
 import torch
 
 import asyncddp as bf
-from asyncddp.context import current
 from asyncddp.memory.streams import Order, Queue
 from asyncddp.transport.loopback import Loopback
-from asyncddp.windows import device_side, registry, windows_of
-from tests.support import LoopbackWorld, RanksFailedError
+from asyncddp.windows import device_side
+from tests.support import RanksFailedError
+from tests.support.late_windows import NEVER, LateWorld, idle, made, peer, window
 from tests.support.lazy_streams import LazyStreams
-
-NEVER = 10**9
-
-
-class LateWorld(LoopbackWorld):
-    """Ranks with a device each, which does nothing until it is asked often enough."""
-
-    def __init__(self, size, laziness):
-        super().__init__(size)
-        self.devices = [LazyStreams(laziness) for _ in range(size)]
-
-    def run(self, case, *args, **more):
-        def of(tensor):
-            return self.devices[bf.rank()]
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(device_side, "streams_of", of)
-            patch.setattr(registry, "streams_of", of)
-            return super().run(lambda: case(self.devices[bf.rank()], *args), **more)
 
 
 @pytest.fixture
 def busy():
     """Two ranks, and devices that come to nothing by themselves."""
     return LateWorld(2, NEVER)
-
-
-def made(value, size=300, **more):
-    x = torch.full((size,), float(value))
-    bf.win_create(x, "x", **more)
-    return x
-
-
-def window():
-    return windows_of(current()).find("test", "x")
-
-
-@contextmanager
-def idle(streams):
-    """While inside, the device answers."""
-    before, streams._laziness = streams._laziness, 0
-    try:
-        yield
-    finally:
-        streams._laziness = before
-
-
-def peer():
-    return 1 - bf.rank()
 
 
 # what goes
@@ -177,12 +133,12 @@ def mixed_after_it_came(streams):
         bf.win_put(x, "x")
         bf.barrier()
     updated = bf.win_update("x", 0.75, {peer(): 0.25})
-    cloned = bf.win_update("x", 0.0, {peer(): 1.0}, clone=True)
+    cloned = bf.win_update("x", 0.0, {peer(): 3.0}, clone=True)
     assert updated is x
     assert float(x[0]) == float(bf.rank()), "nothing has waited for the device"
     bf.barrier()
     assert streams.read(x).tolist() == [0.75 * bf.rank() + 0.25 * peer()] * 300
-    assert streams.read(cloned).tolist() == [float(peer())] * 300
+    assert streams.read(cloned).tolist() == [3.0 * peer()] * 300, "it has memory of its own"
     bf.barrier()
 
 
@@ -208,92 +164,53 @@ def test_memory_is_not_used_again_before_the_device_has_read_it():
     LateWorld(2, 15).run(own_memory)
 
 
-# mistakes, and the end
+# the order of streams
 
 
-def freed_meanwhile(streams):
-    with idle(streams):
-        x = made(1.0)
-    bf.barrier()
-    handle, side = bf.win_put_nonblocking(x, "x"), window()._side
-    bf.win_free("x")
-    with pytest.raises(bf.ArgumentError, match="was freed by win_free"):
-        handle.wait()
-    waiting = side._pinned.waiting
-    with idle(streams):
-        deadline = threading.Event()
-        while side._leaving and not deadline.wait(0.01):
-            current().engine.nudge()
-    assert side._pinned.waiting >= waiting + x.nbytes, "its memory is there again"
-    bf.barrier()
+class Noted(LazyStreams):
+    """Notes what waits for what, and what is copied where."""
+
+    def __init__(self):
+        super().__init__(laziness=0)
+        self.log = []
+
+    def mark(self, queue):
+        event = super().mark(queue)
+        event.at = queue
+        return event
+
+    def after(self, queue, event):
+        self.log.append((queue, "after", event.at))
+        super().after(queue, event)
+
+    def copy(self, out, source, queue):
+        self.log.append((queue, "copies"))
+        super().copy(out, source, queue)
 
 
-def test_a_window_that_is_freed_publishes_nothing_more(busy):
-    busy.run(freed_meanwhile)
-
-
-def without_memory(streams):
-    with idle(streams):
-        x = made(1.0)
-    bf.barrier()
-    handle = bf.win_put_nonblocking(x, "x")
-
-    def room():
-        raise OSError("no more memory can be shared with the ranks of this machine")
-
-    window()._pool.room = room
-    with idle(streams):
-        for _ in range(2):
-            with pytest.raises(OSError, match="no more memory"):
-                handle.wait()
-        with pytest.raises(OSError, match="no more memory"):
-            bf.win_update("x")
-    del window()._pool.room
-    with idle(streams):
-        bf.win_put(x, "x")
-    bf.barrier()
-
-
-def test_what_cannot_be_published_is_an_error_of_its_handle(busy):
-    """And of the next verb, for whoever has let go of the handle; then it may go on."""
-    busy.run(without_memory)
-
-
-def past_the_deadline(streams):
-    with idle(streams):
-        x = made(1.0)
-    bf.barrier()
-    with pytest.raises(bf.WaitTimeoutError) as caught:
-        bf.win_put(x, "x")
-    bf.barrier()
-    with idle(streams):
-        bf.win_flush("x")
-    bf.barrier()
-    return str(caught.value)
-
-
-def test_a_device_that_does_not_come_to_it_is_named(busy):
-    for rank, message in enumerate(busy.run(past_the_deadline, settings={"timeout": 0.4})):
-        assert message.startswith(f"rank {rank}: win_put 'x' was not done in 0.")
-        assert message.endswith("this rank's device has yet to do its part")
-
-
-def locked_meanwhile(streams):
-    """The engine goes on where another thread has the window, which may need the engine itself."""
-    with idle(streams):
-        x = made(1.0, zero_init=True)
-    bf.barrier()
-    handle = bf.win_put_nonblocking(x, "x")
-    with window().lock, idle(streams):
-        assert float(bf.allreduce(torch.ones(1))) == 1.0
+def noted(streams):
+    base = torch.ones(6, 8)
+    bf.win_create(base.t(), "x")
+    found = []
+    for verb in (lambda: bf.win_put(base.t(), "x", 0.5), lambda: bf.win_update("x")):
+        streams.log.clear()
+        verb()
+        found.append(list(streams.log))
         bf.barrier()
-    with idle(streams):
-        handle.wait()
-    bf.barrier()
+    return found
 
 
-def test_whoever_has_a_window_does_not_hold_up_the_engine(busy):
-    busy.run(locked_meanwhile)
+def test_each_queue_waits_for_what_its_work_needs(monkeypatch):
+    """Also for memory that torch may have used for something else on another queue before."""
+    world = LateWorld(2, 0)
+    world.devices = [Noted(), Noted()]
+    caller, work, out, into = Queue.CALLER, Queue.WORK, Queue.OUT, Queue.IN
+    begun = [(queue, "after", caller) for queue in (work, out, into)]
+    for put, update in world.run(noted):
+        read = [(out, "after", work), (out, "copies"), (work, "after", out)]
+        assert put == [*begun, *read, (caller, "after", work)]
+        written = [(into, "after", work), (into, "copies"), (work, "after", into)]
+        assert update == [*begun, *written, (caller, "after", work)]
 
 
 # between machines
