@@ -41,7 +41,7 @@ def _measured(
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         out = Path(folder) / "found.json"
         words = ["--wire", wire, "--out", str(out)]
-        words += ["--rounds", str(options.rounds or (5 if options.quick else 30))]
+        words += ["--rounds", str(options.rounds or (2 if pretend else 5 if options.quick else 30))]
         words += ["--quick"] * options.quick + ["--stand-in"] * pretend
         environ = {} if pretend else {"ASYNCDDP_DEVICE_WIRES": wire}
         try:

@@ -19,10 +19,11 @@ from benchmarks.contract import Table, World
 from benchmarks.gpu_device import Device, chosen
 from benchmarks.gpu_model import resnet50, step_table
 from benchmarks.gpu_tables import MB, Bench, caller_table, mixing_table, piece_table
+from benchmarks.gpu_ways import ways_sheet
 from benchmarks.harness import measure
 from benchmarks.machine import header
 from benchmarks.own_facts import OF_ONE_RUN
-from benchmarks.sheets import as_sheet
+from benchmarks.sheets import Carried, as_sheet
 
 _KB = 1024
 _SIZES = tuple(64 * _KB * 4**power for power in range(8))  # 64 KB … 1 GB
@@ -82,7 +83,7 @@ def _found(device: Device, wire: str, rounds: int, *, quick: bool, pretend: bool
             world,
             table,
             rounds=rounds,
-            sample=0.001 if quick else 0.01,
+            sample=0.0001 if pretend else 0.001 if quick else 0.01,
             advance=partial(_say, world, table),
         )
         found["sheets"].append(asdict(as_sheet(table, rows)))
@@ -90,7 +91,16 @@ def _found(device: Device, wire: str, rounds: int, *, quick: bool, pretend: bool
         found["missing"] += [
             f"{table.title}: {name} was not measured: {why}" for name, why in missing.items()
         ]
+    if wire == "cuda_staged" and world.size == 2:
+        if world.rank == 0:
+            found["sheets"].append(asdict(_ways(device, rounds, quick=quick, pretend=pretend)))
+        world.comm.Barrier()
     return found
+
+
+def _ways(device: Device, rounds: int, *, quick: bool, pretend: bool) -> Carried:
+    sizes = [64 * _KB] if pretend else [64 * MB] if quick else [64 * MB, 256 * MB]
+    return ways_sheet(device, sizes, [2] if quick or pretend else [2, 4, 8], rounds)
 
 
 def _say(world: World, table: Table, nbytes: int) -> None:

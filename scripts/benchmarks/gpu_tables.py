@@ -20,7 +20,7 @@ __all__ = ["COPY", "MB", "SLOWER", "Bench", "caller_table", "mixing_table", "pie
 
 MB = 1 << 20
 COPY = "limit: copy on the device"
-OUT, IN, SLOWER = "pinned copy out", "pinned copy in", "limit: pinned copy, slower direction"
+OUT, IN, SLOWER = "pinned copy out", "pinned copy in", "pinned copy, the slower direction"
 _PIECES = (1, 2, 4, 8, 16)  # MB
 
 

