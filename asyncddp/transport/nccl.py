@@ -18,7 +18,7 @@ from asyncddp.transport.contract import Transfer, Transport
 from asyncddp.transport.cuda_staged import CudaStaged
 from asyncddp.transport.nccl_collectives import Collectives, has_sum
 from asyncddp.transport.nccl_communicator import Communicator, run_apart
-from asyncddp.transport.nccl_library import Library, library, limit_channels
+from asyncddp.transport.nccl_library import Library, library, limit_channels, new_identity
 from asyncddp.transport.nccl_pairs import Pairs, Room
 
 __all__ = ["NCCL"]
@@ -89,11 +89,12 @@ class NCCL(CudaStaged):
         if door is None:
             limit_channels()
             door = library()
-        own = door.nccl.get_unique_id() if base.rank == 0 else (0,) * _ID_BYTES
-        identity = torch.tensor(own, dtype=torch.int16, device="cpu")
-        base.broadcast(identity, 0, timeout)
+        own = new_identity(door.nccl) if base.rank == 0 else bytes(_ID_BYTES)
+        shared = torch.tensor(list(own), dtype=torch.uint8, device="cpu")
+        base.broadcast(shared, 0, timeout)
+        identity = bytes(shared.tolist())
         try:
-            communicator = Communicator.open(door, streams, base.size, identity.tolist(), base.rank)
+            communicator = Communicator.open(door, streams, base.size, identity, base.rank)
         except RuntimeError as problem:
             raise EnvironmentProblem(
                 f"rank {base.rank}: NCCL makes no communicator of {base.size} ranks ({problem}). "

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import torch
 
 from asyncddp.errors import PeerError
 from asyncddp.memory.streams import DeviceStreams, Event, Queue
-from asyncddp.transport.nccl_library import Current, Library
+from asyncddp.transport.nccl_library import Current, Library, join
 
 __all__ = ["BYTE", "Call", "Communicator", "Opening", "run_apart"]
 
@@ -51,7 +51,7 @@ class Communicator:
 
     @classmethod
     def open(
-        cls, library: Library, streams: DeviceStreams, size: int, identity: Sequence[int], rank: int
+        cls, library: Library, streams: DeviceStreams, size: int, identity: bytes, rank: int
     ) -> Communicator:
         """Make one; waits for all its ranks.
 
@@ -59,7 +59,7 @@ class Communicator:
             library: cupy.
             streams: Of the device.
             size: Number of ranks.
-            identity: What one of them has got from ``get_unique_id``.
+            identity: What one of them has made.
             rank: The number of this one.
 
         Raises:
@@ -67,7 +67,7 @@ class Communicator:
         """
         current = library.stream(streams.device)
         with current():  # which makes its device the current one
-            handle = library.nccl.NcclCommunicator(size, tuple(identity), rank)
+            handle = join(library.nccl, size, identity, rank)
         return cls(streams, current, handle)
 
     def enter(

@@ -37,7 +37,7 @@ def exchange(nccl: Any, place: int, parts: Sequence[tuple[bool, torch.Tensor]]) 
 
 
 def connected(
-    library: Library, streams: DeviceStreams, identity: Sequence[int], place: int
+    library: Library, streams: DeviceStreams, identity: bytes, place: int
 ) -> Communicator:
     """Open a communicator of two, and exchange a byte each way; waits for the other one.
 
@@ -46,7 +46,7 @@ def connected(
     Args:
         library: cupy.
         streams: Of the device.
-        identity: What the leader has got from ``get_unique_id``.
+        identity: What the leader has made.
         place: This rank's number, 0 or 1.
 
     Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, version
@@ -14,7 +15,17 @@ import torch
 
 from asyncddp.errors import EnvironmentProblem
 
-__all__ = ["CHANNELS", "Current", "Library", "doubt", "library", "limit_channels", "versions"]
+__all__ = [
+    "CHANNELS",
+    "Current",
+    "Library",
+    "doubt",
+    "join",
+    "library",
+    "limit_channels",
+    "new_identity",
+    "versions",
+]
 
 CHANNELS = 8
 """Channels of a communicator for messages, each of which takes one multiprocessor of the GPU."""
@@ -45,16 +56,18 @@ def library() -> Library:
         EnvironmentProblem: cupy is not there, or has no NCCL.
     """
     try:
-        from cupy.cuda import Stream, nccl
+        with warnings.catch_warnings(record=True) as said:
+            from cupy.cuda import Stream, nccl
     except ImportError as problem:
         raise EnvironmentProblem(
             f"NCCL is reached through cupy, which cannot be imported ({problem}); install it with "
             "pip install 'asyncddp[cuda12]' or 'asyncddp[cuda13]'"
         ) from problem
     if not nccl.available:
+        why = "".join(f" ({warning.message})" for warning in said)
         raise EnvironmentProblem(
-            "cupy has found no NCCL; install the wheel that fits its CUDA: pip install "
-            "nvidia-nccl-cu12 or nvidia-nccl-cu13"
+            f"cupy has found no NCCL{why}. torch's wheels for CUDA bring one, which cupy uses; "
+            "without it install nvidia-nccl-cu12 or nvidia-nccl-cu13, whichever is torch's CUDA"
         )
 
     def stream(device: torch.device) -> Current:
@@ -66,6 +79,36 @@ def library() -> Library:
         return lambda: torch.cuda.stream(wrapped)
 
     return Library(nccl, stream)
+
+
+def new_identity(nccl: Any) -> bytes:
+    """Make the identity of a communicator, of which its other ranks are told: 128 bytes.
+
+    Args:
+        nccl: cupy's module of NCCL.
+    """
+    return bytes(value % 256 for value in nccl.get_unique_id())
+
+
+def join(nccl: Any, size: int, identity: bytes, rank: int) -> Any:
+    """Join a communicator; waits for all its ranks.
+
+    cupy takes the identity as bytes since version 14, and as a tuple of signed numbers before it.
+
+    Args:
+        nccl: cupy's module of NCCL.
+        size: Number of ranks.
+        identity: What one of them has made.
+        rank: The number of this one.
+
+    Raises:
+        RuntimeError: NCCL refuses; cupy's message says why.
+    """
+    try:
+        return nccl.NcclCommunicator(size, identity, rank)
+    except TypeError:
+        signed = tuple(value - 256 if value > 127 else value for value in identity)
+        return nccl.NcclCommunicator(size, signed, rank)
 
 
 def limit_channels() -> None:

@@ -48,7 +48,7 @@ class Hello(NamedTuple):
 class Identity(NamedTuple):
     """How both open their communicator."""
 
-    identity: tuple[int, ...]
+    identity: bytes
 
 
 class Declined(NamedTuple):

@@ -151,7 +151,7 @@ class Pair(ABC):
 
     # what both do alike
 
-    def open(self, identity: Sequence[int]) -> None:
+    def open(self, identity: bytes) -> None:
         """Have a thread open the communicator, since that waits for the other one."""
         wire = self._wire
         self._opening = Opening(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from asyncddp.transport.nccl_library import new_identity
 from asyncddp.transport.nccl_notes import (
     Batch,
     Broken,
@@ -59,7 +60,7 @@ class Leader(Pair):
     def _answer(self, hello: Hello) -> None:
         if hello.room and self._wire.take_room():
             try:
-                identity = tuple(self._wire.library.nccl.get_unique_id())
+                identity = new_identity(self._wire.library.nccl)
             except RuntimeError as problem:
                 self.break_off(f"rank {self._wire.rank}: NCCL makes no identity ({problem})")
                 return

@@ -209,11 +209,16 @@ class _Module:
         self._here = threading.local()
 
     def get_unique_id(self):
-        return self.fake.identity()
+        made = self.fake.identity()
+        return made if self.fake.cupy >= 14 else tuple(v - 256 if v > 127 else v for v in made)
 
     def NcclCommunicator(self, size, identity, place):
-        assert isinstance(identity, tuple)
-        group = self.fake.opened(identity, size)
+        expected = bytes if self.fake.cupy >= 14 else tuple
+        if not isinstance(identity, expected):
+            raise TypeError(f"commId: expected {expected}, got {type(identity)}")
+        if expected is tuple:
+            assert all(-128 <= value < 128 for value in identity)
+        group = self.fake.opened(bytes(value % 256 for value in identity), size)
         comm = _Communicator(self, group, place)
         with self.fake.device.lock:
             assert place not in group.places
@@ -243,11 +248,12 @@ class FakeNccl:
 
     Attributes:
         device: The device of all of them.
+        cupy: Its version, which decides what an identity is.
         groups: Who entered what, in order: ranks and kinds of calls.
     """
 
-    def __init__(self, device):
-        self.device, self.groups, self.modules = device, [], {}
+    def __init__(self, device, cupy=14):
+        self.device, self.cupy, self.groups, self.modules = device, cupy, [], {}
         self._streams = itertools.count(1)
         self._identities = {}
         self._arrived = threading.Condition(device.lock)
@@ -260,7 +266,7 @@ class FakeNccl:
     def identity(self):
         with self.device.lock:
             number = len(self._identities)
-            made = (number - 128, *range(-63, 64))
+            made = bytes([number, *range(193, 256), *range(64)])
             self._identities[made] = None
         return made
 
@@ -268,7 +274,7 @@ class FakeNccl:
         with self.device.lock:
             assert identity in self._identities, "all ranks take the identity that one has made"
             if self._identities[identity] is None:
-                name = f"communicator {identity[0] + 128}"
+                name = f"communicator {identity[0]}"
                 self._identities[identity] = _Group(size, name)
             group = self._identities[identity]
             assert group.size == size

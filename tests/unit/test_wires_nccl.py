@@ -95,8 +95,8 @@ def test_a_part_has_a_communicator_of_its_own_and_a_rank_that_is_alone_stages():
 # what goes wrong
 
 
-def alone(seed=0):
-    (end,), nccl = Loopback.group(1), FakeNccl(LateDevice(seed))
+def alone(cupy=14):
+    (end,), nccl = Loopback.group(1), FakeNccl(LateDevice(), cupy)
     wire = NCCL.open(end, nccl.device, SECONDS, nccl.library(0))
     return wire, nccl.modules[0].made[0]
 
@@ -185,6 +185,15 @@ def test_closing_aborts_what_is_under_way(monkeypatch):
 
 
 # cupy
+
+
+@pytest.mark.parametrize("cupy", [13, 14])
+def test_communicators_open_by_what_either_cupy_takes_for_an_identity(cupy):
+    """A tuple of signed numbers up to version 13, bytes since then, and never the other one."""
+    wire, comm = alone(cupy)
+    assert (comm.group.size, wire.collectives.communicator.why) == (1, None)
+    with pytest.raises(TypeError):
+        comm.owner.NcclCommunicator(1, bytes(128) if cupy == 13 else (0,) * 128, 0)
 
 
 def with_cupy(monkeypatch, *, available=True, version=22703):
