@@ -39,6 +39,14 @@ class _Outcome(NamedTuple):
     error: PeerError | None
 
 
+def _over(unwanted: Transfer) -> bool:
+    """Whether nothing more comes of a transfer for which nobody waits, well or not."""
+    try:
+        return unwanted.done()
+    except PeerError:
+        return True
+
+
 class Mailbox(Outbox):
     """All exchanges of one rank over one transport. Not thread-safe: the engine's lock guards it.
 
@@ -171,7 +179,7 @@ class Mailbox(Outbox):
                 self.parcels.receive(peer, message)
             else:
                 others.append(message)
-        self._drains = [pair for pair in self._drains if not pair[0].done()]
+        self._drains = [pair for pair in self._drains if not _over(pair[0])]
         return others
 
     def _data(self, peer: int, data: Data) -> None:

@@ -65,6 +65,26 @@ def test_a_large_tensor_comes_in_bulk_and_without_a_copy_of_its_own(two):
     assert here.sent().done()
 
 
+def test_bytes_that_nobody_wants_fail_on_nobody(two, monkeypatch):
+    """What is dropped here is dropped, too, where its wire breaks meanwhile."""
+
+    class Broken:
+        def done(self):
+            raise PeerError("the wire is broken")
+
+    form = Form("verb", "float32", (50_000,))
+    here = opened(two[0], Key("y", 0), form, targets=[1])
+    two[1].close(opened(two[1], Key("y", 0), PAIR, sources=[0]), PeerError("given up"))
+    monkeypatch.setattr(two[1]._transport, "irecv", lambda *_: Broken())
+    two[0].send(here, 1, torch.ones(50_000))
+    carry(two)
+    assert two[1]._drains == [], "the bytes are let go"
+    there = opened(two[1], Key("z", 0), sources=[0])
+    two[0].send(opened(two[0], Key("z", 0), targets=[1]), 1, torch.ones(2))
+    carry(two)
+    assert there.arrivals[0].done()
+
+
 def test_a_tensor_before_its_time_waits(two):
     here = opened(two[0], targets=[1])
     two[0].send(here, 1, torch.ones(2))
