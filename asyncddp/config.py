@@ -84,7 +84,11 @@ class Config:
             5.0
         """
         environ = os.environ if environ is None else environ
-        values = {key: value for key, value in given.items() if value is not None}
+        values = {
+            key: os.fspath(value) if isinstance(value, os.PathLike) else value
+            for key, value in given.items()
+            if value is not None
+        }
         for item in fields(cls):
             name, parse = item.metadata["name"], item.metadata["parse"]
             if item.name in values or name not in environ:

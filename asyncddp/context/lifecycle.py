@@ -25,7 +25,7 @@ def init(
     check: bool | None = None,
     transport: str | None = None,
     ranks_per_machine: int | None = None,
-    timeline: str | None = None,
+    timeline: str | os.PathLike[str] | None = None,
 ) -> None:
     """Join the world of ranks that ``asyncddp run``, ``mpirun`` or ``srun`` has started.
 

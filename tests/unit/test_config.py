@@ -66,6 +66,10 @@ def test_what_is_no_number_is_refused_in_words(name):
     assert str(caught.value).endswith("got 'soon'")
 
 
+def test_a_folder_may_be_given_as_a_path(tmp_path):
+    assert Config.from_environment({}, timeline=tmp_path).timeline == str(tmp_path)
+
+
 def test_a_configuration_cannot_be_changed():
     with pytest.raises(FrozenInstanceError):
         Config().timeout = 3.0
