@@ -58,8 +58,9 @@ def mpirun(ranks: int, *command: str) -> list[str]:
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment, fit for ``mpirun`` as root; without settings of the library."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("ASYNCDDP_")}
+    """This process's environment, fit for ``mpirun`` as root; without what is set for us alone."""
+    ours = ("ASYNCDDP_", "PYTEST_")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
     return {
         **kept,
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
