@@ -1,0 +1,214 @@
+"""Verbs over ``cuda_ipc`` between processes: right however late devices are, and what they copy."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+import torch
+
+import asyncddp as bf
+import topology
+from asyncddp.config import Config
+from asyncddp.context import Context
+from asyncddp.context.context import use
+from asyncddp.memory.streams import Queue, stand_in
+from asyncddp.memory.streams_host import HostStreams
+from asyncddp.ops import device_mixing
+from asyncddp.transport import cuda_ipc_sending
+from asyncddp.transport.cuda_ipc import CudaIPC
+from asyncddp.transport.loopback import Loopback
+from tests.support import DEFAULTS, on
+
+SIZE = 5000
+STEPS = 6
+
+
+@contextmanager
+def on_a_device(base, near=None, laziness=3):
+    """A world whose tensors are read where they lie, on a device that mixes late."""
+    streams = HostStreams(laziness, pace=1e-4)
+    near = [rank for rank in range(base.size) if rank != base.rank] if near is None else near
+    wire = CudaIPC.open(base, streams, near)
+    base.device_wire = wire.for_device
+    combine, lasting = device_mixing.combine_on_device, cuda_ipc_sending._LASTING
+
+    def late(mixing, dtype, own, others, out):
+        streams.later(Queue.WORK, partial(combine, mixing, dtype, own, list(others), out))
+
+    device_mixing.combine_on_device, cuda_ipc_sending._LASTING = late, 1000
+    try:
+        with stand_in(streams):
+            context = Context(base, Config(**DEFAULTS))
+            with use(context):
+                yield streams, wire
+            context.close("the case has ended")
+    finally:
+        device_mixing.combine_on_device, cuda_ipc_sending._LASTING = combine, lasting
+
+
+def held(rank, step):
+    return torch.randn(SIZE, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def kept(streams):
+    """A tensor in memory that peers can be shown, as all memory of a GPU can."""
+    return streams.lendable(4 * SIZE).view(torch.float32)
+
+
+def averages(base, in_place):
+    """The average of what all ranks hold, again and again; and bytes copied in each step."""
+    with on_a_device(base) as (streams, _):
+        bf.set_topology(topology.complete(base.size))
+        mine, copied = kept(streams), []
+        for step in range(STEPS):
+            streams.copy(mine, held(base.rank, step), Queue.CALLER)
+            streams.after(Queue.WORK, streams.mark(Queue.CALLER))
+            before = streams.copied
+            found = (bf.neighbor_allreduce_ if in_place else bf.neighbor_allreduce)(mine)
+            expected = torch.stack([held(rank, step) for rank in range(base.size)]).mean(0)
+            torch.testing.assert_close(found, expected)
+            copied.append((streams.copied - before) // mine.nbytes)
+            found.fill_(float("nan"))
+            mine.fill_(float("nan"))  # as soon as the verb is over
+        return copied
+
+
+@on("mpi-2", "mpi-4")
+@pytest.mark.parametrize("in_place", [False, True], ids=["new", "in place"])
+def test_a_tensor_that_lasts_is_never_copied_and_one_that_does_not_once(world, in_place):
+    """Where it lasts: once at first, when it is not known whether it will come again."""
+    expected = [1] * STEPS if in_place else [1] + [0] * (STEPS - 1)
+    assert world.run_bare(averages, in_place) == [expected] * world.size
+
+
+def goes_around(base):
+    """Directed neighbours, weights by hand, several names at once, waited for in another order."""
+    rank, size = base.rank, base.size
+    ahead, behind = (rank + 1) % size, (rank - 1) % size
+    with on_a_device(base) as (streams, _):
+        mine = [kept(streams) for _ in range(3)]
+        for step in range(4):
+            handles = []
+            for part, tensor in enumerate(mine):
+                tensor.copy_(held(rank, 10 * step + part))
+                handles.append(
+                    bf.neighbor_allreduce_nonblocking(
+                        tensor,
+                        self_weight=0.25,
+                        src_weights={behind: 0.5},
+                        dst_weights={ahead: 2.0 if step == 3 else 1.0},
+                        name=f"part {part}",
+                    )
+                )
+            for part in (2, 0, 1):
+                found, scale = handles[part].wait(), 1.0 if step == 3 else 0.5
+                peer = held(behind, 10 * step + part)
+                expected = 0.25 * held(rank, 10 * step + part) + scale * peer
+                torch.testing.assert_close(found, expected)
+        return True
+
+
+@on("mpi-4")
+def test_directed_exchanges_under_several_names(world):
+    assert all(world.run_bare(goes_around))
+
+
+def other_verbs(base):
+    """Those whose tensors are copied, or come through the host."""
+    with on_a_device(base) as (streams, _):
+        bf.set_topology(topology.complete(base.size))
+        mine = kept(streams).copy_(held(base.rank, 0))
+        both = [held(rank, 0) for rank in range(base.size)]
+        assert torch.equal(bf.neighbor_allgather(mine), torch.cat([both[1 - base.rank]]))
+        torch.testing.assert_close(bf.pair_gossip(mine, 1 - base.rank), sum(both) / 2)
+        torch.testing.assert_close(bf.allreduce(mine), sum(both) / 2)
+        assert torch.equal(bf.broadcast(mine, 1), both[1])
+        return True
+
+
+@on("mpi-2")
+def test_other_verbs(world):
+    assert all(world.run_bare(other_verbs))
+
+
+def partly_in_reach(base):
+    """Pairs of ranks share a GPU; what goes to the others is staged."""
+    with on_a_device(base, near=[base.rank ^ 1]) as (streams, wire):
+        bf.set_topology(topology.complete(base.size))
+        mine = kept(streams)
+        for step in range(3):
+            mine.copy_(held(base.rank, step))
+            found = bf.neighbor_allreduce(mine)
+            expected = torch.stack([held(rank, step) for rank in range(base.size)]).mean(0)
+            torch.testing.assert_close(found, expected)
+        return wire._lender.busy
+
+
+@on("mpi-4")
+def test_neighbours_in_reach_and_out_of_it_in_one_average(world):
+    assert world.run_bare(partly_in_reach) == [False] * 4
+
+
+def disagrees(base):
+    """One rank has another shape: both are told, and what was shown is let go."""
+    with on_a_device(base) as (streams, wire):
+        bf.set_topology(topology.complete(base.size))
+        with pytest.raises(bf.MismatchError, match="shape"):
+            bf.neighbor_allreduce(kept(streams)[: SIZE - base.rank], name="differs")
+        bf.barrier()
+        mine = kept(streams).copy_(held(base.rank, 0))
+        torch.testing.assert_close(
+            bf.neighbor_allreduce(mine), torch.stack([held(0, 0), held(1, 0)]).mean(0)
+        )
+        wire._drive_courses()
+        return wire._lender.busy
+
+
+@on("mpi-2")
+def test_after_a_mismatch_nothing_stays_lent_and_the_world_goes_on(world):
+    assert world.run_bare(disagrees) == [False] * 2
+
+
+# leaving
+
+
+def wires():
+    ends, notes, answers = (Loopback.group(2) for _ in range(3))
+    return [
+        CudaIPC(ends[rank], HostStreams(pace=0.01), [1 - rank], notes[rank], answers[rank])
+        for rank in range(2)
+    ]
+
+
+def test_a_rank_that_leaves_waits_for_its_readers_but_not_for_long(monkeypatch):
+    monkeypatch.setattr("asyncddp.transport.cuda_ipc._FAREWELL", 0.2)
+    one, other = wires()
+    lent = one.ilend(torch.ones(10), {1: 0})[1]
+    one.close()
+    assert not lent.done()
+    other.close()
+    one.close()
+
+
+def test_ranks_that_leave_together_keep_what_is_read_until_then():
+    """The peer's reading is still queued when the sender has left its last verb."""
+    with bf.local_world(2, **DEFAULTS) as world:
+        pair, out = wires(), torch.zeros(10)
+
+        def leave():
+            wire = pair[bf.rank()]
+            if bf.rank() == 0:
+                wire.ilend(torch.ones(10), {1: 0})
+                wire.close()
+                return float(out.sum())
+            loan = wire.iborrow((10,), torch.float32, 0, 0)
+            while not loan.done():
+                wire.rest(0)
+            wire.streams.copy(out, loan.tensor, Queue.WORK)
+            loan.release()
+            wire.close()
+            return None
+
+        assert world.run(leave)[0] == 10.0
