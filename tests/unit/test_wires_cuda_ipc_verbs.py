@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from functools import partial
 
@@ -133,6 +134,14 @@ def test_other_verbs(world):
     assert all(world.run_bare(other_verbs))
 
 
+def settled(wire):
+    """Whether peers have read all that they were shown, after a while."""
+    deadline = time.monotonic() + 10.0
+    while wire._lender.busy and time.monotonic() < deadline:
+        wire._drive_courses()
+    return not wire._lender.busy
+
+
 def partly_in_reach(base):
     """Pairs of ranks share a GPU; what goes to the others is staged."""
     with on_a_device(base, near=[base.rank ^ 1]) as (streams, wire):
@@ -143,12 +152,12 @@ def partly_in_reach(base):
             found = bf.neighbor_allreduce(mine)
             expected = torch.stack([held(rank, step) for rank in range(base.size)]).mean(0)
             torch.testing.assert_close(found, expected)
-        return wire._lender.busy
+        return settled(wire)
 
 
 @on("mpi-4")
 def test_neighbours_in_reach_and_out_of_it_in_one_average(world):
-    assert world.run_bare(partly_in_reach) == [False] * 4
+    assert world.run_bare(partly_in_reach) == [True] * 4
 
 
 def disagrees(base):
@@ -158,17 +167,15 @@ def disagrees(base):
         with pytest.raises(bf.MismatchError, match="shape"):
             bf.neighbor_allreduce(kept(streams)[: SIZE - base.rank], name="differs")
         bf.barrier()
-        mine = kept(streams).copy_(held(base.rank, 0))
-        torch.testing.assert_close(
-            bf.neighbor_allreduce(mine), torch.stack([held(0, 0), held(1, 0)]).mean(0)
-        )
-        wire._drive_courses()
-        return wire._lender.busy
+        mine, expected = kept(streams).copy_(held(base.rank, 0)), (held(0, 0) + held(1, 0)) / 2
+        for _ in range(3):
+            torch.testing.assert_close(bf.neighbor_allreduce(mine), expected)
+        return settled(wire)
 
 
 @on("mpi-2")
 def test_after_a_mismatch_nothing_stays_lent_and_the_world_goes_on(world):
-    assert world.run_bare(disagrees) == [False] * 2
+    assert world.run_bare(disagrees) == [True] * 2
 
 
 # leaving
