@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import torch
 
@@ -21,7 +20,6 @@ class PinnedPool:
     Args:
         streams: Of the device.
         limit: Bytes that may wait at most.
-        make: Makes a buffer of so many bytes; a pinned one if not given.
 
     Example:
         >>> from asyncddp.memory.streams_host import HostStreams
@@ -34,13 +32,8 @@ class PinnedPool:
         (4096, True)
     """
 
-    def __init__(
-        self,
-        streams: DeviceStreams,
-        limit: int = 1 << 28,
-        make: Callable[[int], torch.Tensor] | None = None,
-    ) -> None:
-        self._make, self._limit = streams.pinned if make is None else make, limit
+    def __init__(self, streams: DeviceStreams, limit: int = 1 << 28) -> None:
+        self._make, self._limit = streams.pinned, limit
         self._lock = threading.Lock()
         self._free: dict[int, list[torch.Tensor]] = {}
         self.waiting = 0

@@ -158,6 +158,9 @@ class CudaIPC(CudaStaged, Lending):
             with suppress(PeerError):  # a peer that is gone reads nothing
                 self._part()
             self._courses.clear()
+            self._borrower.close()
+            if not self._lender.busy:
+                self.memory.close()
             self._notes.close()
             self._answers.close()
         super().close()

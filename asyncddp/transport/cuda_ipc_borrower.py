@@ -90,10 +90,16 @@ class Borrower:
             with self._streams.working(Queue.IN):  # which has nothing to be waited for
                 self._closing = [one for one in self._closing if not _read(one)]
 
+    def close(self) -> None:
+        """Let go of all that nothing reads any more."""
+        for key in list(self._opened):
+            self._close(key)
+        self.drive()
+
     @property
     def busy(self) -> bool:
-        """Whether answers have yet to leave."""
-        return bool(self._leaving)
+        """Whether answers have yet to leave, or something has yet to be read."""
+        return bool(self._leaving) or not all(_read(one) for one in self._opened.values())
 
     def _bytes(self, peer: int, note: Note) -> torch.Tensor:
         if note.serial < 0:

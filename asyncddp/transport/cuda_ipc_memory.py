@@ -178,6 +178,12 @@ class Memory:
         self._storages[key] = known._replace(shown=shown)
         return shown
 
+    def close(self) -> None:
+        """Give back what no peer has yet to read."""
+        self._free.clear()
+        self._storages.clear()
+        self._waiting = 0
+
     def _sweep(self) -> None:
         """Forget storages that are gone, and have peers told."""
         for key in [key for key, known in self._storages.items() if known.weak.expired()]:  # type: ignore[no-untyped-call]
