@@ -15,7 +15,7 @@ import asyncddp.ops
 from asyncddp.ops import device_combine
 from asyncddp.ops.mixing import Mixing
 
-pytest.importorskip("triton", reason="torch brings Triton with CUDA; scripts/test installs it beside torch without")
+pytest.importorskip("triton", reason="torch for CUDA brings it; without, scripts/test installs it")
 NAME = "asyncddp.ops.mixing_kernel"
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 SIZES = [1, 2047, 2048, 2049, 4096, 5000]
