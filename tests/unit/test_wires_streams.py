@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -15,7 +15,6 @@ from asyncddp.engine.operation import _in_order
 from asyncddp.engine.posting import Form, Posting
 from asyncddp.errors import MismatchError
 from asyncddp.memory.streams import Order, Queue, order_of, stand_in, streams_of
-from asyncddp.memory.streams_cuda import CudaStreams
 from asyncddp.memory.streams_host import HostStreams
 from asyncddp.ops.device_combine import combine_on_device
 from asyncddp.ops.mixing import Mixing
@@ -167,194 +166,6 @@ def test_tensors_on_other_devices_are_not_held():
         order = order_of(torch.zeros(1), None, torch.zeros(1, device="meta"), torch.zeros(2))
     order.begin()
     assert streams.log.count(("hold", Queue.WORK)) == 2
-
-
-# CUDA's
-
-
-class FakeStream:
-    def __init__(self, log, name):
-        self.log, self.name = log, name
-
-    cuda_stream = 4711
-
-    def wait_event(self, event):
-        self.log.append((self.name, "waits for", event.place))
-
-
-class FakeEvent:
-    def __init__(self, log):
-        self.log, self.place = log, None
-
-    def record(self, stream):
-        self.place = stream.name
-        self.log.append(("record on", stream.name))
-
-    def query(self):
-        self.log.append(("asked", self.place))
-        return False
-
-
-@pytest.fixture
-def cuda(monkeypatch):
-    """torch.cuda with streams and events that note their use; whatever else is asked fails."""
-    log, names = [], iter(["work", "out", "in", "group"])
-    current = FakeStream(log, "current")
-
-    def entered(stream):
-        log.append(("entered", stream.name))
-        return nullcontext()
-
-    def refused(*_):
-        raise AssertionError("somebody waits for the device")
-
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: FakeStream(log, next(names)))
-    monkeypatch.setattr(torch.cuda, "Event", lambda: FakeEvent(log))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
-    monkeypatch.setattr(torch.cuda, "stream", entered)
-    monkeypatch.setattr(torch.cuda, "synchronize", refused)
-    return log
-
-
-def test_cuda_s_queues_are_streams_that_wait_for_events(cuda):
-    streams = CudaStreams(torch.device("cuda", 0))
-    begun = streams.mark(Queue.CALLER)
-    streams.after(Queue.WORK, begun)
-    with streams.working(Queue.WORK):
-        ended = streams.mark(Queue.WORK)
-    streams.after(Queue.CALLER, ended)
-    assert not ended.done()
-    assert cuda == [
-        ("record on", "current"),
-        ("work", "waits for", "current"),
-        ("entered", "work"),
-        ("record on", "work"),
-        ("current", "waits for", "work"),
-        ("asked", "work"),
-    ]
-
-
-def test_cuda_s_copies_do_not_block(cuda):
-    class Tensor:
-        is_cuda = True
-
-        def copy_(self, source, *, non_blocking=False):
-            cuda.append(("copied", source, non_blocking))
-
-        def record_stream(self, stream):
-            cuda.append(("held for", stream.name))
-
-    streams, out = CudaStreams(torch.device("cuda", 0)), Tensor()
-    streams.copy(out, "source", Queue.IN)
-    streams.hold(out, Queue.IN)
-    assert cuda == [("entered", "in"), ("copied", "source", True), ("held for", "in")]
-    assert streams.pointer(Queue.GROUP) == 4711
-    streams.hold(torch.zeros(1), Queue.IN)
-    assert len(cuda) == 3, "memory of the host has no stream"
-
-
-class Storage:
-    """Of a tensor on a GPU, as far as showing it to another process goes."""
-
-    def __init__(self, log):
-        self.log = log
-
-    def data_ptr(self):
-        return 4711
-
-    def nbytes(self):
-        return 12
-
-    def _share_cuda_(self):
-        self.log.append("shown")
-        return 5, b"handle", 12, 0, b"counter", 3, b"event", True
-
-
-def test_cuda_s_memory_is_shown_to_other_processes_as_torch_shows_it(cuda, monkeypatch):
-    """The reader opens it on its own GPU, whatever number it has where it lies."""
-    streams, opened = CudaStreams(torch.device("cuda", 0)), []
-
-    class Tensor:
-        def untyped_storage(self):
-            return Storage(cuda)
-
-        def set_(self, storage):
-            return "all bytes of", storage
-
-    def found(*arguments):
-        opened.append(arguments)
-        return "storage"
-
-    monkeypatch.setattr(torch.UntypedStorage, "_new_shared_cuda", found)
-    monkeypatch.setattr(torch, "empty", lambda *_, **options: Tensor())
-    token = streams.lend(Tensor())
-    assert streams.borrow(token) == ("all bytes of", "storage")
-    assert opened == [(0, b"handle", 12, 0, b"counter", 3, b"event", True)]
-    assert cuda == [("entered", "in"), "shown", ("entered", "in")], "its own event holds nobody up"
-
-
-def test_what_a_user_holds_is_shown_by_an_alias(cuda, monkeypatch):
-    """Else record_stream would pass over it from then on."""
-    seen = []
-
-    class Tensor:
-        def untyped_storage(self):
-            return Storage(cuda)
-
-    def as_tensor(source, *, device):
-        seen.append((source.__cuda_array_interface__, device))
-        return "alias"
-
-    monkeypatch.setattr(torch, "as_tensor", as_tensor)
-    streams = CudaStreams(torch.device("cuda", 1))
-    assert streams.alias(Tensor()) == "alias"
-    ((described, device),) = seen
-    assert device == streams.device
-    assert (described["data"], described["shape"], described["typestr"]) == (
-        (4711, False),
-        (12,),
-        "|u1",
-    )
-
-
-def test_cuda_s_events_are_shown_without_being_recorded_first(cuda, monkeypatch):
-    """Their handle is taken on their own device, and opened on that of whoever waits."""
-
-    class Shared(FakeEvent):
-        def __init__(self, log, interprocess=False):
-            super().__init__(log)
-            assert interprocess
-
-        def ipc_handle(self):
-            self.log.append("handle")
-            return b"handle"
-
-        @staticmethod
-        def from_ipc_handle(device, handle):
-            event = FakeEvent(cuda)
-            event.place = device, handle
-            return event
-
-    def entered(device):
-        cuda.append(("on", device))
-        return nullcontext()
-
-    create = Shared
-    monkeypatch.setattr(torch.cuda, "device", entered)
-    monkeypatch.setattr(torch.cuda, "Event", lambda **flags: create(cuda, **flags))
-    torch.cuda.Event.from_ipc_handle = Shared.from_ipc_handle
-    streams = CudaStreams(torch.device("cuda", 0))
-    event = streams.interprocess_event()
-    assert event.handle == b"handle"
-    event.record(Queue.WORK)
-    streams.after(Queue.WORK, streams.imported_event(event.handle))
-    where = torch.device("cuda", 0)
-    assert cuda == [
-        ("on", where),
-        "handle",
-        ("record on", "work"),
-        ("work", "waits for", (where, b"handle")),
-    ]
 
 
 # mixed ranks
