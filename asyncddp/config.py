@@ -53,7 +53,7 @@ class Config:
         check: ``ASYNCDDP_CHECK``: confirm every exchange with the peers before it counts as done.
         transport: ``ASYNCDDP_TRANSPORT``: name of the wire to use instead of the chosen one.
         device_wires: ``ASYNCDDP_DEVICE_WIRES``: wires that may carry tensors on GPUs, the best
-            first, separated by commas; ``cuda_staged`` alone if not given.
+            first, separated by commas, or ``auto``; ``cuda_staged`` alone if not given.
         ranks_per_machine: ``ASYNCDDP_RANKS_PER_MACHINE``: simulate machines of so many ranks.
         report_dir: ``ASYNCDDP_REPORT_DIR``: folder in which a failing rank leaves its report;
             set by ``asyncddp run``.

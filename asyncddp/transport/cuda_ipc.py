@@ -5,7 +5,7 @@ meanwhile. It records an event on its stream and sends a note of both. The recei
 wait for that event, queues what reads the memory where it lies, records an event of its own behind
 it, and answers; the sender lets its stream wait for that one before the memory is used again. No
 side ever asks whether its GPU has come so far, and nothing but notes goes through the host.
-Messages to GPUs out of reach, and collectives, are staged as in ``cuda_staged``. Not run on a GPU
+Messages to GPUs out of reach, and collectives, are left to other wires, or staged. Not run on a GPU
 yet; tests run it between processes with memory of the host that both have mapped.
 """
 
@@ -17,7 +17,7 @@ from contextlib import suppress
 
 import torch
 
-from asyncddp.errors import ArgumentError, PeerError
+from asyncddp.errors import PeerError
 from asyncddp.memory.streams import DeviceStreams, Queue
 from asyncddp.transport.contract import Transfer, Transport
 from asyncddp.transport.cuda_ipc_borrower import Borrower
@@ -26,8 +26,8 @@ from asyncddp.transport.cuda_ipc_lender import Lender
 from asyncddp.transport.cuda_ipc_memory import Memory
 from asyncddp.transport.cuda_ipc_receiving import Receiving
 from asyncddp.transport.cuda_ipc_sending import WHOLE, Sending, Sent, Staged
-from asyncddp.transport.cuda_staged import CudaStaged
 from asyncddp.transport.lending import Lending, Lent, Loan
+from asyncddp.transport.per_peer import PerPeer
 
 __all__ = ["CudaIPC"]
 
@@ -35,7 +35,7 @@ _LIMIT = 1 << 28  # bytes of free buffers that are kept on the GPU
 _FAREWELL = 1.0  # seconds for peers to read what they were shown
 
 
-class CudaIPC(CudaStaged, Lending):
+class CudaIPC(PerPeer, Lending):
     """A wire for tensors on GPUs that reads them where they lie, where a peer's GPU is in reach.
 
     Args:
@@ -81,24 +81,6 @@ class CudaIPC(CudaStaged, Lending):
             near: Ranks whose GPUs are in reach.
         """
         return cls(base, streams, near, base.split(0, base.rank), base.split(0, base.rank))
-
-    def for_device(self, streams: DeviceStreams) -> Transport:
-        """This wire, for tensors on its device, and on the host for what is dropped.
-
-        Raises:
-            ArgumentError: Another device of this rank.
-        """
-        if streams.device in (self.streams.device, torch.device("cpu")):
-            return self
-        raise ArgumentError(
-            f"rank {self.rank}: expected tensors on {self.streams.device}, whose memory its peers "
-            f"know, got one on {streams.device}; use the GPU of that number, local_rank() modulo "
-            "the visible ones, or leave cuda_ipc out of ASYNCDDP_DEVICE_WIRES"
-        )
-
-    def split(self, color: int, key: int) -> Transport:
-        """Split the wire beneath; its parts are staged."""
-        return CudaStaged(self.base.split(color, key), self.streams, self.pool)
 
     # what goes
 

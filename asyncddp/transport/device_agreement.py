@@ -14,29 +14,33 @@ import torch
 
 from asyncddp.config import Config
 from asyncddp.errors import UnknownNameError
-from asyncddp.memory.streams import DeviceStreams, Queue, streams_of_device
+from asyncddp.memory.streams import DeviceStreams, streams_of_device
 from asyncddp.transport import DEVICE_WIRES
 from asyncddp.transport.contract import Transport
 from asyncddp.transport.cuda_staged import on_device
-from asyncddp.transport.device_openers import OPENERS, Opened
+from asyncddp.transport.device_openers import OPENERS, Opened, together
 from asyncddp.transport.device_routes import (
     LAST_RESORT,
     Choice,
     DeviceFacts,
-    choose_for_all,
     device_index,
+    same_kind,
 )
+from asyncddp.transport.device_routing import route_group
+from asyncddp.transport.device_trial import try_out
 
-__all__ = ["agree", "let_go", "own_facts", "settle", "try_out", "wires_of"]
+__all__ = ["agree", "let_go", "own_facts", "settle", "wires_of"]
 
 logger = logging.getLogger("asyncddp")
 
-_TRIAL = 1 << 16  # bytes
+_AUTO = ("cuda_ipc", "nccl", "mpi_cuda")
 _PATIENCE = 60.0  # seconds: the first use of a GPU may take long
 
 
 def wires_of(text: str) -> tuple[str, ...]:
     """The wires that ``ASYNCDDP_DEVICE_WIRES`` names, separated by commas, the best first.
+
+    ``auto`` stands for all of them: ``cuda_ipc,nccl,mpi_cuda``.
 
     Raises:
         UnknownNameError: There is no such wire.
@@ -45,13 +49,15 @@ def wires_of(text: str) -> tuple[str, ...]:
         >>> wires_of("mpi_cuda, cuda_staged")
         ('mpi_cuda', 'cuda_staged')
     """
+    if text.strip() == "auto":
+        return _AUTO
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     for name in names or ("",):
         if name not in DEVICE_WIRES:
             known = ", ".join(DEVICE_WIRES)
             raise UnknownNameError(
-                f"environment variable ASYNCDDP_DEVICE_WIRES: expected some of {known}, separated "
-                f"by commas, got {text!r}"
+                f"environment variable ASYNCDDP_DEVICE_WIRES: expected auto, or some of {known}, "
+                f"separated by commas, got {text!r}"
             )
     return names
 
@@ -154,28 +160,44 @@ def agree(
         EnvironmentProblem: The wire that was chosen cannot be opened.
     """
     group = _gathered(transport, mine, timeout)
-    if streams is None and all(facts.device == "cpu" for facts in group):
+    same_kind(group)
+    if streams is None:
         return Choice(LAST_RESORT, {})
     refused: dict[str, str] = {}
+    opened: dict[str, Opened] = {}
     while True:
-        choice = choose_for_all(group, [wire for wire in wanted if wire not in refused])
-        refused.update(choice.refused)
-        if choice.wire == LAST_RESORT or streams is None:
+        routing = route_group(group, [wire for wire in wanted if wire not in refused])
+        refused.update(routing.refused)
+        used = routing.used(group)
+        missing = next((name for name in used if name not in opened), None)
+        if missing is None:
             break
-        opened = OPENERS[choice.wire](transport, streams, group, timeout)
-        if _all_agree(transport, try_out(opened.wire, streams, timeout), timeout):
-            _install(transport, opened, streams)
-            _serve_part(part, opened, streams, timeout)
-            break
-        refused[choice.wire] = "a trial out of GPU memory did not arrive as it was sent"
-        opened.free()
-    for wire, reason in refused.items() if transport.rank == 0 else ():
+        made = OPENERS[missing](transport, streams, group, timeout)
+        if _all_agree(transport, try_out(made.wire, streams, timeout), timeout):
+            opened[missing] = made
+        else:
+            refused[missing] = "a trial out of GPU memory did not arrive as it was sent"
+            made.free()
+    if used:
+        peers = {
+            facts.rank: routing.between(mine, facts) for facts in group if facts.rank != mine.rank
+        }
+        whole = together(transport, streams, [opened[name] for name in used], peers)
+        _install(transport, whole, streams)
+        _serve_part(part, whole, streams, timeout)
+    choice = Choice("+".join(used) or LAST_RESORT, refused)
+    _tell(transport.rank, choice, mine.doubt if "nccl" in used else "")
+    return choice
+
+
+def _tell(rank: int, choice: Choice, doubt: str) -> None:
+    """Warn of what was asked for and is not taken, and of what is strange."""
+    for wire, reason in choice.refused.items() if rank == 0 else ():
         logger.warning(
             "tensors on GPUs do not go by %s: %s; they go by %s", wire, reason, choice.wire
         )
-    if mine.doubt and choice.wire == "nccl":
-        logger.warning("rank %d: %s", mine.rank, mine.doubt)
-    return Choice(choice.wire, refused)
+    if doubt:
+        logger.warning("rank %d: %s", rank, doubt)
 
 
 def _install(transport: Transport, opened: Opened, streams: DeviceStreams) -> None:
@@ -218,38 +240,3 @@ def _gathered(transport: Transport, mine: DeviceFacts, timeout: float) -> list[D
 def _all_agree(transport: Transport, mine: bool, timeout: float) -> bool:
     every = transport.allgather(torch.tensor([int(mine)]), [1] * transport.size, timeout)
     return bool(every.all())
-
-
-def try_out(
-    wire: Transport, streams: DeviceStreams, timeout: float, *, messages: bool = True
-) -> bool:
-    """Send a pattern around the ring, form a sum, and look whether both are right; collective.
-
-    Args:
-        wire: The wire.
-        streams: Of its device.
-        timeout: Seconds after which it counts as failed.
-        messages: Whether to send the pattern, or to form the sum alone.
-    """
-
-    def made(rank: int) -> torch.Tensor:
-        """What a rank sends in the trial."""
-        pattern = torch.arange(_TRIAL, device=streams.device).mul_(2 * rank + 1)
-        return pattern.to(torch.uint8)
-
-    ahead, behind = (wire.rank + 1) % wire.size, (wire.rank - 1) % wire.size
-    with streams.working(Queue.WORK):
-        data, expected = made(wire.rank), made(behind)
-        out = torch.zeros_like(expected) if messages else expected
-        total = data.to(torch.float32)
-    try:
-        if messages:
-            arriving, sending = wire.irecv(out, behind, 0), wire.isend(data, ahead, 0)
-            wire.finish(arriving, timeout, "trial")
-            wire.finish(sending, timeout, "trial")
-        wire.finish(wire.iallreduce(total), timeout, "trial")
-    except RuntimeError:  # a peer's, or that of a library which cannot do what it was asked
-        return False
-    with streams.working(Queue.WORK):
-        exact = torch.stack([made(rank).to(torch.float32) for rank in range(wire.size)]).sum(0)
-        return bool(torch.equal(out, expected) and torch.equal(total, exact))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from asyncddp.memory.streams import DeviceStreams
 from asyncddp.transport.contract import Transport
 from asyncddp.transport.device_routes import DeviceFacts, in_reach
+from asyncddp.transport.per_peer import PerPeer
 
 if TYPE_CHECKING:
     from asyncddp.transport.nccl import NCCL
 
-__all__ = ["OPENERS", "Opened"]
+__all__ = ["OPENERS", "Opened", "together"]
 
 
 def _nothing() -> None:
@@ -80,3 +81,29 @@ _Opener: TypeAlias = Callable[[Transport, DeviceStreams, Sequence[DeviceFacts], 
 
 OPENERS: dict[str, _Opener] = {"cuda_ipc": _cuda_ipc, "mpi_cuda": _mpi_cuda, "nccl": _nccl}
 """By the names of the wires."""
+
+
+def together(
+    transport: Transport,
+    streams: DeviceStreams,
+    opened: Sequence[Opened],
+    peers: Mapping[int, str],
+) -> Opened:
+    """Make one wire of several.
+
+    Args:
+        transport: The wire between all ranks, for tensors on the host.
+        streams: Of the device.
+        opened: The wires, one at least.
+        peers: For each peer the name of the wire that carries its messages.
+    """
+    if len(opened) == 1:
+        return opened[0]
+    wires = {one.wire.name: one.wire for one in opened}
+    groups = next((one for one in opened if one.wire.name == "nccl"), None)
+    top = wires.pop("cuda_ipc", None)
+    if not isinstance(top, PerPeer):
+        top = PerPeer(transport, streams)
+    messages = {peer: wires[name] for peer, name in peers.items() if name in wires}
+    top.leave_to(messages, None if groups is None else groups.wire)
+    return Opened(top, top.for_device, top.close, None if groups is None else groups.beside)

@@ -1,15 +1,14 @@
 """Which wire carries a tensor between two GPUs: a table, and for each wire that is not taken, why.
 
-A wire is taken where the user allows it and all its conditions hold between every two ranks of a
-group; the first such wire of the user's list wins, and ``cuda_staged`` serves where none does. All
-ranks of a group decide from the same facts and come to the same wire.
+A wire carries messages between two ranks where the user allows it and its conditions hold; the
+first such wire of the user's list wins, and ``cuda_staged`` serves where none does. All ranks of a
+group decide from the same facts and come to the same wires.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 from asyncddp.errors import MismatchError
 
@@ -18,9 +17,9 @@ __all__ = [
     "Choice",
     "DeviceFacts",
     "choose",
-    "choose_for_all",
     "device_index",
     "in_reach",
+    "same_kind",
 ]
 
 LAST_RESORT = "cuda_staged"
@@ -110,10 +109,16 @@ def _two_gpus(one: DeviceFacts, other: DeviceFacts) -> str | None:
     return None
 
 
+def _memory_read(one: DeviceFacts, other: DeviceFacts) -> str | None:
+    if in_reach(one, other):
+        return None
+    return f"rank {one.rank} and rank {other.rank} do not read each other's GPU memory"
+
+
 _CONDITIONS: Mapping[str, tuple[_Check, ...]] = {
     "nccl": (_cupy_there, _nccl_there, _nccl_alike, _gpus_known, _two_gpus),
     "mpi_cuda": (_mpi_says_so,),
-    "cuda_ipc": (_gpus_known,),
+    "cuda_ipc": (_gpus_known, _memory_read),
     LAST_RESORT: (),
 }
 """What has to hold between two ranks for a wire; the first that does not is the reason."""
@@ -141,7 +146,7 @@ def choose(one: DeviceFacts, other: DeviceFacts, wanted: Sequence[str] = (LAST_R
         >>> choice.refused["mpi_cuda"]
         'the MPI library of rank 0 and rank 1 does not say that it takes GPU memory'
     """
-    _same_kind([one, other])
+    same_kind([one, other])
     refused: dict[str, str] = {}
     for wire in wanted:
         reasons = (check(one, other) for check in _CONDITIONS[wire])
@@ -152,32 +157,12 @@ def choose(one: DeviceFacts, other: DeviceFacts, wanted: Sequence[str] = (LAST_R
     return Choice(LAST_RESORT, refused)
 
 
-def choose_for_all(group: Sequence[DeviceFacts], wanted: Sequence[str] = (LAST_RESORT,)) -> Choice:
-    """Choose the wire of a group: the first that serves every two of its ranks.
-
-    Args:
-        group: What is known of each rank.
-        wanted: Wires that may be taken, the best first.
+def same_kind(group: Sequence[DeviceFacts]) -> None:
+    """Refuse a group of which some have GPUs and others have none.
 
     Raises:
-        MismatchError: Some ranks have GPUs and others have none.
-
-    Example:
-        >>> choose_for_all([DeviceFacts(rank, device="cuda") for rank in range(4)]).wire
-        'cuda_staged'
+        MismatchError: It names both.
     """
-    _same_kind(group)
-    refused: dict[str, str] = {}
-    for wire in wanted:
-        choices = (choose(one, other, [wire]) for one, other in combinations(group, 2))
-        against = next((choice.refused[wire] for choice in choices if choice.wire != wire), None)
-        if against is None:
-            return Choice(wire, refused)
-        refused[wire] = against
-    return Choice(LAST_RESORT, refused)
-
-
-def _same_kind(group: Sequence[DeviceFacts]) -> None:
     kinds: dict[str, list[int]] = {}
     for facts in group:
         kinds.setdefault(facts.device, []).append(facts.rank)

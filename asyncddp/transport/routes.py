@@ -91,7 +91,9 @@ class DeviceRow:
 
 
 def explain_device_wires(mine: DeviceFacts, wanted: Sequence[str] = ()) -> list[DeviceRow]:
-    """What each wire could do between this rank and one like it on a GPU of its own.
+    """What each wire could do between this rank and one like it on this machine.
+
+    The other rank has a GPU of its own; for ``cuda_ipc`` it may share this one's.
 
     Args:
         mine: What this rank says of its device.
@@ -103,14 +105,16 @@ def explain_device_wires(mine: DeviceFacts, wanted: Sequence[str] = ()) -> list[
         ['cuda_ipc', 'mpi_cuda']
     """
     other = replace(mine, rank=mine.rank + 1, gpu=f"{mine.gpu}, the next one" if mine.gpu else "")
-    used = choose(mine, other, [*wanted, LAST_RESORT]).wire
+    sharing = replace(other, gpu=mine.gpu)
+    used = {choose(mine, peer, [*wanted, LAST_RESORT]).wire for peer in (other, sharing)}
     rows = []
     for wire in DEVICE_WIRES:
-        against = choose(mine, other, [wire]).refused.get(wire)
+        peer = sharing if wire == "cuda_ipc" else other
+        against = choose(mine, peer, [wire]).refused.get(wire)
         doubt = f"; but {mine.doubt}" if wire == "nccl" and mine.doubt else ""
         if against is not None:
             rows.append(DeviceRow(wire, "cannot be used", against))
-        elif wire == used:
+        elif wire in used:
             why = _ASKED if wire in wanted else _DEFAULT_WIRE
             rows.append(DeviceRow(wire, "in use", why + doubt))
         else:

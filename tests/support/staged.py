@@ -19,9 +19,14 @@ __all__ = ["StagedWorld", "on_a_stand_in"]
 
 
 @contextmanager
-def on_a_stand_in(laziness: int = 1, piece: int = 60_000) -> Iterator[HostStreams]:
-    """While entered, host tensors count as a device's, copied late and in small pieces."""
-    streams, before = HostStreams(laziness), cuda_staged._PIECE
+def on_a_stand_in(
+    laziness: int = 1, piece: int = 60_000, pace: float | None = None
+) -> Iterator[HostStreams]:
+    """While entered, host tensors count as a device's, copied late and in small pieces.
+
+    With a pace the device goes on by itself, as it must where one wire waits for another's work.
+    """
+    streams, before = HostStreams(laziness, pace=pace), cuda_staged._PIECE
     cuda_staged._PIECE = piece
     try:
         with stand_in(streams):

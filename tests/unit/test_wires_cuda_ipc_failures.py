@@ -125,7 +125,7 @@ def test_a_wire_serves_one_gpu_of_its_rank():
     assert one.for_device(HostStreams()) is one, "what is dropped, is dropped on the host"
     strange = HostStreams()
     strange.device = torch.device("cuda", 1)
-    with pytest.raises(ArgumentError, match="expected tensors on cpu, whose memory its peers know"):
+    with pytest.raises(ArgumentError, match="expected tensors on cpu, of which its peers know"):
         one.for_device(strange)
 
 

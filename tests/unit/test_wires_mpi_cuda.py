@@ -18,7 +18,7 @@ from asyncddp.context.context import Context, use
 from asyncddp.errors import MismatchError, PeerError, UnknownNameError
 from asyncddp.memory.streams import Queue
 from asyncddp.memory.streams_host import HostStreams
-from asyncddp.transport import mpi_cuda
+from asyncddp.transport import DEVICE_WIRES, mpi_cuda
 from asyncddp.transport.cuda_staged import CudaStaged, on_device
 from asyncddp.transport.device_agreement import agree, own_facts, settle, wires_of
 from asyncddp.transport.device_routes import DeviceFacts
@@ -242,13 +242,14 @@ def test_a_rank_without_a_gpu_is_named_at_the_start(world):
 # what the user says
 
 
-def test_wires_are_named_with_commas():
+def test_wires_are_named_with_commas_or_all_at_once():
     assert wires_of("mpi_cuda,cuda_staged") == ("mpi_cuda", "cuda_staged")
+    assert set(wires_of("auto")) == set(DEVICE_WIRES) - {"cuda_staged"}
 
 
 @pytest.mark.parametrize("text", ["mpi-cuda", "cuda_staged,tcp", "", ","])
 def test_a_wire_that_there_is_not_is_told_with_those_that_there_are(text):
-    known = "ASYNCDDP_DEVICE_WIRES: expected some of cuda_ipc, cuda_staged, mpi_cuda, nccl, sep"
+    known = "ASYNCDDP_DEVICE_WIRES: expected auto, or some of cuda_ipc, cuda_staged, mpi_cuda, nc"
     with pytest.raises(UnknownNameError, match=re.escape(known)):
         wires_of(text)
 
@@ -294,7 +295,7 @@ def test_a_world_without_gpus_comes_up_whatever_is_asked_for(world):
 def test_a_wire_that_there_is_not_ends_init_on_all_ranks(world):
     for outcome in world.outcomes(in_a_world, settings={"device_wires": "smoke"}):
         assert outcome.error == "UnknownNameError"
-        assert "expected some of cuda_ipc, cuda_staged, mpi_cuda" in outcome.message
+        assert "expected auto, or some of cuda_ipc, cuda_staged, mpi_cuda" in outcome.message
 
 
 def test_ranks_that_are_threads_stage():
@@ -306,11 +307,13 @@ def test_ranks_that_are_threads_stage():
 # verbs over it
 
 
-def verbs_over(base, wire, dtype):
-    """What the conformance tests ask of neighbours and collectives, over a wire agreed on."""
-    with on_a_stand_in(piece=30_000) as streams:
-        mine = DeviceFacts(base.rank, device="cuda", gpu="GPU-a", mpi_cuda=True)
-        assert agree(base, (wire,), mine, streams, 10.0).wire == wire
+def verbs_over(base, wires, taken, dtype, machines=1):
+    """What the conformance tests ask of neighbours and collectives, over wires agreed on."""
+    with on_a_stand_in(piece=30_000, pace=1e-4 if machines > 1 else None) as streams:
+        machine = base.rank * machines // base.size
+        mine = DeviceFacts(base.rank, machine, "cuda", f"GPU-{machine}", mpi_cuda=True)
+        choice = agree(base, wires_of(wires), mine, streams, 10.0)
+        assert choice.wire == taken, choice
         context = Context(base, Config(**DEFAULTS))
         with use(context):
             neighbors.averages_shapes(dtype, SHAPES)
@@ -327,4 +330,12 @@ def verbs_over(base, wire, dtype):
 @pytest.mark.parametrize(("wire", "name"), [("mpi_cuda", "MPICuda"), ("cuda_ipc", "CudaIPC")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_verbs_between_processes(world, wire, name, dtype):
-    assert world.run_bare(verbs_over, wire, dtype) == [{name}] * 2
+    assert world.run_bare(verbs_over, wire, wire, dtype) == [{name}] * 2
+
+
+@on("mpi-4")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_verbs_between_machines_and_inside_them_by_wires_of_their_own(world, dtype):
+    """Two ranks on each of two GPUs: memory that both read inside, messages by MPI between."""
+    told = world.run_bare(verbs_over, "auto", "cuda_ipc+mpi_cuda", dtype, 2)
+    assert told == [{"CudaIPC"}] * 4

@@ -11,11 +11,14 @@ from asyncddp.errors import MismatchError
 from asyncddp.launch import probe
 from asyncddp.launch.doctor.machine_findings import mixed_devices
 from asyncddp.transport import DEVICE_WIRES
-from asyncddp.transport.device_routes import DeviceFacts, choose, choose_for_all, device_index
+from asyncddp.transport.device_agreement import wires_of
+from asyncddp.transport.device_routes import DeviceFacts, choose, device_index
+from asyncddp.transport.device_routing import route_group
 from asyncddp.transport.routes import explain_device_wires, route
 
 GOOD = DeviceFacts(0, device="cuda", gpu="GPU-a", mpi_cuda=True, cupy="13.6.0", nccl=22703)
-OTHER = replace(GOOD, rank=1, gpu="GPU-b")
+OTHER = replace(GOOD, rank=1, gpu="GPU-b", reaches=("GPU-a",))
+GOOD = replace(GOOD, reaches=("GPU-b",))
 ALL = ["nccl", "mpi_cuda", "cuda_ipc", "cuda_staged"]
 
 
@@ -37,6 +40,8 @@ def test_nothing_but_the_wire_that_needs_nothing_is_taken_unasked():
         ("mpi_cuda", {"mpi_cuda": False}, "the MPI library of rank 1 does not say that"),
         ("mpi_cuda", {"mpi_cuda": None}, "the MPI library of rank 1 does not say that"),
         ("cuda_ipc", {"gpu": ""}, "it is not known which GPU rank 1 uses"),
+        ("cuda_ipc", {"machine": 1}, "rank 0 and rank 1 do not read each other's GPU memory"),
+        ("cuda_ipc", {"reaches": ()}, "rank 0 and rank 1 do not read each other's GPU memory"),
         ("nccl", {"cupy": None}, "rank 1 cannot import cupy: pip install 'asyncddp[cuda12]'"),
         ("nccl", {"nccl": None}, "cupy finds no NCCL of at least 2.7 at rank 1"),
         ("nccl", {"nccl": 20604}, "cupy finds no NCCL of at least 2.7 at rank 1"),
@@ -50,7 +55,10 @@ def test_each_condition_that_fails_is_the_reason_why_a_wire_is_not_taken(wire, c
     choice = choose(GOOD, other, [wire])
     assert choice.wire == "cuda_staged"
     assert choice.refused[wire].startswith(reason)
-    assert choose_for_all([GOOD, other], [wire]) == choice
+    routing = route_group([GOOD, other], [wire])
+    assert (routing.usable, routing.collectives) == ((), "cuda_staged")
+    assert routing.refused == choice.refused
+    assert routing.used([GOOD, other]) == ()
 
 
 def test_both_ranks_come_to_the_same_wire_whatever_their_facts():
@@ -69,22 +77,65 @@ def test_both_ranks_come_to_the_same_wire_whatever_their_facts():
 
 def test_one_pair_that_a_wire_does_not_serve_keeps_a_group_from_it():
     group = [replace(GOOD, rank=rank, gpu=f"GPU-{rank}") for rank in range(3)]
-    assert choose_for_all(group, ALL).wire == "nccl"
+    assert route_group(group, ALL).used(group) == ("nccl",)
     shared = [*group, replace(GOOD, rank=3, gpu="GPU-1")]
-    choice = choose_for_all(shared, ALL)
-    assert choice.wire == "mpi_cuda"
-    assert choice.refused == {"nccl": "rank 1 and rank 3 share one GPU, which NCCL refuses"}
+    routing = route_group(shared, ALL)
+    assert routing.used(shared) == ("mpi_cuda",)
+    assert routing.refused == {"nccl": "rank 1 and rank 3 share one GPU, which NCCL refuses"}
+
+
+def cluster(machines=2, gpus=2, ranks=1, reach=True, **changed):
+    """Ranks on machines whose GPUs read each other's memory or not."""
+    group = []
+    for machine, gpu, _ in itertools.product(range(machines), range(gpus), range(ranks)):
+        others = tuple(f"{machine}-{other}" for other in range(gpus) if other != gpu)
+        facts = replace(GOOD, rank=len(group), machine=machine, gpu=f"{machine}-{gpu}", **changed)
+        group.append(replace(facts, reaches=others if reach else ()))
+    return group
+
+
+@pytest.mark.parametrize(
+    ("wanted", "options", "same_gpu", "inside", "between", "sums"),
+    [
+        ("auto", {}, None, "cuda_ipc", "mpi_cuda", "nccl"),
+        ("auto", {"reach": False}, None, "nccl", "mpi_cuda", "nccl"),
+        ("auto", {"ranks": 2}, "cuda_ipc", "cuda_ipc", "mpi_cuda", "cuda_staged"),
+        ("auto", {"ranks": 2, "reach": False}, "cuda_ipc", "mpi_cuda", "mpi_cuda", "cuda_staged"),
+        ("auto", {"mpi_cuda": False}, None, "cuda_ipc", "nccl", "nccl"),
+        ("auto", {"mpi_cuda": False, "cupy": None}, None, "cuda_ipc", "cuda_staged", "cuda_staged"),
+        ("nccl,mpi_cuda", {}, None, "nccl", "mpi_cuda", "nccl"),
+        ("mpi_cuda,nccl", {}, None, "mpi_cuda", "mpi_cuda", "nccl"),
+        ("nccl", {}, None, "nccl", "nccl", "nccl"),
+        ("cuda_ipc", {}, None, "cuda_ipc", "cuda_staged", "cuda_staged"),
+        ("mpi_cuda,cuda_ipc", {}, None, "mpi_cuda", "mpi_cuda", "cuda_staged"),
+        ("cuda_ipc,cuda_staged,nccl", {}, None, "cuda_ipc", "cuda_staged", "cuda_staged"),
+    ],
+)
+def test_the_wire_of_a_message_depends_on_where_the_peer_is(
+    wanted, options, same_gpu, inside, between, sums
+):
+    """Inside a machine the best of the list; between machines MPI, if it takes GPU memory."""
+    group = cluster(**options)
+    routing = route_group(group, wires_of(wanted))
+    for one, other in itertools.permutations(group, 2):
+        expected = inside if one.machine == other.machine else between
+        expected = same_gpu if one.gpu == other.gpu else expected
+        assert routing.between(one, other) == expected
+    assert routing.collectives == sums
+    there = {same_gpu, inside, between, sums} - {None, "cuda_staged"}
+    assert set(routing.used(group)) == there
 
 
 def test_one_rank_alone_has_a_wire():
-    assert choose_for_all([GOOD], ALL).wire == "nccl"
-    assert choose_for_all([DeviceFacts(0)]).wire == "cuda_staged"
+    assert route_group([GOOD], ALL).used([GOOD]) == ("nccl",)
+    assert route_group([GOOD], ["cuda_ipc"]).used([GOOD]) == ()
+    assert route_group([DeviceFacts(0)]).collectives == "cuda_staged"
 
 
 def test_ranks_on_cpus_and_ranks_on_gpus_do_not_go_together():
     group = [replace(GOOD, rank=0), DeviceFacts(1), DeviceFacts(2), replace(GOOD, rank=3)]
     with pytest.raises(MismatchError) as caught:
-        choose_for_all(group)
+        route_group(group)
     assert str(caught.value) == (
         "ranks [1, 2] have tensors on cpu and ranks [0, 3] have tensors on cuda: expected all "
         "ranks of a run on one kind of device. Start it only where there are GPUs, or hide them "
