@@ -12,8 +12,9 @@ from asyncddp.transport import cuda_ipc_sending
 from asyncddp.transport.cuda_ipc import CudaIPC
 from asyncddp.transport.cuda_ipc_notes import Answer, Note, written
 from asyncddp.transport.cuda_staged import CudaStaged, on_device
-from asyncddp.transport.device_agreement import agree, try_out
+from asyncddp.transport.device_agreement import agree
 from asyncddp.transport.device_routes import DeviceFacts, in_reach
+from asyncddp.transport.device_trial import try_out
 from asyncddp.transport.loopback import Loopback
 from tests.support import DEFAULTS, on
 from tests.support.ipc import Pair
