@@ -110,10 +110,8 @@ class CudaStreams(DeviceStreams):
         return int(self._stream(queue).cuda_stream)
 
     def pinned(self, size: int) -> torch.Tensor:
-        """Page-locked memory, from torch's allocator."""
-        with torch.cuda.device(
-            self.device
-        ):  # else the thread's device, often the first, takes part
+        """Page-locked memory, from torch's allocator, for this device and no other."""
+        with torch.cuda.device(self.device):
             return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def lendable(self, size: int) -> torch.Tensor:
