@@ -316,7 +316,7 @@ class Engine:
                 self._queue.popleft()
                 moved = True
             moved = self._advance() or moved
-            moved = self._run_errands() or moved
+            moved = (bool(self._errands) and self._run_errands()) or moved
             moved = self.mailbox.parcels.progress() or moved
             return self.mailbox.flush() or moved
 

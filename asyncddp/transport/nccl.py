@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from asyncddp.errors import ArgumentError, EnvironmentProblem
+from asyncddp.errors import EnvironmentProblem
 from asyncddp.memory.streams import DeviceStreams
 from asyncddp.transport.contract import Transfer, Transport
 from asyncddp.transport.cuda_staged import CudaStaged
@@ -20,6 +20,7 @@ from asyncddp.transport.nccl_collectives import Collectives, has_sum
 from asyncddp.transport.nccl_communicator import Communicator, run_apart
 from asyncddp.transport.nccl_library import Library, library, limit_channels, new_identity
 from asyncddp.transport.nccl_pairs import Pairs, Room
+from asyncddp.transport.one_device import OneDevice
 
 __all__ = ["NCCL"]
 
@@ -27,7 +28,7 @@ _ID_BYTES = 128
 _PATIENCE = 60.0  # seconds for the ranks of a part to find each other
 
 
-class NCCL(CudaStaged):
+class NCCL(OneDevice):
     """A wire for tensors on GPUs whose collectives and messages are NCCL's.
 
     Collectives run on a stream of their own and messages on one for each peer, after the work that
@@ -105,20 +106,6 @@ class NCCL(CudaStaged):
         wire = cls(base, streams, door, communicator, notes, room)
         wire.finish(wire.collectives.warm_up(), timeout, "the first collectives of NCCL")
         return wire
-
-    def for_device(self, streams: DeviceStreams) -> Transport:
-        """This wire, for tensors on its device, and on the host for what is dropped.
-
-        Raises:
-            ArgumentError: Another device of this rank.
-        """
-        if streams.device in (self.streams.device, torch.device("cpu")):
-            return self
-        raise ArgumentError(
-            f"rank {self.rank}: expected tensors on {self.streams.device}, where NCCL has its "
-            f"communicator, got one on {streams.device}; use the GPU of that number, local_rank() "
-            "modulo the visible ones, or leave nccl out of ASYNCDDP_DEVICE_WIRES"
-        )
 
     def beside(self, base: Transport) -> NCCL:
         """The wire for a part of these ranks, with a communicator of its own; collective in it.

@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from asyncddp.errors import ArgumentError
 from asyncddp.memory.streams import DeviceStreams
 from asyncddp.transport.contract import Transfer, Transport
 from asyncddp.transport.cuda_staged import CudaStaged
+from asyncddp.transport.one_device import OneDevice
 
 __all__ = ["PerPeer"]
 
 
-class PerPeer(CudaStaged):
+class PerPeer(OneDevice):
     """A wire for tensors on one device that leaves messages and collectives to others.
 
     What it leaves to none is staged.
@@ -44,20 +44,6 @@ class PerPeer(CudaStaged):
         """
         self._messages = dict(messages)
         self._collectives = self._collectives if collectives is None else collectives
-
-    def for_device(self, streams: DeviceStreams) -> Transport:
-        """This wire, for tensors on its device, and on the host for what is dropped.
-
-        Raises:
-            ArgumentError: Another device of this rank.
-        """
-        if streams.device in (self.streams.device, torch.device("cpu")):
-            return self
-        raise ArgumentError(
-            f"rank {self.rank}: expected tensors on {self.streams.device}, of which its peers "
-            f"know, got one on {streams.device}; use the GPU of that number, local_rank() modulo "
-            "the visible ones, or leave ASYNCDDP_DEVICE_WIRES unset"
-        )
 
     def split(self, color: int, key: int) -> Transport:
         """Split the wire of collectives."""

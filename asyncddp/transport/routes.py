@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from asyncddp.transport import DEVICE_WIRES, TRANSPORTS
 from asyncddp.transport.contract import Transport
 from asyncddp.transport.device_routes import LAST_RESORT, DeviceFacts, choose
+from asyncddp.transport.device_routing import route_group
 from asyncddp.transport.loopback import Loopback
 
 __all__ = ["DeviceRow", "Route", "explain", "explain_device_wires", "open_world", "route"]
@@ -93,7 +94,8 @@ class DeviceRow:
 def explain_device_wires(mine: DeviceFacts, wanted: Sequence[str] = ()) -> list[DeviceRow]:
     """What each wire could do between this rank and one like it on this machine.
 
-    The other rank has a GPU of its own; for ``cuda_ipc`` it may share this one's.
+    The other rank has a GPU of its own; for ``cuda_ipc`` it may share this one's. In use is also
+    what would carry tensors to one like it on another machine.
 
     Args:
         mine: What this rank says of its device.
@@ -105,8 +107,11 @@ def explain_device_wires(mine: DeviceFacts, wanted: Sequence[str] = ()) -> list[
         ['cuda_ipc', 'mpi_cuda']
     """
     other = replace(mine, rank=mine.rank + 1, gpu=f"{mine.gpu}, the next one" if mine.gpu else "")
-    sharing = replace(other, gpu=mine.gpu)
-    used = {choose(mine, peer, [*wanted, LAST_RESORT]).wire for peer in (other, sharing)}
+    sharing, far = replace(other, gpu=mine.gpu), replace(other, machine=mine.machine + 1)
+    used: set[str] = set()
+    for peer in (other, sharing, far):
+        routing = route_group([mine, peer], wanted)
+        used |= {routing.between(mine, peer), *routing.used([mine, peer])}
     rows = []
     for wire in DEVICE_WIRES:
         peer = sharing if wire == "cuda_ipc" else other

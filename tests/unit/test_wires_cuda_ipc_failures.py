@@ -126,7 +126,7 @@ def test_a_wire_serves_one_gpu_of_its_rank():
     assert one.for_device(HostStreams()) is one, "what is dropped, is dropped on the host"
     strange = HostStreams()
     strange.device = torch.device("cuda", 1)
-    with pytest.raises(ArgumentError, match="expected tensors on cpu, of which its peers know"):
+    with pytest.raises(ArgumentError, match="expected tensors on cpu, for which cuda_ipc was"):
         one.for_device(strange)
 
 

@@ -160,7 +160,9 @@ def test_a_wire_serves_the_gpu_of_its_communicator():
     other = HostStreams()
     assert wire.for_device(other) is wire, "what is dropped lies on the host"
     other.device = torch.device("cuda", 1)
-    with pytest.raises(ArgumentError, match="expected tensors on cuda:0, where NCCL has its comm"):
+    with pytest.raises(
+        ArgumentError, match="expected tensors on cuda:0, for which nccl was opened"
+    ):
         wire.for_device(other)
 
 
