@@ -13,13 +13,19 @@ from asyncddp.config import Config
 from asyncddp.engine.desk import Desk
 from asyncddp.engine.handle import Handle
 from asyncddp.engine.mailbox import Mailbox
-from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, Key, Leave
+from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, UNREADABLE, Key, Leave
 from asyncddp.engine.operation import Operation, Program
 from asyncddp.engine.parcels import Parcels
 from asyncddp.engine.recorded import Awaited, call_of
 from asyncddp.engine.watch import Watch
 from asyncddp.engine.worker import Worker
-from asyncddp.errors import NotInitializedError, PeerError, WaitTimeoutError
+from asyncddp.errors import (
+    ArgumentError,
+    AsyncDDPError,
+    NotInitializedError,
+    PeerError,
+    WaitTimeoutError,
+)
 from asyncddp.timeline.ranges import profiled
 from asyncddp.timeline.recorder import Recorder
 from asyncddp.transport.contract import Transport
@@ -114,6 +120,8 @@ class Engine:
             return Handle(self, self._enter(program, None)).wait()
 
     def _enter(self, program: Program[R], turn: Turn | None = None) -> Operation[R]:
+        if not program.counted.isascii():
+            _check_name(program.verb, program.counted)
         with self._door:
             if turn is None:
                 step, rounds = self._count(program.verb, program.label, program.counted)
@@ -307,10 +315,7 @@ class Engine:
             moved = False
             for peer, bundle in self.transport.poll():
                 moved = True
-                for message in self.mailbox.receive(peer, bundle):
-                    ended = self._watch.hear(peer, message)
-                    if ended is not None:
-                        self._active.remove(ended)
+                self._take(peer, bundle)
             while self._queue:
                 self._active.append(self._queue[0])  # first, so that it is always in one of them
                 self._queue.popleft()
@@ -319,6 +324,20 @@ class Engine:
             moved = (bool(self._errands) and self._run_errands()) or moved
             moved = self.mailbox.parcels.progress() or moved
             return self.mailbox.flush() or moved
+
+    def _take(self, peer: int, bundle: bytes) -> None:
+        """Take what a peer has sent; what cannot be read fails whatever needs that peer."""
+        try:
+            for message in self.mailbox.receive(peer, bundle):
+                ended = self._watch.hear(peer, message)
+                if ended is not None:
+                    self._active.remove(ended)
+        except AsyncDDPError:
+            raise
+        except UNREADABLE as error:
+            waiting = [operation.missing() for operation in self._active]
+            told = any(peer == other for missing in waiting for other, _ in missing)
+            self._watch.distrust(peer, error, tell_next_verb=not told)
 
     def _advance(self) -> bool:
         """Advance all that may go on; of the ordered programs only the first."""
@@ -408,3 +427,13 @@ class Engine:
             self.closed = True
         if self.mailbox.late is not None:
             raise self.mailbox.late
+
+
+def _check_name(verb: str, name: str) -> None:
+    """Refuse a name that messages cannot carry."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise ArgumentError(
+            f"{verb}: argument name: expected a text that UTF-8 can encode, got {name!r}"
+        ) from error

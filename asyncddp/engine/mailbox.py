@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from asyncddp.engine.messages import Confirm, Data, Key, Message, Parcel, Refuse, decode
-from asyncddp.engine.outbox import FORM, Outbox
+from asyncddp.engine.messages import FORM, Confirm, Data, Key, Message, Parcel, Refuse, decode
+from asyncddp.engine.outbox import Outbox
 from asyncddp.engine.parcels import Parcels
 from asyncddp.engine.posting import Arrival, Form, Posting
 from asyncddp.engine.recorded import noted
@@ -65,7 +65,8 @@ class Mailbox(Outbox):
         recorder: Recorder | None = None,
     ) -> None:
         super().__init__(transport, recorder)
-        self.rank, self._uses = transport.rank, {} if uses is None else uses
+        self.rank, self.size = transport.rank, transport.size
+        self._uses = {} if uses is None else uses
         self._suspects: set[tuple[int, Key]] = set()
         self._open: dict[Key, Posting] = {}
         self._ended: OrderedDict[Key, _Outcome] = OrderedDict()
@@ -73,7 +74,7 @@ class Mailbox(Outbox):
         self._refused: dict[Key, tuple[int, str]] = {}
         self._confirmed: set[tuple[int, Form]] = set()
         self._drains: list[tuple[Transfer, torch.Tensor | None]] = []
-        self.parcels = Parcels(transport, self.put, self.flush, self._next_tag, self._complain)
+        self.parcels = Parcels(transport, self.put, self.flush, self._next_tag, self.complain)
 
     @property
     def late(self) -> PeerError | None:
@@ -85,7 +86,8 @@ class Mailbox(Outbox):
         """Keep it, for the channels too."""
         self.channels.late = error
 
-    def _complain(self, error: PeerError) -> None:
+    def complain(self, error: PeerError) -> None:
+        """Have the next verb raise this."""
         self.late = self.late or error
 
     def refuses(self, name: str) -> bool:

@@ -6,10 +6,11 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 
+import msgspec
 import torch
 
 from asyncddp.engine.channels import Channels
-from asyncddp.engine.messages import Data, Message, encode
+from asyncddp.engine.messages import FORM, Data, Message, encode
 from asyncddp.engine.posting import Posting
 from asyncddp.engine.recorded import noted
 from asyncddp.memory.streams import DeviceStreams
@@ -19,12 +20,10 @@ from asyncddp.transport.contract import Transfer, Transport
 from asyncddp.transport.cuda_staged import on_device
 from asyncddp.transport.lending import Lending
 
-__all__ = ["FORM", "Outbox"]
+__all__ = ["Outbox"]
 
 _INLINE = 16 * 1024  # bytes of a tensor that travel inside the message
 _TAGS = 32768
-FORM = -1
-"""In place of a tag: no tensor belongs to this message."""
 _BYTES_AHEAD = 256 << 20  # bytes after which a sender waits: they may lie in the receiver's memory
 
 
@@ -153,4 +152,7 @@ class Outbox:
         confirm = peer in posting.unconfirmed
         mutual = peer in posting.arrivals
         data = Data(posting.key, form.verb, form.dtype, shape, b"", FORM, confirm, mutual)
-        self.put(peer, data if form.device == "cpu" else data._replace(device=form.device))
+        self.put(
+            peer,
+            data if form.device == "cpu" else msgspec.structs.replace(data, device=form.device),
+        )

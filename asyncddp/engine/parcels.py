@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from asyncddp.engine.messages import Message, Parcel
+from asyncddp.engine.messages import UNREADABLE, Facts, Message, Parcel
 from asyncddp.errors import AsyncDDPError, PeerError
 from asyncddp.memory.recycling import empty
 from asyncddp.memory.views import as_bytes, from_bytes
@@ -55,14 +55,14 @@ class Parcels:
         return bool(self._coming or self._leaving)
 
     def send(
-        self, peer: int, service: str, content: tuple[Any, ...], tensor: torch.Tensor | None = None
+        self, peer: int, service: str, content: Facts, tensor: torch.Tensor | None = None
     ) -> None:
         """Send what a service of a peer will take; the call never waits.
 
         Args:
             peer: To whom.
             service: Its name there.
-            content: Numbers and strings.
+            content: Numbers, strings and None.
             tensor: A contiguous CPU tensor, left alone until the peer is known to have it.
         """
         if tensor is None:
@@ -127,7 +127,7 @@ class Parcels:
         """Hand a parcel over; whoever drives the engine just now is not to blame if it fails."""
         try:
             service(peer, parcel.content, tensor)
-        except (AsyncDDPError, RuntimeError, ValueError, TypeError, OSError, MemoryError) as error:
+        except (AsyncDDPError, *UNREADABLE) as error:
             problem = f"what rank {peer} sent to {parcel.service} could not be taken"
             failure = PeerError(f"{problem}: {type(error).__name__}: {error}")
             failure.__cause__ = error

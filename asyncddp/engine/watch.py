@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from asyncddp.engine import deadlock
 from asyncddp.engine.mailbox import Mailbox
 from asyncddp.engine.messages import Circle, Key, Leave, Message, Probe, Waiting
 from asyncddp.engine.operation import Operation
-from asyncddp.errors import DeadlockError, PeerLeftError, WaitTimeoutError
+from asyncddp.errors import DeadlockError, PeerError, PeerLeftError, WaitTimeoutError
 
 __all__ = ["Watch"]
 
@@ -44,8 +44,9 @@ class Watch:
 
     def __init__(self, config: Config, mailbox: Mailbox, submitted: Callable[[Key], bool]) -> None:
         self._config, self._mailbox, self._submitted = config, mailbox, submitted
-        self._rank = mailbox.rank
+        self._rank, self._size = mailbox.rank, mailbox.size
         self._gone: dict[int, _Gone] = {}
+        self._unreadable: dict[int, PeerError] = {}  # peers whose messages cannot be read
         self._blocked: dict[int, Operation[Any]] = {}  # thread → what it waits for
         self._impatient: set[int] = set()  # threads that give up waiting by themselves
         self._callers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -91,7 +92,15 @@ class Watch:
     # what the peers do
 
     def hear(self, peer: int, message: Message) -> Operation[Any] | None:
-        """Take a message that is not about an exchange; gives an operation that it has ended."""
+        """Take a message that is not about an exchange; gives an operation that it has ended.
+
+        Raises:
+            ValueError: It names a rank that there is not.
+        """
+        if isinstance(message, (Probe, Circle)):
+            ranks = [link.rank for link in message.chain]
+            if not all(0 <= rank < self._size for rank in ranks):
+                raise ValueError(f"a chain of ranks {ranks}, where there are {self._size} ranks")
         if isinstance(message, Leave):
             self._gone[peer] = _Gone(message.reason, message.joined, time.monotonic())
         elif isinstance(message, Probe):
@@ -103,6 +112,24 @@ class Watch:
     def lose(self, peer: int, reason: str) -> None:
         """A peer is gone: whatever needs it fails, once what it has sent before is taken."""
         self._gone[peer] = _Gone(reason, {}, time.monotonic())
+
+    def distrust(self, peer: int, error: Exception, *, tell_next_verb: bool) -> None:
+        """A peer has sent what cannot be read: whatever needs it fails."""
+        problem = (
+            f"rank {self._rank}: a message of rank {peer} cannot be read "
+            f"({type(error).__name__}: {error}); run the same version of asyncddp on all ranks"
+        )
+        known = self._unreadable.setdefault(peer, PeerError(problem))
+        if tell_next_verb:
+            self._mailbox.complain(known)
+
+    def _distrusted(self, peers: Iterable[int]) -> PeerError | None:
+        """The error about those of some peers whose messages cannot be read."""
+        known = next((self._unreadable[peer] for peer in peers if peer in self._unreadable), None)
+        if known is None:
+            return None
+        self._mailbox.channels.told(known)
+        return PeerError(str(known))
 
     def patience(self, what: str) -> Callable[[list[int]], None]:
         """Begin to wait for what peers do of themselves.
@@ -120,6 +147,9 @@ class Watch:
             """Look whether a peer has left, or the deadline has passed."""
             nonlocal warned
             now = time.monotonic()
+            unreadable = self._distrusted(peers)
+            if unreadable is not None:
+                raise unreadable
             for peer in peers:
                 gone = self._gone.get(peer)
                 if gone is not None and now - gone.since > _GRACE:
@@ -187,6 +217,11 @@ class Watch:
         """Fail an operation that can or shall no longer wait; warn; ask the peers."""
         now = time.monotonic()
         waited = now - operation.started
+        if self._unreadable:
+            unreadable = self._distrusted(peer for peer, _ in operation.missing())
+            if unreadable is not None:
+                operation.fail(unreadable)
+                return
         lost = self._lost(operation, now) if self._gone else None
         if lost is not None:
             operation.fail(PeerLeftError(f"{self.me(operation)}: {lost}, but is needed"))

@@ -164,7 +164,7 @@ fill_environment() {
 
 # check_foreign PROFILE: an environment of the user's own must have what the scripts call.
 check_foreign() {
-    local -a modules=(click matplotlib mpi4py networkx sklearn torch)
+    local -a modules=(click matplotlib mpi4py msgspec networkx sklearn torch)
     local missing
     [[ $1 != dev ]] || modules+=(furo hypothesis importlinter mypy myst_parser pytest ruff sphinx xdist)
     missing=$("$venv/bin/python" - "${modules[@]}" <<'PYTHON'

@@ -1,35 +1,80 @@
-"""Messages survive their bytes, and keys read well."""
+"""Messages survive their bytes, other bytes are refused, and keys read well."""
 
 from __future__ import annotations
 
+import pickle
+from typing import get_args
+
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from asyncddp.engine.messages import (
     COLLECTIVE,
+    FORM,
     MACHINE_COLLECTIVE,
     Circle,
     Confirm,
     Data,
     Key,
     Leave,
+    Message,
+    Parcel,
     Probe,
     Refuse,
     Waiting,
     decode,
     encode,
 )
+from asyncddp.memory.shared import Place
 
 KEY = Key("a/b", 3)
 CHAIN = (Waiting(0, "barrier", KEY), Waiting(2, "allreduce", Key("c", 0)))
 MESSAGES = [
-    Data(KEY, "neighbor_allreduce", "float32", (2, 0), b"bytes", 7, True, False),
+    Data(KEY, "neighbor_allreduce", "float32", (2, 1), b"8 bytes.", 7, True, False),
     Data(KEY, "neighbor_allreduce", "float32", (), None, 7, False, True),
     Confirm(KEY),
     Refuse(KEY, "no"),
     Probe(CHAIN),
     Circle(CHAIN),
     Leave("done", {COLLECTIVE: 4}),
+    Parcel("windows", (1, "put", 0.5, None), "", (), None, -1),
 ]
+TEXT = st.text(st.characters(codec="utf-8"))
+NUMBER = st.integers(-(2**63), 2**63 - 1)
+SIZE = st.integers(0, 2**20)
+KEYS = st.builds(Key, TEXT, NUMBER)
+CHAINS = st.lists(st.builds(Waiting, NUMBER, TEXT, KEYS), min_size=1).map(tuple)
+FACTS = st.lists(st.none() | st.booleans() | NUMBER | st.floats(allow_nan=False) | TEXT).map(tuple)
+PLACES = st.builds(Place, NUMBER, NUMBER, NUMBER)
+INLINE = st.binary(max_size=64).map(lambda data: ("uint8", (len(data),), data))
+BULK = st.tuples(st.sampled_from(["float32", "bfloat16"]), st.tuples(SIZE, SIZE), st.none())
+ANY = st.one_of(
+    st.builds(
+        lambda form, key, verb, tag, flags, lane, device: Data(
+            key, verb, *form, tag, *flags, lane, device
+        ),
+        *(INLINE | BULK, KEYS, TEXT, SIZE, st.tuples(st.booleans(), st.booleans())),
+        *(st.none() | PLACES, TEXT),
+    ),
+    st.builds(Confirm, KEYS),
+    st.builds(Refuse, KEYS, TEXT),
+    st.builds(Probe, CHAINS),
+    st.builds(Circle, CHAINS),
+    st.builds(Leave, TEXT, st.dictionaries(TEXT, NUMBER)),
+    st.builds(
+        lambda form, service, content, tag: Parcel(service, content, *form, tag),
+        *(INLINE | BULK | st.just(("", (), None)), TEXT, FACTS, NUMBER),
+    ),
+)
+
+
+class Bomb:
+    """What pickle would run."""
+
+    def __reduce__(self):
+        return pytest.fail, ("a message was executed",)
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
@@ -41,6 +86,74 @@ def test_a_message_is_what_it_was(message):
 
 def test_a_bundle_keeps_its_order():
     assert decode(encode(MESSAGES)) == MESSAGES
+
+
+def test_the_examples_are_of_all_kinds():
+    assert {type(message) for message in MESSAGES} == set(get_args(Message))
+
+
+@given(st.lists(ANY))
+def test_all_that_fields_can_hold_survives(messages):
+    back = decode(encode(messages))
+    assert back == messages
+    assert [type(m) for m in back] == [type(m) for m in messages]
+
+
+@given(st.lists(ANY, min_size=1), st.data())
+def test_a_part_of_a_bundle_is_refused(messages, data):
+    whole = encode(messages)
+    with pytest.raises(ValueError, match=r"truncated|malformed|Expected|unknown|bytes for"):
+        decode(whole[: data.draw(st.integers(0, len(whole) - 1))])
+
+
+@given(st.lists(ANY, min_size=1), st.data())
+def test_garbled_bytes_are_refused_or_are_messages(messages, data):
+    """Whatever they hold, nothing else is raised, and nothing else comes out."""
+    garbled = bytearray(encode(messages))
+    for _ in range(data.draw(st.integers(1, 4))):
+        garbled[data.draw(st.integers(0, len(garbled) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        found = decode(bytes(garbled))
+    except ValueError:
+        return
+    assert {type(message) for message in found} <= set(get_args(Message))
+
+
+@given(st.binary())
+def test_any_bytes_are_refused_or_are_messages(data):
+    try:
+        found = decode(data)
+    except ValueError:
+        return
+    assert {type(message) for message in found} <= set(get_args(Message))
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (pickle.dumps([Bomb()]), "Expected `array`|malformed|truncated"),
+        (pickle.dumps(Bomb(), protocol=0), "Expected `array`|malformed|truncated"),
+        (msgspec.msgpack.encode([[99, "x"]]), "Invalid value 99"),
+        (msgspec.msgpack.encode([[1, ["x", "y"]]]), "Expected `int`, got `str`"),
+        (msgspec.msgpack.encode([[1]]), "at least length 2|Expected `array` of"),
+        (encode([Data(KEY, "v", "load", (), None, 7)]), "unknown dtype 'load'"),
+        (encode([Data(KEY, "v", "float32", (2,), b"1234", 7)]), r"4 bytes for 8 of float32 in"),
+        (encode([Data(KEY, "v", "float32", (-1,), None, 7)]), "Expected `int` >= 0"),
+        (encode([Data(KEY, "v", "uint8", (3,), b"1", FORM)]), "1 bytes for 3 of uint8"),
+        (encode([Parcel("s", (), "", (), b"1", -1)]), "unknown dtype ''"),
+        (msgspec.msgpack.encode([[6, "s", [{"a": 1}], "", [], None, -1]]), "Expected"),
+        (encode([Probe(())]), "Probe of an empty chain"),
+    ],
+)
+def test_what_is_no_message_is_refused(data, problem):
+    with pytest.raises(ValueError, match=problem):
+        decode(data)
+
+
+def test_reasons_that_utf8_cannot_encode_travel_with_escapes():
+    """As where an error quotes the name of a file."""
+    (back,) = decode(encode([Refuse(KEY, "no file \udcff")]))
+    assert back == Refuse(KEY, "no file \\udcff")
 
 
 def test_kinds_with_equal_fields_stay_apart():
