@@ -57,6 +57,7 @@ def _device_wires() -> list[dict[str, Any]]:
 
 def _on_ranks() -> None:
     import asyncddp
+    from asyncddp.ops.objects import gather_records
 
     asyncddp.init()
     me = {
@@ -66,7 +67,7 @@ def _on_ranks() -> None:
         "devices": _devices(),
         "GPU": _gpu(asyncddp.local_rank()),
     }
-    ranks = asyncddp.allgather_object(me)
+    ranks = gather_records(me, dict[str, Any], "doctor")
     if asyncddp.rank() == 0:
         _say({"ranks": ranks, "routes": _pairs(ranks)})
     asyncddp.shutdown()

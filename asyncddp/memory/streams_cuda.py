@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import NamedTuple
 
 import torch
 
+from asyncddp.memory.packing import pack, unpack
 from asyncddp.memory.streams import DeviceStreams, Event, InterprocessEvent, Queue
 
 __all__ = ["CudaStreams"]
+
+
+class _Shared(NamedTuple):
+    """A storage as torch shows it to other processes."""
+
+    handle: bytes
+    nbytes: int
+    offset: int
+    counter_handle: bytes
+    counter_offset: int
+    event_handle: bytes
+    event_sync_required: bool
 
 
 class _CudaEvent:
@@ -135,7 +148,7 @@ class CudaStreams(DeviceStreams):
         """
         with self.working(Queue.IN):  # which is idle: the token's own event holds nobody up
             shared = tensor.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
-        return pickle.dumps(shared[1:])
+        return pack(shared[1:])
 
     def borrow(self, token: bytes) -> torch.Tensor:
         """Open the handle on this device, which may be another one than that of the memory.
@@ -145,7 +158,8 @@ class CudaStreams(DeviceStreams):
         what lay there before, of another size.
         """
         with self.working(Queue.IN):
-            storage = torch.UntypedStorage._new_shared_cuda(self.device.index, *pickle.loads(token))
+            shared = unpack(token, _Shared, "a handle of CUDA memory")
+            storage = torch.UntypedStorage._new_shared_cuda(self.device.index, *shared)
             return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
 
     def interprocess_event(self) -> InterprocessEvent:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import pickle
 import threading
 import time
 from collections import deque
@@ -20,7 +19,8 @@ from typing import NamedTuple
 
 import torch
 
-from asyncddp.memory.shared import Arena
+from asyncddp.memory.packing import pack, unpack
+from asyncddp.memory.shared import Arena, Place
 from asyncddp.memory.streams import DeviceStreams, Event, InterprocessEvent, Queue
 from asyncddp.memory.streams_host_events import (
     HostEvent,
@@ -235,11 +235,11 @@ class HostStreams(DeviceStreams):
         place = self._shared().locate(tensor)
         if place is None:
             raise RuntimeError("expected a tensor in memory that other processes see")
-        return pickle.dumps((os.getpid(), tensor.untyped_storage().nbytes(), place))
+        return pack((os.getpid(), tensor.untyped_storage().nbytes(), place))
 
     def borrow(self, token: bytes) -> torch.Tensor:
         """Map it."""
-        process, size, place = pickle.loads(token)
+        process, size, place = unpack(token, tuple[int, int, Place], "a place in memory")
         return self._shared().open(process, place).tensor(place.offset, (size,), torch.uint8)
 
     def interprocess_event(self) -> InterprocessEvent:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from asyncddp.memory.packing import pack, unpack
 from asyncddp.memory.shared import Arena, Place, fence
 from asyncddp.memory.streams import Queue
 
@@ -50,7 +50,7 @@ class ImportedHostEvent:
     @classmethod
     def open(cls, arena: Arena, handle: bytes, ask: Callable[[], None]) -> ImportedHostEvent:
         """Find it by its handle."""
-        process, place = pickle.loads(handle)
+        process, place = unpack(handle, tuple[int, Place], "an event")
         return cls(arena.open(process, place).words(place.offset, 2), ask)
 
     def done(self) -> bool:
@@ -77,7 +77,7 @@ class InterprocessHostEvent(ImportedHostEvent):
         self._owner, self._queue = owner, Queue.WORK
         super().__init__(chunk.words(offset, 2), lambda: owner.advance(self._queue))
         self._words[0] = self._words[1] = 0
-        self.handle = pickle.dumps((os.getpid(), Place(chunk.descriptor, chunk.size, offset)))
+        self.handle = pack((os.getpid(), Place(chunk.descriptor, chunk.size, offset)))
 
     def record(self, queue: Queue) -> None:
         """Put it at the end of a queue."""

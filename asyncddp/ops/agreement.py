@@ -8,7 +8,7 @@ from itertools import zip_longest
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.errors import MismatchError
-from asyncddp.ops.objects import allgather_object
+from asyncddp.ops.objects import gather_records
 
 __all__ = ["agree"]
 
@@ -27,7 +27,7 @@ def agree(context: Context, claim: str, facts: Sequence[str]) -> None:
     if context.size == 1:
         return
     with use(context):
-        every = allgather_object(list(facts))
+        every = gather_records(list(facts), list[str], "comparison of all ranks")
     for rank, theirs in enumerate(every):
         for ours, other in zip_longest(every[0], theirs, fillvalue="nothing more"):
             if ours != other:

@@ -1,14 +1,20 @@
-"""``broadcast_object`` and ``allgather_object``: anything that pickle can carry."""
+"""``broadcast_object`` and ``allgather_object``: anything that pickle can carry.
+
+Pickle runs what it reads, so it is for users' objects alone; the library tells its own facts to all
+ranks by :func:`gather_records`.
+"""
 
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
-from asyncddp.context import current
+from asyncddp.context import Context, current
 from asyncddp.engine import Desk, Form, Program, Steps
+from asyncddp.memory.packing import pack, unpack
 from asyncddp.memory.views import as_bytes, from_bytes
 from asyncddp.ops.allgather import gather_over
 from asyncddp.ops.door import check_rank
@@ -19,7 +25,10 @@ __all__ = [
     "allgather_object_nonblocking",
     "broadcast_object",
     "broadcast_object_nonblocking",
+    "gather_records",
 ]
+
+T = TypeVar("T")
 
 
 @verb
@@ -88,19 +97,58 @@ def allgather_object(obj: Any, *, name: str | None = None) -> Program[list[Any]]
         ...     world.run(lambda: bf.allgather_object("ab"[bf.rank()]))[0]
         ['a', 'b']
     """
-    context = current()
-    data = _pickled(obj)
     title = "allgather_object" + (f" {name!r}" if name else "")
+    data = _pickled(obj)
+    return _gathering(
+        current(), "allgather_object", title, name, data, lambda _, part: _unpickled(part)
+    )
 
-    def steps(desk: Desk) -> Steps[list[Any]]:
+
+def gather_records(mine: T, kind: type[T], verb: str) -> list[T]:
+    """Give all ranks the list of all ranks' facts, which are not pickled; collective.
+
+    Args:
+        mine: This rank's: numbers, strings, None, and lists, mappings or records of them.
+        kind: The type to which all of them must belong.
+        verb: On whose behalf, for messages; the same on all ranks.
+
+    Raises:
+        PeerError: A rank has sent something else.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> with bf.local_world(2) as world:
+        ...     world.run(lambda: gather_records([bf.rank()], list[int], "example"))[0]
+        [[0], [1]]
+    """
+
+    def read(peer: int, part: torch.Tensor) -> T:
+        """Read what a rank says."""
+        return unpack(as_bytes(part).numpy().tobytes(), kind, f"{verb}: what rank {peer} says")
+
+    packed = pack(mine)
+    data = from_bytes(packed, torch.uint8, (len(packed),))
+    context = current()
+    return context.engine.run(_gathering(context, verb, verb, None, data, read))
+
+
+def _gathering(
+    context: Context,
+    verb: str,
+    title: str,
+    name: str | None,
+    data: torch.Tensor,
+    read: Callable[[int, torch.Tensor], T],
+) -> Program[list[T]]:
+    def steps(desk: Desk) -> Steps[list[T]]:
         """Gather sizes, then objects."""
         everyone, wire = range(context.size), context.transport
         length = torch.tensor([data.numel()], device="cpu")
         lengths = yield from gather_over(desk, everyone, wire, length, title)
         whole = yield from gather_over(desk, everyone, wire, data, title)
-        return [_unpickled(part) for part in torch.split(whole, lengths.tolist())]
+        return [read(peer, part) for peer, part in enumerate(torch.split(whole, lengths.tolist()))]
 
-    return Program("allgather_object", steps, name, ordered=True)
+    return Program(verb, steps, name, ordered=True)
 
 
 broadcast_object_nonblocking = nonblocking(broadcast_object)

@@ -13,7 +13,7 @@ once, so that sums over ranks are conserved.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -23,7 +23,7 @@ from asyncddp.memory.dtypes import Kind
 from asyncddp.memory.shared import Place
 from asyncddp.ops.barrier import barrier
 from asyncddp.ops.door import check_tensor
-from asyncddp.ops.objects import allgather_object
+from asyncddp.ops.objects import gather_records
 from asyncddp.ops.window_handles import win_cancel, win_flush, win_poll, win_wait
 from asyncddp.ops.window_mutex import win_mutex
 from asyncddp.ops.window_reading import (
@@ -71,6 +71,15 @@ __all__ = [
 _ROUNDS = 4096
 
 
+class _Facts(NamedTuple):
+    """What must be equal on all ranks of a window to be made."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    zero_init: bool
+
+
 class _Offer(NamedTuple):
     """What one rank says about a window to be made.
 
@@ -80,7 +89,7 @@ class _Offer(NamedTuple):
         places: Where out-neighbours on its machine find what it publishes.
     """
 
-    facts: dict[str, Any]
+    facts: _Facts
     sources: list[int]
     targets: list[int]
     places: dict[int, tuple[Place, Place]]
@@ -144,8 +153,8 @@ def create_along(
     sources, targets = _neighbors(schedule, context.rank)
     window = windows.prepare(name, tensor, schedule, zero_init=zero_init)
     places, own = windows.boards(targets)
-    facts = {"name": name, "shape": tuple(tensor.shape), "dtype": row.name, "zero_init": zero_init}
-    every = allgather_object(_Offer(facts, sources, targets, places))
+    facts = _Facts(name, tuple(tensor.shape), row.name, bool(zero_init))
+    every = gather_records(_Offer(facts, sources, targets, places), _Offer, "win_create")
     try:
         _insist_on_fit(every)
     except MismatchError:
@@ -179,11 +188,11 @@ def _insist_on_fit(every: list[_Offer]) -> None:
         MismatchError: They do not.
     """
     for peer, offer in enumerate(every):
-        for key, value in every[0].facts.items():
-            if offer.facts[key] != value:
+        for key, value, theirs in zip(_Facts._fields, every[0].facts, offer.facts, strict=True):
+            if theirs != value:
                 raise MismatchError(
-                    f"win_create: rank 0 gives {key}={value!r}, but rank {peer} "
-                    f"{offer.facts[key]!r}; call it with equal names, shapes, dtypes and zero_init"
+                    f"win_create: rank 0 gives {key}={value!r}, but rank {peer} {theirs!r}; "
+                    "call it with equal names, shapes, dtypes and zero_init"
                 )
     for rank, offer in enumerate(every):
         for peer, other in enumerate(every):

@@ -12,6 +12,7 @@ import torch
 import asyncddp as bf
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.launch.probe import MARK
+from asyncddp.ops.objects import gather_records
 from asyncddp.self_test.checks import CHECKS, problems
 from asyncddp.transport.device_routes import device_index
 
@@ -40,7 +41,7 @@ def main(words: Sequence[str]) -> None:
         sys.exit("usage: python -m asyncddp.self_test cpu|cuda")
     bf.init()
     start = time.monotonic()
-    found = bf.allgather_object(problems(_device(words[0])))
+    found = gather_records(problems(_device(words[0])), list[str], "self-test")
     if bf.rank() == 0:
         choice = bf.current().device_choice
         answer = {

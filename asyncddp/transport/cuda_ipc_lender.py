@@ -135,7 +135,7 @@ class Lender:
                     )
 
     def _take(self, reading: Reading) -> None:
-        slot, answer = reading.slot, Answer(*read(reading.paper))
+        slot, answer = reading.slot, read(reading.paper, Answer, reading.peer)
         if slot.taken is None or slot.handle != answer.taken:
             slot.taken, slot.handle = self._streams.imported_event(answer.taken), answer.taken
         if reading.buffer is None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
+
+from asyncddp.memory.packing import pack, unpack
 
 __all__ = ["ANSWER", "MOST_WORDS", "NOTE", "Answer", "Note", "blank", "read", "written"]
 
@@ -13,8 +14,12 @@ NOTE = 4096
 """Bytes of a note."""
 ANSWER = 512
 """Bytes of an answer."""
+_LENGTH = 4  # bytes that say how many follow
 MOST_WORDS = 100
 """Serial numbers in one note at most, so that there is room for the handles."""
+
+
+M = TypeVar("M", bound="Note | Answer")
 
 
 class Note(NamedTuple):
@@ -65,11 +70,12 @@ def written(message: Note | Answer) -> torch.Tensor:
         RuntimeError: It is too long.
 
     Example:
-        >>> Answer(*read(written(Answer(3, b"handle"))))
+        >>> read(written(Answer(3, b"handle")), Answer, peer=1)
         Answer(slot=3, taken=b'handle')
     """
     size = NOTE if isinstance(message, Note) else ANSWER
-    data = pickle.dumps(tuple(message))
+    data = pack(message)
+    data = len(data).to_bytes(_LENGTH, "big") + data
     if len(data) > size:
         raise RuntimeError(
             f"expected handles of this device's memory and events that fit in {size} bytes, got "
@@ -78,7 +84,17 @@ def written(message: Note | Answer) -> torch.Tensor:
     return torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
 
 
-def read(paper: torch.Tensor) -> tuple[Any, ...]:
-    """The fields of a message."""
-    found: tuple[Any, ...] = pickle.loads(paper.numpy().tobytes())
-    return found
+def read(paper: torch.Tensor, kind: type[M], peer: int) -> M:
+    """A message from its paper.
+
+    Args:
+        paper: The paper.
+        kind: What it must be.
+        peer: Who has written it.
+
+    Raises:
+        PeerError: It is none.
+    """
+    data = paper.numpy().tobytes()
+    end = _LENGTH + int.from_bytes(data[:_LENGTH], "big")
+    return unpack(data[_LENGTH:end], kind, f"what rank {peer} says of its memory")

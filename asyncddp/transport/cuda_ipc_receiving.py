@@ -128,4 +128,4 @@ class Receiving:
         paper = blank(NOTE)
         yield self._notes.irecv(paper, peer, tag)
         course.begun = True
-        return Note(*read(paper))
+        return read(paper, Note, peer)

@@ -6,7 +6,6 @@ Without ``ASYNCDDP_DEVICE_WIRES`` nothing is asked and nothing is sent: tensors 
 from __future__ import annotations
 
 import logging
-import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ import torch
 
 from asyncddp.config import Config
 from asyncddp.errors import UnknownNameError
+from asyncddp.memory.packing import pack, unpack
 from asyncddp.memory.streams import DeviceStreams, streams_of_device
 from asyncddp.transport import DEVICE_WIRES
 from asyncddp.transport.contract import Transport
@@ -229,12 +229,15 @@ def let_go(*transports: Transport) -> None:
 
 
 def _gathered(transport: Transport, mine: DeviceFacts, timeout: float) -> list[DeviceFacts]:
-    data = torch.frombuffer(bytearray(pickle.dumps(mine)), dtype=torch.uint8)
+    data = torch.frombuffer(bytearray(pack(mine)), dtype=torch.uint8)
     sizes = transport.allgather(
         torch.tensor([data.numel()]), [1] * transport.size, timeout
     ).tolist()
     whole = transport.allgather(data, sizes, timeout)
-    return [pickle.loads(part.numpy().tobytes()) for part in torch.split(whole, sizes)]
+    return [
+        unpack(part.numpy().tobytes(), DeviceFacts, f"what rank {peer} says of its GPU")
+        for peer, part in enumerate(torch.split(whole, sizes))
+    ]
 
 
 def _all_agree(transport: Transport, mine: bool, timeout: float) -> bool:

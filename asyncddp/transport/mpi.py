@@ -12,7 +12,7 @@ import torch
 
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.transport.contract import Transfer, Transport
-from asyncddp.transport.mpi_collectives import MPICollectives
+from asyncddp.transport.mpi_collectives import MPICollectives, gathered
 from asyncddp.transport.mpi_library import MPI
 from asyncddp.transport.mpi_requests import Receive, Requests, translated
 
@@ -116,10 +116,10 @@ class MPITransport(MPICollectives):
         """The lowest rank that shares memory with this one."""
         node = self._comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
         try:
-            near: list[int] = node.allgather(self.rank)
+            near = gathered(node, self.rank, int)
         finally:
             node.Free()
-        fabric = self._comm.allreduce(int(_FABRIC.is_dir()), MPI.MAX)
+        fabric = any(gathered(self._comm, _FABRIC.is_dir(), bool))
         self._near = None if fabric else frozenset(near)
         return near[0]
 

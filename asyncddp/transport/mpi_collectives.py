@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +12,15 @@ import torch
 
 from asyncddp.errors import ArgumentError, PeerError
 from asyncddp.memory.dtypes import DTYPES
+from asyncddp.memory.packing import pack, unpack
 from asyncddp.memory.views import as_bytes
 from asyncddp.transport.contract import Transfer, Transport
 from asyncddp.transport.mpi_library import MPI
 from asyncddp.transport.mpi_requests import Collective, Divided, Requests, translated
 
-__all__ = ["MPICollectives"]
+__all__ = ["MPICollectives", "gathered"]
+
+T = TypeVar("T")
 
 _PIECE = 1 << 30  # bytes in one MPI message: counts are C ints
 _COUNTABLE = (1 << 31) - 1
@@ -123,3 +126,26 @@ class MPICollectives(Transport):
 def _summed(dtype: torch.dtype) -> tuple[MPI.Datatype, MPI.Op]:
     """What MPI calls a dtype, and how it forms sums of it."""
     return getattr(MPI, DTYPES[dtype].mpi), MPI.LOR if dtype == torch.bool else MPI.SUM
+
+
+def gathered(comm: MPI.Comm, mine: T, kind: type[T]) -> list[T]:
+    """What every rank of a communicator puts in, in their order; collective.
+
+    Args:
+        comm: The communicator.
+        mine: Numbers, strings, None, or records of them.
+        kind: The type to which all of it must belong.
+
+    Raises:
+        PeerError: A rank has put in something else.
+    """
+    data = np.frombuffer(pack(mine), dtype=np.uint8)
+    sizes = np.zeros(comm.size, dtype=np.int32)
+    comm.Allgather(np.array([data.size], dtype=np.int32), sizes)
+    whole = np.empty(int(sizes.sum()), dtype=np.uint8)
+    comm.Allgatherv(data, [whole, sizes, MPI.BYTE])
+    parts = np.split(whole, np.cumsum(sizes)[:-1])
+    return [
+        unpack(part.tobytes(), kind, f"what rank {peer} says of its machine")
+        for peer, part in enumerate(parts)
+    ]

@@ -20,8 +20,12 @@ Broken          both       the communicator is of no use any more, and why
 
 from __future__ import annotations
 
-import pickle
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from asyncddp.errors import PeerError
+from asyncddp.memory.packing import pack, unpack
 
 __all__ = [
     "Batch",
@@ -106,18 +110,31 @@ Note: TypeAlias = (
     Hello | Identity | Declined | Ready | Batch | Differs | Withdraw | Withdrawn | Broken
 )
 
+_KINDS: tuple[type[Note], ...] = (
+    Hello, Identity, Declined, Ready, Batch, Differs, Withdraw, Withdrawn, Broken,
+)  # fmt: skip
+_NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
+
 
 def written(note: Note) -> bytes:
     """A note as bytes.
 
     Example:
-        >>> read(written(Batch((3, 1))))
+        >>> read(written(Batch((3, 1))), peer=0)
         Batch(numbers=(3, 1))
     """
-    return pickle.dumps(note)
+    return pack((_NUMBERS[type(note)], note))
 
 
-def read(data: bytes) -> Note:
-    """A note from its bytes."""
-    note: Note = pickle.loads(data)
-    return note
+def read(data: bytes, peer: int) -> Note:
+    """A note from its bytes.
+
+    Raises:
+        PeerError: These bytes of a peer are no note.
+    """
+    what = f"what rank {peer} says of its messages by NCCL"
+    number, fields = unpack(data, tuple[int, list[Any]], what)
+    try:
+        return msgspec.convert(fields, dict(enumerate(_KINDS))[number])
+    except (msgspec.ValidationError, KeyError) as error:
+        raise PeerError(f"{what} cannot be read ({type(error).__name__}: {error})") from error

@@ -32,6 +32,7 @@ from collections.abc import Callable
 
 import torch
 
+from asyncddp.errors import PeerError
 from asyncddp.memory.streams import DeviceStreams, Queue
 from asyncddp.memory.views import as_bytes
 from asyncddp.transport.contract import Transfer, Transport
@@ -130,7 +131,11 @@ class Pairs:
         if self._closed:
             return
         for peer, note in self._notes.poll():
-            self._with(peer).hear(read(note))
+            pair = self._with(peer)
+            try:
+                pair.hear(read(note, peer))
+            except PeerError as problem:
+                pair.break_off(f"rank {self.rank}: {problem}")
         for pair in self._pairs.values():
             pair.move()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 
@@ -12,6 +12,7 @@ from asyncddp.errors import EnvironmentProblem, PeerError
 from asyncddp.memory.shared import Arena, Place
 from asyncddp.transport.contract import Neighborhood, Transfer, Transport
 from asyncddp.transport.mpi import MPITransport
+from asyncddp.transport.mpi_collectives import gathered
 from asyncddp.transport.mpi_library import MPI
 from asyncddp.transport.shared_board import LEAST, Board
 from asyncddp.transport.shared_reduce_scatter import SharedReduceScatter
@@ -22,6 +23,14 @@ __all__ = ["SharedMemoryTransport"]
 logger = logging.getLogger("asyncddp")
 
 _MAGIC = 0x41_44_44_50
+
+
+class _Entry(NamedTuple):
+    """A rank, its process, and the page that it shows."""
+
+    rank: int
+    process: int
+    page: Place | None
 
 
 class SharedMemoryTransport(MPITransport):
@@ -62,7 +71,7 @@ class SharedMemoryTransport(MPITransport):
         near = self.neighborhood
         if near is None or len(near.processes) < max(2, self._comm.size):
             return None
-        return Board(near, self.rank, self._comm.allgather)
+        return Board(near, self.rank, lambda place: gathered(self._comm, place, Place))
 
     def iallreduce(
         self,
@@ -115,7 +124,7 @@ class SharedMemoryTransport(MPITransport):
     def split(self, color: int, key: int) -> Transport:
         """Split the communicator; the parts share what memory their ranks shared before."""
         part = cast("MPI.Intracomm", self._comm.Split(color, key))
-        members = part.allgather(self.rank)
+        members = gathered(part, self.rank, int)
         known = self.neighborhood
         if known is None or not all(rank in known.processes for rank in members):
             return MPITransport(part)
@@ -130,10 +139,10 @@ def _meet(comm: MPI.Intracomm) -> tuple[Neighborhood | None, str | None]:
         arena, place, problem = Arena(), None, None
         if node.size > 1:
             place, problem = _shown(arena)
-        entries = node.allgather((comm.rank, os.getpid(), place))
+        entries = gathered(node, _Entry(comm.rank, os.getpid(), place), _Entry)
         processes = {rank: process for rank, process, _ in entries}
         problem = problem or _seen(arena, [(p, shown) for _, p, shown in entries])
-        problems = [text for text in node.allgather(problem) if text]
+        problems = [text for text in gathered(node, problem or "", str) if text]
         if node.size == 1 or problems:
             return None, problems[0] if problems else None
         return Neighborhood(arena, processes), None

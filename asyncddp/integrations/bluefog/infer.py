@@ -10,7 +10,7 @@ import numpy as np
 from asyncddp.context.queries import rank, size
 from asyncddp.integrations.bluefog.errors import TopologyAssertionError, translated
 from asyncddp.integrations.bluefog.state import working
-from asyncddp.ops.objects import allgather_object
+from asyncddp.ops.objects import gather_records
 
 __all__ = ["InferDestinationFromSourceRanks", "InferSourceFromDestinationRanks"]
 
@@ -61,7 +61,7 @@ def _inferred(argument: str, ranks: Sequence[int], with_matrix: bool) -> Inferre
             f"argument {argument}: expected ranks in 0..{n - 1} other than {own}, this rank "
             f"itself, each once, got {named}"
         )
-    every: list[list[int]] = allgather_object(named)
+    every = gather_records(named, list[int], f"infer from {argument}")
     found = [peer for peer in range(n) if own in every[peer]]
     if not with_matrix:
         return found

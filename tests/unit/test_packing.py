@@ -1,0 +1,126 @@
+"""What ranks tell each other is typed when it is read, and never executed."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+from pathlib import Path
+
+import pytest
+
+import asyncddp as bf
+from asyncddp.errors import PeerError
+from asyncddp.memory.packing import pack, unpack
+from asyncddp.memory.shared import Place
+from asyncddp.memory.streams_host import HostStreams
+from asyncddp.ops.objects import gather_records
+from asyncddp.transport import cuda_ipc_notes, nccl_notes
+from asyncddp.transport.device_routes import DeviceFacts
+
+ROOM = Path(bf.__file__).parent
+USERS_OBJECTS = {"ops/objects.py", "testing/pool.py", "testing/pool_rank.py"}
+"""Objects that verbs take from users, and cases of their tests."""
+
+
+class Bomb:
+    """What pickle would run."""
+
+    def __reduce__(self):
+        return pytest.fail, ("a message was executed",)
+
+
+BOMBS = [pickle.dumps(Bomb()), pickle.dumps(Bomb(), protocol=0)]
+
+
+def imported(path):
+    """All modules that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+def test_pickle_is_for_users_objects_alone():
+    found = {
+        str(path.relative_to(ROOM))
+        for path in ROOM.rglob("*.py")
+        if {"pickle", "dill", "cloudpickle", "marshal", "shelve"} & set(imported(path))
+    }
+    assert found == USERS_OBJECTS
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (3, int),
+        (["a", "b"], list[str]),
+        ((1, 2, Place(1, 2, 3)), tuple[int, int, Place]),
+        (DeviceFacts(0, 1, "cuda", "GPU-1", None, "13.6", 22703, "", ("GPU-2",)), DeviceFacts),
+    ],
+)
+def test_a_value_is_what_it_was(value, kind):
+    back = unpack(pack(value), kind, "it")
+    assert back == value
+    assert type(back) is type(value)
+
+
+@pytest.mark.parametrize("data", [*BOMBS, b"", pack("text"), pack([1, "a"]), pack({"a": 1})])
+@pytest.mark.parametrize("kind", [int, list[int], Place, DeviceFacts])
+def test_anything_else_is_an_error_that_says_whose_it_is(data, kind):
+    with pytest.raises(PeerError, match=r"what rank 7 says cannot be read \(.*same version"):
+        unpack(data, kind, "what rank 7 says")
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        nccl_notes.Hello(True),
+        nccl_notes.Identity(b"id"),
+        nccl_notes.Declined(),
+        nccl_notes.Ready(1, True, 2, 3),
+        nccl_notes.Batch((1, 2)),
+        nccl_notes.Differs(1, 2),
+        nccl_notes.Withdraw(1),
+        nccl_notes.Withdrawn(1),
+        nccl_notes.Broken("why"),
+    ],
+)
+def test_notes_of_nccl_are_what_they_were(note):
+    back = nccl_notes.read(nccl_notes.written(note), peer=1)
+    assert back == note
+    assert type(back) is type(note)
+
+
+@pytest.mark.parametrize("data", [*BOMBS, b"", pack([99, []]), pack([3, [1]]), pack([4, ["a"]])])
+def test_what_is_no_note_is_an_error_that_names_the_peer(data):
+    with pytest.raises(PeerError, match="what rank 1 says of its messages by NCCL cannot be read"):
+        nccl_notes.read(data, peer=1)
+
+
+@pytest.mark.parametrize("data", [*BOMBS, b"", b"\xff" * 8])
+def test_a_paper_with_something_else_is_an_error_that_names_the_peer(data):
+    paper = cuda_ipc_notes.blank(cuda_ipc_notes.NOTE).zero_()
+    paper[: len(data)] = paper.new_tensor(list(data))
+    for kind in (cuda_ipc_notes.Note, cuda_ipc_notes.Answer):
+        with pytest.raises(PeerError, match="what rank 1 says of its memory cannot be read"):
+            cuda_ipc_notes.read(paper, kind, peer=1)
+
+
+@pytest.mark.parametrize("token", BOMBS)
+def test_places_of_memory_and_events_are_not_executed(token):
+    streams = HostStreams()
+    for read in (streams.borrow, streams.imported_event):
+        with pytest.raises(PeerError, match="cannot be read"):
+            read(token)
+
+
+def test_facts_of_another_kind_are_an_error_on_every_rank():
+    def odd():
+        mine = "text" if bf.rank() == 1 else 3
+        with pytest.raises(PeerError, match="a test: what rank 1 says cannot be read"):
+            gather_records(mine, int, "a test")
+        return gather_records(bf.rank(), int, "a test")
+
+    with bf.local_world(2) as world:
+        assert world.run(odd) == [[0, 1], [0, 1]]
