@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from asyncddp.errors import ArgumentError
 from asyncddp.launch.machine import threads_for
 
-__all__ = ["additions", "forwarded", "parse_exports"]
+__all__ = ["additions", "forwarded", "names_hosts", "parse_exports"]
 
 _NEEDED = (
     "COLUMNS",
@@ -22,6 +22,27 @@ _NEEDED = (
     "TTY_COMPATIBLE",
     "VIRTUAL_ENV",
 )
+_BATCH = {
+    "COBALT_NODEFILE",
+    "HYDRA_HOST_FILE",
+    "I_MPI_HYDRA_HOST_FILE",
+    "LSB_JOBID",
+    "OAR_NODEFILE",
+    "OMPI_MCA_orte_default_hostfile",
+    "PBS_NODEFILE",
+    "PE_HOSTFILE",
+    "PRTE_MCA_prte_default_hostfile",
+    "SLURM_JOB_ID",
+}
+"""Variables by which launchers learn of machines."""
+_HOST_FLAGS = {
+    f"{dashes}{name}"
+    for dashes in ("-", "--")
+    for name in (
+        *("H", "add-host", "add-hostfile", "default-hostfile", "dvm", "f", "host", "hostfile"),
+        *("hosts", "machinefile", "rankfile", "rf"),
+    )
+}
 _OURS_AND_THE_WIRES = ("ASYNCDDP_", "FI_", "NCCL_", "UCX_")
 
 
@@ -69,6 +90,22 @@ def additions(
     if ranks_here is not None and "OMP_NUM_THREADS" not in environment:
         added["OMP_NUM_THREADS"] = str(threads_for(ranks_here))
     return {**added, **exports}
+
+
+def names_hosts(environment: Mapping[str, str], extra: Iterable[str]) -> bool:
+    """Whether a batch system, a variable or an argument tells the launcher itself of machines.
+
+    Args:
+        environment: The variables that it reads.
+        extra: The user's own arguments for it.
+
+    Example:
+        >>> names_hosts({"PBS_NODEFILE": "/var/nodes"}, []), names_hosts({}, ["--hostfile", "h"])
+        (True, True)
+    """
+    return bool(_BATCH & environment.keys()) or any(
+        word.partition("=")[0] in _HOST_FLAGS for word in extra
+    )
 
 
 def forwarded(environment: Mapping[str, str], exports: Iterable[str]) -> tuple[str, ...]:

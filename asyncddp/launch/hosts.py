@@ -11,7 +11,7 @@ from pathlib import Path
 
 from asyncddp.errors import ArgumentError
 
-__all__ = ["Host", "is_this_machine", "parse_hostfile", "parse_hosts", "share_out"]
+__all__ = ["Host", "is_loopback", "is_this_machine", "parse_hostfile", "parse_hosts", "share_out"]
 
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 _EXPECTED = "a name, an IPv4 address or an [IPv6] address, with an optional :slots, like h1:2"
@@ -154,6 +154,23 @@ def share_out(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
     left = 0 if ranks is None else ranks - sum(host.slots or 0 for host in hosts)
     each = max(1, -(-left // len(open_hosts))) if open_hosts else 0
     return tuple(replace(host, slots=each) if host.slots is None else host for host in hosts)
+
+
+def is_loopback(interface: str) -> bool:
+    """Whether interfaces or networks, as given by ``--network-interface``, are loopback's alone.
+
+    Example:
+        >>> is_loopback("lo"), is_loopback("127.0.0.0/8"), is_loopback("lo,eth0")
+        (True, True, False)
+    """
+    return all(_of_loopback(name.strip()) for name in interface.split(","))
+
+
+def _of_loopback(name: str) -> bool:
+    try:
+        return ipaddress.ip_network(name, strict=False).is_loopback
+    except ValueError:
+        return name in {"lo", "lo0"}
 
 
 def is_this_machine(host: Host) -> bool:

@@ -19,6 +19,7 @@ class Job:
         program: What each rank runs, as a list of arguments.
         hosts: Where, each with its slots; empty for this machine or the batch system's choice.
         remote: Whether other machines take part, or may.
+        alone: Whether this machine has all ranks, and nothing beside the job names others.
         interface: Network interfaces (``eth0``) or networks (``10.0.0.0/24``), as given.
         ssh_port: Port of the remote shell.
         remote_shell: Program to use instead of ssh: called with a host and a command line.
@@ -37,6 +38,7 @@ class Job:
     program: tuple[str, ...]
     hosts: tuple[Host, ...] = ()
     remote: bool = False
+    alone: bool = False
     interface: str | None = None
     ssh_port: int | None = None
     remote_shell: str | None = None

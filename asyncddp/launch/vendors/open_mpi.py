@@ -18,6 +18,7 @@ from asyncddp.launch.vendors.contract import (
     first_match,
     flags_unless_given,
 )
+from asyncddp.listening import local_open_mpi
 
 __all__ = ["OPEN_MPI_4", "OPEN_MPI_5"]
 
@@ -92,15 +93,25 @@ class OpenMPI(Launcher):
         for name in job.forward if job.remote else ():
             arguments += ["-x", name]
         root = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
-        environment = {**job.set_environment, **(dict.fromkeys(root, "1") if job.root else {})}
+        environment = {
+            **self._local(job),
+            **job.set_environment,
+            **(dict.fromkeys(root, "1") if job.root else {}),
+        }
         return Command((*arguments, *job.extra, *job.program), environment)
+
+    def _local(self, job: Job) -> dict[str, str]:
+        """What keeps the ranks off the network where no other machine takes part."""
+        if not job.alone or any(word.startswith("btl") for word in job.extra):
+            return {}
+        return local_open_mpi({**job.environment, **job.set_environment}, job.ranks)
 
     def _settings(self, job: Job) -> list[str]:
         """The parameters of Open MPI's components, but for those that the user has set."""
         wanted = [("--mca", "osc", "^ucx")]  # osc/ucx complains of every window without RDMA
         if job.oversubscribe:
             wanted.append(("--mca", "mpi_yield_when_idle", "1"))
-        if job.interface is not None:
+        if job.interface is not None and not job.alone:
             wanted.append(("--mca", "btl_tcp_if_include", job.interface))
             wanted.append((self.runtime_flag, self.runtime_interfaces, job.interface))
         if job.ssh_port is not None:

@@ -32,6 +32,7 @@ def _signal_called(words: str) -> int | None:
 
 class _Slurm(Launcher):
     title = "srun"
+    local = False
     noise = Noise(
         lines=(
             re.compile(r"srun: error: \S+: tasks? [\d,\-]+: .*"),

@@ -1,0 +1,160 @@
+"""A run on one machine listens to that machine alone."""
+
+import os
+import socket
+import sys
+
+import psutil
+import pytest
+
+from asyncddp import listening
+from asyncddp.listening import confine, inodes, listeners, local_open_mpi, ranks_of_one_machine
+from tests.support.sockets import answers_at_other_addresses, device_of, open_to_others
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sockets are found in /proc")
+
+VERBS = """
+import torch
+{first}
+import asyncddp as bf
+bf.init()
+x = bf.allreduce(torch.full((100_000,), float(bf.rank())))
+bf.neighbor_allreduce(torch.ones(3), name="x")
+print(x[0].item(), flush=True)
+open({fifo!r}).read()
+"""
+
+
+def can_confine():
+    """Whether the system lets a process change a socket of its child; containers may not."""
+    with socket.socket() as own:
+        own.bind(("0.0.0.0", 0))
+        own.listen()
+        try:
+            device_of(os.getpid(), own.fileno())
+            confine(known=inodes() - {os.fstat(own.fileno()).st_ino})
+        except OSError:
+            return False
+    return True
+
+
+@pytest.fixture
+def confining():
+    if not can_confine():
+        pytest.skip("needs Linux 5.7 or newer, and pidfd_getfd, which a container may forbid")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "first"),
+    [
+        ((), {}, "from mpi4py import MPI"),
+        (("--network-interface", "lo"), {}, ""),
+        ((), {"OMPI_MCA_btl_sm_backing_directory": "/nowhere"}, ""),
+    ],
+    ids=["MPI first", "lo", "without shared memory"],
+)
+def test_nobody_else_can_reach_a_run_of_one_machine(run, confining, arguments, variables, first):
+    """Neither launcher nor ranks, whoever started MPI, with and without room for shared memory."""
+    fifo = run.folder / "end"
+    os.mkfifo(fifo)
+    script = run.script(VERBS.format(first=first, fifo=str(fifo)))
+    run.environment.update(variables)
+    child = run.start("-np", "2", *arguments, script)
+    answers = [child.stdout.readline(), child.stdout.readline()]
+    assert answers == ["0.5\n"] * 2, child.stderr.read() if child.poll() is not None else ""
+    found = run.processes()
+    assert len(found) >= 4, "the command, its launcher and two ranks"
+    assert open_to_others(found) == []
+    assert answers_at_other_addresses(found) == []
+    fifo.write_text("")
+    assert run.finish(child).code == 0
+
+
+def test_networks_stay_open_where_other_machines_may_take_part(run):
+    """A batch system has told the launcher of machines, or the user has."""
+    script = run.script("")
+    (line,) = run("-np", "2", "--dry-run", script).stdout.splitlines()
+    assert "OMPI_MCA_btl" in line or "mpirun" not in line, line
+    (line,) = run("-np", "2", "--dry-run", "--mpi-args=--hostfile h", script).stdout.splitlines()
+    assert "OMPI_MCA_btl" not in line
+    (line,) = run("-np", "2", "--dry-run", "--mpi-args=--mca btl tcp", script).stdout.splitlines()
+    assert "OMPI_MCA_btl" not in line
+    run.environment["PBS_NODEFILE"] = "/var/nodes"
+    (line,) = run("-np", "2", "--dry-run", script).stdout.splitlines()
+    assert "OMPI_MCA_btl" not in line
+
+
+@pytest.mark.parametrize("interface", ["lo", "127.0.0.0/8"])
+def test_loopback_between_machines_is_refused_in_words(run, interface):
+    hosts = ("-H", "localhost:1,elsewhere:2")
+    ended = run(*hosts, "--network-interface", interface, run.script(""))
+    assert ended.code == 2
+    assert f"--network-interface: '{interface}' reaches this machine alone" in ended.stderr
+    assert "the ranks run on elsewhere:2. Name an interface" in ended.stderr
+
+
+def test_sockets_are_found_with_their_addresses():
+    with socket.socket() as four, socket.socket(socket.AF_INET6) as six, socket.socket() as quiet:
+        four.bind(("127.0.0.1", 0))
+        six.bind(("::", 0))
+        quiet.bind(("127.0.0.1", 0))
+        four.listen()
+        six.listen()
+        found = {one.descriptor: one for one in listeners()}
+        assert str(found[four.fileno()].address) == "127.0.0.1"
+        assert found[four.fileno()].port == four.getsockname()[1]
+        assert found[four.fileno()].is_loopback
+        assert str(found[six.fileno()].address) == "::"
+        assert not found[six.fileno()].is_loopback
+        assert quiet.fileno() not in found
+
+
+def test_only_new_sockets_that_others_could_reach_are_confined(confining):
+    """What the user's program listens on already is not touched, nor what is on loopback."""
+    with socket.socket() as before, socket.socket() as after, socket.socket() as local:
+        before.bind(("", 0))
+        before.listen()
+        known = inodes()
+        after.bind(("", 0))
+        after.listen()
+        local.bind(("127.0.0.1", 0))
+        local.listen()
+        assert confine(known=known) == {os.fstat(after.fileno()).st_ino}
+        devices = [device_of(os.getpid(), one.fileno()) for one in (before, after, local)]
+        assert devices == [b"", b"lo", b""]
+        socket.create_connection(("127.0.0.1", after.getsockname()[1]), timeout=5).close()
+
+
+@pytest.mark.parametrize(
+    ("environment", "ranks"),
+    [
+        ({}, 1),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 4),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, None),
+        ({"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"}, 4),
+        ({"PMI_RANK": "0", "PMI_SIZE": "4"}, None),
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "4"}, 4),
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, None),
+        ({"PMIX_RANK": "0"}, None),
+    ],
+)
+def test_ranks_are_on_one_machine_only_where_the_launcher_says_so(environment, ranks):
+    assert ranks_of_one_machine(environment) == ranks
+
+
+@pytest.mark.parametrize("name", ["btl", "btl_tcp_if_include", "btl_tcp_if_exclude"])
+def test_networks_that_the_user_has_chosen_stay(name):
+    assert local_open_mpi({f"OMPI_MCA_{name}": "x"}, 2) == {}
+
+
+def test_tcp_is_left_out_only_where_shared_memory_has_room(monkeypatch):
+    for room, found in ((1 << 40, "OMPI_MCA_btl"), (1 << 20, "OMPI_MCA_btl_tcp_if_include")):
+        monkeypatch.setattr(listening, "_room", lambda environment, room=room: room)
+        assert list(local_open_mpi({}, 2)) == [found]
+
+
+def test_a_process_that_has_ended_is_an_error_of_the_system():
+    child = psutil.Popen([sys.executable, "-c", ""])
+    child.wait()
+    with pytest.raises(OSError, match="No such"):
+        confine(child.pid)
