@@ -1,4 +1,4 @@
-"""The average of many tensors over all ranks, in few messages."""
+"""The average over all ranks of many tensors, or of a module's, in few messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from asyncddp.memory.buckets import FlatBucket, partition
 from asyncddp.ops.allreduce import allreduce_nonblocking
 
-__all__ = ["average_tensors"]
+__all__ = ["average_module", "average_tensors", "dense_floats"]
 
 _CAP = 32 << 20  # bytes that are averaged at a time
 
@@ -48,3 +48,61 @@ def average_tensors(tensors: Sequence[torch.Tensor]) -> None:
         bucket.flat.copy_(handle.wait())
         for view, index in zip(bucket.views, indices, strict=True):
             content[index].copy_(view)
+
+
+def dense_floats(model: torch.nn.Module, *, buffers: bool) -> list[torch.Tensor]:
+    """A module's parameters, and buffers if asked for, that have an average."""
+    tensors = [*model.parameters(), *(model.buffers() if buffers else ())]
+    return [
+        tensor
+        for tensor in tensors
+        if tensor.layout == torch.strided and (tensor.is_floating_point() or tensor.is_complex())
+    ]
+
+
+def average_module(model: torch.nn.Module, *, buffers: bool) -> None:
+    r"""Replace a module's :func:`dense_floats` by their averages over ranks; collective.
+
+    Running variances, such as those of batch normalisation, become the variance of all ranks' data
+    taken together, with m and v the running means and variances:
+
+    .. math:: m \leftarrow \frac{1}{n} \sum_j m_j, \qquad
+              v \leftarrow \frac{1}{n} \sum_j \big(v_j + (m_j - m)^2\big)
+
+    Args:
+        model: The module, alike on all ranks.
+        buffers: Whether buffers are averaged too.
+
+    Raises:
+        NotInitializedError: ``init()`` was not called.
+        MismatchError: Ranks differ in shapes.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def variance():
+        ...     norm = torch.nn.BatchNorm1d(1)
+        ...     norm.running_mean.fill_(2.0 * bf.rank())
+        ...     average_module(norm, buffers=True)
+        ...     return norm.running_mean.item(), norm.running_var.item()
+        >>> with bf.local_world(2) as world:
+        ...     world.run(variance)
+        [(1.0, 2.0), (1.0, 2.0)]
+    """
+    pairs = _statistics(model) if buffers else []
+    own = [mean.data.clone() for mean, _ in pairs]
+    variances = {id(variance): variance for _, variance in pairs}
+    tensors = dense_floats(model, buffers=buffers)
+    average_tensors([tensor for tensor in tensors if id(tensor) not in variances])
+    for (mean, variance), before in zip(pairs, own, strict=True):
+        variance.data.add_((before - mean.data).square())
+    average_tensors(list(variances.values()))
+
+
+def _statistics(model: torch.nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The running means and variances of a module's layers that have both as buffers."""
+    named = [dict(module.named_buffers(recurse=False)) for module in model.modules()]
+    return [
+        (own["running_mean"], own["running_var"])
+        for own in named
+        if {"running_mean", "running_var"} <= own.keys()
+    ]

@@ -13,7 +13,7 @@ from asyncddp.algorithms.owners import settle
 from asyncddp.errors import ArgumentError
 from asyncddp.memory.buckets import partition
 from asyncddp.ops.allreduce import allreduce
-from asyncddp.ops.average_tensors import average_tensors
+from asyncddp.ops.average_tensors import average_module
 
 __all__ = ["average_model", "consensus_distance", "squared_deviation"]
 
@@ -72,18 +72,25 @@ def squared_deviation(tensors: Sequence[torch.Tensor]) -> float:
 
 
 @contextmanager
-def average_model(model: M, *, buffers: bool = False) -> Iterator[M]:
-    r"""Lend a model the average of all ranks' parameters, for evaluation or a checkpoint.
+def average_model(model: M, *, buffers: bool = True) -> Iterator[M]:
+    r"""Put the average of all ranks' parameters and buffers in a model, for the time of a block.
 
     .. math:: \bar x = \frac{1}{n} \sum_i x_i
 
-    Collective at the start: all ranks enter. At the end, and after an exception, each rank has its
-    own parameters again, bit by bit; nothing is sent then.
+    It is meant for evaluation and checkpoints. Collective at the start: all ranks enter. At the
+    end, and after an exception, each rank has its own parameters and buffers again, bit by bit,
+    whatever the block has written into them; nothing is sent then.
+
+    Running means and variances, of batch normalisation, become those of all ranks' data together:
+    the spread of the ranks' means is part of the variance. They were taken with each rank's own
+    parameters; to have them for the average model, estimate them anew in the block, by
+    ``torch.optim.swa_utils.update_bn(loader, model)``.
 
     Args:
         model: The module; its parameters are changed in place.
         buffers: Whether to average floating-point buffers as well, such as the statistics of batch
-            normalisation.
+            normalisation. Integers, such as ``num_batches_tracked``, and sparse buffers stay each
+            rank's own.
 
     Yields:
         The model.
@@ -91,7 +98,7 @@ def average_model(model: M, *, buffers: bool = False) -> Iterator[M]:
     Raises:
         NotInitializedError: ``init()`` was not called.
         ArgumentError: No module was given.
-        MismatchError: Ranks differ in shapes.
+        MismatchError: Ranks differ in shapes, perhaps of buffers: ``buffers=False`` leaves them.
 
     Example:
         >>> import asyncddp as bf, torch
@@ -110,17 +117,15 @@ def average_model(model: M, *, buffers: bool = False) -> Iterator[M]:
             f"average_model: argument model: expected a torch.nn.Module, got {type(model).__name__}"
         )
     parameters = list(model.parameters())
-    tensors: list[torch.Tensor] = [*parameters]
-    if buffers:
-        tensors += [b for b in model.buffers() if b.is_floating_point() or b.is_complex()]
+    kept = [b for b in model.buffers() if b.layout == torch.strided]
     settle(parameters)
-    own = [tensor.data.clone() for tensor in tensors]
+    own = [(tensor, tensor.data.clone()) for tensor in (*parameters, *kept)]
     try:
-        average_tensors(tensors)
+        average_module(model, buffers=buffers)
         yield model
     finally:
-        for tensor, kept in zip(tensors, own, strict=True):
-            tensor.data.copy_(kept)
+        for tensor, value in own:
+            tensor.data.copy_(value)
 
 
 def _tensors_of(model: torch.nn.Module | Iterable[torch.Tensor]) -> list[torch.Tensor]:

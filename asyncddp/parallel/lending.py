@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from asyncddp.context import Context
 from asyncddp.context.context import use
-from asyncddp.ops.average_tensors import average_tensors
+from asyncddp.ops.average_tensors import average_module, dense_floats
 
 __all__ = ["Lending"]
 
@@ -34,11 +32,12 @@ class Lending:
     def average(self) -> None:
         """Replace all by the averages; collective."""
         with use(self._context), torch.no_grad():
-            average_tensors(list(self._tensors()))
+            average_module(self._model, buffers=self._buffers)
 
     def lend(self) -> None:
         """Keep this rank's own, and show the averages; collective."""
-        self._kept = [(tensor, tensor.data.clone()) for tensor in self._tensors()]
+        tensors = dense_floats(self._model, buffers=self._buffers)
+        self._kept = [(tensor, tensor.data.clone()) for tensor in tensors]
         self.average()
 
     def give_back(self) -> None:
@@ -50,11 +49,3 @@ class Lending:
     def forget(self) -> None:
         """What is shown is this rank's own from now on."""
         self._kept = None
-
-    def _tensors(self) -> Iterator[torch.Tensor]:
-        for parameter in self._model.parameters():
-            if parameter.is_floating_point() or parameter.is_complex():
-                yield parameter
-        for buffer in self._model.buffers() if self._buffers else ():
-            if buffer.is_floating_point() or buffer.is_complex():
-                yield buffer

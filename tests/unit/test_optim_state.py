@@ -13,7 +13,7 @@ from torch import nn
 import asyncddp as bf
 import topology
 from tests.support import LoopbackWorld
-from tests.unit.optim_reference import METHODS, batch, filled, mlp, square_loss, vector
+from tests.unit.optim_reference import METHODS, assign, batch, filled, mlp, square_loss, vector
 
 RANKS = 4
 GRAPH = topology.one_peer_exponential(RANKS)
@@ -415,14 +415,15 @@ def test_consensus_distance_is_its_formula():
     LoopbackWorld(1).run(wrong)
 
 
-@pytest.mark.parametrize("buffers", [False, True])
+@pytest.mark.parametrize("buffers", [None, False, True])
 def test_average_model_lends_the_average(buffers):
-    """Inside the average, afterwards each rank's own model again, bit by bit."""
+    """Inside the average, with buffers unless told not to; afterwards each rank's own again."""
+    options = {} if buffers is None else {"buffers": buffers}
 
     def case():
         model = normalised(bf.rank())
         own = vector(model)
-        with bf.average_model(model, buffers=buffers) as lent:
+        with bf.average_model(model, **options) as lent:
             assert lent is model
             inside, mean = vector(model), model[1].running_mean.clone()
             count = int(model[1].num_batches_tracked)
@@ -434,7 +435,64 @@ def test_average_model_lends_the_average(buffers):
     expected = torch.stack([vector(normalised(rank)) for rank in range(RANKS)]).mean(dim=0)
     for rank, (inside, mean) in enumerate(LoopbackWorld(RANKS).run(case)):
         torch.testing.assert_close(inside, expected)
-        assert mean == [1.5 if buffers else rank] * 3
+        assert mean == [rank if buffers is False else 1.5] * 3
+
+
+def test_averaged_statistics_are_those_of_all_data_together():
+    """v = 1/n Σ (v_j + (m_j − m)²), however far the means are from zero; the count stays."""
+    means = [1000.0, 1000.5, 999.5, 1001.0]
+
+    def case():
+        model = nn.Sequential(nn.BatchNorm1d(1), nn.InstanceNorm1d(1, track_running_stats=True))
+        for norm in model:
+            norm.running_mean.fill_(means[bf.rank()])
+            norm.running_var.fill_(0.5 + bf.rank())
+        with bf.average_model(model):
+            inside = [(norm.running_mean.item(), norm.running_var.item()) for norm in model]
+        return inside, model[0].running_var.item()
+
+    mean = sum(means) / RANKS
+    variance = sum(0.5 + r + (means[r] - mean) ** 2 for r in range(RANKS)) / RANKS
+    for rank, (inside, own) in enumerate(LoopbackWorld(RANKS).run(case)):
+        assert inside == [pytest.approx((mean, variance), rel=1e-6)] * 2
+        assert own == 0.5 + rank
+
+
+@pytest.mark.parametrize("buffers", [False, True])
+def test_statistics_estimated_anew_stay_in_the_block(buffers):
+    """``update_bn`` in the block gives what plain torch does on the average model; then it is gone.
+
+    That includes the count of batches, an integer, and buffers that were not averaged.
+    """
+    data = [batch(rank, 0).float() for rank in range(RANKS)]
+
+    def case():
+        model = normalised(bf.rank())
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        with bf.average_model(model, buffers=buffers):
+            torch.optim.swa_utils.update_bn(data, model)
+            inside = {name: value.clone() for name, value in model.state_dict().items()}
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        return inside
+
+    plain = normalised(0)
+    assign(plain, torch.stack([vector(normalised(rank)) for rank in range(RANKS)]).mean(dim=0))
+    torch.optim.swa_utils.update_bn(data, plain)
+    for inside in LoopbackWorld(RANKS).run(case):
+        torch.testing.assert_close(inside, dict(plain.state_dict()))
+
+
+def test_average_model_leaves_what_has_no_average():
+    """Integer parameters, as of quantised layers, and sparse buffers stay each rank's own."""
+
+    def case():
+        model = mlp(bf.rank())
+        model.register_parameter("codes", nn.Parameter(torch.full((2,), bf.rank()), False))
+        model.register_buffer("edges", torch.eye(3).mul(bf.rank() + 1).to_sparse())
+        with bf.average_model(model):
+            return model.codes.tolist(), model.edges.to_dense().max().item()
+
+    assert LoopbackWorld(RANKS).run(case) == [([r, r], r + 1) for r in range(RANKS)]
 
 
 def test_average_model_gives_back_after_an_exception():
