@@ -241,6 +241,20 @@ class DistributedOptimizer(WindowControls, torch.optim.Optimizer):
         self._training.step_ended()
         return result
 
+    def synchronize(self) -> None:
+        """Average the gradients that are not averaged yet, before they are clipped or unscaled.
+
+        With ``gradient_allreduce`` gradients are averaged when the backward pass returns, and with
+        ``num_steps_per_communication=J`` when the J-th returns. Where fewer passes were made, such
+        as at the end of an epoch, ``step()`` averages what they have accumulated. This call does so
+        at once, and ``step()`` does not repeat it. All ranks must call it. Without effect where
+        gradients are averaged already, and with all other methods, which average parameters.
+
+        Raises:
+            PeerError: A peer failed, or does something else.
+        """
+        self._rhythm.synchronize()
+
     def _update(self, closure: Closure | None) -> Any:
         """Let the wrapped optimizer step, unless a GradScaler has found infinities."""
         if overflowed(self):

@@ -382,6 +382,75 @@ def test_clipping_before_the_step(method):
     assert_all_close(LoopbackWorld(RANKS).run(case), expected)
 
 
+@pytest.mark.parametrize("scales", [False, True])
+def test_clipping_where_an_accumulation_is_cut_short(scales):
+    """``synchronize()`` averages what 2 of J = 3 passes have left, so that clipping sees averages.
+
+    The clipped step is the one of plain torch on the mean of all gradients; without the call the
+    same loop clips each rank's own, and a GradScaler is refused.
+    """
+    limit = 0.05
+
+    def case(synchronized):
+        model = mlp(0)
+        optimizer = wrapped("gradient_allreduce", model, num_steps_per_communication=3)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, enabled=scales)
+        for step in range(3):
+            optimizer.zero_grad()
+            for part in (slice(0, 2), slice(2, 5)):
+                rows = batch(bf.rank(), step)[part]
+                scaler.scale(square_loss(model, rows) * len(rows) / 5).backward()
+            if synchronized:
+                optimizer.synchronize()
+                optimizer.synchronize()  # all is averaged: without effect
+            scaler.unscale_(optimizer)
+            norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit))
+            assert norm > limit, "nothing was clipped: the test shows nothing"
+            scaler.step(optimizer)
+            scaler.update()
+        return vector(model), norm, optimizer.round
+
+    class Clipped(torch.optim.SGD):
+        def step(self, closure=None):
+            parameters = [p for group in self.param_groups for p in group["params"]]
+            torch.nn.utils.clip_grad_norm_(parameters, limit)
+            return super().step(closure)
+
+    make = partial(Clipped, lr=0.1, momentum=0.9)
+    got = LoopbackWorld(RANKS).run(case, True)
+    assert_all_close([v for v, _, _ in got], train_by_matrix("gradient_allreduce", GRAPH, make, 3))
+    assert len({norm for _, norm, _ in got}) == 1
+    assert [rounds for _, _, rounds in got] == [3] * RANKS
+
+    def without():
+        if not scales:
+            return case(False)[1]
+        with pytest.raises(bf.UsageError, match=r"call optimizer\.synchronize\(\) on all ranks"):
+            case(False)
+        return bf.rank()
+
+    assert len(set(LoopbackWorld(RANKS).run(without))) == RANKS
+
+
+@every_method
+def test_synchronize_between_backward_and_step_changes_nothing(method):
+    """Averaged gradients are not averaged again, and parameters are none of its business."""
+
+    def case():
+        model = start(method)
+        optimizer = wrapped(method, model)
+        for step in range(4):
+            optimizer.zero_grad()
+            square_loss(model, batch(bf.rank(), step)).backward()
+            optimizer.synchronize()
+            optimizer.step()
+        return vector(model), optimizer.round
+
+    got = LoopbackWorld(RANKS).run(case)
+    assert_all_close([v for v, _ in got], train_by_matrix(method, GRAPH, sgd, 4))
+    assert [rounds for _, rounds in got] == [4] * RANKS
+
+
 # GradScaler and autocast
 
 

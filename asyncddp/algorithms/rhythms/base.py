@@ -133,6 +133,9 @@ class Rhythm(ABC):
         if not self._stepping:
             self.passes.record(index)
 
+    def synchronize(self) -> None:  # noqa: B027 - few rhythms care
+        """Average what gradients are left to be averaged before the step."""
+
     def zeroed(self) -> None:  # noqa: B027 - few rhythms care
         """The user has called ``zero_grad()``."""
 

@@ -133,6 +133,10 @@ class GradientReady(Rhythm):
         self._fresh = True
         return loss
 
+    def synchronize(self) -> None:
+        """Average what no backward pass has, so that clipping before step() sees averages."""
+        self._average_the_rest(scaled=False)
+
     def _average_the_rest(self, scaled: bool) -> None:
         """Average what no backward pass has: accumulated, or set by hand."""
         if not self._fresh or self.setting.mixer.silent:
@@ -140,9 +144,9 @@ class GradientReady(Rhythm):
         if scaled:
             raise UsageError(
                 "GradScaler has looked for infinities in gradients that were not averaged yet, so "
-                "that ranks would disagree; call backward a multiple of "
-                f"num_steps_per_communication={self.passes.every} times before "
-                "scaler.step(optimizer), or set it to 1"
+                "that ranks would disagree; call optimizer.synchronize() on all ranks before "
+                "scaler.unscale_ and scaler.step, or call backward a multiple of "
+                f"num_steps_per_communication={self.passes.every} times before them"
             )
         if not self._open:
             self._begin()

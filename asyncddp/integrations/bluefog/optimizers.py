@@ -102,9 +102,6 @@ class BluefogOptimizer(DistributedOptimizer):
         """Communicate by another one from now on."""
         self.communication = _checked(value).name
 
-    def synchronize(self) -> None:
-        """Mean nothing here: gradients are averaged when ``backward()`` returns."""
-
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """Mean nothing here: what was averaged is not averaged again."""
