@@ -66,7 +66,9 @@ class DistributedOptimizer(WindowControls, torch.optim.Optimizer):
         model: The module that owns the optimizer's parameters, or a list of such modules. Give the
             compiled module where it is compiled with ``fullgraph=True``.
         algorithm: Name of a method in ``asyncddp.algorithms.ALGORITHMS``, or a subclass of
-            ``asyncddp.algorithms.Algorithm``.
+            ``asyncddp.algorithms.Algorithm``. ``adapt_then_combine``, the default, is the fastest
+            on one machine and allows the larger steps; ``adapt_with_combine`` hides the time of
+            messages and is the faster one where the network between machines is slow.
         communication: ``"neighbor_allreduce"``, ``"hierarchical_neighbor_allreduce"``,
             ``"allreduce"`` or ``"empty"``; by default the first that the method allows.
         topology: Graph or schedule of ranks, or of machines for hierarchical communication; None
@@ -115,7 +117,7 @@ class DistributedOptimizer(WindowControls, torch.optim.Optimizer):
         self,
         optimizer: torch.optim.Optimizer,
         model: torch.nn.Module | Iterable[torch.nn.Module],
-        algorithm: str | type[Algorithm] = "adapt_with_combine",
+        algorithm: str | type[Algorithm] = "adapt_then_combine",
         communication: str | None = None,
         topology: GraphOrSchedule | None = None,
         num_steps_per_communication: int = 1,

@@ -372,7 +372,9 @@ def test_two_models_in_one_optimizer():
     def case():
         models = [mlp(bf.rank()), mlp(bf.rank() + 10)]
         plain = sgd([p for model in models for p in model.parameters()])
-        optimizer = bf.DistributedOptimizer(plain, models, topology=GRAPH)
+        optimizer = bf.DistributedOptimizer(
+            plain, models, algorithm="adapt_with_combine", topology=GRAPH
+        )
         for step in range(2):
             optimizer.zero_grad()
             sum(square_loss(model, batch(bf.rank(), step)) for model in models).backward()
@@ -451,7 +453,9 @@ def test_copies_of_the_model_leave_the_optimizer_behind():
 
     def case():
         model = mlp(bf.rank())
-        optimizer = bf.DistributedOptimizer(sgd(model.parameters()), model, topology=GRAPH)
+        optimizer = bf.DistributedOptimizer(
+            sgd(model.parameters()), model, algorithm="adapt_with_combine", topology=GRAPH
+        )
         copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
         if bf.rank() == 0:
             for other in copies:

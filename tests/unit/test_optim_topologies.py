@@ -246,6 +246,19 @@ def test_the_fields_names(kind):
     assert LoopbackWorld(RANKS).run(case, settings={"ranks_per_machine": 2}) == expected
 
 
+def test_the_default_is_adapt_then_combine():
+    """Wherever ranks run: a method that followed the machines would change results with them."""
+
+    def case():
+        model = mlp(bf.rank())
+        optimizer = bf.DistributedOptimizer(sgd(model.parameters()), model)
+        return optimizer.algorithm, optimizer.communication
+
+    for machines in (4, 1):
+        got = LoopbackWorld(RANKS).run(case, settings={"ranks_per_machine": RANKS // machines})
+        assert got == [("adapt_then_combine", "neighbor_allreduce")] * RANKS
+
+
 def test_a_global_average_now_and_then():
     """BlueFog's MNIST example: neighbours mostly, allreduce in some rounds."""
 
