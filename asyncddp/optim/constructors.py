@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 
 import torch
 
+from asyncddp.context import current
 from asyncddp.optim.optimizer import DistributedOptimizer
 from topology import GraphOrSchedule
 
@@ -119,7 +121,11 @@ class DistributedHierarchicalNeighborAllreduceOptimizer(DistributedAdaptWithComb
 
 
 class DistributedAllreduceOptimizer(DistributedAdaptWithCombineOptimizer):
-    """``adapt_with_combine`` with all ranks: the parameters average globally."""
+    """``adapt_with_combine`` with all ranks: the parameters, not the gradients, average globally.
+
+    That is what the name means in BlueFog. Horovod and DistributedDataParallel average gradients,
+    as :class:`DistributedGradientAllreduceOptimizer` does; a warning on rank 0 says so.
+    """
 
     def __init__(
         self,
@@ -136,6 +142,16 @@ class DistributedAllreduceOptimizer(DistributedAdaptWithCombineOptimizer):
             num_steps_per_communication,
             bucket_size_in_mb=bucket_size_in_mb,
         )
+        if current().rank == 0:
+            warnings.warn(
+                "DistributedAllreduceOptimizer averages parameters over all ranks, as in BlueFog. "
+                "To average gradients, as Horovod and DistributedDataParallel do, use "
+                "DistributedOptimizer(optimizer, model, algorithm='gradient_allreduce'), which is "
+                "DistributedGradientAllreduceOptimizer; if you mean parameters, use "
+                "DistributedOptimizer(optimizer, model, algorithm='adapt_with_combine', "
+                "communication='allreduce'), which does not warn",
+                stacklevel=2,
+            )
 
 
 class DistributedGradientAllreduceOptimizer(DistributedOptimizer):

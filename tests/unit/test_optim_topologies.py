@@ -222,6 +222,7 @@ CONSTRUCTORS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:DistributedAllreduceOptimizer averages parameters")
 @pytest.mark.parametrize("kind", CONSTRUCTORS, ids=lambda kind: kind.__name__)
 def test_the_fields_names(kind):
     """Each thin constructor is the general one with two arguments filled in."""
@@ -257,6 +258,25 @@ def test_the_default_is_adapt_then_combine():
     for machines in (4, 1):
         got = LoopbackWorld(RANKS).run(case, settings={"ranks_per_machine": RANKS // machines})
         assert got == [("adapt_then_combine", "neighbor_allreduce")] * RANKS
+
+
+def test_allreduce_of_parameters_warns_those_who_mean_gradients():
+    """Once, on rank 0; it names both methods in words that do not warn."""
+
+    def case(make):
+        model = mlp(bf.rank())
+        optimizer = make(sgd(model.parameters()), model)
+        return optimizer.algorithm, optimizer.communication
+
+    with pytest.warns(UserWarning, match="averages parameters over all ranks") as caught:
+        expected = LoopbackWorld(RANKS).run(case, bf.DistributedAllreduceOptimizer)
+    (said,) = [str(one.message) for one in caught]
+    assert "DistributedGradientAllreduceOptimizer" in said
+    assert caught[0].filename == __file__
+    given = "algorithm='adapt_with_combine', communication='allreduce'"
+    assert given in said
+    meant = eval(f"partial(bf.DistributedOptimizer, {given})")
+    assert LoopbackWorld(RANKS).run(case, meant) == expected
 
 
 def test_a_global_average_now_and_then():
