@@ -25,7 +25,9 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_click",
     "sphinx_copybutton",
+    "sphinx_design",
     "mathml",
+    "notebook_pictures",
     "public_names",
     "topology_pictures",
 ]
@@ -59,6 +61,8 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_title = "asyncddp"
 html_show_sphinx = False
 html_copy_source = False

@@ -13,6 +13,9 @@ import asyncddp.integrations.bluefog
 import topology
 from tests.docs.blocks import PAGES, blocks_of, prose_of
 
+OTHER_SPELLINGS = ["docs/coming-from-bluefog.md"]
+"""Pages about names of optimizers that are not ours."""
+
 
 def is_ours(name):
     """Whether ``asyncddp.name`` is a public name, or a package of its own such as a notebook's."""
@@ -30,6 +33,15 @@ def test_names_on_the_page_exist(page):
     module = asyncddp.integrations.bluefog if page.endswith("from-bluefog.md") else asyncddp
     short = set(re.findall(r"\bbf\.([A-Za-z]\w+)", text))
     assert [name for name in short if not hasattr(module, name)] == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in OTHER_SPELLINGS])
+def test_optimizers_have_one_spelling(page):
+    """``bf.DistributedOptimizer(optimizer, model, algorithm="…")``, in the code of each page."""
+    code = "\n".join(block.text for block in blocks_of(page))
+    assert re.findall(r"\bbf\.Distributed(?!Optimizer\b)\w*Optimizer\b", code) == []
+    calls = re.findall(r"\bbf\.DistributedOptimizer\(((?:[^()]|\([^()]*\))*)\)", code)
+    assert [call for call in calls if 'algorithm="' not in call] == []
 
 
 def test_public_names_have_an_example_or_a_link():
