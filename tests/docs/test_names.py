@@ -13,8 +13,8 @@ import asyncddp.integrations.bluefog
 import topology
 from tests.docs.blocks import PAGES, blocks_of, prose_of
 
-OTHER_SPELLINGS = ["docs/coming-from-bluefog.md"]
-"""Pages about names of optimizers that are not ours."""
+OTHER_SPELLINGS = ["README.md", "docs/coming-from-bluefog.md", "docs/start.md"]
+"""Pages that may show other names of the optimizer than the guides do."""
 
 
 def is_ours(name):
