@@ -4,13 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from asyncddp.errors import ArgumentError
 
-__all__ = ["Config"]
+__all__ = ["Config", "tune_open_mpi"]
+
+
+_OPEN_MPI = {
+    # Else a tensor leaves in one piece over TCP, and whatever the peer waits for waits behind it.
+    "OMPI_MCA_btl_tcp_rdma_pipeline_frag_size": "65536",
+    # Else megabytes wait in a socket while what goes to the next peer gets half of the link.
+    "OMPI_MCA_btl_tcp_sndbuf": "131072",
+}
+"""Settings of a process's own: what must be the same on all ranks is no variable (see
+:mod:`asyncddp.transport.mpi_tuning`), since a rank may have started MPI before it reads them."""
+
+
+def tune_open_mpi(environ: MutableMapping[str, str]) -> None:
+    """Set how Open MPI sends over TCP, where nobody has chosen; in time only before MPI starts.
+
+    Example:
+        >>> environ = {"OMPI_MCA_btl_tcp_sndbuf": "0"}
+        >>> tune_open_mpi(environ)
+        >>> environ["OMPI_MCA_btl_tcp_sndbuf"]
+        '0'
+    """
+    for name, value in _OPEN_MPI.items():
+        environ.setdefault(name, value)
 
 
 def _positive(text: str) -> float:

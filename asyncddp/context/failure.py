@@ -29,8 +29,12 @@ class _Watched:
     context: Context | None = None
 
 
-def watch(context: Context) -> None:
-    """From now on an uncaught exception on this rank ends all ranks."""
+def watch(context: Context | None = None) -> None:
+    """From now on an uncaught exception on this rank ends all ranks.
+
+    Args:
+        context: The world; None while it is being made.
+    """
     _Watched.context = context
     sys.excepthook = _excepthook
 
@@ -73,6 +77,7 @@ def end_run(error: BaseException) -> NoReturn:
     rank, size = (context.rank, context.size) if context else launched_as(os.environ)
     code = exit_code(error)
     quiet = isinstance(error, (SystemExit, KeyboardInterrupt))
+    quiet = quiet or error.__traceback__ is None  # it was not raised
     text = "" if quiet else "".join(traceback.format_exception(error))
     summary = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, SystemExit):

@@ -9,10 +9,11 @@ import sys
 from asyncddp.config import Config
 from asyncddp.context import failure
 from asyncddp.context.context import Context, activate, current, in_local_world, is_initialized
-from asyncddp.context.launched import check_size
+from asyncddp.context.launched import check_size, launched_as
 from asyncddp.context.topologies import Topology
 from asyncddp.errors import PeerError
 from asyncddp.transport.routes import open_world
+from asyncddp.transport.starting import Start
 
 __all__ = ["init", "shutdown"]
 
@@ -51,7 +52,9 @@ def init(
         ArgumentError: The timeline cannot be written where it shall be.
         EnvironmentProblem: The wire cannot be used on this machine, or the MPI library knows of one
             rank where the launcher has started several; the message says why.
-        MismatchError: ``ASYNCDDP_DEVICE_WIRES`` is set, and some ranks see GPUs and others none.
+        WaitTimeoutError: Some ranks have not called it by the deadline.
+        MismatchError: A setting that all ranks must share differs, or ``ASYNCDDP_DEVICE_WIRES`` is
+            set, and some ranks see GPUs and others none.
 
     Example:
         >>> import asyncddp as bf
@@ -69,7 +72,10 @@ def init(
             ranks_per_machine=ranks_per_machine,
             timeline=timeline,
         )
-        wire = open_world(config.transport)
+        rank, size = launched_as(os.environ)
+        if size > 1:
+            failure.watch()  # an error on one rank in here must not leave the others waiting
+        wire = open_world(config.transport, Start(rank, size, config, failure.end_run))
         if config.transport != "loopback":
             check_size(wire.size, os.environ)
         context = Context(wire, config)

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from asyncddp.config import tune_open_mpi
+
 __all__ = ["launched_rank", "main"]
 
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
@@ -95,6 +97,7 @@ def main(words: Sequence[str]) -> None:
     if not words or list(words) == ["-m"]:
         sys.exit("usage: python -m asyncddp.launch.rank SCRIPT.py|-m MODULE [ARGUMENT]...")
     _limit_threads()
+    tune_open_mpi(os.environ)  # the script may start MPI before it imports the library
     _write_whole_lines()
     with _on_roll():
         try:

