@@ -138,11 +138,13 @@ class Mixer:
         """Open the next round with the weights as they are now; None where nothing is sent.
 
         Raises:
+            NotInitializedError: The world has ended, or this process was forked from its rank.
             TopologyError: The topology in use does not fit the method or the number of ranks.
             ArgumentError: Weights set by hand that cannot be.
         """
         if self.silent:
             return None
+        self.context.engine.insist(self.label)
         return self.communication.begin(self, self.own())
 
     def own(self) -> Schedule | None:

@@ -105,7 +105,9 @@ class Context:
         """What rooms above do before this rank leaves: wait for messages under way."""
 
     def close(self, reason: str) -> None:
-        """Leave the world; harmless when called twice."""
+        """Leave the world; harmless when called twice, and in a forked process."""
+        if self.engine.forked:
+            return
         try:
             while self.farewells:
                 self.farewells.pop()()
@@ -162,7 +164,7 @@ def use(context: Context) -> Iterator[None]:
 
 
 def current() -> Context:
-    """The context of this rank.
+    """The context of this rank; a process that was forked from it may read it as well.
 
     Raises:
         NotInitializedError: There is none; the message says what to call.
@@ -182,13 +184,24 @@ def current() -> Context:
     return context
 
 
+def refuse_forked(what: str) -> None:
+    """Refuse what only a process of its own can do.
+
+    Raises:
+        NotInitializedError: This process was forked from a rank.
+    """
+    context = _current.get()
+    if context is not None and context.engine.forked:
+        context.engine.insist(what)
+
+
 def in_local_world() -> bool:
     """Whether this thread is a rank of a local world, whose owner starts and ends it."""
     return getattr(_current.thread, "context", None) is not None
 
 
 def is_initialized() -> bool:
-    """Whether verbs may be called on this rank.
+    """Whether verbs may be called in this process, which is a rank and no fork of one.
 
     Example:
         >>> import asyncddp as bf
@@ -198,4 +211,5 @@ def is_initialized() -> bool:
         ...     world.run(bf.is_initialized)
         [True, True]
     """
-    return _current.get() is not None
+    context = _current.get()
+    return context is not None and not context.engine.forked

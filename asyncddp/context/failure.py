@@ -24,9 +24,10 @@ __all__ = ["end_run", "unwatch", "watch"]
 
 
 class _Watched:
-    """The context whose ranks end when this one fails."""
+    """The context whose ranks end when this one fails, and the process that is this rank."""
 
     context: Context | None = None
+    process = 0
 
 
 def watch(context: Context | None = None) -> None:
@@ -35,7 +36,7 @@ def watch(context: Context | None = None) -> None:
     Args:
         context: The world; None while it is being made.
     """
-    _Watched.context = context
+    _Watched.context, _Watched.process = context, os.getpid()
     sys.excepthook = _excepthook
 
 
@@ -67,12 +68,15 @@ def exit_code(error: BaseException) -> int:
 def end_run(error: BaseException) -> NoReturn:
     """Report an error that nobody caught, and end all ranks with its exit code.
 
+    In a process that was forked from a rank it ends that process alone, with Python's traceback.
     Writes ``rank-<r>.json`` into ``ASYNCDDP_REPORT_DIR`` where that is set.
 
     Args:
         error: What was raised; a ``SystemExit`` or ``KeyboardInterrupt`` is reported without a
             traceback.
     """
+    if _Watched.process not in (0, os.getpid()):
+        _end_fork(error)
     context = _Watched.context
     rank, size = (context.rank, context.size) if context else launched_as(os.environ)
     code = exit_code(error)
@@ -96,6 +100,15 @@ def end_run(error: BaseException) -> NoReturn:
         time.sleep(0.1)  # lets the launcher forward what was just written
         context.transport.abort(code)
     os._exit(code)
+
+
+def _end_fork(error: BaseException) -> NoReturn:
+    """End a process that was forked from a rank, without what the rank does at its end."""
+    if not isinstance(error, SystemExit):
+        sys.__excepthook__(type(error), error, error.__traceback__)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code(error))
 
 
 def _leave_report(rank: int, code: int, kind: str, message: str, trace: str) -> None:

@@ -8,7 +8,14 @@ import sys
 
 from asyncddp.config import Config
 from asyncddp.context import failure
-from asyncddp.context.context import Context, activate, current, in_local_world, is_initialized
+from asyncddp.context.context import (
+    Context,
+    activate,
+    current,
+    in_local_world,
+    is_initialized,
+    refuse_forked,
+)
 from asyncddp.context.launched import check_size, launched_as
 from asyncddp.context.topologies import Topology
 from asyncddp.errors import PeerError
@@ -47,6 +54,7 @@ def init(
             ``ASYNCDDP_TIMELINE``, or nothing is noted.
 
     Raises:
+        NotInitializedError: This process was forked from a rank.
         TopologyError: The topology does not fit the number of ranks.
         UnknownNameError: No transport has that name.
         ArgumentError: The timeline cannot be written where it shall be.
@@ -63,6 +71,7 @@ def init(
         (0, 1)
         >>> bf.shutdown()
     """
+    refuse_forked("init()")
     if not is_initialized():
         config = Config.from_environment(
             timeout=timeout,

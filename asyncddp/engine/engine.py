@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,6 +39,18 @@ R = TypeVar("R")
 _STALE = 0.02  # seconds
 _LISTEN = 0.05  # seconds
 _LOOK = 256  # rounds without progress after which to look around
+_FORKED = "this process was forked from"
+_ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """In a child: no engine is this process's own."""
+    for engine in list(_ENGINES):
+        engine.forked_here()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class Turn(NamedTuple):
@@ -85,8 +99,10 @@ class Engine:
         self._next_look = 0.0
         self._latest = 0  # the thread that entered last
         self.closed = False
+        self._closed_because = "called after shutdown(); call init() first"
         self._given_up: str | None = None
         self._worker = Worker(self, transport) if transport.size > 1 and transport.threads else None
+        _ENGINES.add(self)
 
     # submitting
 
@@ -178,7 +194,7 @@ class Engine:
         if self._given_up is not None:
             raise PeerError(f"rank {self.transport.rank}: {verb}: {self._given_up}")
         if self.closed:
-            raise NotInitializedError(f"{verb}: called after shutdown(); call init() first")
+            self.insist(verb)
         error = self.mailbox.late
         if error is not None:
             self.mailbox.channels.told(error)
@@ -187,6 +203,18 @@ class Engine:
         self._uses[name] = step + 1
         self._turns[verb, label] = rounds + 1
         return step, rounds
+
+    def insist(self, what: str) -> None:
+        """Refuse to begin something after the end, or in a process that was forked meanwhile.
+
+        Args:
+            what: What was called, for the message.
+
+        Raises:
+            NotInitializedError: After the end, or in a forked process.
+        """
+        if self.closed:
+            raise NotInitializedError(f"{what}: {self._closed_because}")
 
     # one-sided
 
@@ -199,7 +227,7 @@ class Engine:
         """
         with self._lock:
             if self.closed:
-                raise NotInitializedError("called after shutdown(); call init() first")
+                raise NotInitializedError(self._closed_because)
             yield self.mailbox.parcels
             self.mailbox.flush()
 
@@ -227,11 +255,13 @@ class Engine:
             peers: Those who have yet to do it.
 
         Raises:
+            NotInitializedError: After the end.
             PeerLeftError: One of them has left.
             WaitTimeoutError: The deadline has passed.
         """
         attempt, patience = 0, self.patience(what)
         while not done():
+            self.insist(what)
             patience(peers())
             attempt = 0 if self.progress() else attempt + 1
             self.transport.rest(attempt)
@@ -403,6 +433,32 @@ class Engine:
                 operation.fail(error)
             self._active.clear()
             self._queue.clear()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is not the one that made the engine, but a fork of it."""
+        return self._closed_because.startswith(_FORKED)
+
+    def forked_here(self) -> None:
+        """Leave the rank to the parent: this process is a fork of it, and has no threads but one.
+
+        Nothing is sent. What was under way ends with an error, as does every verb that comes; locks
+        that another thread may have held at the fork are made anew.
+        """
+        rank, self._worker, self.closed = self.transport.rank, None, True
+        self._lock, self._door = threading.RLock(), threading.Lock()
+        self._closed_because = (
+            f"{_FORKED} rank {rank} (process {os.getppid()}), which alone may communicate. Call "
+            "verbs in the process that called init(), or start this one with "
+            'multiprocessing.get_context("spawn")'
+        )
+        for operation in (*self._active, *self._queue):
+            operation.forget(NotInitializedError(f"{operation.describe()}: {self._closed_because}"))
+        self._active, self._queue = [], deque()
+        for handle in list(self.lent.values()):
+            handle.forget(NotInitializedError(f"{handle!r}: {self._closed_because}"))
+        self.lent.clear()
+        self._errands.clear()
 
     def close(self, reason: str) -> None:
         """Tell the peers that this rank leaves, fail what is under way, stop the worker.

@@ -116,6 +116,11 @@ class Operation(Generic[R]):
         self._steps.close()
         self._end(None, error)
 
+    def forget(self, error: BaseException) -> None:
+        """End it with an error in a forked process, telling nobody: the parent goes on with it."""
+        self.error, self.finished = error, Event()
+        self.finished.set()
+
     def _end(self, result: Any, error: BaseException | None) -> None:
         self.result, self.error = result, error
         reason = error if error is None or isinstance(error, PeerError) else PeerError(str(error))

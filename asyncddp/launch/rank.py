@@ -48,8 +48,10 @@ def _on_roll() -> Iterator[None]:
     from asyncddp.launch.roll_call import sign_in, sign_out
 
     sign_in(folder, rank)
+    process = os.getpid()
     yield
-    sign_out(folder, rank)
+    if os.getpid() == process:  # a process that the script has forked may come by here as well
+        sign_out(folder, rank)
 
 
 def _limit_threads() -> None:
@@ -99,16 +101,20 @@ def main(words: Sequence[str]) -> None:
     _limit_threads()
     tune_open_mpi(os.environ)  # the script may start MPI before it imports the library
     _write_whole_lines()
+    process = os.getpid()
     with _on_roll():
         try:
             _run(list(words))
-        except SystemExit as error:
-            if error.code not in (None, 0):
-                _end(error)
-                raise
         except BaseException as error:
-            _end(error)
-            raise
+            if os.getpid() == process and not _well(error):
+                _end(error)
+            if os.getpid() != process or not _well(error):
+                raise
+
+
+def _well(error: BaseException) -> bool:
+    """Whether it is no error, but an exit with code 0."""
+    return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
 def _end(error: BaseException) -> None:

@@ -53,12 +53,15 @@ class Posted(Handle[torch.Tensor]):
         self._own, self._out, self._shown = own, out, shown
         self._lock = threading.Lock()
         self._found: torch.Tensor | Handle[torch.Tensor] | None = None
+        self._error: BaseException | None = None
         self.since = time.monotonic()
         channel.posted.append(self)
         way.lent[id(self)] = self
 
     def poll(self) -> bool:
         """Whether the average is there, or can be formed at once."""
+        if self._error is not None:
+            return True
         if self._found is None:
             seen, step = self._channel.seen, self._step
             if not all([seen[peer].shown(step) for peer in self._row.sources]):
@@ -79,6 +82,8 @@ class Posted(Handle[torch.Tensor]):
 
     def settle(self) -> None:
         """Form the average, and what was posted before it; or leave it to the engine."""
+        if self._error is not None:
+            raise self._error
         posted = self._channel.posted
         while posted and posted[0] is not self and self._found is None:
             posted[0].settle()
@@ -100,6 +105,11 @@ class Posted(Handle[torch.Tensor]):
                     self._forget()
             finally:
                 self._lock.release()
+
+    def forget(self, error: BaseException) -> None:
+        """End it with an error in a forked process, telling nobody: the parent goes on with it."""
+        self._lock, self._error = threading.Lock(), error
+        self._channel.posted.clear()
 
     @property
     def _into(self) -> torch.Tensor | None:

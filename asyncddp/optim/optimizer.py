@@ -232,10 +232,13 @@ class DistributedOptimizer(WindowControls, torch.optim.Optimizer):
             What the wrapped optimizer's step returns; None where GradScaler skips the update.
 
         Raises:
+            NotInitializedError: The world has ended, or this process was forked from its rank.
             UsageError: Parameters or gradients were changed where the method does not allow it.
             TopologyError: The method cannot live with the topology in use.
             PeerError: A peer failed, or does something else.
         """
+        if not self._mixer.silent:
+            self._mixer.context.engine.insist("DistributedOptimizer.step()")
         scaled = getattr(self, "found_inf", None) is not None
         if self._training is None:
             return self._rhythm.step(self._update, closure, scaled=scaled)

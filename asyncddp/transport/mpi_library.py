@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import os
@@ -23,8 +24,7 @@ def _not_started_by_import() -> Iterator[None]:
     """Leave MPI_Init to :func:`start_mpi`: mpi4py would hold the interpreter's lock in it."""
     rc = mpi4py.rc
     before = rc.initialize, rc.finalize
-    rc.finalize = rc.initialize if rc.finalize is None else rc.finalize
-    rc.initialize = False
+    rc.initialize = rc.finalize = False
     try:
         yield
     finally:
@@ -64,6 +64,8 @@ def start_mpi() -> None:
             f"MPI has not been started, and mpi4py.rc.initialize is {mpi4py.rc.initialize!r}: call "
             "mpi4py.MPI.Init_thread() before asyncddp.init(), or leave that setting at True"
         )
+    if mpi4py.rc.finalize in (None, True, "yes"):
+        atexit.register(_finalize, os.getpid())
     listening = inodes() if _ranks_here is not None else frozenset()
     _initialize()
     if _ranks_here is not None:
@@ -92,6 +94,12 @@ def _initialize() -> None:
     if mpi4py.rc.errors in handlers:  # what mpi4py does when it starts MPI itself
         MPI.COMM_WORLD.Set_errhandler(handlers[mpi4py.rc.errors])
         MPI.COMM_SELF.Set_errhandler(handlers[mpi4py.rc.errors])
+
+
+def _finalize(process: int) -> None:
+    """End MPI with this process; a process that was forked from it would wait for ever in there."""
+    if os.getpid() == process and MPI.Is_initialized() and not MPI.Is_finalized():
+        MPI.Finalize()
 
 
 def facts() -> dict[str, Any]:

@@ -292,7 +292,12 @@ class Windows:
 
 
 def windows_of(context: Context) -> Windows:
-    """The windows of a context."""
+    """The windows of a context.
+
+    Raises:
+        NotInitializedError: The world has ended, or this process is a fork of the one that made it.
+    """
+    context.engine.insist("window")
     found: Windows | None = context.attachments.get(_SERVICE)
     if found is None:
         with _making:
