@@ -65,7 +65,14 @@ class DtypeError(UsageError, TypeError):
 
 
 class PeerError(AsyncDDPError, RuntimeError):
-    """This rank and another one do not fit together, or the other one is gone."""
+    """This rank and another one do not fit together, or the other one is gone.
+
+    Attributes:
+        origin: The rank where it began, if known: the one that timed out, has left or found the
+            contradiction; the others are told, and raise the same kind of error.
+    """
+
+    origin: int | None = None
 
 
 class MismatchError(PeerError):

@@ -86,8 +86,7 @@ def end_run(error: BaseException) -> NoReturn:
     summary = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, SystemExit):
         summary = f"it ended with exit code {code}"
-    if isinstance(error, PeerError) and not isinstance(error, PeerLeftError):
-        time.sleep(min(0.15 * rank, 2.0))  # both sides see it: let the lowest rank speak first
+    time.sleep(_turn(error, rank))
     if isinstance(error, PeerLeftError):
         text = ""  # the rank that left has said why
     if not isinstance(error, KeyboardInterrupt):
@@ -95,7 +94,7 @@ def end_run(error: BaseException) -> NoReturn:
         sys.stderr.write(head + text)
     sys.stdout.flush()
     sys.stderr.flush()
-    _leave_report(rank, code, type(error).__name__, str(error), text)
+    _leave_report(rank, code, error, text)
     if context is not None and context.size > 1:
         time.sleep(0.1)  # lets the launcher forward what was just written
         context.transport.abort(code)
@@ -111,7 +110,15 @@ def _end_fork(error: BaseException) -> NoReturn:
     os._exit(exit_code(error))
 
 
-def _leave_report(rank: int, code: int, kind: str, message: str, trace: str) -> None:
+def _turn(error: BaseException, rank: int) -> float:
+    """Seconds before a rank speaks: first the one where it began, of several the lowest."""
+    if not isinstance(error, PeerError) or isinstance(error, PeerLeftError):
+        return 0.0
+    told = error.origin not in (None, rank)
+    return min(0.15 * rank, 2.0) + 0.5 * told
+
+
+def _leave_report(rank: int, code: int, error: BaseException, trace: str) -> None:
     folder = Config.from_environment().report_dir
     if folder is None or not Path(folder).is_dir():
         return
@@ -120,8 +127,9 @@ def _leave_report(rank: int, code: int, kind: str, message: str, trace: str) -> 
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "exit_code": code,
-        "kind": kind,
-        "message": message,
+        "kind": type(error).__name__,
+        "message": str(error),
+        "origin": error.origin if isinstance(error, PeerError) else None,
         "traceback": trace,
         "time": time.time(),
     }

@@ -15,7 +15,13 @@ from asyncddp.engine.outbox import Outbox
 from asyncddp.engine.parcels import Parcels
 from asyncddp.engine.posting import Arrival, Form, Posting
 from asyncddp.engine.recorded import noted
-from asyncddp.errors import MismatchError, PeerError
+from asyncddp.errors import (
+    DeadlockError,
+    MismatchError,
+    PeerError,
+    PeerLeftError,
+    WaitTimeoutError,
+)
 from asyncddp.memory.recycling import empty
 from asyncddp.memory.streams import empty_on
 from asyncddp.memory.streams_host import HostStreams
@@ -29,6 +35,13 @@ __all__ = ["Mailbox"]
 _REMEMBERED = 4096
 _RUN_AHEAD = 64  # uses of a name after which a sender waits for its receivers
 _PLAIN = HostStreams()  # for bytes that come from a device and are dropped on the host
+
+
+_KINDS: dict[str, type[PeerError]] = {
+    kind.__name__: kind
+    for kind in (DeadlockError, MismatchError, PeerError, PeerLeftError, WaitTimeoutError)
+}
+"""Errors that travel: whoever waits for a rank that failed so raises the same."""
 
 
 class _Outcome(NamedTuple):
@@ -71,7 +84,7 @@ class Mailbox(Outbox):
         self._open: dict[Key, Posting] = {}
         self._ended: OrderedDict[Key, _Outcome] = OrderedDict()
         self._early: dict[Key, dict[int, Data]] = defaultdict(dict)
-        self._refused: dict[Key, tuple[int, str]] = {}
+        self._refused: dict[Key, tuple[int, Refuse]] = {}
         self._confirmed: set[tuple[int, Form]] = set()
         self._drains: list[tuple[Transfer, torch.Tensor | None]] = []
         self.parcels = Parcels(transport, self.put, self.flush, self._next_tag, self.complain)
@@ -134,8 +147,9 @@ class Mailbox(Outbox):
                 offered = posting.targets & posting.channel.lane.ranks
                 posting.channel.readers.update(offered)
             return
+        refusal = self._refusal_of(posting.key, error, posting.reason)
         for peer in posting.peers():
-            self.put(peer, Refuse(posting.key, posting.reason or str(error)))
+            self.put(peer, refusal)
         for arrival in posting.arrivals.values():
             if arrival.transfer is not None:
                 self._drains.append((arrival.transfer, arrival.tensor))
@@ -158,7 +172,7 @@ class Mailbox(Outbox):
             return
         if peer not in mine.sources and peer not in mine.targets:
             problem = f"sends nothing to rank {peer}: {_neighbors(mine)}"
-            self.put(peer, Refuse(key, f"rank {self.rank} {problem}"))
+            self.put(peer, Refuse(key, f"rank {self.rank} {problem}", origin=self.rank))
 
     def unmatched(self, peer: int) -> list[Data]:
         """What has come from a peer and fits nothing yet."""
@@ -220,8 +234,9 @@ class Mailbox(Outbox):
         if problem:
             self._drain(peer, data)
             reason = f"rank {self.rank} {reason}"
-            posting.fail(f"{self._me(posting)}, peer rank {peer}: {problem}", reason)
-            self.put(peer, Refuse(data.key, reason))
+            error = self._begun_here(f"{self._me(posting)}, peer rank {peer}: {problem}")
+            posting.fail(error, reason)
+            self.put(peer, Refuse(data.key, reason, origin=self.rank))
             return
         if arrival is not None:
             self._accept(posting, arrival.peer, data)
@@ -234,7 +249,7 @@ class Mailbox(Outbox):
                 self.channels.watch(posting.channel, peer, data.lane)
             except OSError as error:
                 problem = f"rank {self.rank} cannot map the memory of rank {peer}: {error}"
-                posting.fail(problem, problem)
+                posting.fail(self._begun_here(problem), problem)
         if data.tag == FORM:
             arrival.tensor = torch.empty(0, dtype=dtype, device="cpu")
         elif data.payload is not None:
@@ -265,14 +280,14 @@ class Mailbox(Outbox):
         """A tensor for an exchange that has ended here without it."""
         self._drain(peer, data)
         if outcome.error is not None:
-            self.put(peer, Refuse(data.key, str(outcome.error)))
+            self.put(peer, self._refusal_of(data.key, outcome.error))
             return
         problem = (
             f"expected nothing from rank {peer} in {data.verb} {data.key}, got a tensor: "
             f"{_neighbors(outcome)}"
         )
-        self._too_late(data.key, f"rank {self.rank} {problem}")
-        self.put(peer, Refuse(data.key, f"rank {self.rank} {problem}"))
+        self._too_late(data.key, self._begun_here(f"rank {self.rank} {problem}"))
+        self.put(peer, Refuse(data.key, f"rank {self.rank} {problem}", origin=self.rank))
 
     def _drain(self, peer: int, data: Data) -> None:
         """Take bulk bytes that nobody wants, so that their sender is not held up."""
@@ -291,26 +306,44 @@ class Mailbox(Outbox):
     def _refuse(self, peer: int, refusal: Refuse) -> None:
         outcome = self._outcome(refusal.key)
         if refusal.key in self._open:
-            self._refusal(self._open[refusal.key], peer, refusal.reason)
+            self._refusal(self._open[refusal.key], peer, refusal)
         elif outcome is None:
-            self._refused[refusal.key] = (peer, refusal.reason)
+            self._refused[refusal.key] = (peer, refusal)
         elif outcome.error is None:
-            self._too_late(
-                refusal.key,
-                f"rank {self.rank}, {refusal.key}, refused by rank {peer}: {refusal.reason}",
-            )
+            self._too_late(refusal.key, self._heard(f"{refusal.key}", peer, refusal))
 
-    def _too_late(self, key: Key, problem: str) -> None:
+    def _too_late(self, key: Key, error: PeerError) -> None:
         """An exchange that had ended well was none; told once, by the next verb."""
-        error, outcome = MismatchError(problem), self._outcome(key)
+        outcome = self._outcome(key)
         if outcome is not None:
             self._ended[key] = outcome._replace(error=error)
         for channel in self.channels.under(key.name):
             channel.error = error
         self.late = self.late or error
 
-    def _refusal(self, posting: Posting, peer: int, reason: str) -> None:
-        posting.fail(f"{self._me(posting)}, refused by rank {peer}: {reason}", reason)
+    def _refusal(self, posting: Posting, peer: int, refusal: Refuse) -> None:
+        what = f"{posting.form.verb} {posting.key}"
+        posting.fail(self._heard(what, peer, refusal), refusal.reason)
+
+    def _heard(self, what: str, peer: int, refusal: Refuse) -> PeerError:
+        """What a peer's refusal means here: an error of the kind that it met itself."""
+        kind = _KINDS.get(refusal.kind, PeerError)
+        did = "refused" if issubclass(kind, MismatchError) else "given up"
+        error = kind(f"rank {self.rank}, {what}, {did} by rank {peer}: {refusal.reason}")
+        error.origin = refusal.origin if refusal.origin >= 0 else peer
+        return error
+
+    def _begun_here(self, problem: str) -> MismatchError:
+        """A contradiction that this rank has found."""
+        error = MismatchError(problem)
+        error.origin = self.rank
+        return error
+
+    def _refusal_of(self, key: Key, error: PeerError, reason: str = "") -> Refuse:
+        """What peers are told of an exchange that has failed here."""
+        origin = self.rank if error.origin is None else error.origin
+        kind = type(error).__name__
+        return Refuse(key, reason or str(error), kind if kind in _KINDS else "PeerError", origin)
 
     def _me(self, posting: Posting) -> str:
         return f"rank {self.rank}, {posting.form.verb} {posting.key}"

@@ -107,6 +107,8 @@ class Refuse(_Kind, frozen=True, tag=2):
 
     key: Key
     reason: str
+    kind: str = "MismatchError"  # the class of error that is raised on all who wait
+    origin: int = -1  # the rank where it began
 
 
 class Waiting(NamedTuple):

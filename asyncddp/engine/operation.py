@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from asyncddp.engine.desk import Desk
 from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, Key
-from asyncddp.errors import AsyncDDPError, PeerError
+from asyncddp.errors import AsyncDDPError, NotInitializedError, PeerError, PeerLeftError
 from asyncddp.memory.streams import Order
 
 __all__ = ["Operation", "Program", "Steps", "Wait"]
@@ -123,9 +123,15 @@ class Operation(Generic[R]):
 
     def _end(self, result: Any, error: BaseException | None) -> None:
         self.result, self.error = result, error
-        reason = error if error is None or isinstance(error, PeerError) else PeerError(str(error))
+        reason = error if error is None or isinstance(error, PeerError) else _told(error)
         self.desk.close(reason)
         self.finished.set()
+
+
+def _told(error: BaseException) -> PeerError:
+    """What peers are told of an error that is no peer's fault."""
+    kind = PeerLeftError if isinstance(error, NotInitializedError) else PeerError
+    return kind(str(error))
 
 
 def _in_order(order: Order, steps: Steps[R]) -> Steps[R]:

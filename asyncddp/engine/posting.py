@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from asyncddp.engine.messages import Data, Key
-from asyncddp.errors import MismatchError, PeerError
+from asyncddp.errors import PeerError
 from asyncddp.memory.streams import DeviceStreams
 from asyncddp.transport.contract import Transfer
 from asyncddp.transport.lending import Lent, Loan
@@ -137,15 +137,15 @@ class Posting:
         self.error: PeerError | None = None
         self.reason = ""
 
-    def fail(self, what: str, reason: str) -> None:
+    def fail(self, error: PeerError, reason: str) -> None:
         """Fail this exchange, unless it has failed before.
 
         Args:
-            what: What is wrong as seen from here.
+            error: What is wrong as seen from here.
             reason: The root of it, which the peers are told.
         """
         if self.error is None:
-            self.error, self.reason = MismatchError(what), reason
+            self.error, self.reason = error, reason
 
     def raise_if_failed(self) -> None:
         """Raise what made this exchange fail, if something did."""

@@ -22,6 +22,7 @@ __all__ = ["Watch"]
 logger = logging.getLogger("asyncddp")
 
 _GRACE = 0.5  # seconds for what a rank sent before it left
+_RAISED = "it raised "  # how the reason of a rank begins that has failed
 _PROBE_AFTER = 0.25  # seconds of waiting before the peers are asked whether they wait as well
 
 
@@ -153,10 +154,7 @@ class Watch:
             for peer in peers:
                 gone = self._gone.get(peer)
                 if gone is not None and now - gone.since > _GRACE:
-                    raise PeerLeftError(
-                        f"rank {self._rank}: {what}: rank {peer} has left ({gone.reason}), but is "
-                        "needed"
-                    )
+                    raise _left(f"rank {self._rank}: {what}", peer, gone)
             missing = f"missing: rank{'s' * (len(peers) > 1)} {', '.join(map(str, peers))}"
             missing = missing if peers else "this rank's device has yet to do its part"
             if now - since > config.timeout:
@@ -224,7 +222,7 @@ class Watch:
                 return
         lost = self._lost(operation, now) if self._gone else None
         if lost is not None:
-            operation.fail(PeerLeftError(f"{self.me(operation)}: {lost}, but is needed"))
+            operation.fail(_left(self.me(operation), lost, self._gone[lost]))
         elif now > operation.deadline:
             operation.fail(
                 WaitTimeoutError(
@@ -242,14 +240,14 @@ class Watch:
             for peer, probe in deadlock.started(self._rank, verb, missing):
                 self._mailbox.put(peer, probe)
 
-    def _lost(self, operation: Operation[Any], now: float) -> str | None:
+    def _lost(self, operation: Operation[Any], now: float) -> int | None:
         """Which of the peers that an operation waits for will never come."""
         for peer, key in operation.missing():
             gone = self._gone.get(peer)
             if gone is None or now - gone.since < _GRACE:
                 continue
             if key.step >= gone.joined.get(key.base, 0):
-                return f"rank {peer} has left ({gone.reason})"
+                return peer
         return None
 
     def me(self, operation: Operation[Any]) -> str:
@@ -266,3 +264,16 @@ class Watch:
             for data in self._mailbox.unmatched(peer)[:3]:
                 text += f"; rank {peer} has sent {data.verb} {data.key} instead"
         return text
+
+
+def _left(me: str, peer: int, gone: _Gone) -> PeerLeftError:
+    """The error of a rank that needs one that has left, and what it may come from."""
+    advice = ""
+    if not gone.reason.startswith(_RAISED):
+        advice = (
+            "; if ranks have different numbers of batches, put the training loop inside "
+            "`with bf.join(optimizer):`"
+        )
+    error = PeerLeftError(f"{me}: rank {peer} has left ({gone.reason}), but is needed{advice}")
+    error.origin = peer
+    return error

@@ -42,7 +42,8 @@ def pair_gossip(
         target_rank: The partner j.
         self_weight: Weight of the own tensor; 1/2 if neither weight is given.
         pair_weight: Weight of the partner's.
-        name: Matches the two calls; by the order of this pair's calls if None.
+        name: Matches the two calls. Uses of a name are counted for each pair by itself, so that a
+            rank may sit rounds out; by the order of this pair's calls if None.
         round_integers: Average integers in float64 and round half to even; refused otherwise.
         check: Return only after the partner has confirmed that it expects the tensor.
         out: Tensor into which the result is written, which may be ``tensor`` itself.
@@ -82,7 +83,7 @@ def pair_gossip(
         return deliver(total, tensor, out)
 
     low, high = sorted((context.rank, peer))
-    label, order = name or f"pair_gossip.{low}-{high}", order_of(tensor, out)
+    label, order = f"{name or title}.{low}-{high}", order_of(tensor, out)
     return Program(title, steps, label, check=check, order=order)
 
 

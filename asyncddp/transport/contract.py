@@ -74,7 +74,7 @@ class Transport(ABC):
     """What makes such a wire, where the ranks have agreed on another one than ``cuda_staged``."""
 
     @classmethod
-    def open(cls, start: Start) -> Transport:
+    def join(cls, start: Start) -> Transport:
         """Open the wire between all ranks of this job.
 
         Args:

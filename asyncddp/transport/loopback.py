@@ -141,7 +141,7 @@ class Loopback(Transport):
         return self._hub.visible
 
     @classmethod
-    def open(cls, start: Start) -> Transport:
+    def join(cls, start: Start) -> Transport:
         """This process alone."""
         del start
         return cls.group(1)[0]

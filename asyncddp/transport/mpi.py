@@ -66,7 +66,7 @@ class MPITransport(MPICollectives):
         self._closed = False
 
     @classmethod
-    def open(cls, start: Start) -> Transport:
+    def join(cls, start: Start) -> Transport:
         """Between all processes of the job."""
         return cls(start=start)
 

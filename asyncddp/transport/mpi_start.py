@@ -1,4 +1,4 @@
-"""How the ranks of an MPI job come together in ``init()``: with a deadline, and alike in settings."""
+"""How the ranks of an MPI job meet in ``init()``: with a deadline, and alike in settings."""
 
 from __future__ import annotations
 

@@ -150,4 +150,4 @@ def open_world(transport: str | None = None, start: Start | None = None) -> Tran
         from asyncddp.transport.shared_memory import SharedMemoryTransport
 
         return SharedMemoryTransport(start=start, required=False)
-    return TRANSPORTS[transport].open(Start.alone() if start is None else start)
+    return TRANSPORTS[transport].join(Start.alone() if start is None else start)

@@ -1,4 +1,4 @@
-"""Waiting in ``init()`` until all ranks have called it: who is missing, when to warn, when to end."""
+"""Waiting in ``init()`` until all ranks have called it: who is missing, when to warn and end."""
 
 from __future__ import annotations
 

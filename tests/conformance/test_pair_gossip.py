@@ -66,6 +66,26 @@ def test_pairs_need_not_gossip_equally_often(world):
     assert world.run(some_gossip_more) == [1.5] * 4
 
 
+def sits_rounds_out():
+    """In each round another pair of three sits out; all use one name, and lanes from the third."""
+    pairs = [(0, 1), (1, 2), (0, 2)]
+    x = torch.tensor([float(4**bf.rank())])
+    for step in range(12):
+        pair = pairs[step % 3]
+        if bf.rank() in pair:
+            x = bf.pair_gossip(x, sum(pair) - bf.rank(), name="model")
+    return x.item()
+
+
+@on("loopback-4", "mpi-4", "shared_memory-4")
+def test_a_rank_may_sit_rounds_out_under_a_name(world):
+    """Uses of a name are counted for each pair by itself."""
+    expected = [1.0, 4.0, 16.0, 64.0]
+    for a, b in [(0, 1), (1, 2), (0, 2)] * 4:
+        expected[a] = expected[b] = (expected[a] + expected[b]) / 2
+    assert world.run(sits_rounds_out) == expected
+
+
 def in_flight():
     x = [torch.full((2,), float(bf.rank() + k)) for k in range(4)]
     handles = [

@@ -234,7 +234,7 @@ def never_comes(verb):
     [
         ("neighbor_allreduce", "neighbor_allreduce 'w' (use 0)"),
         ("barrier", "barrier 'w' (collective, number 0)"),
-        ("pair_gossip", "pair_gossip 'w' (use 0)"),
+        ("pair_gossip", "pair_gossip 'w.0-1' (use 0)"),
     ],
     ids=["neighbour", "collective", "gossip"],
 )
@@ -249,6 +249,28 @@ def test_a_wait_warns_once_with_the_missing_ranks_and_then_raises(world, verb, c
         message,
     ), message
     assert heard == [("WARNING", f"rank 1: {called} has been waiting for 0 s; missing: rank 0")]
+
+
+def later_and_later():
+    """Rank 0 stays away; the deadline of the rank that came first passes first."""
+    if bf.rank() == 0:
+        time.sleep(4.0)
+        return None
+    time.sleep(0.3 * bf.rank())
+    with pytest.raises(bf.PeerError) as caught:
+        bf.allreduce(one())
+    return type(caught.value).__name__, caught.value.origin, str(caught.value)
+
+
+@on("loopback-4", "mpi-4")
+def test_a_deadline_that_has_passed_on_one_rank_is_one_on_all(world):
+    """The others hear of it before their own, and raise what that rank raised."""
+    told = world.run(later_and_later, settings={"timeout": 1.5})[1:]
+    assert [kind for kind, _, _ in told] == ["WaitTimeoutError"] * 3
+    for kind, origin, message in told:
+        began = f"rank {origin}: allreduce (collective, number 0) was not done in "
+        assert origin in (None, 1, 2, 3)
+        assert kind and (began in message or origin is None), message
 
 
 def nobody_waits():

@@ -1,4 +1,4 @@
-"""``init()`` on real ranks: a rank that comes late is named in time, whatever was imported first."""
+"""``init()`` on real ranks: who comes late is named in time, whatever was imported first."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ print("again", bf.size(), flush=True)
 LATE = (
     TOGETHER
     + """
-if {mpi_first}:
+if MPI_FIRST:
     from mpi4py import MPI
 import torch, asyncddp as bf
 together("imported", range(size))
@@ -54,12 +54,12 @@ DIFFERENT = (
     TOGETHER
     + """
 if me == 1:
-    os.environ[{name!r}] = {value!r}
+    os.environ["NAME"] = "VALUE"
 import asyncddp as bf
 try:
     bf.init()
 except bf.MismatchError as error:
-    print(f"rank {{me}} heard {{error}}\\n", end="", flush=True)
+    print(f"rank {me} heard {error}\\n", end="", flush=True)
     together("heard", range(size))  # else the first to end would end the others
 raise SystemExit
 """
@@ -68,7 +68,7 @@ raise SystemExit
 
 @pytest.mark.mpi(3)
 def test_ranks_may_import_mpi4py_in_any_order(tmp_path):
-    """What ranks must share is set once all are there; what is each one's own, before MPI starts."""
+    """What ranks must share is set once all are there; what is their own, before MPI starts."""
     done = run_on_mpirun(3, MIXED, tmp_path)
     assert done.code == 0, done
     assert done.stdout.count("[1.0] 131072") == 3, done
@@ -81,7 +81,7 @@ def test_ranks_may_import_mpi4py_in_any_order(tmp_path):
 def test_a_rank_that_never_calls_init_is_named_in_time(tmp_path, mpi_first):
     """First a warning on each waiting rank, then an error, also while MPI itself still waits."""
     settings = {"ASYNCDDP_TIMEOUT": "4", "ASYNCDDP_WARN_AFTER": "2"}
-    done = run_on_mpirun(3, LATE.format(mpi_first=mpi_first), tmp_path, environ=settings)
+    done = run_on_mpirun(3, LATE.replace("MPI_FIRST", str(mpi_first)), tmp_path, environ=settings)
     assert not done.timed_out, done
     assert done.code != 0, done
     for rank in (0, 2):
@@ -106,7 +106,8 @@ def test_a_rank_that_never_calls_init_is_named_in_time(tmp_path, mpi_first):
 )
 def test_settings_that_differ_between_ranks_are_told_on_all(tmp_path, name, value, told):
     """They would hang in the middle of the first collective that depends on them."""
-    done = run_on_mpirun(2, DIFFERENT.format(name=name, value=value), tmp_path)
+    script = DIFFERENT.replace("NAME", name).replace("VALUE", value)
+    done = run_on_mpirun(2, script, tmp_path)
     assert not done.timed_out, done
     for rank in (0, 1):
         expected = f"rank {rank} heard rank {rank}: init(): all ranks need the same settings, but"

@@ -175,7 +175,9 @@ def test_a_rank_that_is_needed_and_gone_is_named(world):
     told = world.run(needed_and_gone)[1]
     why = "its function has returned" if world.wire == "loopback" else "it called shutdown()"
     assert told == (
-        f"rank 1: neighbor_allreduce 'w' (use 0): rank 0 has left ({why}), but is needed"
+        f"rank 1: neighbor_allreduce 'w' (use 0): rank 0 has left ({why}), but is needed; if ranks "
+        "have different numbers of batches, put the training loop inside "
+        "`with bf.join(optimizer):`"
     )
 
 
@@ -236,6 +238,7 @@ def test_a_rank_that_exits_ends_its_world_not_the_process():
     assert (second.error, second.message) == ("SystemExit", "3")
     assert first.error == "PeerLeftError"
     assert "rank 1 has left (it raised SystemExit: 3), but is needed" in first.message
+    assert "bf.join" not in first.message
 
 
 def test_a_local_world_runs_several_functions():

@@ -8,7 +8,13 @@ import torch
 from asyncddp.engine.mailbox import Mailbox
 from asyncddp.engine.messages import Key
 from asyncddp.engine.posting import Form, Posting
-from asyncddp.errors import MismatchError, PeerError
+from asyncddp.errors import (
+    DeadlockError,
+    MismatchError,
+    PeerError,
+    PeerLeftError,
+    WaitTimeoutError,
+)
 from asyncddp.transport.loopback import Loopback
 
 KEY = Key("x", 0)
@@ -197,10 +203,27 @@ def test_one_key_is_open_once(two):
 def test_a_failure_is_told_to_all_who_take_part(two):
     here = opened(two[0], sources=[1])
     there = opened(two[1], targets=[0])
-    two[0].close(here, PeerError("rank 0 gave up"))
+    two[0].close(here, MismatchError("rank 0 has found something"))
     carry(two)
-    with pytest.raises(MismatchError, match="refused by rank 0: rank 0 gave up"):
+    with pytest.raises(MismatchError, match="refused by rank 0: rank 0 has found") as caught:
         there.sent().done()
+    assert caught.value.origin == 0
+
+
+@pytest.mark.parametrize(
+    "kind", [DeadlockError, MismatchError, PeerError, PeerLeftError, WaitTimeoutError]
+)
+def test_a_failure_keeps_its_kind_and_where_it_began(two, kind):
+    """Also where it was told before the rank that hears it has come."""
+    error = kind("rank 7 and what it met")
+    error.origin = 7
+    two[0].close(opened(two[0], sources=[1]), error)
+    carry(two)
+    there = opened(two[1], targets=[0])
+    with pytest.raises(PeerError, match="by rank 0: rank 7 and what it met") as caught:
+        there.sent().done()
+    assert type(caught.value) is kind
+    assert caught.value.origin == 7
 
 
 def test_a_failure_is_kept_for_those_who_come_later(two):
@@ -208,7 +231,7 @@ def test_a_failure_is_kept_for_those_who_come_later(two):
     two[0].close(here, PeerError("rank 0 gave up"))
     carry(two)
     there = opened(two[1], targets=[0])
-    with pytest.raises(MismatchError, match="refused by rank 0: rank 0 gave up"):
+    with pytest.raises(PeerError, match="given up by rank 0: rank 0 gave up"):
         there.sent().done()
 
 

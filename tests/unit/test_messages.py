@@ -36,6 +36,7 @@ MESSAGES = [
     Data(KEY, "neighbor_allreduce", "float32", (), None, 7, False, True),
     Confirm(KEY),
     Refuse(KEY, "no"),
+    Refuse(KEY, "it did not come", "WaitTimeoutError", 3),
     Probe(CHAIN),
     Circle(CHAIN),
     Leave("done", {COLLECTIVE: 4}),
