@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 
@@ -16,7 +17,9 @@ from asyncddp.errors import PeerError
 from asyncddp.memory.streams import DeviceStreams
 from asyncddp.transport.contract import Transfer
 
-__all__ = ["Desk", "Joined"]
+__all__ = ["Desk", "Joined", "Rows"]
+
+Rows: TypeAlias = tuple[str, Mapping[int, str]]
 
 _GRACE = 0.3  # seconds for a form that says what a wire has only noticed
 
@@ -62,7 +65,7 @@ class Desk:
     """
 
     def __init__(self, mailbox: Mailbox, verb: str, key: Key, turn: int, *, check: bool) -> None:
-        self._mailbox, self._check = mailbox, check
+        self._mailbox, self.check = mailbox, check
         self.verb, self.key, self.turn = verb, key, turn
         self._postings: list[Posting] = []
         self._streams: list[Stream] = []
@@ -77,6 +80,7 @@ class Desk:
         streams: DeviceStreams | None = None,
         *,
         borrows: bool = False,
+        rows: Rows | None = None,
     ) -> Posting:
         """Open an exchange with peers; a verb with several gives each a name of its own.
 
@@ -86,15 +90,23 @@ class Desk:
             targets: Ranks to which one is sent.
             streams: Of the device on which the tensors lie; None on the host.
             borrows: Whether what comes is read where it lies, and each arrival then released.
+            rows: This rank's weights, and what its topology gives each target, to be compared.
 
         Raises:
             MismatchError: What has come already contradicts it.
         """
         posting = Posting(self._next_key(), form, sources, targets, borrows=borrows)
         posting.streams = streams
+        posting.row, posting.rows = rows or ("", {})
         return self._opened(posting)
 
-    def stream(self, form: Form, sources: Iterable[int], targets: Mapping[int, float]) -> Stream:
+    def stream(
+        self,
+        form: Form,
+        sources: Iterable[int],
+        targets: Mapping[int, float],
+        rows: Rows | None = None,
+    ) -> Stream:
         """Open an exchange with neighbours of which all that goes one way has the same form.
 
         Args:
@@ -102,14 +114,16 @@ class Desk:
             sources: Ranks from which a tensor comes.
             targets: Ranks to which ours goes, and with which factor; those that do not read it
                 from our lane are sent it with :meth:`send`.
+            rows: This rank's weights, and what its topology gives each target, to be compared.
 
         Raises:
             MismatchError: What has come already contradicts it.
         """
         posting = Posting(self._next_key(), form, sources, targets)
+        posting.row, posting.rows = rows or ("", {})
         channels = self._mailbox.channels
         posting.channel = channel = channels.find(posting.key, form, targets)
-        alike = len(set(targets.values())) == 1 and not self._check
+        alike = len(set(targets.values())) == 1 and not self.check
         if channel is not None and channel.lane is not None and alike:
             posting.by_lane = posting.targets & channel.readers
         cut = None if channel is None else channel.cut
@@ -137,7 +151,7 @@ class Desk:
         return Key(name, self.key.step)
 
     def _opened(self, posting: Posting) -> Posting:
-        self._mailbox.open(posting, check=self._check)
+        self._mailbox.open(posting, check=self.check)
         self._postings.append(posting)
         return posting
 
@@ -175,9 +189,10 @@ class Desk:
     ) -> Generator[Arrival | Joined | Departure, None, None]:
         """Join a collective of the ranks in ``group``.
 
-        Its form goes once around the ring of the group, so that ranks which meet in different
-        collectives, dtypes or shapes find out, while the collective itself is under way; in check
-        mode before it starts.
+        Its form goes to the next rank of the group, so that ranks which meet in different
+        collectives, dtypes or shapes find out while the collective itself is under way, and tell
+        all: who has ended it by then raises in its next verb. In check mode it goes to all, and
+        nothing starts, and nobody returns, before all forms are known to agree.
 
         Args:
             group: World ranks that take part, in the same order on all of them.
@@ -188,11 +203,13 @@ class Desk:
         place = group.index(rank)
         others = [peer for peer in group if peer != rank]
         before, after = group[place - 1], group[(place + 1) % len(group)]
-        posting = self.exchange(form, [before] if others else [], [after] if others else [])
-        if others:
-            self._mailbox.announce(posting, after)
-        if self._check and others:
-            yield posting.arrivals[before]
+        sources, targets = ([before], [after]) if others and not self.check else (others, others)
+        posting = self.exchange(form, sources, targets)
+        posting.audience = frozenset(others)
+        for peer in targets:
+            self._mailbox.announce(posting, peer)
+        for peer in sources if self.check else ():
+            yield posting.arrivals[peer]
         begun = time.monotonic_ns()
         transfer = start()
         self._transfers.append(transfer)
@@ -200,8 +217,9 @@ class Desk:
         if self._mailbox.recorder is not None:
             note_collective(self._mailbox.recorder, posting, len(group), begun)
         self._transfers.remove(transfer)
+        for peer in sources:
+            yield posting.arrivals[peer]
         if others:
-            yield posting.arrivals[before]
             yield posting.sent()
 
     def raise_if_failed(self) -> None:

@@ -148,7 +148,7 @@ class Mailbox(Outbox):
                 posting.channel.readers.update(offered)
             return
         refusal = self._refusal_of(posting.key, error, posting.reason)
-        for peer in posting.peers():
+        for peer in posting.peers() | posting.audience:
             self.put(peer, refusal)
         for arrival in posting.arrivals.values():
             if arrival.transfer is not None:
@@ -224,12 +224,17 @@ class Mailbox(Outbox):
 
     def _match(self, posting: Posting, peer: int, data: Data) -> None:
         arrival = posting.arrivals.get(peer)
-        if arrival is None:
+        if arrival is None and posting.key.collective:
+            problem = reason = (
+                f"expected a form from rank {sorted(posting.sources)} alone, got one from rank "
+                f"{peer}; give check=, or ASYNCDDP_CHECK, alike on all ranks"
+            )
+        elif arrival is None:
             problem = reason = (
                 f"expected nothing from rank {peer}, got a tensor: {_neighbors(posting)}"
             )
         else:
-            problem = posting.form.difference(data) or ""
+            problem = posting.form.difference(data) or posting.row_difference(data) or ""
             reason = f"{problem} from rank {peer}"
         if problem:
             self._drain(peer, data)
@@ -259,11 +264,10 @@ class Mailbox(Outbox):
         if self.recorder is not None and data.tag != FORM:
             facts = "receive", posting, peer, math.prod(data.shape) * dtype.itemsize
             arrival.transfer = noted(self.recorder, *facts, begun, arrival.transfer)
-        if (
-            data.confirm and peer not in posting.targets - posting.by_lane
-        ):  # else our tensor says it
+        ours_says_it = peer in posting.targets - posting.by_lane and not data.weights
+        if data.confirm and not ours_says_it:
             self.put(peer, Confirm(data.key))
-        if data.mutual:
+        if data.mutual and not posting.rows.get(peer):
             posting.unconfirmed.discard(peer)
 
     def _begin(self, posting: Posting, arrival: Arrival, data: Data) -> None:

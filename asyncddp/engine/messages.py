@@ -94,6 +94,7 @@ class Data(_Kind, frozen=True, tag=0):
     mutual: bool = False  # the sender expects data from the receiver under the same key
     lane: Place | None = None  # where the receiver finds what comes later under this name and form
     device: str = "cpu"  # the kind of device that the tensor lies on
+    weights: str = ""  # the receiver's row of W by the sender's topology, in check mode
 
 
 class Confirm(_Kind, frozen=True, tag=1):

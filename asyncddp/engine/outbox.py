@@ -120,6 +120,7 @@ class Outbox:
                 mutual=peer in posting.arrivals,
                 lane=self.channels.offer(posting.channel, peer),
                 device=posting.form.device,
+                weights=posting.rows.get(peer, ""),
             ),
         )
         return tag

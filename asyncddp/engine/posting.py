@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -113,6 +113,8 @@ class Posting:
         by_lane: Targets that read what they need from this rank's lane.
         channel: The channel under whose name and form this is exchanged, if there is one.
         streams: Of the device on which the tensors lie; None on the host.
+        row: This rank's row of W, where it is compared; and in ``rows`` what targets should have.
+        audience: Ranks beyond sources and targets that are told where it fails.
     """
 
     def __init__(
@@ -134,6 +136,9 @@ class Posting:
         self.by_lane: frozenset[int] = frozenset()
         self.channel: Channel | None = None
         self.streams: DeviceStreams | None = None
+        self.row = ""
+        self.rows: Mapping[int, str] = {}
+        self.audience: frozenset[int] = frozenset()
         self.error: PeerError | None = None
         self.reason = ""
 
@@ -151,6 +156,15 @@ class Posting:
         """Raise what made this exchange fail, if something did."""
         if self.error is not None:
             raise self.error
+
+    def row_difference(self, data: Data) -> str | None:
+        """What does not fit about the weights that both sides know, or None."""
+        if not self.row or not data.weights or data.weights == self.row:
+            return None
+        return (
+            f"expected mixing weights {self.row}, got {data.weights} by the sender's topology; "
+            "set the same topology, with the same weights, on all ranks"
+        )
 
     @property
     def sources(self) -> frozenset[int]:

@@ -46,7 +46,9 @@ def exchange_and_mix_on_device(
     into = out.detach() if out is not None and _writable(out, own) else torch.empty_like(own)
     in_place = into.data_ptr() == own.data_ptr()
     form = form_of(desk.verb, own)
-    posting = desk.exchange(form, mixing.sources, mixing.dst_weights, streams, borrows=True)
+    rows = mixing.rows() if desk.check else None
+    targets = mixing.dst_weights
+    posting = desk.exchange(form, mixing.sources, targets, streams, borrows=True, rows=rows)
     desk.show(posting, mixing.dst_weights, own, lasting=not in_place)
     for peer in mixing.sources:
         yield posting.arrivals[peer]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 
 from asyncddp.engine import Desk, Steps, Stream
+from asyncddp.engine.desk import Rows
 from asyncddp.engine.stream import Source
 from asyncddp.memory.dtypes import DTYPES, Kind
 from asyncddp.memory.recycling import empty
@@ -19,7 +20,7 @@ from asyncddp.memory.views import on_host
 from asyncddp.ops.device_mixing import exchange_and_mix_on_device
 from asyncddp.ops.door import form_of
 
-__all__ = ["Mixing", "exchange_and_mix", "fits", "mix"]
+__all__ = ["Mixing", "exchange_and_mix", "fits", "mix", "row_in_words"]
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,13 @@ class Mixing:
         self_weight: Weight of the own tensor.
         src_weights: Weight of each tensor received.
         dst_weights: Factor with which each tensor is sent.
+        row_of: Gives the row that a target has by the topology of this rank, if that is in use.
     """
 
     self_weight: float
     src_weights: Mapping[int, float]
     dst_weights: Mapping[int, float]
+    row_of: Callable[[int], str] | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def sources(self) -> tuple[int, ...]:
@@ -77,6 +80,17 @@ class Mixing:
         """Whether the sum may be formed in the memory of the first neighbour's tensor."""
         return self.between is not None or (self.uniform and bool(self.src_weights))
 
+    def rows(self) -> Rows:
+        """The row in words, and the rows that targets have by this rank's topology; for messages.
+
+        Example:
+            >>> Mixing(0.5, {2: 0.25, 1: 0.25}, {}).rows()
+            ('(own 0.5, rank 1: 0.25, rank 2: 0.25)', {})
+        """
+        row_of = self.row_of
+        others = {} if row_of is None else {peer: row_of(peer) for peer in self.targets}
+        return row_in_words(self.self_weight, self.src_weights), others
+
     def combine(
         self, own: torch.Tensor, others: Sequence[torch.Tensor], out: torch.Tensor
     ) -> torch.Tensor:
@@ -111,6 +125,11 @@ class Mixing:
         out.copy_(wide.round_() if DTYPES[out.dtype].kind is Kind.INTEGER else wide)
 
 
+def row_in_words(own: float, sources: Mapping[int, float]) -> str:
+    """A row of W as text: ranks that have the same weights get the same text."""
+    return f"(own {own:.12g}{''.join(f', rank {r}: {sources[r]:.12g}' for r in sorted(sources))})"
+
+
 def exchange_and_mix(
     desk: Desk,
     tensor: torch.Tensor,
@@ -137,7 +156,8 @@ def exchange_and_mix(
         there = exchange_and_mix_on_device(desk, tensor, mixing, dtype, out, streams)
         return (yield from there)
     own = on_host(tensor)
-    stream = desk.stream(form_of(desk.verb, own), mixing.sources, mixing.dst_weights)
+    rows = mixing.rows() if desk.check else None
+    stream = desk.stream(form_of(desk.verb, own), mixing.sources, mixing.dst_weights, rows)
     by_message = [peer for peer in sorted(mixing.dst_weights) if peer not in stream.targets]
     for peer in by_message:
         factor = mixing.dst_weights[peer]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TypeAlias
 
 from asyncddp.errors import ArgumentError
 from asyncddp.memory.dtypes import Dtype
 from asyncddp.ops.door import check_rank
-from asyncddp.ops.mixing import Mixing
+from asyncddp.ops.mixing import Mixing, row_in_words
 from topology import Schedule
 
 __all__ = ["Weights", "WeightsOf", "number", "refuse_scaling"]
@@ -69,10 +70,12 @@ class WeightsOf:
         """
         if self._own is not None and self._sources is not None and self._targets is not None:
             return Mixing(self._own, self._sources, self._targets)
-        near = self._schedule.neighbors(self._place, step if self._round is None else self._round)
+        number = step if self._round is None else self._round
+        near = self._schedule.neighbors(self._place, number)
+        row_of = partial(_row_in_words, self._schedule, number)
         targets = dict.fromkeys(near.dst_ranks, 1.0)
         if self._own is None or self._sources is None:
-            return Mixing(near.self_weight, near.src_weights, targets)
+            return Mixing(near.self_weight, near.src_weights, targets, row_of)
         strangers = sorted(set(self._sources) - set(near.src_weights))
         if strangers:
             raise ArgumentError(
@@ -81,7 +84,7 @@ class WeightsOf:
                 f"{self._names[2]} as well to choose neighbours freely"
             )
         every = {peer: self._sources.get(peer, 0.0) for peer in near.src_weights}
-        return Mixing(self._own, every, targets)
+        return Mixing(self._own, every, targets, row_of)
 
     def _as_mapping(self, targets: object) -> object:
         if isinstance(targets, Mapping) or not isinstance(targets, Iterable):
@@ -105,6 +108,12 @@ class WeightsOf:
             peer = check_rank(verb, argument, rank, self._schedule.n, but=self._place)
             checked[peer] = number(verb, f"{argument}[{peer}]", weight)
         return dict(sorted(checked.items()))
+
+
+def _row_in_words(schedule: Schedule, number: int, rank: int) -> str:
+    """The row of W that a rank has in a round, as text."""
+    near = schedule.neighbors(rank, number)
+    return row_in_words(near.self_weight, near.src_weights)
 
 
 def refuse_scaling(verb: str, argument: str, targets: object, row: Dtype) -> None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+from typing import Any
+
+from asyncddp.algorithms.mixer import Mixer
 from asyncddp.algorithms.rhythms import Setting
 from asyncddp.context import Context
 from asyncddp.ops import agreement
+from topology import as_schedule
 
 __all__ = ["agree", "facts_of"]
+
+_ROUNDS = 8  # of a topology that varies in time, which are compared in check mode
 
 
 def facts_of(setting: Setting, update_in_backward: bool) -> list[str]:
@@ -20,11 +27,26 @@ def facts_of(setting: Setting, update_in_backward: bool) -> list[str]:
         f"update_in_backward={update_in_backward}",
         f"wrapper {mixer.label!r}",
     ]
+    if mixer.context.config.check:
+        facts.append(_weights_of(mixer))
     return facts + [
         f"parameter {name} of shape {tuple(parameter.shape)}, strides {parameter.stride()}, "
         f"{parameter.dtype}"
         for name, parameter in setting.trainable()
     ]
+
+
+def _weights_of(mixer: Mixer) -> str:
+    """The weights of all ranks in the first rounds of the topology in use, in few words."""
+    given = mixer.topology or mixer.communication.inherited(mixer.context)
+    if given is None:
+        return "no topology"
+    schedule = as_schedule(given)
+    rounds = range(_ROUNDS if schedule.period is None else min(_ROUNDS, schedule.period))
+    graphs = [schedule.graph(k) for k in rounds]
+    weights: list[Any] = [sorted(graph.edges(data="weight")) for graph in graphs]
+    digest = hashlib.sha256(repr(weights).encode()).hexdigest()[:12]
+    return f"topology {schedule.name} with the weights {digest}"
 
 
 def agree(context: Context, facts: list[str]) -> None:

@@ -87,6 +87,7 @@ def _agree(start: Start) -> None:
         "ASYNCDDP_TRANSPORT": config.transport or "shared_memory",
         "ASYNCDDP_DEVICE_WIRES": config.device_wires,
         "ASYNCDDP_RANKS_PER_MACHINE": config.ranks_per_machine,
+        "ASYNCDDP_CHECK": config.check,
         f"OMPI_MCA_{ALGORITHM}": algorithm,
     }
     packed = json.dumps(mine).encode()[:_BYTES].ljust(_BYTES)

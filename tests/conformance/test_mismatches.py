@@ -243,6 +243,92 @@ def test_a_collective_that_meets_a_neighbour_verb(world):
         assert "is in allreduce and expects (collective, number 0)" in message, message
 
 
+def as_many_elements_in_another_shape(again):
+    """A form that was used before, and then on one rank another of as many bytes."""
+    for _ in range(3):
+        bf.allreduce(torch.ones(2, 10))
+    shape = (10, 2) if bf.rank() == ODD else (2, 10)
+    told = ""
+    try:
+        bf.allreduce(torch.ones(shape))
+        if again:
+            until_told()
+            bf.barrier()
+    except bf.MismatchError as error:
+        told = str(error)
+    return told
+
+
+@SEVERAL
+def test_in_check_mode_no_rank_returns_before_all_forms_agree(world):
+    told = world.run(as_many_elements_in_another_shape, False, settings={"check": True})
+    for rank, message in enumerate(told):
+        assert message.startswith(f"rank {rank}, allreduce(average) (collective, number 3), ")
+        assert re.search(differs("shape (2, 10)", "shape (10, 2)"), message), message
+
+
+@SEVERAL
+def test_a_form_that_differs_is_told_to_every_rank(world):
+    """Also to those that are no neighbours of the odd one: at the latest in their next verb."""
+    for rank, message in enumerate(world.run(as_many_elements_in_another_shape, True)):
+        assert message.startswith(f"rank {rank}, "), message
+        assert "(collective, number 3)" in message, message
+        assert re.search(differs("shape (2, 10)", "shape (10, 2)"), message), message
+
+
+def check_on_one_rank():
+    return caught(lambda: bf.allreduce(torch.ones(2), check=bf.rank() == ODD))[1]
+
+
+@on("loopback-4", "mpi-4")
+def test_a_check_that_only_one_rank_asks_for_is_told(world):
+    told = world.run(check_on_one_rank)
+    remedy = "give check=, or ASYNCDDP_CHECK, alike on all ranks"
+    assert all(remedy in message for message in told), told
+
+
+def other_weights(case):
+    """The same edges on all ranks, and on one of them other weights."""
+    graph = topology.ring(bf.size())
+    if bf.rank() == ODD and case == "topology":
+        for u, v, edge in graph.edges(data=True):
+            edge["weight"] = 1 - 0.1 * graph.in_degree(v) + 0.1 if u == v else 0.1
+    bf.set_topology(graph)
+    by_hand = {}
+    if bf.rank() == ODD and case == "by hand":
+        others = bf.in_neighbor_ranks()
+        by_hand = {"self_weight": 0.7, "src_weights": dict.fromkeys(others, 0.3 / len(others))}
+    net = torch.nn.Linear(2, 2)
+    calls = {
+        "topology": lambda: bf.neighbor_allreduce(torch.ones(2), name="w"),
+        "by hand": lambda: bf.neighbor_allreduce(torch.ones(2), name="w", **by_hand),
+    }
+    told = ""
+    try:
+        calls[case]()
+    except bf.MismatchError as error:
+        told = str(error)
+    if not told:  # a neighbour's neighbour hears that there was an error, in its next verb
+        until_told()
+        bf.current().engine.mailbox.late = None
+    if case == "topology":
+        with pytest.raises(bf.MismatchError, match="with the weights"):
+            bf.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), model=net)
+    return told
+
+
+@SEVERAL
+@pytest.mark.parametrize("case", ["topology", "by hand"])
+def test_weights_that_differ_are_told_in_check_mode(world, case):
+    """What a sender's topology says of its receiver is compared with what the receiver uses."""
+    told = world.run(other_weights, case, settings={"check": True})
+    concerned = {(ODD - 1) % world.size, ODD, (ODD + 1) % world.size}
+    for rank in concerned:
+        assert told[rank].startswith(f"rank {rank}, neighbor_allreduce 'w' (use 0), "), told
+        assert "expected mixing weights (own " in told[rank], told
+        assert "by the sender's topology; set the same topology" in told[rank], told
+
+
 def refused_before_start():
     """In check mode nothing of a collective is sent before the forms agree, so all go on."""
     if bf.rank() < 2:
