@@ -6,7 +6,9 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-__all__ = ["Digits", "read_digits"]
+__all__ = ["SPLITS", "Digits", "read_digits"]
+
+SPLITS = ("images", "digits")
 
 
 @dataclass(frozen=True)
@@ -23,14 +25,14 @@ class Digits:
     test_inputs: torch.Tensor
     test_labels: torch.Tensor
 
-    @property
-    def classes(self) -> list[int]:
-        """The digits to train on."""
-        return self.labels.unique().tolist()
+    def share(self, rank: int, size: int, split: str) -> Digits:
+        """One rank's part of the training images.
 
-    def share(self, rank: int, size: int) -> Digits:
-        """One rank's part: all images of the digits rank, rank + size, … and of no others."""
-        mine = self.labels % size == rank
+        With ``images`` every ``size``-th one, of all ten digits; with ``digits`` all images of the
+        digits rank, rank + size, … and of no others.
+        """
+        by = self.labels if split == "digits" else torch.arange(len(self.labels))
+        mine = by.to(self.labels.device) % size == rank
         return replace(self, inputs=self.inputs[mine], labels=self.labels[mine])
 
     def to(self, device: torch.device) -> Digits:

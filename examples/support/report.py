@@ -1,118 +1,109 @@
-"""A progress line, a table and a picture of trainings that are compared."""
+"""A table, a sentence and a picture of trainings beside a slow rank."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-__all__ = ["Point", "Run", "progress_line", "save_picture", "show_table"]
+from support.trial import Trial
+
+__all__ = ["save_picture", "show_table", "summary"]
 
 # Okabe and Ito's colours, which the colour-blind tell apart as well.
-_STYLES = (("#D55E00", "-"), ("#0072B2", "--"), ("#009E73", ":"))
+_STYLES = (("#D55E00", "-"), ("#56B4E9", "--"), ("#0072B2", "-"), ("#009E73", ":"))
+_NAMES = {"ddp": "DDP (gloo)"}
 
 
-@dataclass(frozen=True)
-class Point:
-    """The average model after some steps.
-
-    Attributes:
-        loss: Cross-entropy over the training images of all ranks.
-        accuracy: Per cent of the test images.
-        distance: Root mean square distance of the ranks' models from the average model.
-    """
-
-    step: int
-    loss: float
-    accuracy: float
-    distance: float
-
-
-@dataclass
-class Run:
-    """One training with one method."""
-
-    algorithm: str
-    points: list[Point] = field(default_factory=list)
-    own_accuracies: list[float] = field(default_factory=list)
-    bytes_per_step: float = 0.0
-
-    @property
-    def accuracy(self) -> float:
-        """Of the average model, at the end."""
-        return self.points[-1].accuracy
-
-
-@contextmanager
-def progress_line(title: str, steps: int, *, shown: bool) -> Iterator[Callable[[Point], None]]:
-    """A live line for one training; gives a function that moves it on."""
-    text = "loss {task.fields[loss]:.3f}  accuracy {task.fields[accuracy]:.1f} %"
-    columns = (
-        TextColumn("{task.description:20}"),
-        BarColumn(14),
-        MofNCompleteColumn(),
-        TextColumn(text),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, disable=not shown, auto_refresh=False) as progress:
-        task = progress.add_task(title, total=steps, loss=0.0, accuracy=0.0)
-
-        def report(point: Point) -> None:
-            shares = {"loss": point.loss, "accuracy": point.accuracy}
-            progress.update(task, completed=point.step, refresh=True, **shares)
-
-        yield report
-
-
-def show_table(runs: Sequence[Run], classes: Sequence[Sequence[int]]) -> None:
-    """One column for each training, with the ranks' own models first; the last has one rank."""
-    together = runs[:-1]
-    title = "Accuracy on test images of all ten digits; the one rank was trained on all"
-    table = Table(title=title, title_justify="left")
+def show_table(trials: Sequence[Trial], target: float) -> None:
+    """One column for each training."""
+    table = Table(title="What each method made of its time", title_justify="left")
     table.add_column("")
-    for run in runs:
-        table.add_column(run.algorithm, justify="right")
-    for rank, seen in enumerate(classes):
-        shown = " ".join(map(str, seen)) if len(classes) > 1 else "all"
-        name = f"rank {rank}, saw {shown}"
-        table.add_row(name, *(f"{run.own_accuracies[rank]:.1f} %" for run in together))
-    table.add_section()
-    table.add_row("average model", *(f"{run.accuracy:.1f} %" for run in runs), style="bold")
-    table.add_row("consensus distance", *(f"{run.points[-1].distance:.2g}" for run in together))
-    table.add_row("sent per rank, step", *(f"{run.bytes_per_step:,.0f} B" for run in runs))
+    for trial in trials:
+        table.add_column(_name(trial), justify="right")
+    fast, slow = zip(*(trial.rates for trial in trials), strict=True)
+    table.add_row("steps per second", *(f"{rate:.1f}" for rate in fast))
+    table.add_row("… of the slow rank", *(f"{rate:.1f}" for rate in slow))
+    table.add_row("accuracy at the end", *(f"{trial.accuracy:.1f} %" for trial in trials))
+    table.add_row(f"seconds to {target:g} %", *(_moment(trial, target) for trial in trials))
     Console(width=80).print(table)
 
 
-def save_picture(runs: Sequence[Run], path: Path) -> None:
-    """Loss, accuracy and consensus distance over the steps, one panel each."""
+def _name(trial: Trial) -> str:
+    return _NAMES.get(trial.method, trial.method)
+
+
+def _moment(trial: Trial, target: float) -> str:
+    """When the target was reached, in seconds."""
+    moment = trial.reached(target)
+    return "never" if moment is None else f"{moment:.1f}"
+
+
+def summary(trials: Sequence[Trial], target: float, slower: float) -> str:
+    """What these trainings have shown, in one sentence; others are compared with the first."""
+    first, size = trials[0], len(trials[0].ends)
+    beside = (
+        f"With one of {size} ranks {slower:g} times slower" if slower > 1 else f"On {size} ranks"
+    )
+    shown = f"{beside}, the average model reaches {target:g} % accuracy " + ", ".join(
+        f"{_when(trial, target)} with {_name(trial)}" for trial in trials
+    )
+    best = min(trials, key=lambda trial: _or_never(trial.reached(target)))
+    soonest = best.reached(target)
+    if len(trials) == 1 or soonest is None:
+        return f"{shown}."
+    if best is first:
+        return f"{shown}: none is faster than {_name(first)}."
+    compared = first.reached(target)
+    times = (
+        "first" if compared is None else f"{compared / soonest:.1f} times as fast as {_name(first)}"
+    )
+    rates = f"{best.rates[0]:.1f} steps per second instead of {first.rates[0]:.1f}"
+    return f"{shown}: {_name(best)} is {times}, at {rates}."
+
+
+def _or_never(moment: float | None) -> float:
+    return float("inf") if moment is None else moment
+
+
+def _when(trial: Trial, target: float) -> str:
+    if trial.reached(target) is None:
+        return f"not within {trial.seconds:.0f} s"
+    return f"after {_moment(trial, target)} s"
+
+
+def save_picture(trials: Sequence[Trial], target: float, says: str, path: Path) -> None:
+    """Accuracy over time and steps per second; the sentence is the file's description."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    panels = {
-        "loss": "training loss of the average model",
-        "accuracy": "test accuracy of the average model, %",
-        "distance": "consensus distance",
-    }
-    with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(12, 3.8), layout="constrained")
-        by_name = dict(zip(panels, figure.subplots(1, len(panels)), strict=True))
-        for name, axes in by_name.items():
-            shown = runs[:-1] if name == "distance" else runs
-            for run, (color, line) in zip(shown, _STYLES, strict=False):
-                steps = [point.step for point in run.points]
-                values = [getattr(point, name) for point in run.points]
-                axes.plot(steps, values, line, color=color, linewidth=1.8, label=run.algorithm)
-            axes.set_title(panels[name], loc="left", fontsize=11)
-            axes.set(xlabel="step", xlim=(0, runs[0].points[-1].step))
-            axes.grid(color="0.9", linewidth=0.6)
-        by_name["loss"].set_yscale("log")
-        by_name["loss"].yaxis.set_major_formatter("{x:g}")
-        by_name["accuracy"].set_ylim(max(0, min(run.accuracy for run in runs) - 15), 100)
-        handles, labels = by_name["loss"].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-        figure.savefig(path, dpi=150)
+    settings = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 12}
+    with mpl.rc_context({**settings, "axes.titlelocation": "left", "axes.titlesize": 12}):
+        end = max(trial.seconds for trial in trials)
+        figure = Figure(figsize=(11, 4.4), layout="constrained")
+        accuracy, speed = figure.subplots(1, 2, width_ratios=(2.3, 1))
+        accuracy.axhline(target, color="0.6", linewidth=1, linestyle=(0, (5, 4)))
+        for number, (trial, (colour, style)) in enumerate(zip(trials, _STYLES, strict=False)):
+            times, heights = zip(*trial.curve, strict=True)
+            accuracy.plot(times, heights, style, color=colour, linewidth=2, label=_name(trial))
+            reached = trial.reached(target)
+            if reached is not None:
+                accuracy.plot((reached, reached), (0, target), color=colour, linewidth=1)
+                accuracy.plot(reached, target, "o", color=colour, markersize=7, zorder=3)
+                box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+                words, height = f"{_moment(trial, target)} s", 3 + 8 * number
+                accuracy.text(reached + end / 150, height, words, color=colour, bbox=box)
+            places = [place + 0.27 * (number - (len(trials) - 1) / 2) for place in (0, 1)]
+            bars = speed.bar(places, trial.rates, width=0.25, color=colour)
+            speed.bar_label(bars, fmt="%.1f", padding=2, fontsize=10)
+        accuracy.set(xlabel="seconds", xlim=(0, end), ylim=(0, 100))
+        accuracy.set_title("accuracy of the average model on test images, %")
+        size = len(trials[0].ends)
+        speed.set_title("steps per second")
+        speed.set_xticks((0, 1), (f"the other {size - 1} ranks", "the slow rank"))
+        speed.margins(y=0.1)
+        figure.legend(loc="outside lower center", ncols=len(trials), frameon=False)
+        field = "Subject" if path.suffix == ".pdf" else "Description"
+        figure.savefig(path, dpi=150, metadata={field: says})

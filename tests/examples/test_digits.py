@@ -1,23 +1,21 @@
-"""examples/digits.py trains, compares, draws, and fails in words where it must."""
+"""examples/digits.py: who waits for the slow rank, and how soon each method has learnt."""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
-from itertools import chain
 from pathlib import Path
 
 import pytest
+from matplotlib.image import imread
 
 from tests.support.processes import REPO, Finished, run_to_end
 
 SCRIPT = str(REPO / "examples" / "digits.py")
 PARAMETERS = 64 * 64 + 64 + 64 * 10 + 10
-PNG = b"\x89PNG\r\n\x1a\n"
-
-
 ASYNCDDP = (sys.executable, "-m", "asyncddp")
+METHODS = ["DDP (gloo)", "adapt_then_combine", "win_put"]
 
 
 def run_digits(
@@ -38,11 +36,43 @@ def number(cell: str) -> float:
     return float(re.sub(r"[ %B,]", "", cell))
 
 
+def sentence_of(done: Finished) -> str:
+    """The line before the last, which says what the run has shown."""
+    return done.stdout.splitlines()[-2]
+
+
+def check_sentence(done: Finished) -> None:
+    """All figures of the sentence are those of the table, and what follows from them."""
+    table, sentence = table_of(done), sentence_of(done)
+    (row,) = (row for row in table if row.startswith("seconds to "))
+    target = row.removeprefix("seconds to ")
+    assert f" times slower, the average model reaches {target} accuracy " in sentence
+    moments = dict(zip(table[""], table[row], strict=True))
+    for name, moment in moments.items():
+        told = re.search(rf"(not within \d+ s|after [\d.]+ s) with {re.escape(name)}", sentence)
+        assert told, done
+        assert told[1].startswith("not within" if moment == "never" else f"after {moment} s")
+    first, *_ = table[""]
+    known = {name: float(moment) for name, moment in moments.items() if moment != "never"}
+    best = min(known, key=lambda name: known[name], default=first)
+    if not known:
+        assert sentence.count(":") == 0, done
+    elif known[best] == known.get(first):
+        assert sentence.endswith(f": none is faster than {first}."), done
+    else:
+        rates = dict(zip(table[""], table["steps per second"], strict=True))
+        words = f"at {rates[best]} steps per second instead of {rates[first]}."
+        times = "first"
+        if first in known:
+            times = f"{known[first] / known[best]:.1f} times as fast as {first}"
+        assert sentence.endswith(f": {best} is {times}, {words}"), done
+
+
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory):
     """One short run on 4 ranks with a timeline, and the folder it ran in."""
     folder = tmp_path_factory.mktemp("smoke")
-    return run_digits(4, "--smoke", cwd=folder, run=("--timeline", "out")), folder
+    return run_digits(4, "--smoke", "--target", "60", cwd=folder, run=("--timeline", "out")), folder
 
 
 @pytest.mark.mpi(4)
@@ -52,39 +82,43 @@ class TestSmokeOnFourRanks:
         assert done.code == 0, done
         assert not done.left
 
-    def test_table_has_a_row_per_rank_with_its_digits_and_none_has_all(self, smoke):
-        """Each digit is one rank's, and every rank's own model is shown for both methods."""
-        table = table_of(smoke[0])
-        ranks = [row for row in table if row.startswith("rank ")]
-        digits = [row.partition(" saw ")[2].split() for row in ranks]
-        assert sorted(chain.from_iterable(digits)) == list("0123456789")
-        assert len(ranks) == 4
-        assert all(0 < number(cell) <= 100 for row in ranks for cell in table[row][:2])
-
     def test_columns_are_the_three_trainings(self, smoke):
-        assert table_of(smoke[0])[""] == ["adapt_with_combine", "gradient_allreduce", "one rank"]
+        assert table_of(smoke[0])[""] == METHODS
+
+    def test_ranks_that_wait_go_at_the_pace_of_the_slow_one(self, smoke):
+        """They make as many steps, in a time that differs by less than one."""
+        table = table_of(smoke[0])
+        *waiting, _ = map(number, table["steps per second"])
+        *paces, _ = map(number, table["… of the slow rank"])
+        assert waiting == pytest.approx(paces, rel=0.25)
 
     def test_models_have_learnt(self, smoke):
-        """Sixty steps are enough to be far above chance, by each method."""
-        assert all(number(cell) > 60 for cell in table_of(smoke[0])["average model"])
+        """Fifty steps are enough to be far above chance; others have a second for theirs."""
+        *waiting, free = map(number, table_of(smoke[0])["accuracy at the end"])
+        assert min(waiting) > 60
+        assert free > 20
 
-    def test_bytes_per_step_are_one_model_and_a_ring_allreduce(self, smoke):
-        """One peer: the model once; a ring allreduce: 2 (n - 1) / n times; alone: nothing."""
-        one_peer, centralised, alone = map(number, table_of(smoke[0])["sent per rank, step"])
-        model = 4 * PARAMETERS
-        assert model <= one_peer <= 1.02 * model
-        assert 1.5 * model <= centralised <= 1.02 * 1.5 * model
-        assert alone == 0
+    def test_each_training_says_how_far_it_is(self, smoke):
+        lines = re.findall(
+            r"^(\w+) +0\.0 s +0 steps  accuracy of rank 0", smoke[0].stdout, re.MULTILINE
+        )
+        assert lines == ["ddp", "adapt_then_combine", "win_put"]
 
-    def test_consensus_distance_is_zero_with_a_central_average_only(self, smoke):
-        neighbours, centralised, *_ = table_of(smoke[0])["consensus distance"]
-        assert number(neighbours) > 0
-        assert number(centralised) == 0
+    def test_sentence_has_the_figures_of_this_run(self, smoke):
+        check_sentence(smoke[0])
+        assert "reaches 60 % accuracy after" in sentence_of(smoke[0])
 
-    def test_picture_is_a_png_in_the_current_folder(self, smoke):
-        picture = (smoke[1] / "digits.png").read_bytes()
-        assert picture.startswith(PNG)
-        assert len(picture) > 20_000
+    def test_picture_is_in_the_current_folder_and_holds_the_sentence(self, smoke):
+        """Wide enough to read, with something in each of its panels."""
+        from PIL import Image
+
+        picture = smoke[1] / "digits.png"
+        assert Image.open(picture).text["Description"] == sentence_of(smoke[0])
+        pixels = imread(picture)[..., :3]
+        assert pixels.shape[1] > 1200
+        for half in (pixels[:, : pixels.shape[1] // 2], pixels[:, -pixels.shape[1] // 4 :]):
+            colours = {tuple(colour) for colour in (half.reshape(-1, 3) * 255).astype(int)}
+            assert {(0xD5, 0x5E, 0x00), (0x00, 0x72, 0xB2)} <= colours
 
     def test_timeline_is_merged_and_reported(self, smoke):
         """Two commands more show what happened in it: steps, messages, and who waited for whom."""
@@ -98,53 +132,49 @@ class TestSmokeOnFourRanks:
         events = json.loads((folder / trace).read_text())
         assert {event["pid"] for event in events} == set(range(4))
         assert min(event["ts"] for event in events if "ts" in event) >= 0
-        assert events[-1]["args"] == {"kept": 4 * 60, "dropped": 0}  # one peer per step
         found = json.loads((folder / "r.json").read_text())
         for rank in found["ranks"]:
-            assert rank["steps"] == 120  # sixty by each of the two methods
+            assert rank["steps"] > 50  # of adapt_then_combine, and some of win_put
             assert min(rank["compute"], rank["exposed"]) > 0
-            assert 2 * PARAMETERS <= rank["sent"] == rank["received"] <= 1.02 * 2 * PARAMETERS
-        assert (folder / "r.png").read_bytes().startswith(PNG)
+        assert (folder / "r.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
         assert "Waited for most: rank " in done.stdout
 
 
-def test_on_one_rank_all_methods_are_the_same_training(tmp_path):
-    """At n = 1 there is nothing to average: three times plain torch, and nothing is sent."""
-    done = run_digits(1, "--smoke", "--out", "alone.png", cwd=tmp_path)
-    assert done.code == 0, done
-    table = table_of(done)
-    assert len(set(table["average model"])) == 1
-    assert {number(cell) for cell in table["sent per rank, step"]} == {0}
-    assert (tmp_path / "alone.png").read_bytes().startswith(PNG)
-
-
 @pytest.mark.mpi(2)
-def test_gradient_allreduce_can_be_run_alone(tmp_path):
-    done = run_digits(2, "--smoke", "--algorithm", "gradient_allreduce", cwd=tmp_path)
+def test_nobody_waits_in_windows_and_a_target_never_reached_is_said_to_be(tmp_path):
+    """No figure is invented where there is none; the picture's kind is that of its name.
+
+    The slow rank takes 0.4 s for a step, which no load of a machine makes of a step elsewhere.
+    """
+    options = ("--smoke", "--slower", "200", "--methods", "gradient_allreduce", "win_put")
+    more = ("--target", "100", "--split", "digits", "--out", "p.svg")
+    done = run_digits(2, *options, *more, cwd=tmp_path)
     assert done.code == 0, done
-    assert table_of(done)[""] == ["gradient_allreduce", "one rank"]
+    check_sentence(done)
+    table = table_of(done)
+    assert table["seconds to 100 %"] == ["never", "never"]
+    assert number(table["steps per second"][1]) > number(table["… of the slow rank"][1])
+    assert re.search(r"not within \d+ s with gradient_allreduce, not within", sentence_of(done))
+    assert "100 % accuracy not within" in (tmp_path / "p.svg").read_text(encoding="utf-8")
 
 
-@pytest.mark.mpi(4)
-def test_fails_in_words_where_the_average_model_falls_behind(tmp_path):
-    """Three epochs are too few for averaging with one neighbour: exit code 1, and why."""
-    done = run_digits(4, "--epochs", "3", cwd=tmp_path)
+def test_one_rank_has_nobody_to_wait_for(tmp_path):
+    done = run_digits(1, "--smoke", cwd=tmp_path)
     assert done.code == 1, done
-    behind = re.search(
-        r"digits\.py: the average model of adapt_with_combine is (\d+\.\d) points behind that of "
-        r"gradient_allreduce, more than 1\.5; train longer",
-        done.stderr,
+    assert done.stderr == (
+        "digits.py: one rank has nobody to wait for; asyncddp run -np 4 starts four\n"
     )
-    assert behind, done
-    assert float(behind[1]) > 1.5
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 @pytest.mark.mpi(4)
-def test_average_model_keeps_up_with_the_centralised_one(tmp_path):
-    """The whole run: within 1.5 points, as the script itself insists."""
+def test_the_whole_run_shows_what_the_readme_says(tmp_path):
+    """All methods learn the digits, and the ranks that do not wait make many more steps."""
     done = run_digits(4, cwd=tmp_path)
     assert done.code == 0, done
-    decentralised, centralised, alone = map(number, table_of(done)["average model"])
-    assert decentralised >= centralised - 1.5
-    assert min(centralised, alone) > 95
+    check_sentence(done)
+    table = table_of(done)
+    assert all(number(cell) > 93 for cell in table["accuracy at the end"])
+    ddp, _, free = map(number, table["steps per second"])
+    assert free > 2 * ddp
