@@ -18,7 +18,7 @@ FIRST_COLUMN = re.findall(r"^\| `(\w+)(\(.*?\))?` \|", TEXT, flags=re.MULTILINE)
 
 def test_there_are_blocks_and_tables():
     """The tests below are not empty by accident."""
-    assert {block.language for block in BLOCKS} == {"python", "bash", "text"}
+    assert {block.language for block in BLOCKS} == {"python", "bash"}
     assert len(FIRST_COLUMN) >= 8
 
 
