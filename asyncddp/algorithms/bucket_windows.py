@@ -7,18 +7,17 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 
 from asyncddp.algorithms.contract import Algorithm
+from asyncddp.algorithms.step_rates import StepRates
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.windows import create_along, get_current_created_window_names, win_free
 from asyncddp.windows import Staleness, Window, windows_of
+from asyncddp.windows.departures import Departures
 from asyncddp.windows.handle import WindowHandle
 from topology import Schedule
 
 __all__ = ["BucketWindows", "Pane"]
-
-_NEVER_BEHIND = 1 << 62
-"""The step of a rank for which nobody needs to wait."""
 
 
 class Pane:
@@ -60,15 +59,8 @@ class Pane:
         return self.window.tell(step, but)
 
     def conclude(self) -> None:
-        """Tell all neighbours that they need not wait, and let them get what is here."""
-        with self.window.lock:
-            self.window.clock = _NEVER_BEHIND
-            self.window.publish()
-        self.tell(_NEVER_BEHIND, but=()).wait()
-
-    def read_step(self, source: int) -> int:
-        """The step of which a neighbour's tensor is that was read last; 0 if none was."""
-        return self.window.clock - self.window.staleness()[source].lag
+        """Tell all neighbours that no step follows, and let them get what is here."""
+        self.window.conclude().wait()
 
     def wait(self) -> None:
         """Wait for what was asked of neighbours.
@@ -108,14 +100,19 @@ class BucketWindows:
 
     Attributes:
         first: Rounds completed before the first with these windows; None before that.
+        scales_steps: Whether updates are scaled where ranks differ in speed.
+        rates: How often ranks step, where that is so and the windows are there.
     """
 
     first: int | None = None
+    scales_steps = False
+    rates: StepRates | None = None
 
     def __init__(self, context: Context, label: str, algorithm: Algorithm) -> None:
         self._context, self._label, self._algorithm = context, label, algorithm
         self._flats: Sequence[torch.Tensor] = ()
         self._panes: list[Pane] = []
+        self._departures = Departures(context.engine.has_left)
 
     def __getitem__(self, index: int) -> Pane:
         return self._panes[index]
@@ -124,6 +121,23 @@ class BucketWindows:
     def sources(self) -> list[int]:
         """In-neighbours in any round."""
         return sorted({source for pane in self._panes for source in pane.window.edges.incoming})
+
+    @property
+    def departed(self) -> tuple[int, ...]:
+        """In-neighbours that had left in the last round, ascending."""
+        return self._departures.now
+
+    def look(self, step: int, *, got: bool) -> tuple[int, ...]:
+        """Look which in-neighbours have left; called once in each round.
+
+        Args:
+            step: Steps that this rank has made.
+            got: Whether their tensors are got, or come by their puts.
+        """
+        window = self._panes[0].window if self._panes else None
+        sources = () if window is None else window.edges.incoming
+        steps = {} if window is None else {s: window.steps_of(s, got=got) for s in sources}
+        return self._departures.look(step, steps)
 
     def lay_out(self, flats: Sequence[torch.Tensor]) -> None:
         """Say which flat buckets there are; collective where there were windows of others."""
@@ -156,6 +170,8 @@ class BucketWindows:
                     )
                 window = windows_of(self._context).find("DistributedOptimizer", name)
                 panes.append(Pane(window, self._algorithm))
+            if self.scales_steps:
+                self.rates = StepRates(self._context, self._label, schedule)
         self._panes, self.first = panes, None
 
     def _missing(self) -> bool:
@@ -164,7 +180,8 @@ class BucketWindows:
             return not set(get_current_created_window_names()).issuperset(self._names())
 
     def _names(self) -> list[str]:
-        return [pane.window.name for pane in self._panes]
+        names = [pane.window.name for pane in self._panes]
+        return names if self.rates is None else [*names, self.rates.name]
 
     def free(self) -> None:
         """Free them; collective if there are any.
@@ -179,7 +196,7 @@ class BucketWindows:
             for name in self._names():
                 if name in there:
                     win_free(name)
-        self._panes = []
+        self._panes, self.rates = [], None
 
     def insist(self, argument: str, ranks: Iterable[int], *, outgoing: bool) -> None:
         """Refuse ranks to whom, or from whom, no edge of the windows leads.

@@ -76,6 +76,8 @@ class Algorithm:
         needs: What the theory asks of the graph. One that does not fit is refused.
         exact: Whether the ranks reach the optimum of the average loss with a constant step size
             though each has other data (full gradients, and a step size that is small enough).
+        scales_steps: Whether updates are scaled, unless the user says otherwise, so that ranks of
+            different speed count alike; else the optimum is weighted by how often ranks step.
 
     Example:
         >>> class Damped(Algorithm):
@@ -94,6 +96,7 @@ class Algorithm:
     how: ClassVar[tuple[How, ...]]
     needs: ClassVar[Needs] = Needs()
     exact: ClassVar[bool]
+    scales_steps: ClassVar[bool] = False
 
     @property
     def plain(self) -> bool:

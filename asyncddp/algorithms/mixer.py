@@ -80,6 +80,12 @@ class Mixer:
         """Whether there is nobody to talk to."""
         return self.context.size == 1
 
+    @property
+    def step_scale(self) -> float:
+        """By which updates are scaled, so that ranks of different speed count alike."""
+        rates = self.windows.rates
+        return 1.0 if rates is None or self.force_barrier else rates.scale
+
     def mean(self, value: Any) -> Any:
         """The average of a scalar over all ranks, where the communication is global.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 
 from asyncddp.algorithms.bucket_windows import BucketWindows, Pane
 from asyncddp.algorithms.communication import Communication, HandSet
@@ -13,7 +14,7 @@ from asyncddp.algorithms.mixer import Mixer
 from asyncddp.algorithms.rounds import Round
 from asyncddp.algorithms.window_round import WindowRound
 from asyncddp.context import Context
-from asyncddp.errors import ArgumentError
+from asyncddp.errors import ArgumentError, PeerLeftError
 from asyncddp.ops.mixing import Mixing
 from asyncddp.ops.weights import Weights, number
 from asyncddp.ops.windows import win_get_nonblocking
@@ -43,7 +44,13 @@ class OneSided(Communication):
         schedule = schedule or mixer.context.topologies.ranks
         mixer.windows.open(schedule)
         near = schedule.neighbors(mixer.context.rank, mixer.round)
-        return WindowRound(mixer, self, self.row(mixer.hand, near, mixer.windows))
+        row = self.row(mixer.hand, near, mixer.windows)
+        if not mixer.force_barrier:
+            departed = mixer.windows.look(mixer.round, got=self.how is How.GET)
+            row = self.without(row, departed)
+            if mixer.windows.rates is not None:
+                mixer.windows.rates.count()
+        return WindowRound(mixer, self, row)
 
     @abstractmethod
     def row(self, hand: HandSet, near: Neighbors, windows: BucketWindows) -> Mixing:
@@ -52,6 +59,10 @@ class OneSided(Communication):
         Raises:
             ArgumentError: Weights set by hand that cannot be.
         """
+
+    def without(self, row: Mixing, departed: Collection[int]) -> Mixing:
+        """Let this rank's own tensor have the weights of neighbours that have left."""
+        return row.without(departed)
 
     @abstractmethod
     def publish(self, pane: Pane, row: Mixing, step: int) -> WindowHandle | None:
@@ -67,7 +78,18 @@ class OneSided(Communication):
 
     @abstractmethod
     def mix(self, pane: Pane, row: Mixing) -> None:
-        """Mix what has come into the tensor of a window."""
+        """Mix what has come into the tensor of a window.
+
+        Raises:
+            PeerLeftError: A neighbour has ended, and what it published last cannot be read.
+        """
+
+    def mix_readable(self, pane: Pane, row: Mixing) -> None:
+        """Mix what has come of neighbours whose memory can still be read."""
+        try:
+            self.mix(pane, row)
+        except PeerLeftError:
+            self.mix(pane, row.without(pane.window.unreadable(row.src_weights)))
 
     def cost(self, row: Mixing) -> int:
         """How many times a bucket travels."""
@@ -76,9 +98,9 @@ class OneSided(Communication):
     # bounded staleness
 
     def behind(self, pane: Pane, sources: Iterable[int], step: int) -> list[int]:
-        """Which neighbours have not come to a step of theirs."""
-        incoming = pane.window.edges.incoming
-        return [source for source in sources if incoming[source].clock() < step]
+        """Which neighbours that have not left have not come to a step of theirs."""
+        incoming, left = pane.window.edges.incoming, pane.window.context.engine.has_left
+        return [s for s in sources if incoming[s].clock() < step and not left(s)]
 
 
 class Put(OneSided):
@@ -111,8 +133,9 @@ class Put(OneSided):
 
     def mix(self, pane: Pane, row: Mixing) -> None:
         """Mix with the last put of each."""
-        own, weights = _among(row, [s for s in row.src_weights if pane.heard(s)])
-        pane.window.update(own, weights, reset=False, clone=False, with_p=False)
+        heard = row.without([source for source in row.src_weights if not pane.heard(source)])
+        weights = heard.self_weight, heard.src_weights
+        pane.window.update(*weights, reset=False, clone=False, with_p=False)
 
 
 class Get(OneSided):
@@ -146,7 +169,8 @@ class Get(OneSided):
         self._land(pane)
         for source in sources:
             if source not in pane.gets:
-                pane.gets[source] = win_get_nonblocking(pane.window.name, [source])
+                with suppress(PeerLeftError):  # what was got of it before still counts
+                    pane.gets[source] = win_get_nonblocking(pane.window.name, [source])
         self._land(pane)
 
     def _land(self, pane: Pane) -> None:
@@ -158,9 +182,10 @@ class Get(OneSided):
     def mix(self, pane: Pane, row: Mixing) -> None:
         """Mix with what was got last of each."""
         self._land(pane)
-        own, weights = _among(row, [source for source in row.src_weights if source in pane.got])
-        window = pane.window  # a clone, since neighbours shall not get what is mixed half-way
-        window.tensor.copy_(window.update(own, weights, reset=False, clone=True, with_p=False))
+        got = row.without([source for source in row.src_weights if source not in pane.got])
+        window, weights = pane.window, (got.self_weight, got.src_weights)
+        # a clone, since neighbours shall not get what is mixed half-way
+        window.tensor.copy_(window.update(*weights, reset=False, clone=True, with_p=False))
 
     def cost(self, row: Mixing) -> int:
         """What is got counts where it is got."""
@@ -169,10 +194,11 @@ class Get(OneSided):
     def behind(self, pane: Pane, sources: Iterable[int], step: int) -> list[int]:
         """Get of neighbours what is of that step, where it is there, and say where it is not."""
         self._land(pane)
-        late = [source for source in sources if pane.read_step(source) < step]
-        near = pane.window.edges.gets
+        window, left = pane.window, pane.window.context.engine.has_left
+        late = [source for source in sources if window.read_step(source) < step]
+        near = window.edges.gets
         self.fetch(pane, [s for s in late if s not in near or near[s].clock() >= step])
-        return [source for source in late if pane.read_step(source) < step]
+        return [s for s in late if window.read_step(s) < step and not left(s)]
 
 
 class Accumulate(OneSided):
@@ -208,6 +234,10 @@ class Accumulate(OneSided):
             )
         return Mixing(own, dict.fromkeys(windows.sources, 1.0), shares)
 
+    def without(self, row: Mixing, departed: Collection[int]) -> Mixing:
+        """Keep the shares of neighbours that have left; what they gave before is collected."""
+        return _keeping(row, departed)
+
     def publish(self, pane: Pane, row: Mixing, step: int) -> WindowHandle | None:
         """Give the shares away."""
         window, own = pane.window, row.self_weight
@@ -216,12 +246,7 @@ class Accumulate(OneSided):
     def unforced(self, pane: Pane, row: Mixing) -> Mixing:
         """Keep the shares of those who have not taken the last one yet."""
         edges, shares = pane.window.edges.outgoing, row.dst_weights
-        kept = [peer for peer in shares if edges[peer].untaken()]
-        if not kept:
-            return row
-        own = math.fsum([row.self_weight, *(shares[peer] for peer in kept)])
-        given = {peer: share for peer, share in shares.items() if peer not in kept}
-        return Mixing(own, row.src_weights, given)
+        return _keeping(row, [peer for peer in shares if edges[peer].untaken()])
 
     def mix(self, pane: Pane, row: Mixing) -> None:
         """Collect, each share once."""
@@ -262,8 +287,10 @@ def _sent(
     return {int(rank): number(verb, "dst_weights", factor) for rank, factor in factors.items()}
 
 
-def _among(row: Mixing, there: Collection[int]) -> tuple[float, dict[int, float]]:
-    """The weights where only some neighbours have come: the others' go to the own tensor."""
-    missing = [weight for source, weight in row.src_weights.items() if source not in there]
-    own = math.fsum([row.self_weight, *missing]) if missing else row.self_weight
-    return own, {source: row.src_weights[source] for source in there}
+def _keeping(row: Mixing, ranks: Collection[int]) -> Mixing:
+    """Shares where some ranks get none: the own tensor keeps theirs."""
+    kept = [share for peer, share in row.dst_weights.items() if peer in ranks]
+    if not kept:
+        return row
+    given = {peer: share for peer, share in row.dst_weights.items() if peer not in ranks}
+    return Mixing(math.fsum([row.self_weight, *kept]), row.src_weights, given)

@@ -18,7 +18,9 @@ class WinPut(Algorithm):
     optimizer's step, where the own tensor stands in for what has not come yet. With delays of a
     bounded number of steps it converges to a neighbourhood of the optimum as ``adapt_with_combine``
     does, which it is where all ranks meet in each round. The mean over ranks is kept in such rounds
-    alone: with delays it drifts by what the delayed parameters differ.
+    alone: with delays it drifts by what the delayed parameters differ. Ranks of different speed
+    count alike all the same, since a slow one mixes as seldom as it steps. The weight of a
+    neighbour that has left is the own tensor's.
 
     References:
         Ying et al., "BlueFog: make decentralized algorithms practical for optimization and deep

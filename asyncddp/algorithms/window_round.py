@@ -82,7 +82,7 @@ class WindowRound(Round):
             if mixer.force_barrier:
                 self._meet()
             for index, flat in self._flats.items():
-                self._kind.mix(mixer.windows[index], self._row)
+                self._kind.mix_readable(mixer.windows[index], self._row)
                 mixer.windows[index].spill(flat)
             if mixer.force_barrier:
                 barrier()

@@ -416,6 +416,10 @@ class Engine:
             self.progress()
             self._watch.forgive()
 
+    def has_left(self, peer: int) -> bool:
+        """Whether a peer has said that it leaves the world, without having failed."""
+        return self._watch.done(peer)
+
     def lose(self, peer: int, reason: str) -> None:
         """A peer is gone: whatever needs it fails, once what it has sent before is taken."""
         self._watch.lose(peer, reason)

@@ -27,11 +27,15 @@ _PROBE_AFTER = 0.25  # seconds of waiting before the peers are asked whether the
 
 
 class _Gone(NamedTuple):
-    """A rank that has left: why, after how many collectives of each kind, and since when."""
+    """A rank that has left: why, after how many collectives of each kind, and since when.
+
+    One that failed is awaited in vain; one that has ended well was done.
+    """
 
     reason: str
     joined: Mapping[str, int]
     since: float
+    failed: bool = False
 
 
 class Watch:
@@ -112,7 +116,12 @@ class Watch:
 
     def lose(self, peer: int, reason: str) -> None:
         """A peer is gone: whatever needs it fails, once what it has sent before is taken."""
-        self._gone[peer] = _Gone(reason, {}, time.monotonic())
+        self._gone[peer] = _Gone(reason, {}, time.monotonic(), failed=True)
+
+    def done(self, peer: int) -> bool:
+        """Whether a rank has said that it leaves, without having failed."""
+        gone = self._gone.get(peer)
+        return gone is not None and not gone.failed
 
     def distrust(self, peer: int, error: Exception, *, tell_next_verb: bool) -> None:
         """A peer has sent what cannot be read: whatever needs it fails."""

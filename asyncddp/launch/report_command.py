@@ -89,6 +89,8 @@ def _table(every: Sequence[Summary], title: str) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
+    from asyncddp.timeline.units import size
+
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for header in (
         "rank", "steps", "distance", "gradient\nnorm", "step", "exposed", "sent\nper step",
@@ -99,11 +101,11 @@ def _table(every: Sequence[Summary], title: str) -> Table:
         table.add_row(
             f"{one.rank}",
             f"{one.steps}",
-            _figure(one.consensus_distance),
+            "unknown" if one.consensus_distance is None else _figure(one.consensus_distance),
             _figure(one.gradient_norm),
             f"{1e3 * one.step_seconds:.3g} ms",
             f"{one.exposed_share:.1%}",
-            f"{one.bytes_per_step / 1e6:.3g} MB",
+            size(one.bytes_per_step),
             _figure(one.staleness),
             f"{one.monitor_share:.2%}",
         )

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from asyncddp.timeline.report_rank import RankReport
 from asyncddp.timeline.reporting import Report
+from asyncddp.timeline.units import size
 
 __all__ = ["show_report"]
 
@@ -31,24 +32,6 @@ def milliseconds(value: float | None) -> str:
         return _NONE
     digits = 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
     return f"{max(value, 0.0):.{digits}f}"
-
-
-def size(value: float | None) -> str:
-    """Bytes with a unit.
-
-    Example:
-        >>> size(19.0), size(20_000.0), size(3.21e7), size(None)
-        ('19 B', '20.0 kB', '32.1 MB', '-')
-    """
-    if value is None:
-        return _NONE
-    if value < 999.5:
-        return f"{value:.0f} B"
-    for unit in ("kB", "MB"):
-        value /= 1e3
-        if value < 999.5:
-            return f"{value:.{1 + (value < 10)}f} {unit}"
-    return f"{value / 1e3:.2f} GB"
 
 
 def _spread(one: RankReport) -> str:

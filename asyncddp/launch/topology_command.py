@@ -110,7 +110,7 @@ def topology_command(
     try:
         if built:
             console.print(_table(built, ranks, link))
-            console.print(_legend(*link), highlight=False)
+            console.print(_legend(*link) + _of_random(built.values()), highlight=False)
         if draw:
             _draw(built, draw)
     except (topology.TopologyError, ImportError, OSError, ValueError) as error:
@@ -267,3 +267,23 @@ lowest      smallest real part of an eigenvalue; some methods need it above -1/3
 exact       steps after which every rank holds the average itself
 time        of a step, relative to a ring allreduce: {nbytes / 1e6:g} MB, {latency * 1e6:g} µs, \
 {bandwidth * 8 / 1e9:g} Gbit/s[/]"""
+
+
+def _of_random(graphs: Iterable[GraphOrSchedule]) -> str:
+    """What rate and gap are of where rounds are drawn at random, and what the budget does."""
+    from topology import Schedule, describe
+
+    names = [describe(g) for g in graphs if isinstance(g, Schedule) and g.period is None]
+    if not names:
+        return ""
+    text = f"""
+[dim]{", ".join(names)}: rounds are drawn from the seed and never repeat
+rate        of the product of the first 16 rounds, per round: the most by which a distance shrinks
+gap         1 - |second eigenvalue| of that product, per round; not 1 - rate, since a product of
+            symmetric rounds is not symmetric"""
+    if any(name.startswith("matcha(") for name in names):
+        text += """
+budget      matcha splits the links into matchings, in which no rank has two, and uses each at
+            random; --budget is the part of them that a round uses on average: 0.5 halves the
+            messages, and rate and gap say what that costs"""
+    return text + "[/]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ __all__ = ["ROOT", "Courier"]
 
 ROOT = 0
 """The rank that gathers the reports of all."""
+_FIGURES = len(fields(Record)) - 1  # all but who has departed, which may be several
 
 
 class Courier:
@@ -41,9 +43,9 @@ class Courier:
         if self._context.rank == ROOT:
             self.arrived.append(report)
             return
-        facts = tuple(report.record.as_dict().values())
+        *facts, departed = report.record.as_dict().values()
         with self._context.engine.parcels() as parcels:
-            parcels.send(ROOT, self._service, facts, report.sketch)
+            parcels.send(ROOT, self._service, (*facts, *departed), report.sketch)
 
     def end(self) -> None:
         """Say that no report follows; nothing, after the end of the world."""
@@ -72,7 +74,11 @@ class Courier:
 
     def _hear(self, peer: int, content: tuple[Any, ...], tensor: torch.Tensor | None) -> None:
         """Take what a rank says; called by the engine, on any thread."""
-        self.arrived.append(Report(Record(*content), tensor) if content else peer)
+        if not content:
+            self.arrived.append(peer)
+            return
+        figures = (*content[:_FIGURES], tuple(content[_FIGURES:]))
+        self.arrived.append(Report(Record(*figures), tensor))
 
     def gone(self, peer: int) -> bool:
         """Whether a rank has left the world."""

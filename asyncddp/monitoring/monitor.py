@@ -44,9 +44,9 @@ def monitor(
 
     Of each rank: the consensus distance :math:`\lVert x_i - \bar x \rVert_2`, the gradient norm,
     the time of a step and how much of it averaging and monitoring took, the bytes sent, and with
-    one-sided methods the staleness; see :class:`asyncddp.monitoring.Record`. Every rank sends its
-    figures to rank 0 by a one-sided message, so that nobody waits for anybody; rank 0 writes them
-    while it makes its own steps.
+    one-sided methods the staleness and the neighbours that have left; see
+    :class:`asyncddp.monitoring.Record`. Every rank sends its figures to rank 0 by a one-sided
+    message, so that nobody waits for anybody; rank 0 writes them while it makes its own steps.
 
     The distance is found from 64 numbers of each rank, a random projection of its parameters that
     is the same on all, with a relative standard error of :math:`1/\sqrt{2 \cdot 64} \approx 9\,\%`.
@@ -142,6 +142,8 @@ class Monitor:
         self._pace = Pace(subject, self._cost, first_step)
         self._closed = False
         subject.attach(self._stepped, self._reports)
+        if self._reports():
+            subject.prepare()
 
     @property
     def monitor_seconds(self) -> float:
@@ -164,6 +166,8 @@ class Monitor:
         if self._step % self._every == 0:
             with self._cost:
                 self._courier.send(self._report())
+        if self._reports():
+            self._subject.prepare()
         if self._courier.arrived:
             with self._cost:
                 self._take()
@@ -185,6 +189,7 @@ class Monitor:
             monitor_seconds=pace.monitor,
             bytes_sent=subject.bytes_sent,
             staleness=None if subject.in_step else max([0, *behind]),
+            departed=subject.departed,
         )
         self.latest[record.rank] = record
         return Report(record, self._projected())

@@ -20,13 +20,15 @@ class Record:
         time: When it reported, as of ``time.time()``.
         consensus_distance: How far its parameters are from the average of all ranks', or None.
         consensus_error: Relative standard error of that distance: 0 where it is exact.
-        gradient_norm: Of the gradients of its last step; None where there were none.
+        gradient_norm: Of its own gradients of its last step, as backward passes gave them: before
+            clipping and averaging, without a GradScaler's factor; None where there were none.
         step_seconds: Time from step to step.
         exposed_seconds: Of that, time in which its thread sent, waited and mixed.
         monitor_seconds: Of that, time spent on monitoring.
         bytes_sent: Payload bytes that it has sent to peers so far.
         staleness: Steps by which the oldest of what it mixed last was behind, all of them where
             nothing has come; None where the method waits for its neighbours.
+        departed: Neighbours that have left the averaging, whose weight it gives to itself.
     """
 
     rank: int
@@ -40,6 +42,7 @@ class Record:
     monitor_seconds: float
     bytes_sent: int
     staleness: int | None
+    departed: tuple[int, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Its fields by name."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from asyncddp.context import Context
 from asyncddp.errors import ArgumentError
@@ -56,9 +57,17 @@ class Subject(ABC):
         """Whether no rank is done while others train."""
         return True
 
+    def prepare(self) -> None:  # noqa: B027 - not all need it
+        """The step that begins will be reported."""
+
     @abstractmethod
     def gradient_norm(self) -> float | None:
         """The norm of the gradients of the step that is reported; None where there were none."""
+
+    @property
+    @abstractmethod
+    def departed(self) -> tuple[int, ...]:
+        """Neighbours that have left the averaging, ascending."""
 
     @abstractmethod
     def staleness(self) -> dict[int, Staleness]:
@@ -88,6 +97,8 @@ class OptimizerSubject(Subject):
     def __init__(self, optimizer: DistributedOptimizer) -> None:
         self._optimizer, self._mixer = optimizer, optimizer._mixer
         self.context, self.label = self._mixer.context, self._mixer.label
+        self._squares: dict[int, torch.Tensor] = {}
+        self._listeners: list[RemovableHandle] = []
 
     @property
     def in_step(self) -> bool:
@@ -116,10 +127,45 @@ class OptimizerSubject(Subject):
         """Whether none is in a join block."""
         return self._mixer.attendance is None
 
+    @property
+    def departed(self) -> tuple[int, ...]:
+        """As the optimizer says."""
+        return self._optimizer.departed
+
+    def prepare(self) -> None:
+        """Note each gradient as backward passes give it, before anybody clips or averages it."""
+        self._forget()
+        for parameter in self.parameters:
+            if parameter.is_leaf:
+                hook = parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
+                self._listeners.append(hook)
+
+    def _note(self, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            norm = torch.linalg.vector_norm(_values(parameter.grad.detach())).double()
+            self._squares[id(parameter)] = norm.square()
+
+    def _forget(self) -> None:
+        self._squares.clear()
+        for listener in self._listeners:
+            listener.remove()
+        self._listeners.clear()
+
     def gradient_norm(self) -> float | None:
-        """Of the gradients as the step has left them: averaged, unscaled, clipped."""
-        square = squared_norm(parameter.grad for parameter in self.parameters)
-        return None if square is None else math.sqrt(square)
+        """Of the gradients as backward passes gave them, or of what is there where none did.
+
+        Where a GradScaler's ``unscale_`` was called before the step, its factor is not known here:
+        then it is the norm of what the step has used.
+        """
+        scale = getattr(self._optimizer, "grad_scale", None)
+        unscaled = getattr(self._optimizer, "found_inf", None) is not None and scale is None
+        squares = list(self._squares.values())
+        self._forget()
+        if not squares or unscaled:
+            square = squared_norm(parameter.grad for parameter in self.parameters)
+            return None if square is None else math.sqrt(square)
+        norm = math.sqrt(float(torch.stack([one.to(squares[0].device) for one in squares]).sum()))
+        return norm if scale is None else norm / float(scale)
 
     def staleness(self) -> dict[int, Staleness]:
         """As the optimizer's windows say."""
@@ -138,6 +184,7 @@ class OptimizerSubject(Subject):
 
     def detach(self) -> None:
         """Listen no more."""
+        self._forget()
         self._hook.remove()
 
 
@@ -175,8 +222,13 @@ class ModuleSubject(Subject):
         return self._exchange.exposed.seconds
 
     def gradient_norm(self) -> float | None:
-        """Of the gradients that the updates of the step have used."""
+        """Of the gradients of the step before they were clipped, without a GradScaler's factor."""
         return None if self._square is None else math.sqrt(self._square)
+
+    @property
+    def departed(self) -> tuple[int, ...]:
+        """As the module says."""
+        return self._module.departed
 
     def staleness(self) -> dict[int, Staleness]:
         """As the module's windows say."""
@@ -210,9 +262,13 @@ def squared_norm(gradients: Iterable[torch.Tensor | None]) -> float | None:
     there = [gradient.detach() for gradient in gradients if gradient is not None]
     if not there:
         return None
-    values = [g.coalesce().values() if g.layout == torch.sparse_coo else g for g in there]
-    norms = [torch.linalg.vector_norm(value).double() for value in values]
+    norms = [torch.linalg.vector_norm(_values(gradient)).double() for gradient in there]
     return float(torch.stack([norm.to(norms[0].device) for norm in norms]).square().sum())
+
+
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    """The values of a gradient that may be sparse."""
+    return gradient.coalesce().values() if gradient.layout == torch.sparse_coo else gradient
 
 
 def subject_of(watched: object) -> Subject:

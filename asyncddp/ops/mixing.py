@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -38,6 +38,20 @@ class Mixing:
     src_weights: Mapping[int, float]
     dst_weights: Mapping[int, float]
     row_of: Callable[[int], str] | None = field(default=None, compare=False, repr=False)
+
+    def without(self, sources: Collection[int]) -> Mixing:
+        r"""Let the own tensor have the weights of some ranks.
+
+        .. math:: w'_{ii} = w_{ii} + \sum_{j \in D} w_{ij}, \qquad w'_{ij} = w_{ij}\ (j \notin D)
+
+        Args:
+            sources: D.
+        """
+        moved = [weight for source, weight in self.src_weights.items() if source in sources]
+        if not moved:
+            return self
+        kept = {s: weight for s, weight in self.src_weights.items() if s not in sources}
+        return Mixing(math.fsum([self.self_weight, *moved]), kept, self.dst_weights)
 
     @cached_property
     def sources(self) -> tuple[int, ...]:

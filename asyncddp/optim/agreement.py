@@ -26,6 +26,7 @@ def facts_of(setting: Setting, update_in_backward: bool) -> list[str]:
         f"bucket size {setting.cap} bytes",
         f"update_in_backward={update_in_backward}",
         f"wrapper {mixer.label!r}",
+        f"scale_steps={mixer.windows.scales_steps}",
     ]
     if mixer.context.config.check:
         facts.append(_weights_of(mixer))

@@ -17,6 +17,7 @@ __all__ = [
     "checked_models",
     "checked_optimizer",
     "checked_prefix",
+    "checked_scale_steps",
     "checked_staleness",
     "checked_steps",
 ]
@@ -128,6 +129,25 @@ def checked_staleness(bound: Any, algorithm: Algorithm) -> int | None:
         )
     _insist_on_windows("max_staleness", algorithm)
     return bound
+
+
+def checked_scale_steps(given: Any, algorithm: Algorithm) -> bool:
+    """Insist on True, False or None, and on a method that it concerns.
+
+    Raises:
+        ArgumentError: It is something else, or the method scales no steps.
+    """
+    if given is None:
+        return algorithm.scales_steps
+    if not isinstance(given, bool):
+        raise ArgumentError(f"argument scale_steps: expected True, False or None, got {given!r}")
+    if not algorithm.scales_steps:
+        fitting = [name for name in ALGORITHMS if ALGORITHMS[name].scales_steps]
+        raise ArgumentError(
+            f"argument scale_steps: {algorithm.name} lets ranks of any speed count alike, or lets "
+            f"them wait for each other; expected None, or {', '.join(fitting)} as algorithm"
+        )
+    return given
 
 
 def checked_prefix(prefix: Any, algorithm: Algorithm) -> str | None:

@@ -239,6 +239,7 @@ class DistributedPushSumOptimizer(DistributedOptimizer):
         topology: GraphOrSchedule | None = None,
         bucket_size_in_mb: float = 25,
         max_staleness: int | None = None,
+        scale_steps: bool | None = None,
     ) -> None:
         super().__init__(
             optimizer,
@@ -249,4 +250,5 @@ class DistributedPushSumOptimizer(DistributedOptimizer):
             bucket_size_in_mb=bucket_size_in_mb,
             max_staleness=max_staleness,
             window_prefix=window_prefix,
+            scale_steps=scale_steps,
         )

@@ -44,8 +44,8 @@ def join(*optimizers: DistributedOptimizer, broadcast_last: bool = False) -> Ite
     Before each round all ranks say whether they train: one ``allreduce`` of a number for each rank,
     for which all wait. Outside the block nothing of it is paid. No rank may need longer between
     two rounds than ``ASYNCDDP_TIMEOUT``. Methods on windows have no such rounds: a rank that is
-    done waits for the others at the end, so long at most, and its neighbours go on mixing with what
-    it has published last.
+    done waits for the others at the end, so long at most, and its neighbours give its weight to
+    themselves once they have made more steps.
 
     Inside the block, call no other collective verb, use several optimizers in the same order on all
     ranks, and leave ``communication`` as it is. An exception leaves the block at once, and

@@ -41,11 +41,22 @@ class WindowControls:
         """
         return self._mixer.windows.staleness()
 
-    def conclude(self) -> None:
-        """Say that no step follows here for now, so that no neighbour waits for this rank.
+    @property
+    def departed(self) -> tuple[int, ...]:
+        """In-neighbours that had left in the last averaging, ascending.
 
-        With ``max_staleness`` a rank that has fewer steps to make than its neighbours calls it in
-        the end; :func:`join` does. The next step takes it back.
+        One has left when it has averaged fewer times than this rank and does so no more: it has
+        said so by :meth:`conclude`, its script has ended, or it has made no step for more than 100
+        averagings of this rank and more than 20 times as many as it usually takes. Its weight, or
+        share, is this rank's own until it makes a step again.
+        """
+        return self._mixer.windows.departed
+
+    def conclude(self) -> None:
+        """Say that no step follows here for now: nobody waits for this rank or mixes with it.
+
+        A rank that has fewer steps to make than its neighbours calls it when it has made them,
+        unless its script ends there; :func:`join` does. The next step takes it back.
         """
         self._mixer.windows.conclude()
 

@@ -24,6 +24,7 @@ from asyncddp.optim.arguments import (
     checked_models,
     checked_optimizer,
     checked_prefix,
+    checked_scale_steps,
     checked_staleness,
     checked_steps,
 )
@@ -82,6 +83,9 @@ class DistributedOptimizer(WindowControls, torch.optim.Optimizer):
             averagings behind this rank, up to the deadline; None never waits. Who has fewer to make
             says so in the end, by ``conclude()``.
         window_prefix: One-sided methods only: begins the names of the windows.
+        scale_steps: ``push_sum`` only: whether to scale what a step changes by the number of steps
+            that the ranks make on average to one of this rank, so that all count alike whatever
+            their speed; None for the method's default, which is to do so.
 
     Attributes:
         self_weight, src_weights, dst_weights: Weights set by hand for neighbours; also under their
@@ -126,6 +130,7 @@ class DistributedOptimizer(WindowControls, torch.optim.Optimizer):
         update_in_backward: bool = False,
         max_staleness: int | None = None,
         window_prefix: str | None = None,
+        scale_steps: bool | None = None,
     ) -> None:
         self._wrapped = checked_optimizer(optimizer, DistributedOptimizer)
         super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -133,6 +138,7 @@ class DistributedOptimizer(WindowControls, torch.optim.Optimizer):
         label = checked_prefix(window_prefix, method) or _label(context)
         self._mixer = Mixer(context, method, communication, topology, label)
         self._mixer.max_staleness = checked_staleness(max_staleness, method)
+        self._mixer.windows.scales_steps = checked_scale_steps(scale_steps, method)
         models = checked_models(model)
         setting = Setting(
             self._mixer,

@@ -7,9 +7,11 @@ from contextlib import suppress
 
 import torch
 
+from asyncddp.context import Context
 from asyncddp.context.context import use
-from asyncddp.errors import NotInitializedError, PeerError
+from asyncddp.errors import NotInitializedError, PeerError, PeerLeftError
 from asyncddp.ops.barrier import barrier
+from asyncddp.ops.mixing import Mixing
 from asyncddp.ops.windows import (
     create_along,
     win_free,
@@ -19,7 +21,8 @@ from asyncddp.ops.windows import (
 )
 from asyncddp.parallel.blocks import Block
 from asyncddp.parallel.exchange import Exchange
-from asyncddp.windows import Staleness
+from asyncddp.windows import Staleness, Window, windows_of
+from asyncddp.windows.departures import Departures
 from asyncddp.windows.handle import WindowHandle
 from topology import GraphOrSchedule, Schedule, TopologyError, describe
 
@@ -33,6 +36,10 @@ class Asynchronous(Exchange):
     """
 
     _along: Schedule
+
+    def __init__(self, context: Context, label: str, topology: GraphOrSchedule | None) -> None:
+        self._departures = Departures(context.engine.has_left)
+        super().__init__(context, label, topology)
 
     def checked(self, topology: GraphOrSchedule) -> Schedule:
         """Windows lie along the edges of all rounds, so that these must be known."""
@@ -69,16 +76,40 @@ class Asynchronous(Exchange):
             for block in self.blocks:
                 win_free(self.name(block))
 
+    @property
+    def departed(self) -> tuple[int, ...]:
+        """Neighbours that had left in the last step, ascending."""
+        return self._departures.now
+
     def begin(self, step: int) -> None:
-        """What neighbours need was put after the last step."""
+        """What neighbours need was put after the last step; look who takes part in this one."""
+        for window in self._windows()[:1]:  # all blocks make the same steps
+            sources = window.edges.incoming
+            steps = {source: window.steps_of(source, got=False) for source in sources}
+            self._departures.look(window.steps, steps)
+
+    def _windows(self) -> list[Window]:
+        find = windows_of(self.context).find
+        return [find("DecentralizedDataParallel", self.name(block)) for block in self.blocks]
 
     def mix(self, block: Block, step: int) -> None:
         """Mix with whatever is there."""
         near = self._along.neighbors(self.context.rank, step)
+        row = Mixing(near.self_weight, near.src_weights, {})
         with use(self.context), torch.no_grad():
             block.fill()
-            win_update(self.name(block), near.self_weight, near.src_weights)
+            self._update(block, row.without(self.departed))
             block.spill()
+
+    def _update(self, block: Block, row: Mixing) -> None:
+        """Mix with neighbours whose memory can still be read."""
+        name = self.name(block)
+        try:
+            win_update(name, row.self_weight, row.src_weights)
+        except PeerLeftError:
+            window = windows_of(self.context).find("DecentralizedDataParallel", name)
+            row = row.without(window.unreadable(row.src_weights))
+            win_update(name, row.self_weight, row.src_weights)
 
     def publish(self, block: Block, step: int) -> None:
         """Put it to those who mix it in that round."""
@@ -107,6 +138,16 @@ class Asynchronous(Exchange):
             for handle in [self._put(block, ranks) for block in self.blocks]:
                 handle.wait()
             barrier()
+
+    def conclude(self) -> None:
+        """Tell neighbours, so that they give this rank's weight to themselves."""
+        for window in self._windows():
+            window.conclude().wait()
+
+    def resume(self) -> None:
+        """Tell neighbours."""
+        for window in self._windows():
+            window.resume()
 
     def close(self) -> None:
         """Free the windows; collective."""

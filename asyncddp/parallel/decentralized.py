@@ -234,6 +234,27 @@ class DecentralizedDataParallel(Transparent):
         """
         return self._stepper.exchange.staleness()
 
+    def conclude(self) -> None:
+        """Say that no step follows here for now; with ``sync=True`` it has no effect.
+
+        Neighbours that make more steps than this rank has made then give its weight to themselves,
+        until its next step. :meth:`global_avg` and
+        :meth:`eval` say so while they wait for the other ranks, and so does the end of the script.
+        """
+        self._stepper.recover()
+        self._stepper.exchange.conclude()
+
+    @property
+    def departed(self) -> tuple[int, ...]:
+        """Neighbours that had left in the last step, ascending; none with ``sync=True``.
+
+        With ``sync=False`` one has left when it has made fewer steps than this rank and makes no
+        more: it has said so by :meth:`conclude`, its script has ended, or it has made no step for
+        more than 100 steps of this rank and more than 20 times as many as it usually takes. Its
+        weight is this rank's own until it makes a step again.
+        """
+        return self._stepper.exchange.departed
+
     # the average model
 
     def global_avg(self) -> None:
@@ -251,6 +272,7 @@ class DecentralizedDataParallel(Transparent):
         self._lending.give_back()
         self._stepper.recover()
         self._stepper.exchange.finish(self.steps)
+        self._stepper.exchange.conclude()
         self._lending.average()
         self._stepper.exchange.renew(mixed=True)
 
@@ -281,7 +303,9 @@ class DecentralizedDataParallel(Transparent):
         if average and not self._lending.lent and not self._closed:
             self._stepper.recover()
             self._stepper.exchange.settle()
+            self._stepper.exchange.conclude()
             self._lending.lend()
+            self._stepper.exchange.resume()
         return self.train(False)
 
     # checkpoints

@@ -145,6 +145,17 @@ class Exchange(ABC):
             mixed: Whether they need not be mixed in the step to come.
         """
 
+    def conclude(self) -> None:  # noqa: B027 - only windows need it
+        """Say that no step follows here for now; nothing, where neighbours wait for each other."""
+
+    def resume(self) -> None:  # noqa: B027
+        """Say that steps follow after all."""
+
+    @property
+    def departed(self) -> tuple[int, ...]:
+        """Neighbours that had left in the last step, ascending."""
+        return ()
+
     @abstractmethod
     def close(self) -> None:
         """Let go of everything."""

@@ -167,7 +167,7 @@ class Stepper:
         exchange = self.exchange
         with exchange.exposed:
             exchange.mix(block, self.steps)
-        if update and self.listener is not None:
+        if update and self.listener is not None and not self._recipe.together:
             self.listener.updating(block)
         step = block.step
         if update and self._notes is not None:
@@ -211,6 +211,9 @@ class Stepper:
         everything: Any = _Everything(parameters, lambda: self._rest(update=True))
         if scaler is not None:
             scaler.unscale_(everything)
+        if self.listener is not None:
+            for block in self.blocks:  # before anything is clipped
+                self.listener.updating(block)
         if limit > 0:
             torch.nn.utils.clip_grad_norm_(parameters, limit)
         if scaler is not None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 import torch
 
 from asyncddp.context import Context
-from asyncddp.errors import AsyncDDPError
+from asyncddp.errors import AsyncDDPError, PeerLeftError
 from asyncddp.memory.dtypes import DTYPES, Kind
 from asyncddp.windows.board import Inlet
 from asyncddp.windows.buffers import Buffers, Staleness
 from asyncddp.windows.contract import Buffer, Incoming, Outgoing, Shown
+from asyncddp.windows.departures import CONCLUDED
 from asyncddp.windows.device_side import Device, DeviceSide
 from asyncddp.windows.handle import WindowHandle
 from asyncddp.windows.pool import Pool, Regions
@@ -173,7 +174,8 @@ class Window:
         self._side.keep_up()
         with self.lock:
             self.insist()
-            clock, before = self.clock + 1 if step is None else step, self.clock
+            before = self.steps
+            clock = before + 1 if step is None else step
             p, own = self.p if with_p else 0.0, self._is_own(tensor)
 
             def show(buffer: Buffer) -> list[Version]:
@@ -228,6 +230,24 @@ class Window:
 
         with self.lock:
             return WindowHandle(self, "win_flush", self._side.then(told))
+
+    def conclude(self) -> WindowHandle:
+        """Tell neighbours that no step follows for now, and let them get what is here."""
+        with self.lock:
+            self.clock = CONCLUDED + self.steps
+            self.publish()
+        return self.tell(self.clock)
+
+    def resume(self) -> None:
+        """Tell neighbours that steps follow after all; a step says so as well."""
+        with self.lock:
+            self.clock = self.steps
+        self.tell(self.clock)
+
+    @property
+    def steps(self) -> int:
+        """Steps that this rank has made, also where no more follow."""
+        return self.clock % CONCLUDED
 
     def publish(self) -> Publication:
         """Let neighbours get the rank's own tensor as it is now."""
@@ -345,6 +365,16 @@ class Window:
             finally:
                 self._buffers.release([source])
 
+    def unreadable(self, sources: Iterable[int]) -> list[int]:
+        """Which neighbours have ended so that what they published last cannot be read any more."""
+        gone = []
+        for source in sources:
+            try:
+                self.peek(source)
+            except PeerLeftError:
+                gone.append(source)
+        return gone
+
     def versions(self) -> dict[int, int]:
         """How many times each neighbour's buffer was written since the last update."""
         with self.lock:
@@ -353,4 +383,30 @@ class Window:
     def staleness(self) -> dict[int, Staleness]:
         """How old what was last read of each neighbour is."""
         with self.lock:
-            return self._buffers.staleness(self.clock)
+            found = self._buffers.staleness(self.steps)
+        for source, one in found.items():  # neighbours that have concluded have no more steps
+            lag = one.lag + CONCLUDED if one.lag <= -(CONCLUDED // 2) else one.lag
+            found[source] = one._replace(steps=one.steps % CONCLUDED, lag=lag)
+        return found
+
+    def read_step(self, source: int) -> int:
+        """Of which step of a neighbour is what was read last; 0 if nothing was.
+
+        Where no step follows, CONCLUDED is added.
+        """
+        with self.lock:
+            return self.steps - self._buffers.staleness(self.steps)[source].lag
+
+    def steps_of(self, source: int, *, got: bool) -> int:
+        """How many steps a neighbour has made, as far as is known here.
+
+        Where no step follows, CONCLUDED is added.
+
+        Args:
+            source: The neighbour.
+            got: Whether its tensor is got, or comes by its puts.
+        """
+        if not got:
+            return self.edges.incoming[source].clock()
+        shows = self.edges.gets.get(source)
+        return self.read_step(source) if shows is None else shows.clock()

@@ -103,7 +103,8 @@ def test_every_rank_is_reported_at_every_report(kind):
             assert (record["staleness"] is None) == (kind not in (*ONE_SIDED, MODULES[1]))
     if kind not in MODULES:
         for rank in range(n):
-            assert of(seen, rank, "gradient_norm") == pytest.approx(results[rank]["norms"])
+            if kind != "gradient_allreduce":  # whose gradients are averaged by then
+                assert of(seen, rank, "gradient_norm") == pytest.approx(results[rank]["norms"])
             assert of(seen, rank, "bytes_sent")[-1] == results[rank]["sent"]
     assert all(result["seen"] == [] for result in results[1:])
 
@@ -217,7 +218,7 @@ def test_an_exact_distance_inside_join_is_refused():
 
 
 def test_scaled_gradients_are_reported_unscaled():
-    """The norm is of what the optimizer used."""
+    """The norm is of the loss's own gradients, not of the scaled one's."""
 
     def case():
         model = torch.nn.Linear(3, 1)
@@ -233,6 +234,69 @@ def test_scaled_gradients_are_reported_unscaled():
 
     seen = LoopbackWorld(2).run(case)[0]
     assert [record["gradient_norm"] for record in seen] == pytest.approx([2.0, 2.0])
+
+
+@pytest.mark.parametrize("kind", ["adapt_then_combine", "gradient_allreduce"])
+def test_the_norm_is_of_this_ranks_own_gradients_before_they_are_clipped(kind):
+    """A norm that is always the clipping limit, or of the average, says nothing about a rank."""
+
+    def case():
+        model = torch.nn.Linear(3, 1)
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = bf.DistributedOptimizer(plain, model, kind)
+        seen = []
+        with bf.monitor(optimizer, 2, seen.append):
+            for _ in range(4):
+                optimizer.zero_grad()
+                (model(torch.ones(1, 3)).sum() * (1 + bf.rank())).backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+        return seen
+
+    seen = LoopbackWorld(2).run(case)[0]
+    for rank in range(2):
+        assert of(seen, rank, "gradient_norm") == pytest.approx([2.0 * (1 + rank)] * 2)
+
+
+def test_a_modules_norm_is_before_it_clips():
+    """``grad_clip_norm`` clips inside the wrapper."""
+
+    def case():
+        sgd = lambda named: torch.optim.SGD([p for _, p in named], lr=0.1)  # noqa: E731
+        ddp = bf.DecentralizedDataParallel(torch.nn.Linear(3, 1), sgd, grad_clip_norm=0.5)
+        seen = []
+        with bf.monitor(ddp, 1, seen.append):
+            for _ in range(2):
+                ddp(torch.ones(1, 3)).sum().backward()
+        return seen
+
+    seen = LoopbackWorld(2).run(case)[0]
+    assert of(seen, 0, "gradient_norm") == pytest.approx([2.0, 2.0])
+
+
+def test_a_monitor_tells_of_ranks_that_have_left():
+    """Rank 0's neighbour, after it has concluded."""
+
+    def case():
+        model = torch.nn.Linear(1, 1)
+        plain = torch.optim.SGD(model.parameters(), lr=0.0)
+        optimizer = bf.DistributedWinPutOptimizer(plain, model)
+        seen = []
+        with bf.monitor(optimizer, 1, seen.append):
+            for _ in range(2 if bf.rank() else 4):
+                if optimizer.round == 2:
+                    bf.barrier()  # rank 1 has concluded
+                optimizer.zero_grad()
+                model(torch.ones(1, 1)).sum().backward()
+                optimizer.step()
+            if bf.rank():
+                optimizer.conclude()
+                bf.barrier()
+        return seen
+
+    seen = LoopbackWorld(2).run(case)[0]
+    assert of(seen, 0, "departed") == [(), (), (), (1,)]
+    assert of(seen, 1, "departed") == [(), ()]
 
 
 def without_an_end(path):

@@ -134,3 +134,60 @@ def test_a_run_with_open_windows_ends_well(tmp_path):
     """
     done = run_on_mpirun(4, HEAD + ALL + textwrap.dedent(body), tmp_path, timeout=90)
     assert (done.code, done.stdout, done.stderr, done.left) == (0, "", "", ()), done
+
+
+@pytest.mark.mpi(4)
+@pytest.mark.parametrize("wire", ["mpi", "shared_memory"])
+def test_a_rank_that_ends_early_anchors_nobody(tmp_path, wire):
+    """Rank 3 ends after 20 steps of 200: the others reach the optimum of their own average."""
+    script = """
+    import torch
+    import asyncddp as bf
+    import topology
+
+    bf.init()
+    rank, graph = bf.rank(), topology.ring(bf.size())
+    data = torch.ones(1, 1, dtype=torch.float64)
+
+    def trained(method):
+        model = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
+        torch.nn.init.zeros_(model.weight)
+        loss = lambda output: (output - rank).square().div(2).sum()
+        if method == "module":
+            sgd = lambda named: torch.optim.SGD([p for _, p in named], lr=0.05)
+            ddp = bf.DecentralizedDataParallel(model, sgd, sync=False, topology=graph)
+            ddp.global_avg()  # makes the windows
+            return model, lambda: loss(ddp(data)).backward()
+        plain = torch.optim.SGD(model.parameters(), lr=0.05)
+        optimizer = bf.DistributedOptimizer(
+            plain, model, method, topology=graph, max_staleness=50  # also paces the module
+        )
+
+        def step():
+            optimizer.zero_grad()
+            loss(model(data)).backward()
+            optimizer.step()
+
+        return model, step
+
+    made = {name: trained(name) for name in METHODS}
+    for _, step in made.values():  # the first backward pass of a module is collective
+        step()
+    bf.barrier()
+    for _ in range(19 if rank == 3 else 199):
+        for _, step in made.values():
+            step()
+    for name, (model, _) in made.items() if rank < 3 else ():
+        print(f"{rank} {name} {model.weight.item()}\\n", end="", flush=True)
+    """
+    methods = ["async_model_average", "pull_get", "win_put", "module"]
+    script = textwrap.dedent(script).replace("METHODS", repr(methods))
+    environ = {"ASYNCDDP_TRANSPORT": wire}
+    done = run_on_mpirun(4, script, tmp_path, timeout=220, environ=environ)
+    assert (done.code, done.stderr, done.left) == (0, "", ()), done
+    told = [line.split() for line in done.stdout.splitlines()]
+    found = {name: [float(x) for _, m, x in told if m == name] for name in methods}
+    for name, weights in found.items():
+        assert len(weights) == 3, (name, done)
+        assert sum(weights) / 3 == pytest.approx(1.0, abs=0.08), (name, weights)
+        assert weights == pytest.approx([1.0] * 3, abs=0.3), (name, weights)

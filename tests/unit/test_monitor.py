@@ -255,16 +255,41 @@ def test_without_a_terminal_a_report_is_one_line():
     text = shown(TWO, [TWO[1]], [TWO[0]], terminal=False)
     assert text.splitlines()[0] == (
         "monitor: step 50, distance 2 (worst 3), gradient 2, step time 100 ms, exposed 25.0%, "
-        "sent 3 MB, stale 4, monitor 1.00%"
+        "sent 3.00 MB, stale 4, monitor 1.00%"
     )
     assert len(text.splitlines()) == 2, "only reports of rank 0 make lines"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_distance_that_is_not_known_yet_is_said_to_be(terminal):
+    """Until all ranks have reported once; a dash where none is asked for."""
+    assert "unknown yet" in shown([RECORD], terminal=terminal)
+    assert "unknown yet" not in shown([replace(RECORD, consensus_error=None)], terminal=terminal)
+    assert "unknown yet" not in shown(TWO, terminal=terminal)
+
+
+@pytest.mark.parametrize(
+    ("sent", "text"), [(12, "12 B"), (4_200, "4.20 kB"), (3_000_000, "3.00 MB")]
+)
+def test_bytes_have_the_unit_that_fits(sent, text):
+    """Small models do not send 0 MB."""
+    assert f"sent {text}," in shown([replace(RECORD, bytes_sent=sent)], terminal=False)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_ranks_that_have_left_are_named(terminal):
+    """And who gives their weight to itself."""
+    left = [TWO[0], replace(TWO[1], departed=(2,)), replace(RECORD, rank=3, departed=(2,))]
+    text = " ".join(shown(left, terminal=terminal).split())
+    assert "left the averaging: 2, whose weight is kept by 1, 3" in text
+    assert "left" not in shown(TWO, terminal=terminal)
 
 
 def test_on_a_terminal_a_table_has_a_row_for_each_rank():
     text = shown(TWO, terminal=True)
     rows = [line.split() for line in text.splitlines() if line.split()[:1] in (["0"], ["1"])]
-    assert rows[-1] == ["1", "50", "3", "2", "100", "ms", "25.0%", "3", "MB", "4", "1.00%"]
-    assert rows[-2] == ["0", "50", "1", "2", "100", "ms", "25.0%", "3", "MB", "-", "1.00%"]
+    assert rows[-1] == ["1", "50", "3", "2", "100", "ms", "25.0%", "3.00", "MB", "4", "1.00%"]
+    assert rows[-2] == ["0", "50", "1", "2", "100", "ms", "25.0%", "3.00", "MB", "-", "1.00%"]
 
 
 def test_many_ranks_are_two_rows():

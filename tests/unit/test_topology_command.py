@@ -175,3 +175,14 @@ def test_importing_the_command_loads_no_graph_library():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_matcha_explains_its_budget_and_what_rate_and_gap_are_of():
+    """Rounds are drawn at random: the product of the first 16, and the part of links in use."""
+    code, output = call("matcha", "ring", "-n", "8")
+    assert code == 0
+    words = " ".join(output.split())
+    assert "matcha(ring(8), 0.5, seed=0): rounds are drawn from the seed and never repeat" in words
+    assert "rate of the product of the first 16 rounds" in words
+    assert "--budget is the part of them that a round uses on average" in words
+    assert "budget" not in call("ring", "-n", "8")[1]

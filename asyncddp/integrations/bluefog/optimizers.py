@@ -76,6 +76,7 @@ class BluefogOptimizer(DistributedOptimizer):
             num_steps_per_communication=num_steps_per_communication,
             window_prefix=window_prefix,
             max_staleness=max_staleness,
+            scale_steps=False if algorithm == "push_sum" else None,  # as BlueFog's
         )
         self.register_step_pre_hook(_warn_of_passes)
 

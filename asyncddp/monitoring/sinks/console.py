@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from asyncddp.monitoring.record import Record
+from asyncddp.timeline.units import size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,6 +69,7 @@ def _table(every: Sequence[Record]) -> Table:
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.caption = _departures(every).removeprefix("; ") or None
     for header in _HEADERS:
         table.add_column(header, justify="right", no_wrap=True)
     if len(every) <= _ROWS:
@@ -88,7 +90,17 @@ def _line(every: Sequence[Record]) -> str:
             parts.append(f"step {every[0].step}")
         elif worst != "-":
             parts.append(f"{name} {median}" + (f" (worst {worst})" if worst != median else ""))
-    return "monitor: " + ", ".join(parts)
+    return "monitor: " + ", ".join(parts) + _departures(every)
+
+
+def _departures(every: Sequence[Record]) -> str:
+    """Which ranks have left the averaging, and who gives their weight to itself."""
+    left = sorted({rank for record in every for rank in record.departed})
+    takers = [f"{record.rank}" for record in every if record.departed]
+    if not left:
+        return ""
+    ranks = ", ".join(map(str, left))
+    return f"; left the averaging: {ranks}, whose weight is kept by {', '.join(takers)}"
 
 
 def _cells(every: Sequence[Record], over: Callable[[Iterable[float]], float]) -> list[str]:
@@ -101,14 +113,21 @@ def _cells(every: Sequence[Record], over: Callable[[Iterable[float]], float]) ->
 
     return [
         seen((r.step for r in every), lambda x: f"{x:.0f}"),
-        seen((r.consensus_distance for r in every), lambda x: f"{x:.3g}"),
+        _unknown(every) or seen((r.consensus_distance for r in every), lambda x: f"{x:.3g}"),
         seen((r.gradient_norm for r in every), lambda x: f"{x:.3g}"),
         seen((r.step_seconds for r in every), lambda x: f"{1e3 * x:.3g} ms"),
         seen((_share(r.exposed_seconds, r) for r in every), lambda x: f"{x:.1%}"),
-        seen((r.bytes_sent / 1e6 for r in every), lambda x: f"{x:.3g} MB"),
+        seen((r.bytes_sent for r in every), size),
         seen((r.staleness for r in every), lambda x: f"{x:g}"),
         seen((_share(r.monitor_seconds, r) for r in every), lambda x: f"{x:.2%}"),
     ]
+
+
+def _unknown(every: Sequence[Record]) -> str:
+    """Words in place of a distance that is asked for, while not all ranks have reported once."""
+    waited = any(r.consensus_error is not None for r in every)
+    known = any(r.consensus_distance is not None for r in every)
+    return "unknown yet" if waited and not known else ""
 
 
 def _share(seconds: float, record: Record) -> float | None:

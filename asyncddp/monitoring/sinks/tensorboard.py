@@ -10,7 +10,7 @@ from asyncddp.monitoring.record import Record
 
 __all__ = ["TensorBoardSink", "Writer", "writer_in"]
 
-_NOT_SCALARS = ("rank", "step", "time", "consensus_error")
+_NOT_SCALARS = ("rank", "step", "time", "consensus_error", "departed")
 
 
 class Writer(Protocol):
