@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,18 +10,23 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from asyncddp.config import Config
 from asyncddp.context.launched import launched_as
-from asyncddp.errors import PeerError, PeerLeftError
+from asyncddp.errors import PeerLeftError
 
 if TYPE_CHECKING:
     from asyncddp.context.context import Context
 
-__all__ = ["end_run", "unwatch", "watch"]
+__all__ = ["end_run", "joining", "unwatch", "watch"]
+
+
+_TO_BE_READ = 0.1  # seconds for the launcher to forward what was written
+_TO_BE_JOINED = 0.25  # seconds for ranks that fail at the same time to report it too
 
 
 class _Watched:
@@ -47,6 +53,23 @@ def unwatch() -> None:
         sys.excepthook = sys.__excepthook__
 
 
+@contextlib.contextmanager
+def joining(config: Config) -> Iterator[None]:
+    """Show ``asyncddp run``, while inside, that this rank waits for all others to join."""
+    rank, size = launched_as(os.environ)
+    if config.report_dir is None or size == 1:
+        yield
+        return
+    mark = Path(config.report_dir, f"joining-{rank}")
+    with contextlib.suppress(OSError):  # on another machine there is no such folder
+        mark.touch()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            mark.unlink()
+
+
 def _excepthook(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
@@ -69,7 +92,8 @@ def end_run(error: BaseException) -> NoReturn:
     """Report an error that nobody caught, and end all ranks with its exit code.
 
     In a process that was forked from a rank it ends that process alone, with Python's traceback.
-    Writes ``rank-<r>.json`` into ``ASYNCDDP_REPORT_DIR`` where that is set.
+    Under ``asyncddp run`` it is written into ``rank-<r>.json`` in ``ASYNCDDP_REPORT_DIR``, and the
+    launcher prints it, once for all ranks that fail alike; elsewhere this rank prints it.
 
     Args:
         error: What was raised; a ``SystemExit`` or ``KeyboardInterrupt`` is reported without a
@@ -86,17 +110,18 @@ def end_run(error: BaseException) -> NoReturn:
     summary = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, SystemExit):
         summary = f"it ended with exit code {code}"
-    time.sleep(_turn(error, rank))
     if isinstance(error, PeerLeftError):
         text = ""  # the rank that left has said why
-    if not isinstance(error, KeyboardInterrupt):
-        head = f"[asyncddp] rank {rank} of {size} failed: {summary}\n"
-        sys.stderr.write(head + text)
     sys.stdout.flush()
+    wait = _TO_BE_READ
+    if _leave_report(rank, code, error, text):
+        wait = _TO_BE_JOINED + _told(error, rank)  # asyncddp run says it, once for all
+    elif not isinstance(error, KeyboardInterrupt):
+        time.sleep(0.0 if quiet else min(0.15 * rank, 2.0) + _told(error, rank))
+        sys.stderr.write(f"[asyncddp] rank {rank} of {size} failed: {summary}\n{text}")
     sys.stderr.flush()
-    _leave_report(rank, code, error, text)
     if context is not None and context.size > 1:
-        time.sleep(0.1)  # lets the launcher forward what was just written
+        time.sleep(wait)
         context.transport.abort(code)
     os._exit(code)
 
@@ -110,18 +135,25 @@ def _end_fork(error: BaseException) -> NoReturn:
     os._exit(exit_code(error))
 
 
-def _turn(error: BaseException, rank: int) -> float:
-    """Seconds before a rank speaks: first the one where it began, of several the lowest."""
-    if not isinstance(error, PeerError) or isinstance(error, PeerLeftError):
-        return 0.0
-    told = error.origin not in (None, rank)
-    return min(0.15 * rank, 2.0) + 0.5 * told
+def _told(error: BaseException, rank: int) -> float:
+    """Seconds by which the rank where it began goes first."""
+    return 0.5 * (isinstance(error, PeerError) and error.origin not in (None, rank))
 
 
-def _leave_report(rank: int, code: int, error: BaseException, trace: str) -> None:
+def _is_the_rank(folder: Path, rank: int) -> bool:
+    """Whether this process is the one that signed in as the rank, and not one that it started."""
+    try:
+        signed = Path(folder, f"started-{rank}").read_text(encoding="utf8").split()
+    except OSError:
+        return True  # no Python script of asyncddp run: nobody has signed in
+    return not signed or signed[0] == str(os.getpid())
+
+
+def _leave_report(rank: int, code: int, error: BaseException, trace: str) -> bool:
+    """Tell ``asyncddp run``; whether it can read it, as on its own machine."""
     folder = Config.from_environment().report_dir
-    if folder is None or not Path(folder).is_dir():
-        return
+    if folder is None or not Path(folder).is_dir() or not _is_the_rank(Path(folder), rank):
+        return False
     report = {
         "rank": rank,
         "host": socket.gethostname(),
@@ -133,7 +165,12 @@ def _leave_report(rank: int, code: int, error: BaseException, trace: str) -> Non
         "traceback": trace,
         "time": time.time(),
     }
+    path = Path(folder, f"rank-{rank}.json")
     try:
-        Path(folder, f"rank-{rank}.json").write_text(json.dumps(report), encoding="utf8")
+        begun = path.with_name(f"begun-{rank}.json")
+        begun.write_text(json.dumps(report), encoding="utf8")
+        begun.replace(path)  # never seen half written
     except OSError as problem:
         sys.stderr.write(f"[asyncddp] rank {rank} could not write its report: {problem}\n")
+        return False
+    return True

@@ -84,7 +84,8 @@ def init(
         rank, size = launched_as(os.environ)
         if size > 1:
             failure.watch()  # an error on one rank in here must not leave the others waiting
-        wire = open_world(config.transport, Start(rank, size, config, failure.end_run))
+        with failure.joining(config):
+            wire = open_world(config.transport, Start(rank, size, config, failure.end_run))
         if config.transport != "loopback":
             check_size(wire.size, os.environ)
         context = Context(wire, config)

@@ -1,7 +1,8 @@
 """Which ranks on this machine have started, which have left, and in which order.
 
 Every rank that :mod:`asyncddp.launch.rank` runs signs in with a file ``started-<rank>`` and signs
-out by removing it. Linux tells at once when one of them ends, so the first that left without
+out by renaming it to ``ended-<rank>``; while it waits in ``init()`` for the others there is a file
+``joining-<rank>``. Linux tells at once when one of them ends, so the first that left without
 signing out is known even where the launcher kills the others and does not say who was first.
 """
 
@@ -24,7 +25,11 @@ def sign_in(folder: str, rank: str) -> None:
 def sign_out(folder: str, rank: str) -> None:
     """Say that this rank has ended as it should."""
     with contextlib.suppress(OSError):
-        Path(folder, f"started-{rank}").unlink()
+        Path(folder, f"started-{rank}").rename(Path(folder, f"ended-{rank}"))
+
+
+def _rank_of(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])
 
 
 class RollCall:
@@ -34,7 +39,7 @@ class RollCall:
         folder: Where they sign in and leave their reports.
 
     Attributes:
-        lost: Ranks that left without signing out, in order.
+        lost: Ranks that left without signing out before any rank had reported a failure, in order.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -56,14 +61,35 @@ class RollCall:
                 pid, host = path.read_text().split()
                 self._known.add(rank)
                 if host == socket.gethostname():
-                    found[rank] = os.pidfd_open(int(pid))
+                    try:
+                        found[rank] = os.pidfd_open(int(pid))
+                    except ProcessLookupError:  # it was there for less than a look
+                        self.left(rank)
         self._open.update(found)
         return found
 
     def left(self, rank: int) -> bool:
         """Take note that a rank's process has ended; False, for there is no more to watch."""
-        if (self._folder / f"started-{rank}").exists() and rank not in self.lost:
+        if (self._folder / f"started-{rank}").exists() and not self.has_reports():
             self.lost.append(rank)
+        return False
+
+    def stranded(self) -> tuple[int, ...]:
+        """Ranks inside ``init()``, which waits for all, while another one's process has ended."""
+        joining = {_rank_of(path) for path in self._folder.glob("joining-*")}
+        gone = {*self.lost, *self.ended()} if joining else set()
+        return tuple(sorted(joining - gone)) if gone else ()
+
+    def ended(self) -> tuple[int, ...]:
+        """Ranks of this machine that have signed out, and whose process has ended."""
+        return tuple(sorted(filter(self._is_gone, map(_rank_of, self._folder.glob("ended-*")))))
+
+    def _is_gone(self, rank: int) -> bool:
+        pid, host = (self._folder / f"ended-{rank}").read_text().split()
+        try:
+            os.kill(int(pid), 0)
+        except ProcessLookupError:
+            return host == socket.gethostname()
         return False
 
     def has_reports(self) -> bool:

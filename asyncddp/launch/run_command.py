@@ -29,8 +29,9 @@ from asyncddp.launch.options import RunOptions, run_options
 from asyncddp.launch.program import program_for
 from asyncddp.launch.sieve import Sieve
 from asyncddp.launch.supervise import supervise
-from asyncddp.launch.verdict import Verdict, judge
+from asyncddp.launch.verdict import Verdict, alike, judge, read_reports
 from asyncddp.listening import confine_while_it_runs
+from asyncddp.rank_lists import list_ranks
 
 __all__ = ["job_for", "run_command", "start"]
 
@@ -230,8 +231,20 @@ def _run(
     verdict = judge(ending, found.launcher, "\n".join(notes), Path(folder), options.timeout)
     if verdict.lines and not stderr.at_start:
         click.echo(err=True)  # a rank's unfinished line, as of a progress bar
+    if verdict.lines:
+        _show_tracebacks(Path(folder))
     _tell(verdict, () if options.verbose else notes)
     return verdict.code
+
+
+def _show_tracebacks(folder: Path) -> None:
+    """The traceback of each cause once, however many ranks have reported it."""
+    groups = [group for group in alike(read_reports(folder)) if group[0].traceback]
+    groups = [group for group in groups if not group[0].is_consequence] or groups[:1]
+    for group in groups:
+        if len(groups) > 1:
+            click.echo(f"[asyncddp] {list_ranks(report.rank for report in group)}:", err=True)
+        click.echo(group[0].traceback, err=True, nl=False)
 
 
 def _tell(verdict: Verdict, notes: Sequence[str]) -> None:

@@ -26,7 +26,7 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PATIENCE = 5.0  # seconds between one way of asking the launcher to end and the next
 _PAUSE = 0.2  # seconds after which a writer's unfinished line is shown
 _DRAIN = 0.5  # seconds to read what is left after the launcher has ended
-_LOOK = 1.0  # seconds between two looks at who has signed in and who has reported
+_LOOK = 0.2  # seconds between two looks at who has signed in and who has reported
 _LINGER = 3.0  # seconds that a launcher has to end after a rank has reported its failure
 
 
@@ -39,12 +39,16 @@ class Ending:
         signal: The first signal that this process was sent meanwhile.
         timed_out: Whether the run was ended because its time was up.
         lost: Ranks of this machine that left without having finished, in order.
+        ended: Ranks of this machine that came to the end of their scripts.
+        stranded: Ranks that were ended in ``init()``, where they waited for one that had left.
     """
 
     code: int
     signal: int | None
     timed_out: bool
     lost: tuple[int, ...] = ()
+    ended: tuple[int, ...] = ()
+    stranded: tuple[int, ...] = ()
 
 
 @dataclass
@@ -178,9 +182,17 @@ def supervise(
             pipes.append(_Pipe(child.stdout, 1, stdout))
         ends = float("inf") if timeout is None else time.monotonic() + timeout
         with _handlers(stopper.on_signal) as wakeups, _Watch(pipes, wakeups, folder) as watch:
-            timed_out = _attend(child, watch, stopper, ends)
+            timed_out, stranded = _attend(child, watch, stopper, ends)
         kill_processes_of(marker)
-    return Ending(child.returncode, stopper.received, timed_out, tuple(watch.roll.lost))
+    roll = watch.roll
+    return Ending(
+        child.returncode,
+        stopper.received,
+        timed_out,
+        lost=tuple(roll.lost),
+        ended=roll.ended(),
+        stranded=stranded,
+    )
 
 
 class _Watch:
@@ -236,9 +248,17 @@ class _Watch:
         return {key.fileobj for key in self._selector.get_map().values()}
 
 
-def _attend(child: subprocess.Popen[bytes], watch: _Watch, stopper: _Stopper, ends: float) -> bool:
-    """Pass everything on until the launcher has ended; gives whether its time was up."""
+def _attend(
+    child: subprocess.Popen[bytes], watch: _Watch, stopper: _Stopper, ends: float
+) -> tuple[bool, tuple[int, ...]]:
+    """Pass everything on until the launcher has ended.
+
+    Returns:
+        Whether its time was up, and the ranks that had to be ended in ``init()``, since another one
+        had left before it joined them.
+    """
     timed_out, reported = False, float("inf")
+    stranded: tuple[int, ...] = ()
     while child.poll() is None:
         watch.look()
         watch.step(min(ends, stopper.deadline, time.monotonic() + _LOOK))
@@ -248,9 +268,10 @@ def _attend(child: subprocess.Popen[bytes], watch: _Watch, stopper: _Stopper, en
             stopper.begin(signal.SIGTERM)
         if now >= stopper.deadline:
             stopper.escalate()
-        if watch.roll.has_reports():
-            reported = min(reported, now)
+        waiting = watch.roll.stranded()
+        reported = min(reported, now) if waiting or watch.roll.has_reports() else float("inf")
         if now >= reported + _LINGER and stopper.deadline == float("inf"):
+            stranded = waiting
             stopper.begin(signal.SIGTERM)  # Hydra waits for the others where MPI was not started
     watch.finish()
-    return timed_out
+    return timed_out, stranded

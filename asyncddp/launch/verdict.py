@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from asyncddp.launch.supervise import Ending
 from asyncddp.launch.vendors import Death, Launcher
+from asyncddp.rank_lists import list_ranks
 
-__all__ = ["Report", "Verdict", "judge", "read_reports"]
+__all__ = ["Report", "Verdict", "alike", "judge", "read_reports"]
 
 _TIMED_OUT = 124  # as timeout(1)
+_VANISHED = "killed or ended without a report, as by os._exit()"
+_UNFINISHED = " before MPI was finalized, as by os._exit(0)"
+_REFUSED = "refused by rank "
+_SHOWN = 3  # groups of ranks that are told of beside the first
+_OWN = re.compile(r"\branks? \d+(?:(?:\u2013|, | and )\d+)*(?: more)?|\b\d+\.\d+ s\b")
 
 
 @dataclass(frozen=True)
@@ -26,18 +33,42 @@ class Report:
     kind: str
     message: str
     time: float
+    traceback: str = ""
 
     @property
     def is_consequence(self) -> bool:
-        """Whether the rank failed only because another one had ended."""
-        return self.kind.rpartition(".")[2] == "PeerLeftError"
+        """Whether the rank failed only because another one had ended, or had refused to go on."""
+        return self.kind.rpartition(".")[2] == "PeerLeftError" or _REFUSED in self.message
 
-    def __str__(self) -> str:
-        where = f"rank {self.rank} on {self.host}"
-        if self.kind == "SystemExit" and self.message.strip("-").isdigit():
-            return f"{where} ended with exit code {self.exit_code}"
-        first = self.message.strip().partition("\n")[0]
-        return f"{where} failed (exit code {self.exit_code}): {self.kind}: {first}".rstrip(" :")
+    @property
+    def likeness(self) -> tuple[object, ...]:
+        """What it shares with the reports of the same failure on other ranks."""
+        _, refused, cause = self.message.rpartition(_REFUSED)
+        cause = cause.partition(": ")[2] if refused else cause
+        return self.kind, self.exit_code, _OWN.sub("…", cause)
+
+
+def alike(reports: Iterable[Report]) -> list[list[Report]]:
+    """Reports of the same failure together, causes before what followed from them.
+
+    Messages that differ only in the ranks that they name and in seconds count as the same.
+    """
+    groups: dict[tuple[object, ...], list[Report]] = {}
+    for report in sorted(reports, key=lambda report: report.is_consequence):
+        groups.setdefault(report.likeness, []).append(report)
+    return list(groups.values())
+
+
+def _told(group: Sequence[Report]) -> str:
+    """One line about ranks that failed alike, with the message of the first."""
+    first, hosts = group[0], {report.host for report in group}
+    where = list_ranks(report.rank for report in group)
+    where = f"{where} on {first.host}" if len(hosts) == 1 else where
+    if first.kind == "SystemExit" and first.message.strip("-").isdigit():
+        return f"{where} ended with exit code {first.exit_code}"
+    same = " alike" if len(group) > 1 else ""
+    line = first.message.strip().partition("\n")[0]
+    return f"{where} failed{same} (exit code {first.exit_code}): {first.kind}: {line}".rstrip(" :")
 
 
 @dataclass(frozen=True)
@@ -69,6 +100,7 @@ def read_reports(folder: Path) -> list[Report]:
                     kind=str(data["kind"]),
                     message=str(data["message"]),
                     time=float(data["time"]),
+                    traceback=str(data.get("traceback", "")),
                 )
             )
         except (OSError, ValueError, KeyError, TypeError):
@@ -116,17 +148,17 @@ def judge(
         return Verdict(_TIMED_OUT, (f"ended after {timeout:g} s, the limit set by --timeout",))
     if ending.signal is not None:
         return Verdict(128 + ending.signal, (f"ended by {_signal_name(ending.signal)}",))
-    death = launcher.death(said)
+    death, reports = launcher.death(said), read_reports(folder)
+    if ending.stranded:
+        return Verdict(ending.code or 1, (_never_joined(ending), *_others(reports)))
     if ending.code == 0 and death is None:
         return Verdict(0)
-    reports = read_reports(folder)
     if death is not None and death.signal is not None:
         rank = death.rank if death.rank is not None or not ending.lost else ending.lost[0]
-        own = [report for report in reports if report.rank == rank]
-        if not own:
+        if not any(report.rank == rank for report in reports):
             line = f"{_who(rank, death.host)} was killed by {_signal_name(death.signal)}"
             return Verdict(128 + death.signal, (line, *_others(reports), *_as_lines(death.signal)))
-        return Verdict(own[0].exit_code, (str(own[0]), *_others(reports, own[0])))
+        return _reported(sorted(reports, key=lambda report: report.rank != rank))
     return _judge_codes(ending, death, reports)
 
 
@@ -136,39 +168,59 @@ def _as_lines(number: int) -> tuple[str, ...]:
 
 
 def _judge_codes(ending: Ending, death: Death | None, reports: Sequence[Report]) -> Verdict:
-    causes = [report for report in reports if not report.is_consequence]
-    if causes:
-        return Verdict(causes[0].exit_code or 1, (str(causes[0]), *_others(reports, causes[0])))
-    if death is not None and death.code:
-        line = f"{_who(death.rank, death.host)} ended with exit code {death.code}"
-        return Verdict(death.code, (line, *_others(reports)))
-    if reports:
-        return Verdict(reports[0].exit_code or 1, (str(reports[0]), *_others(reports, reports[0])))
+    if not all(report.is_consequence for report in reports):
+        return _reported(reports, ending.lost)
     code = ending.code if ending.code > 0 else 128 - ending.code
+    if death is not None and death.code is not None:
+        line = f"{_who(death.rank, death.host)} ended with exit code {death.code}"
+        line += "" if death.code else _UNFINISHED
+        return Verdict(death.code or code or 1, (line, *_others(reports)))
+    if reports:
+        return _reported(reports, ending.lost)
     if death is not None and death.lost_host:  # Open MPI may call that a success
         line = f"host {death.host} was lost, or could not be reached"
         return Verdict(ending.code or 1, (line,), explained=False)
     if death is not None:
         return Verdict(code or 1, (_ended_by_mpi(death, ending.lost),))
-    return Verdict(code, (f"the launcher ended with exit code {code}",), explained=False)
+    line = f"the launcher ended with exit code {code}"
+    if ending.lost:
+        line = f"{list_ranks(ending.lost[:1])} was lost first, {_VANISHED}; {line}"
+    return Verdict(code, (line,), explained=False)
+
+
+def _never_joined(ending: Ending) -> str:
+    """Ranks wait in ``init()`` for one that has ended: no launcher notices that."""
+    waiting = f"while {list_ranks(ending.stranded)} waited for it in init()"
+    gone = [rank for rank in ending.lost if rank not in ending.stranded]
+    if gone:
+        return f"{list_ranks(gone)} was lost, {_VANISHED}, {waiting}"
+    ended = list_ranks(ending.ended)
+    return f"{ended} came to the end of the script without calling init(), {waiting}"
 
 
 def _ended_by_mpi(death: Death, lost: Sequence[int]) -> str:
     """A rank that sees a connection close is ended by MPI, and may be noticed before its peer."""
     who = _who(death.rank, death.host)
     if lost and lost[0] != death.rank:
-        return f"rank {lost[0]} was lost first, killed or ended without a report; then {who} was"
+        return f"rank {lost[0]} was lost first, {_VANISHED}; then {who} was"
     return f"{who} was ended by MPI itself: another rank was lost, or the network failed"
 
 
+def _reported(reports: Sequence[Report], lost: Sequence[int] = ()) -> Verdict:
+    """What ranks themselves report, of which the first comes first."""
+    main, *others = alike(reports)
+    before = list_ranks(lost[:1])
+    first = (f"before that, {before} was lost, {_VANISHED}",) if lost else ()
+    rest = [report for group in others for report in group]
+    return Verdict(main[0].exit_code or 1, (_told(main), *first, *_others(rest, main[0])))
+
+
 def _others(reports: Sequence[Report], main: Report | None = None) -> tuple[str, ...]:
-    """What other ranks reported, at most three of them, with the delay after the first."""
-    rest = [report for report in reports if report is not main]
-    start = main.time if main is not None else None
-    lines = []
-    for report in rest[:3]:
-        delay = "" if start is None else f" {max(0.0, report.time - start):.1f} s later"
-        lines.append(f"then{delay}: {report}")
-    if len(rest) > 3:
-        lines.append(f"and {len(rest) - 3} more ranks")
+    """What other ranks reported, alike ones together, with the delay after the first."""
+    groups, lines = alike(reports), []
+    for group in groups[:_SHOWN]:
+        delay = "" if main is None else f" {max(0.0, group[0].time - main.time):.1f} s later"
+        lines.append(f"then{delay}: {_told(group)}")
+    if groups[_SHOWN:]:
+        lines.append(f"and {list_ranks(r.rank for group in groups[_SHOWN:] for r in group)}")
     return tuple(lines)

@@ -60,6 +60,62 @@ def test_a_killed_rank_is_named_with_its_signal(run, number, code, words):
     assert run.wait_until_gone(1) == []
 
 
+LEAVING = """
+import os
+rank = os.environ["OMPI_COMM_WORLD_RANK"]
+if rank == "1":
+    {before}
+import torch, asyncddp as bf
+bf.init()
+bf.neighbor_allreduce(torch.ones(4))
+if rank == "1":
+    {after}
+while True:
+    bf.neighbor_allreduce(torch.ones(4))
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("pass", "os._exit(0)", "ended with exit code 0 before MPI was finalized"),
+        ("os._exit(0)", "", "was lost, killed or ended without a report, as by os._exit(), while"),
+        ("raise SystemExit", "", "came to the end of the script without calling init(), while"),
+    ],
+    ids=["in a verb", "before init", "without init"],
+)
+def test_a_rank_that_leaves_without_a_word_is_named(run, before, after, words):
+    """No exit code tells of it, and where others wait in ``init()`` no launcher notices."""
+    ended = run("-np", "2", run.script(LEAVING.format(before=before, after=after or "pass")))
+    (line,) = last_lines(ended.stderr)
+    assert line.startswith("asyncddp run: rank 1 ")
+    assert words in line
+    assert ended.code != 0
+    assert "exiting\nimproperly" not in ended.stderr, "the launcher's own words are left out"
+    assert run.wait_until_gone(1) == []
+
+
+def test_an_error_that_all_ranks_share_is_printed_once(run):
+    """One traceback, and one line for all ranks; none of them prints a second one."""
+    ended = run(
+        "-np",
+        "4",
+        run.script(
+            "import torch, asyncddp as bf\n"
+            "bf.init()\n"
+            "bf.allreduce(torch.ones(3))\n"
+            "raise ValueError('no data')\n"
+        ),
+    )
+    assert ended.code == 1
+    assert ended.stderr.count("Traceback (most recent call last)") == 1
+    assert ended.stderr.count("ValueError: no data\n") == 2, "of the traceback and of the verdict"
+    (line,) = last_lines(ended.stderr)
+    assert line.startswith("asyncddp run: rank")
+    assert line.endswith("(exit code 1): ValueError: no data")
+    assert "[asyncddp]" not in ended.stderr
+
+
 def test_a_rank_that_fails_with_mpi_under_way_is_shown_before_all_else(run):
     """The others wait for it inside a verb; what they see of it must not bury its traceback."""
     ended = run(
@@ -75,8 +131,9 @@ def test_a_rank_that_fails_with_mpi_under_way_is_shown_before_all_else(run):
     )
     assert ended.code == 1
     assert ended.stderr.count("Traceback (most recent call last)") == 1
-    assert "rank 1 of 3 failed: KeyError: 'no such sample'" in ended.stderr
-    assert last_lines(ended.stderr)[0].endswith("KeyError: 'no such sample'")
+    assert ended.stderr.count("KeyError: 'no such sample'\n") == 2
+    assert last_lines(ended.stderr)[0].startswith("asyncddp run: rank 1 on ")
+    assert last_lines(ended.stderr)[0].endswith("failed (exit code 1): KeyError: 'no such sample'")
     assert "MPI_ABORT" not in ended.stderr
     assert run.wait_until_gone(1) == []
 

@@ -12,13 +12,13 @@ import recorded
 from asyncddp.launch.roll_call import RollCall, sign_in, sign_out
 from asyncddp.launch.supervise import Ending
 from asyncddp.launch.vendors import VENDORS
-from asyncddp.launch.verdict import judge, read_reports
+from asyncddp.launch.verdict import alike, judge, read_reports
 
 
-def report(folder, rank, kind, message, time, code=1):
+def report(folder, rank, kind, message, time, code=1, host=None):
     data = {
         "rank": rank,
-        "host": f"h{rank}",
+        "host": host or f"h{rank}",
         "pid": 1,
         "exit_code": code,
         "kind": kind,
@@ -120,7 +120,7 @@ def test_a_rank_that_mpi_ended_over_a_closed_connection_is_not_taken_for_the_cau
     said = recorded.OPEN_MPI_5_CONNECTION_CLOSED
     code, line = verdict(tmp_path, ending(14, lost=(1, 0)), said)
     assert code == 14
-    assert line.startswith("rank 1 was lost first, killed or ended without a report; then rank 0")
+    assert line.startswith("rank 1 was lost first, killed or ended without a report")
     (line,) = verdict(tmp_path, ending(14), said)[1:]
     assert line == (
         "rank 0 on h1 was ended by MPI itself: another rank was lost, or the network failed"
@@ -141,9 +141,67 @@ def test_signals_and_limits_of_ours_come_first(tmp_path):
 
 def test_many_ranks_do_not_bury_the_first(tmp_path):
     for rank in range(8):
-        report(tmp_path, rank, "ValueError", "x", float(rank))
-    assert verdict(tmp_path, ending(1))[-1] == "and 4 more ranks"
+        report(tmp_path, rank, "ValueError", "abcdefgh"[rank], float(rank))
+    assert verdict(tmp_path, ending(1))[-1] == "and ranks 4\u20137"
     assert len(verdict(tmp_path, ending(1))) == 6
+
+
+def test_ranks_that_fail_alike_are_told_of_in_one_line(tmp_path):
+    """What differs is which ranks a message names, and how long it took."""
+    for rank in (0, 1, 2, 3, 5):
+        words = (
+            f"rank {rank}: allreduce was not done in {3 + rank / 10} s; missing: rank {9 - rank}"
+        )
+        report(tmp_path, rank, "WaitTimeoutError", words, float(rank), host="h1")
+    report(tmp_path, 4, "WaitTimeoutError", "rank 4: broadcast was not done in 3.1 s", 9.0)
+    said = "allreduce was not done in 3.0 s; missing: rank 9"
+    assert verdict(tmp_path, ending(1)) == (
+        1,
+        f"ranks 0\u20133, 5 on h1 failed alike (exit code 1): WaitTimeoutError: rank 0: {said}",
+        "then 9.0 s later: rank 4 on h4 failed (exit code 1): WaitTimeoutError: rank 4: broadcast "
+        "was not done in 3.1 s",
+    )
+    assert [len(group) for group in alike(read_reports(tmp_path))] == [5, 1]
+
+
+def test_who_was_refused_by_the_rank_that_failed_is_no_cause_of_its_own(tmp_path):
+    cause = "rank 2: allreduce was not done in 3.0 s"
+    report(tmp_path, 0, "WaitTimeoutError", f"rank 0, allreduce, refused by rank 2: {cause}", 1.0)
+    report(tmp_path, 1, "WaitTimeoutError", f"rank 1, allreduce, refused by rank 2: {cause}", 1.1)
+    report(tmp_path, 2, "WaitTimeoutError", cause, 1.2)
+    (line,) = verdict(tmp_path, ending(1))[1:]
+    assert line == f"ranks 0\u20132 failed alike (exit code 1): WaitTimeoutError: {cause}"
+
+
+def test_a_rank_that_left_before_the_end_is_named(tmp_path):
+    """By os._exit(0), of which Open MPI speaks, and where nobody says a word."""
+    said = recorded.OPEN_MPI_5_UNFINISHED
+    assert verdict(tmp_path, ending(1), said) == (
+        1,
+        "rank 1 on vm ended with exit code 0 before MPI was finalized, as by os._exit(0)",
+    )
+    code, line = verdict(tmp_path, ending(1, lost=(3, 0)))
+    assert code == 1
+    assert line == (
+        "rank 3 was lost first, killed or ended without a report, as by os._exit(); the launcher "
+        "ended with exit code 1"
+    )
+    report(tmp_path, 0, "WaitTimeoutError", "nobody came", 1.0)
+    lines = verdict(tmp_path, ending(1, lost=(3,)))
+    assert lines[2].startswith("before that, rank 3 was lost, killed or ended without a report")
+
+
+def test_who_left_while_others_waited_in_init_is_named(tmp_path):
+    away = ending(143, stranded=(0, 2), lost=(1, 0, 2))
+    assert verdict(tmp_path, away)[1] == (
+        "rank 1 was lost, killed or ended without a report, as by os._exit(), while ranks 0, 2 "
+        "waited for it in init()"
+    )
+    done = ending(143, stranded=(0,), ended=(1, 2, 3))
+    assert verdict(tmp_path, done)[1] == (
+        "ranks 1\u20133 came to the end of the script without calling init(), while rank 0 waited "
+        "for it in init()"
+    )
 
 
 def test_a_report_that_was_cut_short_is_left_out(tmp_path):
@@ -154,22 +212,34 @@ def test_a_report_that_was_cut_short_is_left_out(tmp_path):
 
 
 def test_the_roll_knows_who_left_without_signing_out(tmp_path):
-    children = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) for _ in range(3)]
-    for rank, child in enumerate(children):
+    children = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) for _ in range(4)]
+    for rank, child in enumerate(children[:3]):
         sign_in(str(tmp_path), str(rank))
         (tmp_path / f"started-{rank}").write_text(f"{child.pid} {os.uname().nodename}")
     (tmp_path / "started-3").write_text("1 another-machine")
+    (tmp_path / "started-4").write_text(f"{children[3].pid} {os.uname().nodename}")
+    children[3].kill()
+    children[3].communicate()
     roll = RollCall(tmp_path)
     assert sorted(roll.newcomers()) == [0, 1, 2]
+    assert roll.lost == [4], "it had ended before the first look"
     assert roll.newcomers() == {}
+    assert roll.stranded() == ()
+    (tmp_path / "joining-2").touch()
+    assert roll.stranded() == (2,)
     sign_out(str(tmp_path), "0")
+    assert roll.ended() == (), "its process is still there"
     children[1].send_signal(signal.SIGKILL)
     for child in children:
         child.communicate()
     for rank in (0, 1):
         assert roll.left(rank) is False
     roll.close()
-    assert roll.lost == [1]
+    assert roll.lost == [4, 1]
+    assert roll.ended() == (0,)
+    (tmp_path / "rank-2.json").touch()
+    roll.left(2)
+    assert roll.lost == [4, 1], "what comes after a report is no news"
 
 
 def test_signing_in_where_the_folder_is_on_another_machine_does_nothing(tmp_path):

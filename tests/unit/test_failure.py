@@ -41,18 +41,33 @@ def run(code, **environ):
     )
 
 
-def test_an_uncaught_error_is_told_with_rank_and_traceback_and_reported(tmp_path):
-    done = run("raise ValueError('no data')", ASYNCDDP_REPORT_DIR=str(tmp_path))
+def test_an_uncaught_error_is_told_with_rank_and_traceback():
+    done = run("raise ValueError('no data')")
     assert done.returncode == 1
     first, second, *_ = done.stderr.splitlines()
     assert first == "[asyncddp] rank 0 of 1 failed: ValueError: no data"
     assert second == "Traceback (most recent call last):"
     assert done.stderr.rstrip().endswith("ValueError: no data")
+
+
+def test_under_the_launcher_it_is_reported_and_left_to_the_launcher_to_print(tmp_path):
+    done = run("raise ValueError('no data')", ASYNCDDP_REPORT_DIR=str(tmp_path))
+    assert (done.returncode, done.stderr) == (1, "")
     report = json.loads((tmp_path / "rank-0.json").read_text())
     assert report["rank"] == 0
     assert report["exit_code"] == 1
     assert (report["kind"], report["message"]) == ("ValueError", "no data")
     assert "Traceback" in report["traceback"]
+    assert [path.name for path in tmp_path.iterdir()] == ["rank-0.json"]
+
+
+def test_a_process_that_a_rank_has_started_speaks_for_itself(tmp_path):
+    """It inherits the variable, and its failure is its parent's business."""
+    (tmp_path / "started-0").write_text("1 here")
+    done = run("raise ValueError('no data')", ASYNCDDP_REPORT_DIR=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("ValueError: no data")
+    assert not (tmp_path / "rank-0.json").exists()
 
 
 def test_what_was_printed_before_is_not_lost():

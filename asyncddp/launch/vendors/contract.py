@@ -24,7 +24,8 @@ class Death:
         rank: Which rank; None where the launcher does not say for sure.
         host: Where it ran.
         signal: The signal that killed it, if one did.
-        code: Its exit code otherwise; None where MPI itself ended it.
+        code: Its exit code otherwise; None where MPI itself ended it, 0 where it left without
+            finalizing MPI.
         lost_host: Whether it is a whole host that was lost.
     """
 

@@ -37,6 +37,10 @@ _DEATHS = (
         r'(?P<host>\S+) calling\s+"abort"'
     ),
 )
+_UNFINISHED = re.compile(
+    rf"{_PROGRAM} has exited due to process rank (?P<rank>\d+) with PID \d+ on node "
+    r"(?P<host>\S+) exiting\s+improperly"
+)
 _HOSTS_LOST = (
     re.compile(r"A daemon failed to report back[\s\S]*?Remote host:\s+(?P<host>\S+)"),
     re.compile(
@@ -70,6 +74,7 @@ class OpenMPI(Launcher):
         lines=(
             re.compile(r"\[\S+\] \d+ more process(?:es)? (?:has|have) sent help message .*"),
             re.compile(r"\[\S+\] Set MCA parameter .* to 0 to see all help / error messages"),
+            re.compile(r"\[\S+:\d+\] PMIX ERROR: PMIX_ERR_UNREACH in file .*"),  # of the survivors
         ),
         stems=("[",),
     )
@@ -129,6 +134,8 @@ class OpenMPI(Launcher):
         """From words about lost hosts, signals and exit codes."""
         lost = first_match(_HOSTS_LOST, said)
         found = death_from(first_match(_DEATHS, said))
+        if found is None and (unfinished := _UNFINISHED.search(said)):
+            found = Death(int(unfinished["rank"]), unfinished["host"], code=0)
         return Death(host=lost["host"], lost_host=True) if lost and not found else found
 
 

@@ -1,0 +1,41 @@
+"""Lists of ranks in messages: ranges, and an end after a line however many there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["list_ranks"]
+
+_LONGEST = 8  # ranges and single ranks in one message
+
+
+def list_ranks(ranks: Iterable[int]) -> str:
+    """The ranks in order, as ranges: ``rank 5``, ``ranks 0–3, 5``, ``ranks 0, 2, … and 490 more``.
+
+    Args:
+        ranks: In any order; repeats count once.
+
+    Example:
+        >>> list_ranks([3, 1, 2, 0, 5])
+        'ranks 0–3, 5'
+        >>> list_ranks(range(0, 512, 2))
+        'ranks 0, 2, 4, 6, 8, 10, 12, 14 and 248 more'
+    """
+    runs: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [part for run in runs for part in _parts(run)]
+    left = sum(len(run) for _, run in parts[_LONGEST:])
+    text = ", ".join(part for part, _ in parts[:_LONGEST])
+    many = sum(len(run) for run in runs) != 1
+    return f"rank{'s' * many} {text}{f' and {left} more' if left else ''}"
+
+
+def _parts(run: list[int]) -> list[tuple[str, list[int]]]:
+    """A run of ranks as a range, or one by one where it is shorter than three."""
+    if len(run) < 3:
+        return [(str(rank), [rank]) for rank in run]
+    return [(f"{run[0]}\u2013{run[-1]}", run)]
