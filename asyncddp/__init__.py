@@ -7,5 +7,19 @@ this file lists them.
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name on first use.
+
+    Raises:
+        AttributeError: There is none of that name; the nearest is named.
+    """
+    if name in __all__:
+        return _load(name)
+    from asyncddp.registry import nearest
+
+    hint = "" if name.startswith("_") else nearest(name, __all__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{hint}")

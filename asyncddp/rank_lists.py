@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["list_ranks"]
+__all__ = ["list_ranks", "parse_ranks"]
 
 _LONGEST = 8  # ranges and single ranks in one message
 
@@ -32,6 +32,20 @@ def list_ranks(ranks: Iterable[int]) -> str:
     text = ", ".join(part for part, _ in parts[:_LONGEST])
     many = sum(len(run) for run in runs) != 1
     return f"rank{'s' * many} {text}{f' and {left} more' if left else ''}"
+
+
+def parse_ranks(text: str) -> list[int]:
+    """The ranks of a list that :func:`list_ranks` has made and not cut short.
+
+    Example:
+        >>> parse_ranks("ranks 0–3, 5")
+        [0, 1, 2, 3, 5]
+    """
+    found: list[int] = []
+    for part in text.partition(" ")[2].split(", "):
+        first, _, last = part.partition("\u2013")
+        found += range(int(first), int(last or first) + 1)
+    return found
 
 
 def _parts(run: list[int]) -> list[tuple[str, list[int]]]:

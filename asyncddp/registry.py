@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar, cast
 
 from asyncddp.errors import UnknownNameError
 
-__all__ = ["Registry"]
+__all__ = ["Registry", "nearest"]
 
 T = TypeVar("T")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A sentence that names the known name nearest to one that is not; empty where none is near.
+
+    Example:
+        >>> nearest("neighbour_allreduce", ["allreduce", "neighbor_allreduce"])
+        " Did you mean 'neighbor_allreduce'?"
+    """
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 class Registry(Mapping[str, T], Generic[T]):
@@ -45,10 +56,9 @@ class Registry(Mapping[str, T], Generic[T]):
     def __getitem__(self, name: str) -> T:
         known = self._known()
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
             raise UnknownNameError(
-                f"unknown {self.kind} {name!r}; known are: {', '.join(sorted(known))}.{hint}"
+                f"unknown {self.kind} {name!r}; known are: {', '.join(sorted(known))}."
+                f"{nearest(name, known)}"
             )
         module, _, attribute = known[name].partition(":")
         loaded: Any = getattr(importlib.import_module(module), attribute)

@@ -9,6 +9,10 @@ This package needs networkx and numpy alone; neither MPI nor torch.
 
 from __future__ import annotations
 
+import difflib
+import re
+from typing import TYPE_CHECKING
+
 from topology.checks import check_graph
 from topology.consensus import consensus_error, finite_time_length
 from topology.cost import CommunicationCost, Cost, communication_cost
@@ -104,3 +108,16 @@ __all__ = [
     "torus_2d",
     "uniform_weights",
 ]
+
+if not TYPE_CHECKING:  # else a type checker would let every name pass
+
+    def __getattr__(name: str) -> object:
+        """Name the nearest where there is no such name, also to those who write RingGraph.
+
+        Raises:
+            AttributeError: Always.
+        """
+        snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().removesuffix("_graph")
+        near = [] if name.startswith("_") else difflib.get_close_matches(snake, __all__, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{hint}")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from asyncddp.config import Config
 from asyncddp.context.launched import launched_as
-from asyncddp.errors import PeerLeftError
+from asyncddp.errors import PeerError, PeerLeftError
 
 if TYPE_CHECKING:
     from asyncddp.context.context import Context

@@ -16,7 +16,7 @@ from asyncddp.context.context import (
     is_initialized,
     refuse_forked,
 )
-from asyncddp.context.launched import check_size, launched_as
+from asyncddp.context.launched import check_launchers, check_size, launched_as
 from asyncddp.context.topologies import Topology
 from asyncddp.errors import PeerError
 from asyncddp.transport.routes import open_world
@@ -59,7 +59,7 @@ def init(
         UnknownNameError: No transport has that name.
         ArgumentError: The timeline cannot be written where it shall be.
         EnvironmentProblem: The wire cannot be used on this machine, or the MPI library knows of one
-            rank where the launcher has started several; the message says why.
+            rank where the launcher has started several, as torchrun does; the message says why.
         WaitTimeoutError: Some ranks have not called it by the deadline.
         MismatchError: A setting that all ranks must share differs, or ``ASYNCDDP_DEVICE_WIRES`` is
             set, and some ranks see GPUs and others none.
@@ -81,6 +81,8 @@ def init(
             ranks_per_machine=ranks_per_machine,
             timeline=timeline,
         )
+        if config.transport != "loopback":
+            check_launchers(os.environ)
         rank, size = launched_as(os.environ)
         if size > 1:
             failure.watch()  # an error on one rank in here must not leave the others waiting

@@ -13,6 +13,7 @@ from typing import Any
 from asyncddp.config import Config
 from asyncddp.context.context import Context, activate
 from asyncddp.errors import ArgumentError, PeerError, RankError
+from asyncddp.rank_lists import list_ranks
 from asyncddp.transport.loopback import Loopback
 
 __all__ = ["LocalWorld", "local_world"]
@@ -186,8 +187,11 @@ def _in_threads(
         raise
     if errors:
         rank, error = errors[0]
-        others = [f"rank {r}: {type(e).__name__}" for r, e in errors[1:]]
-        more = f" (then also {', '.join(others)})" if others else ""
+        kinds: dict[str, list[int]] = {}
+        for other, problem in errors[1:]:
+            kinds.setdefault(type(problem).__name__, []).append(other)
+        others = "; ".join(f"{list_ranks(ranks)}: {kind}" for kind, ranks in kinds.items())
+        more = f" (then also {others})" if others else ""
         raise RankError(
             rank, f"rank {rank} raised {type(error).__name__}: {error}{more}"
         ) from error

@@ -48,9 +48,14 @@ class Form:
             want is None or want == have for want, have in zip(self.shape, data.shape, strict=True)
         )
         if not fits:
-            expected = "(" + ", ".join("any" if s is None else str(s) for s in self.shape) + ")"
-            return f"expected shape {expected}, got ({', '.join(map(str, data.shape))})"
+            return f"expected shape {_tuple(self.shape)}, got {_tuple(data.shape)}"
         return None
+
+
+def _tuple(shape: Iterable[int | None]) -> str:
+    """A shape as Python writes it: ``(3,)``; with ``any`` where every size fits."""
+    sizes = ["any" if size is None else str(size) for size in shape]
+    return f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
 
 
 class Arrival:

@@ -16,6 +16,7 @@ from asyncddp.engine.mailbox import Mailbox
 from asyncddp.engine.messages import Circle, Key, Leave, Message, Probe, Waiting
 from asyncddp.engine.operation import Operation
 from asyncddp.errors import DeadlockError, PeerError, PeerLeftError, WaitTimeoutError
+from asyncddp.rank_lists import list_ranks
 
 __all__ = ["Watch"]
 
@@ -55,6 +56,7 @@ class Watch:
         self._blocked: dict[int, Operation[Any]] = {}  # thread → what it waits for
         self._impatient: set[int] = set()  # threads that give up waiting by themselves
         self._callers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._waiting: dict[str, tuple[int, dict[int, float]]] = {}  # collectives: step, who, since
 
     # what the callers do
 
@@ -164,7 +166,7 @@ class Watch:
                 gone = self._gone.get(peer)
                 if gone is not None and now - gone.since > _GRACE:
                     raise _left(f"rank {self._rank}: {what}", peer, gone)
-            missing = f"missing: rank{'s' * (len(peers) > 1)} {', '.join(map(str, peers))}"
+            missing = f"missing: {list_ranks(peers)}"
             missing = missing if peers else "this rank's device has yet to do its part"
             if now - since > config.timeout:
                 raise WaitTimeoutError(
@@ -187,6 +189,7 @@ class Watch:
     def _answer(self, probe: Probe) -> Operation[Any] | None:
         asking = probe.chain[-1]
         self._mailbox.object_to(asking.rank, asking.key)
+        self._note_waiting(asking.rank, asking.key)
         operation = self._blocking()
         if operation is None:
             return None
@@ -241,13 +244,46 @@ class Watch:
             )
         elif waited > self._config.warn_after and not operation.warned:
             operation.warned = True
-            me, holdup = self.me(operation), self.holdup(operation)
-            logger.warning("%s has been waiting for %.0f s; %s", me, waited, holdup)
+            self._warn(operation, waited)
         if now > operation.next_probe and self._blocking() is operation:
             operation.next_probe = now + min(10.0, max(_PROBE_AFTER, waited))
             missing, verb = operation.missing(), operation.program.verb
             for peer, probe in deadlock.started(self._rank, verb, missing):
                 self._mailbox.put(peer, probe)
+
+    def _note_waiting(self, peer: int, key: Key) -> None:
+        """Remember who waits in the newest collective of each kind: its ranks tell one another."""
+        if key.collective:
+            step, ranks = self._waiting.get(key.base, (-1, {}))
+            if key.step >= step:
+                ranks = ranks if key.step == step else {}
+                ranks.setdefault(peer, time.monotonic())
+                self._waiting[key.base] = key.step, ranks
+
+    def _waiting_too(self, operation: Operation[Any]) -> Mapping[int, float]:
+        """Other ranks that are known to wait in the same collective, and since when."""
+        step, ranks = self._waiting.get(operation.key.base, (-1, {}))
+        return ranks if step == operation.key.step else {}
+
+    def _warn(self, operation: Operation[Any], waited: float) -> None:
+        """Warn that this rank waits; of several in one collective only the lowest does so."""
+        others = self._waiting_too(operation)
+        recent = operation.started + self._config.warn_after / 2
+        if any(peer < self._rank and since < recent for peer, since in others.items()):
+            return
+        late = {peer for peer, _ in operation.missing()}.difference(others)
+        if others and late:
+            logger.warning(
+                "%d ranks (%s) wait for %s, in %s, since %.0f s",
+                len(others) + 1,
+                list_ranks([self._rank, *others]).partition(" ")[2],
+                list_ranks(late),
+                operation.describe(),
+                waited,
+            )
+            return
+        me, holdup = self.me(operation), self.holdup(operation)
+        logger.warning("%s has been waiting for %.0f s; %s", me, waited, holdup)
 
     def _lost(self, operation: Operation[Any], now: float) -> int | None:
         """Which of the peers that an operation waits for will never come."""
@@ -266,9 +302,10 @@ class Watch:
     def holdup(self, operation: Operation[Any]) -> str:
         """Which peers are missing, and what they have sent instead."""
         peers = sorted({peer for peer, _ in operation.missing()})
+        peers = [peer for peer in peers if peer not in self._waiting_too(operation)] or peers
         if not peers:
             return "it waits for its own turn"
-        text = f"missing: rank{'s' * (len(peers) > 1)} {', '.join(map(str, peers))}"
+        text = f"missing: {list_ranks(peers)}"
         for peer in peers:
             for data in self._mailbox.unmatched(peer)[:3]:
                 text += f"; rank {peer} has sent {data.verb} {data.key} instead"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn, cast
 
 import click
 
 from asyncddp.errors import AsyncDDPError, UsageError
+from asyncddp.registry import nearest
 
-__all__ = ["bfrun", "main", "plainly"]
+__all__ = ["PlainGroup", "bfrun", "main"]
 
 _COMMANDS: Mapping[str, tuple[str, str]] = {
     "doctor": (
@@ -42,7 +43,36 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
 }
 
 
-class _LazyGroup(click.Group):
+class PlainGroup(click.Group):
+    """A group that answers mistakes with sentences, and a wrong command with the nearest."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command.
+
+        Raises:
+            UsageError: There is none of that name.
+        """
+        name = args[0]
+        if name.startswith("-") or self.get_command(ctx, name) is not None:
+            return super().resolve_command(ctx, args)
+        hint = nearest(name, self.list_commands(ctx))
+        if name.endswith(".py") and self.get_command(ctx, "run") is not None:
+            hint = f" Did you mean '{ctx.command_path} run {name}'?"
+        raise click.UsageError(f"No such command {name!r}.{hint}", ctx=ctx)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, with our errors as sentences."""
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            raise click.UsageError(str(error)) from error
+        except AsyncDDPError as error:
+            raise click.ClickException(str(error)) from error
+
+
+class _LazyGroup(PlainGroup):
     """A group that knows its commands' names and one-line helps without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -60,20 +90,6 @@ class _LazyGroup(click.Group):
         """Write names and one-line helps, in the order of use."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, with our errors as sentences."""
-        return plainly(lambda: super(_LazyGroup, self).invoke(ctx))
-
-
-def plainly(call: Callable[[], Any]) -> Any:
-    """Show our own errors as sentences, without a traceback."""
-    try:
-        return call()
-    except UsageError as error:
-        raise click.UsageError(str(error)) from error
-    except AsyncDDPError as error:
-        raise click.ClickException(str(error)) from error
 
 
 def _version() -> str:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+import socket
+from collections.abc import Iterable, Mapping, Sequence
 
 from asyncddp.errors import ArgumentError
+from asyncddp.launch.hosts import Host, is_this_machine
 from asyncddp.launch.machine import threads_for
 
-__all__ = ["additions", "forwarded", "names_hosts", "parse_exports"]
+__all__ = ["additions", "forwarded", "meeting_place", "names_hosts", "parse_exports"]
 
 _NEEDED = (
     "COLUMNS",
     "CONDA_PREFIX",
     "LD_LIBRARY_PATH",
+    "MASTER_ADDR",
+    "MASTER_PORT",
     "OMP_NUM_THREADS",
     "PATH",
     "PYTHONPATH",
@@ -43,6 +49,8 @@ _HOST_FLAGS = {
         *("hosts", "machinefile", "rankfile", "rf"),
     )
 }
+_PORTS = range(20000, 30000)  # below those that systems give to connections by themselves
+_TRIES = 100
 _OURS_AND_THE_WIRES = ("ASYNCDDP_", "FI_", "NCCL_", "UCX_")
 
 
@@ -106,6 +114,46 @@ def names_hosts(environment: Mapping[str, str], extra: Iterable[str]) -> bool:
     return bool(_BATCH & environment.keys()) or any(
         word.partition("=")[0] in _HOST_FLAGS for word in extra
     )
+
+
+def meeting_place(
+    environment: Mapping[str, str], hosts: Sequence[Host], *, remote: bool
+) -> dict[str, str]:
+    """Where torch.distributed and libraries on it would meet: MASTER_ADDR and MASTER_PORT.
+
+    Libraries that see the variables of an MPI launcher, as Hugging Face's accelerate does, take
+    themselves for ranks and look for these.
+
+    Args:
+        environment: What the user has set, which stays.
+        hosts: Of the run, rank 0 being on the first; empty for this machine or a batch system's.
+        remote: Whether other machines take part.
+
+    Returns:
+        What is to be set on top: an address of rank 0's machine, and a port that is free there as
+        far as that can be seen from here.
+    """
+    address = "127.0.0.1"
+    if remote:
+        address = hosts[0].name if hosts else _first_of_slurm(environment)
+        address = socket.gethostname() if is_this_machine(Host(address)) else address
+    wanted = {"MASTER_ADDR": address, "MASTER_PORT": str(_free_port())}
+    return {name: value for name, value in wanted.items() if name not in environment}
+
+
+def _first_of_slurm(environment: Mapping[str, str]) -> str:
+    """The first host of an allocation: ``node07`` of ``node[07-12,15]``."""
+    given = environment.get("SLURM_JOB_NODELIST", "")
+    match = re.match(r"([^,\[]+)(?:\[([0-9]+)[^\]]*\]([^,]*))?", given)
+    return "".join(part or "" for part in match.groups()) if match else socket.gethostname()
+
+
+def _free_port() -> int:
+    for port in random.sample(_PORTS, _TRIES):
+        with contextlib.suppress(OSError), socket.socket() as listener:
+            listener.bind(("", port))
+            return port
+    return _PORTS.start
 
 
 def forwarded(environment: Mapping[str, str], exports: Iterable[str]) -> tuple[str, ...]:

@@ -10,17 +10,19 @@ from typing import Any
 
 import click
 
-from asyncddp.launch.cli import plainly
+from asyncddp.launch.cli import PlainGroup
 from asyncddp.launch.cluster import Folder, Plan, Running, await_engines, plan_for, start, stop
-from asyncddp.launch.options import RunOptions, where_options
+from asyncddp.launch.options import PORT, Number, RunOptions, where_options
 
 __all__ = ["ibfrun", "notebook_command"]
 
+_BLUEFOG = "bluefog"
 _HELP = {"help_option_names": ["-h", "--help"]}
 
 
 @click.group(
     "notebook",
+    cls=PlainGroup,
     short_help="Start and stop the ranks that notebooks drive.",
     context_settings=_HELP,
 )
@@ -37,7 +39,7 @@ _profile = click.option(
 )
 _start_timeout = click.option(
     "--start-timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(positive=True),
     default=120.0,
     show_default=True,
     help="Seconds for the engines to answer.",
@@ -66,7 +68,8 @@ _mpi_args = click.option(
 @_foreground
 def start_command(profile: str, start_timeout: float, foreground: bool, **given: Any) -> None:
     """Start a controller and one engine for each rank; come back when all of them answer."""
-    _start(RunOptions(**given), profile, start_timeout, foreground=foreground)
+    stop = f"asyncddp notebook stop --profile {profile}"
+    _start(RunOptions(**given), profile, start_timeout, foreground=foreground, stop=stop)
 
 
 @notebook_command.command("stop", context_settings=_HELP)
@@ -80,19 +83,25 @@ def stop_command(profile: str) -> None:
 @_profile
 def status_command(profile: str) -> None:
     """Say what runs; ends with 1 where nothing does."""
+    _status(profile)
+
+
+def _status(profile: str) -> None:
     record = Folder.of_profile(profile).running()
     click.echo(f"profile {profile!r}: {record or 'no cluster runs'}")
     sys.exit(int(record is None))
 
 
-def _start(options: RunOptions, profile: str, timeout: float, *, foreground: bool) -> None:
+def _start(
+    options: RunOptions, profile: str, timeout: float, *, foreground: bool, stop: str
+) -> None:
     plan, folder = plan_for(options), Folder.of_profile(profile)
     with _interrupted_by_signals(), contextlib.ExitStack() as undo:
         try:
             running = start(plan, folder, timeout=timeout)
             undo.callback(running.stop)
             _await(running, timeout)
-            click.echo(_ready(plan, profile), err=True)
+            click.echo(_ready(plan, profile, stop), err=True)
             if foreground:
                 running.wait()
                 running.ready(0.0)  # raises: it has ended of itself
@@ -104,11 +113,11 @@ def _start(options: RunOptions, profile: str, timeout: float, *, foreground: boo
         undo.pop_all()
 
 
-def _ready(plan: Plan, profile: str) -> str:
+def _ready(plan: Plan, profile: str, stop: str) -> str:
     name = "" if profile == "asyncddp" else f"profile={profile!r}"
     return (
         f"{plan.ranks} ranks are ready. In a notebook: asyncddp.notebook.Cluster.connect({name}). "
-        f"To end them: asyncddp notebook stop --profile {profile}"
+        f"To end them: {stop}"
     )
 
 
@@ -148,13 +157,7 @@ def _interrupted_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class _PlainGroup(click.Group):
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, with our errors as sentences."""
-        return plainly(lambda: super(_PlainGroup, self).invoke(ctx))
-
-
-@click.group("ibfrun", cls=_PlainGroup, context_settings=_HELP)
+@click.group("ibfrun", cls=PlainGroup, context_settings=_HELP)
 @click.version_option(None, "-v", "--version", package_name="asyncddp", prog_name="ibfrun")
 def _ibfrun() -> None:
     """Start and stop the ranks that notebooks drive, in BlueFog's words."""
@@ -164,7 +167,7 @@ _ipython_profile = click.option(
     "--ipython-profile",
     "--profile",
     "profile",
-    default="bluefog",
+    default=_BLUEFOG,
     show_default=True,
     help="IPython profile of the cluster.",
 )
@@ -172,7 +175,7 @@ _ipython_profile = click.option(
 
 @_ibfrun.command("start", context_settings=_HELP)
 @where_options
-@click.option("-p", "bluefog_port", type=int, hidden=True, help="The same as --ssh-port.")
+@click.option("-p", "bluefog_port", type=PORT, hidden=True, help="The same as --ssh-port.")
 @click.option("-hostfile", "bluefog_hostfile", hidden=True, help="The same as --hostfile.")
 @click.option("--use-infiniband", is_flag=True, hidden=True, help="MPI finds it by itself.")
 @click.option("--enable-heartbeat", is_flag=True, hidden=True, help="Hearts always beat here.")
@@ -196,7 +199,8 @@ def _ibfrun_start(
     del use_infiniband, enable_heartbeat
     given["ssh_port"] = given["ssh_port"] or bluefog_port
     given["hostfile"] = given["hostfile"] or bluefog_hostfile
-    _start(RunOptions(**given), profile, start_timeout, foreground=foreground)
+    stop = "ibfrun stop" if profile == _BLUEFOG else f"ibfrun stop --ipython-profile {profile}"
+    _start(RunOptions(**given), profile, start_timeout, foreground=foreground, stop=stop)
 
 
 @_ibfrun.command("stop", context_settings=_HELP)
@@ -206,6 +210,13 @@ def _ibfrun_stop(profile: str) -> None:
     _stop(profile)
 
 
+@_ibfrun.command("status", context_settings=_HELP)
+@_ipython_profile
+def _ibfrun_status(profile: str) -> None:
+    """Say what runs; ends with 1 where nothing does."""
+    _status(profile)
+
+
 def ibfrun() -> None:
-    """``ibfrun start|stop`` is ``asyncddp notebook start|stop`` in BlueFog's words."""
+    """``ibfrun start|stop|status`` is ``asyncddp notebook start|stop|status``, as in BlueFog."""
     _ibfrun(prog_name="ibfrun")

@@ -9,9 +9,57 @@ from typing import Any, TypeVar
 
 import click
 
-__all__ = ["RunOptions", "run_options", "where_options"]
+__all__ = ["PORT", "Count", "Number", "RunOptions", "run_options", "where_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Count(click.IntRange):
+    """A whole number; what is none is answered with what is expected.
+
+    Args:
+        what: What it counts.
+        least: The least; None where there is none.
+        most: The most.
+    """
+
+    def __init__(
+        self, what: str = "number", least: int | None = 1, most: int | None = None
+    ) -> None:
+        super().__init__(least, most)
+        bounds = "" if least is None else f" of at least {least}"
+        bounds = bounds if most is None else f" from {least} to {most}"
+        self.expected = f"a {what}{bounds}" if " " in what else f"a whole {what}{bounds}"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read it."""
+        return _convert(super().convert, self.expected, value, param, ctx)
+
+
+class Number(click.FloatRange):
+    """A number, above zero if asked for; what is none is answered with what is expected."""
+
+    def __init__(self, *, positive: bool = False) -> None:
+        super().__init__(min=0 if positive else None, min_open=positive)
+        self.expected = "a number above 0" if positive else "a number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read it."""
+        return _convert(super().convert, self.expected, value, param, ctx)
+
+
+def _convert(
+    read: Callable[..., Any],
+    expected: str,
+    value: Any,
+    param: click.Parameter | None,
+    ctx: click.Context | None,
+) -> Any:
+    try:
+        return read(value, param, ctx)
+    except click.BadParameter as problem:
+        words = f"expected {expected}, got {value!r}."
+        raise click.BadParameter(words, ctx=ctx, param=param) from problem
 
 
 @dataclass(frozen=True)
@@ -38,9 +86,17 @@ class RunOptions:
     verbose: bool = False
 
 
-_COUNT = click.IntRange(min=1)
+_COUNT = Count()
+PORT = Count("port number", 1, 65535)
 _WHERE = (
-    click.option("-np", "--num-proc", type=_COUNT, help="Ranks to start [the hosts' slots, or 1]."),
+    click.option(
+        "-np",
+        "-n",
+        "--num-proc",
+        type=Count("number of ranks"),
+        metavar="RANKS",
+        help="Ranks to start [the hosts' slots, or 1].",
+    ),
     click.option("-H", "--hosts", metavar="H1:2,H2:2", help="Hosts, each with its slots."),
     click.option(
         "--hostfile",
@@ -52,7 +108,7 @@ _WHERE = (
         metavar="NAME|NETWORK",
         help="Interface between the hosts: eth0, or (Open MPI) 10.0.0.0/24.",
     ),
-    click.option("--ssh-port", type=click.IntRange(1, 65535), help="Port of ssh on the hosts."),
+    click.option("--ssh-port", type=PORT, help="Port of ssh on the hosts."),
     click.option("--remote-shell", metavar="PROGRAM", help="Called like ssh, in place of it."),
     click.option("--launcher", metavar="PROGRAM", help="mpirun, srun, or a path [found]."),
 )
@@ -86,9 +142,7 @@ _HOW = (
     click.option(
         "--ranks-per-machine", type=_COUNT, help="Simulate machines of so many ranks each."
     ),
-    click.option(
-        "--timeout", type=click.FloatRange(min=0, min_open=True), help="End the run after SECONDS."
-    ),
+    click.option("--timeout", type=Number(positive=True), help="End the run after SECONDS."),
     click.option(
         "--timeline",
         type=click.Path(path_type=Path, file_okay=False),

@@ -21,6 +21,12 @@ __all__ = ["launched_rank", "main"]
 
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 _LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+_OF_TORCH = {
+    "RANK": _RANK,
+    "WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"),
+    "LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"),
+    "LOCAL_WORLD_SIZE": _LOCAL_SIZE,
+}
 
 
 def _first(names: Sequence[str], environment: Mapping[str, str]) -> str | None:
@@ -63,6 +69,13 @@ def _limit_threads() -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads_for(int(size)))
 
 
+def _announce_world() -> None:
+    """Set what torch.distributed and libraries on it read, unless the user has set any of it."""
+    if os.environ.keys().isdisjoint(_OF_TORCH):
+        found = {name: _first(names, os.environ) for name, names in _OF_TORCH.items()}
+        os.environ.update({name: value for name, value in found.items() if value is not None})
+
+
 def _write_whole_lines() -> None:
     """Show each line at once and in one piece, as on a terminal, though this may be a pipe."""
     if "PYTHONUNBUFFERED" not in os.environ and isinstance(sys.stdout, io.TextIOWrapper):
@@ -100,6 +113,7 @@ def main(words: Sequence[str]) -> None:
         sys.exit("usage: python -m asyncddp.launch.rank SCRIPT.py|-m MODULE [ARGUMENT]...")
     _limit_threads()
     tune_open_mpi(os.environ)  # the script may start MPI before it imports the library
+    _announce_world()
     _write_whole_lines()
     process = os.getpid()
     with _on_roll():

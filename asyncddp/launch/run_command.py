@@ -13,7 +13,13 @@ from typing import Any
 import click
 
 from asyncddp.errors import ArgumentError
-from asyncddp.launch.environment import additions, forwarded, names_hosts, parse_exports
+from asyncddp.launch.environment import (
+    additions,
+    forwarded,
+    meeting_place,
+    names_hosts,
+    parse_exports,
+)
 from asyncddp.launch.hosts import (
     Host,
     is_loopback,
@@ -30,6 +36,7 @@ from asyncddp.launch.program import program_for
 from asyncddp.launch.sieve import Sieve
 from asyncddp.launch.supervise import supervise
 from asyncddp.launch.verdict import Verdict, alike, judge, read_reports
+from asyncddp.launch.waits import Waits
 from asyncddp.listening import confine_while_it_runs
 from asyncddp.rank_lists import list_ranks
 
@@ -141,10 +148,11 @@ def job_for(
     ranks = ranks or int(environment.get("SLURM_NTASKS", "1") if in_allocation else 1)
     exports = parse_exports(options.exports, environment)
     live = os.isatty(1) or os.isatty(2)
-    added = additions(environment, exports, None if remote else ranks, terminal=live)
     ours = {n: v for n, v in environment.items() if n.startswith("ASYNCDDP_")}
     extra = tuple(word for text in options.mpi_args for word in _split(text))
     alone = not remote and not names_hosts(environment, extra)
+    added = meeting_place({**environment, **exports}, hosts, remote=not alone)
+    added |= additions(environment, exports, None if remote else ranks, terminal=live)
     if remote:
         _check_interface(options.network_interface, hosts)
     over = options.oversubscribe
@@ -215,7 +223,7 @@ def _run(
     started: Callable[[int], None],
 ) -> int:
     noise = found.launcher.noise
-    stderr = Sieve(noise, keep=options.verbose)
+    stderr = Sieve(noise, keep=options.verbose, waits=Waits())
     stdout = Sieve(noise, keep=options.verbose) if noise.on_stdout else None
     beside = str(Path(found.executable).parent)
     path = f"{beside}{os.pathsep}{environment.get('PATH', '')}"  # Intel's mpirun looks there

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from asyncddp.launch.vendors import Noise
+from asyncddp.launch.waits import WAITING, Waits
 
 __all__ = ["Sieve"]
 
@@ -23,6 +24,7 @@ class Sieve:
     Args:
         noise: How the launcher's lines look; nothing is taken out without it.
         keep: Let the launcher's lines come through too, and take note of them only.
+        waits: What gathers ranks' warnings that they wait; they come through where that is None.
 
     Attributes:
         notes: What the launcher said, line by line.
@@ -37,8 +39,11 @@ class Sieve:
         ['launcher: rank 2 died']
     """
 
-    def __init__(self, noise: Noise | None = None, *, keep: bool = False) -> None:
+    def __init__(
+        self, noise: Noise | None = None, *, keep: bool = False, waits: Waits | None = None
+    ) -> None:
         self._noise = Noise() if noise is None else noise
+        self._waits = waits
         self._keep = keep
         self._pending = b""
         self._block: list[bytes] = []
@@ -48,7 +53,15 @@ class Sieve:
     @property
     def holds(self) -> bool:
         """Whether something is held back."""
-        return bool(self._pending or self._block)
+        return bool(self._pending or self._block or (self._waits and self._waits.holds))
+
+    def due(self, *, at_end: bool = False) -> bytes:
+        """Give the warnings of ranks that wait, once they have been gathered."""
+        if self._waits is None or not (self._waits.due or (at_end and self._waits.holds)):
+            return b""
+        out: list[bytes] = [] if self.at_start else [b"\n"]
+        self._pass("".join(f"{line}\n" for line in self._waits.release()).encode(), out)
+        return b"".join(out)
 
     def feed(self, data: bytes) -> bytes:
         """Take in some bytes and give those that can go on."""
@@ -86,6 +99,7 @@ class Sieve:
             return 0
         text = begun.decode(errors="replace")
         stems = self._noise.stems if self.at_start and text and "\r" not in text else ()
+        stems = (*stems, "rank ") if stems and self._waits is not None else stems
         if any(text.startswith(stem) or stem.startswith(text) for stem in stems):
             return len(begun)
         run = _RUN.search(begun) if self._noise.fence is not None else None
@@ -103,8 +117,18 @@ class Sieve:
             self._block = [line[fence.start() :]]
         elif self.at_start and any(pattern.fullmatch(text) for pattern in self._noise.lines):
             self._note(line, out)
+        elif self.at_start and self._is_wait(line):
+            pass
         else:
             self._pass(line, out)
+
+    def _is_wait(self, line: bytes) -> bool:
+        """Whether it is the warning of a rank that waits, which is gathered then."""
+        text = line.decode(errors="replace").rstrip("\r\n")
+        if self._waits is None or not WAITING.fullmatch(text):
+            return False
+        self._waits.add(text)
+        return True
 
     def _continue_block(self, line: bytes, text: str, out: list[bytes]) -> None:
         if len(self._block) == 1 and not any(p.match(text) for p in self._noise.openings):

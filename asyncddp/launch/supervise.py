@@ -71,6 +71,7 @@ class _Pipe:
         """Show an unfinished line that nothing has followed for a while."""
         if self.sieve.holds and time.monotonic() - self.quiet_since >= _PAUSE:
             _write(self.target, self.sieve.release())
+        _write(self.target, self.sieve.due())
 
 
 def _write(target: int, data: bytes) -> None:
@@ -242,7 +243,7 @@ class _Watch:
         while sources & self._registered() and time.monotonic() < last:
             self.step(last)
         for pipe in self._pipes:
-            _write(pipe.target, pipe.sieve.release())
+            _write(pipe.target, pipe.sieve.release() + pipe.sieve.due(at_end=True))
 
     def _registered(self) -> set[object]:
         return {key.fileobj for key in self._selector.get_map().values()}

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, TypeAlias
 import click
 
 from asyncddp.errors import ArgumentError
+from asyncddp.launch.cli import PlainGroup
+from asyncddp.launch.options import Count
+from asyncddp.rank_lists import list_ranks
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +34,12 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 _SOURCES = click.argument("sources", nargs=-1, required=True, metavar="DIR|PREFIX|FILE…")
 
 
-@click.group("timeline", short_help="Merge and read what ranks recorded.", context_settings=_HELP)
+@click.group(
+    "timeline",
+    cls=PlainGroup,
+    short_help="Merge and read what ranks recorded.",
+    context_settings=_HELP,
+)
 def timeline_command() -> None:
     """See what happened when, on all ranks.
 
@@ -84,7 +92,7 @@ def merge_command(sources: tuple[str, ...], output: Path) -> None:
 )
 @click.option("--plot", type=_FILE, metavar="FILE", help="Write a picture: report.png, .svg.")
 @click.option(
-    "--skip", type=click.IntRange(min=0), metavar="N",
+    "--skip", type=Count(least=0), metavar="N",
     help="Steps of warm-up to leave out [1, if there are more].",
 )  # fmt: skip
 def report_command(
@@ -132,13 +140,11 @@ def _about(merge: Merge) -> Iterator[str]:
     for path in merge.silent:
         yield f"{path} is empty: its rank was ended before it wrote an event."
     if merge.missing:
-        missing = ", ".join(map(str, merge.missing))
-        yield f"Of {merge.size} ranks, no events are there of: {missing}."
+        yield f"Of {merge.size} ranks, no events are there of {list_ranks(merge.missing)}."
     if merge.unmeasured:
-        ranks = ", ".join(map(str, merge.unmeasured))
         yield (
-            f"Never measured was the clock of rank: {ranks}. It is placed by its machine's wall "
-            "clock, which may be wrong by milliseconds or more."
+            f"Never measured was the clock of {list_ranks(merge.unmeasured)}. It is placed by its "
+            "machine's wall clock, which may be wrong by milliseconds or more."
         )
     if merge.clock_error is not None:
         drift = f", drift about {1e6 * merge.drift:.2g} ppm" if merge.drift else ""

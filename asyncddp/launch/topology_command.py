@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -10,6 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
+
+from asyncddp.launch.options import Count, Number
+from asyncddp.registry import nearest
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,17 +25,17 @@ __all__ = ["topology_command"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_COUNT = click.IntRange(min=1)
+_COUNT, _NATURAL, _ANY, _REAL = Count(), Count(least=0), Count(least=None), Number()
 _FAMILY_OPTIONS = (
     click.option("--shape", metavar="RxC", help="Rows and columns of a grid: 4x8."),
     click.option("--degree", type=_COUNT, metavar="N", help="Neighbours in random graphs [4]."),
-    click.option("--base", type=int, metavar="N", help="Exponential graphs: powers of it."),
+    click.option("--base", type=_ANY, metavar="N", help="Exponential graphs: powers of it."),
     click.option("-k", "--peers", "k", type=_COUNT, metavar="N", help="base_k: most peers [1]."),
     click.option("--local-size", type=_COUNT, metavar="N", help="Ranks per machine [4]."),
-    click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Of random graphs [0]."),
-    click.option("--budget", type=float, metavar="X", help="matcha: part of links used [0.5]."),
+    click.option("--seed", type=_NATURAL, metavar="N", help="Of random graphs [0]."),
+    click.option("--budget", type=_REAL, metavar="X", help="matcha: part of links used [0.5]."),
     click.option("--graph", metavar="NAME", help="What one_peer_of and matcha thin out [ring]."),
-    click.option("--center", type=click.IntRange(min=0), metavar="RANK", help="Middle of a star."),
+    click.option("--center", type=_NATURAL, metavar="RANK", help="Middle of a star."),
     click.option("--style", metavar="STYLE", help="ring: both, left or right."),
     click.option(
         "--undirected",
@@ -42,12 +44,12 @@ _FAMILY_OPTIONS = (
         default=None,
         help="equi_*: symmetric weights.",
     ),
-    click.option("--eta", type=float, metavar="X", help="equi_dynamic: how much it mixes [0.5]."),
+    click.option("--eta", type=_REAL, metavar="X", help="equi_dynamic: how much it mixes [0.5]."),
 )
 _COST_OPTIONS = (
-    click.option("--megabytes", type=float, metavar="MB", default=100.0, help="Model size [100]."),
-    click.option("--latency", type=float, metavar="µs", default=50.0, help="Of a message [50]."),
-    click.option("--bandwidth", type=float, metavar="Gbit/s", default=10.0, help="Of a link [10]."),
+    click.option("--megabytes", type=_REAL, metavar="MB", default=100.0, help="Model size [100]."),
+    click.option("--latency", type=_REAL, metavar="µs", default=50.0, help="Of a message [50]."),
+    click.option("--bandwidth", type=_REAL, metavar="Gbit/s", default=10.0, help="Of a link [10]."),
 )
 _DEFAULTS: Mapping[str, Any] = {
     "degree": 4, "k": 1, "local_size": 4, "seed": 0, "budget": 0.5, "graph": "ring",
@@ -67,7 +69,7 @@ def _options(function: F) -> F:
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.argument("names", nargs=-1, metavar="[NAME]…")
-@click.option("-n", "--ranks", type=int, metavar="N", default=8, help="Number of ranks [8].")
+@click.option("-n", "--ranks", type=_ANY, metavar="N", default=8, help="Number of ranks [8].")
 @click.option(
     "--draw", type=click.Path(path_type=Path), metavar="FILE", help="Write a picture: graph.png."
 )
@@ -133,10 +135,9 @@ def _builder(name: str, parameter: str) -> Builder:
     known: Mapping[str, Builder] = GRAPHS if parameter == "--graph" else {**GRAPHS, **SCHEDULES}
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
     raise click.BadParameter(
-        f"unknown graph or schedule {name!r}; known are: {', '.join(sorted(known))}.{hint}",
+        f"unknown graph or schedule {name!r}; known are: {', '.join(sorted(known))}."
+        f"{nearest(name, known)}",
         param_hint=parameter,
     )
 

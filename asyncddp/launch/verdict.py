@@ -34,11 +34,13 @@ class Report:
     message: str
     time: float
     traceback: str = ""
+    origin: int | None = None
 
     @property
     def is_consequence(self) -> bool:
-        """Whether the rank failed only because another one had ended, or had refused to go on."""
-        return self.kind.rpartition(".")[2] == "PeerLeftError" or _REFUSED in self.message
+        """Whether the rank failed only because another one had ended, or had failed."""
+        told = self.origin not in (None, self.rank) or _REFUSED in self.message
+        return told or self.kind.rpartition(".")[2] == "PeerLeftError"
 
     @property
     def likeness(self) -> tuple[object, ...]:
@@ -101,6 +103,7 @@ def read_reports(folder: Path) -> list[Report]:
                     message=str(data["message"]),
                     time=float(data["time"]),
                     traceback=str(data.get("traceback", "")),
+                    origin=data.get("origin"),
                 )
             )
         except (OSError, ValueError, KeyError, TypeError):

@@ -22,6 +22,7 @@ from asyncddp.monitoring.sketch import Projection
 from asyncddp.monitoring.subjects import Subject, subject_of
 from asyncddp.ops.agreement import agree
 from asyncddp.optim.averages import squared_deviation
+from asyncddp.rank_lists import list_ranks
 
 __all__ = ["Monitor", "monitor"]
 
@@ -276,10 +277,9 @@ class Monitor:
             transport.rest(attempt)
         if patience:
             logger.warning(
-                "monitor: closed while rank%s %s still train%s; close it on all ranks, or wait "
-                "longer with close(patience=…)",
-                "s" * (len(missing) > 1),
-                ", ".join(map(str, sorted(missing))),
+                "monitor: closed while %s still train%s; close it on all ranks, or wait longer "
+                "with close(patience=…)",
+                list_ranks(missing),
                 "s" * (len(missing) == 1),
             )
 

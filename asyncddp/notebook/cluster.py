@@ -15,8 +15,8 @@ from asyncddp.launch.cluster import Folder, Running, await_engines, plan_for, st
 from asyncddp.launch.cluster.cells import give_up, go_on, standing
 from asyncddp.launch.cluster.folder import needs
 from asyncddp.launch.options import RunOptions
-from asyncddp.notebook.folding import ranks_in_words
 from asyncddp.notebook.progress import progress_line
+from asyncddp.rank_lists import list_ranks
 
 __all__ = ["Cluster"]
 
@@ -207,7 +207,7 @@ class Cluster:
             now = time.monotonic()
             if now > until:
                 raise EnvironmentProblem(
-                    f"{ranks_in_words(busy)} did not stop within {timeout:g} s, as code outside "
+                    f"{list_ranks(busy)} did not stop within {timeout:g} s, as code outside "
                     "Python does not, nor bf.init() where other ranks have yet to call it: call it "
                     "there, or end all ranks by cluster.stop()"
                 )

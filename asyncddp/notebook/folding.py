@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from asyncddp.errors import RankError
+from asyncddp.rank_lists import list_ranks
 
-__all__ = ["Failure", "folded", "in_ipython", "ranks_in_words"]
+__all__ = ["Failure", "folded", "in_ipython"]
 
 E = TypeVar("E", bound=BaseException)
 
@@ -42,23 +43,6 @@ class Failure:
         return self.name, re.sub(rf"\brank {self.rank}\b", "this rank", self.message)
 
 
-def ranks_in_words(ranks: Iterable[int]) -> str:
-    """Ranks as people write them.
-
-    Example:
-        >>> ranks_in_words([3]), ranks_in_words([0, 1, 2, 5])
-        ('rank 3', 'ranks 0-2, 5')
-    """
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    return f"rank{'s' * (sum(map(len, runs)) > 1)} {', '.join(texts)}"
-
-
 def folded(failures: Sequence[Failure]) -> RankError:
     """One error for all; in IPython it shows the traceback of each cause once, causes first.
 
@@ -70,7 +54,7 @@ def folded(failures: Sequence[Failure]) -> RankError:
 
     Example:
         >>> print(folded([Failure(rank, "ValueError", "bad") for rank in range(4)]))
-        ranks 0-3: ValueError: bad
+        ranks 0–3: ValueError: bad
     """
     began = [failure for failure in failures if failure.name not in _CONSEQUENCES]
     alike: dict[tuple[str, str], list[Failure]] = {}
@@ -85,9 +69,7 @@ def folded(failures: Sequence[Failure]) -> RankError:
     after = [failure for failure in failures if failure not in began]
     if began and after:
         names = ", ".join(sorted({failure.name for failure in after}))
-        heads.append(
-            f"{ranks_in_words(failure.rank for failure in after)}: {names}, in consequence"
-        )
+        heads.append(f"{list_ranks(failure.rank for failure in after)}: {names}, in consequence")
         lines.append(heads[-1])
     error = RankError(next(iter(alike.values()))[0].rank, "\n".join(heads))
     return in_ipython(error, lines)
@@ -102,4 +84,4 @@ def in_ipython(error: E, lines: Sequence[str]) -> E:
 def _head(alike: Sequence[Failure]) -> str:
     first = alike[0]
     text = f"{first.name}: {first.message}" if first.message else first.name
-    return f"{ranks_in_words(failure.rank for failure in alike)}: {text}"
+    return f"{list_ranks(failure.rank for failure in alike)}: {text}"

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from asyncddp.rank_lists import list_ranks
+
 __all__ = ["Outcome", "RanksFailedError", "values"]
 
 
@@ -51,8 +53,8 @@ class RanksFailedError(AssertionError):
     def __init__(self, outcomes: Sequence[Outcome]) -> None:
         failed = [outcome for outcome in outcomes if outcome.error is not None]
         failed.sort(key=lambda outcome: "PeerError" in outcome.bases)
-        ranks = ", ".join(str(rank) for rank in sorted(outcome.rank for outcome in failed))
-        head = f"rank{'s' * (len(failed) > 1)} {ranks} of {len(outcomes)} failed"
+        ranks = list_ranks(outcome.rank for outcome in failed)
+        head = f"{ranks} of {len(outcomes)} failed"
         parts = [f"--- rank {outcome.rank} ---\n{outcome.trace.rstrip()}" for outcome in failed]
         super().__init__("\n".join([head, *parts]))
 

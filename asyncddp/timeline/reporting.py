@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncddp.errors import ArgumentError
+from asyncddp.rank_lists import list_ranks
 from asyncddp.timeline.report_rank import Look, RankReport, rank_report
 from asyncddp.timeline.report_spans import RankSpans, Recording
 
@@ -127,37 +128,31 @@ def _waited_for(ranks: Iterable[RankReport]) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(total.items(), key=lambda pair: -pair[1]))
 
 
-def _listed(ranks: Iterable[int]) -> str:
-    """``rank 1``, ``ranks 0, 2``."""
-    listed = list(ranks)
-    return f"rank{'s'[: len(listed) > 1]} {', '.join(map(str, listed))}"
-
-
 def _left_out(
     recording: Recording, spans: Mapping[int, RankSpans], ranks: tuple[RankReport, ...]
 ) -> list[str]:
     """What the trace does not tell, and why."""
     notes = []
     if recording.missing:
-        notes.append(f"Of {_listed(recording.missing)} no file is there.")
+        notes.append(f"Of {list_ranks(recording.missing)} no file is there.")
     if idle := [rank for rank in spans if rank not in {one.rank for one in ranks}]:
-        notes.append(f"Of {_listed(idle)} nothing is known: no span is in the file.")
+        notes.append(f"Of {list_ranks(idle)} nothing is known: no span is in the file.")
     if stepless := [one.rank for one in ranks if one.steps is None]:
         notes.append(
-            f"Step times of {_listed(stepless)} are not known, because no distributed optimizer "
+            f"Step times of {list_ranks(stepless)} are not known, because no distributed optimizer "
             "stepped there: the figures are of all that was recorded."
         )
     if unseen := [one.rank for one in ranks if one.compute is None]:
         notes.append(
-            f"Compute of {_listed(unseen)} is not known: no module was followed. Give the "
+            f"Compute of {list_ranks(unseen)} is not known: no module was followed. Give the "
             "distributed optimizer the model: model=…."
         )
     if quiet := [one.rank for one in ranks if one.exposed is None]:
-        notes.append(f"Of {_listed(quiet)} no communication is in the trace.")
+        notes.append(f"Of {list_ranks(quiet)} no communication is in the trace.")
     if unnamed := [one.rank for one in ranks if dict(one.waited or ()).get(-1)]:
         notes.append(
-            f"Some of the time that {_listed(unnamed)} waited was for nobody who is known to have "
-            "been late: messages were under way, or the processors busy."
+            f"Some of the time that {list_ranks(unnamed)} waited was for nobody who is known to "
+            "have been late: messages were under way, or the processors busy."
         )
     verbs = {verb for one in spans.values() for verb in one.verbs}
     if unseen_verbs := sorted(verbs - {verb for one in spans.values() for verb in one.moved}):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from asyncddp.errors import MismatchError
+from asyncddp.rank_lists import list_ranks
 
 __all__ = [
     "LAST_RESORT",
@@ -167,7 +168,10 @@ def same_kind(group: Sequence[DeviceFacts]) -> None:
     for facts in group:
         kinds.setdefault(facts.device, []).append(facts.rank)
     if len(kinds) > 1:
-        parts = [f"ranks {ranks} have tensors on {kind}" for kind, ranks in sorted(kinds.items())]
+        parts = [
+            f"{list_ranks(r)} {'have' if r[1:] else 'has'} tensors on {kind}"
+            for kind, r in sorted(kinds.items())
+        ]
         raise MismatchError(
             f"{' and '.join(parts)}: expected all ranks of a run on one kind of device. Start it "
             "only where there are GPUs, or hide them with CUDA_VISIBLE_DEVICES= on all ranks"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import re
+import threading
 import time
 
 import pytest
@@ -271,6 +272,34 @@ def test_a_deadline_that_has_passed_on_one_rank_is_one_on_all(world):
         began = f"rank {origin}: allreduce (collective, number 0) was not done in "
         assert origin in (None, 1, 2, 3)
         assert origin is None or began in message, (kind, message)
+
+
+def test_a_collective_s_wait_is_told_of_once_for_all_ranks(caplog):
+    """By the lowest rank that waits, and it names who is late, though no collective tells that."""
+    warned = threading.Event()
+
+    class Hearing(logging.Handler):
+        def emit(self, record):
+            warned.set()
+
+    def case():
+        bf.barrier()
+        if bf.rank() == 2:
+            assert warned.wait(60)
+            time.sleep(0.5)  # for those that would warn as well
+        bf.allreduce(one(), name="w")
+
+    logger, hearing = logging.getLogger("asyncddp"), Hearing()
+    logger.addHandler(hearing)
+    try:
+        with caplog.at_level(logging.WARNING, "asyncddp"), bf.local_world(5, warn_after=3) as world:
+            world.run(case)
+    finally:
+        logger.removeHandler(hearing)
+    (message,) = [record.getMessage() for record in caplog.records]
+    who = "4 ranks \\(0, 1, 3, 4\\)"
+    called = "allreduce 'w' \\(collective, number 1\\)"
+    assert re.fullmatch(rf"{who} wait for rank 2, in {called}, since \d+ s", message), message
 
 
 def nobody_waits():

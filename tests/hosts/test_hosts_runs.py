@@ -20,6 +20,16 @@ print(json.dumps({
     "environment": dict(os.environ),
 }))
 """
+MEETING = """
+from torch.distributed import rendezvous
+store, rank, size = next(rendezvous("env://"))
+store.add("ranks", 1)
+while store.add("ranks", 0) < size:
+    pass
+store.add("left", 1)
+while rank == 0 and store.add("left", 0) < size:
+    pass
+"""
 WAITING = """
 import os, socket, sys, time
 import asyncddp as bf
@@ -47,8 +57,11 @@ def test_ranks_run_on_the_hosts_that_were_named_in_that_order(hosts, interface):
 
 
 def test_ranks_are_shared_out_over_hosts_without_slots(hosts):
-    ranks = seen(hosts.run("-np", "3", *NETWORK, script=WHERE, hosts="h2,h1"))
+    ranks = seen(hosts.run("-np", "3", *NETWORK, script=MEETING + WHERE, hosts="h2,h1"))
     assert [one["host"] for one in ranks] == ["h2", "h2", "h1"]
+    assert {one["environment"]["MASTER_ADDR"] for one in ranks} == {"h2"}, "of rank 0"
+    assert [one["environment"]["RANK"] for one in ranks] == ["0", "1", "2"]
+    assert {one["environment"]["WORLD_SIZE"] for one in ranks} == {"3"}
 
 
 def test_what_was_asked_for_reaches_the_other_host_unchanged(hosts):

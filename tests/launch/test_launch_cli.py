@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import socket
 import subprocess
 import sys
 
@@ -81,8 +82,11 @@ def test_bfrun_is_asyncddp_run(monkeypatch, capsys):
     ("arguments", "message"),
     [
         (["run"], "Missing argument 'PROGRAM...'"),
-        (["run", "-np", "0", "sh"], "0 is not in the range x>=1"),
-        (["run", "-np", "two", "sh"], "'two' is not a valid integer"),
+        (["run", "-np", "0", "sh"], "expected a number of ranks of at least 1, got '0'"),
+        (["run", "-n", "two", "sh"], "expected a number of ranks of at least 1, got 'two'"),
+        (["run", "--ssh-port", "x", "sh"], "expected a port number from 1 to 65535, got 'x'"),
+        (["run", "--timeout", "soon", "sh"], "expected a number above 0, got 'soon'"),
+        (["topology", "ring", "-n", "many"], "expected a whole number, got 'many'"),
         (["run", "-H", "h1:x", "sh"], "-H: expected a name"),
         (["run", "-H", "h1", "--hostfile", "f", "sh"], "give one of them, not both"),
         (["run", "nowhere.py"], "no such script: 'nowhere.py'"),
@@ -90,7 +94,11 @@ def test_bfrun_is_asyncddp_run(monkeypatch, capsys):
         (["run", "--mpi-args", "'open", "sh"], "--mpi-args: No closing quotation"),
         (["run", "-H", "[::1]:2", "sh"], "takes no IPv6 address as a host"),
         (["run", "--nonsense", "sh"], "No such option"),
-        (["nonsense"], "No such command 'nonsense'"),
+        (["nonsense"], "No such command 'nonsense'."),
+        (["rnu", "-np", "2", "sh"], "No such command 'rnu'. Did you mean 'run'?"),
+        (["train.py"], "Did you mean 'asyncddp run train.py'?"),
+        (["notebook", "strat"], "No such command 'strat'. Did you mean 'start'?"),
+        (["timeline", "marge"], "No such command 'marge'. Did you mean 'merge'?"),
     ],
 )
 def test_a_mistake_is_a_sentence_and_not_a_traceback(arguments, message):
@@ -138,6 +146,29 @@ def test_a_variables_value_is_shown_only_if_it_was_on_the_command_line():
     assert "hunter2" not in " ".join(words)
 
 
+def test_the_number_of_ranks_has_the_names_that_people_know():
+    for name in ("-np", "-n", "--num-proc"):
+        assert " ".join(dry(name, "2", "sh", MASTER_PORT="1")).count("-np 2 ") == 1
+
+
+def test_where_libraries_of_torch_distributed_meet_is_on_the_first_host():
+    """A port below those that the system gives away; what the user has set stays."""
+    here = dict(word.split("=", 1) for word in dry("-np", "2", "sh") if word.startswith("MASTER_"))
+    assert here["MASTER_ADDR"] == "127.0.0.1"
+    assert 20000 <= int(here["MASTER_PORT"]) < 30000
+    there = dry("-H", "h1:2,h2:2", "train.py")
+    assert "MASTER_ADDR=h1" in there
+    assert {"MASTER_ADDR", "MASTER_PORT"} <= set(there), "they go to the other hosts"
+    set_by_user = dry("-np", "2", "-x", "MASTER_PORT=7", "sh", MASTER_ADDR="10.0.0.9")
+    assert "MASTER_PORT=7" in set_by_user
+    assert not [word for word in set_by_user if word.startswith("MASTER_ADDR")]
+    local_first = dry("-H", "localhost:1,h2:1", "train.py")
+    assert f"MASTER_ADDR={socket.gethostname()}" in local_first
+    job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "6"}
+    for nodes, first in (("n[07-12,15]", "n07"), ("a1,b[2-3]", "a1"), ("r[1-2]-ib", "r1-ib")):
+        assert f"MASTER_ADDR={first}" in dry("train.py", SLURM_JOB_NODELIST=nodes, **job)
+
+
 def test_ranks_default_to_the_hosts_slots_or_one():
     assert "3" in dry("-H", "h1:2,h2", "train.py")
     assert "1" in dry("sh")
@@ -145,8 +176,11 @@ def test_ranks_default_to_the_hosts_slots_or_one():
 
 def test_more_ranks_than_cores_are_allowed_and_others_can_be_forbidden():
     many = str(2 * os.cpu_count() + 1)
-    plain, forced = dry("-np", "1", "sh"), dry("-np", "1", "--oversubscribe", "sh")
-    over, forbidden = dry("-np", many, "sh"), dry("-np", many, "--no-oversubscribe", "sh")
+    port = {"MASTER_PORT": "29500"}  # else another one each time
+    plain, forced = dry("-np", "1", "sh", **port), dry("-np", "1", "--oversubscribe", "sh", **port)
+    over, forbidden = (
+        dry("-np", many, *given, "sh", **port) for given in ([], ["--no-oversubscribe"])
+    )
     strip = [word for word in over if word not in forbidden]
     assert strip, "nothing says that more ranks than cores are wanted"
     assert set(forced) - set(plain) == set(strip) - {"1"}

@@ -1,5 +1,6 @@
 """When a rank fails, all end soon, and the terminal says which one failed first, and why."""
 
+import re
 import signal
 import time
 
@@ -136,6 +137,28 @@ def test_a_rank_that_fails_with_mpi_under_way_is_shown_before_all_else(run):
     assert last_lines(ended.stderr)[0].endswith("failed (exit code 1): KeyError: 'no such sample'")
     assert "MPI_ABORT" not in ended.stderr
     assert run.wait_until_gone(1) == []
+
+
+def test_ranks_that_wait_for_one_are_told_of_in_one_line(run):
+    """Neighbours wait for it, and their neighbours for them."""
+    script = run.script(
+        "import time, pathlib, torch, asyncddp as bf\n"
+        "bf.init(warn_after=2)\n"
+        "bf.barrier()\n"
+        "while bf.rank() == 1 and not pathlib.Path('go').exists():\n"
+        "    time.sleep(0.05)\n"
+        "for _ in range(3):\n"
+        "    bf.neighbor_allreduce(torch.ones(4), name='w')\n"
+    )
+    child = run.start("-np", "4", script)
+    said = child.stderr.readline()
+    (run.folder / "go").touch()
+    ended = run.finish(child)
+    assert re.match(
+        r"\d ranks \([023, ]+\) wait for rank 1, in neighbor_allreduce 'w' \(use \d\), since \d+ s",
+        said,
+    ), said + ended.stderr
+    assert ended.code == 0
 
 
 def test_verbose_keeps_the_launchers_words_and_shows_the_command(run):

@@ -77,6 +77,31 @@ def test_variables_reach_the_ranks(run):
         assert one["environment"]["LR"] == "a=b c;$d"
 
 
+def test_torch_distributed_finds_its_world(run):
+    """As libraries do that join it where they see an MPI launcher: accelerate, the Trainer."""
+    script = run.script(
+        "import os, torch, torch.distributed as dist\n"
+        "import asyncddp as bf\n"
+        "dist.init_process_group('gloo')\n"
+        "bf.init()\n"
+        "mine = torch.tensor([1.0 + dist.get_rank()])\n"
+        "dist.all_reduce(mine)\n"
+        "assert (bf.rank(), bf.size()) == (dist.get_rank(), dist.get_world_size())\n"
+        "local = os.environ['LOCAL_RANK'], os.environ['LOCAL_WORLD_SIZE']\n"
+        "print(mine.item(), bf.allreduce(mine).item(), *local, flush=True)\n"
+        "dist.destroy_process_group()\n"
+    )
+    ended = run("-np", "2", script)
+    assert sorted(ended.stdout.splitlines()) == ["3.0 3.0 0 2", "3.0 3.0 1 2"], ended.stderr
+    assert ended.code == 0
+
+
+def test_a_world_of_torch_that_the_user_has_set_stays(run):
+    (one,) = seen(run("-np", "1", "-x", "WORLD_SIZE=1", run.script(SHOW)))
+    assert one["environment"]["WORLD_SIZE"] == "1"
+    assert "RANK" not in one["environment"]
+
+
 def test_threads_are_shared_out_unless_the_user_has(run):
     run.environment.pop("OMP_NUM_THREADS", None)
     ranks = seen(run("-np", "4", run.script(SHOW)))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from asyncddp.launch.sieve import Sieve
 from asyncddp.launch.vendors import VENDORS
+from asyncddp.launch.waits import Waits
 
 NOISY = [
     ("open_mpi_5", recorded.OPEN_MPI_5_KILLED),
@@ -135,3 +136,48 @@ def test_a_block_without_an_end_is_given_back():
     opening = recorded.OPEN_MPI_5_KILLED.splitlines(keepends=True)[:2]
     data = "".join([*opening, *["more\n"] * 60]).encode()
     assert through("open_mpi_5", [data]) == (data, [])
+
+
+def waits(rank, missing, seconds=60, more=""):
+    call = f"neighbor_allreduce 'w' (use {rank})"
+    return f"rank {rank}: {call} has been waiting for {seconds} s; missing: {missing}{more}\n"
+
+
+def gathered(*lines):
+    sieve = Sieve(VENDORS["open_mpi_5"].noise, waits=Waits())
+    through = sieve.feed("".join(lines).encode())
+    assert sieve.due() == b"", "not yet"
+    return (through + sieve.due(at_end=True)).decode()
+
+
+def test_ranks_that_wait_for_one_another_and_in_the_end_for_one_are_told_of_once():
+    lines = [waits(0, "ranks 1, 2"), waits(1, "rank 3", 61), waits(2, "ranks 0, 1")]
+    assert gathered(*lines) == (
+        "3 ranks (0\u20132) wait for rank 3, in neighbor_allreduce 'w' (use 1), since 61 s\n"
+    )
+    many = [waits(rank, f"ranks {rank - 1}, {rank + 1}") for rank in range(1, 511) if rank != 64]
+    assert gathered(*many).startswith(
+        "509 ranks (1\u201363, 65\u2013510) wait for ranks 0, 64, 511"
+    )
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [waits(0, "rank 1")],
+        [waits(0, "rank 1"), waits(1, "rank 0")],
+        [waits(0, "rank 1", more="; rank 1 has sent allreduce 'x' (use 0) instead")],
+        ["rank 3: loss 0.1\n", "rank 0: my own has been waiting for 3 s; missing: everything\n"],
+        ["rank 1 says", " hello\n", "ra"],
+    ],
+)
+def test_what_has_no_common_cause_comes_through_as_it_was(lines):
+    sieve = Sieve(VENDORS["open_mpi_5"].noise, waits=Waits())
+    out = b"".join(sieve.feed(line.encode()) for line in lines) + sieve.release()
+    assert (out + sieve.due(at_end=True)).decode() == "".join(lines)
+
+
+def test_a_warning_begins_a_line_of_its_own():
+    sieve = Sieve(waits=Waits())
+    out = sieve.feed(waits(0, "rank 1").encode()) + sieve.feed(b"50%|#") + sieve.due(at_end=True)
+    assert out.decode() == f"50%|#\n{waits(0, 'rank 1')}"

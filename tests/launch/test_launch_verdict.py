@@ -15,7 +15,7 @@ from asyncddp.launch.vendors import VENDORS
 from asyncddp.launch.verdict import alike, judge, read_reports
 
 
-def report(folder, rank, kind, message, time, code=1, host=None):
+def report(folder, rank, kind, message, time, code=1, host=None, origin=None):
     data = {
         "rank": rank,
         "host": host or f"h{rank}",
@@ -24,6 +24,7 @@ def report(folder, rank, kind, message, time, code=1, host=None):
         "kind": kind,
         "message": message,
         "traceback": "",
+        "origin": origin,
         "time": time,
     }
     (folder / f"rank-{rank}.json").write_text(json.dumps(data))
@@ -167,7 +168,14 @@ def test_ranks_that_fail_alike_are_told_of_in_one_line(tmp_path):
 def test_who_was_refused_by_the_rank_that_failed_is_no_cause_of_its_own(tmp_path):
     cause = "rank 2: allreduce was not done in 3.0 s"
     report(tmp_path, 0, "WaitTimeoutError", f"rank 0, allreduce, refused by rank 2: {cause}", 1.0)
-    report(tmp_path, 1, "WaitTimeoutError", f"rank 1, allreduce, refused by rank 2: {cause}", 1.1)
+    report(
+        tmp_path,
+        1,
+        "WaitTimeoutError",
+        f"rank 1, allreduce, refused by rank 2: {cause}",
+        1.1,
+        origin=2,
+    )
     report(tmp_path, 2, "WaitTimeoutError", cause, 1.2)
     (line,) = verdict(tmp_path, ending(1))[1:]
     assert line == f"ranks 0\u20132 failed alike (exit code 1): WaitTimeoutError: {cause}"

@@ -71,8 +71,8 @@ def test_merge_says_who_is_missing_and_what_was_left_out(tmp_path):
     assert code == 0
     assert output.splitlines()[:4] == [
         f"{tmp_path / 'bf_2.json'} is empty: its rank was ended before it wrote an event.",
-        "Of 4 ranks, no events are there of: 2.",
-        "Never measured was the clock of rank: 3. It is placed by its machine's wall clock, which "
+        "Of 4 ranks, no events are there of rank 2.",
+        "Never measured was the clock of rank 3. It is placed by its machine's wall clock, which "
         "may be wrong by milliseconds or more.",
         "Left out 12 ends of messages whose other end is in no file.",
     ]

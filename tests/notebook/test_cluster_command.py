@@ -57,6 +57,7 @@ def test_ibfrun_starts_a_cluster_that_notebooks_drive_until_it_is_stopped(marked
     assert code == 0, said
     assert "2 ranks are ready" in said
     assert "Cluster.connect(profile='bluefog')" in said
+    assert said.endswith("To end them: ibfrun stop\n")
     code, said = call(*IBFRUN, "start", "-np", "2")
     assert code == 1
     assert re.search(
@@ -70,7 +71,7 @@ def test_ibfrun_starts_a_cluster_that_notebooks_drive_until_it_is_stopped(marked
         rank = cluster.view.apply_sync(lambda: __import__("os").environ["OMPI_COMM_WORLD_RANK"])
         assert [int(one) for one in rank] == cluster.client.ids == [0, 1]
         assert repr(cluster) == "<Cluster of 2 ranks, connected>"
-    code, said = call(*NOTEBOOK, "status", "--profile", "bluefog")
+    code, said = call(*IBFRUN, "status")
     assert (code, "profile 'bluefog': 2 ranks" in said) == (0, True), said
     code, said = call(*IBFRUN, "stop")
     assert (code, "the cluster has ended" in said) == (0, True), said

@@ -34,6 +34,23 @@ def test_help_teaches_from_anywhere_without_installing(tmp_path, script):
     assert done.stdout.startswith(f"Usage: scripts/{script}")
 
 
+def test_the_help_of_what_train_runs_is_printed_once(tmp_path):
+    """Not once for each rank."""
+    (tmp_path / "asyncddp").write_text('#!/bin/sh\nprintf "%s\\n" "$*"\n')
+    (tmp_path / "asyncddp").chmod(0o755)
+    command = f". scripts/lib/environment.sh; prepare_environment() {{ PATH={tmp_path}:$PATH; }}"
+    script = (
+        (REPO / "scripts" / "train")
+        .read_text()
+        .replace('. "$(dirname -- "${BASH_SOURCE[0]}")/lib/environment.sh"', command)
+    )
+    for options in (["--", "--help"], ["--", "-h"], ["-np", "3", "--epochs", "1", "--help"]):
+        done = run("bash", "-c", script, "train", *options)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("run -np 1 "), done.stdout
+    assert run("bash", "-c", script, "train", "--smoke").stdout.startswith("run -np 4 ")
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [

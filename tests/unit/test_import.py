@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import asyncddp
+import topology
 
 
 def run(code):
@@ -40,6 +41,22 @@ def test_every_public_name_is_there_and_documented(name):
     assert getattr(asyncddp, name).__doc__
 
 
-def test_a_name_that_does_not_exist_is_told():
-    with pytest.raises(AttributeError, match="allreduces"):
-        _ = asyncddp.allreduces
+@pytest.mark.parametrize(
+    ("module", "name", "hint"),
+    [
+        (asyncddp, "neighbour_allreduce", " Did you mean 'neighbor_allreduce'?"),
+        (asyncddp, "allreduces", " Did you mean 'allreduce'?"),
+        (asyncddp, "_allreduces", ""),
+        (asyncddp, "quux", ""),
+        (topology, "exponential_tow", " Did you mean 'exponential_two'?"),
+        (topology, "ExponentialTwoGraph", " Did you mean 'exponential_two'?"),
+        (topology, "RingGraph", " Did you mean 'ring'?"),
+        (topology, "__nothing__", ""),
+    ],
+)
+def test_a_name_that_does_not_exist_is_answered_with_the_nearest(module, name, hint):
+    words = f"module '{module.__name__}' has no attribute '{name}'.{hint}"
+    with pytest.raises(AttributeError) as caught:
+        getattr(module, name)
+    assert str(caught.value) == words
+    assert not hasattr(module, name)

@@ -164,10 +164,10 @@ def test_now_and_then_a_sender_waits_so_that_it_does_not_run_ahead(two):
     [
         (Form("other", "float32", (2,)), "expected verb other, got verb"),
         (Form("verb", "float64", (2,)), "expected dtype float64, got float32"),
-        (Form("verb", "float32", (3,)), "expected shape (3), got (2)"),
-        (Form("verb", "float32", (2, 1)), "expected shape (2, 1), got (2)"),
-        (Form("verb", "float32", ()), "expected shape (), got (2)"),
-        (Form("verb", "float32", (None, 4)), "expected shape (any, 4), got (2)"),
+        (Form("verb", "float32", (3,)), "expected shape (3,), got (2,)"),
+        (Form("verb", "float32", (2, 1)), "expected shape (2, 1), got (2,)"),
+        (Form("verb", "float32", ()), "expected shape (), got (2,)"),
+        (Form("verb", "float32", (None, 4)), "expected shape (any, 4), got (2,)"),
     ],
 )
 def test_both_sides_fail_where_forms_differ(two, form, told):
