@@ -11,6 +11,7 @@ from asyncddp.algorithms.step_rates import StepRates
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError
+from asyncddp.memory.allocate import empty_like
 from asyncddp.ops.windows import create_along, get_current_created_window_names, win_free
 from asyncddp.windows import Staleness, Window, windows_of
 from asyncddp.windows.departures import Departures
@@ -162,7 +163,7 @@ class BucketWindows:
             for index, flat in enumerate(self._flats):
                 name = f"{self._label}.bucket{index}"
                 tensor = as_real(flat)
-                tensor = tensor if self._algorithm.plain else torch.empty_like(tensor)
+                tensor = tensor if self._algorithm.plain else empty_like(tensor)
                 if not create_along(schedule, tensor, name, zero_init=True):
                     raise ArgumentError(
                         f"argument window_prefix: there is a window {name!r} already; give each "

@@ -16,6 +16,7 @@ from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.engine import Handle
 from asyncddp.errors import UsageError
+from asyncddp.memory.allocate import zeros_like
 from asyncddp.memory.dtypes import DTYPES
 from asyncddp.ops.allreduce import allreduce_nonblocking
 from asyncddp.ops.hierarchical_neighbor_allreduce import (
@@ -294,7 +295,7 @@ class Allreduce(TwoSided):
 
         def start(flat: torch.Tensor, name: str) -> Handle[torch.Tensor]:
             """Start averaging over the ranks that still train."""
-            given = flat if trains else torch.zeros_like(flat)
+            given = flat if trains else zeros_like(flat)
             return average_among_nonblocking(given, len(training), name=name)
 
         return self._over(mixer.context.size, start)

@@ -11,6 +11,7 @@ import torch
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError, MismatchError
+from asyncddp.memory.allocate import values, zeros
 from asyncddp.ops.allreduce import allreduce
 from asyncddp.ops.joining import average_among
 
@@ -110,14 +111,14 @@ class Attendance:
     def attend_mean(self, call: Call) -> None:
         """Take part in the average of a loss, on a rank that is done."""
         with use(self._context):
-            nothing = torch.zeros((), dtype=torch.float64, device="cpu")
+            nothing = zeros((), torch.float64)
             average_among(nothing, len(call.training), name=call.label)
 
     def tally(self, numbers: Sequence[int]) -> list[list[int]]:
         """Show numbers to all: element r is rank r's."""
         shape = self._context.size, len(numbers)
-        rows = torch.zeros(shape, dtype=torch.int64, device="cpu")
-        rows[self._context.rank] = torch.tensor(list(numbers), device="cpu")
+        rows = zeros(shape, torch.int64)
+        rows[self._context.rank] = values(list(numbers), torch.int64)
         with use(self._context):
             every: list[list[int]] = allreduce(rows, average=False, name=self._name).tolist()
         return every

@@ -16,6 +16,7 @@ from asyncddp.algorithms.stopwatch import Stopwatch
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError
+from asyncddp.memory.allocate import values
 from asyncddp.ops.allreduce import allreduce
 from topology import GraphOrSchedule, Schedule, TopologyError, as_schedule, describe
 
@@ -96,10 +97,7 @@ class Mixer:
             return value
         if not isinstance(value, (torch.Tensor, float)):
             return value
-        if isinstance(value, float):
-            tensor = torch.tensor(value, dtype=torch.float64, device="cpu")
-        else:
-            tensor = value.detach()
+        tensor = values(value, torch.float64) if isinstance(value, float) else value.detach()
         with use(self.context):
             roll = self.attendance
             mean = allreduce(tensor) if roll is None else roll.mean(self.label, tensor)

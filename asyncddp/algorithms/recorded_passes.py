@@ -19,6 +19,7 @@ from torch.nn.modules.module import (
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
+from asyncddp.memory.allocate import zeros
 from asyncddp.timeline.recorder import Recorder
 from asyncddp.timeline.tracks import COMPUTATION
 
@@ -222,7 +223,7 @@ def cost_of_module() -> float:
     recorder = Recorder(0, None)
     model = torch.nn.Sequential(*(torch.nn.Identity() for _ in range(_CALLS)))
     passing = Passing(recorder, model, Backward(recorder))
-    start = torch.ones(1, requires_grad=True)
+    start = zeros((1,), torch.float32).requires_grad_()
     took: dict[bool, list[int]] = {False: [], True: []}
     for modules in (False, True) * _REPEATS:
         begun = time.thread_time_ns()

@@ -16,6 +16,7 @@ import torch
 
 from asyncddp.engine import Engine
 from asyncddp.errors import NotInitializedError
+from asyncddp.memory.allocate import zeros
 from asyncddp.timeline.clock import Sample, best
 from asyncddp.timeline.recorder import Recorder
 from asyncddp.transport import Transport
@@ -43,7 +44,7 @@ def measure(transport: Transport, recording: Sequence[int], timeout: float) -> S
     Returns:
         The best measurement; None on ranks that do not want to know.
     """
-    rank, word = transport.rank, torch.zeros(1, dtype=torch.int64, device="cpu")
+    rank, word = transport.rank, zeros((1,), torch.int64)
     if rank == 0:
         for peer in recording:
             for _ in range(_TIMES if peer else 0):

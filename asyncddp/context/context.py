@@ -15,6 +15,7 @@ from asyncddp.context.clock import Clock, measure
 from asyncddp.context.topologies import Topologies
 from asyncddp.engine import Engine
 from asyncddp.errors import NotInitializedError
+from asyncddp.memory.allocate import values
 from asyncddp.timeline.starting import recorder_for
 from asyncddp.transport import Transport
 from asyncddp.transport.device_agreement import let_go, settle
@@ -39,7 +40,7 @@ class Machines:
         """Find out; collective."""
         per, rank = config.ranks_per_machine, transport.rank
         mine = rank // per if per is not None else transport.machine()
-        facts = torch.tensor([mine, int(config.timeline is not None)], device="cpu")
+        facts = values([mine, int(config.timeline is not None)], torch.int64)
         found = transport.allgather(facts, [2] * transport.size, config.timeout).tolist()
         every, recording = found[::2], found[1::2]
         order = list(dict.fromkeys(every))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from asyncddp.memory.shared import ORDERED, Arena, Place, View, fence
+from asyncddp.memory.shared import ORDERED, Arena, Place, View, fence, place_of
 
 __all__ = ["MOST_RANKS", "Cut", "Lane", "SeenLane", "pieces_of", "step_of", "word"]
 
@@ -137,9 +137,9 @@ class Lane(_Board):
     """
 
     def __init__(self, arena: Arena, ranks: tuple[int, ...], cut: Cut) -> None:
-        chunk, offset = arena.reserve(self.nbytes(len(ranks), cut))
-        self.place = Place(chunk.descriptor, chunk.size, offset)
-        super().__init__(chunk, offset, len(ranks), cut)
+        block = arena.take(self.nbytes(len(ranks), cut), zeroed=8 * _LINE * (2 + len(ranks)))
+        self.place = place_of(block)
+        super().__init__(block.chunk, block.offset, len(ranks), cut)
         self._ranks = {rank: place for place, rank in enumerate(ranks)}
         self.ranks = frozenset(ranks)
         self._readers: list[tuple[int, tuple[tuple[int, int], ...]]] = [(-1, ()), (-1, ())]

@@ -22,7 +22,7 @@ from asyncddp.errors import (
     PeerLeftError,
     WaitTimeoutError,
 )
-from asyncddp.memory.recycling import empty
+from asyncddp.memory.allocate import empty
 from asyncddp.memory.streams import empty_on
 from asyncddp.memory.streams_host import HostStreams
 from asyncddp.memory.views import from_bytes
@@ -256,7 +256,7 @@ class Mailbox(Outbox):
                 problem = f"rank {self.rank} cannot map the memory of rank {peer}: {error}"
                 posting.fail(self._begun_here(problem), problem)
         if data.tag == FORM:
-            arrival.tensor = torch.empty(0, dtype=dtype, device="cpu")
+            arrival.tensor = empty((0,), dtype)
         elif data.payload is not None:
             arrival.tensor = from_bytes(data.payload, dtype, data.shape)
         else:

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
+import torch
+
 from asyncddp.engine.desk import Desk
 from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, Key
 from asyncddp.errors import AsyncDDPError, NotInitializedError, PeerError, PeerLeftError
+from asyncddp.memory.modes import inference_mode
 from asyncddp.memory.streams import Order
 
 __all__ = ["Operation", "Program", "Steps", "Wait"]
@@ -82,6 +85,7 @@ class Operation(Generic[R]):
         steps, order = program.steps(desk), program.order
         self._steps = steps if order is None else _in_order(order, steps)
         self._waiting: Wait | None = None
+        self._inference = torch.is_inference_mode_enabled()
 
     @property
     def key(self) -> Key:
@@ -98,9 +102,16 @@ class Operation(Generic[R]):
         return self._waiting.missing() if self._waiting is not None else []
 
     def advance(self) -> bool:
-        """Go on as far as possible without waiting; whether it has ended."""
+        """Go on as far as possible without waiting; whether it has ended.
+
+        On whichever thread, ``torch.inference_mode`` is on or off as where it was submitted.
+        """
         if self.finished.is_set():
             return True
+        with inference_mode(enabled=self._inference):
+            return self._advance()
+
+    def _advance(self) -> bool:
         try:
             self.desk.raise_if_failed()
             while self._waiting is None or self._waiting.done():

@@ -10,7 +10,7 @@ import torch
 
 from asyncddp.engine.messages import UNREADABLE, Facts, Message, Parcel
 from asyncddp.errors import AsyncDDPError, PeerError
-from asyncddp.memory.recycling import empty
+from asyncddp.memory.allocate import empty
 from asyncddp.memory.views import as_bytes, from_bytes
 from asyncddp.transport.contract import Transfer, Transport
 

@@ -7,6 +7,8 @@ from typing import TypeAlias
 
 import torch
 
+from asyncddp.memory.allocate import zeros
+
 __all__ = ["ALIGNMENT", "FlatBucket", "ParameterBucket", "partition"]
 
 Make: TypeAlias = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
@@ -76,7 +78,7 @@ class FlatBucket:
         if make is not None and first.is_cpu:
             self.flat = make((end + extra,), first.dtype).zero_()
         else:
-            self.flat = torch.zeros(end + extra, dtype=first.dtype, device=first.device)
+            self.flat = zeros((end + extra,), first.dtype, first.device)
         self.tail = self.flat[end:]
         self.views = [
             self.flat.as_strided(tensor.shape, _strides(tensor), offset)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import mmap
+
+import numpy as np
 
 from asyncddp.memory.shared import Arena, Chunk, Place, View
 
@@ -12,15 +15,23 @@ _numbers = itertools.count()
 
 
 class _PrivateChunk(Chunk):
-    """Memory of this process alone, found by its number."""
+    """Memory of this process alone, found by its number; a fork has a copy of its own."""
 
     def __init__(self, size: int) -> None:
         self.descriptor = next(_numbers)
-        View.__init__(self, -1, size)
-        self.filled = True
+        self.size = size
+        self._map = mmap.mmap(-1, size, **_PRIVATE)
+        self.memory = np.frombuffer(self._map, dtype=np.uint8)
+        self.address = self.memory.ctypes.data
+        if _HUGE is not None:
+            self._map.madvise(_HUGE)
 
-    def drop(self) -> None:
-        """Keep the pages: not every system can give back those of such memory."""
+    def drop(self, offset: int, size: int) -> bool:
+        """Give pages back, where the system takes those of such memory."""
+        if _UNNEEDED is None or size < mmap.PAGESIZE:
+            return False
+        self._map.madvise(_UNNEEDED, offset, size)
+        return True
 
     def close(self) -> None:
         """There is nothing to close."""
@@ -38,21 +49,16 @@ class PrivateArena(Arena):
         tensor([3., 3.])
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._numbered: dict[int, Chunk] = {}
-
     def open(self, process: int, place: Place) -> View:
         """Find the chunk itself."""
         del process
-        return self._numbered[place.descriptor]
-
-    def close(self) -> None:
-        """Let go of everything; tensors that are still in use keep their memory."""
-        super().close()
-        self._numbered.clear()
+        with self._lock:
+            return next(chunk for chunk in self._chunks if chunk.descriptor == place.descriptor)
 
     def _make(self, size: int) -> Chunk:
-        chunk = _PrivateChunk(size)
-        self._numbered[chunk.descriptor] = chunk
-        return chunk
+        return _PrivateChunk(size)
+
+
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+_HUGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
+_UNNEEDED: int | None = getattr(mmap, "MADV_DONTNEED", None)

@@ -3,6 +3,10 @@
 A chunk has no name in any file system. Its owner opens it, peers open it again through the owner's
 entry in ``/proc``, and the system frees it with the last process that maps it, however that ends:
 nothing can be left behind, and the size of ``/dev/shm`` does not matter.
+
+Many tensors share a chunk of 64 MiB, and what is freed is used again for tensors of any size. So a
+process has one open file (two, counting the mapping's) for each 64 MiB and for each larger tensor
+that it has used at a time, and of what is free no more than 1 GiB keeps its pages.
 """
 
 from __future__ import annotations
@@ -20,13 +24,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["ORDERED", "Arena", "Chunk", "Place", "View", "fence", "full_fence"]
+from asyncddp.memory.blocks import Block, Blocks
+from asyncddp.memory.modes import normal_mode
 
-_ALIGNMENT = 64
+__all__ = ["ORDERED", "Arena", "Chunk", "Place", "View", "fence", "full_fence", "place_of"]
+
 _fence_lock = threading.Lock()
 ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
 """Whether other processors see what this one writes in the order in which it is written."""
-_LIMIT = 1 << 30  # bytes that wait to be used again at most
+_CHUNK = 1 << 26  # bytes that small tensors share
+_LIMIT = 1 << 30  # bytes of free memory that keep their pages at most
 
 
 def fence() -> None:
@@ -82,11 +89,7 @@ class View:
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor over the bytes from ``offset`` on."""
         end = offset + math.prod(shape) * dtype.itemsize
-        return torch.from_numpy(self.memory[offset:end]).view(dtype).view(shape)
-
-    def drop(self) -> None:
-        """Give the pages back; the bytes read as zero from then on, here and at the peers."""
-        self._map.madvise(mmap.MADV_REMOVE)
+        return _over(self.memory[offset:end], shape, dtype)
 
 
 class Chunk(View):
@@ -97,7 +100,6 @@ class Chunk(View):
 
     Attributes:
         descriptor: The open file, by whose number peers find it.
-        filled: Whether its pages may be in use.
 
     Raises:
         OSError: The system gives no such memory.
@@ -107,15 +109,32 @@ class Chunk(View):
         self.descriptor = os.memfd_create("asyncddp", os.MFD_CLOEXEC)
         os.ftruncate(self.descriptor, size)
         super().__init__(self.descriptor, size)
-        self.filled = True
+
+    def drop(self, offset: int, size: int) -> bool:
+        """Give pages back; they read as zero from then on, here and at the peers.
+
+        Returns:
+            Whether it could: a part of a page stays.
+        """
+        if size >= mmap.PAGESIZE:
+            self._map.madvise(mmap.MADV_REMOVE, offset, size)
+        return size >= mmap.PAGESIZE
 
     def close(self) -> None:
         """Let no more peers map it."""
         os.close(self.descriptor)
 
 
+def place_of(block: Block[Chunk]) -> Place:
+    """Where a block lies, for another process."""
+    return Place(block.chunk.descriptor, block.chunk.size, block.offset)
+
+
 class Arena:
     """All memory that this process shares, and what it has mapped of its peers'.
+
+    Args:
+        limit: Bytes of free memory that keep their pages at most.
 
     Example:
         >>> arena = Arena()
@@ -126,30 +145,35 @@ class Arena:
         tensor([7., 7., 7., 7.])
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.RLock()  # a finalizer may run in the middle of anything
+    def __init__(self, limit: int = _LIMIT) -> None:
+        self._lock = threading.Lock()
+        self._blocks: Blocks[Chunk] = Blocks(self._add, _dropped, chunk=_CHUNK, limit=limit)
         self._addresses: list[int] = []
         self._chunks: list[Chunk] = []
-        self._free: dict[int, list[Chunk]] = {}
         self._foreign: dict[tuple[int, int], View] = {}
-        self._waiting = 0
-        self._closed = False
-        self._room = 0
-        self._shelf: Chunk | None = None
 
-    def reserve(self, size: int) -> tuple[Chunk, int]:
-        """Take bytes for good, zeroed, out of chunks that many such share.
+    @property
+    def waiting(self) -> int:
+        """Bytes of free memory that may hold pages."""
+        return self._blocks.waiting
 
-        Returns:
-            The chunk, and where in it they begin.
+    def take(self, size: int, zeroed: int = 0) -> Block[Chunk]:
+        """Take bytes with whatever they hold, until they are given back.
+
+        Args:
+            size: How many at least.
+            zeroed: How many of them, from the first one on, are zero.
+
+        Raises:
+            OSError: The system gives no more such memory.
         """
-        size = -(-size // _ALIGNMENT) * _ALIGNMENT
-        with self._lock:
-            if self._shelf is None or self._room + size > self._shelf.size:
-                self._shelf, self._room = self._add(max(size, 1 << 26)), 0
-            offset = self._room
-            self._room += size
-            return self._shelf, offset
+        block = self._blocks.take(size)
+        block.chunk.memory[block.offset : block.offset + zeroed] = 0
+        return block
+
+    def give(self, block: Block[Chunk]) -> None:
+        """Give bytes back that neither this process nor any peer uses any more."""
+        self._blocks.give(block)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Make a contiguous tensor with whatever values its memory holds.
@@ -157,23 +181,15 @@ class Arena:
         Its memory is used again once nothing refers to the tensor any more. Where the system gives
         no more shared memory it is an ordinary tensor.
         """
-        size = max(1, math.prod(shape) * dtype.itemsize)
-        size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        with self._lock:
-            waiting = self._free.get(size)
-            if waiting:
-                chunk = waiting.pop()
-                self._waiting -= size if chunk.filled else 0
-                chunk.filled = True
-            else:
-                try:
-                    chunk = self._add(size)
-                except OSError:  # too many open files, say: then nobody reads it where it lies
-                    return torch.empty(shape, dtype=dtype, device="cpu")
-        lent = chunk.memory[:]  # what the tensor holds on to; the chunk itself outlives it
-        weakref.finalize(lent, self._back, chunk).atexit = False
-        count = math.prod(shape) * dtype.itemsize
-        return torch.from_numpy(lent)[:count].view(dtype).view(shape)
+        size = math.prod(shape) * dtype.itemsize
+        try:
+            block = self._blocks.take(size)
+        except OSError:  # too many open files, say: then nobody reads it where it lies
+            with normal_mode():
+                return torch.empty(shape, dtype=dtype, device="cpu")
+        lent = block.chunk.memory[block.offset : block.offset + size]
+        weakref.finalize(lent, self._blocks.give, block).atexit = False
+        return _over(lent, shape, dtype)
 
     def locate(self, tensor: torch.Tensor) -> Place | None:
         """Where a contiguous tensor lies, or None if its memory is not shared."""
@@ -207,34 +223,34 @@ class Arena:
 
     def close(self) -> None:
         """Let go of everything; tensors that are still in use keep their memory."""
+        self._blocks.clear()
         with self._lock:
             for chunk in self._chunks:
                 chunk.close()
             self._chunks.clear()
             self._addresses.clear()
-            self._free.clear()
             self._foreign.clear()
-            self._shelf, self._closed = None, True
 
     def _make(self, size: int) -> Chunk:
         return Chunk(size)
 
     def _add(self, size: int) -> Chunk:
         chunk = self._make(size)
-        index = bisect.bisect(self._addresses, chunk.address)
-        self._chunks.insert(index, chunk)
-        self._addresses.insert(index, chunk.address)
+        with self._lock:
+            index = bisect.bisect(self._addresses, chunk.address)
+            self._chunks.insert(index, chunk)
+            self._addresses.insert(index, chunk.address)
         return chunk
 
-    def _back(self, chunk: Chunk) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            self._free.setdefault(chunk.size, []).append(chunk)
-            self._waiting += chunk.size
-            if self._waiting <= _LIMIT:
-                return
-            for idle in [one for chunks in self._free.values() for one in chunks if one.filled]:
-                idle.drop()
-                idle.filled = False
-            self._waiting = 0
+
+def _dropped(chunk: Chunk, offset: int, size: int) -> bool:
+    """Give pages of a chunk back, each kind of chunk in its way."""
+    return chunk.drop(offset, size)
+
+
+def _over(
+    memory: npt.NDArray[np.uint8], shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    """A tensor over bytes that are there."""
+    with normal_mode():
+        return torch.from_numpy(memory).view(dtype).view(shape)

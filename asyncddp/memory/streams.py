@@ -16,7 +16,7 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from asyncddp.memory.recycling import empty
+from asyncddp.memory.allocate import empty
 
 __all__ = [
     "DeviceStreams",
@@ -235,7 +235,7 @@ def empty_on(
     if streams is None:
         return empty(shape, dtype)
     with streams.working(Queue.WORK):
-        return torch.empty(shape, dtype=dtype, device=streams.device)
+        return empty(shape, dtype, streams.device)
 
 
 def order_of(tensor: torch.Tensor, *others: torch.Tensor | None) -> Order | None:

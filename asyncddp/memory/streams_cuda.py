@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+from asyncddp.memory.allocate import empty
+from asyncddp.memory.modes import normal_mode
 from asyncddp.memory.packing import pack, unpack
 from asyncddp.memory.streams import DeviceStreams, Event, InterprocessEvent, Queue
 
@@ -124,13 +126,13 @@ class CudaStreams(DeviceStreams):
 
     def pinned(self, size: int) -> torch.Tensor:
         """Page-locked memory, from torch's allocator, for this device and no other."""
-        with torch.cuda.device(self.device):
+        with torch.cuda.device(self.device), normal_mode():
             return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def lendable(self, size: int) -> torch.Tensor:
         """Memory of the device."""
         with self.working(Queue.WORK):
-            return torch.empty(size, dtype=torch.uint8, device=self.device)
+            return empty((size,), torch.uint8, self.device)
 
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
         """The storage's bytes as a tensor of their own, by the CUDA array interface.
@@ -139,7 +141,9 @@ class CudaStreams(DeviceStreams):
         silence: so it is the alias that is shown, never what a user holds.
         """
         storage = tensor.untyped_storage()
-        return torch.as_tensor(_Bytes(storage.data_ptr(), storage.nbytes()), device=self.device)
+        with normal_mode():
+            raw = _Bytes(storage.data_ptr(), storage.nbytes())
+            return torch.as_tensor(raw, device=self.device)
 
     def lend(self, tensor: torch.Tensor) -> bytes:
         """A handle of CUDA's for memory between processes, as torch gives it to its workers.
@@ -157,7 +161,7 @@ class CudaStreams(DeviceStreams):
         ``torch.multiprocessing`` would look for the place in a cache of its own, and might find
         what lay there before, of another size.
         """
-        with self.working(Queue.IN):
+        with self.working(Queue.IN), normal_mode():
             shared = unpack(token, _Shared, "a handle of CUDA memory")
             storage = torch.UntypedStorage._new_shared_cuda(self.device.index, *shared)
             return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)

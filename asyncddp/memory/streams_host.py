@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 import torch
 
+from asyncddp.memory.allocate import empty
+from asyncddp.memory.modes import normal_mode
 from asyncddp.memory.packing import pack, unpack
 from asyncddp.memory.shared import Arena, Place
 from asyncddp.memory.streams import DeviceStreams, Event, InterprocessEvent, Queue
@@ -218,7 +220,7 @@ class HostStreams(DeviceStreams):
 
     def pinned(self, size: int) -> torch.Tensor:
         """Plain memory."""
-        return torch.empty(size, dtype=torch.uint8, device="cpu")
+        return empty((size,), torch.uint8)
 
     def lendable(self, size: int) -> torch.Tensor:
         """Memory that the processes of this machine see alike."""
@@ -228,7 +230,8 @@ class HostStreams(DeviceStreams):
         """The bytes at its address."""
         storage = tensor.untyped_storage()
         raw = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
-        return torch.frombuffer(raw, dtype=torch.uint8)
+        with normal_mode():
+            return torch.frombuffer(raw, dtype=torch.uint8)
 
     def lend(self, tensor: torch.Tensor) -> bytes:
         """This process and where the tensor is in its memory."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from asyncddp.memory.packing import pack, unpack
-from asyncddp.memory.shared import Arena, Place, fence
+from asyncddp.memory.shared import Arena, Place, fence, place_of
 from asyncddp.memory.streams import Queue
 
 if TYPE_CHECKING:
@@ -73,11 +73,11 @@ class InterprocessHostEvent(ImportedHostEvent):
     """
 
     def __init__(self, owner: HostStreams, arena: Arena) -> None:
-        chunk, offset = arena.reserve(16)
+        block = arena.take(16)
         self._owner, self._queue = owner, Queue.WORK
-        super().__init__(chunk.words(offset, 2), lambda: owner.advance(self._queue))
+        super().__init__(block.chunk.words(block.offset, 2), lambda: owner.advance(self._queue))
         self._words[0] = self._words[1] = 0
-        self.handle = pack((os.getpid(), Place(chunk.descriptor, chunk.size, offset)))
+        self.handle = pack((os.getpid(), place_of(block)))
 
     def record(self, queue: Queue) -> None:
         """Put it at the end of a queue."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from asyncddp.memory.allocate import empty
+from asyncddp.memory.modes import normal_mode
+
 __all__ = ["as_bytes", "dense", "from_bytes", "on_host"]
 
 
@@ -17,7 +20,8 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.detach().reshape(-1)
     if flat.stride(0) != 1:  # of a single element, whose stride means nothing
         flat = flat.as_strided(flat.shape, (1,))
-    return flat.view(torch.uint8)
+    with normal_mode():  # in inference mode this view of an ordinary tensor would be none
+        return flat.view(torch.uint8)
 
 
 def from_bytes(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
@@ -28,7 +32,7 @@ def from_bytes(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch
         tensor([[1],
                 [2]], dtype=torch.int16)
     """
-    out = torch.empty(shape, dtype=dtype, device="cpu")
+    out = empty(shape, dtype)
     if data:
         as_bytes(out).numpy()[:] = memoryview(data)
     return out

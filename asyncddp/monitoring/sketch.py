@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
+from asyncddp.memory.allocate import values, zeros
 from asyncddp.memory.buckets import partition
 
 __all__ = ["Projection", "distances"]
@@ -53,7 +54,7 @@ class Projection:
         self.k = k
         self._seed = seed
         signs = np.unpackbits(np.frombuffer(self._random(0, k * _WIDTH), np.uint8))[: k * _WIDTH]
-        matrix = torch.from_numpy(signs.astype(np.float64)).reshape(k, _WIDTH)
+        matrix = values(signs, torch.float64).reshape(k, _WIDTH)
         self._last = (2 * matrix - 1) / math.sqrt(k)
         self._bits: dict[tuple[int, int, torch.device], torch.Tensor] = {}
 
@@ -83,7 +84,7 @@ class Projection:
                 total = sums.get(flat.device)
                 part = _folded(piece * signs).double()
                 sums[flat.device] = part if total is None else total.add_(part)
-        y = sum((total.cpu() for total in sums.values()), torch.zeros(_WIDTH, dtype=torch.float64))
+        y = sum((total.cpu() for total in sums.values()), zeros((_WIDTH,), torch.float64))
         return self._last @ y
 
     def _signs(self, number: int, flat: torch.Tensor) -> torch.Tensor:
@@ -91,7 +92,7 @@ class Projection:
         key = number, flat.numel(), flat.device
         if key not in self._bits:
             packed = np.frombuffer(self._random(1 + number, flat.numel()), np.uint8)
-            self._bits[key] = torch.from_numpy(packed.copy()).to(flat.device)
+            self._bits[key] = values(packed, torch.uint8, flat.device)
         return self._bits[key]
 
     def _random(self, stream: int, count: int) -> bytes:
@@ -122,8 +123,8 @@ def _flats(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
 @functools.lru_cache(maxsize=16)
 def _table(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """The eight signs that each byte stands for."""
-    bits = (torch.arange(256)[:, None] >> torch.arange(8)) & 1
-    return (2 * bits - 1).to(device, dtype)
+    bits = (np.arange(256)[:, None] >> np.arange(8)) & 1
+    return values(2 * bits - 1, dtype, device)
 
 
 def _folded(piece: torch.Tensor) -> torch.Tensor:

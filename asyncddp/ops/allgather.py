@@ -9,6 +9,7 @@ import torch
 
 from asyncddp.context import current
 from asyncddp.engine import Desk, Program, Steps
+from asyncddp.memory.allocate import empty, values
 from asyncddp.memory.streams import empty_on, order_of, streams_of
 from asyncddp.ops.door import carried, check_tensor, deliver, form_of
 from asyncddp.ops.forms import nonblocking, verb
@@ -67,8 +68,8 @@ def gather_over(
 ) -> Steps[torch.Tensor]:
     """Gather a tensor over a group, first the sizes, then the rows."""
     own, fitting = carried(wire, tensor)
-    rows = torch.empty(len(group), dtype=torch.int64, device="cpu")
-    mine = torch.tensor([own.shape[0]], device="cpu")
+    rows = empty((len(group),), torch.int64)
+    mine = values([own.shape[0]], torch.int64)
     form = form_of(title, own, ragged=True)
     yield from desk.collective(group, form, lambda: wire.iallgather(mine, rows, [1] * len(group)))
     width = math.prod(own.shape[1:])

@@ -6,6 +6,7 @@ import torch
 
 from asyncddp.context import current
 from asyncddp.engine import Desk, Program, Steps
+from asyncddp.memory.allocate import copied, empty_like
 from asyncddp.memory.streams import order_of
 from asyncddp.ops.door import carried, check_rank, check_tensor, deliver, form_of
 from asyncddp.ops.forms import in_place, nonblocking, verb
@@ -57,7 +58,7 @@ def broadcast(
     def steps(desk: Desk) -> Steps[torch.Tensor]:
         """Send the root's tensor, and deliver."""
         own, wire = carried(context.transport, tensor)
-        value = own.clone() if context.rank == root else torch.empty_like(own)
+        value = copied(own) if context.rank == root else empty_like(own)
         yield from desk.collective(
             range(context.size),
             form_of(title, tensor),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from asyncddp.engine import Desk, Steps
+from asyncddp.memory.allocate import empty_like
 from asyncddp.memory.streams import DeviceStreams
 from asyncddp.memory.views import dense
 from asyncddp.ops.device_combine import combine_on_device
@@ -43,7 +44,7 @@ def exchange_and_mix_on_device(
         The sum on the device, in the tensor's dtype: in ``out`` where that is possible.
     """
     own = dense(tensor)
-    into = out.detach() if out is not None and _writable(out, own) else torch.empty_like(own)
+    into = out.detach() if out is not None and _writable(out, own) else empty_like(own)
     in_place = into.data_ptr() == own.data_ptr()
     form = form_of(desk.verb, own)
     rows = mixing.rows() if desk.check else None

@@ -21,7 +21,7 @@ from asyncddp.engine.engine import Turn
 from asyncddp.engine.messages import Key
 from asyncddp.engine.swap import Swap, soon
 from asyncddp.errors import PeerError
-from asyncddp.memory.recycling import empty
+from asyncddp.memory.allocate import empty
 from asyncddp.ops.door import form_of
 from asyncddp.ops.mixing import Mixing, mix
 from asyncddp.ops.posted import Posted, detached
@@ -121,9 +121,9 @@ class Express:
         if profiler._is_profiler_enabled and not self._shown:
             return self._show(self.start, row, tensor, out)
         channel, lane = self._channel, self._channel.lane
-        step = (
-            self._engine.enter(self._verb, self._name, channel.flight) if self._free(row) else None
-        )
+        late = out is not None and out.is_inference()  # it must be written in this mode, not later
+        free = not late and self._free(row)
+        step = self._engine.enter(self._verb, self._name, channel.flight) if free else None
         if step is None:
             for earlier in list(channel.posted):
                 earlier.hand_over()

@@ -13,8 +13,8 @@ import torch
 from asyncddp.engine import Desk, Steps, Stream
 from asyncddp.engine.desk import Rows
 from asyncddp.engine.stream import Source
+from asyncddp.memory.allocate import empty
 from asyncddp.memory.dtypes import DTYPES, Kind
-from asyncddp.memory.recycling import empty
 from asyncddp.memory.streams import streams_of
 from asyncddp.memory.views import on_host
 from asyncddp.ops.device_mixing import exchange_and_mix_on_device

@@ -21,6 +21,8 @@ import triton
 import triton.language as tl
 from triton.errors import TritonError
 
+from asyncddp.memory.allocate import empty
+
 __all__ = ["FAILURES", "MOST", "mix"]
 
 FAILURES = (
@@ -138,7 +140,7 @@ def mix(
         if last:
             total = out
         elif out.dtype != dtype and total is out:
-            total = torch.empty(own.shape, dtype=dtype, device=own.device)
+            total = empty(own.shape, dtype, own.device)
         shares = [1.0 if start else weights[0], *weights[1 + start : 1 + start + MOST]]
         _launch(total, first, some, shares, divisor if last else 1, dtype)
         first = total

@@ -14,6 +14,7 @@ import torch
 
 from asyncddp.context import Context, current
 from asyncddp.engine import Desk, Form, Program, Steps
+from asyncddp.memory.allocate import empty, values
 from asyncddp.memory.packing import pack, unpack
 from asyncddp.memory.views import as_bytes, from_bytes
 from asyncddp.ops.allgather import gather_over
@@ -61,14 +62,14 @@ def broadcast_object(
     root = check_rank("broadcast_object", "root_rank", root_rank, context.size)
     form = Form(f"broadcast_object(root_rank={root})" + (f" {name!r}" if name else ""), "uint8", ())
     here = context.rank == root
-    data = _pickled(obj) if here else torch.empty(0, dtype=torch.uint8, device="cpu")
+    data = _pickled(obj) if here else empty((0,), torch.uint8)
 
     def steps(desk: Desk) -> Steps[Any]:
         """Send the size of the root's object, then the object."""
         everyone, wire = range(context.size), context.transport
-        length = torch.tensor([data.numel()], device="cpu")
+        length = values([data.numel()], torch.int64)
         yield from desk.collective(everyone, form, lambda: wire.ibroadcast(length, root))
-        value = data if here else torch.empty(int(length), dtype=torch.uint8, device="cpu")
+        value = data if here else empty((int(length),), torch.uint8)
         yield from desk.collective(everyone, form, lambda: wire.ibroadcast(value, root))
         return obj if here else _unpickled(value)
 
@@ -143,7 +144,7 @@ def _gathering(
     def steps(desk: Desk) -> Steps[list[T]]:
         """Gather sizes, then objects."""
         everyone, wire = range(context.size), context.transport
-        length = torch.tensor([data.numel()], device="cpu")
+        length = values([data.numel()], torch.int64)
         lengths = yield from gather_over(desk, everyone, wire, length, title)
         whole = yield from gather_over(desk, everyone, wire, data, title)
         return [read(peer, part) for peer, part in enumerate(torch.split(whole, lengths.tolist()))]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from asyncddp.context import current
+from asyncddp.memory.allocate import empty
 
 __all__ = ["empty_shared"]
 
@@ -38,5 +39,5 @@ def empty_shared(shape: Sequence[int] | int, *, dtype: torch.dtype = torch.float
     size = (shape,) if isinstance(shape, int) else tuple(shape)
     near = current().transport.neighborhood
     if near is None:
-        return torch.empty(size, dtype=dtype, device="cpu")
+        return empty(size, dtype)
     return near.arena.empty(size, dtype)

@@ -158,7 +158,7 @@ def create_along(
     try:
         _insist_on_fit(every)
     except MismatchError:
-        windows.give_back(own)
+        windows.give_back(own.values())
         raise
     shown = {peer: every[peer].places.get(context.rank) for peer in sources}
     windows.connect(window, targets, shown, own)

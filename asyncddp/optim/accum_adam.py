@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 
 from asyncddp.errors import ArgumentError
+from asyncddp.memory.allocate import zeros, zeros_like
 
 __all__ = ["AccumAdam", "AccumAdamW"]
 
@@ -148,9 +149,9 @@ class AccumAdam(torch.optim.Optimizer):
         """A parameter's state, made with its first gradient."""
         state: dict[str, torch.Tensor] = self.state[parameter]
         if not state:
-            state["step"] = torch.zeros((), dtype=torch.int64, device="cpu")
+            state["step"] = zeros((), torch.int64)
             for key in (_MEAN, _SQUARE, _SUM):
-                state[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                state[key] = zeros_like(parameter)
         return state
 
     def _dense(self, parameter: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch
 
 from asyncddp.algorithms.owners import settle
 from asyncddp.errors import ArgumentError
+from asyncddp.memory.allocate import copied, values, zeros
 from asyncddp.memory.buckets import partition
 from asyncddp.ops.allreduce import allreduce
 from asyncddp.ops.average_tensors import average_module
@@ -49,7 +50,7 @@ def consensus_distance(model: torch.nn.Module | Iterable[torch.Tensor]) -> float
     References:
         Kong et al., "Consensus control for decentralized deep learning", ICML 2021.
     """
-    square = torch.tensor(squared_deviation(_tensors_of(model)), dtype=torch.float64, device="cpu")
+    square = values(squared_deviation(_tensors_of(model)), torch.float64)
     return math.sqrt(float(allreduce(square)))
 
 
@@ -62,7 +63,7 @@ def squared_deviation(tensors: Sequence[torch.Tensor]) -> float:
     Raises:
         MismatchError: Ranks differ in shapes.
     """
-    square = torch.zeros((), dtype=torch.float64, device="cpu")
+    square = zeros((), torch.float64)
     for indices in partition(tensors, _CAP):
         parts = [tensors[index].detach().to("cpu").reshape(-1) for index in indices]
         wide = torch.complex128 if parts[0].is_complex() else torch.float64
@@ -119,7 +120,7 @@ def average_model(model: M, *, buffers: bool = True) -> Iterator[M]:
     parameters = list(model.parameters())
     kept = [b for b in model.buffers() if b.layout == torch.strided]
     settle(parameters)
-    own = [(tensor, tensor.data.clone()) for tensor in (*parameters, *kept)]
+    own = [(tensor, copied(tensor)) for tensor in (*parameters, *kept)]
     try:
         average_module(model, buffers=buffers)
         yield model

@@ -9,6 +9,7 @@ import torch
 
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError, MismatchError
+from asyncddp.memory.allocate import empty
 from asyncddp.ops.broadcast import broadcast
 from asyncddp.ops.objects import broadcast_object
 from asyncddp.optim.optimizer import DistributedOptimizer
@@ -156,8 +157,8 @@ def _room(place: _Place, mine: Any, optimizer: torch.optim.Optimizer) -> torch.T
     if fits:
         kept: torch.Tensor = mine
         return kept
-    device = "cpu" if place.on_host else optimizer.param_groups[0]["params"][0].device
-    return torch.empty(place.shape, dtype=place.dtype, device=device)
+    device = torch.device("cpu") if place.on_host else optimizer.param_groups[0]["params"][0].device
+    return empty(place.shape, place.dtype, device)
 
 
 def _like(model: Any, parts: list[Any]) -> Any:

@@ -6,6 +6,7 @@ import torch
 
 from asyncddp.context import Context
 from asyncddp.context.context import use
+from asyncddp.memory.allocate import copied
 from asyncddp.ops.average_tensors import average_module, dense_floats
 
 __all__ = ["Lending"]
@@ -37,7 +38,7 @@ class Lending:
     def lend(self) -> None:
         """Keep this rank's own, and show the averages; collective."""
         tensors = dense_floats(self._model, buffers=self._buffers)
-        self._kept = [(tensor, tensor.data.clone()) for tensor in tensors]
+        self._kept = [(tensor, copied(tensor)) for tensor in tensors]
         self.average()
 
     def give_back(self) -> None:

@@ -17,6 +17,7 @@ from typing import ClassVar, Protocol
 import torch
 
 from asyncddp.errors import WaitTimeoutError
+from asyncddp.memory.allocate import empty
 from asyncddp.memory.shared import Arena
 from asyncddp.memory.streams import DeviceStreams
 from asyncddp.transport.starting import Start
@@ -201,7 +202,7 @@ class Transport(ABC):
 
     def reduce_scatter(self, tensor: torch.Tensor, timeout: float) -> torch.Tensor:
         """Sum over ranks and wait; this rank's part of the sum."""
-        out = torch.empty(tensor.numel() // self.size, dtype=tensor.dtype, device="cpu")
+        out = empty((tensor.numel() // self.size,), tensor.dtype)
         self.finish(self.ireduce_scatter(tensor, out), timeout, "reduce_scatter")
         return out
 
@@ -213,7 +214,7 @@ class Transport(ABC):
         self, tensor: torch.Tensor, counts: Sequence[int], timeout: float
     ) -> torch.Tensor:
         """Gather ``counts[r]`` elements of every rank r into one flat tensor, and wait."""
-        out = torch.empty(sum(counts), dtype=tensor.dtype)
+        out = empty((sum(counts),), tensor.dtype)
         self.finish(self.iallgather(tensor, out, counts), timeout, "allgather")
         return out
 

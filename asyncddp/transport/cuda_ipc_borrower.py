@@ -7,6 +7,7 @@ from collections import OrderedDict
 import torch
 
 from asyncddp.errors import PeerError
+from asyncddp.memory.allocate import empty
 from asyncddp.memory.streams import DeviceStreams, Event, InterprocessEvent, Queue
 from asyncddp.transport.contract import Transfer, Transport
 from asyncddp.transport.cuda_ipc_notes import Answer, Note, written
@@ -103,7 +104,7 @@ class Borrower:
 
     def _bytes(self, peer: int, note: Note) -> torch.Tensor:
         if note.serial < 0:
-            return torch.empty(0, dtype=torch.uint8, device=self._streams.device)
+            return empty((0,), torch.uint8, self._streams.device)
         key = peer, note.serial
         opened = self._opened.get(key)
         if opened is None:

@@ -6,6 +6,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
+from asyncddp.memory.allocate import empty, values
 from asyncddp.memory.packing import pack, unpack
 
 __all__ = ["ANSWER", "MOST_WORDS", "NOTE", "Answer", "Note", "blank", "read", "written"]
@@ -60,7 +61,7 @@ class Answer(NamedTuple):
 
 def blank(size: int) -> torch.Tensor:
     """Paper for a message of so many bytes."""
-    return torch.empty(size, dtype=torch.uint8, device="cpu")
+    return empty((size,), torch.uint8)
 
 
 def written(message: Note | Answer) -> torch.Tensor:
@@ -81,7 +82,7 @@ def written(message: Note | Answer) -> torch.Tensor:
             f"expected handles of this device's memory and events that fit in {size} bytes, got "
             f"{len(data)} bytes; leave cuda_ipc out of ASYNCDDP_DEVICE_WIRES"
         )
-    return torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
+    return values(list(data.ljust(size, b"\0")), torch.uint8)
 
 
 def read(paper: torch.Tensor, kind: type[M], peer: int) -> M:

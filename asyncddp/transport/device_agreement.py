@@ -13,6 +13,7 @@ import torch
 
 from asyncddp.config import Config
 from asyncddp.errors import UnknownNameError
+from asyncddp.memory.allocate import values
 from asyncddp.memory.packing import pack, unpack
 from asyncddp.memory.streams import DeviceStreams, streams_of_device
 from asyncddp.transport import DEVICE_WIRES
@@ -229,9 +230,9 @@ def let_go(*transports: Transport) -> None:
 
 
 def _gathered(transport: Transport, mine: DeviceFacts, timeout: float) -> list[DeviceFacts]:
-    data = torch.frombuffer(bytearray(pack(mine)), dtype=torch.uint8)
+    data = values(list(pack(mine)), torch.uint8)
     sizes = transport.allgather(
-        torch.tensor([data.numel()]), [1] * transport.size, timeout
+        values([data.numel()], torch.int64), [1] * transport.size, timeout
     ).tolist()
     whole = transport.allgather(data, sizes, timeout)
     return [
@@ -241,5 +242,5 @@ def _gathered(transport: Transport, mine: DeviceFacts, timeout: float) -> list[D
 
 
 def _all_agree(transport: Transport, mine: bool, timeout: float) -> bool:
-    every = transport.allgather(torch.tensor([int(mine)]), [1] * transport.size, timeout)
+    every = transport.allgather(values([int(mine)], torch.int64), [1] * transport.size, timeout)
     return bool(every.all())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from asyncddp.memory.allocate import values, zeros_like
 from asyncddp.memory.streams import DeviceStreams, Queue
 from asyncddp.transport.contract import Transport
 
@@ -26,13 +27,13 @@ def try_out(
 
     def made(rank: int) -> torch.Tensor:
         """What a rank sends in the trial."""
-        pattern = torch.arange(_TRIAL, device=streams.device).mul_(2 * rank + 1)
+        pattern = values(range(_TRIAL), torch.int64, streams.device).mul_(2 * rank + 1)
         return pattern.to(torch.uint8)
 
     ahead, behind = (wire.rank + 1) % wire.size, (wire.rank - 1) % wire.size
     with streams.working(Queue.WORK):
         data, expected = made(wire.rank), made(behind)
-        out = torch.zeros_like(expected) if messages else expected
+        out = zeros_like(expected) if messages else expected
         total = data.to(torch.float32)
     try:
         if messages:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from asyncddp.errors import MismatchError
+from asyncddp.memory.allocate import copied
 from asyncddp.memory.private import PrivateArena
 from asyncddp.memory.views import as_bytes
 from asyncddp.transport.contract import Neighborhood, Transfer, Transport
@@ -227,7 +228,7 @@ class Loopback(Transport):
 
 
 def _total(pairs: list[Any], divisor: int | None, verb: str) -> torch.Tensor:
-    total: torch.Tensor = pairs[0][0].clone()
+    total: torch.Tensor = copied(pairs[0][0])
     for other, _ in pairs[1:]:
         if other.shape != total.shape or other.dtype != total.dtype:
             raise MismatchError(

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from asyncddp.errors import EnvironmentProblem
+from asyncddp.memory.allocate import values
 from asyncddp.memory.streams import DeviceStreams
 from asyncddp.transport.contract import Transfer, Transport
 from asyncddp.transport.cuda_staged import CudaStaged
@@ -91,7 +92,7 @@ class NCCL(OneDevice):
             limit_channels()
             door = library()
         own = new_identity(door.nccl) if base.rank == 0 else bytes(_ID_BYTES)
-        shared = torch.tensor(list(own), dtype=torch.uint8, device="cpu")
+        shared = values(list(own), torch.uint8)
         base.broadcast(shared, 0, timeout)
         identity = bytes(shared.tolist())
         try:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from asyncddp.errors import PeerError
+from asyncddp.memory.allocate import zeros
 from asyncddp.memory.streams import DeviceStreams, Event, Queue
 from asyncddp.memory.views import as_bytes
 from asyncddp.transport.contract import Transfer
@@ -191,10 +192,8 @@ class Collectives:
         with self._streams.working(Queue.WORK):
             for size in _WARMING:
                 count = max(1, size // 4 // self._size)
-                whole = torch.zeros(
-                    count * self._size, dtype=torch.float32, device=self._streams.device
-                )
-                part = torch.zeros(count, dtype=torch.float32, device=self._streams.device)
+                whole = zeros((count * self._size,), torch.float32, self._streams.device)
+                part = zeros((count,), torch.float32, self._streams.device)
                 self.allreduce(whole, whole, None)
                 self.reduce_scatter(whole, part, None)
                 self.allgather(part, whole, [count] * self._size)

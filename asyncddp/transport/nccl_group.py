@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from asyncddp.memory.allocate import zeros
 from asyncddp.memory.streams import DeviceStreams, Queue
 from asyncddp.transport.nccl_collectives import grouped
 from asyncddp.transport.nccl_communicator import BYTE, Call, Communicator
@@ -55,7 +56,7 @@ def connected(
     """
     made = Communicator.open(library, streams, 2, identity, place)
     with streams.working(Queue.WORK):
-        both = torch.zeros(2, dtype=torch.uint8, device=streams.device)
+        both = zeros((2,), torch.uint8, streams.device)
     first = exchange(library.nccl, place, [(True, both[:1]), (False, both[1:])])
     made.enter("the first exchange", first, [both], [streams.mark(Queue.WORK)])
     return made

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from asyncddp.errors import PeerError
+from asyncddp.memory.allocate import empty
 from asyncddp.memory.streams import Event
 from asyncddp.transport.contract import Transfer
 from asyncddp.transport.nccl_order import Offer
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Message"]
 
-_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
+_NOTHING = empty((0,), torch.uint8)
 
 
 class Message:

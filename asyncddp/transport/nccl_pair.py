@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from asyncddp.errors import MismatchError, PeerError
+from asyncddp.memory.allocate import empty
 from asyncddp.memory.streams import DeviceStreams, Event, Queue
 from asyncddp.transport.contract import Transfer
 from asyncddp.transport.nccl_communicator import Communicator, Opening
@@ -168,7 +169,7 @@ class Pair(ABC):
                 dropped = message.given_up and not message.offer.sends
                 if dropped or flat.device != streams.device:
                     with streams.working(Queue.WORK):
-                        flat = torch.empty_like(flat, device=streams.device)
+                        flat = empty(flat.shape, flat.dtype, streams.device)
                     after.append(streams.mark(Queue.WORK))
                 parts.append((message.offer.sends, flat))
             else:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from asyncddp.memory.shared import Place, View, fence
+from asyncddp.memory.shared import Place, View, fence, place_of
 from asyncddp.transport.contract import Neighborhood
 
 __all__ = ["ADDED", "LEAST", "PIECE", "SHOWN", "SLOTS", "Board", "Reduction", "Side"]
@@ -55,8 +55,7 @@ class Board:
     def __init__(
         self, near: Neighborhood, rank: int, gather: Callable[[Place], Sequence[Place]]
     ) -> None:
-        chunk, offset = near.arena.reserve(_SIZE)
-        places = gather(Place(chunk.descriptor, chunk.size, offset))
+        places = gather(place_of(near.arena.take(_SIZE, zeroed=_HEADER)))
         self.rank = rank
         self.sides = [
             Side(near.arena.open(near.processes[peer], place), place.offset)

@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 import torch
 
 from asyncddp.errors import EnvironmentProblem, PeerError
-from asyncddp.memory.shared import Arena, Place
+from asyncddp.memory.shared import Arena, Place, place_of
 from asyncddp.transport.contract import Neighborhood, Transfer, Transport
 from asyncddp.transport.mpi import MPITransport
 from asyncddp.transport.mpi_collectives import gathered
@@ -157,11 +157,11 @@ def _shown(arena: Arena) -> tuple[Place | None, str | None]:
     if not hasattr(os, "memfd_create"):
         return None, "this system has no memfd_create"
     try:
-        chunk, offset = arena.reserve(64)
+        block = arena.take(64)
     except OSError as error:
         return None, f"memfd_create: {error}"
-    chunk.words(offset, 1)[0] = _MAGIC + os.getpid()
-    return Place(chunk.descriptor, chunk.size, offset), None
+    block.chunk.words(block.offset, 1)[0] = _MAGIC + os.getpid()
+    return place_of(block), None
 
 
 def _seen(arena: Arena, shown: list[tuple[int, Place | None]]) -> str | None:

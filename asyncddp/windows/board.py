@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import torch
 
 from asyncddp.errors import PeerLeftError
+from asyncddp.memory.allocate import empty
 from asyncddp.memory.shared import Arena, Place, View, fence, full_fence
 from asyncddp.windows.contract import Buffer, Incoming, Outgoing, Shown
 from asyncddp.windows.sums import weighted
@@ -234,7 +235,7 @@ class Inlet(Incoming):
 
     def _found(self, place: Place) -> torch.Tensor:
         if 0 in self._shape:
-            return torch.empty(self._shape, dtype=self._dtype, device="cpu")
+            return empty(self._shape, self._dtype)
         try:
             view = self._arena.open(self._process, place)
         except FileNotFoundError as error:

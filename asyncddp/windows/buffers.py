@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from asyncddp.memory.allocate import empty
 from asyncddp.windows.contract import Incoming, Shown
 from asyncddp.windows.sums import Term, weighted
 
@@ -130,7 +131,7 @@ class Buffers:
         self._read[source] = shown._replace(version=self._edges[source].taken)
 
     def _ground(self, source: int, terms: list[Term], p: float) -> _Ground:
-        total = torch.empty(self._shape, dtype=self._dtype, device="cpu")
+        total = empty(self._shape, self._dtype)
         weighted(total, terms)
         return _Ground(total, p, self._edges[source].taken)
 

@@ -19,7 +19,9 @@ import torch
 
 from asyncddp.engine import Engine
 from asyncddp.errors import AsyncDDPError
+from asyncddp.memory.allocate import empty
 from asyncddp.memory.dtypes import DTYPES, Kind
+from asyncddp.memory.modes import normal_mode
 from asyncddp.memory.pinned import PinnedPool
 from asyncddp.memory.streams import DeviceStreams, Event, Order, Queue, empty_on, streams_of
 from asyncddp.memory.views import dense
@@ -182,7 +184,7 @@ class DeviceSide(Side):
                 parts = [(tensor, 1.0 if plain else share) for tensor, share in terms]
                 there = self._brought(values.shape, wide, parts)
             with order.working():
-                out = values.new_empty(values.shape) if clone else values
+                out = empty(values.shape, values.dtype, values.device) if clone else values
                 if there is None:
                     torch.mul(values, _number(values, weight), out=out)
                 elif between:
@@ -225,7 +227,8 @@ class DeviceSide(Side):
         self._reclaim()
         size = shape.numel() * dtype.itemsize
         staging = self._pinned.take(size)
-        return staging, staging[:size].view(dtype).view(shape)
+        with normal_mode():
+            return staging, staging[:size].view(dtype).view(shape)
 
     def _reclaim(self) -> None:
         """Take back what the device has read."""

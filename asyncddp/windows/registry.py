@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -14,13 +14,13 @@ import torch
 
 from asyncddp.context import Context
 from asyncddp.errors import ArgumentError, PeerError, UnknownNameError
-from asyncddp.memory.shared import Chunk, Place
+from asyncddp.memory.blocks import Block
+from asyncddp.memory.shared import Chunk, Place, place_of
 from asyncddp.memory.streams import DeviceStreams, streams_of
 from asyncddp.windows.board import WORDS, Inlet, Outlet
 from asyncddp.windows.contract import Shown
 from asyncddp.windows.device_side import Device
 from asyncddp.windows.mutex import FREE, LOCK, LOCKED, Mutex
-from asyncddp.windows.pool import Regions
 from asyncddp.windows.recorded import RecordedWindow
 from asyncddp.windows.remote import ADD, ARRIVED, PUT, TAKEN, TICK, Inbox, Outbox, Question
 from asyncddp.windows.window import Edges, Window
@@ -50,11 +50,11 @@ class Windows:
         self._by_name: dict[str, Window] = {}
         self._by_number: dict[int, Window] = {}
         self._mutexes: dict[int, Mutex] = {}
-        self._boards: dict[int, list[tuple[Chunk, int]]] = {}
+        self._boards: dict[int, list[Block[Chunk]]] = {}
         self._tickets = itertools.count()
         self._questions: weakref.WeakValueDictionary[int, Question] = weakref.WeakValueDictionary()
         near = context.transport.visible
-        self._regions = None if near is None else Regions(near.arena)
+        self._arena = None if near is None else near.arena
         self._devices: dict[DeviceStreams, Device] = {}
         self._made = 0
         self._pause = self._engine.pause
@@ -103,9 +103,9 @@ class Windows:
         self, name: str, tensor: torch.Tensor, schedule: Schedule, *, zero_init: bool
     ) -> Window:
         """Begin a window, before its edges are known."""
-        number, regions = self._made, self._regions
+        number = self._made
         self._made += 1
-        facts = self._context, name, number, tensor, schedule, regions, self._device_of(tensor)
+        facts = self._context, name, number, tensor, schedule, self._arena, self._device_of(tensor)
         if self._context.recorder is None:
             return Window(*facts, zero_init=zero_init)
         return RecordedWindow(self._context.recorder, *facts, zero_init=zero_init)
@@ -120,38 +120,33 @@ class Windows:
 
     def boards(
         self, targets: list[int]
-    ) -> tuple[dict[int, tuple[Place, Place]], dict[int, tuple[Chunk, int]]]:
+    ) -> tuple[dict[int, tuple[Place, Place]], dict[int, Block[Chunk]]]:
         """Reserve words for the edges to ranks that see this one's memory.
 
         Returns:
             Where the two edges to each of them begin, for the others; and the same for
             :meth:`connect`.
         """
-        near, regions = self._context.transport.visible, self._regions
-        if near is None or regions is None:
-            return {}, {}
-        places, own = {}, {}
+        near, places, own = self._context.transport.visible, {}, {}
         for target in targets:
-            if target in near.processes:
-                chunk, first = own[target] = regions.take(_BOARD)
-                places[target] = (
-                    Place(chunk.descriptor, chunk.size, first),
-                    Place(chunk.descriptor, chunk.size, first + 8 * WORDS),
-                )
+            if near is not None and target in near.processes:
+                block = own[target] = near.arena.take(_BOARD, zeroed=_BOARD)
+                first = place_of(block)
+                places[target] = first, first._replace(offset=first.offset + 8 * WORDS)
         return places, own
 
-    def give_back(self, boards: dict[int, tuple[Chunk, int]]) -> None:
+    def give_back(self, boards: Iterable[Block[Chunk]]) -> None:
         """Need these words no more."""
-        if self._regions is not None:
-            for region in boards.values():
-                self._regions.give_back(_BOARD, region)
+        for block in boards:
+            if self._arena is not None:
+                self._arena.give(block)
 
     def connect(
         self,
         window: Window,
         targets: list[int],
         sources: dict[int, tuple[Place, Place] | None],
-        own: dict[int, tuple[Chunk, int]],
+        own: dict[int, Block[Chunk]],
     ) -> None:
         """Make a window's edges, and let the verbs find it.
 
@@ -167,7 +162,7 @@ class Windows:
         edges = Edges({}, {}, {}, {})
         for peer in targets:
             if peer in own:
-                chunk, first = own[peer]
+                chunk, first = own[peer].chunk, own[peer].offset
                 edges.outgoing[peer] = Outlet(chunk, first)
                 edges.shows[peer] = Outlet(chunk, first + 8 * WORDS)
             else:
@@ -204,7 +199,7 @@ class Windows:
             window = self._by_name.pop(name)
             del self._by_number[window.number], self._mutexes[window.number]
         window.close(ArgumentError(f"window {name!r} was freed by win_free"))
-        self.give_back(dict(enumerate(self._boards.pop(window.number))))
+        self.give_back(self._boards.pop(window.number))
         self._context.topologies.pinned.discard(name)
         if not self._by_name:
             self._engine.pause = self._pause

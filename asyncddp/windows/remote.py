@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from asyncddp.engine import Engine
-from asyncddp.memory.recycling import empty
+from asyncddp.memory.allocate import empty
 from asyncddp.windows.contract import Buffer, Incoming, Outgoing, Shown
 from asyncddp.windows.sums import weighted
 

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import torch
 
+from asyncddp.memory.allocate import empty, empty_like
 from asyncddp.windows.contract import Buffer, Outgoing
 from asyncddp.windows.pool import Pool
 from asyncddp.windows.sums import Term, weighted
@@ -124,7 +125,7 @@ class HostSide(Side):
         values = own.detach() if own.requires_grad else own
         direct = own.is_cpu and own.is_contiguous()
         here = values if direct else values.to("cpu").contiguous()
-        out = torch.empty_like(here) if clone or not direct else here
+        out = empty_like(here) if clone or not direct else here
         weighted(out, [(here, weight), *terms], shares=shares)
         if clone:
             return out.to(own.device)
@@ -134,7 +135,7 @@ class HostSide(Side):
 
     def bring(self, own: torch.Tensor, terms: Sequence[Term]) -> torch.Tensor:
         """Form it in new memory."""
-        out = torch.empty(own.shape, dtype=own.dtype, device="cpu")
+        out = empty(own.shape, own.dtype)
         weighted(out, terms)
         return out.to(own.device)
 

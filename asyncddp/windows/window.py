@@ -10,14 +10,16 @@ import torch
 
 from asyncddp.context import Context
 from asyncddp.errors import AsyncDDPError, PeerLeftError
+from asyncddp.memory.allocate import copied
 from asyncddp.memory.dtypes import DTYPES, Kind
+from asyncddp.memory.shared import Arena
 from asyncddp.windows.board import Inlet
 from asyncddp.windows.buffers import Buffers, Staleness
 from asyncddp.windows.contract import Buffer, Incoming, Outgoing, Shown
 from asyncddp.windows.departures import CONCLUDED
 from asyncddp.windows.device_side import Device, DeviceSide
 from asyncddp.windows.handle import WindowHandle
-from asyncddp.windows.pool import Pool, Regions
+from asyncddp.windows.pool import Pool
 from asyncddp.windows.side import HostSide, Publication, Side, Version
 from asyncddp.windows.sums import Term
 from topology import Neighbors, Schedule
@@ -54,7 +56,7 @@ class Window:
         number: How many windows were made before.
         tensor: The rank's own tensor, into which updates are written.
         schedule: The topology along whose edges it lies.
-        regions: Memory that peers see; None where there is no such peer.
+        arena: Memory that peers see; None where there is no such peer.
         device: On which the tensor lies; None on the host.
         zero_init: Whether buffers begin at zero, or as the rank's own tensor.
 
@@ -78,7 +80,7 @@ class Window:
         number: int,
         tensor: torch.Tensor,
         schedule: Schedule,
-        regions: Regions | None,
+        arena: Arena | None,
         device: Device | None = None,
         *,
         zero_init: bool,
@@ -91,7 +93,7 @@ class Window:
         self.end: AsyncDDPError | None = None
         self._rounds = [schedule.neighbors(context.rank, k) for k in range(schedule.period or 1)]
         self.whole = DTYPES[tensor.dtype].kind is Kind.INTEGER
-        self._pool = Pool(regions, self.shape, self.dtype)
+        self._pool = Pool(arena, self.shape, self.dtype)
         self._side: Side = HostSide(self._pool)
         if device is not None:
             what = f"window {name!r}"
@@ -110,7 +112,7 @@ class Window:
 
         def show(buffer: Buffer) -> tuple[Version, ...]:
             """Let it be what lies in all buffers as well."""
-            first = None if self._zero_init else buffer.tensor.clone()
+            first = None if self._zero_init else copied(buffer.tensor)
             self._buffers = Buffers(edges.incoming, first, self.shape, self.dtype)
             self._let_get(buffer, 1.0, self.clock)
             return ()
@@ -126,8 +128,8 @@ class Window:
             self.edges = Edges({}, {}, {}, {})
             self._travelling.clear()
             self._side.close()
-            published, self._published = self._published, None
-            self._pool.close([] if published is None else [published[0]])
+            self._published = None
+            self._pool.close()
             self._buffers = Buffers({}, None, self.shape, self.dtype)
 
     def insist(self) -> None:

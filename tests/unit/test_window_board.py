@@ -17,11 +17,11 @@ import torch
 
 from asyncddp.errors import PeerLeftError
 from asyncddp.memory.private import PrivateArena
-from asyncddp.memory.shared import Arena, Place
+from asyncddp.memory.shared import Arena, Place, place_of
 from asyncddp.windows import board
 from asyncddp.windows import pool as pools
 from asyncddp.windows.board import _INTENDED, WORDS, Inlet, Outlet
-from asyncddp.windows.pool import Pool, Regions
+from asyncddp.windows.pool import Pool
 
 FORM = ((2,), torch.float64)
 
@@ -30,12 +30,11 @@ class Edge:
     """Both ends of an edge, and the writer's buffers."""
 
     def __init__(self, arena, shape=(2,), dtype=torch.float64):
-        regions = Regions(arena)
-        chunk, offset = regions.take(8 * WORDS)
-        self.pool = Pool(regions, shape, dtype)
-        self.outlet = Outlet(chunk, offset)
+        block = arena.take(8 * WORDS, zeroed=8 * WORDS)
+        self.pool = Pool(arena, shape, dtype)
+        self.outlet = Outlet(block.chunk, block.offset)
         self.pool.edges = [self.outlet]
-        place = Place(chunk.descriptor, chunk.size, offset)
+        place = place_of(block)
         self.inlet = Inlet(arena, os.getpid(), place, shape, dtype, "rank 1: window 'x': rank 0")
 
     def write(self, kind, value, p=0.0, clock=0, weight=1.0):
@@ -142,17 +141,17 @@ def test_tensors_without_elements(edge):
 
 WRITER = """
 import os, sys, time
-from asyncddp.memory.shared import Arena
+from asyncddp.memory.shared import Arena, place_of
 from asyncddp.windows.board import WORDS, Outlet
-from asyncddp.windows.pool import Pool, Regions
+from asyncddp.windows.pool import Pool
 import torch
-regions = Regions(Arena())
-chunk, offset = regions.take(8 * WORDS)
-pool, outlet = Pool(regions, (2,), torch.float64), Outlet(chunk, offset)
+arena = Arena()
+block = arena.take(8 * WORDS, zeroed=8 * WORDS)
+pool, outlet = Pool(arena, (2,), torch.float64), Outlet(block.chunk, block.offset)
 buffer = pool.room()
 buffer.tensor.fill_(3.0)
 outlet.put(buffer, 1.0, 0.0, 0)
-print(chunk.descriptor, chunk.size, offset, flush=True)
+print(*place_of(block), flush=True)
 sys.stdin.read()
 """
 

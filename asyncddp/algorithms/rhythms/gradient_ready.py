@@ -11,6 +11,7 @@ from asyncddp.algorithms.mixer import Round
 from asyncddp.algorithms.rhythms.base import Closure, Rhythm, Setting, Update
 from asyncddp.algorithms.rhythms.hooks import Weakly, watch
 from asyncddp.errors import ArgumentError, UsageError
+from asyncddp.memory.allocate import empty_like, values
 from asyncddp.memory.buckets import FlatBucket, partition
 
 __all__ = ["GradientReady"]
@@ -212,7 +213,7 @@ class _GradientBucket(FlatBucket):
                 )
             else:
                 view.copy_(gradient)
-        self.tail.copy_(torch.tensor(marks, device="cpu"))
+        self.tail.copy_(values(marks, self.tail.dtype))
 
     def spill(self) -> None:
         """Copy the averages out; a gradient that is None stays so if it is None everywhere."""
@@ -222,4 +223,4 @@ class _GradientBucket(FlatBucket):
             if parameter.grad is not None:
                 parameter.grad.copy_(view)
             elif used[place]:
-                parameter.grad = torch.empty_like(parameter).copy_(view)
+                parameter.grad = empty_like(parameter).copy_(view)

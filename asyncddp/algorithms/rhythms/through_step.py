@@ -9,6 +9,7 @@ import torch
 
 from asyncddp.algorithms.rhythms.base import Closure, Update
 from asyncddp.algorithms.rhythms.before_forward import BeforeForward
+from asyncddp.memory.allocate import empty_like
 
 __all__ = ["ThroughStep"]
 
@@ -29,7 +30,7 @@ class ThroughStep(BeforeForward):
     def flats(self) -> list[torch.Tensor]:
         """The copies; they have room of their own."""
         if self._copied is not self.buckets:
-            self._copies = [torch.empty_like(bucket.flat) for bucket in self.buckets]
+            self._copies = [empty_like(bucket.flat) for bucket in self.buckets]
             self._copied = self.buckets
         return list(self._copies)
 

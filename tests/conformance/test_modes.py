@@ -1,0 +1,249 @@
+"""Verbs, windows and optimizers within what users switch on in torch: right then, and afterwards.
+
+A name is used within a mode, outside of it, and within it again: what the library keeps between two
+uses is made once, and serves both.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+import asyncddp as bf
+import topology
+from tests.support import WORLDS, on
+
+SMALL, LARGE = 16, 3 << 16
+"""Elements of one piece in a lane, and of several."""
+
+
+@contextmanager
+def default_dtype():
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+        bf.barrier()  # ranks may be threads, and have it in common
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@contextmanager
+def default_device():
+    torch.set_default_device("meta")
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+@contextmanager
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+        bf.barrier()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+MODES = {
+    "inference_mode": torch.inference_mode,
+    "no_grad": torch.no_grad,
+    "device": lambda: torch.device("meta"),
+    "default_device": default_device,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "default_dtype": default_dtype,
+    "deterministic": deterministic,
+}
+
+
+def full(count, value):
+    return torch.full((count,), float(value), dtype=torch.float32, device="cpu")
+
+
+def mean_with_others(count, k):
+    """What averaging with a neighbour on each side, or the only one, gives."""
+    rank, size = bf.rank(), bf.size()
+    near = {rank, (rank + 1) % size, (rank - 1) % size}
+    return full(count, sum(one + k for one in near) / len(near))
+
+
+def mean_of_all(count, k):
+    return full(count, (bf.size() - 1) / 2 + k)
+
+
+def returned(verb, expected):
+    """A verb that gives a new tensor."""
+
+    def use(count, k):
+        x = full(count, bf.rank() + k)
+        return verb(x), expected(count, k)
+
+    return use
+
+
+def started(verb, expected, *, replaces=False):
+    """The same, of the non-blocking form."""
+
+    def use(count, k):
+        x = full(count, bf.rank() + k)
+        found = verb(x).wait()
+        assert (found is x) == replaces
+        return found, expected(count, k)
+
+    return use
+
+
+def finished_outside(verb, expected):
+    """A handle that is waited for outside of the mode in which the verb was started."""
+
+    def use(count, k):
+        x = full(count, bf.rank() + k)
+        handle = verb(x)
+        return lambda: (handle.wait(), expected(count, k))
+
+    return use
+
+
+def of_root(count, k):
+    return full(count, 1 + k)
+
+
+def gathered(count, k):
+    return torch.cat([full(count, rank + k) for rank in range(bf.size())])
+
+
+def put(count, k):
+    """The own tensor and the puts of the neighbours, averaged."""
+    x = WINDOW[bf.rank()]
+    if x.get(count) is None:
+        with torch.inference_mode(False):
+            x[count] = full(count, 0.0)
+        bf.win_create(x[count], f"put {count}", zero_init=True)
+    own = x[count]
+    own.fill_(bf.rank() + k)
+    bf.win_put(own, f"put {count}")
+    bf.barrier()
+    found = bf.win_update(f"put {count}", clone=True)
+    bf.barrier()
+    return found, mean_with_others(count, k)
+
+
+def accumulate(count, k):
+    """What neighbours have added since, collected; each value counts once."""
+    name, near = f"add {count}", (bf.size() > 1) + (bf.size() > 2)
+    bf.win_create(full(count, 0.0), name, zero_init=True)
+    bf.win_accumulate(full(count, k), name, dst_weights=dict.fromkeys(targets(), 1.0))
+    bf.win_accumulate(full(count, 1.0), name, dst_weights=dict.fromkeys(targets(), 1.0))
+    bf.barrier()
+    found = bf.win_update_then_collect(name)
+    bf.barrier()
+    bf.win_free(name)
+    return found, full(count, near * (k + 1))
+
+
+def get(count, k):
+    """What neighbours let others get."""
+    name = f"get {count}"
+    bf.win_create(full(count, bf.rank() + k), name)
+    bf.win_get(name)
+    found = bf.win_update(name, clone=True)
+    bf.barrier()
+    bf.win_free(name)
+    return found, mean_with_others(count, k)
+
+
+def targets():
+    size = bf.size()
+    return sorted({(bf.rank() + 1) % size, (bf.rank() - 1) % size} - {bf.rank()})
+
+
+def broadcast_parameters(count, k):
+    x = full(count, bf.rank() + k)
+    bf.broadcast_parameters({"x": x}, root_rank=1)
+    return x, of_root(count, k)
+
+
+def allreduce_parameters(count, k):
+    x = full(count, bf.rank() + k)
+    bf.allreduce_parameters({"x": x})
+    return x, mean_of_all(count, k)
+
+
+def averaged(count, k):
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(full(count, bf.rank() + k))
+    with bf.average_model(model) as lent:
+        return lent.weight.detach().clone(), mean_of_all(count, k)
+
+
+def distance(count, k):
+    del k
+    spread = sum((rank - (bf.size() - 1) / 2) ** 2 for rank in range(bf.size())) / bf.size()
+    found = bf.consensus_distance([full(count, bf.rank())])
+    return full(1, found), full(1, (spread * count) ** 0.5)
+
+
+WINDOW = {rank: {} for rank in range(8)}
+USES = {
+    "neighbor_allreduce": returned(bf.neighbor_allreduce, mean_with_others),
+    "neighbor_allreduce_": returned(bf.neighbor_allreduce_, mean_with_others),
+    "neighbor_allreduce_nonblocking": started(bf.neighbor_allreduce_nonblocking, mean_with_others),
+    "neighbor_allreduce_nonblocking_": started(
+        bf.neighbor_allreduce_nonblocking_, mean_with_others, replaces=True
+    ),
+    "neighbor_allreduce finished outside": finished_outside(
+        bf.neighbor_allreduce_nonblocking, mean_with_others
+    ),
+    "neighbor_allreduce_ finished outside": finished_outside(
+        bf.neighbor_allreduce_nonblocking_, mean_with_others
+    ),
+    "allreduce": returned(bf.allreduce, mean_of_all),
+    "allreduce_": returned(bf.allreduce_, mean_of_all),
+    "allreduce_nonblocking": started(bf.allreduce_nonblocking, mean_of_all),
+    "allreduce_nonblocking_": started(bf.allreduce_nonblocking_, mean_of_all, replaces=True),
+    "allreduce_ finished outside": finished_outside(bf.allreduce_nonblocking_, mean_of_all),
+    "broadcast": returned(lambda x: bf.broadcast(x, 1), of_root),
+    "broadcast_": returned(lambda x: bf.broadcast_(x, 1), of_root),
+    "broadcast_ finished outside": finished_outside(
+        lambda x: bf.broadcast_nonblocking_(x, 1), of_root
+    ),
+    "allgather": returned(bf.allgather, gathered),
+    "put": put,
+    "accumulate": accumulate,
+    "get": get,
+    "broadcast_parameters": broadcast_parameters,
+    "allreduce_parameters": allreduce_parameters,
+    "average_model": averaged,
+    "consensus_distance": distance,
+}
+ON = on(*(name for name, (wire, size) in WORLDS.items() if wire != "mpi" and 1 < size < 5))
+
+
+def used(mode, uses):
+    """Each use of a name within the mode, outside of it, and within it again."""
+    bf.set_topology(topology.ring(bf.size()))
+    WINDOW[bf.rank()].clear()
+    wrong = []
+    for name in uses:
+        for count in (SMALL, LARGE):
+            for k, inside in enumerate([True, True, True, False, True]):
+                with MODES[mode]() if inside else torch.enable_grad():
+                    found = USES[name](count, k)
+                value, expected = found() if callable(found) else found
+                where = f"{name} of {count}, use {k}, {'inside' if inside else 'outside'}"
+                if value.dtype != torch.float32 or value.device.type != "cpu":
+                    wrong.append(f"{where}: {value.dtype} on {value.device}")
+                elif not torch.allclose(value, expected):
+                    wrong.append(f"{where}: {value.unique()[:3]} instead of {expected.unique()}")
+                elif not inside and value.is_inference():
+                    wrong.append(f"{where}: an inference tensor")
+    return wrong
+
+
+@ON
+@pytest.mark.parametrize("mode", MODES)
+def test_verbs_are_right_within_a_mode_and_after_it(world, mode):
+    assert world.run(used, mode, list(USES)) == [[]] * world.size
