@@ -10,6 +10,7 @@ import torch
 from asyncddp.engine import Form
 from asyncddp.errors import ArgumentError
 from asyncddp.memory.dtypes import DTYPES, Dtype, Kind, dtype_of
+from asyncddp.memory.modes import refuse_transforms
 from asyncddp.memory.streams import streams_of
 from asyncddp.memory.views import dense, on_host
 from asyncddp.transport import Transport
@@ -22,7 +23,8 @@ def check_tensor(verb: str, tensor: Any, *, min_ndim: int = 0) -> Dtype:
     """Insist on a dense tensor whose dtype can travel.
 
     Raises:
-        ArgumentError: It is no tensor, not dense, or has too few dimensions.
+        ArgumentError: It is no tensor, not dense, has too few dimensions or no values, or is one of
+            a function that ``torch.func`` transforms.
         DtypeError: Its dtype cannot travel.
     """
     if not isinstance(tensor, torch.Tensor):
@@ -40,6 +42,12 @@ def check_tensor(verb: str, tensor: Any, *, min_ndim: int = 0) -> Dtype:
             f"{verb}: argument tensor: expected at least {min_ndim} dimension, got a 0-dim tensor; "
             "call tensor.reshape(1) first"
         )
+    if tensor.is_meta:
+        raise ArgumentError(
+            f"{verb}: argument tensor: expected a tensor with values, got one on device meta; make "
+            'it with device="cpu", or outside of torch.device("meta")'
+        )
+    refuse_transforms(verb)
     row: Dtype = dtype_of(tensor, verb)
     return row
 

@@ -9,6 +9,7 @@ import torch
 
 from asyncddp.context import Context, current
 from asyncddp.engine import Desk, Handle, Program, Steps
+from asyncddp.memory.modes import transforming
 from asyncddp.memory.streams import order_of
 from asyncddp.ops.door import averaging_dtype, check_tensor, deliver
 from asyncddp.ops.express import Express, shorten
@@ -47,6 +48,8 @@ def _looked_up(
         return None  # no tensor, as the long way will say
     if way is None or check or not tensor.is_cpu or not tensor.is_contiguous():
         return None
+    if transforming() is not None:
+        return None  # as the long way will say
     if out is not None and out is not tensor and not fits(out, tensor):
         return None
     if round is not None and (type(round) is not int or round < 0):

@@ -15,6 +15,7 @@ import torch
 from asyncddp.context import Context
 from asyncddp.errors import ArgumentError, PeerError, UnknownNameError
 from asyncddp.memory.blocks import Block
+from asyncddp.memory.modes import refuse_transforms
 from asyncddp.memory.shared import Chunk, Place, place_of
 from asyncddp.memory.streams import DeviceStreams, streams_of
 from asyncddp.windows.board import WORDS, Inlet, Outlet
@@ -83,7 +84,9 @@ class Windows:
 
         Raises:
             UnknownNameError: There is none.
+            ArgumentError: ``torch.func`` transforms the caller.
         """
+        refuse_transforms(verb)
         window = self._by_name.get(name)
         if window is None:
             known = ", ".join(map(repr, self.names)) or "none"
