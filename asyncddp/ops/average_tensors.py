@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
+from asyncddp.memory.allocate import copied
 from asyncddp.memory.buckets import FlatBucket, partition
 from asyncddp.ops.allreduce import allreduce_nonblocking
+from asyncddp.ops.named_tensors import tensors_of
 
 __all__ = ["average_module", "average_tensors", "dense_floats"]
 
@@ -51,11 +53,10 @@ def average_tensors(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def dense_floats(model: torch.nn.Module, *, buffers: bool) -> list[torch.Tensor]:
-    """A module's parameters, and buffers if asked for, that have an average."""
-    tensors = [*model.parameters(), *(model.buffers() if buffers else ())]
+    """A module's parameters, and buffers if asked for, that have an average, sorted by name."""
     return [
         tensor
-        for tensor in tensors
+        for tensor in tensors_of(model, buffers=buffers).values()
         if tensor.layout == torch.strided and (tensor.is_floating_point() or tensor.is_complex())
     ]
 
@@ -89,7 +90,7 @@ def average_module(model: torch.nn.Module, *, buffers: bool) -> None:
         [(1.0, 2.0), (1.0, 2.0)]
     """
     pairs = _statistics(model) if buffers else []
-    own = [mean.data.clone() for mean, _ in pairs]
+    own = [copied(mean) for mean, _ in pairs]
     variances = {id(variance): variance for _, variance in pairs}
     tensors = dense_floats(model, buffers=buffers)
     average_tensors([tensor for tensor in tensors if id(tensor) not in variances])
@@ -100,7 +101,10 @@ def average_module(model: torch.nn.Module, *, buffers: bool) -> None:
 
 def _statistics(model: torch.nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The running means and variances of a module's layers that have both as buffers."""
-    named = [dict(module.named_buffers(recurse=False)) for module in model.modules()]
+    named = [
+        dict(module.named_buffers(recurse=False))
+        for _, module in sorted(model.named_modules(), key=lambda one: one[0])
+    ]
     return [
         (own["running_mean"], own["running_var"])
         for own in named

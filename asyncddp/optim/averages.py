@@ -10,11 +10,13 @@ from typing import TypeVar
 import torch
 
 from asyncddp.algorithms.owners import settle
+from asyncddp.context import current
 from asyncddp.errors import ArgumentError
 from asyncddp.memory.allocate import copied, values, zeros
 from asyncddp.memory.buckets import partition
 from asyncddp.ops.allreduce import allreduce
 from asyncddp.ops.average_tensors import average_module
+from asyncddp.ops.named_tensors import agree_on_tensors, tensors_of
 
 __all__ = ["average_model", "consensus_distance", "squared_deviation"]
 
@@ -31,7 +33,8 @@ def consensus_distance(model: torch.nn.Module | Iterable[torch.Tensor]) -> float
     Collective: all ranks call it. Sums are formed in float64.
 
     Args:
-        model: A module, all of whose parameters count, or tensors.
+        model: A module, all of whose parameters count, or tensors. Ranks match parameters by name,
+            and tensors by their place.
 
     Returns:
         :math:`\Xi`, the same on all ranks; 0 where they agree.
@@ -39,7 +42,7 @@ def consensus_distance(model: torch.nn.Module | Iterable[torch.Tensor]) -> float
     Raises:
         NotInitializedError: ``init()`` was not called.
         ArgumentError: An argument that holds no tensors.
-        MismatchError: Ranks differ in shapes.
+        MismatchError: Ranks differ in names, shapes or dtypes; raised on all of them.
 
     Example:
         >>> import asyncddp as bf, torch
@@ -50,7 +53,9 @@ def consensus_distance(model: torch.nn.Module | Iterable[torch.Tensor]) -> float
     References:
         Kong et al., "Consensus control for decentralized deep learning", ICML 2021.
     """
-    square = values(squared_deviation(_tensors_of(model)), torch.float64)
+    named = _tensors_of(model)
+    agree_on_tensors(current(), "consensus_distance", named)
+    square = values(squared_deviation(list(named.values())), torch.float64)
     return math.sqrt(float(allreduce(square)))
 
 
@@ -99,7 +104,8 @@ def average_model(model: M, *, buffers: bool = True) -> Iterator[M]:
     Raises:
         NotInitializedError: ``init()`` was not called.
         ArgumentError: No module was given.
-        MismatchError: Ranks differ in shapes, perhaps of buffers: ``buffers=False`` leaves them.
+        MismatchError: Ranks differ in names, shapes or dtypes, perhaps of buffers:
+            ``buffers=False`` leaves them; raised on all ranks.
 
     Example:
         >>> import asyncddp as bf, torch
@@ -117,6 +123,8 @@ def average_model(model: M, *, buffers: bool = True) -> Iterator[M]:
         raise ArgumentError(
             f"average_model: argument model: expected a torch.nn.Module, got {type(model).__name__}"
         )
+    named = tensors_of(model, buffers=buffers)
+    agree_on_tensors(current(), "average_model", named)
     parameters = list(model.parameters())
     kept = [b for b in model.buffers() if b.layout == torch.strided]
     settle(parameters)
@@ -129,12 +137,16 @@ def average_model(model: M, *, buffers: bool = True) -> Iterator[M]:
             tensor.data.copy_(value)
 
 
-def _tensors_of(model: torch.nn.Module | Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    given = model.parameters() if isinstance(model, torch.nn.Module) else model
-    tensors: list[torch.Tensor] = list(given) if isinstance(given, Iterable) else []
+def _tensors_of(model: torch.nn.Module | Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
+    named: dict[str, torch.Tensor] = {}
+    if isinstance(model, torch.nn.Module):
+        named = tensors_of(model, buffers=False)
+    elif isinstance(model, Iterable):
+        named = {f"tensor {place}": tensor for place, tensor in enumerate(model)}
+    tensors = named.values()
     if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
         raise ArgumentError(
             "consensus_distance: argument model: expected a module with parameters or a list of "
             f"tensors, got {type(model).__name__}"
         )
-    return tensors
+    return named

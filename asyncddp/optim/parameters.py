@@ -8,9 +8,11 @@ from typing import Any, TypeAlias
 import torch
 
 from asyncddp.algorithms.owners import settle
+from asyncddp.context import current
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.allreduce import allreduce_nonblocking_
 from asyncddp.ops.broadcast import broadcast_nonblocking_
+from asyncddp.ops.named_tensors import agree_on_tensors, tensors_of
 
 __all__ = ["Parameters", "allreduce_parameters", "broadcast_parameters"]
 
@@ -29,13 +31,14 @@ def broadcast_parameters(params: Parameters, root_rank: int = 0) -> None:
 
     Args:
         params: A module (its parameters and buffers), a ``state_dict()``, a list of tensors, or
-            names with tensors such as ``model.named_parameters()``; alike on all ranks.
+            names with tensors such as ``model.named_parameters()``. Ranks match by name, in
+            whatever order they list them; tensors without names match by their place.
         root_rank: The root.
 
     Raises:
         NotInitializedError: ``init()`` was not called.
         ArgumentError: Something that is no tensor, or no such root.
-        MismatchError: Ranks differ in number, shape or dtype.
+        MismatchError: Ranks differ in names, shapes or dtypes; raised on all of them.
 
     Example:
         >>> import asyncddp as bf, torch
@@ -47,7 +50,9 @@ def broadcast_parameters(params: Parameters, root_rank: int = 0) -> None:
         ...     world.run(start)
         [[1.0, 1.0], [1.0, 1.0]]
     """
-    tensors = _listed("broadcast_parameters", params)
+    named = _named("broadcast_parameters", params)
+    agree_on_tensors(current(), "broadcast_parameters", named)
+    tensors = list(named.values())
     settle(tensors)
     for handle in [broadcast_nonblocking_(tensor, root_rank) for tensor in tensors]:
         handle.wait()
@@ -66,7 +71,7 @@ def allreduce_parameters(params: Parameters, *, round_integers: bool = False) ->
     Raises:
         NotInitializedError: ``init()`` was not called.
         ArgumentError: Something that is no tensor.
-        MismatchError: Ranks differ in number, shape or dtype.
+        MismatchError: Ranks differ in names, shapes or dtypes; raised on all of them.
 
     Example:
         >>> import asyncddp as bf, torch
@@ -78,9 +83,11 @@ def allreduce_parameters(params: Parameters, *, round_integers: bool = False) ->
         ...     world.run(mean)
         [[0.5, 0.5], [0.5, 0.5]]
     """
+    named = _named("allreduce_parameters", params)
+    agree_on_tensors(current(), "allreduce_parameters", named)
     tensors = [
         tensor
-        for tensor in _listed("allreduce_parameters", params)
+        for tensor in named.values()
         if tensor.is_floating_point()
         or tensor.is_complex()
         or (round_integers and tensor.dtype != torch.bool)
@@ -91,25 +98,32 @@ def allreduce_parameters(params: Parameters, *, round_integers: bool = False) ->
         handle.wait()
 
 
-def _listed(caller: str, params: Any) -> list[torch.Tensor]:
-    """The tensors in an order that is equal on all ranks, each once."""
+def _named(caller: str, params: Any) -> dict[str, torch.Tensor]:
+    """The tensors by name, in an order that is equal on all ranks, each once."""
     if isinstance(params, torch.nn.Module):
-        params = [*params.parameters(), *params.buffers()]
-    elif isinstance(params, Mapping):
-        params = sorted(params.items())
-    if not isinstance(params, Iterable) or isinstance(params, torch.Tensor):
+        return tensors_of(params)
+    entries = params.items() if isinstance(params, Mapping) else params
+    if not isinstance(entries, Iterable) or isinstance(entries, torch.Tensor):
         raise ArgumentError(
             f"{caller}: argument params: expected a module, a state_dict, tensors or (name, "
             f"tensor) pairs, got {type(params).__name__}"
         )
-    tensors: dict[int, torch.Tensor] = {}
-    for place, entry in enumerate(params):
-        named = isinstance(entry, tuple) and len(entry) == 2
-        name, tensor = entry if named else (place, entry)
+    named: dict[str, torch.Tensor] = {}
+    unnamed: dict[str, torch.Tensor] = {}
+    for place, entry in enumerate(entries):
+        pair = isinstance(entry, tuple) and len(entry) == 2
+        name, tensor = entry if pair else (f"tensor {place}", entry)
         if not isinstance(tensor, torch.Tensor):
             raise ArgumentError(
-                f"{caller}: argument params: expected a tensor as entry {name}, got "
-                f"{type(tensor).__name__}"
+                f"{caller}: argument params: expected a tensor as entry {name if pair else place}, "
+                f"got {type(tensor).__name__}"
             )
-        tensors[id(tensor)] = tensor
-    return list(tensors.values())
+        if named.get(name, tensor) is not tensor:
+            raise ArgumentError(
+                f"{caller}: argument params: two tensors have the name {name}; give each its own"
+            )
+        (named if pair else unnamed)[name] = tensor
+    once: dict[int, tuple[str, torch.Tensor]] = {}
+    for name, tensor in (*sorted(named.items(), key=lambda one: str(one[0])), *unnamed.items()):
+        once.setdefault(id(tensor), (str(name), tensor))
+    return dict(once.values())

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from asyncddp.context import current
-from asyncddp.errors import ArgumentError, MismatchError
+from asyncddp.errors import ArgumentError
 from asyncddp.memory.allocate import empty
 from asyncddp.ops.broadcast import broadcast
+from asyncddp.ops.named_tensors import agree_on_tensors
 from asyncddp.ops.objects import broadcast_object
 from asyncddp.optim.optimizer import DistributedOptimizer
 
@@ -26,12 +27,18 @@ class _Place:
     on_host: bool
 
 
+_OWN = ("params", "param_names")
+"""What a group keeps of its own."""
+
+
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
     """Give all ranks the root's optimizer state and options.
 
     Works for any optimizer, with whatever nesting, tensors, numbers and None it keeps; numbers
     arrive exactly. No step is made and no parameter moves. State that the root does not have is
-    dropped. Of a :class:`DistributedOptimizer` the counters are taken along.
+    dropped. Of a :class:`DistributedOptimizer` the counters are taken along. Parameters match by
+    name where the optimizer was made of ``model.named_parameters()``, by their place in the group
+    otherwise.
 
     Args:
         optimizer: The optimizer, with the same parameters in the same groups on all ranks.
@@ -40,7 +47,8 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     Raises:
         NotInitializedError: ``init()`` was not called.
         ArgumentError: It is no optimizer, or there is no such root.
-        MismatchError: Ranks differ in groups or numbers of parameters.
+        MismatchError: Ranks differ in groups, or in names, shapes or dtypes of parameters; raised
+            on all of them.
 
     Example:
         >>> import asyncddp as bf, torch
@@ -58,51 +66,55 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
             "broadcast_optimizer_state: argument optimizer: expected a torch.optim.Optimizer, got "
             f"{type(optimizer).__name__}"
         )
-    mine: Any = _content(optimizer)
+    named = _named(optimizer)
+    agree_on_tensors(current(), "broadcast_optimizer_state", named)
+    mine: Any = _content(optimizer, named)
     tensors: list[torch.Tensor] = []
     root = current().rank == root_rank
     frame = broadcast_object(_frame(mine, tensors) if root else None, root_rank)
-    _same_groups(optimizer, frame)
     content = _filled(frame, mine, iter(tensors) if root else None, root_rank, optimizer)
     if not root:
-        _restore(optimizer, content)
+        _restore(optimizer, content, named)
 
 
-def _content(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """All that is to travel; parameters are named by their place."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    places = {id(parameter): place for place, parameter in enumerate(parameters)}
+def _named(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Its parameters, by group and by the name, or else the place, that they have in it."""
+    named: dict[str, torch.Tensor] = {}
+    for number, group in enumerate(optimizer.param_groups):
+        names = group.get("param_names") or range(len(group["params"]))
+        for name, parameter in zip(names, group["params"], strict=True):
+            named[f"parameter {name} of group {number}"] = parameter
+    return named
+
+
+def _content(optimizer: torch.optim.Optimizer, named: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """All that is to travel."""
+    names = {id(parameter): name for name, parameter in named.items()}
     content: dict[str, Any] = {
-        "sizes": [len(group["params"]) for group in optimizer.param_groups],
         "options": [
-            {key: value for key, value in group.items() if key != "params"}
+            {key: value for key, value in group.items() if key not in _OWN}
             for group in optimizer.param_groups
         ],
-        "state": {places.get(id(key), key): value for key, value in optimizer.state.items()},
+        "state": {
+            (id(key) in names, names.get(id(key), key)): value
+            for key, value in optimizer.state.items()
+        },
     }
     if isinstance(optimizer, DistributedOptimizer):
         content["counters"] = optimizer.counters
     return content
 
 
-def _restore(optimizer: torch.optim.Optimizer, content: dict[str, Any]) -> None:
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+def _restore(
+    optimizer: torch.optim.Optimizer, content: dict[str, Any], named: dict[str, torch.Tensor]
+) -> None:
     for group, options in zip(optimizer.param_groups, content["options"], strict=True):
         group.update(options)
     optimizer.state.clear()
-    for key, value in content["state"].items():
-        optimizer.state[parameters[key] if isinstance(key, int) else key] = value
+    for (known, key), value in content["state"].items():
+        optimizer.state[named[key] if known else key] = value
     if isinstance(optimizer, DistributedOptimizer):
         optimizer.counters = content["counters"]
-
-
-def _same_groups(optimizer: torch.optim.Optimizer, frame: dict[str, Any]) -> None:
-    sizes = [len(group["params"]) for group in optimizer.param_groups]
-    if sizes != frame["sizes"]:
-        raise MismatchError(
-            f"rank {current().rank}: broadcast_optimizer_state needs the same groups on all ranks, "
-            f"expected groups of {frame['sizes']} parameters as on the root, got {sizes}"
-        )
 
 
 def _frame(value: Any, tensors: list[torch.Tensor]) -> Any:

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from asyncddp.algorithms.recorded import training_of
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError, UsageError
+from asyncddp.ops.named_tensors import agree_on_tensors, tensors_of
 from asyncddp.parallel.arguments import (
     checked_cap,
     checked_function,
@@ -142,8 +143,10 @@ class DecentralizedDataParallel(Transparent):
         settings = [f"wrapper {label!r}", f"sync={bool(sync)}", f"init_sync={bool(init_sync)}"]
         settings += [f"bucket size {cap} bytes", f"sync_buffer_in_global_avg={buffers}"]
         insist_alike(context, settings, named)
+        every = tensors_of(model)
+        agree_on_tensors(context, "DecentralizedDataParallel", every)
         if init_sync:
-            broadcast(context, [*model.parameters(), *model.buffers()])
+            broadcast(context, every.values())
         self._lending = Lending(context, model, buffers=buffers)
         notes = training_of(context, [model])
         self._stepper = Stepper(named, exchange, recipe, notes)
