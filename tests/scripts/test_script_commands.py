@@ -213,7 +213,33 @@ def ci(machine):
     def run(**environ):
         return machine.run(clone / ".ci" / "run", **environ)
 
+    run.clone = clone
     return run
+
+
+@pytest.mark.parametrize(("failing", "code"), [("", 0), ("FAKE_FAILS=bare", 1)])
+def test_ci_makes_an_environment_without_any_settings(machine, ci, failing, code):
+    """It has neither pip's settings nor the user's home, its folder is gone, and it can fail."""
+    (ci.clone / ".venv" / "bin").mkdir(parents=True)
+    (ci.clone / ".venv" / "bin" / "python").symlink_to(machine.install("python", ""))
+    (ci.clone / "scripts" / "test").write_text(
+        f"""#!{machine.bin}/bash
+        [[ -n ${{ASYNCDDP_VENV:-}} ]] || {{ echo "= 3 passed in 1.23s ="; exit; }}
+        echo "$*|$HOME|${{PIP_FIND_LINKS:-none}}|$ASYNCDDP_VENV" >'{machine.root}/bare'
+        mkdir -p "$ASYNCDDP_VENV" && [[ -d $HOME && -z '{failing}' ]]
+        """
+    )
+    done = ci(PIP_FIND_LINKS="/opt")
+    assert done.returncode == code, done.stdout
+    assert ("failed: a bare machine" in done.stdout) is bool(code)
+    (asked,) = [call for call in machine.calls() if "[pip]" in call]
+    assert asked.endswith("[pip]")
+    words, home, settings, folder = (machine.root / "bare").read_text().strip().split("|")
+    assert words == "tests/launch/test_launch_self_test.py --quiet"
+    assert (REPO / words.split()[0]).is_file()
+    assert settings == "none"
+    assert home != str(machine.root)
+    assert not Path(folder).parent.exists()
 
 
 @pytest.mark.parametrize("failing", ["", "check", "test"])
@@ -223,7 +249,7 @@ def test_ci_runs_both_and_fails_with_either(machine, ci, failing):
     machine.install("ip", "")
     done = ci(FAKE_FAILS=failing)
     assert (done.returncode == 0) is (not failing)
-    assert done.stdout.startswith("gates\n")
+    assert done.stdout.startswith("gates\nPyPI cannot be reached from here; going on without")
     assert done.stdout.splitlines()[-1] == "============ 3 passed in 1.23s ============"
     assert (f"failed: scripts/{failing}" in done.stdout) is bool(failing)
     assert not [call for call in machine.calls() if call.startswith("apt-get")]
