@@ -18,7 +18,7 @@ __all__ = ["Report", "Verdict", "alike", "judge", "read_reports"]
 _TIMED_OUT = 124  # as timeout(1)
 _VANISHED = "killed or ended without a report, as by os._exit()"
 _UNFINISHED = " before MPI was finalized, as by os._exit(0)"
-_REFUSED = "refused by rank "
+_TOLD = re.compile(r".*(?:refused|given up) by rank \d+: ", re.DOTALL)  # what another one has met
 _SHOWN = 3  # groups of ranks that are told of beside the first
 _OWN = re.compile(r"\branks? \d+(?:(?:\u2013|, | and )\d+)*(?: more)?|\b\d+\.\d+ s\b")
 
@@ -39,15 +39,13 @@ class Report:
     @property
     def is_consequence(self) -> bool:
         """Whether the rank failed only because another one had ended, or had failed."""
-        told = self.origin not in (None, self.rank) or _REFUSED in self.message
+        told = self.origin not in (None, self.rank) or _TOLD.match(self.message) is not None
         return told or self.kind.rpartition(".")[2] == "PeerLeftError"
 
     @property
     def likeness(self) -> tuple[object, ...]:
         """What it shares with the reports of the same failure on other ranks."""
-        _, refused, cause = self.message.rpartition(_REFUSED)
-        cause = cause.partition(": ")[2] if refused else cause
-        return self.kind, self.exit_code, _OWN.sub("…", cause)
+        return self.kind, self.exit_code, _OWN.sub("…", _TOLD.sub("", self.message))
 
 
 def alike(reports: Iterable[Report]) -> list[list[Report]]:

@@ -172,7 +172,7 @@ def test_who_was_refused_by_the_rank_that_failed_is_no_cause_of_its_own(tmp_path
         tmp_path,
         1,
         "WaitTimeoutError",
-        f"rank 1, allreduce, refused by rank 2: {cause}",
+        f"rank 1, allreduce, given up by rank 2: {cause}",
         1.1,
         origin=2,
     )
