@@ -18,7 +18,9 @@ __all__ = ["Presence", "Start"]
 
 logger = logging.getLogger("asyncddp")
 
+_STARTING = 60.0  # seconds that MPI itself may take once all processes have come
 _HERE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+_NOBODY = "all ranks have called it, but MPI has not started"
 
 
 class Presence:
@@ -103,18 +105,20 @@ class Start:
     def look(self) -> WaitTimeoutError | None:
         """Warn once when that is due; the error to raise once the deadline has passed."""
         waited, config = time.monotonic() - self.since, self.config
-        if waited > config.timeout:
+        warns = waited > config.warn_after and not self._warned
+        if not warns and waited <= config.timeout:
+            return None
+        missing = self._missing()
+        extra = _STARTING if missing == _NOBODY else 0.0
+        if waited > config.timeout + extra:
             return WaitTimeoutError(
                 f"rank {self.rank}: init() was not done in {waited:.1f} s "
-                f"(ASYNCDDP_TIMEOUT={config.timeout:g}); {self._missing()}"
+                f"(ASYNCDDP_TIMEOUT={config.timeout:g}); {missing}"
             )
-        if waited > config.warn_after and not self._warned:
+        if warns and waited > config.warn_after + extra:
             self._warned = True
             logger.warning(
-                "rank %d: init() has been waiting for %.0f s; %s",
-                self.rank,
-                waited,
-                self._missing(),
+                "rank %d: init() has been waiting for %.0f s; %s", self.rank, waited, missing
             )
         return None
 
@@ -126,7 +130,7 @@ class Start:
         if here == self.size:
             away = sorted(set(range(self.size)) - set(found))
             names = f"rank{'s' * (len(away) > 1)} {', '.join(map(str, away))}"
-            return f"missing: {names}" if away else "all ranks have called it"
+            return f"missing: {names}" if away else _NOBODY
         machine = f"of machine {socket.gethostname()}"
         if len(found) == here:
             return f"missing: ranks of other machines; all {here} {machine} have called it"

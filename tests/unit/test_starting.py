@@ -1,0 +1,78 @@
+"""Who is missing in ``init()``, found out before there is MPI."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import pytest
+
+from asyncddp.config import Config
+from asyncddp.errors import WaitTimeoutError
+from asyncddp.transport.starting import Presence, Start
+
+JOB = f"test-{os.getpid()}"
+
+
+def start(presence, size=3, waited=0.0, **deadlines):
+    made = Start(0, size, dataclasses.replace(Config(), **deadlines), pytest.fail, presence)
+    made.since -= waited
+    return made
+
+
+def test_a_rank_is_present_while_it_waits():
+    mine, other = Presence(JOB, 0, 3), Presence(JOB, 2, 3)
+    with mine:
+        assert mine.found(3) == [0]
+        with other:
+            assert mine.found(3) == [0, 2]
+            assert Presence(f"{JOB}-another", 1, 3).found(3) == [1]
+        assert mine.found(3) == [0]
+
+
+@pytest.mark.parametrize(
+    ("environment", "here"),
+    [({"OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, 3), ({"MPI_LOCALNRANKS": "2"}, 2), ({}, None)],
+)
+def test_the_launcher_says_how_many_are_on_the_machine(environment, here):
+    found = Presence.of(0, environment)
+    assert (None if found is None else found.here) == here
+
+
+@pytest.mark.parametrize(
+    ("here", "size", "others", "told"),
+    [
+        (3, 3, [2], "missing: rank 1"),
+        (4, 4, [], "missing: ranks 1, 2, 3"),
+        (3, 6, [2], "missing: 1 of the 3 ranks of machine {host}, where [0, 2] are here"),
+        (1, 6, [], "missing: ranks of other machines; all 1 of machine {host} have called it"),
+        (None, 6, [], "not all 6 ranks have called it"),
+    ],
+)
+def test_who_is_missing_is_warned_of_once_and_then_an_error(here, size, others, told, caplog):
+    presences = [Presence(JOB, other, here) for other in others]
+    mine = None if here is None else Presence(JOB, 0, here)
+    opened = [one.__enter__() for one in (mine, *presences) if one is not None]
+    try:
+        waiting = start(mine, size, waited=2.0, warn_after=1.0, timeout=3.0)
+        assert waiting.look() is None
+        assert waiting.look() is None
+        waiting.since -= 2.0
+        error = waiting.look()
+    finally:
+        for one in opened:
+            one.__exit__()
+    expected = told.format(host=os.uname().nodename)
+    assert caplog.messages == [f"rank 0: init() has been waiting for 2 s; {expected}"]
+    assert isinstance(error, WaitTimeoutError)
+    assert str(error) == f"rank 0: init() was not done in 4.0 s (ASYNCDDP_TIMEOUT=3); {expected}"
+
+
+def test_once_all_have_come_mpi_gets_its_time_to_start(caplog):
+    """On a busy machine that takes longer than a deadline which is short, and no rank is late."""
+    with Presence(JOB, 0, 2) as mine, Presence(JOB, 1, 2):
+        waiting = start(mine, 2, waited=30.0, warn_after=1.0, timeout=3.0)
+        assert waiting.look() is None
+        waiting.since -= 60.0
+        assert "all ranks have called it, but MPI has not started" in str(waiting.look())
+    assert caplog.messages == []
