@@ -115,9 +115,9 @@ def end_run(error: BaseException) -> NoReturn:
     sys.stdout.flush()
     wait = _TO_BE_READ
     if _leave_report(rank, code, error, text):
-        wait = _TO_BE_JOINED + _told(error, rank)  # asyncddp run says it, once for all
+        wait = _TO_BE_JOINED + 0.5 * _told(error, rank)  # asyncddp run says it, once for all
     elif not isinstance(error, KeyboardInterrupt):
-        time.sleep(0.0 if quiet else min(0.15 * rank, 2.0) + _told(error, rank))
+        time.sleep(0.0 if quiet else min(0.15 * rank, 2.0) + 2.0 * _told(error, rank))
         sys.stderr.write(f"[asyncddp] rank {rank} of {size} failed: {summary}\n{text}")
     sys.stderr.flush()
     if context is not None and context.size > 1:
@@ -135,9 +135,9 @@ def _end_fork(error: BaseException) -> NoReturn:
     os._exit(exit_code(error))
 
 
-def _told(error: BaseException, rank: int) -> float:
-    """Seconds by which the rank where it began goes first."""
-    return 0.5 * (isinstance(error, PeerError) and error.origin not in (None, rank))
+def _told(error: BaseException, rank: int) -> bool:
+    """Whether it began on another rank, which is to speak first."""
+    return isinstance(error, PeerError) and error.origin not in (None, rank)
 
 
 def _is_the_rank(folder: Path, rank: int) -> bool:
