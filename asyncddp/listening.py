@@ -186,18 +186,20 @@ def ranks_of_one_machine(environment: Mapping[str, str]) -> int | None:
     return None if {"PMI_RANK", "PMIX_RANK", "SLURM_PROCID"} & environment.keys() else 1
 
 
-def local_open_mpi(environment: Mapping[str, str], ranks: int) -> dict[str, str]:
+def local_open_mpi(environment: Mapping[str, str], ranks: int, *, all_told: bool) -> dict[str, str]:
     """Variables that tell Open MPI that no other machine takes part.
 
     Args:
         environment: Its variables so far; where they choose networks, nothing is added.
         ranks: How many there are, all on this machine.
+        all_told: Whether each of them is told before it starts MPI. Else Open MPI complains where
+            some have TCP and others have not, though shared memory serves.
     """
     names = ("btl", "btl_tcp_if_include", "btl_tcp_if_exclude")
     if any(f"OMPI_MCA_{name}" in environment for name in names):
         return {}
-    if ranks > 1 and _room(environment) >= ranks * _SEGMENT:
-        return {"OMPI_MCA_btl": "^tcp"}  # shared memory serves
+    if _room(environment) >= ranks * _SEGMENT:
+        return {"OMPI_MCA_btl": "^tcp"} if all_told else {}
     return {"OMPI_MCA_btl_tcp_if_include": "127.0.0.0/8"}
 
 

@@ -16,7 +16,7 @@ from asyncddp.listening import confine, inodes, local_open_mpi, ranks_of_one_mac
 tune_open_mpi(os.environ)
 _ranks_here = ranks_of_one_machine(os.environ)
 if _ranks_here is not None:
-    os.environ.update(local_open_mpi(os.environ, _ranks_here))
+    os.environ.update(local_open_mpi(os.environ, _ranks_here, all_told=False))
 
 
 @contextlib.contextmanager

@@ -2,12 +2,15 @@
 
 import os
 import socket
+import subprocess
 import sys
 
 import psutil
 import pytest
 
 from asyncddp import listening
+from asyncddp.launch.job import Job
+from asyncddp.launch.locate import locate
 from asyncddp.listening import confine, inodes, listeners, local_open_mpi, ranks_of_one_machine
 from tests.support.sockets import answers_at_other_addresses, device_of, open_to_others
 
@@ -68,6 +71,40 @@ def test_nobody_else_can_reach_a_run_of_one_machine(run, confining, arguments, v
     assert answers_at_other_addresses(found) == []
     fifo.write_text("")
     assert run.finish(child).code == 0
+
+
+MIXED = """
+import os
+if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
+    from mpi4py import MPI
+import socket, torch
+import asyncddp as bf
+from asyncddp.listening import listeners
+def device(one):
+    with socket.socket(fileno=os.dup(one.descriptor)) as copy:
+        return copy.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16)
+bf.init()
+bf.allreduce(torch.ones(100_000))
+bf.neighbor_allreduce(torch.ones(100_000))
+if bf.rank() == 1:
+    print({device(one)[:2] for one in listeners() if not one.is_loopback} <= {b"lo"}, flush=True)
+bf.barrier()
+"""
+
+
+def test_ranks_of_a_plain_mpirun_close_their_sockets_though_one_has_started_mpi_before(
+    run, confining
+):
+    """And Open MPI does not complain of ranks that differ."""
+    job = Job(2, (sys.executable, run.script(MIXED)), oversubscribe=True, root=os.geteuid() == 0)
+    found = locate(None, os.environ)
+    command = found.launcher.command(found.executable, job)
+    environment = {**run.environment, **command.environment}
+    done = subprocess.run(
+        command.arguments, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "True\n"
 
 
 def test_networks_stay_open_where_other_machines_may_take_part(run):
@@ -144,13 +181,19 @@ def test_ranks_are_on_one_machine_only_where_the_launcher_says_so(environment, r
 
 @pytest.mark.parametrize("name", ["btl", "btl_tcp_if_include", "btl_tcp_if_exclude"])
 def test_networks_that_the_user_has_chosen_stay(name):
-    assert local_open_mpi({f"OMPI_MCA_{name}": "x"}, 2) == {}
+    assert local_open_mpi({f"OMPI_MCA_{name}": "x"}, 2, all_told=True) == {}
 
 
 def test_tcp_is_left_out_only_where_shared_memory_has_room(monkeypatch):
-    for room, found in ((1 << 40, "OMPI_MCA_btl"), (1 << 20, "OMPI_MCA_btl_tcp_if_include")):
+    loopback = {"OMPI_MCA_btl_tcp_if_include": "127.0.0.0/8"}
+    for room, all_told, found in (
+        (1 << 40, True, {"OMPI_MCA_btl": "^tcp"}),
+        (1 << 40, False, {}),
+        (1 << 20, True, loopback),
+        (1 << 20, False, loopback),
+    ):
         monkeypatch.setattr(listening, "_room", lambda environment, room=room: room)
-        assert list(local_open_mpi({}, 2)) == [found]
+        assert local_open_mpi({}, 2, all_told=all_told) == found
 
 
 def test_a_process_that_has_ended_is_an_error_of_the_system():

@@ -109,7 +109,7 @@ class OpenMPI(Launcher):
         """What keeps the ranks off the network where no other machine takes part."""
         if not job.alone or any(word.startswith("btl") for word in job.extra):
             return {}
-        return local_open_mpi({**job.environment, **job.set_environment}, job.ranks)
+        return local_open_mpi({**job.environment, **job.set_environment}, job.ranks, all_told=True)
 
     def _settings(self, job: Job) -> list[str]:
         """The parameters of Open MPI's components, but for those that the user has set."""
