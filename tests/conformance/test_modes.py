@@ -13,7 +13,7 @@ import torch
 
 import asyncddp as bf
 import topology
-from tests.support import WORLDS, on
+from tests.support import on
 
 SMALL, LARGE = 16, 3 << 16
 """Elements of one piece in a lane, and of several."""
@@ -219,7 +219,6 @@ USES = {
     "average_model": averaged,
     "consensus_distance": distance,
 }
-ON = on(*(name for name, (wire, size) in WORLDS.items() if wire != "mpi" and 1 < size < 5))
 
 
 def used(mode, uses):
@@ -243,7 +242,77 @@ def used(mode, uses):
     return wrong
 
 
-@ON
-@pytest.mark.parametrize("mode", MODES)
+@on("loopback-2", "shared_memory-2", "shared_memory-4")
+def test_what_is_kept_is_ordinary_although_it_was_made_in_inference_mode(world):
+    assert world.run(used, "inference_mode", list(USES), limit=120.0) == [[]] * world.size
+
+
+@on("loopback-2", "shared_memory-2")
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "inference_mode"])
 def test_verbs_are_right_within_a_mode_and_after_it(world, mode):
-    assert world.run(used, mode, list(USES)) == [[]] * world.size
+    assert world.run(used, mode, list(USES), limit=120.0) == [[]] * world.size
+
+
+def trained(mode):
+    """Whether weights are numbers, and may be trained on, after steps in and out of a mode."""
+    weights = []
+    for communication in ("adapt_then_combine", "gradient_allreduce", "win_put", "push_sum"):
+        model = torch.nn.Linear(4, 1, bias=False)
+        torch.nn.init.constant_(model.weight, float(bf.rank()))
+        optimizer = bf.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.5), model, algorithm=communication
+        )
+        for inside in (True, True, False, True, False):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4, device="cpu", dtype=torch.float32)).mean().backward()
+            with MODES[mode]() if inside else torch.enable_grad():
+                optimizer.step()
+            bf.barrier()
+        weights.append(bool(torch.isfinite(model.weight).all()) and not model.weight.is_inference())
+        bf.barrier()
+    return weights
+
+
+@on("loopback-2", "shared_memory-2")
+@pytest.mark.parametrize("mode", ["inference_mode", "device", "default_dtype"])
+def test_optimizers_step_within_a_mode_and_after_it(world, mode):
+    assert world.run(trained, mode, limit=120.0) == [[True] * 4] * world.size
+
+
+def transformed():
+    """What verbs say within a function that torch.func transforms, and what they give after it."""
+    bf.set_topology(topology.ring(bf.size()))
+    x, said = full(SMALL, bf.rank()), []
+    bf.win_create(full(SMALL, 0.0), "x")
+    calls = {
+        "neighbor_allreduce": lambda y: bf.neighbor_allreduce(y),
+        "neighbor_allreduce of another": lambda y: bf.neighbor_allreduce(x) + y,
+        "allreduce": lambda y: bf.allreduce(y),
+        "win_put": lambda y: [bf.win_put(y, "x"), y][1],
+    }
+    for _ in range(3):
+        for name, call in calls.items():
+            for transform in (torch.func.vmap, lambda f: torch.func.grad(lambda y: f(y).sum())):
+                with pytest.raises(bf.ArgumentError, match=r"torch\.func transforms") as raised:
+                    transform(call)(x)
+                said.append(str(raised.value).startswith(name.split()[0]))
+        found = bf.neighbor_allreduce(x)
+        said.append(torch.allclose(found, mean_with_others(SMALL, 0)))
+    bf.win_free("x")
+    return said
+
+
+@on("loopback-2", "shared_memory-2")
+def test_transformed_functions_are_refused_in_words_before_anything_is_sent(world):
+    assert world.run(transformed) == [[True] * 27] * world.size
+
+
+def on_meta():
+    with pytest.raises(bf.ArgumentError, match="expected a tensor with values, got one on device"):
+        bf.allreduce(torch.empty(3, device="meta"))
+    return bf.allreduce(torch.ones(1)).item()
+
+
+def test_tensors_without_values_are_refused():
+    with bf.local_world(2) as world:
+        assert world.run(on_meta) == [1.0, 1.0]

@@ -1,0 +1,66 @@
+"""Memory that ranks share has a bound, whatever sizes come and go: bytes and open files."""
+
+from __future__ import annotations
+
+import random
+import resource
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+import asyncddp as bf
+from tests.support import on
+
+
+def resident():
+    """Bytes of this process that lie in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@contextmanager
+def few_files(number):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (number, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def windows_of_changing_sizes():
+    """How much a process grows by windows that come and go: 4 MiB each where none is used again."""
+    sizes, before = random.Random(0), 0
+    for cycle in range(80):
+        if cycle == 10:
+            before = resident()
+        count = sizes.randrange(1_000, 500_000)
+        bf.win_create(torch.zeros(count), "x")
+        bf.win_put(torch.ones(count), "x")
+        bf.barrier()
+        bf.win_update("x")
+        bf.barrier()
+        bf.win_free("x")
+    return (resident() - before) >> 20
+
+
+def tensors_of_changing_sizes():
+    """Whether tensors of 500 sizes, each freed at once, were all shared, with at most 256 files."""
+    arena = bf.current().transport.neighborhood.arena
+    with few_files(256):
+        found = all(
+            arena.locate(bf.empty_shared((1024 * size,)).fill_(1.0)) is not None
+            for size in range(1, 501)
+        )
+        held = [bf.empty_shared((1024,)) for _ in range(500)]
+        return found and all(arena.locate(one) is not None for one in held)
+
+
+@on("shared_memory-4")
+def test_windows_of_changing_sizes_use_memory_again(world):
+    assert max(world.run(windows_of_changing_sizes, limit=120.0)) < 64
+
+
+@on("shared_memory-2")
+def test_shared_tensors_of_many_sizes_need_few_files(world):
+    assert world.run(tensors_of_changing_sizes) == [True] * 2
