@@ -167,7 +167,7 @@ def draw(graph_or_schedule: GraphOrSchedule, rounds: int | None = None) -> Figur
         from matplotlib.figure import Figure
     except ImportError:
         raise ImportError(
-            "topology.draw needs matplotlib; install it: pip install 'asyncddp[plot]'"
+            "topology.draw needs matplotlib; install it: pip install 'matplotlib>=3.8'"
         ) from None
     shown = _rounds_shown(graph_or_schedule, rounds)
     across = min(shown, ACROSS)

@@ -200,7 +200,7 @@ def mixing_matrix(
         return matrix.dense()
     if matrix.csr is None:
         raise ImportError(
-            "mixing_matrix(…, sparse=True) needs scipy; install it: pip install 'asyncddp[sparse]'"
+            "mixing_matrix(…, sparse=True) needs scipy; install it: pip install 'scipy>=1.10'"
         )
     csr: sp.csr_array = matrix.csr.copy()
     return csr

@@ -60,7 +60,7 @@ def _sparse_tools(what: str, n: int) -> Any:
     except ImportError:
         raise ImportError(
             f"{what} of a graph on {n} ranks (more than {DENSE}, and not circulant) needs scipy's "
-            "sparse routines; install them: pip install 'asyncddp[sparse]'"
+            "sparse routines; install them: pip install 'scipy>=1.10'"
         ) from None
     return scipy.sparse.linalg
 

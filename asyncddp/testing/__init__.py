@@ -18,7 +18,7 @@ For several calls in one test, and for failures, there are worlds: ``LoopbackWor
 gives what each rank returned and fails with the tracebacks of all ranks that raised;
 ``.outcomes(case)`` gives an :class:`Outcome` for each rank instead.
 
-Install what it needs with ``pip install 'asyncddp[testing]'``.
+It needs psutil and pytest: in a clone, ``pip install '.[testing]'``.
 """
 
 from asyncddp.context import local_world

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from asyncddp.errors import ArgumentError, EnvironmentProblem
+from asyncddp.packages import install_command
 from asyncddp.testing.case import BODY
 from asyncddp.testing.outcome import Outcome, values
 from asyncddp.testing.worlds import World, world_of
@@ -91,7 +92,7 @@ def _pytest() -> Any:
         import pytest
     except ImportError as error:
         raise EnvironmentProblem(
-            "asyncddp.testing.ranks needs pytest; install it with pip install 'asyncddp[testing]'"
+            f"asyncddp.testing.ranks needs pytest; install it with {install_command('testing')}"
         ) from error
     return pytest
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import asyncddp as bf
 from asyncddp.errors import EnvironmentProblem
+from asyncddp.packages import install_command
 from asyncddp.testing.case import DEFAULTS, Case, recorded
 from asyncddp.testing.outcome import Outcome, values
 from asyncddp.transport import TRANSPORTS
@@ -131,7 +132,7 @@ class PoolWorld(World):
         except ImportError as error:
             raise EnvironmentProblem(
                 f"asyncddp.testing: ranks that are processes need psutil ({error}); install it "
-                "with pip install 'asyncddp[testing]'"
+                f"with {install_command('testing')}"
             ) from error
         self.wire, self.size = wire, size
         self._pool = Pool(size)

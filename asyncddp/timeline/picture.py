@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncddp.errors import EnvironmentProblem
+from asyncddp.packages import install_command
 from asyncddp.timeline.report_intervals import common, union
 from asyncddp.timeline.report_spans import Recording, pairs
 from asyncddp.timeline.reporting import Report
@@ -56,7 +57,7 @@ def draw(recording: Recording, report: Report) -> Figure:
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError:
         raise EnvironmentProblem(
-            "a picture needs matplotlib; install it: pip install 'asyncddp[plot]'"
+            f"a picture needs matplotlib; install it: {install_command('plot')}"
         ) from None
     shown = _shown(report)
     heights = (0.8 + 0.32 * min(len(report.ranks), BARS), 0.9 + 0.62 * len(shown))

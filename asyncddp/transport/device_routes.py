@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from asyncddp.errors import MismatchError
+from asyncddp.packages import install_command
 from asyncddp.rank_lists import list_ranks
 
 __all__ = [
@@ -89,7 +90,7 @@ def _gpus_known(one: DeviceFacts, other: DeviceFacts) -> str | None:
 
 def _cupy_there(one: DeviceFacts, other: DeviceFacts) -> str | None:
     where = _ranks(lambda facts: facts.cupy is not None, one, other)
-    install = "pip install 'asyncddp[cuda12]' or 'asyncddp[cuda13]'"
+    install = install_command("cuda12", "cuda13")
     return f"{where} cannot import cupy: {install}" if where else None
 
 

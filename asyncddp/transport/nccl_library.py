@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from asyncddp.errors import EnvironmentProblem
+from asyncddp.packages import install_command
 
 __all__ = [
     "CHANNELS",
@@ -61,7 +62,7 @@ def library() -> Library:
     except ImportError as problem:
         raise EnvironmentProblem(
             f"NCCL is reached through cupy, which cannot be imported ({problem}); install it with "
-            "pip install 'asyncddp[cuda12]' or 'asyncddp[cuda13]'"
+            + install_command("cuda12", "cuda13")
         ) from problem
     if not nccl.available:
         why = "".join(f" ({warning.message})" for warning in said)

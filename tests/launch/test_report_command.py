@@ -149,7 +149,7 @@ def test_without_matplotlib_the_error_says_what_to_install(run, tmp_path, monkey
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     shown = invoke(run, "--plot", tmp_path / "run.png")
     assert shown.exit_code == 1
-    assert "pip install 'asyncddp[plot]'" in shown.output
+    assert "pip install 'matplotlib>=3.8'" in shown.output
 
 
 def test_it_needs_neither_torch_nor_mpi(run):

@@ -170,7 +170,9 @@ def test_what_cannot_be_is_said_before_anything_is_started(monkeypatch):
 
 def test_a_missing_package_is_named_with_its_install_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "ipyparallel", None)
-    with pytest.raises(EnvironmentProblem, match=r"pip install 'asyncddp\[notebook\]'"):
+    with pytest.raises(
+        EnvironmentProblem, match=r"pip install 'ipykernel>=6\.25' 'ipyparallel>=8\.8'"
+    ):
         Cluster(1)
     monkeypatch.setitem(sys.modules, "IPython.paths", None)
     with pytest.raises(EnvironmentProblem, match="notebooks need IPython, which is not installed"):

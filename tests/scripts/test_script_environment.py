@@ -23,7 +23,7 @@ case "$1 $2" in
     "-c "*json*) cat >/dev/null && echo "${FAKE_SIZE:-without CUDA: 200 MB}" ;;
     "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && touch "$3/pyvenv.cfg" ;;
     "-m pip")
-        [[ $3 != index ]] || { echo "torch (9.9)" && echo "Available versions: ${FAKE_OFFERS:-9.9, 9.8}" && exit; }
+        [[ $3 != index ]] || { echo "Available versions: ${FAKE_OFFERS:-9.9, 9.8}" && exit; }
         echo "pip says hello"
         [[ -z ${FAKE_PIP_SLEEP:-} ]] || sleep "$FAKE_PIP_SLEEP"
         [[ -z ${FAKE_PIP_FAILS:-} ]] || { echo "ERROR: no such wheel" && exit 7; } ;;

@@ -49,21 +49,21 @@ print(topology.finite_time_length(topology.base_k(600, 1)),
     [
         (
             "topology.draw(topology.ring(4))",
-            "topology.draw needs matplotlib; install it: pip install 'asyncddp[plot]'",
+            "topology.draw needs matplotlib; install it: pip install 'matplotlib>=3.8'",
         ),
         (
             "topology.mixing_matrix(topology.ring(4), sparse=True)",
-            "mixing_matrix(…, sparse=True) needs scipy; install it: pip install 'asyncddp[sparse]'",
+            "mixing_matrix(…, sparse=True) needs scipy; install it: pip install 'scipy>=1.10'",
         ),
         (
             "topology.consensus_rate(topology.grid_2d(900))",
             "consensus rate of a graph on 900 ranks (more than 512, and not circulant) needs "
-            "scipy's sparse routines; install them: pip install 'asyncddp[sparse]'",
+            "scipy's sparse routines; install them: pip install 'scipy>=1.10'",
         ),
         (
             "topology.min_eigenvalue(topology.grid_2d(900))",
             "smallest eigenvalue of a graph on 900 ranks (more than 512, and not circulant) needs "
-            "scipy's sparse routines; install them: pip install 'asyncddp[sparse]'",
+            "scipy's sparse routines; install them: pip install 'scipy>=1.10'",
         ),
     ],
 )

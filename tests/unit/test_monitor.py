@@ -321,7 +321,7 @@ def test_tensorboard_has_each_figure_of_each_rank(tmp_path):
 
 def test_without_tensorboard_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(bf.RankError, match=r"pip install 'asyncddp\[monitor\]'") as caught:
+    with pytest.raises(bf.RankError, match=r"pip install 'tensorboard>=2\.15'") as caught:
         one_rank("tensorboard:logs")
     assert isinstance(caught.value.__cause__, bf.EnvironmentProblem)
 

@@ -226,5 +226,5 @@ def test_what_cannot_be_is_refused_where_it_stands(sizes, options, message):
 
 def test_without_pytest_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pytest", None)
-    with pytest.raises(bf.EnvironmentProblem, match=r"pip install 'asyncddp\[testing\]'"):
+    with pytest.raises(bf.EnvironmentProblem, match=r"pip install 'psutil>=5\.9' 'pytest>=8\.2'"):
         ranks(2)

@@ -326,5 +326,5 @@ def test_without_matplotlib_an_error_says_how_to_get_it(tmp_path, monkeypatch):
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", absent)
-    with pytest.raises(EnvironmentProblem, match=r"pip install 'asyncddp\[plot\]'"):
+    with pytest.raises(EnvironmentProblem, match=r"pip install 'matplotlib>=3\.8'"):
         draw(recording, report(recording))

@@ -210,7 +210,7 @@ def with_cupy(monkeypatch, *, available=True, version=22703):
 def test_without_cupy_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setitem(sys.modules, "cupy.cuda", None)
-    with pytest.raises(EnvironmentProblem, match=re.escape("pip install 'asyncddp[cuda12]'")):
+    with pytest.raises(EnvironmentProblem, match=re.escape("pip install 'cupy-cuda12x>=13.6'")):
         library()
     assert versions() == (None, None)
 

@@ -42,7 +42,7 @@ def test_nothing_but_the_wire_that_needs_nothing_is_taken_unasked():
         ("cuda_ipc", {"gpu": ""}, "it is not known which GPU rank 1 uses"),
         ("cuda_ipc", {"machine": 1}, "rank 0 and rank 1 do not read each other's GPU memory"),
         ("cuda_ipc", {"reaches": ()}, "rank 0 and rank 1 do not read each other's GPU memory"),
-        ("nccl", {"cupy": None}, "rank 1 cannot import cupy: pip install 'asyncddp[cuda12]'"),
+        ("nccl", {"cupy": None}, "rank 1 cannot import cupy: pip install 'cupy-cuda12x>=13.6'"),
         ("nccl", {"nccl": None}, "cupy finds no NCCL of at least 2.7 at rank 1"),
         ("nccl", {"nccl": 20604}, "cupy finds no NCCL of at least 2.7 at rank 1"),
         ("nccl", {"nccl": 22000}, "rank 0 has NCCL 22703, rank 1 has 22000"),

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from asyncddp.errors import ArgumentError, EnvironmentProblem
+from asyncddp.packages import install_command
 
 __all__ = ["Folder", "Record", "needs"]
 
@@ -24,7 +25,7 @@ _TAIL = 40  # lines of a log that a message shows
 def needs(module: str) -> EnvironmentProblem:
     """What to say where a package for notebooks is missing."""
     return EnvironmentProblem(
-        f"notebooks need {module}, which is not installed: pip install 'asyncddp[notebook]'"
+        f"notebooks need {module}, which is not installed: {install_command('notebook')}"
     )
 
 

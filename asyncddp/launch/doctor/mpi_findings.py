@@ -100,7 +100,7 @@ def _abilities(facts: Mapping[str, Any], has_gpus: bool) -> Iterable[Finding]:
     if has_gpus and aware is False:
         advice = (
             "Tensors on GPUs travel through host memory. ./set_conda_down.sh makes an environment "
-            "with a CUDA-aware Open MPI; NCCL (asyncddp[cuda12] or [cuda13]) does without."
+            "with a CUDA-aware Open MPI; NCCL, through cupy, does without."
         )
     yield Finding("MPI", "CUDA awareness", words, advice, "note" if advice else "good")
     yield Finding("MPI", "ULFM", "yes" if facts.get("ulfm") else "no (Open MPI 5 has it)")

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution, version
 
 from asyncddp.launch.doctor.finding import Finding
+from asyncddp.packages import install_command
 
 __all__ = ["package_findings", "torch_cuda"]
 
@@ -44,7 +45,7 @@ def torch_cuda() -> str | None:
 def _torch(has_gpus: bool) -> Finding:
     name = _installed(["torch"])
     if name is None:
-        return Finding("Python", "torch", "missing", "pip install 'torch>=2.6'", "bad")
+        return Finding("Python", "torch", "missing", install_command("torch"), "bad")
     cuda = torch_cuda()
     value = f"{name.split()[1]}, " + ("CPU build" if cuda is None else f"for CUDA {cuda}")
     if cuda is None and has_gpus:
@@ -58,7 +59,8 @@ def _gpu_packages() -> Iterable[Finding]:
     major = (torch_cuda() or "13").partition(".")[0]
     yield _nccl(major)
     cupy = _installed(_CUPY)
-    install = f"pip install 'asyncddp[cuda{major}]'"
+    known = major in ("12", "13")
+    install = install_command(f"cuda{major}") if known else f"install the cupy for CUDA {major}"
     if cupy is None:
         advice = f"NCCL is reached through cupy: {install}"
         yield Finding("GPU", "cupy", "missing", advice, "note")
@@ -93,12 +95,12 @@ def package_findings(has_gpus: bool) -> list[Finding]:
     found = [Finding("Python", "Python", platform.python_version()), _torch(has_gpus)]
     mpi4py = _installed(["mpi4py"])
     if mpi4py is None:
-        found.append(Finding("Python", "mpi4py", "missing", "pip install 'mpi4py>=4'", "bad"))
+        found.append(Finding("Python", "mpi4py", "missing", install_command("mpi4py"), "bad"))
     else:
         found.append(Finding("Python", "mpi4py", mpi4py.split()[1]))
     for name, (use, extra) in _OPTIONAL.items():
         value = _installed([name])
-        advice = "" if value else f"For {use}: pip install 'asyncddp[{extra}]'"
+        advice = "" if value else f"For {use}: {install_command(extra)}"
         shown = value.split()[1] if value else "missing"
         found.append(Finding("Python", name, shown, advice, "good" if value else "note"))
     return [*found, *(_gpu_packages() if has_gpus else ())]

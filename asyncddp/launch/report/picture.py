@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.launch.report.records import Row, Run, finite
+from asyncddp.packages import install_command
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +50,7 @@ def draw(run: Run, title: str) -> Figure:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise EnvironmentProblem(
-            "--plot needs matplotlib; install it with pip install 'asyncddp[plot]'"
+            f"--plot needs matplotlib; install it with {install_command('plot')}"
         ) from error
     panels = [
         panel

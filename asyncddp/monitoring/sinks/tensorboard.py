@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.monitoring.record import Record
+from asyncddp.packages import install_command
 
 __all__ = ["TensorBoardSink", "Writer", "writer_in"]
 
@@ -64,6 +65,6 @@ def writer_in(folder: str) -> Any:
     except ImportError as error:
         raise EnvironmentProblem(
             f"monitor: 'tensorboard:{folder}' needs TensorBoard ({error}); install it with "
-            "pip install 'asyncddp[monitor]'"
+            + install_command("monitor")
         ) from error
     return SummaryWriter(folder)
