@@ -26,7 +26,7 @@ def run(*command, cwd=REPO, **environ):
     )
 
 
-@pytest.mark.parametrize("script", ["train", "test", "check", "docs", "notebooks"])
+@pytest.mark.parametrize("script", ["train", "test", "check", "docs", "notebooks", "release"])
 def test_help_teaches_from_anywhere_without_installing(tmp_path, script):
     """--help explains the script from any folder, and makes no environment for that."""
     done = run(REPO / "scripts" / script, "--help", cwd=tmp_path, ASYNCDDP_VENV="/nowhere/venv")
