@@ -9,6 +9,7 @@ import torch
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.errors import PeerLeftError
+from asyncddp.memory.allocate import copied, values, zeros, zeros_like
 from asyncddp.ops.windows import create_along
 from asyncddp.windows import Window, windows_of
 from asyncddp.windows.departures import CONCLUDED, Departures
@@ -57,11 +58,11 @@ class StepRates:
         self._context, self.name = context, f"{label}.steps"
         self.scale = 1.0
         self._made = 0
-        self._counts = torch.zeros(context.size, dtype=torch.float64, device="cpu")
-        self._rates = torch.ones_like(self._counts)
+        self._counts = zeros((context.size,), torch.float64)
+        self._rates = values([1.0] * context.size, torch.float64)
         self._departures = Departures(context.engine.has_left)
         with use(context):
-            create_along(schedule, torch.zeros_like(self._counts), self.name, zero_init=True)
+            create_along(schedule, zeros_like(self._counts), self.name, zero_init=True)
 
     @property
     def _window(self) -> Window:
@@ -72,7 +73,7 @@ class StepRates:
         self._made += 1
         if self._made % _EVERY:
             return
-        window, before = self._window, self._counts.clone()
+        window, before = self._window, copied(self._counts)
         for source in window.edges.incoming:
             with suppress(PeerLeftError):  # it has ended, and its last counts were never read
                 torch.maximum(self._counts, window.peek(source), out=self._counts)
@@ -88,8 +89,6 @@ class StepRates:
         rates.lerp_(steps, _EVERY * max(1.0 / (self._made + _FIRST), 1.0 / _MEMORY))
         every = {rank: int(count) for rank, count in enumerate(self._counts.tolist())}
         left = self._departures.look(CONCLUDED - 1, every)
-        there = torch.ones_like(rates, dtype=torch.bool)
-        there[list(left)] = False
-        there[self._context.rank] = True
-        found = rates[there]
-        self.scale = min(float(found.mean()), _LARGEST * float(found.min()))
+        gone = {*left} - {self._context.rank}
+        found = [rate for rank, rate in enumerate(rates.tolist()) if rank not in gone]
+        self.scale = min(sum(found) / len(found), _LARGEST * min(found))

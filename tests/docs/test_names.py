@@ -13,7 +13,7 @@ import asyncddp.integrations.bluefog
 import topology
 from tests.docs.blocks import PAGES, blocks_of, prose_of
 
-OTHER_SPELLINGS = ["README.md", "docs/coming-from-bluefog.md", "docs/start.md"]
+OTHER_SPELLINGS = ["docs/coming-from-bluefog.md"]
 """Pages that may show other names of the optimizer than the guides do."""
 
 

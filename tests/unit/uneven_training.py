@@ -31,7 +31,7 @@ class Pace:
             self.times[rank] += self._costs[rank]
             self._changed.notify_all()
             limit = self.times[rank] - self._ahead * self._costs[rank]
-            self._changed.wait_for(lambda: min(self.times) >= limit)
+            assert self._changed.wait_for(lambda: min(self.times) >= limit, timeout=120)
 
     def done(self, rank):
         """A rank makes no more."""
