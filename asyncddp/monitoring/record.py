@@ -45,8 +45,9 @@ class Record:
     departed: tuple[int, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Its fields by name."""
-        return {item.name: getattr(self, item.name) for item in fields(self)}
+        """Its fields by name; the ranks that have departed as a list, as in JSON."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {**values, "departed": list(self.departed)}
 
     def as_json(self) -> str:
         """One line of strict JSON; what is not finite stands as a string, such as ``"nan"``.

@@ -295,8 +295,8 @@ def test_a_monitor_tells_of_ranks_that_have_left():
         return seen
 
     seen = LoopbackWorld(2).run(case)[0]
-    assert of(seen, 0, "departed") == [(), (), (), (1,)]
-    assert of(seen, 1, "departed") == [(), ()]
+    assert of(seen, 0, "departed") == [[], [], [], [1]]
+    assert of(seen, 1, "departed") == [[], []]
 
 
 def without_an_end(path):
