@@ -68,7 +68,8 @@ FORM = -1
 """The tag of :class:`Data` that announces its exchange's form, without a tensor."""
 
 UNREADABLE = (
-    ValueError, TypeError, LookupError, AttributeError, RuntimeError, OSError, MemoryError,
+    ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError, OSError,
+    MemoryError,
 )  # fmt: skip
 """What a message that contradicts itself may raise in whoever takes it."""
 
