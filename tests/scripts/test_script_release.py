@@ -62,7 +62,7 @@ def release(clone, tmp_path):
 
 
 def test_what_is_not_committed_is_not_released(clone, release):
-    """A wheel is of a commit that can be found again; folders with other files are refused."""
+    """A wheel is of a commit that can be found again; a folder that is not empty is left alone."""
     (clone / "asyncddp" / "stray.py").touch()
     done = release()
     assert done.returncode == 1
