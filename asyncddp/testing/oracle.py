@@ -18,7 +18,8 @@ def held(rank: int, shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -> 
     They are the same on every device, and lie on torch's default one, so that a test of tensors on
     the host tests those on a GPU within ``with torch.device("cuda"):``.
     """
-    return _drawn(rank, tuple(shape), dtype, seed).to(torch.get_default_device())
+    # torch.get_default_device() of torch 2.6 does not see `with torch.device(…)`.
+    return _drawn(rank, tuple(shape), dtype, seed).to(torch.tensor(0).device)  # noqa: TID251 - the caller's context
 
 
 def _drawn(rank: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:

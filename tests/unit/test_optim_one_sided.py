@@ -445,7 +445,7 @@ def test_schedulers_and_autocast(method):
         return optimizer.param_groups[0]["lr"], bool(vector(model).isfinite().all())
 
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         assert LoopbackWorld(RANKS).run(case) == [(0.05, True)] * RANKS
 
 

@@ -236,7 +236,7 @@ def agreed_mixed(base):
 @on("mpi-2")
 def test_a_rank_without_a_gpu_is_named_at_the_start(world):
     for told in world.run_bare(agreed_mixed):
-        assert told.startswith("ranks [0] have tensors on cpu and ranks [1] have tensors on cuda")
+        assert told.startswith("rank 0 has tensors on cpu and rank 1 has tensors on cuda")
 
 
 # what the user says

@@ -137,11 +137,11 @@ def test_ranks_on_cpus_and_ranks_on_gpus_do_not_go_together():
     with pytest.raises(MismatchError) as caught:
         route_group(group)
     assert str(caught.value) == (
-        "ranks [1, 2] have tensors on cpu and ranks [0, 3] have tensors on cuda: expected all "
+        "ranks 1, 2 have tensors on cpu and ranks 0, 3 have tensors on cuda: expected all "
         "ranks of a run on one kind of device. Start it only where there are GPUs, or hide them "
         "with CUDA_VISIBLE_DEVICES= on all ranks"
     )
-    with pytest.raises(MismatchError, match=r"ranks \[1\] have tensors on cpu"):
+    with pytest.raises(MismatchError, match="rank 1 has tensors on cpu"):
         choose(group[0], group[1])
 
 
