@@ -24,6 +24,7 @@ from asyncddp.transport.device_agreement import agree, own_facts, settle, wires_
 from asyncddp.transport.device_routes import DeviceFacts
 from asyncddp.transport.loopback import Loopback
 from asyncddp.transport.mpi_cuda import MPI, MPICuda, says_cuda
+from asyncddp.transport.mpi_library import start_mpi
 from tests.conformance import test_collectives as collectives
 from tests.conformance import test_mismatches as mismatches
 from tests.conformance import test_neighbor_allgather as gathering
@@ -32,6 +33,12 @@ from tests.conformance import test_transports as transports
 from tests.support import DEFAULTS, on
 from tests.support.oracle import SHAPES
 from tests.support.staged import on_a_stand_in
+
+
+@pytest.fixture(scope="module", autouse=True)
+def mpi():
+    """The library's functions may be called: mpi4py alone does not start it here."""
+    start_mpi()
 
 
 class Comm:
