@@ -6,6 +6,7 @@ the script's exit code.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -48,4 +49,5 @@ if __name__ == "__main__":
 
     loaded = [torch, topology, *(getattr(asyncddp, name) for name in asyncddp.__all__)]
     gc.freeze()  # what is here already is not collected again by each script
+    atexit.register(gc.unfreeze)  # Triton reports what is left of it at the end
     become(*wait_for_a_script())
