@@ -73,7 +73,7 @@ def neighbour_mismatch(kind, form):
 
 
 EXPECTED = {
-    "shape": ("shape (2)", "shape (3, 1)"),
+    "shape": ("shape (2,)", "shape (3, 1)"),
     "dtype": ("dtype float32", "dtype float64"),
     "verb": ("verb neighbor_allreduce", "verb neighbor_allgather"),
 }
@@ -197,7 +197,7 @@ def not_concerned(call):
 
 
 COLLECTIVES = {
-    "shape": ("shape (2)", "shape (3)"),
+    "shape": ("shape (2,)", "shape (3,)"),
     "dtype": ("dtype float32", "dtype float64"),
     "verb": ("verb allreduce(average)", "verb barrier"),
     "operation": ("verb allreduce(average)", "verb allreduce(sum)"),
@@ -586,4 +586,4 @@ def sizes_in_bulk():
 @SEVERAL
 def test_large_tensors_of_unequal_size(world):
     for message in world.run(sizes_in_bulk):
-        assert re.search(differs("shape (100000)", "shape (100001)"), message)
+        assert re.search(differs("shape (100000,)", "shape (100001,)"), message)

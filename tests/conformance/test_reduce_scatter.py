@@ -207,7 +207,7 @@ def test_wrong_arguments_are_refused_in_a_sentence(world):
 
 
 MISMATCHES = {
-    "shape": ("shape (4)", "shape (8)"),
+    "shape": ("shape (4,)", "shape (8,)"),
     "dtype": ("dtype float32", "dtype float64"),
     "operation": ("verb reduce_scatter(average)", "verb reduce_scatter(sum)"),
     "verb": ("verb reduce_scatter(average)", "verb allreduce(average)"),
