@@ -225,7 +225,7 @@ def test_a_rank_s_error_reaches_the_caller_with_its_rank():
         world.run(case)
     assert caught.value.rank == 2
     assert isinstance(caught.value.__cause__, KeyError)
-    assert str(caught.value).startswith("rank 2 raised KeyError: 'lost' (then also rank ")
+    assert str(caught.value).startswith("rank 2 raised KeyError: 'lost' (then also rank")
 
 
 def test_a_rank_that_exits_ends_its_world_not_the_process():
