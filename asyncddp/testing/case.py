@@ -22,8 +22,9 @@ __all__ = ["BODY", "DEFAULTS", "Case", "perform", "recorded"]
 BODY = "body_on_ranks"
 """Attribute under which a test keeps what its ranks run."""
 
-DEFAULTS = {"timeout": 20.0, "warn_after": 15.0}
-"""Settings of a test's world, where it gives no others: nothing in a test takes longer."""
+DEFAULTS = {"timeout": 90.0, "warn_after": 75.0}
+"""Settings of a test's world, where it gives no others; nothing takes as long, even on a machine
+that is busy with other work."""
 
 
 @dataclass(frozen=True)

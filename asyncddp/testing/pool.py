@@ -31,8 +31,8 @@ __all__ = ["LAUNCHERS", "Pool", "PoolError"]
 LAUNCHERS: set[int] = set()
 """Process ids of the pools' launchers that are up; the harness itself started them."""
 
-_START = 90.0  # seconds
-_LAST_WORDS = 3.0  # seconds in which the ranks beside a dead one may still answer
+_START = 180.0  # seconds for mpirun and the import of torch, on a busy machine too
+_LAST_WORDS = 10.0  # seconds in which the ranks beside a dead one may still answer
 
 
 class PoolError(AssertionError):
@@ -59,7 +59,7 @@ class Pool:
         self._members: list[_Member] = []
         self._log: IO[bytes] | None = None
 
-    def perform(self, case: Case, limit: float = 30.0) -> list[Outcome]:
+    def perform(self, case: Case, limit: float = 120.0) -> list[Outcome]:
         """Run a case on all ranks.
 
         Args:

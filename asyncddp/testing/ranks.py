@@ -25,7 +25,7 @@ _opened: WeakKeyDictionary[pytest.Config, dict[tuple[str, int], World]] = WeakKe
 
 
 def ranks(
-    *sizes: int, wires: str | Sequence[str] = "loopback", limit: float = 60.0, **settings: Any
+    *sizes: int, wires: str | Sequence[str] = "loopback", limit: float = 120.0, **settings: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Run a test on several ranks: the function is called on each, and fails where one fails.
 
@@ -39,7 +39,7 @@ def ranks(
             x = torch.full((3,), float(bf.rank()))
             assert bf.allreduce(x).tolist() == [(bf.size() - 1) / 2] * 3
 
-    Each test gets a world of its own, with timeouts of 20 seconds, so that what would hang fails.
+    Each test gets a world of its own, with timeouts of 90 seconds, so that what would hang fails.
     Fixtures and parameters are handed to every rank. ``"loopback"`` runs the ranks as threads of
     pytest's process: nothing needs to be installed, and the code paths are those of processes, but
     what belongs to a process is shared, such as torch's random generator. Other wires run them as

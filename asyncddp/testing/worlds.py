@@ -50,7 +50,7 @@ class World(ABC):
         case: Callable[..., Any],
         *args: Any,
         settings: Mapping[str, Any] | None = None,
-        limit: float = 30.0,
+        limit: float = 120.0,
         **kwargs: Any,
     ) -> list[Outcome]:
         """Like :meth:`run`, and tell of every rank how it ended."""
@@ -86,7 +86,7 @@ class LoopbackWorld(World):
         case: Callable[..., Any],
         *args: Any,
         settings: Mapping[str, Any] | None = None,
-        limit: float = 30.0,
+        limit: float = 120.0,
         **kwargs: Any,
     ) -> list[Outcome]:
         """Run a case in a world of threads."""
@@ -157,14 +157,14 @@ class PoolWorld(World):
         case: Callable[..., Any],
         *args: Any,
         settings: Mapping[str, Any] | None = None,
-        limit: float = 30.0,
+        limit: float = 120.0,
         **kwargs: Any,
     ) -> list[Outcome]:
         """Run a case on the processes, which are started where they are not up."""
         return self._perform(case, args, kwargs, settings or {}, bare=False, limit=limit)
 
     def run_bare(
-        self, case: Callable[..., Any], *args: Any, limit: float = 30.0, **kwargs: Any
+        self, case: Callable[..., Any], *args: Any, limit: float = 120.0, **kwargs: Any
     ) -> list[Any]:
         """Run a case over the processes' wire."""
         return values(self._perform(case, args, kwargs, {}, bare=True, limit=limit))

@@ -110,7 +110,7 @@ def test_each_method_reaches_the_noise(name, kind):
 @on("shared_memory-4")
 @pytest.mark.parametrize(("name", "kind"), [(ATC, "neighbor_allreduce"), (PUT, None)])
 def test_methods_reach_the_noise_among_processes(world, name, kind):
-    world.run(regression, name, kind, limit=60.0)
+    world.run(regression, name, kind)
 
 
 @pytest.mark.parametrize(("name", "kind"), [(ATC, "neighbor_allreduce"), (GRADIENT, None)])

@@ -29,7 +29,7 @@ def run_script(name, folder, **environ):
     script = folder / name
     script.write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "asyncddp", "run", "-np", "4", str(script)]
-    done = run_to_end(command, cwd=folder, timeout=200, environ=environ)
+    done = run_to_end(command, cwd=folder, environ=environ)
     assert done.code == 0, done
     assert not done.left
     rows = re.findall(r"rank (\d), (.*): (\S+)$", done.stdout, flags=re.MULTILINE)

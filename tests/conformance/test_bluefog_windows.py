@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import asyncddp.integrations.bluefog as bf
-from tests.support import on
+from tests.support import FileEvent, on
 
 worlds = on("loopback-4", "shared_memory-4")
 
@@ -204,28 +204,26 @@ def test_get(world):
     world.run(get)
 
 
-def mutex():
+def mutex(folder):
+    given_back = FileEvent(folder / "given back")
     r, _, _ = begin(bf.FullyConnectedGraph)
     window(r)
     if r == 0:
         with bf.win_mutex("x", for_self=True):
             bf.barrier()
             time.sleep(0.5)
-        seconds = 0.0
+            given_back.set()
     else:
         bf.barrier()
-        started = time.monotonic()
         with bf.win_mutex("x", ranks=[0]):
-            pass
-        seconds = time.monotonic() - started
-        assert 0.3 < seconds < 5.0
+            assert given_back.is_set()
     bf.barrier()
 
 
 @worlds
-def test_a_holder_keeps_all_writers_out(world):
+def test_a_holder_keeps_all_writers_out(world, tmp_path):
     """All others wait until rank 0 gives its mutex back."""
-    world.run(mutex)
+    world.run(mutex, tmp_path)
 
 
 def one_writers_slot():
@@ -343,20 +341,20 @@ def test_many_puts_at_once(world):
     world.run(many_puts_and_handles)
 
 
-def put_to_a_sleeper():
+def put_to_a_sleeper(folder):
+    through = FileEvent(folder / "through")
     r, n, _ = begin()
     window(r)
     bf.barrier()
-    started = time.monotonic()
     if r == 1:
-        time.sleep(1.5)
+        through.wait_for([rank for rank in range(n) if rank != 1])
     else:
         bf.win_put(filled(5.0), "x", dst_weights={(r + 1) % n: 1.0})
-        assert time.monotonic() - started < 1.0
+        through.of(r).set()
     bf.barrier()
 
 
 @worlds
-def test_a_put_completes_while_its_target_sleeps(world):
+def test_a_put_completes_while_its_target_sleeps(world, tmp_path):
     """Where BlueFog waits for the target to come into MPI."""
-    world.run(put_to_a_sleeper)
+    world.run(put_to_a_sleeper, tmp_path)

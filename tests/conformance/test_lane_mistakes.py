@@ -24,7 +24,7 @@ from tests.conformance.test_mismatches import (
     until_told,
     works_on,
 )
-from tests.support import on
+from tests.support import BEFORE_DEADLINE, DELAY, FileEvent, on
 
 NEAR = on("shared_memory-2", "shared_memory-4")
 USES = 4
@@ -151,8 +151,9 @@ def test_a_neighbour_with_another_name(world, form):
     assert told[ODD][0] == "DeadlockError"
 
 
-def crossed():
+def crossed(folder):
     """Two blocking verbs in two orders."""
+    raised = FileEvent(folder / "raised")
     for name in ("a", "b"):
         go_on(name=name)
     first, second = ("a", "b") if bf.rank() % 2 == 0 else ("b", "a")
@@ -162,6 +163,8 @@ def crossed():
         bf.neighbor_allreduce(torch.ones(6), name=second)
 
     told = caught(both)
+    raised.of(bf.rank()).set()
+    raised.wait_for(range(bf.size()))  # nobody has more to tell, and what was told arrives soon
     for name in ("a", "b", "c"):  # each use ended in an error on every rank, or was not begun
         time.sleep(0.2)
         bf.current().engine.mailbox.channels.late = None
@@ -170,8 +173,8 @@ def crossed():
 
 
 @NEAR
-def test_names_that_cross_are_a_deadlock(world):
-    told = world.run(crossed)
+def test_names_that_cross_are_a_deadlock(world, tmp_path):
+    told = world.run(crossed, tmp_path)
     assert "DeadlockError" in [error for error, _ in told]
     for _, message in told:
         assert f"expects 'a' (use {USES}) of rank" in message
@@ -224,16 +227,18 @@ def test_a_tensor_that_nobody_expects(world, form):
     assert told[2:] == [None] * (world.size - 2)
 
 
-def unexpected_by_one_that_waits():
+def unexpected_by_one_that_waits(folder):
     """Rank 0 sends to rank 1, which expects nothing of it and waits for another one."""
+    raised = FileEvent(folder / "raised")
     go_on()
     told = None
     if bf.rank() == 0:
         alone(targets=[1])
     elif bf.rank() == 1:
         told = caught(lambda: alone(sources=[2]))[1]
+        raised.set()
     elif bf.rank() == 2:
-        time.sleep(1.0)
+        raised.wait()
         told = caught(lambda: alone(targets=[1]))[1]
     else:
         alone()
@@ -244,9 +249,9 @@ def unexpected_by_one_that_waits():
 
 
 @on("shared_memory-4")
-def test_a_tensor_that_is_not_expected_beside_one_that_is(world):
+def test_a_tensor_that_is_not_expected_beside_one_that_is(world, tmp_path):
     """The receiver raises while it waits; who comes to it later hears of it as well."""
-    told = world.run(unexpected_by_one_that_waits)
+    told = world.run(unexpected_by_one_that_waits, tmp_path)
     assert "refused by rank 1: rank 1 expected nothing from rank 0" in told[0]
     assert "peer rank 0: expected nothing from rank 0, got a tensor" in told[1]
     assert "rank 1 expected nothing from rank 0" in told[2]
@@ -309,7 +314,7 @@ def told_again():
 @on("shared_memory-4")
 def test_a_name_works_on_after_a_mistake_that_was_found_late(world):
     """No step of it may count as under way for ever."""
-    assert all(world.run(told_again, settings={"timeout": 3}))
+    assert all(world.run(told_again))
 
 
 # ranks that come late
@@ -344,47 +349,53 @@ def test_ranks_that_come_late_are_waited_for(world, how, form, size, make):
     assert all(world.run(comes_late, how, form, size, make))
 
 
-def never_comes(form, size):
+def never_comes(form, size, folder):
     """Rank 0 stays away past the deadline of the others."""
+    raised = FileEvent(folder / "raised")
     go_on(SIZES[size], form=form)
     if bf.rank() == 0:
-        time.sleep(1.6)
+        raised.wait_for(range(1, bf.size()))
         return None
     started = time.monotonic()
     with pytest.raises(bf.PeerError) as info:
         average(torch.ones(SIZES[size]), form)
-    return time.monotonic() - started, str(info.value)
+    seconds = time.monotonic() - started
+    raised.of(bf.rank()).set()
+    return seconds, str(info.value)
 
 
 @NEAR
 @pytest.mark.parametrize(("form", "size"), SOME)
-def test_a_rank_that_never_comes(world, form, size):
+def test_a_rank_that_never_comes(world, tmp_path, form, size):
     """The others raise by the deadline, and say who is missing."""
-    told = world.run(never_comes, form, size, settings={"timeout": 0.7})
+    told = world.run(never_comes, form, size, tmp_path, settings={"timeout": 1.0})
     for rank, (seconds, message) in enumerate(told[1:], 1):
-        assert 0.5 <= seconds < 1.8
-        late = rf"neighbor_allreduce 'w' \(use {USES}\) was not done in \d\.\d s "
-        late += r"\(ASYNCDDP_TIMEOUT=0\.7\); missing: rank 0"
+        assert 0.5 <= seconds < 1.0 + DELAY
+        late = rf"neighbor_allreduce 'w' \(use {USES}\) was not done in [\d.]+ s "
+        late += r"\(ASYNCDDP_TIMEOUT=1\); missing: rank 0"
         refused = rf"rank {rank}, neighbor_allreduce 'w' \(use {USES}\), refused by rank \d: "
         assert re.match(rf"({refused})?rank \d: {late}", message), message
     assert any("refused" not in message for _, message in told[1:])
 
 
-def comes_too_late(form, size):
+def comes_too_late(form, size, folder):
     """Rank 0 comes when the others have given up."""
+    raised, told_too = FileEvent(folder / "raised"), FileEvent(folder / "told too")
     go_on(SIZES[size], form=form)
     if bf.rank() == 0:
-        time.sleep(1.8)
+        raised.wait_for(range(1, bf.size()))
         try:
             average(torch.ones(SIZES[size]), form)
             told = "it ended well"
         except bf.MismatchError as error:
             told = str(error)
+        told_too.set()
     else:
         with pytest.raises(bf.PeerError) as info:  # of the time, or of another one's
             average(torch.ones(SIZES[size]), form)
         told = str(info.value)
-        time.sleep(0.9)
+        raised.of(bf.rank()).set()
+        told_too.wait()
     bf.barrier()
     go_on(SIZES[size], 2 * USES, form=form)
     works_on()
@@ -393,17 +404,18 @@ def comes_too_late(form, size):
 
 @NEAR
 @pytest.mark.parametrize(("form", "size"), SOME)
-def test_after_a_rank_that_came_too_late_the_name_works_on(world, form, size):
+def test_after_a_rank_that_came_too_late_the_name_works_on(world, tmp_path, form, size):
     """Whether or not what it wanted was still there."""
-    told = world.run(comes_too_late, form, size, settings={"timeout": 1.0})
+    told = world.run(comes_too_late, form, size, tmp_path, settings={"timeout": 2.0})
     assert "was not done in" in told[0] or told[0] == "it ended well"
     assert all("missing: rank 0" in message for message in told[1:])
 
 
 @on("shared_memory-2")
-def test_a_rank_that_comes_too_late_is_told_as_well(world):
+def test_a_rank_that_comes_too_late_is_told_as_well(world, tmp_path):
     """As without lanes: what has failed for its neighbours does not end well for it."""
-    told = world.run(comes_too_late, "in place", "small", settings={"timeout": 1.0})
+    case = comes_too_late, "in place", "small", tmp_path
+    told = world.run(*case, settings={"timeout": 2.0})
     assert told[0].startswith(f"rank 0, neighbor_allreduce 'w' (use {USES}), refused by rank ")
     assert "was not done in" in told[0]
 
@@ -416,7 +428,7 @@ def ends_early():
     started = time.monotonic()
     with pytest.raises(bf.PeerError) as info:
         go_on(uses=50)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < BEFORE_DEADLINE
     return str(info.value)
 
 

@@ -299,7 +299,7 @@ def in_megabytes(place):
 @pytest.mark.parametrize("place", ["ordinary", "slice of shared"])
 def test_a_tensor_in_pieces_of_a_megabyte(world, place):
     """From 32 MiB on; the last piece is a single number."""
-    world.run(in_megabytes, place, limit=60)
+    world.run(in_megabytes, place)
 
 
 # graphs and weights

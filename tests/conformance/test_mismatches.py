@@ -10,7 +10,7 @@ import torch
 
 import asyncddp as bf
 import topology
-from tests.support import WORLDS, on
+from tests.support import BEFORE_DEADLINE, DELAY, WORLDS, FileEvent, on, until
 
 SEVERAL = on(*(name for name, (_, size) in WORLDS.items() if size > 1))
 ODD = 1
@@ -19,26 +19,19 @@ ODD = 1
 FORMS = ["blocking", "nonblocking"]
 
 
-SOON = 3.0
-"""Seconds in which a mismatch is found, on a machine that may be busy with other things."""
-
-
 def caught(call):
-    """The error of a verb that must fail soon, as (class, message)."""
+    """The error of a verb that must fail without waiting for its deadline, as (class, message)."""
     started = time.monotonic()
     with pytest.raises(bf.MismatchError) as info:
         call()
     seconds = time.monotonic() - started
-    assert seconds < SOON, f"it took {seconds:.2f} s to find out"
+    assert seconds < BEFORE_DEADLINE, f"it took {seconds:.2f} s to find out"
     return type(info.value).__name__, str(info.value)
 
 
 def until_told():
     """Wait until this rank has heard that something which had ended well here was refused."""
-    deadline = time.monotonic() + 10
-    while bf.current().engine.mailbox.late is None:
-        assert time.monotonic() < deadline, "nobody told"
-        time.sleep(0.01)
+    until(lambda: bf.current().engine.mailbox.late is not None, "the word of the other side")
 
 
 def works_on():
@@ -131,25 +124,21 @@ def test_a_neighbour_with_another_name(world, form):
 
 
 def seconds_to_find_out(kind):
-    """The fastest of three; what else this machine does shall not count."""
-    took = []
-    for attempt in range(3):
-        name = f"{kind} {attempt}"
-        odd = bf.rank() == ODD
-        x = torch.ones(2 + (kind == "shape" and odd))
-        x = x.double() if kind == "dtype" and odd else x
-        started = time.monotonic()
-        with pytest.raises(bf.MismatchError):
-            bf.neighbor_allreduce(x, name=name + "!" * (kind == "name" and odd))
-        took.append(time.monotonic() - started)
-        time.sleep(0.5)
-    return min(took)
+    odd = bf.rank() == ODD
+    x = torch.ones(2 + (kind == "shape" and odd))
+    x = x.double() if kind == "dtype" and odd else x
+    started = time.monotonic()
+    with pytest.raises(bf.MismatchError):
+        bf.neighbor_allreduce(x, name="odd" if kind == "name" and odd else "w")
+    return time.monotonic() - started
 
 
 @on("loopback-2", "mpi-2")
 @pytest.mark.parametrize("kind", ["shape", "dtype", "name"])
 def test_both_sides_find_out_within_a_second(world, kind):
-    assert max(world.run(seconds_to_find_out, kind)) < 1.0
+    """In one of many attempts; what else this machine does shall not count."""
+    attempts = (max(world.run(seconds_to_find_out, kind)) for _ in range(30))
+    assert any(seconds < 1.0 for seconds in attempts)
 
 
 # collectives
@@ -380,7 +369,8 @@ def unexpected():
     """Rank 0 sends to rank 1, which computes, and then comes to the verb without expecting it."""
     told = None
     if bf.rank() == 1:
-        time.sleep(0.3)
+        early = bf.current().engine.mailbox._early
+        until(lambda: any(0 in tensors for tensors in early.values()), "rank 0's tensor")
     if bf.rank() < 2:
         told = caught(lambda: send_only([1] if bf.rank() == 0 else []))
     else:
@@ -406,16 +396,19 @@ def test_a_tensor_that_nobody_expects(world):
     assert told[2:] == [None] * (world.size - 2)
 
 
-def unexpected_and_nobody_comes():
+def unexpected_and_nobody_comes(folder):
     """Rank 1 comes to the verb after rank 0's deadline, and raises as well."""
+    given_up = FileEvent(folder / "given up")
     if bf.rank() == 0:
         started = time.monotonic()
         with pytest.raises(bf.WaitTimeoutError) as info:
             send_only([1])
-        assert 0.5 <= time.monotonic() - started < 1.5
+        assert 1.0 <= time.monotonic() - started < 1.0 + DELAY
+        given_up.set()
         return str(info.value)
     if bf.rank() == 1:
-        time.sleep(1.0)
+        given_up.wait()
+        until(lambda: bf.current().engine.mailbox._refused, "what rank 0 tells of it")
         with pytest.raises(bf.WaitTimeoutError) as info:  # what rank 0 has met, and nothing else
             send_only([])
         assert info.value.origin == 0
@@ -424,11 +417,11 @@ def unexpected_and_nobody_comes():
 
 
 @SEVERAL
-def test_a_tensor_for_a_rank_that_never_comes(world):
-    told = world.run(unexpected_and_nobody_comes, settings={"timeout": 0.5})
+def test_a_tensor_for_a_rank_that_never_comes(world, tmp_path):
+    told = world.run(unexpected_and_nobody_comes, tmp_path, settings={"timeout": 1.0})
     first = (
-        r"rank 0: neighbor_allreduce 'd' \(use 0\) was not done in 0\.[5-9] s "
-        r"\(ASYNCDDP_TIMEOUT=0\.5\); missing: rank 1"
+        r"rank 0: neighbor_allreduce 'd' \(use 0\) was not done in [\d.]+ s "
+        r"\(ASYNCDDP_TIMEOUT=1\); missing: rank 1"
     )
     assert re.fullmatch(first, told[0])
     assert told[1].startswith("rank 1, neighbor_allreduce 'd' (use 0), ")
@@ -461,12 +454,13 @@ def test_a_tensor_for_a_verb_that_is_over(world):
     assert told[1] == problem
 
 
-def unexpected_after_confirmation():
+def unexpected_after_confirmation(folder):
     """Once a form is agreed a sender does not wait: it learns of the mismatch in its next verb."""
+    over = FileEvent(folder / "over")
     if bf.rank() == 0:
         send_only([1])
         send_only([1])
-        time.sleep(0.3)
+        over.wait()
         send_only([1])
         until_told()
         return caught(lambda: send_only([]))[1]
@@ -474,37 +468,40 @@ def unexpected_after_confirmation():
         receive_only([0])
         receive_only([0])
         send_only([])
+        over.set()
         until_told()
         return caught(lambda: send_only([]))[1]
     return None
 
 
 @SEVERAL
-def test_a_mismatch_that_is_found_late_is_raised_by_the_next_verb(world):
-    told = world.run(unexpected_after_confirmation)
+def test_a_mismatch_that_is_found_late_is_raised_by_the_next_verb(world, tmp_path):
+    told = world.run(unexpected_after_confirmation, tmp_path)
     assert "'d' (use 2), refused by rank 1: rank 1 expected nothing from rank 0" in told[0]
     assert "expected nothing from rank 0" in told[1]
 
 
-def late_at_shutdown():
+def late_at_shutdown(folder):
     """The same, with no next verb: leaving the world raises."""
+    over = FileEvent(folder / "over")
     if bf.rank() == 0:
         send_only([1])
         send_only([1])
-        time.sleep(0.3)
+        over.wait()
         send_only([1])
         until_told()
     if bf.rank() == 1:
         receive_only([0])
         receive_only([0])
         send_only([])
+        over.set()
         until_told()
         caught(lambda: send_only([]))
 
 
 @on("mpi-2", "shared_memory-2")
-def test_a_mismatch_found_late_is_raised_by_shutdown(world):
-    first, second = world.outcomes(late_at_shutdown)
+def test_a_mismatch_found_late_is_raised_by_shutdown(world, tmp_path):
+    first, second = world.outcomes(late_at_shutdown, tmp_path)
     assert (first.error, second.error) == ("MismatchError", None)
     assert "'d' (use 2), refused by rank 1: rank 1 expected nothing from rank 0" in first.message
 

@@ -244,13 +244,13 @@ def used(mode, uses):
 
 @on("loopback-2", "shared_memory-2", "shared_memory-4")
 def test_what_is_kept_is_ordinary_although_it_was_made_in_inference_mode(world):
-    assert world.run(used, "inference_mode", list(USES), limit=120.0) == [[]] * world.size
+    assert world.run(used, "inference_mode", list(USES)) == [[]] * world.size
 
 
 @on("loopback-2", "shared_memory-2")
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "inference_mode"])
 def test_verbs_are_right_within_a_mode_and_after_it(world, mode):
-    assert world.run(used, mode, list(USES), limit=120.0) == [[]] * world.size
+    assert world.run(used, mode, list(USES)) == [[]] * world.size
 
 
 def trained(mode):
@@ -276,7 +276,7 @@ def trained(mode):
 @on("loopback-2", "shared_memory-2")
 @pytest.mark.parametrize("mode", ["inference_mode", "device", "default_dtype"])
 def test_optimizers_step_within_a_mode_and_after_it(world, mode):
-    assert world.run(trained, mode, limit=120.0) == [[True] * 4] * world.size
+    assert world.run(trained, mode) == [[True] * 4] * world.size
 
 
 def transformed():

@@ -11,7 +11,7 @@ import torch
 import asyncddp as bf
 from asyncddp.memory.dtypes import DTYPES
 from tests.conformance.test_mismatches import differs as either_way
-from tests.support import on
+from tests.support import BEFORE_DEADLINE, on
 from tests.support.oracle import AVERAGING, LAYOUTS, check, held, options, summed
 from tests.support.timelines import read, spans
 
@@ -231,7 +231,7 @@ def differs(kind, check_first):
     started = time.monotonic()
     with pytest.raises(bf.MismatchError) as caught:
         calls[kind](check=check_first)
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < BEFORE_DEADLINE
     after = bf.reduce_scatter(torch.arange(2.0), average=False).item() if check_first else None
     return str(caught.value), after
 

@@ -47,7 +47,7 @@ def verbs():
 @pytest.fixture
 def files(world, tmp_path):
     """What each rank has written of :func:`verbs`."""
-    world.run(verbs, settings={"timeline": f"{tmp_path}/"}, limit=60.0)
+    world.run(verbs, settings={"timeline": f"{tmp_path}/"})
     return [read(tmp_path / f"rank{rank}.json") for rank in range(world.size)]
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import asyncddp as bf
 import topology
-from tests.support import LoopbackWorld, on
+from tests.support import BEFORE_DEADLINE, DELAY, FileEvent, LoopbackWorld, on, until
 
 
 def one():
@@ -31,7 +31,7 @@ def circle():
     started = time.monotonic()
     with pytest.raises(bf.DeadlockError) as caught:
         bf.neighbor_allreduce(one(), name=f"v{bf.rank()}")
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < BEFORE_DEADLINE
     bf.barrier()  # the world goes on
     return str(caught.value)
 
@@ -119,7 +119,7 @@ def test_ranks_that_wait_for_a_circle_are_released(world):
     for outcome in outcomes[2:]:
         assert outcome.error == "PeerLeftError"
         assert f"rank {outcome.rank - 2} has left" in outcome.message
-        assert outcome.seconds < 5
+        assert outcome.seconds < BEFORE_DEADLINE
 
 
 # no false alarms
@@ -140,13 +140,18 @@ def test_slow_ranks_are_waited_for(world):
     assert all(world.run(slow_ranks))
 
 
-def patient():
+def patient(folder):
     """Two waits that would be a circle, were they not limited."""
+    sent, given_up = FileEvent(folder / "sent"), FileEvent(folder / "given up")
+    peer = [1 - bf.rank()]
     first, second = ("a", "b") if bf.rank() == 0 else ("b", "a")
     handle = bf.neighbor_allreduce_nonblocking(one(), name=first)
+    sent.of(bf.rank()).set()
+    sent.wait_for(peer)
     with pytest.raises(bf.WaitTimeoutError) as caught:
         handle.wait(timeout=0.8)
-    time.sleep(0.5)  # the other one shall run out of patience too
+    given_up.of(bf.rank()).set()
+    given_up.wait_for(peer)
     other = bf.neighbor_allreduce_nonblocking(one(), name=second)
     handle.wait()
     other.wait()
@@ -154,8 +159,8 @@ def patient():
 
 
 @on("loopback-2", "mpi-2")
-def test_a_wait_with_a_limit_is_no_deadlock(world):
-    first, second = world.run(patient)
+def test_a_wait_with_a_limit_is_no_deadlock(world, tmp_path):
+    first, second = world.run(patient, tmp_path)
     assert first == (
         "rank 0: neighbor_allreduce 'a' (use 0) was not done in 0.8 s; missing: rank 1; rank 1 has "
         "sent neighbor_allreduce 'b' (use 0) instead"
@@ -205,14 +210,15 @@ class _Heard(logging.Handler):
         self.messages.append((record.levelname, record.getMessage()))
 
 
-def never_comes(verb):
+def never_comes(verb, folder):
     """Rank 0 stays away; all others warn once, then raise."""
     heard, log = _Heard(), logging.getLogger("asyncddp")
+    given_up = FileEvent(folder / "given up")
     log.addHandler(heard)
     log.propagate = False
     try:
         if bf.rank() == 0:
-            time.sleep(2.0)
+            given_up.wait()
             return None
         calls = {
             "neighbor_allreduce": lambda: bf.neighbor_allreduce(one(), name="w"),
@@ -223,6 +229,7 @@ def never_comes(verb):
         with pytest.raises(bf.WaitTimeoutError) as caught:
             calls[verb]()
         seconds = time.monotonic() - started
+        given_up.set()
         return seconds, str(caught.value), heard.messages
     finally:
         log.propagate = True
@@ -239,34 +246,39 @@ def never_comes(verb):
     ],
     ids=["neighbour", "collective", "gossip"],
 )
-def test_a_wait_warns_once_with_the_missing_ranks_and_then_raises(world, verb, called):
+def test_a_wait_warns_once_with_the_missing_ranks_and_then_raises(world, tmp_path, verb, called):
     _, (seconds, message, heard) = world.run(
-        never_comes, verb, settings={"timeout": 1.0, "warn_after": 0.3}
+        never_comes, verb, tmp_path, settings={"timeout": 1.5, "warn_after": 0.3}
     )
-    assert 1.0 <= seconds < 1.8
+    assert 1.5 <= seconds < 1.5 + DELAY
     assert re.fullmatch(
-        re.escape(f"rank 1: {called} was not done in 1.")
-        + r"\d s \(ASYNCDDP_TIMEOUT=1\); missing: rank 0",
+        re.escape(f"rank 1: {called} was not done in ")
+        + r"[\d.]+ s \(ASYNCDDP_TIMEOUT=1\.5\); missing: rank 0",
         message,
     ), message
-    assert heard == [("WARNING", f"rank 1: {called} has been waiting for 0 s; missing: rank 0")]
+    (level, warning), *more = heard
+    assert (level, more) == ("WARNING", [])
+    waiting = re.escape(f"rank 1: {called} has been waiting for ")
+    assert re.fullmatch(waiting + r"\d+ s; missing: rank 0", warning), warning
 
 
-def later_and_later():
+def later_and_later(folder):
     """Rank 0 stays away; the deadline of the rank that came first passes first."""
+    given_up = FileEvent(folder / "given up")
     if bf.rank() == 0:
-        time.sleep(4.0)
+        given_up.wait_for(range(1, bf.size()))
         return None
     time.sleep(0.3 * bf.rank())
     with pytest.raises(bf.PeerError) as caught:
         bf.allreduce(one())
+    given_up.of(bf.rank()).set()
     return type(caught.value).__name__, caught.value.origin, str(caught.value)
 
 
 @on("loopback-4", "mpi-4")
-def test_a_deadline_that_has_passed_on_one_rank_is_one_on_all(world):
+def test_a_deadline_that_has_passed_on_one_rank_is_one_on_all(world, tmp_path):
     """The others hear of it before their own, and raise what that rank raised."""
-    told = world.run(later_and_later, settings={"timeout": 1.5})[1:]
+    told = world.run(later_and_later, tmp_path, settings={"timeout": 1.5})[1:]
     assert [kind for kind, _, _ in told] == ["WaitTimeoutError"] * 3
     for kind, origin, message in told:
         began = f"rank {origin}: allreduce (collective, number 0) was not done in "
@@ -302,19 +314,21 @@ def test_a_collective_s_wait_is_told_of_once_for_all_ranks(caplog):
     assert re.fullmatch(rf"{who} wait for rank 2, in {called}, since \d+ s", message), message
 
 
-def nobody_waits():
+def nobody_waits(folder):
     """A non-blocking verb has its deadline too, though nobody waits for it."""
+    given_up = FileEvent(folder / "given up")
     if bf.rank() == 0:
-        time.sleep(1.2)
+        given_up.wait()
         return None
     handle = bf.neighbor_allreduce_nonblocking(one(), name="w")
-    time.sleep(1.0)
-    assert handle.poll()
+    until(handle.poll, "the deadline")
     with pytest.raises(bf.WaitTimeoutError) as caught:
         handle.wait()
+    given_up.set()
     return str(caught.value)
 
 
 @on("loopback-2", "mpi-2")
-def test_a_handle_that_nobody_waits_for_meets_its_deadline(world):
-    assert "missing: rank 0" in world.run(nobody_waits, settings={"timeout": 0.4})[1]
+def test_a_handle_that_nobody_waits_for_meets_its_deadline(world, tmp_path):
+    told = world.run(nobody_waits, tmp_path, settings={"timeout": 1.0})[1]
+    assert "missing: rank 0" in told

@@ -122,7 +122,6 @@ def test_scripts_for_several_ranks_are_run_by_a_command(block):
     assert any(block.file in text for text in commands), block
 
 
-@pytest.mark.timeout(300)
 @of("bash", without=["parsed"])
 def test_commands_run(folder_of, block):
     """Commands run in the page's folder, where its scripts lie; those marked ``fails`` fail."""

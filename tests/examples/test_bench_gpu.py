@@ -40,7 +40,6 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.timeout(430)
 class TestOneCommand:
     def test_ends_well_and_leaves_no_process(self, run):
         done, out = run

@@ -27,7 +27,7 @@ def test_quick_run_prints_the_table_and_writes_json_and_plot(tmp_path):
     """A local step holds next to nothing beyond the three models; AWC more, and it is judged."""
     command = [sys.executable, "-m", "benchmarks.memory", "--quick", "--rounds", "4"]
     command += ["--json", "out.json", "--plot", "out.png"]
-    done = run_to_end(command, cwd=tmp_path, timeout=200, environ={"PYTHONPATH": PATH})
+    done = run_to_end(command, cwd=tmp_path, environ={"PYTHONPATH": PATH})
     assert done.code == 0, done
     (sheet,) = json.loads((tmp_path / "out.json").read_text())["sheets"]
     local, awc = sheet["lines"]

@@ -25,7 +25,7 @@ def test_quick_run_prints_both_tables_and_writes_json_and_plot(tmp_path):
     """Ranks, verbs and models have their lines, and one-peer's aim is judged in each world."""
     command = [sys.executable, "-m", "benchmarks.scale", "--quick", "--rounds", "2"]
     command += ["--json", "out.json", "--plot", "out.png"]
-    done = run_to_end(command, cwd=tmp_path, timeout=200, environ={"PYTHONPATH": PATH})
+    done = run_to_end(command, cwd=tmp_path, environ={"PYTHONPATH": PATH})
     assert done.code == 0, done
     found = json.loads((tmp_path / "out.json").read_text())
     counted, model = found["sheets"]

@@ -10,7 +10,6 @@ from tests.examples.test_bench import run_bench
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.timeout(180)
 def test_on_and_off_take_turns(tmp_path):
     """Steps are judged by their aim; the worlds of both are gone in the end, and so are files."""
     files = ("--json", "out.json")

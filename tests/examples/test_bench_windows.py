@@ -22,7 +22,6 @@ SIZES = {4, 4096, 262144, 4194304}
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("wire", ["shared_memory", "mpi"])
 def test_every_rival_at_every_size_with_a_right_first_result(tmp_path, wire):
     """Its first results are checked against the graph's average; aims are judged."""

@@ -167,7 +167,6 @@ def test_one_rank_has_nobody_to_wait_for(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.mpi(4)
 def test_the_whole_run_shows_what_the_readme_says(tmp_path):
     """All methods learn the digits, and the ranks that do not wait make many more steps."""

@@ -15,7 +15,6 @@ SANITIZER = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sa
 POINTS = 1.5
 
 
-@pytest.mark.timeout(240)
 def test_digits_learn_on_a_gpu_what_they_learn_on_the_host(tmp_path):
     """The same steps on the same images: a few images near the border fall to the other side."""
     tables = []
@@ -28,7 +27,6 @@ def test_digits_learn_on_a_gpu_what_they_learn_on_the_host(tmp_path):
         assert number(here) == pytest.approx(number(there), abs=POINTS)
 
 
-@pytest.mark.timeout(400)
 def test_a_short_run_under_compute_sanitizer(tmp_path):
     """No kernel and no copy touches memory that is none of its own, or is not there any more."""
     if not Path(SANITIZER).exists():

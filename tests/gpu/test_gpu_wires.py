@@ -14,7 +14,7 @@ from tests.gpu import cases, conformance
 from tests.gpu.places import GPU
 from tests.support import on
 
-pytestmark = [pytest.mark.timeout(300), on("mpi-2", "mpi-4")]
+pytestmark = on("mpi-2", "mpi-4")
 WIRES = ["cuda_staged", "cuda_ipc", "mpi_cuda", "nccl"]
 LIMIT = 240.0
 BY_MODULE = {

@@ -6,7 +6,7 @@ from namespaces import Hosts, call_script
 from tests.examples.test_digits import SCRIPT, number, table_of
 from tests.support.processes import Finished
 
-pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.hosts, pytest.mark.slow]
 
 NETWORK = ("--network-interface", "10.77.0.0/24")
 

@@ -40,7 +40,7 @@ if bf.rank() == {victim}:
     os.kill(os.getpid(), 9)
 time.sleep(300)
 """
-SOON = 20.0  # seconds: ten for the run, as many for a busy machine
+SOON = 120.0  # seconds: ten for the run, the rest for a busy machine; ranks sleep for 300
 
 
 def seen(ended):

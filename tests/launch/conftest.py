@@ -15,8 +15,9 @@ import pytest
 
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.launch.locate import locate
+from tests.support import RUN_LIMIT
 
-LIMIT = 60.0  # seconds for any run of these tests
+LIMIT = RUN_LIMIT  # seconds for any run of these tests
 
 
 @dataclass

@@ -113,7 +113,6 @@ def test_every_check_sees_a_wrong_value(name, monkeypatch):
     assert any(LoopbackWorld(3).run(lambda: problems(CPU))), "a NaN is wrong, too"
 
 
-@pytest.mark.timeout(300)
 def test_doctor_check_runs_both_wires_of_the_host(run):
     shown = CliRunner().invoke(main, ["doctor", "--check", "--json"])
     report = json.loads(shown.output)
@@ -124,7 +123,6 @@ def test_doctor_check_runs_both_wires_of_the_host(run):
     assert finding["level"] == "good"
 
 
-@pytest.mark.timeout(300)
 def test_doctor_check_ends_with_1_where_a_wire_fails(run, monkeypatch):
     """Ranks that are started anew see this and cannot begin."""
     monkeypatch.setattr(doctor, "HOST_WIRES", ("no_such_wire",))

@@ -28,7 +28,7 @@ def step():
 
 def run(folder, body, ranks, **environ):
     script = HEAD + textwrap.dedent(body)
-    return run_on_mpirun(ranks, script, folder, timeout=90, environ=environ)
+    return run_on_mpirun(ranks, script, folder, environ=environ)
 
 
 @pytest.mark.mpi(2)
@@ -68,26 +68,25 @@ def test_a_rank_that_ends_early(tmp_path):
 
 @pytest.mark.mpi(4)
 def test_a_straggler_holds_nobody_up(tmp_path):
-    """Three ranks make their steps while the fourth sleeps; the average is formed in the end."""
+    """Three ranks make their steps while the fourth waits; the average is formed in the end."""
     body = """
+    from pathlib import Path
     ddp = bf.DecentralizedDataParallel(model, sgd, sync=False)
     step()
     bf.barrier()
-    started = time.monotonic()
-    for _ in range(20):
-        if bf.rank() == 3:
-            time.sleep(0.1)
+    through = [Path(__file__).with_name(f"through {rank}") for rank in range(3)]
+    for count in range(20):
+        while (bf.rank(), count) == (3, 5) and not all(map(Path.exists, through)):
+            time.sleep(0.01)
         step()
-    print(f"{time.monotonic() - started:.3f}\\n", end="", flush=True)
+    if bf.rank() < 3:
+        through[bf.rank()].touch()
     ddp.global_avg()
     assert bf.consensus_distance(model) < 1e-5
     ddp.close()
     """
     done = run(tmp_path, body, 4)
     assert (done.code, done.stderr, done.left) == (0, "", ()), done
-    *fast, slow = sorted(map(float, done.stdout.split()))
-    assert slow > 2.0
-    assert fast[-1] < 0.75 * slow, done.stdout
 
 
 @pytest.mark.mpi(2)

@@ -28,15 +28,13 @@ while True:
 
 
 def run_failing(folder, body, ranks, **environ):
-    """Run a script in which a rank calls ``failing()``; it must end within 10 s of that."""
-    done = run_on_mpirun(
-        ranks, HEAD + textwrap.dedent(body) + ON_AND_ON, folder, timeout=90, environ=environ
-    )
+    """Run a script in which a rank calls ``failing()``; no deadline may pass."""
+    done = run_on_mpirun(ranks, HEAD + textwrap.dedent(body) + ON_AND_ON, folder, environ=environ)
     assert not done.timed_out, done
     assert done.code != 0, done
     assert done.left == (), done
     failed = float((folder / "failed").read_text())
-    assert done.ended - failed < 10, done
+    assert done.ended - failed < 60, done
     return done
 
 
@@ -111,12 +109,12 @@ def test_a_rank_that_sleeps_past_the_deadline(tmp_path):
     """
     done = run_failing(tmp_path, body, 2, ASYNCDDP_TIMEOUT="2", ASYNCDDP_WARN_AFTER="1")
     called = "rank 0: neighbor_allreduce 'layer' (use 0)"
-    warning = f"{called} has been waiting for 1 s; missing: rank 1"
-    assert done.stderr.count(warning) == 1, done
-    error = re.escape(f"failed: WaitTimeoutError: {called} was not done in 2.")
-    found = re.search(error + r"\d s \(ASYNCDDP_TIMEOUT=2\); missing: rank 1", done.stderr)
+    warning = re.escape(f"{called} has been waiting for ") + r"\d+ s; missing: rank 1"
+    (warned,) = re.finditer(warning, done.stderr)
+    error = re.escape(f"failed: WaitTimeoutError: {called} was not done in ")
+    found = re.search(error + r"[\d.]+ s \(ASYNCDDP_TIMEOUT=2\); missing: rank 1", done.stderr)
     assert found, done
-    assert done.stderr.index(warning) < found.start()
+    assert warned.start() < found.start()
     assert done.stderr.count("Traceback") == 1
 
 
@@ -124,19 +122,24 @@ def test_a_rank_that_sleeps_past_the_deadline(tmp_path):
 def test_a_script_that_ends_with_verbs_under_way_and_mismatches_unsaid(tmp_path):
     """Ending a script tells what nobody had asked for, and the run fails."""
     body = """
+    over = Path(__file__).with_name("over")
     alone = {"self_weight": 1.0, "src_weights": {}, "dst_weights": []}
     if bf.rank() == 0:
         bf.neighbor_allreduce(x, **{**alone, "dst_weights": [1]}, name="d")
         bf.neighbor_allreduce(x, **{**alone, "dst_weights": [1]}, name="d")
-        time.sleep(0.5)
+        while not over.exists():
+            time.sleep(0.01)
         bf.neighbor_allreduce(x, **{**alone, "dst_weights": [1]}, name="d")
-        time.sleep(0.5)
+        while bf.current().engine.mailbox.late is None:
+            time.sleep(0.01)
         failing()
         raise SystemExit
     bf.neighbor_allreduce(x, **{**alone, "src_weights": {0: 1.0}}, name="d")
     bf.neighbor_allreduce(x, **{**alone, "src_weights": {0: 1.0}}, name="d")
     bf.neighbor_allreduce(x, **alone, name="d")
-    time.sleep(2.0)
+    over.touch()
+    while bf.current().engine.mailbox.late is None:
+        time.sleep(0.01)
     raise SystemExit
     """
     done = run_failing(tmp_path, body, 2)
@@ -153,7 +156,7 @@ def test_a_run_that_ends_well_prints_nothing(tmp_path):
     handle.wait()
     print(f"rank {bf.rank()} sum {x.sum().item()}\\n", end="", flush=True)
     """)
-    done = run_on_mpirun(2, script, tmp_path, timeout=90)
+    done = run_on_mpirun(2, script, tmp_path)
     assert done.code == 0, done
     assert sorted(done.stdout.split("\n")) == ["", "rank 0 sum 4.0", "rank 1 sum 4.0"]
     assert done.stderr == "", done

@@ -125,7 +125,7 @@ def test_a_forked_process_never_speaks_for_its_rank(tmp_path):
     reports.mkdir()
     command = mpirun(2, sys.executable, "-m", "asyncddp.launch.rank", str(script))
     settings = {"ASYNCDDP_TIMEOUT": "60", "ASYNCDDP_REPORT_DIR": str(reports)}
-    done = run_to_end(command, timeout=120, environ=settings)
+    done = run_to_end(command, environ=settings)
     assert done.code == 0, done
     left = sorted(path.name for path in reports.iterdir())
     assert left == ["ended-0", "ended-1"], "no report, and both ranks have signed out"

@@ -58,7 +58,7 @@ def tensors_of_changing_sizes():
 
 @on("shared_memory-4")
 def test_windows_of_changing_sizes_use_memory_again(world):
-    assert max(world.run(windows_of_changing_sizes, limit=120.0)) < 64
+    assert max(world.run(windows_of_changing_sizes)) < 64
 
 
 @on("shared_memory-2")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import run_to_end
+from tests.support import RUN_LIMIT, run_to_end
 from tests.support.processes import REPO, mpirun
 
 AVERAGES = """
@@ -47,7 +47,7 @@ def namespaces():
     return None if tried.returncode == 0 else "this system gives no mount namespaces"
 
 
-def run_alone(ranks, script, folder, *, size="1g", options=(), timeout=60.0, environ=None):
+def run_alone(ranks, script, folder, *, size="1g", options=(), timeout=RUN_LIMIT, environ=None):
     """Run a script with a ``/dev/shm`` of its own; gives how it ended, and what is left there."""
     why_not = namespaces()
     if why_not:
@@ -70,7 +70,7 @@ def assert_ended_soon(done, folder):
     assert done.code != 0, done
     assert done.left == (), done
     failed = float((folder / "failed").read_text())
-    assert done.ended - failed < 10.5, done
+    assert done.ended - failed < 60, done
 
 
 @pytest.mark.mpi(4)
@@ -117,7 +117,7 @@ def test_survivors_of_a_killed_rank_say_whom_they_miss(tmp_path):
     )
     assert not done.timed_out, done
     assert done.left == (), done
-    assert done.ended - float((tmp_path / "failed").read_text()) < 10, done
+    assert done.ended - float((tmp_path / "failed").read_text()) < 60, done
     alone = r"rank 0: (PeerLeftError: .*process has failed|WaitTimeoutError: .*missing: rank 1)"
     assert re.match(alone, done.stdout), done
     assert left == [], done
@@ -142,18 +142,24 @@ def test_ctrl_c_in_the_middle_of_averages(tmp_path):
 def test_ctrl_c_that_one_rank_catches(tmp_path):
     """What was under way is ended behind its back, and the name works on."""
     body = """
+    interrupted, ended = (Path(__file__).with_name(name) for name in ("interrupted", "ended"))
+    def wait_for(path):
+        while not path.exists():
+            time.sleep(0.01)
     bf.barrier()
-    if bf.rank() == 1:
-        time.sleep(1.0)
-    else:
-        threading.Timer(0.4, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     x.fill_(float(bf.rank()))
     try:
+        if bf.rank() == 1:
+            wait_for(interrupted)
+        else:
+            threading.Timer(0.4, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         bf.neighbor_allreduce_(x, name="x")
         told = "it ended well"
+        ended.touch()
     except KeyboardInterrupt:
         told = "interrupted"
-        time.sleep(1.2)
+        interrupted.touch()
+        wait_for(ended)
     print(f"rank {bf.rank()}: {told}\\n", end="", flush=True)
     for k in range(8):
         y = torch.full((1_000_000,), float(bf.rank() + k))

@@ -35,7 +35,7 @@ while True:
 def test_a_run_that_is_killed_leaves_files_that_can_be_read(tmp_path):
     """Whole lines up to the end, of the rank that was killed as well."""
     where = {"ASYNCDDP_TIMELINE": f"{tmp_path}/out/"}
-    done = run_on_mpirun(2, KILLED, tmp_path, timeout=90, environ=where)
+    done = run_on_mpirun(2, KILLED, tmp_path, environ=where)
     assert not done.timed_out, done
     assert done.code != 0, done
     for rank in (0, 1):
@@ -53,7 +53,7 @@ import asyncddp
 bf.init()
 file = f"{os.environ['BLUEFOG_TIMELINE']}{bf.rank()}.json"
 
-def has(*texts, within=5.0):
+def has(*texts, within=60.0):
     limit = time.monotonic() + within
     while True:
         with open(file) as opened:
@@ -107,7 +107,7 @@ bf.shutdown()
 def test_bluefogs_timeline(tmp_path):
     """What its scripts look for is there soon, while they run; the file is JSON in the end."""
     where = {"BLUEFOG_TIMELINE": f"{tmp_path}/run-"}
-    done = run_on_mpirun(4, BLUEFOG, tmp_path, timeout=90, environ=where)
+    done = run_on_mpirun(4, BLUEFOG, tmp_path, environ=where)
     assert done.code == 0, done
     for rank in range(4):
         events = read(tmp_path / f"run-{rank}.json")
@@ -137,7 +137,7 @@ def test_the_launcher_starts_a_timeline(tmp_path):
         )
     )
     command = [sys.executable, "-m", "asyncddp", "run", "-np", "2", "--timeline", "out"]
-    done = run_to_end([*command, str(script)], timeout=90, cwd=tmp_path)
+    done = run_to_end([*command, str(script)], cwd=tmp_path)
     assert done.code == 0, done
     for rank in (0, 1):
         events = read(tmp_path / "out" / f"rank{rank}.json")
@@ -156,7 +156,7 @@ def test_a_prefix_in_place_of_a_folder(tmp_path, monkeypatch):
 def test_two_places_for_a_timeline_are_one_too_many(tmp_path):
     """One of them is meant."""
     options = ["--timeline", "a", "--timeline-filename", "b"]
-    done = run_to_end([sys.executable, "-m", "asyncddp", "run", *options, "x.py"], timeout=60)
+    done = run_to_end([sys.executable, "-m", "asyncddp", "run", *options, "x.py"])
     assert done.code != 0, done
     told = "--timeline and --timeline-filename: give one of them, not both."
     assert re.sub(r"\s+", " ", done.stderr).count(told) == 1, done

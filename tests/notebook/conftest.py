@@ -50,7 +50,7 @@ class Marked:
         """The one with that word in its command line."""
         return next(process for process in self.processes() if word in " ".join(process.cmdline()))
 
-    def left(self, seconds=15.0):
+    def left(self, seconds=60.0):
         """What is still there after so long."""
         end = time.monotonic() + seconds
         while (lines := self.lines()) and time.monotonic() < end:

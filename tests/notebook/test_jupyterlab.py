@@ -19,7 +19,7 @@ NOTEBOOK = REPO / "examples" / "notebooks" / "1_average_consensus.ipynb"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 PATIENCE = 240.0  # seconds, for a machine that is busy
 
-pytestmark = [pytest.mark.mpi(4), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.mpi(4)
 
 
 @pytest.fixture

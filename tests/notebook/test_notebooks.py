@@ -24,7 +24,6 @@ NAMES = ("1_average_consensus", "2_designing_a_topology", "3_least_squares", "4_
 PICTURES = {NAMES[0]: 2, NAMES[1]: 6, NAMES[2]: 2, NAMES[3]: 4}
 LARGEST = 60_000  # bytes of a picture
 
-pytestmark = pytest.mark.timeout(300)
 
 # What a test wants to know of a notebook that has run, asked in a last cell of its own.
 QUESTIONS = {
@@ -127,7 +126,7 @@ def profiles(mpi, tmp_path_factory):
 
 def ibfrun(*words, **environment):
     script = "from asyncddp.launch.notebook_command import ibfrun; ibfrun()"
-    return run_to_end([sys.executable, "-c", script, *words], timeout=200, environ=environment)
+    return run_to_end([sys.executable, "-c", script, *words], environ=environment)
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,6 @@ REPO = Path(__file__).resolve().parents[2]
 EXAMPLES = REPO / "examples" / "slurm"
 RANKS = [f"rank {rank} of 2, {rank} of 2 here, mean 0.5" for rank in range(2)]
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def lines(text):
     return sorted(line for line in text.splitlines() if line.startswith("rank "))

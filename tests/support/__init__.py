@@ -24,6 +24,11 @@ Which worlds: the fixture ``world`` runs a test on all of :data:`WORLDS`,
 test, there are threads alone: ``LoopbackWorld(3).run(…)``. Whole scripts, to their bitter end, are
 run by :func:`~tests.support.processes.run_on_mpirun`, which tells what outlived them and leaves no
 process behind.
+
+The machine may be busy with other work. So a rank that is to be late waits for a
+:class:`~tests.support.events.FileEvent`, which the others set when they have done what was not to
+wait for it; what is to end at once is compared with the deadline that it did not wait for
+(:data:`BEFORE_DEADLINE`); what is to end at its deadline may be late by :data:`DELAY`.
 """
 
 from __future__ import annotations
@@ -32,12 +37,18 @@ from asyncddp.testing.case import DEFAULTS
 from asyncddp.testing.outcome import Outcome, RanksFailedError
 from asyncddp.testing.pool import PoolError
 from asyncddp.testing.worlds import WORLDS, LoopbackWorld, PoolWorld, World, open_world
+from tests.support.events import BEFORE_DEADLINE, DELAY, PATIENCE, FileEvent, until
 from tests.support.marks import on
-from tests.support.processes import Finished, run_on_mpirun, run_to_end
+from tests.support.processes import RUN_LIMIT, Finished, run_on_mpirun, run_to_end
 
 __all__ = [
+    "BEFORE_DEADLINE",
     "DEFAULTS",
+    "DELAY",
+    "PATIENCE",
+    "RUN_LIMIT",
     "WORLDS",
+    "FileEvent",
     "Finished",
     "LoopbackWorld",
     "Outcome",
@@ -49,4 +60,5 @@ __all__ = [
     "open_world",
     "run_on_mpirun",
     "run_to_end",
+    "until",
 ]

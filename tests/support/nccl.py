@@ -29,7 +29,7 @@ TYPES = {
     9: torch.bfloat16,
 }
 """``ncclDataType_t`` of nccl.h."""
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 class NcclError(RuntimeError):

@@ -8,7 +8,7 @@ from tests.support.nccl import TYPES, memory
 
 __all__ = ["ProcessNccl"]
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 class _Sent(Late):

@@ -14,7 +14,7 @@ from tests.support.worlds import LoopbackWorld
 
 __all__ = ["NcclWorld"]
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 class NcclWorld(LoopbackWorld):
@@ -40,7 +40,7 @@ class NcclWorld(LoopbackWorld):
         self.nccl = FakeNccl(device, cupy=14 - self._seed % 2)
         return device
 
-    def outcomes(self, case, *args, settings=None, limit=30.0, **kwargs):
+    def outcomes(self, case, *args, settings=None, limit=120.0, **kwargs):
         device, wires = self._fresh(), []
 
         def body():

@@ -15,9 +15,12 @@ import psutil
 
 from asyncddp.testing.processes import alive_in, end_session
 
-__all__ = ["REPO", "Finished", "environment", "mpirun", "run_on_mpirun", "run_to_end"]
+__all__ = ["REPO", "RUN_LIMIT", "Finished", "environment", "mpirun", "run_on_mpirun", "run_to_end"]
 
 REPO = Path(__file__).resolve().parents[2]
+
+RUN_LIMIT = 300.0
+"""Seconds after which a command that a test runs counts as hanging, on a busy machine too."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def _outlived(session: int, grace: float = 2.0) -> tuple[str, ...]:
 def run_to_end(
     command: Sequence[str],
     *,
-    timeout: float = 60.0,
+    timeout: float = RUN_LIMIT,
     environ: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Finished:
@@ -126,7 +129,7 @@ def run_on_mpirun(
     script: str,
     folder: Path,
     *,
-    timeout: float = 60.0,
+    timeout: float = RUN_LIMIT,
     environ: Mapping[str, str] | None = None,
 ) -> Finished:
     """Run the text of a Python script on ranks under ``mpirun`` to its end.

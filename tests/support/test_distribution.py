@@ -179,7 +179,7 @@ def folder(tmp_path_factory):
 
 def run_inner(folder, *options):
     command = [sys.executable, "-m", "pytest", f"--rootdir={folder}", "-c", "/dev/null"]
-    return run_to_end([*command, *options], cwd=folder, timeout=90)
+    return run_to_end([*command, *options], cwd=folder)
 
 
 def runs(folder):

@@ -11,6 +11,7 @@ import pytest
 
 from asyncddp.context.failure import exit_code
 from asyncddp.errors import MismatchError
+from tests.support import RUN_LIMIT
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def run(code, **environ):
         env={**os.environ, **environ},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=RUN_LIMIT,
         check=False,
     )
 

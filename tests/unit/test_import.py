@@ -9,11 +9,12 @@ import pytest
 
 import asyncddp
 import topology
+from tests.support import RUN_LIMIT
 
 
 def run(code):
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=RUN_LIMIT, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

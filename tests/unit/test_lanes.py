@@ -240,7 +240,7 @@ def test_a_reader_for_whom_it_is_not_sees_no_other_step_in_its_place(arena):
 
 def looked_for(seen, step, meant):
     """What a reader finds of a step; one for whom it is not gives up after a few looks."""
-    over = time.monotonic() + 30
+    over = time.monotonic() + 60
     while (found := seen.whole(step)) is None and time.monotonic() < over:
         if not meant and random.random() < 0.3:
             return None

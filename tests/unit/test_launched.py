@@ -8,6 +8,7 @@ import pytest
 
 from asyncddp.context.launched import check_launchers, check_size, launched_as
 from asyncddp.errors import EnvironmentProblem
+from tests.support import RUN_LIMIT
 
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "3"}
@@ -105,7 +106,7 @@ def test_init_refuses_a_world_of_torchrun():
         env={key: value for key, value in os.environ.items() if not key.startswith("OMPI_")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=RUN_LIMIT,
         check=False,
     )
     assert done.returncode != 0
@@ -121,7 +122,7 @@ def test_init_refuses_to_train_alone_under_another_launcher():
         env={**os.environ, **SRUN},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=RUN_LIMIT,
         check=False,
     )
     assert done.returncode != 0

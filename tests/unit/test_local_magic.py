@@ -10,6 +10,7 @@ import pytest
 import asyncddp as bf
 from asyncddp.errors import ArgumentError, RankError, UsageError
 from asyncddp.notebook.folding import Failure, folded
+from tests.support import PATIENCE
 from tests.support.session import open_session, plain
 
 VALUES = "import asyncddp as bf, torch\nbf.init()\nx = torch.tensor([1.0 + bf.rank()])"
@@ -23,7 +24,7 @@ def session():
 
 @pytest.fixture
 def view(session):
-    with bf.local_world(4, timeout=20.0) as world:
+    with bf.local_world(4, timeout=90.0) as world:
         found = world.activate()
         session(f"%%px\n{VALUES}")
         yield found
@@ -85,16 +86,30 @@ def test_a_cell_that_is_no_python_is_told(session, view):
     assert "takes no options" in str(session("%%px --noblock\n1"))
 
 
+def ctrl_c_once(begun):
+    """Interrupt this process when all threads have come to an event; gives the thread to join."""
+
+    def wait():
+        begun.wait(PATIENCE)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
 def test_ctrl_c_ends_the_cell_on_all_ranks_and_the_next_one_works(session, view, capsys):
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    begun = threading.Barrier(5)
+    view.push({"begun": begun})
+    interrupting = ctrl_c_once(begun)
     start = time.monotonic()
     error = session(
-        "%%px\nif bf.rank() < 2:\n    bf.neighbor_allreduce(x)\nelse:\n    while True: pass"
+        "%%px\nbegun.wait(60)\nif bf.rank() < 2:\n    bf.neighbor_allreduce(x)\n"
+        "else:\n    while True: pass"
     )
-    timer.join()
+    interrupting.join()
     assert isinstance(error, KeyboardInterrupt)
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 45
     assert "the ranks have ended the cell" in capsys.readouterr().out
     session("%px y = bf.allreduce(x)")
     assert values(view) == [2.5] * 4
@@ -107,16 +122,18 @@ def test_cells_need_ipython(session, view, monkeypatch):
 
 
 def test_ctrl_c_ends_a_function_that_runs_on_all_ranks():
+    begun = threading.Barrier(3)
+
     def forever():
+        begun.wait(PATIENCE)
         while True:
             time.sleep(0.01)
 
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     with bf.local_world(2) as world:
-        timer.start()
+        interrupting = ctrl_c_once(begun)
         with pytest.raises(KeyboardInterrupt):
             world.run(forever)
-    timer.join()
+    interrupting.join()
 
 
 def test_causes_come_before_consequences_and_each_rank_is_named():

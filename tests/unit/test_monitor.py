@@ -21,6 +21,7 @@ from asyncddp.monitoring.record import Record
 from asyncddp.monitoring.sinks.console import ConsoleSink
 from asyncddp.monitoring.sinks.json_lines import JsonLinesSink
 from asyncddp.monitoring.sketch import Projection, distances
+from tests.support import RUN_LIMIT
 
 RECORD = Record(
     rank=0,
@@ -215,7 +216,9 @@ with bf.local_world(1) as world:
 
 def test_a_run_that_is_killed_leaves_whole_lines(tmp_path):
     """kill -9, with nothing closed or flushed: every report that was made is in the file."""
-    done = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, check=False, timeout=90)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED], cwd=tmp_path, check=False, timeout=RUN_LIMIT
+    )
     assert done.returncode == -signal.SIGKILL
     lines = (tmp_path / "run.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]

@@ -36,7 +36,7 @@ def trained(*, reentrant):
 
 
 def test_reentrant_checkpoints_change_nothing_about_gradient_allreduce():
-    with bf.local_world(2, timeout=10) as world:
+    with bf.local_world(2, timeout=90) as world:
         plain = world.run(lambda: trained(reentrant=False))
         inner = world.run(lambda: trained(reentrant=True))
     for (want, rounds), (got, more) in zip(plain, inner, strict=True):

@@ -492,6 +492,6 @@ def compiled(method, given, backend):
 @every_method
 def test_compiled_models(world, method, given, backend):
     """The wrapper may be given the model before or after ``torch.compile``."""
-    got = world.run(compiled, method, given, backend, limit=60.0)
+    got = world.run(compiled, method, given, backend)
     expected = train_by_matrix(method, topology.one_peer_exponential(2), sgd, 3)
     assert_all_close(got, expected)

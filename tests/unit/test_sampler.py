@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import asyncddp as bf
+from tests.support import RUN_LIMIT
 
 
 def sampler(samples=10, batch_size=3, base_seed=5, **options):
@@ -69,7 +70,7 @@ def test_every_process_draws_the_same():
         "print([b for b in bf.LocalStepRandomBatchSampler(range(10), 3, 5, rank=1)])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=RUN_LIMIT, check=True
     )
     state = torch.get_rng_state()
     assert done.stdout.strip() == str(list(sampler(rank=1)))

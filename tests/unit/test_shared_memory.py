@@ -15,6 +15,7 @@ import torch
 
 from asyncddp.memory import shared
 from asyncddp.memory.shared import Arena, Place
+from tests.support import RUN_LIMIT
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_another_process_reads_and_writes_it(arena):
     x = arena.empty((4,), torch.float32).copy_(torch.tensor([0.0, 1.0, 2.0, 3.0]))
     place = arena.locate(x[1:])
     command = [sys.executable, "-c", CHILD, *map(str, (os.getpid(), *place))]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=RUN_LIMIT)
     assert done.stdout == "[1.0, 2.0, 3.0]\n"
     assert x.tolist() == [0.0, 2.0, 4.0, 6.0]
 
@@ -302,7 +303,9 @@ print("good")
 
 def test_a_process_that_ends_with_tensors_in_use_ends_well():
     """Finalizers that run while the interpreter ends do not trip over what is gone by then."""
-    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=RUN_LIMIT
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "good\n", "")
 
 

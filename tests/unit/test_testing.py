@@ -103,7 +103,7 @@ def project(tmp_path_factory) -> Finished:
     (folder / "test_mine.py").write_text(PROJECT, encoding="utf-8")
     (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\naddopts = -rs -v\n")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
-    return run_to_end(command, cwd=folder, timeout=220)
+    return run_to_end(command, cwd=folder)
 
 
 @pytest.mark.parametrize(

@@ -313,7 +313,6 @@ def orders(total, seed, pairs=0, sets=500):
         yield tuple(drawn.sample(places, drawn.randint(3, 9)))
 
 
-@pytest.mark.timeout(120)
 def test_in_any_order_what_is_read_is_whole_and_counts_once(monkeypatch):
     """Each read gives exactly what was put and added after what was taken before it."""
     total = play(monkeypatch, (), 0)

@@ -81,7 +81,7 @@ def past_the_deadline(streams):
 
 def test_a_device_that_does_not_come_to_it_is_named(busy):
     for rank, message in enumerate(busy.run(past_the_deadline, settings={"timeout": 0.4})):
-        assert message.startswith(f"rank {rank}: win_put 'x' was not done in 0.")
+        assert message.startswith(f"rank {rank}: win_put 'x' was not done in ")
         assert message.endswith("this rank's device has yet to do its part")
 
 

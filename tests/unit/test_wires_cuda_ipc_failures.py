@@ -19,7 +19,7 @@ from asyncddp.transport.loopback import Loopback
 from tests.support import DEFAULTS, on
 from tests.support.ipc import Pair
 
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 @pytest.fixture

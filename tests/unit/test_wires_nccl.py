@@ -23,7 +23,7 @@ from tests.support.late_device import LateDevice
 from tests.support.nccl import FakeNccl, NcclError
 from tests.support.nccl_world import NcclWorld
 
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 @pytest.mark.parametrize("dtype", transports.WIRE_DTYPES, ids=str)

@@ -30,7 +30,7 @@ from tests.support.nccl_processes import ProcessNccl
 from tests.support.oracle import SHAPES
 from tests.unit.test_wires_nccl_pairs import at_random
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 def agreed(wanted, fake, ends, doubt=""):

@@ -13,7 +13,7 @@ from asyncddp.transport import nccl_pairs, nccl_sides
 from tests.conformance import test_transports as transports
 from tests.support.nccl_world import NcclWorld
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 def plan(size, seed):
@@ -101,11 +101,11 @@ def test_an_exchange_both_ways_is_one_group(monkeypatch):
 
 @pytest.mark.parametrize("sender", [0, 1])
 def test_what_goes_one_way_waits_for_nothing(sender, monkeypatch):
-    monkeypatch.setattr(nccl_sides, "_MOMENT", 5.0)
+    monkeypatch.setattr(nccl_sides, "_MOMENT", 60.0)
     world = NcclWorld(2)
     results = world.run_bare(exchange, (sender,))
     assert results[1 - sender][0] == sender + 1.0
-    assert max(seconds for _, seconds in results) < 4.0
+    assert max(seconds for _, seconds in results) < 30.0
     assert (sender, ["send"]) in world.nccl.groups
 
 

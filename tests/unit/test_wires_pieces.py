@@ -310,7 +310,7 @@ def test_what_is_read_and_written_of_several_parts_shares_a_buffer():
         wires = [CudaStaged(end, streams) for end in ends]
         x, outs = torch.arange(20_000.0), torch.zeros(2, 10_000)
         summing = [wire.ireduce_scatter(x, out) for wire, out in zip(wires, outs, strict=True)]
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not all([transfer.done() for transfer in summing]):
             assert time.monotonic() < deadline
     finally:
