@@ -24,7 +24,7 @@ from tests.conformance.test_mismatches import (
     until_told,
     works_on,
 )
-from tests.support import BEFORE_DEADLINE, DELAY, FileEvent, on
+from tests.support import BEFORE_DEADLINE, DELAY, FileEvent, on, until
 
 NEAR = on("shared_memory-2", "shared_memory-4")
 USES = 4
@@ -239,6 +239,7 @@ def unexpected_by_one_that_waits(folder):
         raised.set()
     elif bf.rank() == 2:
         raised.wait()
+        until(lambda: bf.current().engine.mailbox._refused, "what rank 1 tells of it")
         told = caught(lambda: alone(targets=[1]))[1]
     else:
         alone()
@@ -369,13 +370,15 @@ def never_comes(form, size, folder):
 def test_a_rank_that_never_comes(world, tmp_path, form, size):
     """The others raise by the deadline, and say who is missing."""
     told = world.run(never_comes, form, size, tmp_path, settings={"timeout": 1.0})
+    assert max(seconds for seconds, _ in told[1:]) >= 1.0
     for rank, (seconds, message) in enumerate(told[1:], 1):
-        assert 0.5 <= seconds < 1.0 + DELAY
+        assert seconds < 1.0 + DELAY
         late = rf"neighbor_allreduce 'w' \(use {USES}\) was not done in [\d.]+ s "
         late += r"\(ASYNCDDP_TIMEOUT=1\); missing: rank 0"
-        refused = rf"rank {rank}, neighbor_allreduce 'w' \(use {USES}\), refused by rank \d: "
+        refused = rf"rank {rank}, neighbor_allreduce 'w' \(use {USES}\), "
+        refused += r"(refused|given up) by rank \d: "
         assert re.match(rf"({refused})?rank \d: {late}", message), message
-    assert any("refused" not in message for _, message in told[1:])
+    assert any(" by rank " not in message for _, message in told[1:])
 
 
 def comes_too_late(form, size, folder):
@@ -384,10 +387,11 @@ def comes_too_late(form, size, folder):
     go_on(SIZES[size], form=form)
     if bf.rank() == 0:
         raised.wait_for(range(1, bf.size()))
+        until(lambda: bf.current().engine.mailbox._refused, "what the others tell of it")
         try:
             average(torch.ones(SIZES[size]), form)
             told = "it ended well"
-        except bf.MismatchError as error:
+        except bf.PeerError as error:
             told = str(error)
         told_too.set()
     else:
@@ -416,7 +420,8 @@ def test_a_rank_that_comes_too_late_is_told_as_well(world, tmp_path):
     """As without lanes: what has failed for its neighbours does not end well for it."""
     case = comes_too_late, "in place", "small", tmp_path
     told = world.run(*case, settings={"timeout": 2.0})
-    assert told[0].startswith(f"rank 0, neighbor_allreduce 'w' (use {USES}), refused by rank ")
+    head = rf"rank 0, neighbor_allreduce 'w' \(use {USES}\), (refused|given up) by rank "
+    assert re.match(head, told[0]), told[0]
     assert "was not done in" in told[0]
 
 

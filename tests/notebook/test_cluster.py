@@ -120,8 +120,7 @@ def test_interrupt_frees_ranks_that_wait_for_one_that_never_calls(cluster, sessi
 
 
 def test_interrupt_of_ranks_that_rest_does_nothing(cluster):
-    rests = lambda: not cluster._busy()  # noqa: E731
-    until(rests, "the hub's word of the last cell's end, which comes after the client's")
+    until(lambda: not cluster._busy(), "the hub's word of the end, which comes after the client's")
     assert cluster.interrupt() == []
 
 
