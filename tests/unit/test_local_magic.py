@@ -91,6 +91,7 @@ def ctrl_c_once(begun):
 
     def wait():
         begun.wait(PATIENCE)
+        time.sleep(0.3)  # the main thread has yet to wait for the ranks
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=wait)
