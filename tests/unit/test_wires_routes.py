@@ -184,7 +184,7 @@ def test_routes_of_gpu_tensors_are_staged_over_the_wire_of_their_host():
 def test_the_doctor_warns_of_ranks_without_gpus_beside_others():
     ranks = [{"rank": 0, "devices": ["cpu", "cuda"]}, {"rank": 1, "devices": ["cpu"]}]
     (finding,) = mixed_devices(ranks)
-    assert finding.value == "none for ranks [1], some for the others"
+    assert finding.value == "none for rank 1, some for the others"
     assert "CUDA_VISIBLE_DEVICES=" in finding.advice
     assert mixed_devices(ranks[:1]) == mixed_devices(ranks[1:]) == []
 

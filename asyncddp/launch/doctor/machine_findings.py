@@ -12,6 +12,7 @@ from typing import Any
 
 from asyncddp.launch.doctor.finding import Finding
 from asyncddp.launch.machine import cores
+from asyncddp.rank_lists import list_ranks
 
 __all__ = ["gpus", "machine_findings", "mixed_devices"]
 
@@ -98,7 +99,7 @@ def mixed_devices(ranks: Sequence[Mapping[str, Any]]) -> list[Finding]:
         "Tensors of all ranks must lie on one kind of device. Start ranks only where there are "
         "GPUs, or hide them with CUDA_VISIBLE_DEVICES= on all ranks."
     )
-    value = f"none for ranks {without}, some for the others"
+    value = f"none for {list_ranks(without)}, some for the others"
     return [Finding("GPU", "GPUs of the ranks", value, advice, "note")]
 
 
