@@ -24,7 +24,7 @@ from tests.conformance.test_mismatches import (
     until_told,
     works_on,
 )
-from tests.support import BEFORE_DEADLINE, DELAY, FileEvent, on, until
+from tests.support import BEFORE_DEADLINE, DELAY, FileEvent, deadline_of, on, until
 
 NEAR = on("shared_memory-2", "shared_memory-4")
 USES = 4
@@ -358,7 +358,7 @@ def never_comes(form, size, folder):
         raised.wait_for(range(1, bf.size()))
         return None
     started = time.monotonic()
-    with pytest.raises(bf.PeerError) as info:
+    with deadline_of(1.0), pytest.raises(bf.PeerError) as info:
         average(torch.ones(SIZES[size]), form)
     seconds = time.monotonic() - started
     raised.of(bf.rank()).set()
@@ -369,7 +369,7 @@ def never_comes(form, size, folder):
 @pytest.mark.parametrize(("form", "size"), SOME)
 def test_a_rank_that_never_comes(world, tmp_path, form, size):
     """The others raise by the deadline, and say who is missing."""
-    told = world.run(never_comes, form, size, tmp_path, settings={"timeout": 1.0})
+    told = world.run(never_comes, form, size, tmp_path)
     assert max(seconds for seconds, _ in told[1:]) >= 1.0
     for rank, (seconds, message) in enumerate(told[1:], 1):
         assert seconds < 1.0 + DELAY
@@ -395,7 +395,10 @@ def comes_too_late(form, size, folder):
             told = str(error)
         told_too.set()
     else:
-        with pytest.raises(bf.PeerError) as info:  # of the time, or of another one's
+        with (
+            deadline_of(1.0),
+            pytest.raises(bf.PeerError) as info,
+        ):  # of the time, or of another one's
             average(torch.ones(SIZES[size]), form)
         told = str(info.value)
         raised.of(bf.rank()).set()
@@ -410,7 +413,7 @@ def comes_too_late(form, size, folder):
 @pytest.mark.parametrize(("form", "size"), SOME)
 def test_after_a_rank_that_came_too_late_the_name_works_on(world, tmp_path, form, size):
     """Whether or not what it wanted was still there."""
-    told = world.run(comes_too_late, form, size, tmp_path, settings={"timeout": 2.0})
+    told = world.run(comes_too_late, form, size, tmp_path)
     assert "was not done in" in told[0] or told[0] == "it ended well"
     assert all("missing: rank 0" in message for message in told[1:])
 
@@ -418,8 +421,7 @@ def test_after_a_rank_that_came_too_late_the_name_works_on(world, tmp_path, form
 @on("shared_memory-2")
 def test_a_rank_that_comes_too_late_is_told_as_well(world, tmp_path):
     """As without lanes: what has failed for its neighbours does not end well for it."""
-    case = comes_too_late, "in place", "small", tmp_path
-    told = world.run(*case, settings={"timeout": 2.0})
+    told = world.run(comes_too_late, "in place", "small", tmp_path)
     head = rf"rank 0, neighbor_allreduce 'w' \(use {USES}\), (refused|given up) by rank "
     assert re.match(head, told[0]), told[0]
     assert "was not done in" in told[0]

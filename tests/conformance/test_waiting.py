@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import asyncddp as bf
 import topology
-from tests.support import BEFORE_DEADLINE, DELAY, FileEvent, LoopbackWorld, on, until
+from tests.support import BEFORE_DEADLINE, DELAY, FileEvent, LoopbackWorld, deadline_of, on, until
 
 
 def one():
@@ -226,7 +226,7 @@ def never_comes(verb, folder):
             "pair_gossip": lambda: bf.pair_gossip(one(), 0, name="w"),
         }
         started = time.monotonic()
-        with pytest.raises(bf.WaitTimeoutError) as caught:
+        with deadline_of(1.5, warn_after=0.3), pytest.raises(bf.WaitTimeoutError) as caught:
             calls[verb]()
         seconds = time.monotonic() - started
         given_up.set()
@@ -247,9 +247,7 @@ def never_comes(verb, folder):
     ids=["neighbour", "collective", "gossip"],
 )
 def test_a_wait_warns_once_with_the_missing_ranks_and_then_raises(world, tmp_path, verb, called):
-    _, (seconds, message, heard) = world.run(
-        never_comes, verb, tmp_path, settings={"timeout": 1.5, "warn_after": 0.3}
-    )
+    _, (seconds, message, heard) = world.run(never_comes, verb, tmp_path)
     assert 1.5 <= seconds < 1.5 + DELAY
     assert re.fullmatch(
         re.escape(f"rank 1: {called} was not done in ")
@@ -269,7 +267,7 @@ def later_and_later(folder):
         given_up.wait_for(range(1, bf.size()))
         return None
     time.sleep(0.3 * bf.rank())
-    with pytest.raises(bf.PeerError) as caught:
+    with deadline_of(1.5), pytest.raises(bf.PeerError) as caught:
         bf.allreduce(one())
     given_up.of(bf.rank()).set()
     return type(caught.value).__name__, caught.value.origin, str(caught.value)
@@ -278,7 +276,7 @@ def later_and_later(folder):
 @on("loopback-4", "mpi-4")
 def test_a_deadline_that_has_passed_on_one_rank_is_one_on_all(world, tmp_path):
     """The others hear of it before their own, and raise what that rank raised."""
-    told = world.run(later_and_later, tmp_path, settings={"timeout": 1.5})[1:]
+    told = world.run(later_and_later, tmp_path)[1:]
     assert [kind for kind, _, _ in told] == ["WaitTimeoutError"] * 3
     for kind, origin, message in told:
         began = f"rank {origin}: allreduce (collective, number 0) was not done in "
@@ -320,8 +318,9 @@ def nobody_waits(folder):
     if bf.rank() == 0:
         given_up.wait()
         return None
-    handle = bf.neighbor_allreduce_nonblocking(one(), name="w")
-    until(handle.poll, "the deadline")
+    with deadline_of(0.4):
+        handle = bf.neighbor_allreduce_nonblocking(one(), name="w")
+        until(handle.poll, "the deadline")
     with pytest.raises(bf.WaitTimeoutError) as caught:
         handle.wait()
     given_up.set()
@@ -330,5 +329,4 @@ def nobody_waits(folder):
 
 @on("loopback-2", "mpi-2")
 def test_a_handle_that_nobody_waits_for_meets_its_deadline(world, tmp_path):
-    told = world.run(nobody_waits, tmp_path, settings={"timeout": 1.0})[1]
-    assert "missing: rank 0" in told
+    assert "missing: rank 0" in world.run(nobody_waits, tmp_path)[1]

@@ -11,7 +11,7 @@ import torch
 import asyncddp as bf
 import topology
 from asyncddp.windows import windows_of
-from tests.support import FileEvent, LoopbackWorld, on, until
+from tests.support import FileEvent, LoopbackWorld, deadline_of, on, until
 
 FOUR = ("loopback-4", "mpi-4", "shared_memory-4")
 TWO = ("loopback-2", "mpi-2", "shared_memory-2")
@@ -194,7 +194,7 @@ def too_late(folder):
         bf.barrier()
         return
     bf.barrier()
-    with pytest.raises(bf.WaitTimeoutError) as caught:
+    with deadline_of(1.0, 0.9), pytest.raises(bf.WaitTimeoutError) as caught:
         bf.win_put(torch.ones(3), "x", dst_weights=[1], require_mutex=True)
     assert "rank 0: the mutex of window 'x' at rank 1 was not done in " in str(caught.value)
     assert "missing: rank 1" in str(caught.value)
@@ -209,7 +209,7 @@ def too_late(folder):
 
 @on(*TWO)
 def test_who_gives_up_waiting_does_not_get_it_later(world, tmp_path):
-    world.run(too_late, tmp_path, settings={"timeout": 2.0, "warn_after": 1.9})
+    world.run(too_late, tmp_path)
 
 
 def thread_too_late():

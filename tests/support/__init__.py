@@ -37,7 +37,7 @@ from asyncddp.testing.case import DEFAULTS
 from asyncddp.testing.outcome import Outcome, RanksFailedError
 from asyncddp.testing.pool import PoolError
 from asyncddp.testing.worlds import WORLDS, LoopbackWorld, PoolWorld, World, open_world
-from tests.support.events import BEFORE_DEADLINE, DELAY, PATIENCE, FileEvent, until
+from tests.support.events import BEFORE_DEADLINE, DELAY, PATIENCE, FileEvent, deadline_of, until
 from tests.support.marks import on
 from tests.support.processes import RUN_LIMIT, Finished, run_on_mpirun, run_to_end
 
@@ -56,6 +56,7 @@ __all__ = [
     "PoolWorld",
     "RanksFailedError",
     "World",
+    "deadline_of",
     "on",
     "open_world",
     "run_on_mpirun",

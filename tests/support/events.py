@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import asyncddp as bf
 from asyncddp.testing.case import DEFAULTS
 
-__all__ = ["BEFORE_DEADLINE", "DELAY", "PATIENCE", "FileEvent", "until"]
+__all__ = ["BEFORE_DEADLINE", "DELAY", "PATIENCE", "FileEvent", "deadline_of", "until"]
 
 PATIENCE = 60.0
 """Seconds after which what a test waits for counts as never coming."""
@@ -31,6 +33,23 @@ def until(condition: Callable[[], object], what: str = "the event") -> None:
     while not condition():
         assert time.monotonic() < over, f"{what} did not come within {PATIENCE:g} s"
         time.sleep(0.001)
+
+
+@contextmanager
+def deadline_of(seconds: float, warn_after: float = DEFAULTS["warn_after"]) -> Iterator[None]:
+    """Give the verbs that this rank begins inside another deadline than its world has.
+
+    As a setting of the world it would hold for the world's start and end as well, which may take
+    longer on a busy machine.
+    """
+    engine = bf.current().engine
+    before = engine.config
+    engine.config = replace(before, timeout=seconds, warn_after=warn_after)
+    engine._watch._config = engine.config
+    try:
+        yield
+    finally:
+        engine.config = engine._watch._config = before
 
 
 @dataclass(frozen=True)
