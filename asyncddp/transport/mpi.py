@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import cast
 
 import torch
 
@@ -14,6 +13,7 @@ from asyncddp.errors import EnvironmentProblem
 from asyncddp.transport.contract import Transfer, Transport
 from asyncddp.transport.mpi_collectives import MPICollectives, gathered
 from asyncddp.transport.mpi_library import MPI
+from asyncddp.transport.mpi_pairs import Pair, pair_of_world
 from asyncddp.transport.mpi_requests import Receive, Requests, translated
 from asyncddp.transport.mpi_start import come_together
 from asyncddp.transport.starting import Start
@@ -32,7 +32,7 @@ class MPITransport(MPICollectives):
     """MPI between the ranks of one communicator.
 
     Args:
-        comm: The communicator; a clone of ``COMM_WORLD`` if not given.
+        pair: The communicators; clones of ``COMM_WORLD`` if not given.
         start: How long to wait for the other ranks where it is not given.
 
     Raises:
@@ -43,8 +43,8 @@ class MPITransport(MPICollectives):
 
     name = "mpi"
 
-    def __init__(self, comm: MPI.Intracomm | None = None, start: Start | None = None) -> None:
-        if comm is None:
+    def __init__(self, pair: Pair | None = None, start: Start | None = None) -> None:
+        if pair is None:
             come_together(Start.alone() if start is None else start)
         level = MPI.Query_thread()
         if level < MPI.THREAD_FUNNELED:
@@ -53,10 +53,9 @@ class MPITransport(MPICollectives):
                 "mpi4py initialise it, or ask for MPI_THREAD_MULTIPLE in your own MPI_Init_thread."
             )
         self.threads = level >= MPI.THREAD_SERIALIZED
-        self._comm = MPI.COMM_WORLD.Dup() if comm is None else comm
-        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
-        self._bulk = self._comm.Dup()
-        self._bulk.Set_errhandler(MPI.ERRORS_RETURN)
+        self._world = pair is None
+        self._pair = pair_of_world() if pair is None else pair
+        self._comm, self._bulk = self._pair.comm, self._pair.bulk
         self.rank, self.size = self._comm.rank, self._comm.size
         self._posted: list[tuple[MPI.Request, bytes]] = []
         self._left: list[Requests] = []
@@ -76,6 +75,7 @@ class MPITransport(MPICollectives):
         if len(self._posted) > 16:
             self._posted = [pair for pair in self._posted if not pair[0].Test()]
         request = self._comm.Isend([message, MPI.BYTE], peer, _MESSAGE_TAG)
+        self._pair.sent[0][peer] += 1
         self._posted.append((request, message))
 
     @translated
@@ -86,6 +86,7 @@ class MPITransport(MPICollectives):
             message = bytearray(self._status.Get_count(MPI.BYTE))
             source = self._status.Get_source()
             found.Recv([message, MPI.BYTE])
+            self._pair.received[0][source] += 1
             came.append((source, bytes(message)))
         if self._left:
             self._left = [request for request in self._left if not request.over()]
@@ -93,6 +94,7 @@ class MPITransport(MPICollectives):
 
     def leave_behind(self, requests: Requests) -> None:
         """Keep an unwanted transfer's buffers alive until MPI is through with them."""
+        self._pair.spoilt = True
         self._left.append(requests)
 
     def _most(self, peer: int) -> int | None:
@@ -108,6 +110,7 @@ class MPITransport(MPICollectives):
         """Isend in pieces that leave at once, or that C ints can count."""
         pieces = self._pieces(data, self._most(peer))
         started = [self._bulk.Isend([piece, MPI.BYTE], peer, tag) for piece in pieces]
+        self._pair.sent[1][peer] += len(pieces)
         return Requests(self, started, pieces)
 
     @translated
@@ -115,13 +118,12 @@ class MPITransport(MPICollectives):
         """Irecv in the same pieces."""
         pieces = self._pieces(out, self._most(peer))
         started = [self._bulk.Irecv([piece, MPI.BYTE], peer, tag) for piece in pieces]
+        self._pair.received[1][peer] += len(pieces)
         return Receive(self, started, pieces)
 
-    @translated
     def split(self, color: int, key: int) -> Transport:
         """Split the communicator."""
-        part = self._comm.Split(color, key)
-        return MPITransport(cast("MPI.Intracomm", part))
+        return MPITransport(self._pair.split(color, key))
 
     @translated
     def machine(self) -> int:
@@ -147,8 +149,7 @@ class MPITransport(MPICollectives):
     def close(self) -> None:
         """Let what was posted leave, for a second at most.
 
-        The communicators stay until MPI ends: MPI would give the number of a freed one to the next
-        clone, which would then receive what peers had sent to the old one.
+        The communicators stay for the next world.
         """
         if self._closed or MPI.Is_finalized():
             return
@@ -157,6 +158,7 @@ class MPITransport(MPICollectives):
         while self._posted and time.monotonic() < deadline:
             time.sleep(_NAP)
             self._forget_ended()
+        self._pair.leave(world=self._world)
         _CLOSED.append(self)
         for transport in _CLOSED[:]:
             transport._forget_ended()

@@ -16,6 +16,7 @@ from asyncddp.memory.packing import pack, unpack
 from asyncddp.memory.views import as_bytes
 from asyncddp.transport.contract import Transfer, Transport
 from asyncddp.transport.mpi_library import MPI
+from asyncddp.transport.mpi_pairs import Pair
 from asyncddp.transport.mpi_requests import Collective, Divided, Requests, translated
 
 __all__ = ["MPICollectives", "gathered"]
@@ -30,6 +31,7 @@ class MPICollectives(Transport):
     """The part of :class:`~asyncddp.transport.mpi.MPITransport` that all ranks start together."""
 
     _comm: MPI.Intracomm
+    _pair: Pair
     broken: str | None = None
 
     @abstractmethod
@@ -47,7 +49,13 @@ class MPICollectives(Transport):
         """Start a collective for each piece, the same number on all ranks."""
         if self.broken:
             raise PeerError(f"collectives cannot go on: {self.broken}. End and restart the run.")
+        self._pair.collectives += 1
+        self._pair.under_way += 1
         return Collective(self, [start(piece) for piece in pieces], pieces)
+
+    def ended(self) -> None:
+        """A collective has ended."""
+        self._pair.under_way -= 1
 
     @translated
     def iallreduce(

@@ -46,6 +46,10 @@ class Owner(Protocol):
         """Keep an unwanted transfer's buffers alive until MPI is through with them."""
         ...
 
+    def ended(self) -> None:
+        """A collective has ended."""
+        ...
+
 
 class Requests:
     """MPI requests of one transfer, with the buffers that must outlive them."""
@@ -89,6 +93,16 @@ class Receive(Requests):
 
 class Collective(Requests):
     """A collective, which MPI cannot cancel: the communicator is of no use afterwards."""
+
+    _counted = False
+
+    def done(self) -> bool:
+        """Test the requests, and tell the owner once that all have ended."""
+        over = super().done()
+        if over and not self._counted:
+            self._counted = True
+            self._owner.ended()
+        return over
 
     def abandon(self) -> None:
         """Keep the buffers until MPI is through with them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 
@@ -14,6 +14,7 @@ from asyncddp.transport.contract import Neighborhood, Transfer, Transport
 from asyncddp.transport.mpi import MPITransport
 from asyncddp.transport.mpi_collectives import gathered
 from asyncddp.transport.mpi_library import MPI
+from asyncddp.transport.mpi_pairs import Pair
 from asyncddp.transport.shared_board import LEAST, Board
 from asyncddp.transport.shared_reduce_scatter import SharedReduceScatter
 from asyncddp.transport.shared_sum import SharedSum
@@ -41,9 +42,9 @@ class SharedMemoryTransport(MPITransport):
     processes see each other's memory has :attr:`neighborhood` None and uses MPI alone.
 
     Args:
-        comm: The communicator; a clone of ``COMM_WORLD`` if not given.
+        pair: The communicators; clones of ``COMM_WORLD`` if not given.
         neighborhood: Who shares memory, where that is known; else the ranks find out.
-        start: How long to wait for the other ranks where there is no communicator yet.
+        start: How long to wait for the other ranks where no communicators are given.
         required: Whether to raise where memory cannot be shared, instead of warning.
 
     Raises:
@@ -54,16 +55,15 @@ class SharedMemoryTransport(MPITransport):
 
     def __init__(
         self,
-        comm: MPI.Intracomm | None = None,
+        pair: Pair | None = None,
         neighborhood: Neighborhood | None = None,
         start: Start | None = None,
         *,
         required: bool = True,
     ) -> None:
-        super().__init__(comm, start)
+        super().__init__(pair, start)
         self.neighborhood = neighborhood
-        self._owner = comm is None
-        if comm is None:
+        if pair is None:
             self.neighborhood, problem = _meet(self._comm)
             if problem is not None:
                 self._complain(problem, required=required)
@@ -119,15 +119,15 @@ class SharedMemoryTransport(MPITransport):
     def close(self) -> None:
         """Let what was posted leave; let go of shared memory that no tensor uses."""
         super().close()
-        if self._owner and self.neighborhood is not None:
+        if self._world and self.neighborhood is not None:
             self.neighborhood.arena.close()
             self.neighborhood = None
         self._board = None
 
     def split(self, color: int, key: int) -> Transport:
         """Split the communicator; the parts share what memory their ranks shared before."""
-        part = cast("MPI.Intracomm", self._comm.Split(color, key))
-        members = gathered(part, self.rank, int)
+        part = self._pair.split(color, key)
+        members = gathered(part.comm, self.rank, int)
         known = self.neighborhood
         if known is None or not all(rank in known.processes for rank in members):
             return MPITransport(part)

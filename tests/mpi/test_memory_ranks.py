@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import asyncddp as bf
-from tests.support import on
+from tests.support import on, run_on_mpirun
 
 
 def resident():
@@ -64,3 +64,44 @@ def test_windows_of_changing_sizes_use_memory_again(world):
 @on("shared_memory-2")
 def test_shared_tensors_of_many_sizes_need_few_files(world):
     assert world.run(tensors_of_changing_sizes) == [True] * 2
+
+
+CYCLES = """
+import resource
+from pathlib import Path
+import torch, asyncddp as bf
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 10
+
+def cycle():
+    bf.init()
+    mean = (bf.size() - 1) / 2
+    found = bf.allreduce(torch.full((1 << 18,), float(bf.rank())))
+    assert found.unique().tolist() == [mean], found.unique()
+    bf.neighbor_allreduce(torch.ones(1 << 18), name="x")
+    assert bf.local_allreduce(torch.full((9,), float(bf.rank()))).unique().tolist() == [mean]
+    bf.win_create(torch.zeros(1 << 16), "x")
+    bf.win_put(torch.ones(1 << 16), "x")
+    bf.barrier()
+    bf.win_update("x")
+    rank = bf.rank()
+    bf.shutdown()
+    return rank
+
+for _ in range(10):
+    cycle()
+before = resident()
+for _ in range(20):
+    rank = cycle()
+print(f"rank {rank} grew by {resident() - before} KiB", flush=True)
+"""
+
+
+def test_worlds_that_come_and_go_use_communicators_and_memory_again(tmp_path):
+    """A process with new ones for each world grows by 1 MiB in each of the 20 cycles."""
+    done = run_on_mpirun(4, CYCLES, tmp_path, timeout=180.0)
+    assert done.code == 0, done
+    grown = [int(line.split()[-2]) for line in done.stdout.splitlines() if "grew by" in line]
+    assert len(grown) == 4, done
+    assert max(grown) < 6 << 10, done
