@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
+from asyncddp.memory.modes import uncompiled
+
 if TYPE_CHECKING:
     from asyncddp.engine.engine import Engine
     from asyncddp.engine.operation import Operation
@@ -26,11 +28,13 @@ class Handle(Generic[R]):
     def __init__(self, engine: Engine, operation: Operation[R]) -> None:
         self._engine, self._operation = engine, operation
 
+    @uncompiled
     def poll(self) -> bool:
         """Whether the verb has ended, well or not; never waits."""
         self._engine.nudge()
         return self._operation.finished.is_set()
 
+    @uncompiled
     def wait(self, timeout: float | None = None) -> R:
         """Wait for the verb's result; every further call gives the same.
 
@@ -54,6 +58,7 @@ class Handle(Generic[R]):
         return cast("R", self._operation.result)
 
     @property
+    @uncompiled
     def result(self) -> R:
         """The same as :meth:`wait`."""
         return self.wait()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar, cast
 
 import torch
 from torch._C import _functorch
+from torch._C._dynamo import eval_frame as _eval_frame
 
 from asyncddp.errors import ArgumentError
 
-__all__ = ["inference_mode", "normal_mode", "refuse_transforms", "transforming"]
+__all__ = ["inference_mode", "normal_mode", "refuse_transforms", "transforming", "uncompiled"]
 
+F = TypeVar("F", bound=Callable[..., Any])
 _NOTHING = nullcontext()
 transforming: Callable[[], object | None] = _functorch.peek_interpreter_stack
 """What is not None within a function that ``torch.func`` transforms."""
@@ -50,3 +54,44 @@ def refuse_transforms(verb: str) -> None:
             "expected a call outside of it. Call the transformed function first, and pass its "
             f"result to {verb}"
         )
+
+
+def uncompiled(function: F) -> F:
+    """Have ``torch.compile`` call a function as it is, instead of tracing into it.
+
+    The graph of the caller breaks there. ``torch.compiler.disable`` does the same, but imports the
+    compiler, which takes longer than all the rest of a start.
+
+    Args:
+        function: It is marked, and costs no more than before where torch can mark its code.
+
+    Example:
+        >>> @uncompiled
+        ... def double(x):
+        ...     return 2 * x
+        >>> double(4)
+        8
+    """
+    if hasattr(_eval_frame, "set_code_exec_strategy"):
+        skip = _eval_frame._FrameAction.SKIP
+        strategy = _eval_frame._FrameExecStrategy(skip, skip)
+        _eval_frame.set_code_exec_strategy(function.__code__, strategy)
+        function._torchdynamo_disable = True  # type: ignore[attr-defined]
+        return function
+    return _shielded(function)
+
+
+def _shielded(function: F) -> F:
+    """Switch the compiler off around each call, where code cannot be marked (before torch 2.7)."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        """Call it with the compiler switched off."""
+        before = _eval_frame.set_eval_frame(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _eval_frame.set_eval_frame(before)
+
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return cast("F", call)

@@ -15,6 +15,7 @@ import torch
 
 from asyncddp.context import current
 from asyncddp.engine import Handle, Program
+from asyncddp.memory.modes import uncompiled
 
 __all__ = ["in_place", "nonblocking", "verb"]
 
@@ -135,4 +136,4 @@ def _as(form: F, name: str, doc: str | None, returns: object) -> F:
     signature = inspect.signature(form).replace(return_annotation=returns)
     form.__signature__ = signature  # type: ignore[attr-defined]
     form.__annotations__ = {**form.__annotations__, "return": returns}
-    return form
+    return uncompiled(form)

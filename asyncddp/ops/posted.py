@@ -11,6 +11,7 @@ import torch
 from asyncddp.engine import Handle
 from asyncddp.engine.channels import Channel
 from asyncddp.engine.messages import Key
+from asyncddp.memory.modes import uncompiled
 from asyncddp.ops.mixing import Mixing
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Posted(Handle[torch.Tensor]):
         channel.posted.append(self)
         way.lent[id(self)] = self
 
+    @uncompiled
     def poll(self) -> bool:
         """Whether the average is there, or can be formed at once."""
         if self._error is not None:
@@ -69,6 +71,7 @@ class Posted(Handle[torch.Tensor]):
             self.settle()
         return self._found.poll() if isinstance(self._found, Handle) else True
 
+    @uncompiled
     def wait(self, timeout: float | None = None) -> torch.Tensor:
         """As of every handle."""
         if self._found is None:

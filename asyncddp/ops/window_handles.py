@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
+from asyncddp.memory.modes import uncompiled
 from asyncddp.windows import windows_of
 from asyncddp.windows.handle import WindowHandle
 
 __all__ = ["win_cancel", "win_flush", "win_poll", "win_wait"]
 
 
+@uncompiled
 def win_flush(name: str | None = None) -> bool:
     """Wait until neighbours can see all that this rank has put or accumulated; True.
 
@@ -47,6 +49,7 @@ def win_flush(name: str | None = None) -> bool:
     return True
 
 
+@uncompiled
 def win_wait(handle: WindowHandle) -> bool:
     """Wait for a non-blocking window verb; True.
 
@@ -67,6 +70,7 @@ def win_wait(handle: WindowHandle) -> bool:
     return _handle("win_wait", handle).wait()
 
 
+@uncompiled
 def win_poll(handle: WindowHandle) -> bool:
     """Whether a non-blocking window verb is done; never waits.
 
@@ -88,6 +92,7 @@ def win_poll(handle: WindowHandle) -> bool:
     return _handle("win_poll", handle).poll()
 
 
+@uncompiled
 def win_cancel(handle: WindowHandle) -> None:
     """Wait for a non-blocking window verb no more; what is under way goes on unheard.
 

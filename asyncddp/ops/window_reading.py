@@ -8,6 +8,7 @@ import torch
 
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
+from asyncddp.memory.modes import uncompiled
 from asyncddp.ops.weights import number
 from asyncddp.ops.window_mutex import held, insist_on_whole, weights_of
 from asyncddp.windows import Window, Windows, windows_of
@@ -22,6 +23,7 @@ __all__ = [
 ]
 
 
+@uncompiled
 def win_get_nonblocking(
     name: str,
     src_weights: Mapping[int, float] | Iterable[int] | None = None,
@@ -65,6 +67,7 @@ def _get(windows: Windows, window: Window, weights: Mapping[int, float]) -> Wind
     return WindowHandle(window, "win_get", questions=asked, finish=finish)
 
 
+@uncompiled
 def win_get(
     name: str,
     src_weights: Mapping[int, float] | Iterable[int] | None = None,
@@ -107,6 +110,7 @@ def win_get(
     return win_get_nonblocking(name, src_weights, require_mutex).wait()
 
 
+@uncompiled
 def win_update(
     name: str,
     self_weight: float | None = None,
@@ -176,6 +180,7 @@ def _sources(
     return number("win_update", "self_weight", self_weight), weights
 
 
+@uncompiled
 def win_update_then_collect(name: str, require_mutex: bool = True) -> torch.Tensor:
     r"""Add all buffers to this rank's tensor, and leave them at zero.
 
@@ -212,6 +217,7 @@ def win_update_then_collect(name: str, require_mutex: bool = True) -> torch.Tens
     return win_update(name, 1.0, ones, reset=True, require_mutex=require_mutex)
 
 
+@uncompiled
 def win_read_neighbor(name: str, rank: int, require_mutex: bool = True) -> torch.Tensor:
     """Give a copy of one in-neighbour's buffer, which stays as it is.
 

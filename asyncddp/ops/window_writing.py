@@ -8,6 +8,7 @@ import torch
 
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
+from asyncddp.memory.modes import uncompiled
 from asyncddp.ops.door import check_tensor
 from asyncddp.ops.weights import number
 from asyncddp.ops.window_mutex import held, insist_on_whole, weights_of
@@ -22,6 +23,7 @@ __all__ = [
 ]
 
 
+@uncompiled
 def win_put_nonblocking(
     tensor: torch.Tensor,
     name: str,
@@ -33,6 +35,7 @@ def win_put_nonblocking(
     return _write("win_put", tensor, name, self_weight, dst_weights, require_mutex, add=False)
 
 
+@uncompiled
 def win_put(
     tensor: torch.Tensor,
     name: str,
@@ -78,6 +81,7 @@ def win_put(
     return win_put_nonblocking(tensor, name, self_weight, dst_weights, require_mutex).wait()
 
 
+@uncompiled
 def win_accumulate_nonblocking(
     tensor: torch.Tensor,
     name: str,
@@ -89,6 +93,7 @@ def win_accumulate_nonblocking(
     return _write("win_accumulate", tensor, name, self_weight, dst_weights, require_mutex, add=True)
 
 
+@uncompiled
 def win_accumulate(
     tensor: torch.Tensor,
     name: str,

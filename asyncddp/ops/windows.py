@@ -20,6 +20,7 @@ import torch
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError, DtypeError, MismatchError
 from asyncddp.memory.dtypes import Kind
+from asyncddp.memory.modes import uncompiled
 from asyncddp.memory.shared import Place
 from asyncddp.ops.barrier import barrier
 from asyncddp.ops.door import check_tensor
@@ -95,6 +96,7 @@ class _Offer(NamedTuple):
     places: dict[int, tuple[Place, Place]]
 
 
+@uncompiled
 def win_create(tensor: torch.Tensor, name: str, zero_init: bool = False) -> bool:
     """Make a window along the edges of the topology; collective.
 
@@ -205,6 +207,7 @@ def _insist_on_fit(every: list[_Offer]) -> None:
                 )
 
 
+@uncompiled
 def win_free(name: str | None = None) -> bool:
     """Free a window, or all; collective.
 
@@ -240,6 +243,7 @@ def win_free(name: str | None = None) -> bool:
     return True
 
 
+@uncompiled
 def get_current_created_window_names() -> list[str]:
     """The names of this rank's windows, sorted.
 
@@ -259,6 +263,7 @@ def get_current_created_window_names() -> list[str]:
 # what is known of a window
 
 
+@uncompiled
 def get_win_version(name: str) -> dict[int, int]:
     """How many times each in-neighbour's buffer was written since this rank's last update.
 
@@ -284,6 +289,7 @@ def get_win_version(name: str) -> dict[int, int]:
     return windows_of(current()).find("get_win_version", name).versions()
 
 
+@uncompiled
 def win_staleness(name: str) -> dict[int, Staleness]:
     """How old what was last read of each in-neighbour is.
 
@@ -314,6 +320,7 @@ def win_staleness(name: str) -> dict[int, Staleness]:
     return windows_of(current()).find("win_staleness", name).staleness()
 
 
+@uncompiled
 def win_associated_p(name: str) -> float:
     """This rank's associated scalar p, which push-sum divides by.
 
@@ -340,11 +347,13 @@ def win_associated_p(name: str) -> float:
     return windows_of(current()).find("win_associated_p", name).p
 
 
+@uncompiled
 def turn_on_win_ops_with_associated_p() -> None:
     """From now on puts, accumulates and updates map :func:`win_associated_p` as the tensor."""
     windows_of(current()).with_p = True
 
 
+@uncompiled
 def turn_off_win_ops_with_associated_p() -> None:
     """From now on they leave :func:`win_associated_p` alone."""
     windows_of(current()).with_p = False

@@ -16,6 +16,7 @@ from asyncddp.algorithms.recorded import training_of
 from asyncddp.algorithms.rhythms import Closure, Setting, rhythm_for
 from asyncddp.context import Context, current
 from asyncddp.errors import ArgumentError
+from asyncddp.memory.modes import uncompiled
 from asyncddp.optim.agreement import agree, facts_of
 from asyncddp.optim.arguments import (
     ByHand,
@@ -227,6 +228,7 @@ class DistributedOptimizer(WindowControls, torch.optim.Optimizer):
     def _made(self) -> bool:
         return "_rhythm" in self.__dict__
 
+    @uncompiled
     def step(self, closure: Closure | None = None) -> Any:
         """Make one step of the wrapped optimizer, and average when it is time to.
 
@@ -273,6 +275,7 @@ class DistributedOptimizer(WindowControls, torch.optim.Optimizer):
         unscale(self)
         return self._wrapped.step() if closure is None else self._wrapped.step(closure)
 
+    @uncompiled
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients, as the wrapped optimizer does."""
         self._wrapped.zero_grad(set_to_none)

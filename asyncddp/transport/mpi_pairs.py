@@ -118,8 +118,8 @@ def _ready(pair: Pair | None, over: MPI.Intracomm, mates: Counts) -> bool:
     """
     mine = np.zeros(3, dtype=np.int64)
     if pair is not None:
-        usable = not (pair.used or pair.spoilt or pair.under_way)
-        mine[:] = pair.number, pair.collectives, usable
+        busy = pair.used or pair.spoilt or pair.under_way > 0
+        mine[:] = pair.number, pair.collectives, not busy
     every = np.empty((over.size, 3), dtype=np.int64)
     over.Allgather(mine, every)
     numbers, collectives, usable = every.T

@@ -6,6 +6,9 @@ uses is made once, and serves both.
 
 from __future__ import annotations
 
+import shutil
+import sys
+import warnings
 from contextlib import contextmanager
 
 import pytest
@@ -13,7 +16,7 @@ import torch
 
 import asyncddp as bf
 import topology
-from tests.support import on
+from tests.support import on, run_to_end
 
 SMALL, LARGE = 16, 3 << 16
 """Elements of one piece in a lane, and of several."""
@@ -254,29 +257,127 @@ def test_verbs_are_right_within_a_mode_and_after_it(world, mode):
 
 
 def trained(mode):
-    """Whether weights are numbers, and may be trained on, after steps in and out of a mode."""
-    weights = []
+    """Which weights differ after steps in and out of a mode from those after plain steps.
+
+    What one-sided methods mix depends on what has arrived by then: five steps of -0.5 from 0 and 1,
+    scaled by at most the ratio of the ranks' speeds, lie within bounds.
+    """
+    wrong = []
     for communication in ("adapt_then_combine", "gradient_allreduce", "win_put", "push_sum"):
-        model = torch.nn.Linear(4, 1, bias=False)
-        torch.nn.init.constant_(model.weight, float(bf.rank()))
-        optimizer = bf.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.5), model, algorithm=communication
-        )
-        for inside in (True, True, False, True, False):
-            optimizer.zero_grad()
-            model(torch.ones(2, 4, device="cpu", dtype=torch.float32)).mean().backward()
-            with MODES[mode]() if inside else torch.enable_grad():
-                optimizer.step()
-            bf.barrier()
-        weights.append(bool(torch.isfinite(model.weight).all()) and not model.weight.is_inference())
+        found = stepped(communication, mode, (True, True, False, True, False))
+        expected = stepped(communication, mode, (False,) * 5)
+        if found.is_inference():
+            wrong.append(f"{communication}: an inference tensor")
+        elif communication in ("win_put", "push_sum"):
+            if not (found.min() >= -3.0 and found.max() < -0.5):
+                wrong.append(f"{communication}: {found} out of bounds")
+        elif not torch.allclose(found, expected):
+            wrong.append(f"{communication}: {found} instead of {expected}")
+    return wrong
+
+
+def stepped(communication, mode, insides):
+    """A weight after steps, each within a mode or outside of it; ranks step in turn with others."""
+    model = torch.nn.Linear(4, 1, bias=False)
+    torch.nn.init.constant_(model.weight, float(bf.rank()))
+    optimizer = bf.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.5), model, algorithm=communication
+    )
+    for inside in insides:
+        optimizer.zero_grad()
+        model(torch.ones(2, 4, device="cpu", dtype=torch.float32)).mean().backward()
+        with MODES[mode]() if inside else torch.enable_grad():
+            optimizer.step()
         bf.barrier()
-    return weights
+    weight = model.weight
+    bf.barrier()
+    return weight if weight.is_inference() else weight.detach().clone()
 
 
 @on("loopback-2", "shared_memory-2")
 @pytest.mark.parametrize("mode", ["inference_mode", "device", "default_dtype"])
 def test_optimizers_step_within_a_mode_and_after_it(world, mode):
-    assert world.run(trained, mode) == [[True] * 4] * world.size
+    assert world.run(trained, mode) == [[]] * world.size
+
+
+def compiled(backend):
+    """Where compiled functions with verbs differ from the plain ones; warnings are errors."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Dynamo does not know")
+        return compared(backend)
+
+
+def compared(backend):
+    """Where compiled functions with verbs differ from the plain ones."""
+    bf.set_topology(topology.ring(bf.size()))
+    bf.win_create(full(SMALL, 0.0), "compiled", zero_init=True)
+
+    def blocking(x):
+        return bf.neighbor_allreduce(2 * x) + bf.allreduce(x + 1)
+
+    def nonblocking(x):
+        handle = bf.neighbor_allreduce_nonblocking(2 * x)
+        y = x.sin()
+        return handle.wait() + y
+
+    def in_place(x):
+        y = 2 * x
+        bf.allreduce_(y)
+        bf.neighbor_allreduce_nonblocking_(y).wait()
+        return y + 1
+
+    def window(x):
+        bf.win_put(2 * x, "compiled")
+        bf.barrier()
+        y = bf.win_update("compiled", clone=True) + 1
+        bf.barrier()
+        return y
+
+    wrong = []
+    for plain in (blocking, nonblocking, in_place, window):
+        fast = torch.compile(plain, backend=backend)
+        for k in range(3):
+            x = full(SMALL, bf.rank() + k)
+            expected, found = plain(x.clone()), fast(x.clone())
+            if not torch.allclose(found, expected):
+                wrong.append(f"{plain.__name__}, use {k}: {found} instead of {expected}")
+    bf.win_free("compiled")
+    trained = [compiled_training(backend), compiled_training(None)]
+    return wrong if torch.allclose(*trained) else [*wrong, f"trained {trained}"]
+
+
+def compiled_training(backend):
+    """A weight after steps of a training step that is compiled as a whole, or not at all."""
+    model = torch.nn.Linear(4, 1, bias=False)
+    torch.nn.init.constant_(model.weight, float(bf.rank()))
+    optimizer = bf.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    train = step if backend is None else torch.compile(step, backend=backend)
+    for _ in range(3):
+        train(full(8, 1.0).view(2, 4))
+    return model.weight.detach().clone()
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@on("shared_memory-2")
+def test_verbs_within_compiled_functions_break_their_graphs_and_warn_of_nothing(world, backend):
+    if backend == "inductor" and shutil.which("g++") is None:
+        pytest.skip("inductor needs a C++ compiler")
+    assert world.run(compiled, backend, limit=240.0) == [[]] * world.size
+
+
+def test_verbs_are_marked_without_the_compiler():
+    """Which takes longer to import than the rest of a start."""
+    script = "import sys, asyncddp as bf; bf.allreduce; print('torch._dynamo' in sys.modules)"
+    done = run_to_end([sys.executable, "-c", script], timeout=120.0)
+    assert done.stdout == "False\n", done
 
 
 def transformed():
