@@ -154,7 +154,7 @@ def test_a_narrow_terminal_gets_two_tables_that_are_whole(out):
         (["report", "{out}/empty"], "empty; the run was ended before it wrote an event"),
         (["merge", "{out}/rank0.json", "{out}/again"], "again are both of rank 0; give the files"),
         (["report", "{out}", "--skip", "6"], "--skip 6 leaves nothing of the 6 steps of rank 0"),
-        (["report", "{out}", "--skip", "-1"], "-1 is not in the range x>=0"),
+        (["report", "{out}", "--skip", "-1"], "expected a whole number of at least 0, got '-1'"),
         (["report", "{out}", "--json", "{out}/none/r.json"], "cannot be written: "),
         (["report", "{out}", "--plot", "{out}/none/r.png"], "cannot be written: "),
         (["report", "{out}", "--plot", "{out}/r.odd"], "cannot be written: Format 'odd' is not"),
