@@ -415,6 +415,7 @@ def one_leaves_early():
     bf.barrier()
     for j in bf.in_neighbor_ranks():
         assert (bf.win_read_neighbor("x", j) == j).all()
+    bf.barrier()  # nobody puts another value before all have read the first
     if bf.rank() == 1:
         return True
     until(lambda: bf.current().engine.has_left(1), "the word that rank 1 has left")

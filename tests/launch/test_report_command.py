@@ -51,8 +51,8 @@ def test_the_table_has_a_row_for_each_rank_and_names_the_slowest(run):
     assert shown.exit_code == 0, shown.output
     rows = [row.split() for row in shown.output.splitlines() if row.split()[:1] in (["0"], ["1"])]
     assert rows == [
-        ["0", "100", "0.25", "2", "100", "ms", "40.0%", "0.001", "MB", "-", "1.00%"],
-        ["1", "100", "0.5", "2", "100", "ms", "10.0%", "0.001", "MB", "-", "1.00%"],
+        ["0", "100", "0.25", "2", "100", "ms", "40.0%", "1.00", "kB", "-", "1.00%"],
+        ["1", "100", "0.5", "2", "100", "ms", "10.0%", "1.00", "kB", "-", "1.00%"],
     ]
     assert "Rank 1 takes longest for its own part of a step: 90 ms." in shown.output
 
