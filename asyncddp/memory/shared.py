@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from asyncddp.memory.blocks import Block, Blocks
+from asyncddp.memory.buddy_allocator import Block, BuddyAllocator
 from asyncddp.memory.modes import normal_mode
 
 __all__ = ["ORDERED", "Arena", "Chunk", "Place", "View", "fence", "full_fence", "place_of"]
@@ -147,7 +147,9 @@ class Arena:
 
     def __init__(self, limit: int = _LIMIT) -> None:
         self._lock = threading.Lock()
-        self._blocks: Blocks[Chunk] = Blocks(self._add, _dropped, chunk=_CHUNK, limit=limit)
+        self._blocks: BuddyAllocator[Chunk] = BuddyAllocator(
+            self._add, _dropped, chunk=_CHUNK, limit=limit
+        )
         self._addresses: list[int] = []
         self._chunks: list[Chunk] = []
         self._foreign: dict[tuple[int, int], View] = {}

@@ -12,8 +12,8 @@ import torch
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.transport.contract import Transfer, Transport
 from asyncddp.transport.mpi_collectives import MPICollectives, gathered
+from asyncddp.transport.mpi_communicators import CommunicatorPair, pair_of_world
 from asyncddp.transport.mpi_library import MPI
-from asyncddp.transport.mpi_pairs import Pair, pair_of_world
 from asyncddp.transport.mpi_requests import Receive, Requests, translated
 from asyncddp.transport.mpi_start import come_together
 from asyncddp.transport.starting import Start
@@ -43,7 +43,7 @@ class MPITransport(MPICollectives):
 
     name = "mpi"
 
-    def __init__(self, pair: Pair | None = None, start: Start | None = None) -> None:
+    def __init__(self, pair: CommunicatorPair | None = None, start: Start | None = None) -> None:
         if pair is None:
             come_together(Start.alone() if start is None else start)
         level = MPI.Query_thread()

@@ -15,8 +15,8 @@ from asyncddp.memory.dtypes import DTYPES
 from asyncddp.memory.packing import pack, unpack
 from asyncddp.memory.views import as_bytes
 from asyncddp.transport.contract import Transfer, Transport
+from asyncddp.transport.mpi_communicators import CommunicatorPair
 from asyncddp.transport.mpi_library import MPI
-from asyncddp.transport.mpi_pairs import Pair
 from asyncddp.transport.mpi_requests import Collective, Divided, Requests, translated
 
 __all__ = ["MPICollectives", "gathered"]
@@ -31,7 +31,7 @@ class MPICollectives(Transport):
     """The part of :class:`~asyncddp.transport.mpi.MPITransport` that all ranks start together."""
 
     _comm: MPI.Intracomm
-    _pair: Pair
+    _pair: CommunicatorPair
     broken: str | None = None
 
     @abstractmethod

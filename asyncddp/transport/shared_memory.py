@@ -13,8 +13,8 @@ from asyncddp.memory.shared import Arena, Place, place_of
 from asyncddp.transport.contract import Neighborhood, Transfer, Transport
 from asyncddp.transport.mpi import MPITransport
 from asyncddp.transport.mpi_collectives import gathered
+from asyncddp.transport.mpi_communicators import CommunicatorPair
 from asyncddp.transport.mpi_library import MPI
-from asyncddp.transport.mpi_pairs import Pair
 from asyncddp.transport.shared_board import LEAST, Board
 from asyncddp.transport.shared_reduce_scatter import SharedReduceScatter
 from asyncddp.transport.shared_sum import SharedSum
@@ -55,7 +55,7 @@ class SharedMemoryTransport(MPITransport):
 
     def __init__(
         self,
-        pair: Pair | None = None,
+        pair: CommunicatorPair | None = None,
         neighborhood: Neighborhood | None = None,
         start: Start | None = None,
         *,

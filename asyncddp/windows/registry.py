@@ -14,7 +14,7 @@ import torch
 
 from asyncddp.context import Context
 from asyncddp.errors import ArgumentError, PeerError, UnknownNameError
-from asyncddp.memory.blocks import Block
+from asyncddp.memory.buddy_allocator import Block
 from asyncddp.memory.modes import refuse_transforms
 from asyncddp.memory.shared import Chunk, Place, place_of
 from asyncddp.memory.streams import DeviceStreams, streams_of

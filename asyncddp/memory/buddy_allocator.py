@@ -1,4 +1,4 @@
-"""Blocks of memory cut out of large chunks by halving, and joined again when they are free.
+"""BuddyAllocator of memory cut out of large chunks by halving, and joined again when they are free.
 
 This is buddy allocation: a block has a power of two of bytes, two free halves of one block become
 that block again, and so memory that was taken in one size is there for every other size.
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar, cast
 
-__all__ = ["Block", "Blocks"]
+__all__ = ["Block", "BuddyAllocator"]
 
 C = TypeVar("C")
 _Place: TypeAlias = tuple[int, int]
@@ -40,7 +40,7 @@ class Block(Generic[C]):
     used: int
 
 
-class Blocks(Generic[C]):
+class BuddyAllocator(Generic[C]):
     """All chunks of one kind of memory, and what is free in them.
 
     Args:
@@ -57,7 +57,7 @@ class Blocks(Generic[C]):
 
     Example:
         >>> pages = lambda chunk, offset, size: True
-        >>> blocks = Blocks(bytearray, pages, chunk=1024, limit=512)
+        >>> blocks = BuddyAllocator(bytearray, pages, chunk=1024, limit=512)
         >>> first, second = blocks.take(100), blocks.take(300)
         >>> (first.offset, first.size), (second.offset, second.size)
         ((0, 128), (512, 512))

@@ -18,17 +18,17 @@ import numpy.typing as npt
 from asyncddp.transport.mpi_library import MPI
 from asyncddp.transport.mpi_requests import translated
 
-__all__ = ["Pair", "pair_of_world"]
+__all__ = ["CommunicatorPair", "pair_of_world"]
 
 _PATIENCE = 5.0  # seconds for messages that were sent before to arrive
 _NAP = 0.00005  # seconds
-_idle: list[Pair] = []
+_idle: list[CommunicatorPair] = []
 """Those of the worlds that have ended here."""
 _numbers = itertools.count(1)
 Counts = npt.NDArray[np.int64]
 
 
-class Pair:
+class CommunicatorPair:
     """Two communicators between the same ranks, with counts of what went through them.
 
     Args:
@@ -51,10 +51,10 @@ class Pair:
         self.sent, self.received = ([[0] * comm.size for _ in range(2)] for _ in range(2))
         self.collectives = self.under_way = 0
         self.spoilt, self.used = False, True
-        self._parts: dict[tuple[int, ...], Pair] = {}
+        self._parts: dict[tuple[int, ...], CommunicatorPair] = {}
 
     @translated
-    def split(self, color: int, key: int) -> Pair:
+    def split(self, color: int, key: int) -> CommunicatorPair:
         """Those of the ranks with the same colour, in the order of their keys; collective."""
         every = np.empty(2 * self.comm.size, dtype=np.int64)
         self.comm.Allgather(np.array([color, key]), every)
@@ -62,7 +62,7 @@ class Pair:
         mates = np.flatnonzero(every[::2] == color)
         if not _ready(self._parts.get(wanted), self.comm, mates):
             part = cast("MPI.Intracomm", self.comm.Split(color, key))
-            self._parts[wanted] = Pair(part)
+            self._parts[wanted] = CommunicatorPair(part)
         self._parts[wanted].used = True
         return self._parts[wanted]
 
@@ -97,18 +97,18 @@ class Pair:
 
 
 @translated
-def pair_of_world() -> Pair:
+def pair_of_world() -> CommunicatorPair:
     """The pair of the last world, if nothing is under way on it, or a new one; collective."""
     world = MPI.COMM_WORLD
     last = max(_idle, key=lambda pair: pair.number, default=None)
     _idle.clear()
     if not _ready(last, world, np.arange(world.size)) or last is None:
-        last = Pair(world.Dup(), next(_numbers))
+        last = CommunicatorPair(world.Dup(), next(_numbers))
     last.used = True
     return last
 
 
-def _ready(pair: Pair | None, over: MPI.Intracomm, mates: Counts) -> bool:
+def _ready(pair: CommunicatorPair | None, over: MPI.Intracomm, mates: Counts) -> bool:
     """Whether a pair can be used again on all ranks of a communicator; collective among them.
 
     Args:

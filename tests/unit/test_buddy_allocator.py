@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from asyncddp.memory.blocks import Block, Blocks
+from asyncddp.memory.buddy_allocator import Block, BuddyAllocator
 
 CHUNK = 1 << 16
 
@@ -19,7 +19,7 @@ class Memory:
     def __init__(self, limit=1 << 40, **options):
         self.released = []
         self.takes_pages = True
-        self.blocks = Blocks(bytearray, self._release, chunk=CHUNK, limit=limit, **options)
+        self.blocks = BuddyAllocator(bytearray, self._release, chunk=CHUNK, limit=limit, **options)
 
     def _release(self, chunk, offset, size):
         self.released.append((offset, size))
@@ -133,7 +133,7 @@ def test_a_finalizer_may_give_back_while_memory_is_being_taken():
             blocks.give(given.pop())
         return bytearray(size)
 
-    blocks = Blocks(make, lambda *_: True, chunk=CHUNK, limit=1 << 40)
+    blocks = BuddyAllocator(make, lambda *_: True, chunk=CHUNK, limit=1 << 40)
     given.append(blocks.take(CHUNK))
     blocks.take(CHUNK)
     assert len(made) == 2
@@ -147,7 +147,7 @@ def test_an_error_of_the_system_leaves_everything_as_it_was():
             raise OSError(24, "Too many open files")
         return bytearray(size)
 
-    blocks = Blocks(make, lambda *_: True, chunk=CHUNK, limit=1 << 40)
+    blocks = BuddyAllocator(make, lambda *_: True, chunk=CHUNK, limit=1 << 40)
     with pytest.raises(OSError, match="Too many open files"):
         blocks.take(CHUNK + 1)
     assert blocks.take(CHUNK).offset == 0
