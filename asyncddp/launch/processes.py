@@ -44,7 +44,7 @@ def kill_processes_of(marker: str) -> None:
 
 
 def die_with_parent() -> Callable[[], object] | None:
-    """What a child calls to be ended when this process is killed; Linux only."""
+    """What a process calls to be ended when its parent is killed; None where only Linux could."""
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None).prctl

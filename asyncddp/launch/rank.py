@@ -51,8 +51,11 @@ def _on_roll() -> Iterator[None]:
     if not (folder and rank and Path(folder).is_dir()):
         yield
         return
+    from asyncddp.launch.processes import die_with_parent
     from asyncddp.launch.roll_call import sign_in, sign_out
 
+    if (ask := die_with_parent()) is not None:
+        ask()  # a launcher whose own parent was killed may end without ending its ranks
     sign_in(folder, rank)
     process = os.getpid()
     yield

@@ -90,8 +90,8 @@ def test_a_send_that_nobody_takes_meets_its_deadline_and_holds_nothing_up(world)
     assert world.run_bare(transports.given_up_send) == [True] * world.size
 
 
-def test_a_wait_past_its_deadline_says_who_waited_for_what(world):
-    message, *_ = world.run_bare(transports.past_deadline, "receive")
+def test_a_wait_past_its_deadline_says_who_waited_for_what(world, tmp_path):
+    message, *_ = world.run_bare(transports.past_deadline, "receive", tmp_path)
     assert message == "rank 0: receive from rank 1, tag 9, was not done in 0.2 s"
 
 

@@ -39,7 +39,8 @@ class BeforeForward(ParameterRhythm):
         if self._discarded:
             self._skip()
         self._seen = True
-        if self._round is None and self._wanted():
+        ended = self.setting.mixer.context.engine.closed  # the model goes on without its optimizer
+        if self._round is None and not ended and self._wanted():
             self._start()
 
     def _wanted(self) -> bool:
