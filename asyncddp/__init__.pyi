@@ -1,15 +1,10 @@
 """The public names, listed once; `__init__.py` loads each on first use."""
 
 from .context import Context as Context
-from .context import LocalWorld as LocalWorld
 from .context import current as current
 from .context import init as init
 from .context import is_initialized as is_initialized
-from .context import local_world as local_world
 from .context import shutdown as shutdown
-from .context.activities import timeline_context as timeline_context
-from .context.activities import timeline_end_activity as timeline_end_activity
-from .context.activities import timeline_start_activity as timeline_start_activity
 from .context.queries import in_neighbor_machine_ranks as in_neighbor_machine_ranks
 from .context.queries import in_neighbor_ranks as in_neighbor_ranks
 from .context.queries import is_homogeneous as is_homogeneous
@@ -25,6 +20,9 @@ from .context.queries import rank as rank
 from .context.queries import set_machine_topology as set_machine_topology
 from .context.queries import set_topology as set_topology
 from .context.queries import size as size
+from .context.timeline_activities import timeline_context as timeline_context
+from .context.timeline_activities import timeline_end_activity as timeline_end_activity
+from .context.timeline_activities import timeline_start_activity as timeline_start_activity
 from .engine import Handle as Handle
 from .errors import ArgumentError as ArgumentError
 from .errors import AsyncDDPError as AsyncDDPError
@@ -57,6 +55,7 @@ from .ops.broadcast import broadcast as broadcast
 from .ops.broadcast import broadcast_ as broadcast_
 from .ops.broadcast import broadcast_nonblocking as broadcast_nonblocking
 from .ops.broadcast import broadcast_nonblocking_ as broadcast_nonblocking_
+from .ops.empty_shared import empty_shared as empty_shared
 from .ops.hierarchical_neighbor_allreduce import (
     hierarchical_neighbor_allreduce as hierarchical_neighbor_allreduce,
 )
@@ -77,17 +76,16 @@ from .ops.neighbor_allreduce import neighbor_allreduce_nonblocking as neighbor_a
 from .ops.neighbor_allreduce import (
     neighbor_allreduce_nonblocking_ as neighbor_allreduce_nonblocking_,
 )
-from .ops.objects import allgather_object as allgather_object
-from .ops.objects import allgather_object_nonblocking as allgather_object_nonblocking
-from .ops.objects import broadcast_object as broadcast_object
-from .ops.objects import broadcast_object_nonblocking as broadcast_object_nonblocking
+from .ops.object_collectives import allgather_object as allgather_object
+from .ops.object_collectives import allgather_object_nonblocking as allgather_object_nonblocking
+from .ops.object_collectives import broadcast_object as broadcast_object
+from .ops.object_collectives import broadcast_object_nonblocking as broadcast_object_nonblocking
 from .ops.pair_gossip import pair_gossip as pair_gossip
 from .ops.pair_gossip import pair_gossip_ as pair_gossip_
 from .ops.pair_gossip import pair_gossip_nonblocking as pair_gossip_nonblocking
 from .ops.pair_gossip import pair_gossip_nonblocking_ as pair_gossip_nonblocking_
 from .ops.reduce_scatter import reduce_scatter as reduce_scatter
 from .ops.reduce_scatter import reduce_scatter_nonblocking as reduce_scatter_nonblocking
-from .ops.shared import empty_shared as empty_shared
 from .ops.windows import get_current_created_window_names as get_current_created_window_names
 from .ops.windows import get_win_version as get_win_version
 from .ops.windows import turn_off_win_ops_with_associated_p as turn_off_win_ops_with_associated_p
@@ -139,5 +137,7 @@ from .optim.optim_fn import optim_fn_adam as optim_fn_adam
 from .optim.optim_fn import optim_fn_adamw as optim_fn_adamw
 from .parallel import DecentralizedDataParallel as DecentralizedDataParallel
 from .parallel.samplers import LocalStepRandomBatchSampler as LocalStepRandomBatchSampler
+from .thread_world import LocalWorld as LocalWorld
+from .thread_world import local_world as local_world
 
 __version__: str

@@ -1,8 +1,8 @@
-"""``python -m asyncddp`` is the command ``asyncddp``."""
+"""Entry point of ``python -m asyncddp``, the same command-line program as ``asyncddp``."""
 
 from __future__ import annotations
 
-from asyncddp.launch.cli import main
+from asyncddp.cli.main import main
 
 if __name__ == "__main__":
     main(prog_name="asyncddp")

@@ -1,4 +1,4 @@
-"""Every environment variable that the library reads, read once into one frozen record."""
+"""Configuration from the ``ASYNCDDP_*`` environment variables, read once into a dataclass."""
 
 from __future__ import annotations
 
@@ -10,21 +10,18 @@ from typing import Any
 
 from asyncddp.errors import ArgumentError
 
-__all__ = ["Config", "tune_open_mpi"]
-
-
 _OPEN_MPI = {
-    # Else a tensor leaves in one piece over TCP, and whatever the peer waits for waits behind it.
+    # Else a tensor is sent in one piece over TCP, and later messages to the peer wait behind it.
     "OMPI_MCA_btl_tcp_rdma_pipeline_frag_size": "65536",
-    # Else megabytes wait in a socket while what goes to the next peer gets half of the link.
+    # Else megabytes wait in a socket's buffer while messages to the next peer get half of the link.
     "OMPI_MCA_btl_tcp_sndbuf": "131072",
 }
-"""Settings of a process's own: what must be the same on all ranks is no variable (see
-:mod:`asyncddp.transport.mpi_tuning`), since a rank may have started MPI before it reads them."""
+"""Settings of one process. What must be the same on all ranks is no variable, since a rank may have
+started MPI before it reads them: see :mod:`asyncddp.transport.mpi.iallreduce_tuning`."""
 
 
 def tune_open_mpi(environ: MutableMapping[str, str]) -> None:
-    """Set how Open MPI sends over TCP, where nobody has chosen; in time only before MPI starts.
+    """Set Open MPI's TCP options that are not set yet; effective only before MPI starts.
 
     Example:
         >>> environ = {"OMPI_MCA_btl_tcp_sndbuf": "0"}
@@ -68,20 +65,20 @@ def _env(name: str, parse: Callable[[str], Any], default: Any) -> Any:
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of one rank.
+    """Settings of one rank, from environment variables and the arguments of ``init()``.
 
     Attributes:
         timeout: ``ASYNCDDP_TIMEOUT``: seconds after which a wait raises.
         warn_after: ``ASYNCDDP_WARN_AFTER``: seconds after which a wait warns once.
-        check: ``ASYNCDDP_CHECK``: confirm every exchange with the peers before it counts as done.
-        transport: ``ASYNCDDP_TRANSPORT``: name of the wire to use instead of the chosen one.
-        device_wires: ``ASYNCDDP_DEVICE_WIRES``: wires that may carry tensors on GPUs, the best
-            first, separated by commas, or ``auto``; ``cuda_staged`` alone if not given.
+        check: ``ASYNCDDP_CHECK``: confirm every exchange with the peers before it completes.
+        transport: ``ASYNCDDP_TRANSPORT``: name of the transport to use instead of the default.
+        device_wires: ``ASYNCDDP_DEVICE_WIRES``: transports that may carry tensors on GPUs, the
+            preferred one first, separated by commas, or ``auto``; default ``cuda_staged``.
         ranks_per_machine: ``ASYNCDDP_RANKS_PER_MACHINE``: simulate machines of so many ranks.
-        report_dir: ``ASYNCDDP_REPORT_DIR``: folder in which a failing rank leaves its report;
+        report_dir: ``ASYNCDDP_REPORT_DIR``: folder in which a failing rank writes its report;
             set by ``asyncddp run``.
-        timeline: ``ASYNCDDP_TIMELINE``: folder or prefix of the files in which ranks note what they
-            do when; nothing is noted if empty.
+        timeline: ``ASYNCDDP_TIMELINE``: folder or prefix of the files to which ranks write their
+            timelines; none are written if empty.
         nvtx: ``ASYNCDDP_NVTX``: show the timeline's names in NVIDIA's tools, where there is CUDA.
     """
 
@@ -97,7 +94,7 @@ class Config:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Config:
-        """Read the variables; arguments that are given (and not None) win over them.
+        """Read the variables; arguments that are given (and not None) take precedence.
 
         Raises:
             ArgumentError: A variable has a value that cannot be read; the message names it.

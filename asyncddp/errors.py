@@ -1,22 +1,22 @@
-"""Every exception of the library, so that users can catch as narrowly or as widely as they like.
+"""Exception classes of the library, in one tree below ``AsyncDDPError``.
 
 ::
 
     AsyncDDPError
     ├── UsageError                  a mistake of the caller, on this rank
-    │   ├── NotInitializedError         a verb before init() or after shutdown()
+    │   ├── NotInitializedError         an operation before init() or after shutdown()
     │   ├── ArgumentError               a wrong value (also a ValueError)
     │   │   └── UnknownNameError            no plug-in has that name (also a KeyError)
-    │   └── DtypeError                  a dtype that the verb cannot serve (also a TypeError)
-    ├── PeerError                   this rank and another one do not fit together
-    │   ├── MismatchError               other verb, name, dtype, shape or neighbours
-    │   │   └── DeadlockError               ranks wait for each other in a circle
-    │   ├── WaitTimeoutError            a peer did not come by the deadline (also a TimeoutError)
+    │   └── DtypeError                  an unsupported dtype (also a TypeError)
+    ├── PeerError                   calls of two ranks contradict each other, or one is gone
+    │   ├── MismatchError               different operations, dtypes, shapes or neighbours
+    │   │   └── DeadlockError               ranks wait for each other in a cycle
+    │   ├── WaitTimeoutError            a peer did not answer by the deadline (also a TimeoutError)
     │   └── PeerLeftError               a peer has ended, failed or was killed
-    ├── RankError                   a rank of a local world raised; ``rank`` and ``__cause__`` tell
+    ├── RankError                   a rank of local_world() raised; ``rank`` and ``__cause__`` tell
     └── EnvironmentProblem          something is missing or wrong on this machine
 
-Graphs that cannot be raise :class:`topology.TopologyError`, which lives beside the library.
+Invalid graphs raise :class:`topology.TopologyError`, which the package ``topology`` defines.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 
 
 class AsyncDDPError(Exception):
-    """Anything that the library raises by itself."""
+    """Base class of all exceptions of the library."""
 
 
 class UsageError(AsyncDDPError):
@@ -47,40 +47,40 @@ class UsageError(AsyncDDPError):
 
 
 class NotInitializedError(UsageError, RuntimeError):
-    """A verb was called before ``init()`` or after ``shutdown()``."""
+    """An operation was called before ``init()`` or after ``shutdown()``."""
 
 
 class ArgumentError(UsageError, ValueError):
-    """An argument has a value that cannot be served."""
+    """An argument has a wrong value."""
 
 
 class UnknownNameError(ArgumentError, KeyError):
-    """No plug-in of that kind has that name."""
+    """No plug-in of the kind asked for has the given name."""
 
     __str__ = Exception.__str__
 
 
 class DtypeError(UsageError, TypeError):
-    """A tensor has a dtype that the verb cannot serve."""
+    """A tensor has a dtype that the operation does not support."""
 
 
 class PeerError(AsyncDDPError, RuntimeError):
-    """This rank and another one do not fit together, or the other one is gone.
+    """Calls of this rank and another one contradict each other, or the other rank is gone.
 
     Attributes:
-        origin: The rank where it began, if known: the one that timed out, has left or found the
-            contradiction; the others are told, and raise the same kind of error.
+        origin: The rank where the error began, if known: the one that timed out, has left or found
+            the contradiction; the others are told, and raise the same kind of error.
     """
 
     origin: int | None = None
 
 
 class MismatchError(PeerError):
-    """Two ranks meet in one name with different verbs, dtypes, shapes or neighbours."""
+    """Two ranks called different operations, dtypes, shapes or neighbours under one name."""
 
 
 class DeadlockError(MismatchError):
-    """Ranks wait for each other in a circle: verbs were called in orders that cannot meet."""
+    """Ranks wait for each other in a cycle: operations were called in conflicting orders."""
 
 
 class WaitTimeoutError(PeerError, TimeoutError):
@@ -92,7 +92,7 @@ class PeerLeftError(PeerError):
 
 
 class RankError(AsyncDDPError):
-    """A rank of a local world raised an exception, which is the ``__cause__`` of this one.
+    """A rank of ``local_world()`` raised an exception, which is the ``__cause__`` of this one.
 
     Attributes:
         rank: The rank that failed first.
@@ -104,4 +104,4 @@ class RankError(AsyncDDPError):
 
 
 class EnvironmentProblem(AsyncDDPError, RuntimeError):  # noqa: N818 - not the fault of any call
-    """Something on this machine is missing or does not fit; the message says what to do."""
+    """Something on this machine is missing or unsuitable; the message says what to do."""

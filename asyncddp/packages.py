@@ -1,12 +1,10 @@
-"""What to say where a package is missing: the command that installs it.
+"""Install commands for optional packages, to quote in messages where one is missing.
 
-The commands name packages that an index has, not extras of this library, so that they hold in a
-clone, with a wheel, and from an index alike.
+The commands name packages of the package index, not extras of this library, so that they work for
+a clone, a wheel and an installation from the index alike.
 """
 
 from __future__ import annotations
-
-__all__ = ["install_command"]
 
 _REQUIREMENTS = {
     "torch": ("torch>=2.6",),
@@ -24,10 +22,10 @@ _REQUIREMENTS = {
 
 
 def install_command(*needed: str) -> str:
-    """The command that installs what some extras of ``pyproject.toml``, torch, or mpi4py need.
+    """Return the pip command that installs torch, mpi4py, or an extra of ``pyproject.toml``.
 
     Args:
-        needed: Names of extras, ``"torch"``, or ``"mpi4py"``; of several, any one serves.
+        needed: Names of extras, ``"torch"``, or ``"mpi4py"``; alternatives, if several.
 
     Returns:
         A command for a shell; commands joined by "or" where several are named.

@@ -1,19 +1,17 @@
-"""Lists of ranks in messages: ranges, and an end after a line however many there are."""
+"""Formatting and parsing of rank lists in messages: ranges such as "0–3", cut after a line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["list_ranks", "parse_ranks"]
-
-_LONGEST = 8  # ranges and single ranks in one message
+_MAX_PARTS = 8  # ranges and single ranks in one message
 
 
 def list_ranks(ranks: Iterable[int]) -> str:
-    """The ranks in order, as ranges: ``rank 5``, ``ranks 0–3, 5``, ``ranks 0, 2, … and 490 more``.
+    """Format ranks as sorted ranges: ``rank 5``, ``ranks 0–3, 5``, ``ranks 0, 2, … and 490 more``.
 
     Args:
-        ranks: In any order; repeats count once.
+        ranks: Ranks in any order; repeats count once.
 
     Example:
         >>> list_ranks([3, 1, 2, 0, 5])
@@ -27,15 +25,15 @@ def list_ranks(ranks: Iterable[int]) -> str:
             runs[-1].append(rank)
         else:
             runs.append([rank])
-    parts = [part for run in runs for part in _parts(run)]
-    left = sum(len(run) for _, run in parts[_LONGEST:])
-    text = ", ".join(part for part, _ in parts[:_LONGEST])
+    parts = [part for run in runs for part in _format_run(run)]
+    left = sum(len(run) for _, run in parts[_MAX_PARTS:])
+    text = ", ".join(part for part, _ in parts[:_MAX_PARTS])
     many = sum(len(run) for run in runs) != 1
     return f"rank{'s' * many} {text}{f' and {left} more' if left else ''}"
 
 
 def parse_ranks(text: str) -> list[int]:
-    """The ranks of a list that :func:`list_ranks` has made and not cut short.
+    """Parse a text of :func:`list_ranks` that was not cut short.
 
     Example:
         >>> parse_ranks("ranks 0–3, 5")
@@ -48,8 +46,8 @@ def parse_ranks(text: str) -> list[int]:
     return found
 
 
-def _parts(run: list[int]) -> list[tuple[str, list[int]]]:
-    """A run of ranks as a range, or one by one where it is shorter than three."""
+def _format_run(run: list[int]) -> list[tuple[str, list[int]]]:
+    """Format a run of ranks as a range, or one by one where it is shorter than three."""
     if len(run) < 3:
         return [(str(rank), [rank]) for rank in run]
     return [(f"{run[0]}\u2013{run[-1]}", run)]

@@ -1,4 +1,4 @@
-"""Names for plug-ins: one class serves transports, algorithms, verbs and whatever comes later."""
+"""Registry of plug-ins (transports, algorithms, …) by name, with lazy import and entry points."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from typing import Any, Generic, TypeVar, cast
 
 from asyncddp.errors import UnknownNameError
 
-__all__ = ["Registry", "nearest"]
-
 T = TypeVar("T")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A sentence that names the known name nearest to one that is not; empty where none is near.
+    """Suggest the known name nearest to an unknown one, as a sentence; empty where none is near.
 
     Example:
         >>> nearest("neighbour_allreduce", ["allreduce", "neighbor_allreduce"])
@@ -27,11 +25,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """A mapping from names to objects that are imported when asked for.
+    """Read-only mapping from names to plug-in objects, which are imported on access.
 
     Args:
-        kind: What is registered, for messages: ``"transport"``.
-        entries: ``{name: "package.module:attribute"}``; one line for each of our own plug-ins.
+        kind: Kind of the plug-ins, for messages: ``"transport"``.
+        entries: ``{name: "package.module:attribute"}``; one for each built-in plug-in.
         group: Entry-point group in which other distributions may register theirs.
 
     Example:
@@ -49,7 +47,7 @@ class Registry(Mapping[str, T], Generic[T]):
         self._group = group
 
     def _known(self) -> dict[str, str]:
-        """Our own entries and those of installed distributions; ours win."""
+        """Return the built-in entries and those of other distributions; built-in ones win."""
         found = entry_points(group=self._group) if self._group else ()
         return {**{point.name: point.value for point in found}, **self._entries}
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.leaks import Traces
 from tests.support.marks import parameters
-from tests.support.worlds import WORLDS, World, open_world
+from tests.support.worlds import WORLDS, World, open_transport
 
 # A shared machine is slow now and then, which is no fault of the code under test.
 hypothesis.settings.register_profile("patient", deadline=None)
@@ -35,7 +35,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.fixture(scope="session", params=parameters(WORLDS))
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Ranks to run cases on; a test that takes it runs on every wire. See :mod:`tests.support`."""
-    with open_world(request.param) as opened:
+    with open_transport(request.param) as opened:
         yield opened
 
 

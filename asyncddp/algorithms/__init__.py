@@ -1,23 +1,35 @@
-"""Methods: what is averaged, when, among whom. One method, one file, one line below."""
+"""Training algorithms: which tensors are averaged, when in a step, and with which ranks."""
 
 from __future__ import annotations
 
-from asyncddp.algorithms.contract import Algorithm, How, What, When
-from asyncddp.algorithms.needs import Needs
+from asyncddp.algorithms.algorithm import (
+    Algorithm,
+    AveragedQuantity,
+    CommunicationPattern,
+    CommunicationTiming,
+)
+from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.registry import Registry
 
-__all__ = ["ALGORITHMS", "Algorithm", "How", "Needs", "What", "When"]
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "AveragedQuantity",
+    "CommunicationPattern",
+    "CommunicationTiming",
+    "TopologyRequirements",
+]
 
 ALGORITHMS: Registry[type[Algorithm]] = Registry(
     "algorithm",
     {
-        "adapt_then_combine": "asyncddp.algorithms.adapt_then_combine:AdaptThenCombine",
-        "adapt_with_combine": "asyncddp.algorithms.adapt_with_combine:AdaptWithCombine",
-        "async_model_average": "asyncddp.algorithms.async_model_average:AsyncModelAverage",
-        "gradient_allreduce": "asyncddp.algorithms.gradient_allreduce:GradientAllreduce",
-        "pull_get": "asyncddp.algorithms.pull_get:PullGet",
-        "push_sum": "asyncddp.algorithms.push_sum:PushSum",
-        "win_put": "asyncddp.algorithms.win_put:WinPut",
+        "adapt_then_combine": "asyncddp.algorithms.methods.adapt_then_combine:AdaptThenCombine",
+        "adapt_with_combine": "asyncddp.algorithms.methods.adapt_with_combine:AdaptWithCombine",
+        "async_model_average": "asyncddp.algorithms.methods.async_model_average:AsyncModelAverage",
+        "gradient_allreduce": "asyncddp.algorithms.methods.gradient_allreduce:GradientAllreduce",
+        "pull_get": "asyncddp.algorithms.methods.pull_get:PullGet",
+        "push_sum": "asyncddp.algorithms.methods.push_sum:PushSum",
+        "win_put": "asyncddp.algorithms.methods.win_put:WinPut",
     },
     group="asyncddp.algorithms",
 )

@@ -1,4 +1,4 @@
-"""Among whom a bucket is averaged: the kinds of communication that a method can be given."""
+"""Communication patterns: how one averaging round exchanges buckets, and with which ranks."""
 
 from __future__ import annotations
 
@@ -9,36 +9,38 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from asyncddp.algorithms.contract import How
-from asyncddp.algorithms.joining import Act
-from asyncddp.algorithms.rounds import Messages, Round, Route
+from asyncddp.algorithms.algorithm import CommunicationPattern
+from asyncddp.algorithms.averaging_round import AveragingRound, RoundPlan, TwoSidedRound
+from asyncddp.algorithms.join_coordinator import CollectiveKind
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.engine import Handle
 from asyncddp.errors import UsageError
-from asyncddp.memory.allocate import zeros_like
-from asyncddp.memory.dtypes import DTYPES
+from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.allreduce import allreduce_nonblocking
 from asyncddp.ops.hierarchical_neighbor_allreduce import (
-    between_machines,
     hierarchical_neighbor_allreduce_nonblocking,
+    machine_schedule,
 )
-from asyncddp.ops.joining import average_among_nonblocking, narrowed, pass_by_nonblocking
-from asyncddp.ops.mixing import Mixing
-from asyncddp.ops.neighbor_allreduce import neighbor_allreduce_nonblocking, short_way
-from asyncddp.ops.weights import Weights, WeightsOf
+from asyncddp.ops.neighbor_allreduce import find_fast_path, neighbor_allreduce_nonblocking
+from asyncddp.ops.uneven_inputs import (
+    average_active_ranks_nonblocking,
+    renormalise,
+    skip_round_nonblocking,
+)
+from asyncddp.ops.weight_resolver import WeightResolver, Weights
 from asyncddp.registry import Registry
+from asyncddp.tensors.allocation import zeros_like
+from asyncddp.tensors.dtypes import DTYPES
 from topology import GraphOrSchedule, Schedule
 
 if TYPE_CHECKING:
-    from asyncddp.algorithms.mixer import Mixer
-
-__all__ = ["COMMUNICATIONS", "Communication", "HandSet", "TwoSided"]
+    from asyncddp.algorithms.model_averager import ModelAverager
 
 
 @dataclass
-class HandSet:
-    """Weights that the user sets by hand for the next round; None leaves them to the topology."""
+class WeightOverrides:
+    """Averaging weights that the user sets for the next round; None takes the topology's."""
 
     self_weight: float | None = None
     src_weights: Weights | None = None
@@ -48,103 +50,113 @@ class HandSet:
 
 
 class Communication(ABC):
-    """One kind of averaging.
+    """Communication of an averaging round (base class), such as neighbor_allreduce.
 
     Attributes:
-        name: As users give it.
-        how: Which permission of a method it needs; None for any.
-        joins: Whether its rounds can go on without ranks that are done.
+        name: Its name in the registry, as users give it.
+        how: The pattern that an algorithm must allow for it; None for any algorithm.
+        supports_join: Whether rounds can go on without ranks that have joined (are done).
     """
 
     name: ClassVar[str]
-    how: ClassVar[How | None]
-    joins: ClassVar[bool] = True
+    how: ClassVar[CommunicationPattern | None]
+    supports_join: ClassVar[bool] = True
 
-    def places(self, context: Context) -> int | None:
-        """The number of nodes of its topology; None if it has none."""
+    def node_count(self, context: Context) -> int | None:
+        """Return the number of nodes that its topology must have; None if it uses no topology."""
         del context
         return None
 
-    def inherited(self, context: Context) -> GraphOrSchedule | None:
-        """The context's topology for it."""
+    def context_topology(self, context: Context) -> GraphOrSchedule | None:
+        """Return the topology set on the context that it uses; None if there is none."""
         del context
         return None
 
-    def by_hand(self, hand: HandSet) -> Mapping[str, float | Weights | Iterable[int] | None]:
-        """The weights set by hand that concern it: own, sources, targets."""
-        del hand
+    def relevant_overrides(
+        self, overrides: WeightOverrides
+    ) -> Mapping[str, float | Weights | Iterable[int] | None]:
+        """Select the weight overrides that it uses, by argument name."""
+        del overrides
         return {}
 
-    def lay_out(self, mixer: Mixer) -> None:  # noqa: B027 - few do
-        """Prepare for rounds about the wrapper's flat tensors."""
+    def set_buckets(self, averager: ModelAverager) -> None:  # noqa: B027 - optional hook
+        """Prepare for rounds over the averager's flat buckets, such as by creating windows."""
 
     @abstractmethod
-    def begin(self, mixer: Mixer, schedule: Schedule | None) -> Round | None:
-        """Open the wrapper's next round; None where nothing is to be sent.
+    def begin_round(
+        self, averager: ModelAverager, schedule: Schedule | None
+    ) -> AveragingRound | None:
+        """Begin the averager's next round; returns None where nothing is to be sent.
 
         Args:
-            mixer: Has its rounds.
-            schedule: The wrapper's own topology; None for the context's.
+            averager: The averager whose round begins.
+            schedule: The averager's own topology; None for the context's.
 
         Raises:
-            ArgumentError: Weights set by hand that cannot be.
+            ArgumentError: Invalid weight overrides.
         """
 
-    def stand_in(  # noqa: B027 - few do
-        self, mixer: Mixer, flats: Sequence[torch.Tensor], training: Sequence[int]
+    def shadow_round(  # noqa: B027 - optional hook
+        self, averager: ModelAverager, flats: Sequence[torch.Tensor], active_ranks: Sequence[int]
     ) -> None:
-        """Take part in a round on a rank that is done; nothing, where nobody waits for it.
+        """Take part in a round of the active ranks on a joined rank; a no-op if none waits for it.
 
         Args:
-            mixer: Has its rounds.
-            flats: The tensors that would be averaged; they stay as they are.
-            training: The ranks that train.
+            averager: The averager of this rank.
+            flats: Flat buckets like those of the active ranks; they stay unchanged.
+            active_ranks: The ranks that still train.
 
         Raises:
             PeerError: A peer failed, or does something else.
         """
 
 
-class TwoSided(Communication):
-    """A kind in which those who average wait for each other."""
+class TwoSidedCommunication(Communication):
+    """Two-sided communication (base class): the ranks of a round wait for each other."""
 
-    joins = False
+    supports_join = False
 
-    def begin(self, mixer: Mixer, schedule: Schedule | None) -> Round | None:
-        """Open a round of messages, inside ``join`` among those who train."""
-        route = self.route(mixer.context, schedule, mixer.hand, mixer.round)
-        if route is not None and mixer.attendance is not None:
-            training = mixer.attendance.train(mixer.label, Act.ROUND)
-            if len(training) < mixer.context.size:
-                route = self.among(mixer, schedule, training)
-        return None if route is None else Messages(mixer, route)
+    def begin_round(
+        self, averager: ModelAverager, schedule: Schedule | None
+    ) -> AveragingRound | None:
+        """Begin a round of messages; inside ``join`` only among the active ranks."""
+        plan = self.plan_round(averager.context, schedule, averager.overrides, averager.round)
+        if plan is not None and averager.join_coordinator is not None:
+            active_ranks = averager.join_coordinator.notify(
+                averager.label, CollectiveKind.AVERAGING_ROUND
+            )
+            if len(active_ranks) < averager.context.size:
+                plan = self.plan_partial_round(averager, schedule, active_ranks)
+        return None if plan is None else TwoSidedRound(averager, plan)
 
-    def stand_in(
-        self, mixer: Mixer, flats: Sequence[torch.Tensor], training: Sequence[int]
+    def shadow_round(
+        self, averager: ModelAverager, flats: Sequence[torch.Tensor], active_ranks: Sequence[int]
     ) -> None:
-        """Do this rank's part of the others' round, and count it."""
-        route = self.among(mixer, None, training)
-        with use(mixer.context), torch.no_grad():
+        """Exchange this joined rank's messages of the active ranks' round, and count the round."""
+        plan = self.plan_partial_round(averager, None, active_ranks)
+        with use(averager.context), torch.no_grad():
             handles = [
-                route.start(flat, f"{mixer.label}.bucket{index}")
+                plan.start(flat, f"{averager.label}.bucket{index}")
                 for index, flat in enumerate(flats)
             ]
         for handle in handles:
             handle.wait()
-        mixer.bytes_sent += sum(map(route.cost, flats))
-        mixer.round += 1
+        averager.bytes_sent += sum(map(plan.send_bytes, flats))
+        averager.round += 1
 
-    def among(self, mixer: Mixer, schedule: Schedule | None, training: Collection[int]) -> Route:
-        """Look the next round up where only some ranks train; elsewhere, their part of it.
+    def plan_partial_round(
+        self, averager: ModelAverager, schedule: Schedule | None, active_ranks: Collection[int]
+    ) -> RoundPlan:
+        """Plan this rank's part of the next round where only some ranks are active.
 
         Args:
-            mixer: Has its rounds.
-            schedule: The wrapper's own topology; None for the context's.
-            training: The ranks that train.
+            averager: The averager of this rank.
+            schedule: The averager's own topology; None for the context's.
+            active_ranks: The ranks that still train.
 
         Raises:
-            UsageError: It cannot be formed so.
-            ArgumentError: Weights set by hand that cannot be.
+            UsageError: This communication needs all ranks.
+            ArgumentError: Invalid weight overrides.
         """
         raise UsageError(
             f"join: {self.name} needs all ranks in every round; expected a communication that can "
@@ -152,60 +164,68 @@ class TwoSided(Communication):
         )
 
     @abstractmethod
-    def route(
-        self, context: Context, schedule: Schedule | None, hand: HandSet, k: int
-    ) -> Route | None:
-        """Look round ``k`` up; None where nothing is to be sent.
+    def plan_round(
+        self, context: Context, schedule: Schedule | None, overrides: WeightOverrides, k: int
+    ) -> RoundPlan | None:
+        """Plan this rank's part of round ``k``; returns None where nothing is to be sent.
 
         Raises:
-            ArgumentError: Weights set by hand that cannot be.
+            ArgumentError: Invalid weight overrides.
         """
 
 
-class NeighborAllreduce(TwoSided):
-    """The weighted average with the neighbours."""
+class NeighborAllreduceCommunication(TwoSidedCommunication):
+    """Two-sided weighted average with the neighbours of the topology between ranks."""
 
     name = "neighbor_allreduce"
-    how = How.NEIGHBORS
-    joins = True
+    how = CommunicationPattern.NEIGHBORS
+    supports_join = True
 
-    def places(self, context: Context) -> int | None:
-        """One for each rank."""
+    def node_count(self, context: Context) -> int | None:
+        """Return the number of ranks."""
         return context.size
 
-    def inherited(self, context: Context) -> GraphOrSchedule | None:
-        """The topology between ranks."""
+    def context_topology(self, context: Context) -> GraphOrSchedule | None:
+        """Return the context's topology between ranks."""
         return context.topologies.load()
 
-    def by_hand(self, hand: HandSet) -> Mapping[str, float | Weights | Iterable[int] | None]:
-        """Weights of ranks."""
+    def relevant_overrides(
+        self, overrides: WeightOverrides
+    ) -> Mapping[str, float | Weights | Iterable[int] | None]:
+        """Select the overrides of weights of ranks."""
         return {
-            "self_weight": hand.self_weight,
-            "src_weights": hand.src_weights,
-            "dst_weights": hand.dst_weights,
+            "self_weight": overrides.self_weight,
+            "src_weights": overrides.src_weights,
+            "dst_weights": overrides.dst_weights,
         }
 
-    def route(
-        self, context: Context, schedule: Schedule | None, hand: HandSet, k: int
-    ) -> Route | None:
-        """To this round's neighbours."""
-        return self._along(context, self._row(context, schedule, hand, k))
+    def plan_round(
+        self, context: Context, schedule: Schedule | None, overrides: WeightOverrides, k: int
+    ) -> RoundPlan | None:
+        """Plan messages to this round's neighbours."""
+        return self._plan_for(context, self._weight_row(context, schedule, overrides, k))
 
-    def among(self, mixer: Mixer, schedule: Schedule | None, training: Collection[int]) -> Route:
-        """The weights of those who are done are the own tensor's."""
-        context = mixer.context
-        if context.rank in training:
-            row = self._row(context, schedule, mixer.hand, mixer.round)
-            return self._along(context, narrowed(row, training))
-        return Route(lambda flat, name: pass_by_nonblocking(flat, name=name), lambda flat: 0)
+    def plan_partial_round(
+        self, averager: ModelAverager, schedule: Schedule | None, active_ranks: Collection[int]
+    ) -> RoundPlan:
+        """Plan with the weights of joined neighbours moved to this rank's own tensor."""
+        context = averager.context
+        if context.rank in active_ranks:
+            row = self._weight_row(context, schedule, averager.overrides, averager.round)
+            return self._plan_for(context, renormalise(row, active_ranks))
+        return RoundPlan(lambda flat, name: skip_round_nonblocking(flat, name=name), lambda flat: 0)
 
-    def _row(self, context: Context, schedule: Schedule | None, hand: HandSet, k: int) -> Mixing:
+    def _weight_row(
+        self, context: Context, schedule: Schedule | None, overrides: WeightOverrides, k: int
+    ) -> WeightRow:
         schedule = schedule or context.topologies.ranks
-        return WeightsOf(self.name, schedule, context.rank, self.by_hand(hand), k).at(k)
+        return WeightResolver(
+            self.name, schedule, context.rank, self.relevant_overrides(overrides), k
+        ).row_at(k)
 
-    def _along(self, context: Context, row: Mixing) -> Route:
+    def _plan_for(self, context: Context, row: WeightRow) -> RoundPlan:
         def start(flat: torch.Tensor, name: str) -> Handle[torch.Tensor]:
-            """Start averaging with these neighbours."""
+            """Start averaging a tensor with the neighbours."""
             return neighbor_allreduce_nonblocking(
                 flat,
                 self_weight=row.self_weight,
@@ -214,47 +234,49 @@ class NeighborAllreduce(TwoSided):
                 name=name,
             )
 
-        def way(flat: torch.Tensor, name: str) -> Callable[[], bool] | None:
-            """The short way of this bucket."""
-            return short_way(context, row, flat, name)
+        def fast_path(flat: torch.Tensor, name: str) -> Callable[[], bool] | None:
+            """Return the fast path for this bucket, if there is one."""
+            return find_fast_path(context, row, flat, name)
 
-        return Route(start, lambda flat: len(row.dst_weights) * flat.nbytes, way)
+        return RoundPlan(start, lambda flat: len(row.dst_weights) * flat.nbytes, fast_path)
 
 
-class HierarchicalNeighborAllreduce(TwoSided):
-    """The mean inside each machine, the weighted average between machines."""
+class HierarchicalNeighborAllreduceCommunication(TwoSidedCommunication):
+    """Two-sided hierarchical average: mean per machine, weighted average between machines."""
 
     name = "hierarchical_neighbor_allreduce"
-    how = How.MACHINES
+    how = CommunicationPattern.MACHINES
 
-    def places(self, context: Context) -> int | None:
-        """One for each machine."""
+    def node_count(self, context: Context) -> int | None:
+        """Return the number of machines."""
         return context.machine_size
 
-    def inherited(self, context: Context) -> GraphOrSchedule | None:
-        """The topology between machines."""
+    def context_topology(self, context: Context) -> GraphOrSchedule | None:
+        """Return the context's topology between machines."""
         return context.topologies.load_machine()
 
-    def by_hand(self, hand: HandSet) -> Mapping[str, float | Weights | Iterable[int] | None]:
-        """Weights of machines."""
+    def relevant_overrides(
+        self, overrides: WeightOverrides
+    ) -> Mapping[str, float | Weights | Iterable[int] | None]:
+        """Select the overrides of weights of machines."""
         return {
-            "self_weight": hand.self_weight,
-            "src_machine_weights": hand.src_machine_weights,
-            "dst_machine_weights": hand.dst_machine_weights,
+            "self_weight": overrides.self_weight,
+            "src_machine_weights": overrides.src_machine_weights,
+            "dst_machine_weights": overrides.dst_machine_weights,
         }
 
-    def route(
-        self, context: Context, schedule: Schedule | None, hand: HandSet, k: int
-    ) -> Route | None:
-        """Inside the machine, then to this round's machines."""
-        given = self.by_hand(hand)
-        schedule = schedule or between_machines(
-            context, by_hand=hand.dst_machine_weights is not None
+    def plan_round(
+        self, context: Context, schedule: Schedule | None, overrides: WeightOverrides, k: int
+    ) -> RoundPlan | None:
+        """Plan the mean within the machine and messages to this round's neighbour machines."""
+        given = self.relevant_overrides(overrides)
+        schedule = schedule or machine_schedule(
+            context, by_hand=overrides.dst_machine_weights is not None
         )
-        row = WeightsOf(self.name, schedule, context.machine_rank, given, k).at(k)
+        row = WeightResolver(self.name, schedule, context.machine_rank, given, k).row_at(k)
 
         def start(flat: torch.Tensor, name: str) -> Handle[torch.Tensor]:
-            """Start averaging with these machines."""
+            """Start averaging a tensor with the neighbour machines."""
             return hierarchical_neighbor_allreduce_nonblocking(
                 flat,
                 self_weight=row.self_weight,
@@ -263,76 +285,82 @@ class HierarchicalNeighborAllreduce(TwoSided):
                 name=name,
             )
 
-        def cost(flat: torch.Tensor) -> int:
-            """Bytes that this rank sends of a bucket."""
-            local, size = context.local_size, _summed(flat)
+        def send_bytes(flat: torch.Tensor) -> int:
+            """Return the bytes that this rank sends for a bucket."""
+            local, size = context.local_size, _accumulated_bytes(flat)
             return round((3 * (local - 1) + len(row.dst_weights)) * size / local)
 
-        return Route(start, cost)
+        return RoundPlan(start, send_bytes)
 
 
-class Allreduce(TwoSided):
-    """The average over all ranks."""
+class AllreduceCommunication(TwoSidedCommunication):
+    """Two-sided global average over all ranks (allreduce)."""
 
     name = "allreduce"
-    how = How.GLOBAL
-    joins = True
+    how = CommunicationPattern.GLOBAL
+    supports_join = True
 
-    def route(
-        self, context: Context, schedule: Schedule | None, hand: HandSet, k: int
-    ) -> Route | None:
-        """To all ranks."""
+    def plan_round(
+        self, context: Context, schedule: Schedule | None, overrides: WeightOverrides, k: int
+    ) -> RoundPlan | None:
+        """Plan an allreduce over all ranks."""
 
         def start(flat: torch.Tensor, name: str) -> Handle[torch.Tensor]:
-            """Start averaging over all ranks."""
+            """Start averaging a tensor over all ranks."""
             return allreduce_nonblocking(flat, name=name)
 
-        return self._over(context.size, start)
+        return self._plan_over(context.size, start)
 
-    def among(self, mixer: Mixer, schedule: Schedule | None, training: Collection[int]) -> Route:
-        """The average over those who train; others give zeros."""
-        trains = mixer.context.rank in training
+    def plan_partial_round(
+        self, averager: ModelAverager, schedule: Schedule | None, active_ranks: Collection[int]
+    ) -> RoundPlan:
+        """Plan an average over the active ranks, to which joined ranks contribute zeros."""
+        active = averager.context.rank in active_ranks
 
         def start(flat: torch.Tensor, name: str) -> Handle[torch.Tensor]:
-            """Start averaging over the ranks that still train."""
-            given = flat if trains else zeros_like(flat)
-            return average_among_nonblocking(given, len(training), name=name)
+            """Start averaging a tensor over the active ranks."""
+            given = flat if active else zeros_like(flat)
+            return average_active_ranks_nonblocking(given, len(active_ranks), name=name)
 
-        return self._over(mixer.context.size, start)
+        return self._plan_over(averager.context.size, start)
 
-    def _over(self, n: int, start: Callable[[torch.Tensor, str], Handle[torch.Tensor]]) -> Route:
-        return Route(start, lambda flat: round(2 * (n - 1) * _summed(flat) / n))
+    def _plan_over(
+        self, n: int, start: Callable[[torch.Tensor, str], Handle[torch.Tensor]]
+    ) -> RoundPlan:
+        return RoundPlan(start, lambda flat: round(2 * (n - 1) * _accumulated_bytes(flat) / n))
 
 
-class Empty(TwoSided):
-    """No communication: every rank trains alone."""
+class NoCommunication(TwoSidedCommunication):
+    """Communication pattern that sends nothing: every rank trains alone."""
 
     name = "empty"
     how = None
-    joins = True
+    supports_join = True
 
-    def route(
-        self, context: Context, schedule: Schedule | None, hand: HandSet, k: int
-    ) -> Route | None:
-        """Nowhere."""
+    def plan_round(
+        self, context: Context, schedule: Schedule | None, overrides: WeightOverrides, k: int
+    ) -> RoundPlan | None:
+        """Return None, since nothing is sent."""
         return None
 
 
-def _summed(flat: torch.Tensor) -> int:
-    """Bytes of a tensor in the dtype in which it is summed on the way."""
+def _accumulated_bytes(flat: torch.Tensor) -> int:
+    """Return the bytes of a tensor in the dtype in which it is accumulated."""
     return flat.numel() * DTYPES[flat.dtype].accumulate.itemsize
 
+
+_ONE_SIDED = "asyncddp.algorithms.one_sided_communication"
 
 COMMUNICATIONS: Registry[type[Communication]] = Registry(
     "communication",
     {
-        "allreduce": f"{__name__}:Allreduce",
-        "empty": f"{__name__}:Empty",
-        "hierarchical_neighbor_allreduce": f"{__name__}:HierarchicalNeighborAllreduce",
-        "neighbor_allreduce": f"{__name__}:NeighborAllreduce",
-        "win_accumulate": "asyncddp.algorithms.one_sided:Accumulate",
-        "win_get": "asyncddp.algorithms.one_sided:Get",
-        "win_put": "asyncddp.algorithms.one_sided:Put",
+        "allreduce": f"{__name__}:AllreduceCommunication",
+        "empty": f"{__name__}:NoCommunication",
+        "hierarchical_neighbor_allreduce": f"{__name__}:HierarchicalNeighborAllreduceCommunication",
+        "neighbor_allreduce": f"{__name__}:NeighborAllreduceCommunication",
+        "win_accumulate": f"{_ONE_SIDED}:WindowAccumulateCommunication",
+        "win_get": f"{_ONE_SIDED}:WindowGetCommunication",
+        "win_put": f"{_ONE_SIDED}:WindowPutCommunication",
     },
     group="asyncddp.communications",
 )

@@ -1,17 +1,8 @@
-"""The running world of this rank: who it is, whom it talks to, how it starts and ends."""
+"""Context of one rank: its number, transport, engine and topologies; ``init``, ``shutdown``."""
 
 from __future__ import annotations
 
 from asyncddp.context.context import Context, current, is_initialized
 from asyncddp.context.lifecycle import init, shutdown
-from asyncddp.context.local_world import LocalWorld, local_world
 
-__all__ = [
-    "Context",
-    "LocalWorld",
-    "current",
-    "init",
-    "is_initialized",
-    "local_world",
-    "shutdown",
-]
+__all__ = ["Context", "current", "init", "is_initialized", "shutdown"]

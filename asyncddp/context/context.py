@@ -1,4 +1,4 @@
-"""One rank's world, and which one is current."""
+"""Context of one rank: its transports, machines, topologies and engine; and the current context."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ from typing import Any
 import torch
 
 from asyncddp.config import Config
-from asyncddp.context.clock import Clock, measure
+from asyncddp.context.clock_sync import ClockSync, measure_clock_offset
 from asyncddp.context.topologies import Topologies
-from asyncddp.engine import Engine
+from asyncddp.engine import ProgressEngine
 from asyncddp.errors import NotInitializedError
-from asyncddp.memory.allocate import values
-from asyncddp.timeline.starting import recorder_for
+from asyncddp.tensors.allocation import make_tensor
+from asyncddp.timeline.tracer_factory import create_tracer
 from asyncddp.transport import Transport
-from asyncddp.transport.device_agreement import let_go, settle
-
-__all__ = ["Context", "activate", "current", "in_local_world", "is_initialized", "use"]
+from asyncddp.transport.cuda.negotiation import close_device_transports, negotiate_from_config
 
 
 @dataclass(frozen=True)
-class Machines:
-    """Which ranks share a machine.
+class MachineLayout:
+    """Assignment of ranks to machines.
 
     Attributes:
         members: World ranks of each machine, ascending; machines in order of their first rank.
@@ -36,11 +34,11 @@ class Machines:
     recording: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, transport: Transport, config: Config) -> Machines:
-        """Find out; collective."""
+    def of(cls, transport: Transport, config: Config) -> MachineLayout:
+        """Gather the machine of every rank; collective."""
         per, rank = config.ranks_per_machine, transport.rank
-        mine = rank // per if per is not None else transport.machine()
-        facts = values([mine, int(config.timeline is not None)], torch.int64)
+        mine = rank // per if per is not None else transport.machine_id()
+        facts = make_tensor([mine, int(config.timeline is not None)], torch.int64)
         found = transport.allgather(facts, [2] * transport.size, config.timeout).tolist()
         every, recording = found[::2], found[1::2]
         order = list(dict.fromkeys(every))
@@ -51,36 +49,36 @@ class Machines:
 
     @property
     def homogeneous(self) -> bool:
-        """Whether all have equally many ranks, numbered one machine after the other."""
+        """True if all machines have equally many ranks, numbered one machine after the other."""
         flat = [rank for machine in self.members for rank in machine]
         return len({len(m) for m in self.members}) == 1 and flat == sorted(flat)
 
 
 class Context:
-    """Everything that a rank's verbs need; :func:`asyncddp.current` gives it.
+    """State of one rank that its verbs use; :func:`asyncddp.current` returns it.
 
     Args:
-        transport: The wire between all ranks.
+        transport: The transport between all ranks.
         config: Its settings.
 
     Attributes:
         rank, size: This rank, and how many there are.
         local_rank, local_size: The same among the ranks of this machine.
         machine_rank, machine_size: This machine, and how many there are.
-        recorder: Takes notes for the timeline, if there is one.
-        device_choice: The wire for tensors on GPUs, and why not another one that was asked for.
+        tracer: Records the timeline; None if there is none.
+        device_choice: The transport for tensors on GPUs, and why a requested one was not taken.
 
     Raises:
         ArgumentError: The timeline cannot be written where the settings say.
-        UnknownNameError: There is no wire for GPUs of the name that the settings say.
-        MismatchError: Another wire for GPUs was asked for, and some ranks see GPUs, others none.
+        UnknownNameError: The settings name an unknown transport for GPUs.
+        MismatchError: Ranks request different transports for GPUs, or only some see GPUs.
     """
 
     def __init__(self, transport: Transport, config: Config) -> None:
         self.transport, self.config = transport, config
         self.rank, self.size = transport.rank, transport.size
-        self.recorder = recorder_for(config, self.rank, self.size)
-        self.machines = Machines.of(transport, config)
+        self.tracer = create_tracer(config, self.rank, self.size)
+        self.machines = MachineLayout.of(transport, config)
         self.machine_size = len(self.machines.members)
         self.machine_rank = next(
             m for m, members in enumerate(self.machines.members) if self.rank in members
@@ -89,7 +87,7 @@ class Context:
         self.local_size = len(self.local_ranks)
         self.local_rank = self.local_ranks.index(self.rank)
         self.local_transport = transport.split(self.machine_rank, self.rank)
-        self.device_choice = settle(
+        self.device_choice = negotiate_from_config(
             transport,
             config,
             machine=self.machine_rank,
@@ -97,21 +95,23 @@ class Context:
             part=self.local_transport,
         )
         self.topologies = Topologies(self.size, self.machine_size, self.rank)
-        first = measure(transport, self.machines.recording, config.timeout)
-        self.engine = Engine(transport, config, self.recorder)
-        self._clock = Clock(self.engine, self.recorder, first) if self.machines.recording else None
-        self.attachments: dict[str, Any] = {}
-        """What rooms above keep for each world, by their name."""
-        self.farewells: list[Callable[[], None]] = []
-        """What rooms above do before this rank leaves: wait for messages under way."""
+        first = measure_clock_offset(transport, self.machines.recording, config.timeout)
+        self.engine = ProgressEngine(transport, config, self.tracer)
+        self._clock = (
+            ClockSync(self.engine, self.tracer, first) if self.machines.recording else None
+        )
+        self.extensions: dict[str, Any] = {}
+        """Per-rank state of higher layers, by their name."""
+        self.exit_callbacks: list[Callable[[], None]] = []
+        """Callbacks of higher layers, which wait for pending messages before this rank leaves."""
 
     def close(self, reason: str) -> None:
-        """Leave the world; harmless when called twice, and in a forked process."""
+        """Close all transports; harmless when called twice, and in a forked process."""
         if self.engine.forked:
             return
         try:
-            while self.farewells:
-                self.farewells.pop()()
+            while self.exit_callbacks:
+                self.exit_callbacks.pop()()
         finally:
             self._leave(reason)
 
@@ -121,28 +121,28 @@ class Context:
                 self._clock.stop()
             self.engine.close(reason)
         finally:
-            self.attachments.clear()
-            let_go(self.local_transport, self.transport)
+            self.extensions.clear()
+            close_device_transports(self.local_transport, self.transport)
             self.local_transport.close()
             self.transport.close()
-            if self.recorder is not None:
-                self.recorder.close()
+            if self.tracer is not None:
+                self.tracer.close()
 
 
-class _Current:
-    """The process's context, unless a thread of a local world has its own."""
+class _CurrentContext:
+    """Current context: the process's, unless a thread of a local world has its own."""
 
     def __init__(self) -> None:
         self.process: Context | None = None
         self.thread = threading.local()
 
     def get(self) -> Context | None:
-        """The thread's own context, or the process's; None where there is none."""
+        """Return the thread's own context, or the process's; None if there is none."""
         own: Context | None = getattr(self.thread, "context", None)
         return own or self.process
 
 
-_current = _Current()
+_current = _CurrentContext()
 
 
 def activate(context: Context | None, *, thread: bool = False) -> None:
@@ -155,7 +155,7 @@ def activate(context: Context | None, *, thread: bool = False) -> None:
 
 @contextmanager
 def use(context: Context) -> Iterator[None]:
-    """Make a context this thread's for a while: for callbacks, which run in any thread."""
+    """Make a context this thread's current one while inside, for callbacks on any thread."""
     before: Context | None = getattr(_current.thread, "context", None)
     _current.thread.context = context
     try:
@@ -165,7 +165,7 @@ def use(context: Context) -> Iterator[None]:
 
 
 def current() -> Context:
-    """The context of this rank; a process that was forked from it may read it as well.
+    """Return the context of this rank; a process that was forked from it may read it as well.
 
     Raises:
         NotInitializedError: There is none; the message says what to call.
@@ -186,23 +186,23 @@ def current() -> Context:
 
 
 def refuse_forked(what: str) -> None:
-    """Refuse what only a process of its own can do.
+    """Raise if this process was forked from a rank.
 
     Raises:
         NotInitializedError: This process was forked from a rank.
     """
     context = _current.get()
     if context is not None and context.engine.forked:
-        context.engine.insist(what)
+        context.engine.ensure_open(what)
 
 
 def in_local_world() -> bool:
-    """Whether this thread is a rank of a local world, whose owner starts and ends it."""
+    """Return True if this thread is a rank of a local world."""
     return getattr(_current.thread, "context", None) is not None
 
 
 def is_initialized() -> bool:
-    """Whether verbs may be called in this process, which is a rank and no fork of one.
+    """Return True if verbs may be called in this process: it is a rank, and no fork of one.
 
     Example:
         >>> import asyncddp as bf

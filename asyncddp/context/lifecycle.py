@@ -1,4 +1,4 @@
-"""How the world of this process starts and ends."""
+"""``init`` and ``shutdown``: join and leave the world of ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 
 from asyncddp.config import Config
-from asyncddp.context import failure
+from asyncddp.context import crash_handler
 from asyncddp.context.context import (
     Context,
     activate,
@@ -16,13 +16,15 @@ from asyncddp.context.context import (
     is_initialized,
     refuse_forked,
 )
-from asyncddp.context.launched import check_launchers, check_size, launched_as
+from asyncddp.context.launcher_environment import (
+    check_launchers,
+    check_size,
+    launcher_rank_and_size,
+)
 from asyncddp.context.topologies import Topology
 from asyncddp.errors import PeerError
-from asyncddp.transport.routes import open_world
-from asyncddp.transport.starting import Start
-
-__all__ = ["init", "shutdown"]
+from asyncddp.transport.selection import open_transport
+from asyncddp.transport.startup_deadline import StartupDeadline
 
 
 def init(
@@ -45,21 +47,20 @@ def init(
         timeout: Seconds after which a wait raises; default ``ASYNCDDP_TIMEOUT`` or 600.
         warn_after: Seconds after which a wait warns; default ``ASYNCDDP_WARN_AFTER`` or 60.
         check: Confirm every exchange before it counts as done; default ``ASYNCDDP_CHECK`` or off.
-        transport: Name of the wire; default ``ASYNCDDP_TRANSPORT``, or ``shared_memory``: MPI, and
-            shared memory among the ranks of a machine, where an MPI library
-            can be loaded.
+        transport: Name of the transport; default ``ASYNCDDP_TRANSPORT``, or ``shared_memory``:
+            MPI, and shared memory among the ranks of a machine, where an MPI library can be loaded.
         ranks_per_machine: Simulate machines of so many ranks; default
             ``ASYNCDDP_RANKS_PER_MACHINE``, or the machines that there are.
-        timeline: Folder or prefix of the files in which ranks note what they do when; default
-            ``ASYNCDDP_TIMELINE``, or nothing is noted.
+        timeline: Folder or prefix of the timeline files of ranks; default
+            ``ASYNCDDP_TIMELINE``, or no timeline is recorded.
 
     Raises:
         NotInitializedError: This process was forked from a rank.
         TopologyError: The topology does not fit the number of ranks.
         UnknownNameError: No transport has that name.
         ArgumentError: The timeline cannot be written where it shall be.
-        EnvironmentProblem: The wire cannot be used on this machine, or the MPI library knows of one
-            rank where the launcher has started several, as torchrun does; the message says why.
+        EnvironmentProblem: The transport cannot be used here, or the MPI library knows of one rank
+            where the launcher has started several, as torchrun does; the message says why.
         WaitTimeoutError: Some ranks have not called it by the deadline.
         MismatchError: A setting that all ranks must share differs, or ``ASYNCDDP_DEVICE_WIRES`` is
             set, and some ranks see GPUs and others none.
@@ -83,16 +84,19 @@ def init(
         )
         if config.transport != "loopback":
             check_launchers(os.environ)
-        rank, size = launched_as(os.environ)
+        rank, size = launcher_rank_and_size(os.environ)
         if size > 1:
-            failure.watch()  # an error on one rank in here must not leave the others waiting
-        with failure.joining(config):
-            wire = open_world(config.transport, Start(rank, size, config, failure.end_run))
+            # an error on one rank in here must not leave the others waiting
+            crash_handler.install_crash_handler()
+        with crash_handler.joining_marker(config):
+            opened = open_transport(
+                config.transport, StartupDeadline(rank, size, config, crash_handler.end_run)
+            )
         if config.transport != "loopback":
-            check_size(wire.size, os.environ)
-        context = Context(wire, config)
+            check_size(opened.size, os.environ)
+        context = Context(opened, config)
         activate(context)
-        failure.watch(context)
+        crash_handler.install_crash_handler(context)
         atexit.register(_leave, context)
     if topology is not None:
         current().topologies.set(topology)
@@ -117,12 +121,12 @@ def shutdown() -> None:
         context = current()
         activate(None)
         atexit.unregister(_leave)
-        failure.unwatch()
+        crash_handler.uninstall_crash_handler()
         context.close("it called shutdown()")
 
 
 def _leave(context: Context) -> None:
-    """At the end of the script: tell the peers, so that nobody waits for a rank that is gone."""
+    """Leave the world at the end of the script, so that no peer waits for this rank."""
     try:
         context.close("its script has ended")
     except PeerError as error:

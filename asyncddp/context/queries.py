@@ -1,31 +1,13 @@
-"""Who am I, and who are my neighbours: the public questions about the current context."""
+"""Public functions that return this rank's number, sizes, topology and neighbours."""
 
 from __future__ import annotations
 
 from asyncddp.context.context import current
 from asyncddp.context.topologies import Topology
 
-__all__ = [
-    "in_neighbor_machine_ranks",
-    "in_neighbor_ranks",
-    "is_homogeneous",
-    "load_machine_topology",
-    "load_topology",
-    "local_rank",
-    "local_size",
-    "machine_rank",
-    "machine_size",
-    "out_neighbor_machine_ranks",
-    "out_neighbor_ranks",
-    "rank",
-    "set_machine_topology",
-    "set_topology",
-    "size",
-]
-
 
 def rank() -> int:
-    """This rank's number, 0 .. ``size() - 1``.
+    """Return this rank's number, 0 .. ``size() - 1``.
 
     Example:
         >>> import asyncddp as bf
@@ -37,7 +19,7 @@ def rank() -> int:
 
 
 def size() -> int:
-    """The number of ranks.
+    """Return the number of ranks.
 
     Example:
         >>> import asyncddp as bf
@@ -49,7 +31,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """This rank's number among those of its machine.
+    """Return this rank's number among those of its machine.
 
     Example:
         >>> import asyncddp as bf
@@ -61,7 +43,7 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """The number of ranks on this machine.
+    """Return the number of ranks on this machine.
 
     Example:
         >>> import asyncddp as bf
@@ -73,7 +55,7 @@ def local_size() -> int:
 
 
 def machine_rank() -> int:
-    """This machine's number, in order of the machines' lowest ranks.
+    """Return this machine's number, in order of the machines' lowest ranks.
 
     Example:
         >>> import asyncddp as bf
@@ -85,7 +67,7 @@ def machine_rank() -> int:
 
 
 def machine_size() -> int:
-    """The number of machines.
+    """Return the number of machines.
 
     Example:
         >>> import asyncddp as bf
@@ -97,7 +79,7 @@ def machine_size() -> int:
 
 
 def is_homogeneous() -> bool:
-    """Whether all machines have equally many ranks, numbered one machine after the other.
+    """Return True if all machines have equally many ranks, numbered one machine after the other.
 
     Example:
         >>> import asyncddp as bf
@@ -127,7 +109,7 @@ def set_topology(topology: Topology | None = None) -> None:
 
 
 def load_topology() -> Topology:
-    """The graph or schedule between ranks that is in use.
+    """Return the graph or schedule between ranks that is in use.
 
     Example:
         >>> import asyncddp as bf, topology
@@ -160,7 +142,7 @@ def set_machine_topology(topology: Topology | None = None) -> None:
 
 
 def load_machine_topology() -> Topology | None:
-    """The graph or schedule between machines that is in use; None before one is set.
+    """Return the graph or schedule between machines that is in use; None before one is set.
 
     Example:
         >>> import asyncddp as bf
@@ -172,7 +154,7 @@ def load_machine_topology() -> Topology | None:
 
 
 def in_neighbor_ranks(round: int = 0) -> list[int]:  # noqa: A002 - the field's word
-    """The ranks from which this one receives in that round of the topology, ascending.
+    """Return the ranks from which this one receives in that round of the topology, ascending.
 
     Example:
         >>> import asyncddp as bf
@@ -185,7 +167,7 @@ def in_neighbor_ranks(round: int = 0) -> list[int]:  # noqa: A002 - the field's 
 
 
 def out_neighbor_ranks(round: int = 0) -> list[int]:  # noqa: A002 - the field's word
-    """The ranks to which this one sends in that round of the topology, ascending.
+    """Return the ranks to which this one sends in that round of the topology, ascending.
 
     Example:
         >>> import asyncddp as bf
@@ -198,7 +180,7 @@ def out_neighbor_ranks(round: int = 0) -> list[int]:  # noqa: A002 - the field's
 
 
 def in_neighbor_machine_ranks(round: int = 0) -> list[int]:  # noqa: A002 - the field's word
-    """The machines from which this one receives; empty before a machine topology is set.
+    """Return the machines from which this one receives; empty before a machine topology is set.
 
     Example:
         >>> import asyncddp as bf
@@ -213,7 +195,7 @@ def in_neighbor_machine_ranks(round: int = 0) -> list[int]:  # noqa: A002 - the 
 
 
 def out_neighbor_machine_ranks(round: int = 0) -> list[int]:  # noqa: A002 - the field's word
-    """The machines to which this one sends; empty before a machine topology is set.
+    """Return the machines to which this one sends; empty before a machine topology is set.
 
     Example:
         >>> import asyncddp as bf

@@ -1,4 +1,4 @@
-"""Who talks to whom: the graph or schedule between ranks, and the one between machines."""
+"""The communication topologies in use: between ranks, and between machines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger("asyncddp")
 
 
 class Topologies:
-    """The topologies of one rank; replaced as a whole, never changed in place.
+    """Topologies in use on one rank, between ranks and between machines.
 
     Args:
         size: Number of ranks.
@@ -30,7 +30,7 @@ class Topologies:
         self._given: Topology
         self.set(None)
         self._machine_given: Topology | None = None
-        self._between: topology.Schedule | None = None
+        self._machine_schedule: topology.Schedule | None = None
 
     def set(self, given: Topology | None) -> None:
         """Set the topology between ranks; None takes ``exponential_two``.
@@ -45,11 +45,11 @@ class Topologies:
                 f"set_topology: the windows {names} lie along the edges of the topology in use; "
                 "call win_free() on all ranks before setting another"
             )
-        self._ranks = self._fitting(chosen, self._size, "ranks")
+        self._ranks = self._checked_schedule(chosen, self._size, "ranks")
         self._given = chosen
 
     def load(self) -> Topology:
-        """What was set."""
+        """Return the topology between ranks as it was set."""
         return self._given
 
     def set_machine(self, given: Topology | None) -> None:
@@ -59,11 +59,11 @@ class Topologies:
             TopologyError: It is no graph or schedule on this many machines.
         """
         chosen = topology.exponential_two(self._machines) if given is None else given
-        self._between = self._fitting(chosen, self._machines, "machines")
+        self._machine_schedule = self._checked_schedule(chosen, self._machines, "machines")
         self._machine_given = chosen
 
     def load_machine(self) -> Topology | None:
-        """What was set, or None."""
+        """Return the topology between machines as it was set, or None."""
         return self._machine_given
 
     @property
@@ -78,14 +78,14 @@ class Topologies:
         Raises:
             ArgumentError: None was set.
         """
-        if self._between is None:
+        if self._machine_schedule is None:
             raise ArgumentError(
                 "no topology between machines is set: call set_machine_topology(...), for example "
                 f"with topology.exponential_two({self._machines})"
             )
-        return self._between
+        return self._machine_schedule
 
-    def _fitting(self, given: Topology, size: int, what: str) -> topology.Schedule:
+    def _checked_schedule(self, given: Topology, size: int, what: str) -> topology.Schedule:
         schedule = topology.as_schedule(given)
         if schedule.n != size:
             raise topology.TopologyError(
@@ -93,12 +93,12 @@ class Topologies:
                 f"{size}: build it with n={size}"
             )
         if self._rank == 0 and not isinstance(given, topology.Schedule) and not is_weighted(given):
-            _notice(schedule)
+            _warn_if_not_doubly_stochastic(schedule)
         return schedule
 
 
-def _notice(schedule: topology.Schedule) -> None:
-    """Say what uniform weights do to the average on a graph that brought none of its own."""
+def _warn_if_not_doubly_stochastic(schedule: topology.Schedule) -> None:
+    """Warn if uniform weights on a graph without weights do not keep the mean."""
     if not topology.is_doubly_stochastic(schedule):
         logger.warning(
             "%s has no weights, so every rank averages uniformly over itself and its "

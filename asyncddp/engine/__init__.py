@@ -1,16 +1,26 @@
-"""Verbs under way: requests, handles, matching by name, deadlines, the worker thread.
+"""Progress engine: runs operations, matches messages between ranks, and bounds every wait.
 
 Nothing in here knows a particular verb, and nothing negotiates: every message carries a header, and
-the rank that receives it checks that header against what it has asked for.
+the rank that receives it checks that header against its own exchange request.
 """
 
 from __future__ import annotations
 
-from asyncddp.engine.desk import Desk
-from asyncddp.engine.engine import Engine
+from asyncddp.engine.chunked_exchange import ChunkedExchange
+from asyncddp.engine.exchange_signature import ExchangeSignature
 from asyncddp.engine.handle import Handle
-from asyncddp.engine.operation import Operation, Program, Steps, Wait
-from asyncddp.engine.posting import Form
-from asyncddp.engine.stream import Stream
+from asyncddp.engine.operation_context import OperationContext
+from asyncddp.engine.progress_engine import ProgressEngine
+from asyncddp.engine.work import OperationSpec, Steps, WaitCondition, Work
 
-__all__ = ["Desk", "Engine", "Form", "Handle", "Operation", "Program", "Steps", "Stream", "Wait"]
+__all__ = [
+    "ChunkedExchange",
+    "ExchangeSignature",
+    "Handle",
+    "OperationContext",
+    "OperationSpec",
+    "ProgressEngine",
+    "Steps",
+    "WaitCondition",
+    "Work",
+]

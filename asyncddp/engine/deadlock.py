@@ -1,9 +1,10 @@
-"""Ranks that wait for each other in a circle, found by chasing the edges. No I/O.
+"""Deadlock detection: finds ranks that wait for each other in a cycle, by edge chasing.
 
 A rank that has waited for a while sends a probe along each edge "I wait until you submit this". A
 rank that is itself blocked in a verb, and has not submitted what the probe asks for, passes it on
-along its own edges. A probe that comes back to where it started has found a circle: since a
-blocked rank submits nothing, every edge of it still holds, so nobody in it can ever go on.
+along its own edges. A probe that comes back to where it started has found a cycle: since a
+blocked rank submits nothing, every edge of it still holds, so no rank in it can ever go on.
+Nothing in here communicates: the watchdog sends the probes.
 
 Source: Chandy, Misra, Haas, "Distributed deadlock detection", ACM TOCS 1(2), 1983 (the AND model).
 """
@@ -12,44 +13,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from asyncddp.engine.messages import Key, Probe, Waiting
+from asyncddp.engine.messages import DeadlockProbe, MatchKey, WaitForEdge
 
-__all__ = ["LONGEST", "describe", "extend", "started"]
-
-LONGEST = 256
-"""Ranks in a circle beyond which it is left to the deadline."""
+MAX_CYCLE = 256
+"""Ranks in a cycle beyond which it is left to the deadline."""
 
 
-def started(rank: int, verb: str, missing: Iterable[tuple[int, Key]]) -> list[tuple[int, Probe]]:
-    """The probes with which a blocked rank starts."""
-    return [(peer, Probe((Waiting(rank, verb, key),))) for peer, key in missing]
+def start_probes(
+    rank: int, verb: str, missing: Iterable[tuple[int, MatchKey]]
+) -> list[tuple[int, DeadlockProbe]]:
+    """Create the probes with which a blocked rank starts, and the peer to send each to."""
+    return [(peer, DeadlockProbe((WaitForEdge(rank, verb, key),))) for peer, key in missing]
 
 
-def extend(
-    probe: Probe,
+def forward_probe(
+    probe: DeadlockProbe,
     rank: int,
     verb: str,
-    missing: Iterable[tuple[int, Key]],
-    submitted: Callable[[Key], bool],
-) -> tuple[list[tuple[int, Probe]], tuple[Waiting, ...] | None]:
-    """What a blocked rank does with a probe.
+    missing: Iterable[tuple[int, MatchKey]],
+    submitted: Callable[[MatchKey], bool],
+) -> tuple[list[tuple[int, DeadlockProbe]], tuple[WaitForEdge, ...] | None]:
+    """Handle a probe on a blocked rank: pass it on, drop it, or find that it closes a cycle.
 
     Args:
-        probe: What came.
+        probe: The probe received.
         rank: This rank.
         verb: The verb in which this rank is blocked.
         missing: The peers and keys it waits for.
-        submitted: Whether this rank has submitted a key.
+        submitted: Tells whether this rank has submitted a key.
 
     Returns:
-        Probes to pass on, and the circle if this one has closed it.
+        Probes to pass on, and the cycle if this probe has closed one.
 
     Example:
-        >>> a, b = Key("a", 0), Key("b", 0)
-        >>> sent = started(0, "neighbor_allreduce", [(1, a)])
-        >>> on, _ = extend(sent[0][1], 1, "neighbor_allreduce", [(0, b)], lambda key: False)
-        >>> _, circle = extend(on[0][1], 0, "neighbor_allreduce", [(1, a)], lambda key: False)
-        >>> [link.rank for link in circle]
+        >>> a, b = MatchKey("a", 0), MatchKey("b", 0)
+        >>> [(_, probe)] = start_probes(0, "neighbor_allreduce", [(1, a)])
+        >>> [(_, probe)], _ = forward_probe(
+        ...     probe, 1, "neighbor_allreduce", [(0, b)], lambda key: False
+        ... )
+        >>> _, cycle = forward_probe(probe, 0, "neighbor_allreduce", [(1, a)], lambda key: False)
+        >>> [edge.rank for edge in cycle]
         [0, 1]
     """
     last, first = probe.chain[-1], probe.chain[0]
@@ -58,22 +61,22 @@ def extend(
     if first.rank == rank:
         still = any(key == first.key for _, key in missing)
         return [], probe.chain if still else None
-    met = {link.rank for link in probe.chain[1:]}
-    if rank in met or len(probe.chain) >= LONGEST:
+    visited = {edge.rank for edge in probe.chain[1:]}
+    if rank in visited or len(probe.chain) >= MAX_CYCLE:
         return [], None
     return [
-        (peer, Probe((*probe.chain, Waiting(rank, verb, key))))
+        (peer, DeadlockProbe((*probe.chain, WaitForEdge(rank, verb, key))))
         for peer, key in missing
-        if peer not in met
+        if peer not in visited
     ], None
 
 
-def describe(circle: tuple[Waiting, ...]) -> str:
-    """Say who waits for whom."""
-    following = (*circle[1:], circle[0])
-    links = [
-        f"rank {link.rank} is in {link.verb} and expects {link.key} of rank {after.rank}"
-        for link, after in zip(circle, following, strict=True)
+def describe_cycle(cycle: tuple[WaitForEdge, ...]) -> str:
+    """Describe a cycle in words: which rank waits for which."""
+    following = (*cycle[1:], cycle[0])
+    edges = [
+        f"rank {edge.rank} is in {edge.verb} and expects {edge.key} of rank {after.rank}"
+        for edge, after in zip(cycle, following, strict=True)
     ]
-    got = f"rank {circle[0].rank} is in {circle[0].verb} {circle[0].key}"
-    return "; ".join(links) if len(circle) > 1 else got
+    alone = f"rank {cycle[0].rank} is in {cycle[0].verb} {cycle[0].key}"
+    return "; ".join(edges) if len(cycle) > 1 else alone

@@ -1,22 +1,20 @@
-"""What a non-blocking verb gives back."""
+"""Handle that a non-blocking call returns."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
-from asyncddp.memory.modes import uncompiled
+from asyncddp.torch_modes import uncompiled
 
 if TYPE_CHECKING:
-    from asyncddp.engine.engine import Engine
-    from asyncddp.engine.operation import Operation
-
-__all__ = ["Handle"]
+    from asyncddp.engine.progress_engine import ProgressEngine
+    from asyncddp.engine.work import Work
 
 R = TypeVar("R")
 
 
 class Handle(Generic[R]):
-    """A verb under way.
+    """Handle of a non-blocking call, to poll or wait for its result.
 
     Example:
         >>> import asyncddp as bf, torch
@@ -25,44 +23,44 @@ class Handle(Generic[R]):
         [1.0, 1.0]
     """
 
-    def __init__(self, engine: Engine, operation: Operation[R]) -> None:
-        self._engine, self._operation = engine, operation
+    def __init__(self, engine: ProgressEngine, work: Work[R]) -> None:
+        self._engine, self._work = engine, work
 
     @uncompiled
     def poll(self) -> bool:
-        """Whether the verb has ended, well or not; never waits."""
-        self._engine.nudge()
-        return self._operation.finished.is_set()
+        """Tell whether the call has ended, well or not; never waits."""
+        self._engine.progress_unthreaded()
+        return self._work.finished.is_set()
 
     @uncompiled
     def wait(self, timeout: float | None = None) -> R:
-        """Wait for the verb's result; every further call gives the same.
+        """Wait for the result; every further call returns the same.
 
         Args:
-            timeout: Seconds to wait at most; the verb goes on when they have passed. None leaves
-                it to the verb's own deadline, ``ASYNCDDP_TIMEOUT``.
+            timeout: Seconds to wait at most; the operation goes on when they have passed. None
+                leaves it to the operation's own deadline, ``ASYNCDDP_TIMEOUT``.
 
         Returns:
-            What the blocking verb returns.
+            The value that the blocking call returns.
 
         Raises:
             WaitTimeoutError: The time has passed.
-            PeerError: The verb has failed because of another rank.
+            PeerError: The operation has failed because of another rank.
         """
-        self._engine.drive(self._operation, timeout)
-        order = self._operation.program.order
-        if order is not None:
-            order.arrive(self._operation.result)
-        if self._operation.error is not None:
-            raise self._operation.error
-        return cast("R", self._operation.result)
+        self._engine.drive(self._work, timeout)
+        stream_ordering = self._work.spec.stream_ordering
+        if stream_ordering is not None:
+            stream_ordering.arrive(self._work.result)
+        if self._work.error is not None:
+            raise self._work.error
+        return cast("R", self._work.result)
 
     @property
     @uncompiled
     def result(self) -> R:
-        """The same as :meth:`wait`."""
+        """The result, as :meth:`wait` returns it."""
         return self.wait()
 
     def __repr__(self) -> str:
-        state = "done" if self._operation.finished.is_set() else "under way"
-        return f"<Handle {self._operation.describe()} {state}>"
+        state = "done" if self._work.finished.is_set() else "under way"
+        return f"<Handle {self._work.describe()} {state}>"

@@ -1,7 +1,7 @@
-"""The short messages between engines, and their bytes.
+"""Messages between the progress engines of different ranks, and their MessagePack encoding.
 
-On the wire a bundle is a MessagePack array of messages, and a message an array of its kind's number
-and its fields. Reading one checks the type of every field and executes nothing.
+On the transport a bundle is a MessagePack array of messages, and a message an array of its kind's
+number and its fields. Decoding checks the type of every field and executes nothing.
 """
 
 from __future__ import annotations
@@ -12,50 +12,35 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
 
-from asyncddp.memory.dtypes import DTYPES
-from asyncddp.memory.shared import Place
-
-__all__ = [
-    "COLLECTIVE",
-    "FORM",
-    "MACHINE_COLLECTIVE",
-    "UNREADABLE",
-    "Circle",
-    "Confirm",
-    "Data",
-    "Facts",
-    "Key",
-    "Leave",
-    "Message",
-    "Parcel",
-    "Probe",
-    "Refuse",
-    "Waiting",
-    "decode",
-    "encode",
-]
+from asyncddp.shm.arena import SharedMemoryHandle
+from asyncddp.tensors.dtypes import DTYPES
 
 COLLECTIVE = "<collective>"
-"""The name under which ordered verbs are counted, whatever the user calls them."""
+"""Name by which all collectives are counted and matched, whatever the user calls them."""
 
 MACHINE_COLLECTIVE = "<collective of the machine>"
-"""The same for those among the ranks of one machine, which meet as often as they like."""
+"""Name by which collectives among the ranks of one machine are counted and matched."""
 
 
-class Key(NamedTuple):
-    """What both sides of an exchange call it: a name, and how often it was used before."""
+class MatchKey(NamedTuple):
+    """Match key of an exchange: a name and its step, which say which sends and receives pair up.
+
+    Attributes:
+        name: The name that both sides use.
+        step: How often it was used before.
+    """
 
     name: str
     step: int
 
     @property
     def base(self) -> str:
-        """The name without the number of the part, where a collective has several."""
+        """Name without the number of the part, where a collective has several."""
         return self.name.partition("/")[0] if self.name.startswith("<") else self.name
 
     @property
     def collective(self) -> bool:
-        """Whether it is an ordered verb's."""
+        """True for the key of a collective."""
         return self.base in (COLLECTIVE, MACHINE_COLLECTIVE)
 
     def __str__(self) -> str:
@@ -64,94 +49,99 @@ class Key(NamedTuple):
         return f"{self.name!r} (use {self.step})"
 
 
-FORM = -1
-"""The tag of :class:`Data` that announces its exchange's form, without a tensor."""
+SIGNATURE_ONLY = -1
+"""Tag of a :class:`TensorMessage` that carries its exchange's signature, without a tensor."""
 
-UNREADABLE = (
+DECODE_ERRORS = (
     ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError, OSError,
     MemoryError,
 )  # fmt: skip
-"""What a message that contradicts itself may raise in whoever takes it."""
+"""Exceptions that a malformed message may raise where it is handled."""
 
 _Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
-Facts: TypeAlias = tuple[bool | int | float | str | None, ...]
-"""What a parcel may say to a service."""
+HandlerArguments: TypeAlias = tuple[bool | int | float | str | None, ...]
+"""Arguments of an active message's handler."""
 
 
-class _Kind(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What all kinds of messages share."""
+class _MessageStruct(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Base of all messages: an immutable struct that is encoded as an array of its fields."""
 
 
-class Data(_Kind, frozen=True, tag=0):
-    """A tensor, or the announcement of one that follows as bulk bytes under ``tag``."""
+class TensorMessage(_MessageStruct, frozen=True, tag=0):
+    """A message with a tensor's header; its bytes are inside, or follow in bulk under ``tag``."""
 
-    key: Key
+    key: MatchKey
     verb: str
     dtype: str
     shape: tuple[_Size, ...]
     payload: bytes | None
     tag: int
-    confirm: bool = False  # the sender waits for a Confirm
-    mutual: bool = False  # the sender expects data from the receiver under the same key
-    lane: Place | None = None  # where the receiver finds what comes later under this name and form
-    device: str = "cpu"  # the kind of device that the tensor lies on
+    wants_ack: bool = False  # the sender waits for an Ack
+    mutual: bool = False  # the sender expects a tensor from the receiver under the same key
+    send_ring: SharedMemoryHandle | None = None  # the ring that carries later steps
+    device: str = "cpu"  # the kind of device that the tensor is on
     weights: str = ""  # the receiver's row of W by the sender's topology, in check mode
 
 
-class Confirm(_Kind, frozen=True, tag=1):
-    """Data under this key was expected and fits."""
+class Ack(_MessageStruct, frozen=True, tag=1):
+    """An acknowledgement: the tensor under this key was expected, and its signature fits."""
 
-    key: Key
+    key: MatchKey
 
 
-class Refuse(_Kind, frozen=True, tag=2):
-    """The exchange under this key failed on the sending rank; the reason says why."""
+class Nack(_MessageStruct, frozen=True, tag=2):
+    """A negative acknowledgement: the exchange under this key has failed on the sending rank."""
 
-    key: Key
+    key: MatchKey
     reason: str
-    kind: str = "MismatchError"  # the class of error that is raised on all who wait
-    origin: int = -1  # the rank where it began
+    kind: str = "MismatchError"  # the class of error to raise on all ranks that wait
+    origin: int = -1  # the rank where the failure began
 
 
-class Waiting(NamedTuple):
-    """A link of a chain: ``rank`` waits in ``verb`` until the next rank submits ``key``."""
+class WaitForEdge(NamedTuple):
+    """Edge of the wait-for graph: ``rank`` waits in ``verb`` until another rank submits ``key``."""
 
     rank: int
     verb: str
-    key: Key
+    key: MatchKey
 
 
-class Probe(_Kind, frozen=True, tag=3):
-    """A chain of waiting ranks that asks its receiver: do you wait as well?"""
+class DeadlockProbe(_MessageStruct, frozen=True, tag=3):
+    """A deadlock probe: a chain of waiting ranks that is passed along wait-for edges."""
 
-    chain: tuple[Waiting, ...]
-
-
-class Circle(_Kind, frozen=True, tag=4):
-    """A chain that has closed, told to everybody in it: nobody of you can ever go on."""
-
-    chain: tuple[Waiting, ...]
+    chain: tuple[WaitForEdge, ...]
 
 
-class Leave(_Kind, frozen=True, tag=5):
-    """The sending rank has ended; it had joined so many collectives of each kind, and no more."""
+class DeadlockCycle(_MessageStruct, frozen=True, tag=4):
+    """A report of a deadlock to the ranks in it: their wait-for edges form a cycle."""
+
+    chain: tuple[WaitForEdge, ...]
+
+
+class PeerExit(_MessageStruct, frozen=True, tag=5):
+    """An announcement that the sending rank exits, after so many collectives of each kind."""
 
     reason: str
-    joined: Mapping[str, int]
+    collective_counts: Mapping[str, int]
 
 
-class Parcel(_Kind, frozen=True, tag=6):
-    """Something for a service of the receiver; a tensor may be inside, or follow by ``tag``."""
+class ActiveMessage(_MessageStruct, frozen=True, tag=6):
+    """A one-sided message that runs a handler of the receiver; a tensor may be attached.
 
-    service: str
-    content: Facts
+    The tensor's bytes are inside, or follow under ``tag``.
+    """
+
+    handler: str
+    arguments: HandlerArguments
     dtype: str
     shape: tuple[_Size, ...]
     payload: bytes | None
     tag: int
 
 
-Message: TypeAlias = Data | Confirm | Refuse | Probe | Circle | Leave | Parcel
+Message: TypeAlias = (
+    TensorMessage | Ack | Nack | DeadlockProbe | DeadlockCycle | PeerExit | ActiveMessage
+)
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(list[Message])
@@ -159,7 +149,7 @@ _ITEM_SIZES = {row.name: dtype.itemsize for dtype, row in DTYPES.items()}
 
 
 def encode(messages: Iterable[Message]) -> bytes:
-    """Pack messages for one peer; they are unpacked in the same order."""
+    """Encode messages for one peer; they are decoded in the same order."""
     every = list(messages)
     try:
         return _ENCODER.encode(every)
@@ -168,36 +158,38 @@ def encode(messages: Iterable[Message]) -> bytes:
 
 
 def decode(data: bytes) -> list[Message]:
-    """Unpack what :func:`encode` packed.
+    """Decode the messages that :func:`encode` encoded.
 
     Raises:
         ValueError: These bytes are no messages of the known kinds, or one contradicts itself.
 
     Example:
-        >>> decode(encode([Confirm(Key("x", 3))]))
-        [Confirm(key=Key(name='x', step=3))]
+        >>> decode(encode([Ack(MatchKey("x", 3))]))
+        [Ack(key=MatchKey(name='x', step=3))]
     """
     try:
         messages = _DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(str(error)) from error
     for message in messages:
-        if isinstance(message, (Data, Parcel)):
+        if isinstance(message, (TensorMessage, ActiveMessage)):
             _check_tensor(message)
-        elif isinstance(message, (Probe, Circle)) and not message.chain:
+        elif isinstance(message, (DeadlockProbe, DeadlockCycle)) and not message.chain:
             raise ValueError(f"{type(message).__name__} of an empty chain")
     return messages
 
 
-def _check_tensor(message: Data | Parcel) -> None:
-    """Insist that a dtype is known, and that the bytes inside a message fill the shape."""
+def _check_tensor(message: TensorMessage | ActiveMessage) -> None:
+    """Raise unless a message's dtype is known and its inline bytes fill its shape."""
     size = _ITEM_SIZES.get(message.dtype)
     if size is None:
-        if isinstance(message, Parcel) and not message.dtype and message.payload is None:
+        if isinstance(message, ActiveMessage) and not message.dtype and message.payload is None:
             return
         raise ValueError(f"unknown dtype {message.dtype!r}")
     payload = message.payload
-    if payload is None or (message.tag == FORM and isinstance(message, Data) and not payload):
+    if payload is None or (
+        message.tag == SIGNATURE_ONLY and isinstance(message, TensorMessage) and not payload
+    ):
         return
     expected = math.prod(message.shape) * size
     if len(payload) != expected:
@@ -206,7 +198,7 @@ def _check_tensor(message: Data | Parcel) -> None:
 
 
 def _in_utf8(message: Message) -> Message:
-    """The same message, with escapes in place of what UTF-8 cannot encode."""
+    """Copy a message, with escapes in place of characters that UTF-8 cannot encode."""
     texts = {
         name: value.encode("utf-8", "backslashreplace").decode()
         for name, value in msgspec.structs.asdict(message).items()

@@ -1,1 +1,1 @@
-"""Where other frameworks and tools meet this one; each file needs what it is named after."""
+"""Integrations with other frameworks, each in a package of its name."""

@@ -1,6 +1,6 @@
-"""The command line: starts ranks with the MPI launcher that is there; imports no MPI, no torch.
+"""Starting and supervising MPI ranks with ``mpirun`` or ``srun``, without loading MPI or torch.
 
-``asyncddp run`` describes what is wanted in a :class:`~asyncddp.launch.job.Job`, one of
-:mod:`asyncddp.launch.vendors` turns it into a command, :mod:`asyncddp.launch.supervise` runs that
-command and :mod:`asyncddp.launch.verdict` says in one sentence why it failed, where it did.
+``asyncddp run`` describes the run in a :class:`~asyncddp.launch.job.Job`; a launcher of
+:mod:`asyncddp.launch.launchers` turns that into a command line, :mod:`asyncddp.launch.supervisor`
+runs it, and :mod:`asyncddp.launch.diagnosis` explains a failed run in one sentence.
 """

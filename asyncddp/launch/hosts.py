@@ -1,4 +1,4 @@
-"""Hosts as users write them, ``h1:2,h2`` or a hostfile, as checked records."""
+"""Parsing of host lists (``h1:2,h2``) and hostfiles into validated :class:`Host` records."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from pathlib import Path
 
 from asyncddp.errors import ArgumentError
 
-__all__ = ["Host", "is_loopback", "is_this_machine", "parse_hostfile", "parse_hosts", "share_out"]
-
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 _EXPECTED = "a name, an IPv4 address or an [IPv6] address, with an optional :slots, like h1:2"
 
 
 @dataclass(frozen=True)
 class Host:
-    """One machine that runs ranks.
+    """A machine that runs ranks: host name and number of slots.
 
     Attributes:
         name: Host name or address, without brackets.
-        slots: Ranks that it takes; None where the user leaves that to us.
+        slots: Number of ranks that it takes; None if the user gave none.
     """
 
     name: str
@@ -31,7 +29,7 @@ class Host:
 
     @property
     def is_ipv6(self) -> bool:
-        """Whether the name is an IPv6 address."""
+        """Return whether the name is an IPv6 address."""
         return ":" in self.name
 
     def __str__(self) -> str:
@@ -57,7 +55,7 @@ def _is_address(text: str, kind: type[ipaddress.IPv4Address] | type[ipaddress.IP
 
 
 def _parse_host(text: str, where: str) -> Host:
-    """Read ``name``, ``name:2``, ``10.0.0.1:2``, ``[fe80::1]:2``."""
+    """Parse one host: ``name``, ``name:2``, ``10.0.0.1:2`` or ``[fe80::1]:2``."""
     match = re.fullmatch(r"(?:\[(?P<v6>[^][]+)\]|(?P<name>[^][:]+))(?::(?P<slots>[0-9]+))?", text)
     problem = ArgumentError(f"{where}: expected {_EXPECTED}, got {text!r}.")
     if match is None:
@@ -70,7 +68,7 @@ def _parse_host(text: str, where: str) -> Host:
     return Host(name, None if match["slots"] is None else int(match["slots"]))
 
 
-def _without_repeats(hosts: Iterable[Host], where: str) -> tuple[Host, ...]:
+def _check_unique(hosts: Iterable[Host], where: str) -> tuple[Host, ...]:
     found: dict[str, Host] = {}
     for host in hosts:
         if host.name in found:
@@ -83,7 +81,7 @@ def _without_repeats(hosts: Iterable[Host], where: str) -> tuple[Host, ...]:
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Read the value of ``-H``.
+    """Parse the value of ``-H``, hosts separated by commas.
 
     Args:
         text: Hosts separated by commas, each with an optional number of slots.
@@ -98,11 +96,11 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
         >>> [str(host) for host in parse_hosts("h1:2,10.0.0.7,[fe80::1]:4")]
         ['h1:2', '10.0.0.7', '[fe80::1]:4']
     """
-    return _without_repeats((_parse_host(item.strip(), "-H") for item in text.split(",")), "-H")
+    return _check_unique((_parse_host(item.strip(), "-H") for item in text.split(",")), "-H")
 
 
 def parse_hostfile(path: Path) -> tuple[Host, ...]:
-    """Read a hostfile: one host per line, as ``name``, ``name:2`` or ``name slots=2``.
+    """Parse a hostfile: one host per line, as ``name``, ``name:2`` or ``name slots=2``.
 
     What follows a ``#`` is a comment; Open MPI's ``max_slots`` is read and has no effect here.
 
@@ -122,7 +120,7 @@ def parse_hostfile(path: Path) -> tuple[Host, ...]:
         raise ArgumentError(
             f"--hostfile: {str(path)!r} names no host. Write one per line: h1 slots=2"
         )
-    return _without_repeats(hosts, str(path))
+    return _check_unique(hosts, str(path))
 
 
 def _parse_line(words: Sequence[str], where: str) -> Host:
@@ -139,15 +137,15 @@ def _parse_line(words: Sequence[str], where: str) -> Host:
     return host
 
 
-def share_out(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
-    """Give slots to the hosts that have none: what is left of the ranks, in equal parts.
+def assign_slots(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
+    """Assign slots to hosts without a number: the remaining ranks in equal parts.
 
     Args:
         hosts: Hosts, of which some have a number of slots.
         ranks: How many ranks will be started; None for one on every host without a number.
 
     Example:
-        >>> [str(host) for host in share_out(parse_hosts("h1,h2"), 8)]
+        >>> [str(host) for host in assign_slots(parse_hosts("h1,h2"), 8)]
         ['h1:4', 'h2:4']
     """
     open_hosts = [host for host in hosts if host.slots is None]
@@ -157,16 +155,16 @@ def share_out(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
 
 
 def is_loopback(interface: str) -> bool:
-    """Whether interfaces or networks, as given by ``--network-interface``, are loopback's alone.
+    """Return whether all interfaces of ``--network-interface`` are loopback interfaces.
 
     Example:
         >>> is_loopback("lo"), is_loopback("127.0.0.0/8"), is_loopback("lo,eth0")
         (True, True, False)
     """
-    return all(_of_loopback(name.strip()) for name in interface.split(","))
+    return all(_is_loopback_network(name.strip()) for name in interface.split(","))
 
 
-def _of_loopback(name: str) -> bool:
+def _is_loopback_network(name: str) -> bool:
     try:
         return ipaddress.ip_network(name, strict=False).is_loopback
     except ValueError:
@@ -174,7 +172,7 @@ def _of_loopback(name: str) -> bool:
 
 
 def is_this_machine(host: Host) -> bool:
-    """Whether a host's name says, without asking anyone, that it is this machine."""
+    """Return whether a host is this machine, by its name alone, without a DNS query."""
     own = socket.gethostname()
     if host.name in {"localhost", own, own.split(".")[0]}:
         return True

@@ -1,4 +1,4 @@
-"""What a user wants to run: one record, written once by the command line, read by every vendor."""
+"""Description of a job to launch, and the command line that a launcher builds from it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ from dataclasses import dataclass, field
 
 from asyncddp.launch.hosts import Host
 
-__all__ = ["Command", "Job"]
-
 
 @dataclass(frozen=True)
 class Job:
-    """A program to start on several ranks.
+    """A program to start on several ranks, with hosts, binding and environment variables.
 
     Attributes:
-        ranks: How many.
-        program: What each rank runs, as a list of arguments.
-        hosts: Where, each with its slots; empty for this machine or the batch system's choice.
+        ranks: Number of ranks.
+        program: Command line that each rank runs.
+        hosts: Hosts with their slots; empty for this machine or the batch system's choice.
         remote: Whether other machines take part, or may.
-        alone: Whether this machine has all ranks, and nothing beside the job names others.
+        alone: Whether all ranks run here and no option or variable names other machines.
         interface: Network interfaces (``eth0``) or networks (``10.0.0.0/24``), as given.
         ssh_port: Port of the remote shell.
         remote_shell: Program to use instead of ssh: called with a host and a command line.
-        bind_to: What a rank is bound to: ``none``, ``core``, ``socket`` or ``numa``.
+        bind_to: Hardware to which each rank is bound: ``none``, ``core``, ``socket`` or ``numa``.
         oversubscribe: Whether more ranks than slots or cores may be started.
         tag_output: Whether each line of output says which rank wrote it.
         live: Whether an unfinished line, as of a progress bar, is shown before its end.
@@ -52,13 +50,13 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)
     root: bool = False
 
-    def asks_for(self, *flags: str) -> bool:
-        """Whether the user's own arguments for the launcher have one of these among them."""
+    def has_flag(self, *flags: str) -> bool:
+        """Return whether the user's own launcher arguments contain one of these flags."""
         return any(word == flag for word in self.extra for flag in flags)
 
 
 @dataclass(frozen=True)
-class Command:
+class LaunchCommand:
     """A command line and the variables to add to the environment in which it runs."""
 
     arguments: tuple[str, ...]

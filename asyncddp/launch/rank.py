@@ -17,11 +17,9 @@ from types import TracebackType
 
 from asyncddp.config import tune_open_mpi
 
-__all__ = ["launched_rank", "main"]
-
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 _LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-_OF_TORCH = {
+_TORCH_VARIABLES = {
     "RANK": _RANK,
     "WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"),
     "LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"),
@@ -45,42 +43,42 @@ def launched_rank(environment: Mapping[str, str]) -> int | None:
 
 
 @contextlib.contextmanager
-def _on_roll() -> Iterator[None]:
-    """Sign in with the launcher, and out if all went well."""
-    folder, rank = os.environ.get("ASYNCDDP_REPORT_DIR"), _first(_RANK, os.environ)
-    if not (folder and rank and Path(folder).is_dir()):
+def _recorded_lifetime() -> Iterator[None]:
+    """Record this rank's start, and its regular end, in the report directory."""
+    report_directory, rank = os.environ.get("ASYNCDDP_REPORT_DIR"), _first(_RANK, os.environ)
+    if not (report_directory and rank and Path(report_directory).is_dir()):
         yield
         return
-    from asyncddp.launch.processes import die_with_parent
-    from asyncddp.launch.roll_call import sign_in, sign_out
+    from asyncddp.launch.process_cleanup import parent_death_setter
+    from asyncddp.launch.rank_tracker import record_end, record_start
 
-    if (ask := die_with_parent()) is not None:
+    if (ask := parent_death_setter()) is not None:
         ask()  # a launcher whose own parent was killed may end without ending its ranks
-    sign_in(folder, rank)
+    record_start(report_directory, rank)
     process = os.getpid()
     yield
     if os.getpid() == process:  # a process that the script has forked may come by here as well
-        sign_out(folder, rank)
+        record_end(report_directory, rank)
 
 
 def _limit_threads() -> None:
-    """Share the cores of this machine out, where the one that started the run could not."""
+    """Set OMP_NUM_THREADS from this machine's cores where the launcher could not."""
     size = _first(_LOCAL_SIZE, os.environ)
     if size is not None and "OMP_NUM_THREADS" not in os.environ:
-        from asyncddp.launch.machine import threads_for
+        from asyncddp.launch.cpu_cores import threads_per_rank
 
-        os.environ["OMP_NUM_THREADS"] = str(threads_for(int(size)))
+        os.environ["OMP_NUM_THREADS"] = str(threads_per_rank(int(size)))
 
 
-def _announce_world() -> None:
-    """Set what torch.distributed and libraries on it read, unless the user has set any of it."""
-    if os.environ.keys().isdisjoint(_OF_TORCH):
-        found = {name: _first(names, os.environ) for name, names in _OF_TORCH.items()}
+def _set_torch_variables() -> None:
+    """Set RANK, WORLD_SIZE and so on for torch.distributed unless the user has set any."""
+    if os.environ.keys().isdisjoint(_TORCH_VARIABLES):
+        found = {name: _first(names, os.environ) for name, names in _TORCH_VARIABLES.items()}
         os.environ.update({name: value for name, value in found.items() if value is not None})
 
 
-def _write_whole_lines() -> None:
-    """Show each line at once and in one piece, as on a terminal, though this may be a pipe."""
+def _line_buffer_stdout() -> None:
+    """Make standard output line-buffered, as on a terminal, though it may be a pipe."""
     if "PYTHONUNBUFFERED" not in os.environ and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
 
@@ -96,8 +94,8 @@ def _run(words: list[str]) -> None:
     runpy.run_path(words[0], run_name="__main__")
 
 
-def _own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without our frames and runpy's; the whole where nothing would be left."""
+def _user_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Drop this module's and runpy's frames from a traceback, unless none would be left."""
     left = trace
     while left is not None and (
         left.tb_frame.f_code.co_filename in {__file__, runpy.__file__, "<frozen runpy>"}
@@ -107,7 +105,7 @@ def _own_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 def main(words: Sequence[str]) -> None:
-    """Run a script or module to its end, and all other ranks to theirs if it fails.
+    """Run a script or module as one rank, and end all ranks if it fails.
 
     Args:
         words: The script, or ``-m`` and the module, and its arguments.
@@ -116,31 +114,31 @@ def main(words: Sequence[str]) -> None:
         sys.exit("usage: python -m asyncddp.launch.rank SCRIPT.py|-m MODULE [ARGUMENT]...")
     _limit_threads()
     tune_open_mpi(os.environ)  # the script may start MPI before it imports the library
-    _announce_world()
-    _write_whole_lines()
+    _set_torch_variables()
+    _line_buffer_stdout()
     process = os.getpid()
-    with _on_roll():
+    with _recorded_lifetime():
         try:
             _run(list(words))
         except BaseException as error:
-            if os.getpid() == process and not _well(error):
-                _end(error)
-            if os.getpid() != process or not _well(error):
+            if os.getpid() == process and not _is_success(error):
+                _end_all_ranks(error)
+            if os.getpid() != process or not _is_success(error):
                 raise
 
 
-def _well(error: BaseException) -> bool:
-    """Whether it is no error, but an exit with code 0."""
+def _is_success(error: BaseException) -> bool:
+    """Return whether an exception is a ``SystemExit`` with code 0."""
     return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
-def _end(error: BaseException) -> None:
-    """End all ranks; come back where the library cannot be imported, and leave it to Python."""
+def _end_all_ranks(error: BaseException) -> None:
+    """End all ranks; return, leaving it to Python, where the library cannot be imported."""
     try:
-        from asyncddp.context.failure import end_run
+        from asyncddp.context.crash_handler import end_run
     except ImportError:
         return
-    end_run(error.with_traceback(_own_frames(error.__traceback__)))
+    end_run(error.with_traceback(_user_frames(error.__traceback__)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Watch a run: how far the ranks are apart, how fast they are, what they wait for."""
+"""Monitoring of a training run: consensus distance, step times and traffic of all ranks."""
 
 from asyncddp.monitoring.monitor import Monitor, monitor
-from asyncddp.monitoring.record import Record
+from asyncddp.monitoring.rank_record import Record
 
 __all__ = ["Monitor", "Record", "monitor"]

@@ -1,4 +1,4 @@
-"""``monitor``: what happens on all ranks, seen on rank 0 while they train."""
+"""``monitor``: reports of all ranks' training progress, collected on rank 0."""
 
 from __future__ import annotations
 
@@ -9,28 +9,26 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-from asyncddp.algorithms.stopwatch import Stopwatch
+from asyncddp.algorithms.timer import Timer
 from asyncddp.context.context import use
 from asyncddp.errors import UsageError
-from asyncddp.monitoring.arguments import MONITORS, check
-from asyncddp.monitoring.courier import ROOT, Courier
-from asyncddp.monitoring.gathering import Gathering, Report
-from asyncddp.monitoring.pace import Pace
-from asyncddp.monitoring.record import Record
-from asyncddp.monitoring.sinks import Sink, opener
-from asyncddp.monitoring.sketch import Projection
-from asyncddp.monitoring.subjects import Subject, subject_of
-from asyncddp.ops.agreement import agree
-from asyncddp.optim.averages import squared_deviation
+from asyncddp.monitoring.monitor_arguments import MONITORS_KEY, check_monitor_arguments
+from asyncddp.monitoring.monitor_targets import MonitorTarget, find_target
+from asyncddp.monitoring.random_projection import RandomProjection
+from asyncddp.monitoring.rank_record import Record
+from asyncddp.monitoring.report_collector import MonitorReport, ReportCollector
+from asyncddp.monitoring.report_sender import ROOT, ReportSender
+from asyncddp.monitoring.sinks import Sink, sink_opener
+from asyncddp.monitoring.step_timing import StepTimer
+from asyncddp.ops.consistency import require_equal_on_all_ranks
+from asyncddp.optim.model_average import squared_deviation
 from asyncddp.rank_lists import list_ranks
-
-__all__ = ["Monitor", "monitor"]
 
 logger = logging.getLogger("asyncddp")
 
 _PATIENCE = 2  # later reports for which a step waits
-_PATIENT = 1.0  # seconds by which they must be later
-_LAST_WORDS = 2.0  # seconds
+_PATIENCE_SECONDS = 1.0  # by which they must be later
+_SHUTDOWN_PATIENCE = 2.0  # seconds
 
 
 def monitor(
@@ -99,20 +97,20 @@ def monitor(
         Kong et al., "Consensus control for decentralized deep learning", ICML 2021, on the
         distance; Achlioptas, "Database-friendly random projections", JCSS 2003.
     """
-    subject = subject_of(watched)
-    check(subject, every, consensus, first_step)
-    open_sinks = opener(to, again=first_step > 0)
-    sinks = open_sinks() if subject.context.rank == ROOT else []
+    target = find_target(watched)
+    check_monitor_arguments(target, every, consensus, first_step)
+    open_sinks = sink_opener(to, append=first_step > 0)
+    sinks = open_sinks() if target.context.rank == ROOT else []
     with ExitStack() as undo:
         for sink in sinks:
             undo.callback(sink.close)
-        made = Monitor(subject, every, sinks, consensus, first_step)
+        made = Monitor(target, every, sinks, consensus, first_step)
         undo.pop_all()
         return made
 
 
 class Monitor:
-    """A monitor that runs; :func:`monitor` makes it.
+    """Running monitor of a training run; created by :func:`monitor`.
 
     Attributes:
         latest: On rank 0 the newest :class:`asyncddp.monitoring.Record` of each rank; elsewhere
@@ -122,29 +120,33 @@ class Monitor:
 
     def __init__(
         self,
-        subject: Subject,
+        target: MonitorTarget,
         every: int,
         sinks: list[Sink],
         consensus: str | None,
         first_step: int,
     ) -> None:
-        context = subject.context
-        self._subject, self._every, self._sinks = subject, every, sinks
+        context = target.context
+        self._target, self._every, self._sinks = target, every, sinks
         self._consensus, self._step = consensus, first_step
-        self._projection = Projection() if consensus == "projection" else None
+        self._projection = RandomProjection() if consensus == "projection" else None
         self.latest: dict[int, Record] = {}
-        self._cost = Stopwatch()
-        self._courier = Courier(context, subject.label)
-        self._gathering = Gathering(context.size, _PATIENCE if subject.in_step else 0, _PATIENT)
-        facts = [f"{subject.label!r}", f"every={every}", f"consensus={consensus!r}"]
-        agree(context, "monitor needs the same on all ranks", [*facts, f"first_step={first_step}"])
-        context.attachments.setdefault(MONITORS, {})[subject.label] = self
-        context.farewells.append(self._farewell)
-        self._pace = Pace(subject, self._cost, first_step)
+        self._cost = Timer()
+        self._sender = ReportSender(context, target.label)
+        self._collector = ReportCollector(
+            context.size, _PATIENCE if target.in_step else 0, _PATIENCE_SECONDS
+        )
+        facts = [f"{target.label!r}", f"every={every}", f"consensus={consensus!r}"]
+        require_equal_on_all_ranks(
+            context, "monitor needs the same on all ranks", [*facts, f"first_step={first_step}"]
+        )
+        context.extensions.setdefault(MONITORS_KEY, {})[target.label] = self
+        context.exit_callbacks.append(self._on_shutdown)
+        self._step_timer = StepTimer(target, self._cost, first_step)
         self._closed = False
-        subject.attach(self._stepped, self._reports)
-        if self._reports():
-            subject.prepare()
+        target.attach(self._on_step, self._is_reported)
+        if self._is_reported():
+            target.prepare()
 
     @property
     def monitor_seconds(self) -> float:
@@ -158,67 +160,67 @@ class Monitor:
 
     # in the training loop
 
-    def _reports(self) -> bool:
-        """Whether the step under way will be reported."""
+    def _is_reported(self) -> bool:
+        """Return True if the step under way will be reported."""
         return (self._step + 1) % self._every == 0
 
-    def _stepped(self) -> None:
+    def _on_step(self) -> None:
         self._step += 1
         if self._step % self._every == 0:
             with self._cost:
-                self._courier.send(self._report())
-        if self._reports():
-            self._subject.prepare()
-        if self._courier.arrived:
+                self._sender.send(self._report())
+        if self._is_reported():
+            self._target.prepare()
+        if self._sender.arrived:
             with self._cost:
-                self._take()
+                self._process_arrived()
 
-    def _report(self) -> Report:
-        """What this rank has to say."""
-        subject = self._subject
-        pace = self._pace.lap(self._step)
-        behind = [found.lag for found in subject.staleness().values()]
+    def _report(self) -> MonitorReport:
+        """Build this rank's report."""
+        target = self._target
+        times = self._step_timer.next_interval(self._step)
+        behind = [found.lag for found in target.staleness().values()]
         record = Record(
-            rank=subject.context.rank,
+            rank=target.context.rank,
             step=self._step,
             time=time.time(),
             consensus_distance=self._exact_distance(),
             consensus_error=None if self._consensus is None else self.relative_error,
-            gradient_norm=subject.gradient_norm(),
-            step_seconds=pace.step,
-            exposed_seconds=pace.exposed,
-            monitor_seconds=pace.monitor,
-            bytes_sent=subject.bytes_sent,
-            staleness=None if subject.in_step else max([0, *behind]),
-            departed=subject.departed,
+            gradient_norm=target.gradient_norm(),
+            step_seconds=times.step,
+            exposed_seconds=times.exposed,
+            monitor_seconds=times.monitor,
+            bytes_sent=target.bytes_sent,
+            staleness=None if target.in_step else max([0, *behind]),
+            departed=target.departed,
         )
         self.latest[record.rank] = record
-        return Report(record, self._projected())
+        return MonitorReport(record, self._projected())
 
     def _exact_distance(self) -> float | None:
-        """The distance itself; collective."""
+        """Compute the exact consensus distance; collective."""
         if self._consensus != "exact":
             return None
-        if not self._subject.all_ranks_step:
+        if not self._target.all_ranks_step:
             raise UsageError(
                 "monitor: consensus='exact' needs all ranks in every report, but inside join some "
                 "are done before others; use consensus='projection'"
             )
-        with use(self._subject.context):
-            return math.sqrt(squared_deviation(self._subject.parameters))
+        with use(self._target.context):
+            return math.sqrt(squared_deviation(self._target.parameters))
 
     def _projected(self) -> Any:
-        return None if self._projection is None else self._projection(self._subject.parameters)
+        return None if self._projection is None else self._projection(self._target.parameters)
 
     # on rank 0
 
-    def _take(self) -> None:
-        """Hand on what has come."""
-        arrived = self._courier.arrived
+    def _process_arrived(self) -> None:
+        """Process the reports that have arrived."""
+        arrived = self._sender.arrived
         while arrived:
             one = arrived.popleft()
             complete = (
-                self._gathering.leave(one) if isinstance(one, int) else self._gathering.add(one)
+                self._collector.remove(one) if isinstance(one, int) else self._collector.add(one)
             )
             self._write(complete)
 
@@ -228,10 +230,10 @@ class Monitor:
             for sink in self._sinks:
                 sink.write(records)
 
-    # the end
+    # closing
 
     def close(self, patience: float = 10.0) -> None:
-        """Report no more; harmless when called twice.
+        """Stop reporting; harmless when called twice.
 
         Rank 0 waits for the others' last reports until they have closed theirs or left; it goes on
         without those of whom it has heard nothing for so long, with a warning.
@@ -242,39 +244,39 @@ class Monitor:
         if self._closed:
             return
         self._closed = True
-        subject = self._subject
-        subject.detach()
-        farewells = subject.context.farewells
-        farewells[:] = [one for one in farewells if one != self._farewell]
-        subject.context.attachments.get(MONITORS, {}).pop(subject.label, None)
+        target = self._target
+        target.detach()
+        exit_callbacks = target.context.exit_callbacks
+        exit_callbacks[:] = [one for one in exit_callbacks if one != self._on_shutdown]
+        target.context.extensions.get(MONITORS_KEY, {}).pop(target.label, None)
         try:
-            self._courier.end()
-            if subject.context.rank == ROOT:
-                self._await(patience)
-                self._write(self._gathering.rest())
+            self._sender.end()
+            if target.context.rank == ROOT:
+                self._await_reports(patience)
+                self._write(self._collector.drain())
         finally:
-            self._courier.close()
+            self._sender.close()
             for sink in self._sinks:
                 sink.close()
 
-    def _farewell(self) -> None:
-        """The world ends, perhaps because something has failed."""
-        self.close(_LAST_WORDS)
+    def _on_shutdown(self) -> None:
+        """Close the monitor at the context's shutdown, which may follow a failure."""
+        self.close(_SHUTDOWN_PATIENCE)
 
-    def _await(self, patience: float) -> None:
-        """Take what still comes."""
-        transport, attempt, heard = self._subject.context.transport, 0, time.monotonic()
+    def _await_reports(self, patience: float) -> None:
+        """Wait for the other ranks' last reports."""
+        transport, attempt, heard = self._target.context.transport, 0, time.monotonic()
         while True:
-            attempt = 0 if self._courier.attend() else attempt + 1
-            if self._courier.arrived:
+            attempt = 0 if self._sender.progress() else attempt + 1
+            if self._sender.arrived:
                 heard = time.monotonic()
-                self._take()
-            missing = {r for r in self._gathering.there if not self._courier.gone(r)}
+                self._process_arrived()
+            missing = {r for r in self._collector.active if not self._sender.has_left(r)}
             if not missing:
                 return
             if time.monotonic() - heard >= patience:
                 break
-            transport.rest(attempt)
+            transport.backoff(attempt)
         if patience:
             logger.warning(
                 "monitor: closed while %s still train%s; close it on all ranks, or wait longer "

@@ -1,8 +1,8 @@
-"""Ranks driven from a notebook: cells that begin with ``%%px`` run on all of them.
+"""Notebook interface: cells that begin with ``%%px`` run on all ranks.
 
 ::
 
-    cluster = asyncddp.notebook.Cluster(4)      # or Cluster.connect(), to one that is there
+    cluster = asyncddp.notebook.Cluster(4)      # or Cluster.connect(), to a running one
 
     %%px
     import asyncddp as bf, torch
@@ -15,6 +15,6 @@ Where no MPI is installed, ``asyncddp.local_world(4).activate()`` gives the same
 from __future__ import annotations
 
 from asyncddp.notebook.cluster import Cluster
-from asyncddp.notebook.local_cells import LocalView, activate
+from asyncddp.notebook.local_view import LocalView, activate
 
 __all__ = ["Cluster", "LocalView", "activate"]

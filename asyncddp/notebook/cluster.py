@@ -1,4 +1,4 @@
-"""A cluster whose engines are MPI ranks, driven from a notebook."""
+"""Cluster of ipyparallel engines that are MPI ranks, controlled from a notebook."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ from types import TracebackType
 from typing import Any
 
 from asyncddp.errors import ArgumentError, EnvironmentProblem, UsageError
-from asyncddp.launch.cluster import Folder, Running, await_engines, plan_for, start
-from asyncddp.launch.cluster.cells import give_up, go_on, standing
-from asyncddp.launch.cluster.folder import needs
-from asyncddp.launch.options import RunOptions
-from asyncddp.notebook.progress import progress_line
+from asyncddp.launch.cluster import (
+    ClusterProcess,
+    ProfileDirectory,
+    build_cluster_spec,
+    start_cluster,
+    wait_for_engines,
+)
+from asyncddp.launch.cluster.cell_hooks import fail_further_operations, operation_counts, resume
+from asyncddp.launch.cluster.profile_directory import missing_package
+from asyncddp.launch.run_options import RunOptions
+from asyncddp.notebook.progress_line import progress_line
 from asyncddp.rank_lists import list_ranks
 
-__all__ = ["Cluster"]
-
-_AGAIN = 2.0  # seconds after which an engine that goes on is interrupted again
-_NEWS = 1.0  # seconds for the controller to know that a cell has ended
-_DEATH = 2.0  # seconds in which the end of an engine becomes the end of the cluster
+_INTERRUPT_INTERVAL = 2.0  # seconds until an engine that goes on is interrupted again
+_IDLE_TIMEOUT = 1.0  # seconds for the controller to know that a cell has ended
+_EXIT_TIMEOUT = 2.0  # seconds for the whole cluster to end after an engine has
 _OUT_OF_STEP = (
     "the ranks have lost step, for a cell failed or was interrupted on some of them before or in a "
     "verb; call bf.shutdown() and then bf.init() on all ranks"
@@ -30,7 +34,7 @@ _OUT_OF_STEP = (
 
 
 class Cluster:
-    """``n`` engines that are the ranks of one MPI run; cells with ``%%px`` run on all of them.
+    """Cluster of ``n`` engines, the ranks of one MPI run, on which ``%%px`` cells run.
 
     It lives on this machine's loopback, with keys, unless other hosts take part, and ends with
     this process, however that ends.
@@ -75,22 +79,22 @@ class Cluster:
             hostfile=None if hostfile is None else Path(hostfile),
             network_interface=network_interface,
         )
-        plan = plan_for(options)
+        spec = build_cluster_spec(options)
         started = time.monotonic()
         with contextlib.ExitStack() as undo, progress_line() as show:
-            show(f"Starting {plan.ranks} ranks …")
-            running = start(plan, timeout=timeout)
-            undo.callback(running.stop)
-            client = undo.enter_context(_client(running.folder, timeout))
+            show(f"Starting {spec.ranks} ranks …")
+            cluster_process = start_cluster(spec, timeout=timeout)
+            undo.callback(cluster_process.stop)
+            client = undo.enter_context(_client(cluster_process.profile_directory, timeout))
 
             def progress(count: int) -> None:
                 """Show how many engines are there."""
                 seconds = time.monotonic() - started
-                show(f"Starting {plan.ranks} ranks … {count} are there, after {seconds:.0f} s")
+                show(f"Starting {spec.ranks} ranks … {count} are there, after {seconds:.0f} s")
 
-            await_engines(running, client, timeout=timeout, progress=progress)
-            self._open(client, running.folder, running)
-            show(f"{plan.ranks} ranks are ready; cells that begin with %%px run on all of them.")
+            wait_for_engines(cluster_process, client, timeout=timeout, progress=progress)
+            self._open(client, cluster_process.profile_directory, cluster_process)
+            show(f"{spec.ranks} ranks are ready; cells that begin with %%px run on all of them.")
             undo.pop_all()
 
     @classmethod
@@ -106,15 +110,15 @@ class Cluster:
         Raises:
             EnvironmentProblem: None runs under that profile, or it does not answer.
         """
-        folder = Folder.of_profile(profile)
-        record = folder.running()
+        profile_directory = ProfileDirectory.for_profile(profile)
+        record = profile_directory.running_cluster()
         if record is None:
             raise EnvironmentProblem(
                 f"no cluster runs under profile {profile!r}: start one by 'asyncddp notebook start "
                 f"-np 4 --profile {profile}'"
             )
         with contextlib.ExitStack() as undo:
-            client = undo.enter_context(_client(folder, timeout))
+            client = undo.enter_context(_client(profile_directory, timeout))
             until = time.monotonic() + timeout
             while len(client.ids) < record.ranks:
                 if time.monotonic() > until:
@@ -123,12 +127,21 @@ class Cluster:
                     )
                 time.sleep(0.1)
             self = cls.__new__(cls)
-            self._open(client, folder, None)
+            self._open(client, profile_directory, None)
             undo.pop_all()
         return self
 
-    def _open(self, client: Any, folder: Folder, running: Running | None) -> None:
-        self._client, self._folder, self._running = client, folder, running
+    def _open(
+        self,
+        client: Any,
+        profile_directory: ProfileDirectory,
+        cluster_process: ClusterProcess | None,
+    ) -> None:
+        self._client, self._profile_directory, self._cluster_process = (
+            client,
+            profile_directory,
+            cluster_process,
+        )
         self._process, self._stopped = os.getpid(), False
         self._view = client[:]
         self._view.block = True
@@ -141,9 +154,9 @@ class Cluster:
 
         shell = get_ipython()
         if shell is not None:
-            from asyncddp.notebook.px import CellMagics
+            from asyncddp.notebook.cluster_magics import ClusterCellMagics
 
-            shell.register_magics(CellMagics(shell, self))
+            shell.register_magics(ClusterCellMagics(shell, self))
 
     @property
     def client(self) -> Any:
@@ -157,11 +170,17 @@ class Cluster:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return len(self._view.targets)
 
     def __repr__(self) -> str:
-        state = "stopped" if self._stopped else "connected" if self._running is None else "running"
+        state = (
+            "stopped"
+            if self._stopped
+            else "connected"
+            if self._cluster_process is None
+            else "running"
+        )
         return f"<Cluster of {self.size} ranks, {state}>"
 
     def check(self, *, wait: float = 0.0) -> None:
@@ -176,12 +195,12 @@ class Cluster:
         """
         if self._stopped:
             raise UsageError("this cluster has been stopped: make another one, Cluster(n)")
-        if self._running is not None:
-            self._running.ready(wait)
-        elif self._folder.running() is None:
+        if self._cluster_process is not None:
+            self._cluster_process.ready(wait)
+        elif self._profile_directory.running_cluster() is None:
             raise EnvironmentProblem(
                 "the cluster has ended; the last that its engines said:\n"
-                f"{self._folder.last_words('engines')}"
+                f"{self._profile_directory.log_tail('engines')}"
             )
 
     def interrupt(self, timeout: float = 10.0) -> list[int]:
@@ -213,7 +232,7 @@ class Cluster:
                 )
             if now > again:
                 self._client.send_signal("SIGINT", targets=busy, block=True)
-                again = now + _AGAIN
+                again = now + _INTERRUPT_INTERVAL
             time.sleep(0.02)
             busy = self._busy()
         if found:
@@ -235,17 +254,17 @@ class Cluster:
             EnvironmentProblem: The cluster has ended.
         """
         if died:
-            self.check(wait=_DEATH)
-        until = time.monotonic() + _NEWS
+            self.check(wait=_EXIT_TIMEOUT)
+        until = time.monotonic() + _IDLE_TIMEOUT
         while self._busy():
             if time.monotonic() > until:
                 return  # another cell runs there
             time.sleep(0.02)
-        counts = [one for one in self._view.apply_sync(standing) if one is not None]
+        counts = [one for one in self._view.apply_sync(operation_counts) if one is not None]
         if all(one == counts[0] for one in counts):
-            self._view.apply_sync(go_on)
+            self._view.apply_sync(resume)
         else:
-            self._view.apply_sync(give_up, _OUT_OF_STEP)
+            self._view.apply_sync(fail_further_operations, _OUT_OF_STEP)
 
     def stop(self) -> None:
         """End it, and wait until nothing is left; harmless when called twice.
@@ -257,8 +276,8 @@ class Cluster:
         self._stopped = True
         atexit.unregister(self.stop)
         self._client.close(linger=0)
-        if self._running is not None:
-            self._running.stop()
+        if self._cluster_process is not None:
+            self._cluster_process.stop()
 
     def __enter__(self) -> Cluster:
         return self
@@ -276,9 +295,9 @@ def _ipyparallel() -> Any:
     try:
         import ipyparallel
     except ImportError as problem:
-        raise needs("ipyparallel") from problem
+        raise missing_package("ipyparallel") from problem
     return ipyparallel
 
 
-def _client(folder: Folder, timeout: float) -> Any:
-    return _ipyparallel().Client(str(folder.client_file), timeout=timeout)
+def _client(profile_directory: ProfileDirectory, timeout: float) -> Any:
+    return _ipyparallel().Client(str(profile_directory.client_file), timeout=timeout)

@@ -1,4 +1,4 @@
-"""What can be said: one verb, one file.
+"""Communication verbs that users call: collectives, neighbour averages and window operations.
 
 Every verb comes as ``verb(...)``, which gives the result, and ``verb_nonblocking(...)``, which
 gives a :class:`~asyncddp.engine.Handle`; where the result has the input's shape there is also

@@ -1,4 +1,4 @@
-"""``allgather``: every rank's tensor, one below the other, for all."""
+"""``allgather``: concatenate the tensors of all ranks on every rank."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from collections.abc import Sequence
 import torch
 
 from asyncddp.context import current
-from asyncddp.engine import Desk, Program, Steps
-from asyncddp.memory.allocate import empty, values
-from asyncddp.memory.streams import empty_on, order_of, streams_of
-from asyncddp.ops.door import carried, check_tensor, deliver, form_of
-from asyncddp.ops.forms import nonblocking, verb
+from asyncddp.device.streams import empty_on, stream_ordering_of, streams_of
+from asyncddp.engine import OperationContext, OperationSpec, Steps
+from asyncddp.ops.validation import check_tensor, prepare_for_transport, signature_of, write_result
+from asyncddp.ops.variants import blocking, nonblocking
+from asyncddp.tensors.allocation import empty, make_tensor
 from asyncddp.transport import Transport
 
-__all__ = ["allgather", "allgather_nonblocking", "gather_over"]
 
-
-@verb
+@blocking
 def allgather(
     tensor: torch.Tensor, *, name: str | None = None, check: bool = False
-) -> Program[torch.Tensor]:
+) -> OperationSpec[torch.Tensor]:
     r"""Concatenate all ranks' tensors along the first dimension, in the order of the ranks.
 
     .. math:: y = (x_0, x_1, \dots, x_{n-1})
@@ -52,28 +50,41 @@ def allgather(
     check_tensor("allgather", tensor, min_ndim=1)
     title = "allgather" + (f" {name!r}" if name else "")
 
-    def steps(desk: Desk) -> Steps[torch.Tensor]:
-        """Tell sizes, then gather."""
-        group, wire = range(context.size), context.transport
-        return (yield from gather_over(desk, group, wire, tensor, title))
+    def steps(op: OperationContext) -> Steps[torch.Tensor]:
+        """Gather the sizes, then the tensors."""
+        group, transport = range(context.size), context.transport
+        return (yield from gather_over_group(op, group, transport, tensor, title))
 
-    return Program("allgather", steps, name, ordered=True, check=check, order=order_of(tensor))
+    return OperationSpec(
+        "allgather",
+        steps,
+        name,
+        ordered=True,
+        check=check,
+        stream_ordering=stream_ordering_of(tensor),
+    )
 
 
 allgather_nonblocking = nonblocking(allgather)
 
 
-def gather_over(
-    desk: Desk, group: Sequence[int], wire: Transport, tensor: torch.Tensor, title: str
+def gather_over_group(
+    op: OperationContext,
+    group: Sequence[int],
+    transport: Transport,
+    tensor: torch.Tensor,
+    title: str,
 ) -> Steps[torch.Tensor]:
-    """Gather a tensor over a group, first the sizes, then the rows."""
-    own, fitting = carried(wire, tensor)
+    """Gather tensors over a group of ranks: first the numbers of rows, then the rows."""
+    own, fitting = prepare_for_transport(transport, tensor)
     rows = empty((len(group),), torch.int64)
-    mine = values([own.shape[0]], torch.int64)
-    form = form_of(title, own, ragged=True)
-    yield from desk.collective(group, form, lambda: wire.iallgather(mine, rows, [1] * len(group)))
+    mine = make_tensor([own.shape[0]], torch.int64)
+    form = signature_of(title, own, ragged=True)
+    yield from op.collective(
+        group, form, lambda: transport.iallgather(mine, rows, [1] * len(group))
+    )
     width = math.prod(own.shape[1:])
     counts = [int(count) * width for count in rows]
     whole = empty_on(streams_of(tensor), (sum(counts),), own.dtype)
-    yield from desk.collective(group, form, lambda: fitting.iallgather(own, whole, counts))
-    return deliver(whole.view(int(rows.sum()), *own.shape[1:]), tensor, None)
+    yield from op.collective(group, form, lambda: fitting.iallgather(own, whole, counts))
+    return write_result(whole.view(int(rows.sum()), *own.shape[1:]), tensor, None)

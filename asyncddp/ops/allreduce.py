@@ -1,4 +1,4 @@
-"""``allreduce`` and ``local_allreduce``: the sum or average over all ranks, or a machine's."""
+"""``allreduce`` and ``local_allreduce``: sum or average over all ranks, or those of a machine."""
 
 from __future__ import annotations
 
@@ -7,26 +7,21 @@ from collections.abc import Sequence
 import torch
 
 from asyncddp.context import Context, current
-from asyncddp.engine import Desk, Program, Steps
-from asyncddp.memory.streams import empty_on, order_of, streams_of
-from asyncddp.ops.door import averaging_dtype, carried, check_tensor, deliver, form_of
-from asyncddp.ops.forms import in_place, nonblocking, verb
-from asyncddp.ops.mixing import fits
+from asyncddp.device.streams import empty_on, stream_ordering_of, streams_of
+from asyncddp.engine import OperationContext, OperationSpec, Steps
+from asyncddp.ops.validation import (
+    averaging_dtype,
+    check_tensor,
+    prepare_for_transport,
+    signature_of,
+    write_result,
+)
+from asyncddp.ops.variants import blocking, in_place, nonblocking
+from asyncddp.ops.weighted_exchange import can_write_result
 from asyncddp.transport import Transport
 
-__all__ = [
-    "allreduce",
-    "allreduce_",
-    "allreduce_nonblocking",
-    "allreduce_nonblocking_",
-    "local_allreduce",
-    "local_allreduce_",
-    "local_allreduce_nonblocking",
-    "local_allreduce_nonblocking_",
-]
 
-
-@verb
+@blocking
 def allreduce(
     tensor: torch.Tensor,
     average: bool = True,
@@ -35,7 +30,7 @@ def allreduce(
     round_integers: bool = False,
     check: bool = False,
     out: torch.Tensor | None = None,
-) -> Program[torch.Tensor]:
+) -> OperationSpec[torch.Tensor]:
     r"""Sum or average a tensor over all ranks.
 
     .. math:: y = \sum_j x_j \quad\text{or}\quad y = \frac{1}{n} \sum_j x_j
@@ -68,7 +63,7 @@ def allreduce(
     return _program("allreduce", tensor, average, name, round_integers, check, out)
 
 
-@verb
+@blocking
 def local_allreduce(
     tensor: torch.Tensor,
     average: bool = True,
@@ -77,7 +72,7 @@ def local_allreduce(
     round_integers: bool = False,
     check: bool = False,
     out: torch.Tensor | None = None,
-) -> Program[torch.Tensor]:
+) -> OperationSpec[torch.Tensor]:
     """Do what :func:`allreduce` does among the ranks of this machine, with the same arguments."""
     return _program("local_allreduce", tensor, average, name, round_integers, check, out)
 
@@ -98,51 +93,57 @@ def _program(
     round_integers: bool,
     check: bool,
     out: torch.Tensor | None,
-) -> Program[torch.Tensor]:
+) -> OperationSpec[torch.Tensor]:
     context = current()
-    row = check_tensor(name, tensor)
-    dtype = row.accumulate
+    traits = check_tensor(name, tensor)
+    dtype = traits.accumulate
     if average:
-        dtype = averaging_dtype(name, row, round_integers=round_integers)
+        dtype = averaging_dtype(name, traits, round_integers=round_integers)
     local = name.startswith("local")
-    group, wire = members(context, local=local)
+    group, transport = group_and_transport(context, local=local)
     title = f"{name}({'average' if average else 'sum'})" + (f" {label!r}" if label else "")
 
-    def steps(desk: Desk) -> Steps[torch.Tensor]:
-        """Sum, and deliver."""
+    def steps(op: OperationContext) -> Steps[torch.Tensor]:
+        """Sum over the group and write the result."""
         divisor = len(group) if average else None
-        total = yield from sum_over(desk, group, wire, tensor, dtype, title, divisor, out)
-        return deliver(total, tensor, out)
+        total = yield from sum_over_group(op, group, transport, tensor, dtype, title, divisor, out)
+        return write_result(total, tensor, out)
 
-    return Program(
-        name, steps, label, ordered=True, local=local, check=check, order=order_of(tensor, out)
+    return OperationSpec(
+        name,
+        steps,
+        label,
+        ordered=True,
+        local=local,
+        check=check,
+        stream_ordering=stream_ordering_of(tensor, out),
     )
 
 
-def members(context: Context, *, local: bool) -> tuple[Sequence[int], Transport]:
-    """The ranks of the machine or of the world, and their wire."""
+def group_and_transport(context: Context, *, local: bool) -> tuple[Sequence[int], Transport]:
+    """Return the ranks of this machine or of the world, and the transport between them."""
     if local:
         return context.local_ranks, context.local_transport
     return range(context.size), context.transport
 
 
-def sum_over(
-    desk: Desk,
+def sum_over_group(
+    op: OperationContext,
     group: Sequence[int],
-    wire: Transport,
+    transport: Transport,
     tensor: torch.Tensor,
     dtype: torch.dtype,
     title: str,
     divisor: int | None = None,
     out: torch.Tensor | None = None,
 ) -> Steps[torch.Tensor]:
-    """Sum a tensor over a group, in ``dtype``, and divide it; into ``out`` where that fits."""
-    own, wire = carried(wire, tensor)
+    """Sum a tensor over a group in ``dtype``, and divide it; into ``out`` where possible."""
+    own, transport = prepare_for_transport(transport, tensor)
     own = own.to(dtype)
-    if out is not None and fits(out, own):
+    if out is not None and can_write_result(out, own):
         into = out.detach()
     else:
         into = empty_on(streams_of(tensor), own.shape, dtype)
-    form = form_of(title, tensor)
-    yield from desk.collective(group, form, lambda: wire.iallreduce(own, into, divisor))
+    form = signature_of(title, tensor)
+    yield from op.collective(group, form, lambda: transport.iallreduce(own, into, divisor))
     return out if out is not None and into.data_ptr() == out.data_ptr() else into

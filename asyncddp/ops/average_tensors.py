@@ -1,4 +1,4 @@
-"""The average over all ranks of many tensors, or of a module's, in few messages."""
+"""Average many tensors, or a module's parameters, over all ranks in few messages (buckets)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from asyncddp.memory.allocate import copied
-from asyncddp.memory.buckets import FlatBucket, partition
 from asyncddp.ops.allreduce import allreduce_nonblocking
 from asyncddp.ops.named_tensors import tensors_of
-
-__all__ = ["average_module", "average_tensors", "dense_floats"]
+from asyncddp.tensors.allocation import detached_copy
+from asyncddp.tensors.buckets import FlatBucket, partition
 
 _CAP = 32 << 20  # bytes that are averaged at a time
 
@@ -53,7 +51,7 @@ def average_tensors(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def dense_floats(model: torch.nn.Module, *, buffers: bool) -> list[torch.Tensor]:
-    """A module's parameters, and buffers if asked for, that have an average, sorted by name."""
+    """Return a module's dense floating-point parameters, and optionally buffers, sorted by name."""
     return [
         tensor
         for tensor in tensors_of(model, buffers=buffers).values()
@@ -72,7 +70,7 @@ def average_module(model: torch.nn.Module, *, buffers: bool) -> None:
 
     Args:
         model: The module, alike on all ranks.
-        buffers: Whether buffers are averaged too.
+        buffers: Average buffers too.
 
     Raises:
         NotInitializedError: ``init()`` was not called.
@@ -90,7 +88,7 @@ def average_module(model: torch.nn.Module, *, buffers: bool) -> None:
         [(1.0, 2.0), (1.0, 2.0)]
     """
     pairs = _statistics(model) if buffers else []
-    own = [copied(mean) for mean, _ in pairs]
+    own = [detached_copy(mean) for mean, _ in pairs]
     variances = {id(variance): variance for _, variance in pairs}
     tensors = dense_floats(model, buffers=buffers)
     average_tensors([tensor for tensor in tensors if id(tensor) not in variances])
@@ -100,7 +98,7 @@ def average_module(model: torch.nn.Module, *, buffers: bool) -> None:
 
 
 def _statistics(model: torch.nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The running means and variances of a module's layers that have both as buffers."""
+    """Return the pairs of running mean and variance buffers of a module's layers."""
     named = [
         dict(module.named_buffers(recurse=False))
         for _, module in sorted(model.named_modules(), key=lambda one: one[0])

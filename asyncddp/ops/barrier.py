@@ -1,16 +1,14 @@
-"""``barrier``: nobody leaves before all have come."""
+"""``barrier``: wait until all ranks have called it."""
 
 from __future__ import annotations
 
 from asyncddp.context import current
-from asyncddp.engine import Desk, Form, Program, Steps
-from asyncddp.ops.forms import nonblocking, verb
-
-__all__ = ["barrier", "barrier_nonblocking"]
+from asyncddp.engine import ExchangeSignature, OperationContext, OperationSpec, Steps
+from asyncddp.ops.variants import blocking, nonblocking
 
 
-@verb
-def barrier(*, name: str | None = None) -> Program[None]:
+@blocking
+def barrier(*, name: str | None = None) -> OperationSpec[None]:
     """Wait until all ranks are here; verbs under way stay under way.
 
     Args:
@@ -28,13 +26,13 @@ def barrier(*, name: str | None = None) -> Program[None]:
         [None, None]
     """
     context = current()
-    form = Form("barrier" + (f" {name!r}" if name else ""), "uint8", ())
+    form = ExchangeSignature("barrier" + (f" {name!r}" if name else ""), "uint8", ())
 
-    def steps(desk: Desk) -> Steps[None]:
-        """Meet."""
-        yield from desk.collective(range(context.size), form, context.transport.ibarrier)
+    def steps(op: OperationContext) -> Steps[None]:
+        """Run the transport's barrier."""
+        yield from op.collective(range(context.size), form, context.transport.ibarrier)
 
-    return Program("barrier", steps, name, ordered=True)
+    return OperationSpec("barrier", steps, name, ordered=True)
 
 
 barrier_nonblocking = nonblocking(barrier)

@@ -1,20 +1,24 @@
-"""``broadcast``: one rank's tensor for all."""
+"""``broadcast``: copy the root rank's tensor to all ranks."""
 
 from __future__ import annotations
 
 import torch
 
 from asyncddp.context import current
-from asyncddp.engine import Desk, Program, Steps
-from asyncddp.memory.allocate import copied, empty_like
-from asyncddp.memory.streams import order_of
-from asyncddp.ops.door import carried, check_rank, check_tensor, deliver, form_of
-from asyncddp.ops.forms import in_place, nonblocking, verb
+from asyncddp.device.streams import stream_ordering_of
+from asyncddp.engine import OperationContext, OperationSpec, Steps
+from asyncddp.ops.validation import (
+    check_rank,
+    check_tensor,
+    prepare_for_transport,
+    signature_of,
+    write_result,
+)
+from asyncddp.ops.variants import blocking, in_place, nonblocking
+from asyncddp.tensors.allocation import detached_copy, empty_like
 
-__all__ = ["broadcast", "broadcast_", "broadcast_nonblocking", "broadcast_nonblocking_"]
 
-
-@verb
+@blocking
 def broadcast(
     tensor: torch.Tensor,
     root_rank: int = 0,
@@ -22,7 +26,7 @@ def broadcast(
     name: str | None = None,
     check: bool = False,
     out: torch.Tensor | None = None,
-) -> Program[torch.Tensor]:
+) -> OperationSpec[torch.Tensor]:
     r"""Give all ranks the root's tensor.
 
     .. math:: y_i = x_\mathrm{root}
@@ -55,18 +59,25 @@ def broadcast(
     root = check_rank("broadcast", "root_rank", root_rank, context.size)
     title = f"broadcast(root_rank={root})" + (f" {name!r}" if name else "")
 
-    def steps(desk: Desk) -> Steps[torch.Tensor]:
-        """Send the root's tensor, and deliver."""
-        own, wire = carried(context.transport, tensor)
-        value = copied(own) if context.rank == root else empty_like(own)
-        yield from desk.collective(
+    def steps(op: OperationContext) -> Steps[torch.Tensor]:
+        """Broadcast the root's tensor and write the result."""
+        own, transport = prepare_for_transport(context.transport, tensor)
+        value = detached_copy(own) if context.rank == root else empty_like(own)
+        yield from op.collective(
             range(context.size),
-            form_of(title, tensor),
-            lambda: wire.ibroadcast(value, root),
+            signature_of(title, tensor),
+            lambda: transport.ibroadcast(value, root),
         )
-        return deliver(value, tensor, out)
+        return write_result(value, tensor, out)
 
-    return Program("broadcast", steps, name, ordered=True, check=check, order=order_of(tensor, out))
+    return OperationSpec(
+        "broadcast",
+        steps,
+        name,
+        ordered=True,
+        check=check,
+        stream_ordering=stream_ordering_of(tensor, out),
+    )
 
 
 broadcast_nonblocking = nonblocking(broadcast)

@@ -1,4 +1,4 @@
-"""``hierarchical_neighbor_allreduce``: the mean inside a machine, neighbours between machines."""
+"""``hierarchical_neighbor_allreduce``: mean inside each machine, then neighbour average between."""
 
 from __future__ import annotations
 
@@ -7,28 +7,22 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from asyncddp.context import Context, current
-from asyncddp.engine import Desk, Program, Steps
+from asyncddp.device.streams import stream_ordering_of
+from asyncddp.engine import OperationContext, OperationSpec, Steps
 from asyncddp.errors import ArgumentError
-from asyncddp.memory.streams import order_of
-from asyncddp.ops.allgather import gather_over
-from asyncddp.ops.allreduce import members, sum_over
-from asyncddp.ops.door import averaging_dtype, check_tensor, deliver
-from asyncddp.ops.forms import in_place, nonblocking, verb
-from asyncddp.ops.mixing import Mixing, exchange_and_mix
-from asyncddp.ops.weights import Weights, WeightsOf
+from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.ops.allgather import gather_over_group
+from asyncddp.ops.allreduce import group_and_transport, sum_over_group
+from asyncddp.ops.validation import averaging_dtype, check_tensor, write_result
+from asyncddp.ops.variants import blocking, in_place, nonblocking
+from asyncddp.ops.weight_resolver import WeightResolver, Weights
+from asyncddp.ops.weighted_exchange import exchange_and_average
 from topology import Schedule, as_schedule, complete
-
-__all__ = [
-    "hierarchical_neighbor_allreduce",
-    "hierarchical_neighbor_allreduce_",
-    "hierarchical_neighbor_allreduce_nonblocking",
-    "hierarchical_neighbor_allreduce_nonblocking_",
-]
 
 _VERB = "hierarchical_neighbor_allreduce"
 
 
-@verb
+@blocking
 def hierarchical_neighbor_allreduce(
     tensor: torch.Tensor,
     *,
@@ -40,7 +34,7 @@ def hierarchical_neighbor_allreduce(
     round_integers: bool = False,
     check: bool = False,
     out: torch.Tensor | None = None,
-) -> Program[torch.Tensor]:
+) -> OperationSpec[torch.Tensor]:
     r"""Average inside each machine, then with the neighbour machines.
 
     .. math:: y_m = w_{mm} \bar x_m + \sum_{m'} w_{mm'} d_{m'm} \bar x_{m'}, \qquad
@@ -92,9 +86,9 @@ def hierarchical_neighbor_allreduce(
             f"other; got machines of {sizes} ranks. Start equally many on each (slots=…), with "
             "ranks mapped by slot"
         )
-    weights = WeightsOf(
+    weights = WeightResolver(
         _VERB,
-        between_machines(context, by_hand=dst_machine_weights is not None),
+        machine_schedule(context, by_hand=dst_machine_weights is not None),
         context.machine_rank,
         {
             "self_weight": self_weight,
@@ -104,18 +98,18 @@ def hierarchical_neighbor_allreduce(
         round,
     )
 
-    def steps(desk: Desk) -> Steps[torch.Tensor]:
-        """Sum inside the machine, exchange between machines, and mix."""
-        mixing = between_ranks(context, weights.at(desk.turn))
-        group, wire = members(context, local=True)
-        total = yield from sum_over(desk, group, wire, tensor, dtype, _VERB, len(group))
+    def steps(op: OperationContext) -> Steps[torch.Tensor]:
+        """Average inside the machine, then with neighbour machines, and gather the result."""
+        row = to_rank_row(context, weights.row_at(op.round_number))
+        group, transport = group_and_transport(context, local=True)
+        total = yield from sum_over_group(op, group, transport, tensor, dtype, _VERB, len(group))
         share = total.reshape(-1).tensor_split(len(group))[context.local_rank]
-        mixed = yield from exchange_and_mix(desk, share, mixing, dtype)
-        whole = yield from gather_over(desk, group, wire, mixed.reshape(-1), _VERB)
-        return deliver(whole.view(total.shape), tensor, out)
+        averaged = yield from exchange_and_average(op, share, row, dtype)
+        whole = yield from gather_over_group(op, group, transport, averaged.reshape(-1), _VERB)
+        return write_result(whole.view(total.shape), tensor, out)
 
-    order = order_of(tensor, out)
-    return Program(_VERB, steps, name, ordered=True, check=check, order=order)
+    order = stream_ordering_of(tensor, out)
+    return OperationSpec(_VERB, steps, name, ordered=True, check=check, stream_ordering=order)
 
 
 hierarchical_neighbor_allreduce_nonblocking = nonblocking(hierarchical_neighbor_allreduce)
@@ -123,19 +117,21 @@ hierarchical_neighbor_allreduce_ = in_place(hierarchical_neighbor_allreduce)
 hierarchical_neighbor_allreduce_nonblocking_ = nonblocking(hierarchical_neighbor_allreduce_)
 
 
-def between_machines(context: Context, *, by_hand: bool) -> Schedule:
-    """The machine topology; where all weights are set by hand it plays no part, and need not be."""
+def machine_schedule(context: Context, *, by_hand: bool) -> Schedule:
+    """Return the machine topology; it may be unset where the call gives all weights itself."""
     if by_hand and context.topologies.load_machine() is None:
         return as_schedule(complete(context.machine_size))
     return context.topologies.machines
 
 
-def between_ranks(context: Context, mixing: Mixing) -> Mixing:
-    """The row of a machine, as a row of the rank that talks to its twins on other machines."""
+def to_rank_row(context: Context, row: WeightRow) -> WeightRow:
+    """Convert a machine's weight row to one between ranks of the same local rank."""
 
-    def twins(weights: Mapping[int, float]) -> dict[int, float]:
-        """The ranks of other machines that stand where this one stands."""
+    def same_local_rank(weights: Mapping[int, float]) -> dict[int, float]:
+        """Map machines to their ranks with this rank's local rank."""
         every = context.machines.members
         return {every[machine][context.local_rank]: weight for machine, weight in weights.items()}
 
-    return Mixing(mixing.self_weight, twins(mixing.src_weights), twins(mixing.dst_weights))
+    return WeightRow(
+        row.self_weight, same_local_rank(row.src_weights), same_local_rank(row.dst_weights)
+    )

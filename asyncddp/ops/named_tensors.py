@@ -1,4 +1,4 @@
-"""Tensors by their names, in one order on all ranks, and whether all ranks have the same."""
+"""A module's tensors by name, in the same order on all ranks, and a check that all ranks match."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ import torch
 
 from asyncddp.context import Context
 from asyncddp.errors import MismatchError
-from asyncddp.ops.agreement import gathered_unless_equal
-
-__all__ = ["agree_on_tensors", "tensors_of"]
+from asyncddp.ops.consistency import gather_if_unequal
 
 _SHOWN = 5  # names of a message
 
 
 def tensors_of(module: torch.nn.Module, *, buffers: bool = True) -> dict[str, torch.Tensor]:
-    """A module's parameters and buffers by name, sorted by it; a shared one once.
+    """Return a module's parameters and buffers by name, sorted; a shared one appears once.
 
     Args:
         module: The module.
-        buffers: Whether buffers count.
+        buffers: Include buffers.
 
     Example:
         >>> list(tensors_of(torch.nn.BatchNorm1d(2), buffers=False))
@@ -35,8 +33,8 @@ def tensors_of(module: torch.nn.Module, *, buffers: bool = True) -> dict[str, to
     return {name: every[name] for name in once.values()}
 
 
-def agree_on_tensors(context: Context, who: str, named: Mapping[str, torch.Tensor]) -> None:
-    """Insist that all ranks have tensors of the same names, shapes and dtypes; collective.
+def require_equal_tensors(context: Context, who: str, named: Mapping[str, torch.Tensor]) -> None:
+    """Require that all ranks have tensors of the same names, shapes and dtypes; collective.
 
     Args:
         context: The world.
@@ -50,7 +48,7 @@ def agree_on_tensors(context: Context, who: str, named: Mapping[str, torch.Tenso
         f"{name}={str(one.dtype).removeprefix('torch.')} of shape {tuple(one.shape)}"
         for name, one in named.items()
     ]
-    every = gathered_unless_equal(context, sorted(forms)) or []
+    every = gather_if_unequal(context, sorted(forms)) or []
     known = [dict(form.rsplit("=", 1) for form in theirs) for theirs in every]
     for rank, theirs in enumerate(known):
         problem = _difference(known[0], theirs, rank)
@@ -62,7 +60,7 @@ def agree_on_tensors(context: Context, who: str, named: Mapping[str, torch.Tenso
 
 
 def _difference(first: Mapping[str, str], other: Mapping[str, str], rank: int) -> str:
-    """How the tensors of a rank differ from those of rank 0; empty if they do not."""
+    """Describe how the tensors of a rank differ from those of rank 0; empty if they do not."""
     lacking = [name for name in first if name not in other]
     more = [name for name in other if name not in first]
     problems = []

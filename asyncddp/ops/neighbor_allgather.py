@@ -1,4 +1,4 @@
-"""``neighbor_allgather``: the in-neighbours' tensors, one below the other."""
+"""``neighbor_allgather``: concatenate the in-neighbours' tensors."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from collections.abc import Sequence
 import torch
 
 from asyncddp.context import current
-from asyncddp.engine import Desk, Program, Steps
+from asyncddp.device.streams import stream_ordering_of, streams_of
+from asyncddp.engine import OperationContext, OperationSpec, Steps
 from asyncddp.errors import ArgumentError
-from asyncddp.memory.streams import order_of, streams_of
-from asyncddp.ops.door import carried, check_rank, check_tensor, deliver, form_of
-from asyncddp.ops.forms import nonblocking, verb
+from asyncddp.ops.validation import (
+    check_rank,
+    check_tensor,
+    prepare_for_transport,
+    signature_of,
+    write_result,
+)
+from asyncddp.ops.variants import blocking, nonblocking
 
-__all__ = ["neighbor_allgather", "neighbor_allgather_nonblocking"]
 
-
-@verb
+@blocking
 def neighbor_allgather(
     tensor: torch.Tensor,
     *,
@@ -25,7 +29,7 @@ def neighbor_allgather(
     name: str | None = None,
     round: int | None = None,  # noqa: A002 - the field's word
     check: bool = False,
-) -> Program[torch.Tensor]:
+) -> OperationSpec[torch.Tensor]:
     r"""Concatenate the in-neighbours' tensors, without this rank's, along the first dimension.
 
     .. math:: y_i = (x_j)_{j \in \mathrm{src}(i)}
@@ -76,24 +80,26 @@ def neighbor_allgather(
                 f"{title}: argument {argument}: expected each rank once, got {ranks}"
             )
 
-    def steps(desk: Desk) -> Steps[torch.Tensor]:
+    def steps(op: OperationContext) -> Steps[torch.Tensor]:
         """Send, and gather the neighbours' tensors."""
         sources, targets = given
         if src_ranks is None:
-            near = schedule.neighbors(context.rank, desk.key.step if round is None else round)
-            sources, targets = list(near.src_weights), list(near.dst_ranks)
-        own, _ = carried(context.transport, tensor)
-        form = form_of(title, own, ragged=True)
-        posting = desk.exchange(form, sources, targets, streams_of(own))
+            neighbors = schedule.neighbors(context.rank, op.key.step if round is None else round)
+            sources, targets = list(neighbors.src_weights), list(neighbors.dst_ranks)
+        own, _ = prepare_for_transport(context.transport, tensor)
+        form = signature_of(title, own, ragged=True)
+        request = op.exchange(form, sources, targets, streams_of(own))
         for peer in targets:
-            desk.send(posting, peer, own)
+            op.send(request, peer, own)
         for peer in sources:
-            yield posting.arrivals[peer]
-        yield posting.sent()
-        parts = [posting.arrivals[peer].take() for peer in sources]
-        return deliver(torch.cat([own[:0], *parts]), tensor, None)
+            yield request.receives[peer]
+        yield request.sent()
+        parts = [request.receives[peer].take() for peer in sources]
+        return write_result(torch.cat([own[:0], *parts]), tensor, None)
 
-    return Program(title, steps, name, check=check, order=order_of(tensor))
+    return OperationSpec(
+        title, steps, name, check=check, stream_ordering=stream_ordering_of(tensor)
+    )
 
 
 neighbor_allgather_nonblocking = nonblocking(neighbor_allgather)

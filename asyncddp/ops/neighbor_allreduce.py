@@ -1,4 +1,4 @@
-"""``neighbor_allreduce``: the weighted average with the neighbours, what this library is for."""
+"""``neighbor_allreduce``: weighted average of a tensor with the neighbours' tensors."""
 
 from __future__ import annotations
 
@@ -8,26 +8,20 @@ from typing import Any
 import torch
 
 from asyncddp.context import Context, current
-from asyncddp.engine import Desk, Handle, Program, Steps
-from asyncddp.memory.modes import transforming
-from asyncddp.memory.streams import order_of
-from asyncddp.ops.door import averaging_dtype, check_tensor, deliver
-from asyncddp.ops.express import Express, shorten
-from asyncddp.ops.forms import in_place, nonblocking, verb_with
-from asyncddp.ops.mixing import Mixing, exchange_and_mix, fits
-from asyncddp.ops.weights import Weights, WeightsOf, refuse_scaling
-
-__all__ = [
-    "neighbor_allreduce",
-    "neighbor_allreduce_",
-    "neighbor_allreduce_nonblocking",
-    "neighbor_allreduce_nonblocking_",
-]
+from asyncddp.device.streams import stream_ordering_of
+from asyncddp.engine import Handle, OperationContext, OperationSpec, Steps
+from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.ops.fast_path import FastPath, register_fast_path
+from asyncddp.ops.validation import averaging_dtype, check_tensor, write_result
+from asyncddp.ops.variants import blocking_with_fast_path, in_place, nonblocking
+from asyncddp.ops.weight_resolver import WeightResolver, Weights, refuse_scaling
+from asyncddp.ops.weighted_exchange import can_write_result, exchange_and_average
+from asyncddp.torch_modes import transforming
 
 _VERB = "neighbor_allreduce"
 
 
-def _looked_up(
+def _find_fast_path(
     tensor: torch.Tensor,
     *,
     self_weight: float | None = None,
@@ -38,51 +32,51 @@ def _looked_up(
     round_integers: bool = False,
     check: bool = False,
     out: torch.Tensor | None = None,
-) -> tuple[Express, Mixing] | None:
-    """The short way and the weights, where this name and form went through lanes before."""
+) -> tuple[FastPath, WeightRow] | None:
+    """Return the fast path and the weights if this name, dtype and shape has a fast path."""
     del round_integers
     context = current()
     try:
-        way: Express | None = context.engine.shortcuts.get((name, tensor.dtype, tensor.shape))
+        path: FastPath | None = context.engine.fast_paths.get((name, tensor.dtype, tensor.shape))
     except AttributeError:
-        return None  # no tensor, as the long way will say
-    if way is None or check or not tensor.is_cpu or not tensor.is_contiguous():
+        return None  # no tensor, as the engine's path will report
+    if path is None or check or not tensor.is_cpu or not tensor.is_contiguous():
         return None
     if transforming() is not None:
-        return None  # as the long way will say
-    if out is not None and out is not tensor and not fits(out, tensor):
+        return None  # as the engine's path will report
+    if out is not None and out is not tensor and not can_write_result(out, tensor):
         return None
     if round is not None and (type(round) is not int or round < 0):
-        return None  # as the long way will say
+        return None  # as the engine's path will report
     schedule = context.topologies.ranks
     if dst_weights is None and src_weights is None and self_weight is None:
-        return way, way.row(schedule, round)
+        return path, path.weight_row(schedule, round)
     given = {"self_weight": self_weight, "src_weights": src_weights, "dst_weights": dst_weights}
-    weights = WeightsOf(_VERB, schedule, context.rank, given, round)
-    return way, weights.at(context.engine.rounds(_VERB, name or f"{_VERB}.noname"))
+    weights = WeightResolver(_VERB, schedule, context.rank, given, round)
+    return path, weights.row_at(context.engine.round_count(_VERB, name or f"{_VERB}.noname"))
 
 
-def _shortcut(
+def _run_fast_path(
     tensor: torch.Tensor, *, out: torch.Tensor | None = None, **given: Any
 ) -> torch.Tensor | None:
-    """Average the short way, or give None."""
-    found = _looked_up(tensor, out=out, **given)
+    """Average on the fast path, or return None."""
+    found = _find_fast_path(tensor, out=out, **given)
     return None if found is None else found[0].run(found[1], tensor, out)
 
 
-def _started(
+def _start_fast_path(
     tensor: torch.Tensor, *, out: torch.Tensor | None = None, **given: Any
 ) -> Handle[torch.Tensor] | None:
-    """Start averaging the short way, or give None."""
-    found = _looked_up(tensor, out=out, **given)
+    """Start averaging on the fast path, or return None."""
+    found = _find_fast_path(tensor, out=out, **given)
     return None if found is None else found[0].start(found[1], tensor, out)
 
 
-for _function in (_looked_up, _shortcut, _started):
+for _function in (_find_fast_path, _run_fast_path, _start_fast_path):
     _function.__qualname__ = _VERB  # by which Python calls it where an argument is wrong
 
 
-@verb_with(_shortcut, _started)
+@blocking_with_fast_path(_run_fast_path, _start_fast_path)
 def neighbor_allreduce(
     tensor: torch.Tensor,
     *,
@@ -94,7 +88,7 @@ def neighbor_allreduce(
     round_integers: bool = False,
     check: bool = False,
     out: torch.Tensor | None = None,
-) -> Program[torch.Tensor]:
+) -> OperationSpec[torch.Tensor]:
     r"""Average a tensor with the neighbours' tensors.
 
     .. math:: y_i = w_{ii} x_i + \sum_{j \in \mathrm{src}(i)} w_{ij} d_{ji} x_j
@@ -141,21 +135,25 @@ def neighbor_allreduce(
         NeurIPS 2021.
     """
     context = current()
-    row = check_tensor(_VERB, tensor)
-    dtype = averaging_dtype(_VERB, row, round_integers=round_integers)
-    if not row.averages:
-        refuse_scaling(_VERB, "dst_weights", dst_weights, row)
+    traits = check_tensor(_VERB, tensor)
+    dtype = averaging_dtype(_VERB, traits, round_integers=round_integers)
+    if not traits.averages:
+        refuse_scaling(_VERB, "dst_weights", dst_weights, traits)
     given = {"self_weight": self_weight, "src_weights": src_weights, "dst_weights": dst_weights}
-    weights = WeightsOf(_VERB, context.topologies.ranks, context.rank, given, round)
+    weights = WeightResolver(_VERB, context.topologies.ranks, context.rank, given, round)
 
-    def steps(desk: Desk) -> Steps[torch.Tensor]:
-        """Exchange, mix and deliver."""
-        total = yield from exchange_and_mix(desk, tensor, weights.at(desk.turn), dtype, out)
+    def steps(op: OperationContext) -> Steps[torch.Tensor]:
+        """Exchange, average and write the result."""
+        total = yield from exchange_and_average(
+            op, tensor, weights.row_at(op.round_number), dtype, out
+        )
         if dtype == tensor.dtype and not context.config.check:
-            shorten(context, _VERB, name, desk.key.name, tensor)
-        return deliver(total, tensor, out)
+            register_fast_path(context, _VERB, name, op.key.name, tensor)
+        return write_result(total, tensor, out)
 
-    return Program(_VERB, steps, name, check=check, order=order_of(tensor, out))
+    return OperationSpec(
+        _VERB, steps, name, check=check, stream_ordering=stream_ordering_of(tensor, out)
+    )
 
 
 neighbor_allreduce_nonblocking = nonblocking(neighbor_allreduce)
@@ -163,10 +161,10 @@ neighbor_allreduce_ = in_place(neighbor_allreduce)
 neighbor_allreduce_nonblocking_ = nonblocking(neighbor_allreduce_)
 
 
-def short_way(
-    context: Context, row: Mixing, tensor: torch.Tensor, name: str
+def find_fast_path(
+    context: Context, row: WeightRow, tensor: torch.Tensor, name: str
 ) -> Callable[[], bool] | None:
-    """The short way of averaging a tensor in place, for callers that have looked its weights up.
+    """Return a function that averages a tensor in place on the fast path, for given weights.
 
     Args:
         context: The world.
@@ -175,9 +173,10 @@ def short_way(
         name: The name under which neighbours match it.
 
     Returns:
-        A function that averages it, and tells whether it could; None where it could not by now.
+        A function that averages the tensor and returns False if it could not; None if there is
+        no fast path, or it is busy.
     """
-    way: Express | None = context.engine.shortcuts.get((name, tensor.dtype, tensor.shape))
-    if way is None or not tensor.is_cpu or context.config.check or not way.open(row):
+    path: FastPath | None = context.engine.fast_paths.get((name, tensor.dtype, tensor.shape))
+    if path is None or not tensor.is_cpu or context.config.check or not path.is_ready(row):
         return None
-    return lambda: way.run(row, tensor, tensor) is not None
+    return lambda: path.run(row, tensor, tensor) is not None

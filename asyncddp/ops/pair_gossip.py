@@ -1,27 +1,21 @@
-"""``pair_gossip``: two ranks average with each other; nobody else takes part."""
+"""``pair_gossip``: weighted average of the tensors of two ranks."""
 
 from __future__ import annotations
 
 import torch
 
 from asyncddp.context import current
-from asyncddp.engine import Desk, Program, Steps
+from asyncddp.device.streams import stream_ordering_of
+from asyncddp.engine import OperationContext, OperationSpec, Steps
 from asyncddp.errors import ArgumentError
-from asyncddp.memory.streams import order_of
-from asyncddp.ops.door import averaging_dtype, check_rank, check_tensor, deliver
-from asyncddp.ops.forms import in_place, nonblocking, verb
-from asyncddp.ops.mixing import Mixing, exchange_and_mix
-from asyncddp.ops.weights import number
-
-__all__ = [
-    "pair_gossip",
-    "pair_gossip_",
-    "pair_gossip_nonblocking",
-    "pair_gossip_nonblocking_",
-]
+from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.ops.validation import averaging_dtype, check_rank, check_tensor, write_result
+from asyncddp.ops.variants import blocking, in_place, nonblocking
+from asyncddp.ops.weight_resolver import require_finite
+from asyncddp.ops.weighted_exchange import exchange_and_average
 
 
-@verb
+@blocking
 def pair_gossip(
     tensor: torch.Tensor,
     target_rank: int,
@@ -32,7 +26,7 @@ def pair_gossip(
     round_integers: bool = False,
     check: bool = False,
     out: torch.Tensor | None = None,
-) -> Program[torch.Tensor]:
+) -> OperationSpec[torch.Tensor]:
     r"""Average with one partner, who must name this rank in turn.
 
     .. math:: y_i = w_\mathrm{self} x_i + w_\mathrm{pair} x_j
@@ -73,18 +67,18 @@ def pair_gossip(
         raise ArgumentError(
             f"{title}: arguments self_weight, pair_weight: expected both or neither"
         )
-    own = number(title, "self_weight", 0.5 if self_weight is None else self_weight)
-    other = number(title, "pair_weight", 0.5 if pair_weight is None else pair_weight)
-    mixing = Mixing(own, {peer: other}, {peer: 1.0})
+    own = require_finite(title, "self_weight", 0.5 if self_weight is None else self_weight)
+    other = require_finite(title, "pair_weight", 0.5 if pair_weight is None else pair_weight)
+    row = WeightRow(own, {peer: other}, {peer: 1.0})
 
-    def steps(desk: Desk) -> Steps[torch.Tensor]:
-        """Exchange, mix and deliver."""
-        total = yield from exchange_and_mix(desk, tensor, mixing, dtype, out)
-        return deliver(total, tensor, out)
+    def steps(op: OperationContext) -> Steps[torch.Tensor]:
+        """Exchange, average and write the result."""
+        total = yield from exchange_and_average(op, tensor, row, dtype, out)
+        return write_result(total, tensor, out)
 
     low, high = sorted((context.rank, peer))
-    label, order = f"{name or title}.{low}-{high}", order_of(tensor, out)
-    return Program(title, steps, label, check=check, order=order)
+    label, order = f"{name or title}.{low}-{high}", stream_ordering_of(tensor, out)
+    return OperationSpec(title, steps, label, check=check, stream_ordering=order)
 
 
 pair_gossip_nonblocking = nonblocking(pair_gossip)

@@ -1,23 +1,27 @@
-"""``reduce_scatter``: the sum or average over all ranks, of which each gets its part."""
+"""``reduce_scatter``: sum or average over all ranks; each rank gets its part of the rows."""
 
 from __future__ import annotations
 
 import torch
 
 from asyncddp.context import current
-from asyncddp.engine import Desk, Program, Steps
+from asyncddp.device.streams import empty_on, stream_ordering_of, streams_of
+from asyncddp.engine import OperationContext, OperationSpec, Steps
 from asyncddp.errors import ArgumentError
-from asyncddp.memory.streams import empty_on, order_of, streams_of
-from asyncddp.ops.door import averaging_dtype, carried, check_tensor, deliver, form_of
-from asyncddp.ops.forms import nonblocking, verb
-from asyncddp.ops.mixing import fits
-
-__all__ = ["reduce_scatter", "reduce_scatter_nonblocking"]
+from asyncddp.ops.validation import (
+    averaging_dtype,
+    check_tensor,
+    prepare_for_transport,
+    signature_of,
+    write_result,
+)
+from asyncddp.ops.variants import blocking, nonblocking
+from asyncddp.ops.weighted_exchange import can_write_result
 
 _NAME = "reduce_scatter"
 
 
-@verb
+@blocking
 def reduce_scatter(
     tensor: torch.Tensor,
     average: bool = True,
@@ -26,7 +30,7 @@ def reduce_scatter(
     round_integers: bool = False,
     check: bool = False,
     out: torch.Tensor | None = None,
-) -> Program[torch.Tensor]:
+) -> OperationSpec[torch.Tensor]:
     r"""Sum or average a tensor over all ranks and give each rank its share of the rows.
 
     With :math:`x_j = (x_{j,0}, \dots, x_{j,n-1})`, cut along the first dimension into as many equal
@@ -69,38 +73,45 @@ def reduce_scatter(
         MPI: A Message-Passing Interface Standard, ``MPI_Reduce_scatter_block``.
     """
     context = current()
-    row = check_tensor(_NAME, tensor, min_ndim=1)
+    traits = check_tensor(_NAME, tensor, min_ndim=1)
     shape = _part(tensor, context.size, out)
-    dtype = row.accumulate
+    dtype = traits.accumulate
     if average:
-        dtype = averaging_dtype(_NAME, row, round_integers=round_integers)
+        dtype = averaging_dtype(_NAME, traits, round_integers=round_integers)
     title = f"{_NAME}({'average' if average else 'sum'})" + (f" {name!r}" if name else "")
 
-    def steps(desk: Desk) -> Steps[torch.Tensor]:
-        """Sum, and deliver."""
-        own, wire = carried(context.transport, tensor)
+    def steps(op: OperationContext) -> Steps[torch.Tensor]:
+        """Sum over all ranks and write this rank's part."""
+        own, transport = prepare_for_transport(context.transport, tensor)
         given = own.to(dtype)
         part = given[: shape[0]]
-        if out is not None and fits(out, part) and out.data_ptr() != part.data_ptr():
+        if out is not None and can_write_result(out, part) and out.data_ptr() != part.data_ptr():
             total, into = out, out.detach()
         else:
             total = into = empty_on(streams_of(tensor), shape, dtype)
         divisor = context.size if average else None
-        yield from desk.collective(
+        yield from op.collective(
             range(context.size),
-            form_of(title, tensor),
-            lambda: wire.ireduce_scatter(given.view(-1), into.view(-1), divisor),
+            signature_of(title, tensor),
+            lambda: transport.ireduce_scatter(given.view(-1), into.view(-1), divisor),
         )
-        return deliver(total, tensor, out)
+        return write_result(total, tensor, out)
 
-    return Program(_NAME, steps, name, ordered=True, check=check, order=order_of(tensor, out))
+    return OperationSpec(
+        _NAME,
+        steps,
+        name,
+        ordered=True,
+        check=check,
+        stream_ordering=stream_ordering_of(tensor, out),
+    )
 
 
 reduce_scatter_nonblocking = nonblocking(reduce_scatter)
 
 
 def _part(tensor: torch.Tensor, size: int, out: torch.Tensor | None) -> tuple[int, ...]:
-    """The shape of a rank's part."""
+    """Return the shape of a rank's part."""
     rows, odd = divmod(tensor.shape[0], size)
     if odd:
         raise ArgumentError(

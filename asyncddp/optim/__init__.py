@@ -1,9 +1,10 @@
-"""The optimizer wrapper for all methods; equal parameters and state; the average model."""
+"""DistributedOptimizer and its variants; synchronisation and averaging of models and states."""
 
 from __future__ import annotations
 
-from asyncddp.optim.averages import average_model, consensus_distance
-from asyncddp.optim.constructors import (
+from asyncddp.optim.distributed_optimizer import DistributedOptimizer
+from asyncddp.optim.model_average import average_model, consensus_distance
+from asyncddp.optim.optimizer_subclasses import (
     DistributedAdaptThenCombineOptimizer,
     DistributedAdaptWithCombineOptimizer,
     DistributedAllreduceOptimizer,
@@ -14,9 +15,8 @@ from asyncddp.optim.constructors import (
     DistributedPushSumOptimizer,
     DistributedWinPutOptimizer,
 )
-from asyncddp.optim.optimizer import DistributedOptimizer
-from asyncddp.optim.parameters import allreduce_parameters, broadcast_parameters
-from asyncddp.optim.state import broadcast_optimizer_state
+from asyncddp.optim.parameter_sync import allreduce_parameters, broadcast_parameters
+from asyncddp.optim.state_broadcast import broadcast_optimizer_state
 
 __all__ = [
     "DistributedAdaptThenCombineOptimizer",

@@ -1,4 +1,4 @@
-"""``AccumAdam`` and ``AccumAdamW``: Adam whose moments move once in several steps."""
+"""``AccumAdam`` and ``AccumAdamW``: Adam variants that update their moments every K steps."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from typing import Any, TypeAlias
 import torch
 
 from asyncddp.errors import ArgumentError
-from asyncddp.memory.allocate import zeros, zeros_like
-
-__all__ = ["AccumAdam", "AccumAdamW"]
+from asyncddp.tensors.allocation import zeros, zeros_like
 
 _Params: TypeAlias = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
 _MEAN, _SQUARE, _SUM = "exp_avg", "exp_avg_sq", "accum_grad"
 
 
 class AccumAdam(torch.optim.Optimizer):
-    r"""Adam that steps with every gradient, and whose moments move with the mean of K of them.
+    r"""Adam that steps with every gradient, and updates its moments with the mean of K gradients.
 
     With g the gradient of step t, :math:`g \leftarrow g + \lambda x`, and k = ⌈t / K⌉:
 
@@ -138,15 +136,16 @@ class AccumAdam(torch.optim.Optimizer):
         elif decay:
             gradients = list(torch._foreach_add(gradients, values, alpha=decay))
         torch._foreach_add_(sums, gradients, alpha=1 / every)
-        _descend(group, values, gradients, means, squares, [-(-t // every) for t in counts])
-        full = [place for place, t in enumerate(counts) if t % every == 0]
+        _apply_update(group, values, gradients, means, squares, [-(-t // every) for t in counts])
+        full = [position for position, t in enumerate(counts) if t % every == 0]
         if full:
-            _move(
-                group, *([tensors[place] for place in full] for tensors in (means, squares, sums))
+            _update_moments(
+                group,
+                *([tensors[position] for position in full] for tensors in (means, squares, sums)),
             )
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        """A parameter's state, made with its first gradient."""
+        """Return a parameter's state, created with its first gradient."""
         state: dict[str, torch.Tensor] = self.state[parameter]
         if not state:
             state["step"] = zeros((), torch.int64)
@@ -155,7 +154,7 @@ class AccumAdam(torch.optim.Optimizer):
         return state
 
     def _dense(self, parameter: torch.Tensor) -> torch.Tensor:
-        """A parameter's gradient."""
+        """Return a parameter's gradient, and raise an error if it is sparse."""
         gradient = parameter.grad
         if gradient is None or gradient.layout != torch.strided:
             raise ArgumentError(
@@ -210,7 +209,7 @@ class AccumAdamW(AccumAdam):
         super().__init__(params, lr, betas, eps, weight_decay, accum_iter)
 
 
-def _descend(
+def _apply_update(
     group: dict[str, Any],
     values: list[torch.Tensor],
     gradients: list[torch.Tensor],
@@ -218,7 +217,7 @@ def _descend(
     squares: list[torch.Tensor],
     counts: list[int],
 ) -> None:
-    """Step along the moments as they would be with this gradient; they stay as they are."""
+    """Step along the moments as this gradient would make them; the moments stay unchanged."""
     lr, (beta1, beta2) = float(group["lr"]), group["betas"]
     mean = torch._foreach_lerp(means, gradients, 1 - beta1)
     root = torch._foreach_mul(squares, beta2)
@@ -229,13 +228,13 @@ def _descend(
     torch._foreach_addcdiv_(values, mean, root, [-lr / (1 - beta1**k) for k in counts])
 
 
-def _move(
+def _update_moments(
     group: dict[str, Any],
     means: list[torch.Tensor],
     squares: list[torch.Tensor],
     sums: list[torch.Tensor],
 ) -> None:
-    """Move the moments by the mean gradient of K steps, and begin another."""
+    """Update the moments with the mean gradient of K steps, and reset that mean."""
     beta1, beta2 = group["betas"]
     torch._foreach_lerp_(means, sums, 1 - beta1)
     torch._foreach_mul_(squares, beta2)
@@ -244,5 +243,5 @@ def _move(
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """A complex tensor as pairs of real numbers, as torch's own optimizers see it."""
+    """View a complex tensor as pairs of real numbers, as torch's own optimizers do."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -1,4 +1,4 @@
-"""``join``: ranks with different numbers of batches train together and end together."""
+"""The ``join`` context manager: training with different numbers of batches per rank."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from typing import Any
 
 import torch
 
-from asyncddp.algorithms import How, What
-from asyncddp.algorithms.joining import Act, Attendance, Call
-from asyncddp.algorithms.rhythms.in_backward import InBackward
+from asyncddp.algorithms import AveragedQuantity, CommunicationPattern
+from asyncddp.algorithms.join_coordinator import CollectiveKind, JoinCoordinator, JoinNotification
+from asyncddp.algorithms.phases.in_backward import InBackwardPhase
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError, UsageError
-from asyncddp.memory.buckets import FlatBucket, partition
-from asyncddp.ops.joining import average_among
-from asyncddp.optim.optimizer import DistributedOptimizer
-from asyncddp.optim.parameters import broadcast_parameters
-from asyncddp.optim.state import broadcast_optimizer_state
-
-__all__ = ["join"]
+from asyncddp.ops.uneven_inputs import average_active_ranks
+from asyncddp.optim.distributed_optimizer import DistributedOptimizer
+from asyncddp.optim.parameter_sync import broadcast_parameters
+from asyncddp.optim.state_broadcast import broadcast_optimizer_state
+from asyncddp.tensors.buckets import FlatBucket, partition
 
 _CAP = 32 << 20  # bytes of parameters that are averaged at a time
 
@@ -81,29 +79,29 @@ def join(*optimizers: DistributedOptimizer, broadcast_last: bool = False) -> Ite
         [3, 3, 3]
     """
     checked = _checked(optimizers)
-    context = checked[0]._mixer.context
+    context = checked[0]._averager.context
     if context.size == 1:
         yield
         return
-    members = [_Member(optimizer) for optimizer in checked]
-    attendance = Attendance(context, [member.mixer.label for member in members])
+    members = [_JoinableOptimizer(optimizer) for optimizer in checked]
+    join_coordinator = JoinCoordinator(context, [member.averager.label for member in members])
     for member in members:
-        member.enter(attendance)
+        member.enter(join_coordinator)
     try:
         yield
-        _stand_by(members, attendance)
+        _shadow_active_ranks(members, join_coordinator)
     finally:
         for member in members:
             member.leave()
-    _even_out(members, attendance, broadcast_last=broadcast_last)
+    _synchronize_at_end(members, join_coordinator, broadcast_last=broadcast_last)
 
 
-class _Member:
-    """An optimizer in ``join``: what it needs of its parts, and the count of its steps."""
+class _JoinableOptimizer:
+    """Distributed optimizer that takes part in a ``join`` block, with a count of its steps."""
 
     def __init__(self, optimizer: DistributedOptimizer) -> None:
         self.optimizer = optimizer
-        self.mixer, self.rhythm = optimizer._mixer, optimizer._rhythm
+        self.averager, self.phase = optimizer._averager, optimizer._phase
         self.steps = 0
         self._counter = optimizer.register_step_post_hook(self._count)
 
@@ -111,31 +109,33 @@ class _Member:
         del step
         self.steps += 1
 
-    def enter(self, attendance: Attendance) -> None:
-        """Ask who trains before each round from now on."""
-        self.mixer.attendance = attendance
+    def enter(self, join_coordinator: JoinCoordinator) -> None:
+        """Begin to announce each round to the coordinator."""
+        self.averager.join_coordinator = join_coordinator
 
     def leave(self) -> None:
-        """Never more."""
-        self.mixer.attendance = None
+        """Stop announcing rounds, and remove the step counter."""
+        self.averager.join_coordinator = None
         self._counter.remove()
 
-    def answer(self, call: Call, attendance: Attendance) -> None:
-        """Do this rank's part of what the others do."""
-        if call.act is Act.MEAN:
-            attendance.attend_mean(call)
+    def shadow(self, notification: JoinNotification, join_coordinator: JoinCoordinator) -> None:
+        """Take part in the announced operation of the active ranks, as a joined rank."""
+        if notification.collective is CollectiveKind.LOSS_MEAN:
+            join_coordinator.shadow_loss_average(notification)
             return
-        self.rhythm.refresh()
-        self.mixer.communication.stand_in(self.mixer, self.rhythm.flats(), call.training)
+        self.phase.rebuild_if_changed()
+        self.averager.communication.shadow_round(
+            self.averager, self.phase.flat_tensors(), notification.active_ranks
+        )
 
     @property
-    def one_model(self) -> bool:
-        """Whether all ranks are to hold the same parameters."""
-        return self.mixer.algorithm.what is What.GRADIENT
+    def has_replicated_model(self) -> bool:
+        """Return whether all ranks hold the same parameters, as with averaged gradients."""
+        return self.averager.algorithm.what is AveragedQuantity.GRADIENT
 
 
 def _checked(optimizers: Sequence[Any]) -> Sequence[DistributedOptimizer]:
-    """Insist on distributed optimizers, each once, that can go on among some of the ranks."""
+    """Check that all are distributed optimizers, given once, that support joining."""
     if not optimizers:
         raise ArgumentError("join: expected the distributed optimizers of the block, got none")
     for optimizer in optimizers:
@@ -144,70 +144,83 @@ def _checked(optimizers: Sequence[Any]) -> Sequence[DistributedOptimizer]:
                 f"join: expected a DistributedOptimizer, got {type(optimizer).__name__}; wrap the "
                 "optimizer first, and give the wrapper"
             )
-        label = optimizer._mixer.label
-        if optimizer._mixer.attendance is not None or sum(o is optimizer for o in optimizers) > 1:
+        label = optimizer._averager.label
+        if (
+            optimizer._averager.join_coordinator is not None
+            or sum(o is optimizer for o in optimizers) > 1
+        ):
             raise UsageError(
                 f"join: {label} is in a join block already; give each optimizer once, to one block "
                 "around its loop"
             )
-        _refuse_what_needs_all(optimizer)
+        _check_supports_join(optimizer)
     return optimizers
 
 
-def _refuse_what_needs_all(optimizer: DistributedOptimizer) -> None:
-    """Insist on rounds that can go on among some of the ranks."""
-    mixer = optimizer._mixer
-    if not mixer.communication.joins:
+def _check_supports_join(optimizer: DistributedOptimizer) -> None:
+    """Check that an optimizer's rounds can go on among some of the ranks."""
+    averager = optimizer._averager
+    if not averager.communication.supports_join:
         raise ArgumentError(
-            f"join: {mixer.communication.name} needs all ranks in every round; expected a "
+            f"join: {averager.communication.name} needs all ranks in every round; expected a "
             "communication that goes on without those that are done, such as neighbor_allreduce or "
             "allreduce"
         )
-    if isinstance(optimizer._rhythm, InBackward) and mixer.communication.how is How.GLOBAL:
+    if (
+        isinstance(optimizer._phase, InBackwardPhase)
+        and averager.communication.how is CommunicationPattern.GLOBAL
+    ):
         raise ArgumentError(
             "join: with update_in_backward=True and a global communication, buckets go in the "
             "order of the backward pass, which a rank that is done cannot know; expected "
             "update_in_backward=False or communication='neighbor_allreduce'"
         )
-    if mixer.force_barrier:
+    if averager.force_barrier:
         raise ArgumentError(
-            f"join: with force_barrier {mixer.label} waits for all ranks, and so for one that is "
-            "done; expected force_barrier=False"
+            f"join: with force_barrier {averager.label} waits for all ranks, and so for one that "
+            "is done; expected force_barrier=False"
         )
 
 
-def _stand_by(members: list[_Member], attendance: Attendance) -> None:
-    """Answer those who train, until nobody does."""
+def _shadow_active_ranks(
+    members: list[_JoinableOptimizer], join_coordinator: JoinCoordinator
+) -> None:
+    """Take part in the active ranks' operations until all ranks have joined."""
     for member in members:
-        member.rhythm.conclude()
-        member.mixer.windows.conclude()
-    named = {member.mixer.label: member for member in members}
-    while (call := attendance.stand_by()).training:
-        named[call.label].answer(call, attendance)
+        member.phase.conclude()
+        member.averager.windows.conclude()
+    by_label = {member.averager.label: member for member in members}
+    while (notification := join_coordinator.wait_for_notification()).active_ranks:
+        by_label[notification.label].shadow(notification, join_coordinator)
 
 
-def _even_out(members: list[_Member], attendance: Attendance, *, broadcast_last: bool) -> None:
-    """Give all ranks the counts, and where it is due the model, of those that trained last."""
+def _synchronize_at_end(
+    members: list[_JoinableOptimizer], join_coordinator: JoinCoordinator, *, broadcast_last: bool
+) -> None:
+    """Copy counters, and where needed the model, from the ranks that trained last to all."""
     steps = sum(member.steps for member in members)
-    carried = [member.rhythm.passes.carried for member in members]
-    every = attendance.tally([steps, *carried])
-    reached = [(there, row[0]) for there, row in zip(attendance.present, every, strict=True)]
-    last = [rank for rank, place in enumerate(reached) if place == max(reached)]
+    carried = [member.phase.accumulation.carried_passes for member in members]
+    gathered = join_coordinator.allgather_integers([steps, *carried])
+    reached = [
+        (count, row[0])
+        for count, row in zip(join_coordinator.participation_counts, gathered, strict=True)
+    ]
+    last = [rank for rank, progress in enumerate(reached) if progress == max(reached)]
     if max(reached) == (0, 0):
         return
     for index, member in enumerate(members):
-        member.rhythm.passes.carried = every[last[0]][1 + index]
-        context = member.mixer.context
-        if member.one_model and len(last) < context.size:
+        member.phase.accumulation.carried_passes = gathered[last[0]][1 + index]
+        context = member.averager.context
+        if member.has_replicated_model and len(last) < context.size:
             with use(context):
-                broadcast_parameters([p for _, p in member.rhythm.named], last[0])
+                broadcast_parameters([p for _, p in member.phase.named_parameters], last[0])
                 broadcast_optimizer_state(member.optimizer, last[0])
-        elif broadcast_last and not member.one_model:
-            tensors = [parameter.data for _, parameter in member.rhythm.named]
-            _take_average(context, tensors, last, member.mixer.label)
+        elif broadcast_last and not member.has_replicated_model:
+            tensors = [parameter.data for _, parameter in member.phase.named_parameters]
+            _average_over_last(context, tensors, last, member.averager.label)
 
 
-def _take_average(
+def _average_over_last(
     context: Context, tensors: list[torch.Tensor], last: Sequence[int], label: str
 ) -> None:
     """Replace tensors by their averages over the ranks ``last``."""
@@ -217,6 +230,6 @@ def _take_average(
             for view, index in zip(bucket.views, indices, strict=True):
                 view.copy_(tensors[index])
         with use(context):
-            bucket.flat.copy_(average_among(bucket.flat, len(last), name=label))
+            bucket.flat.copy_(average_active_ranks(bucket.flat, len(last), name=label))
         for view, index in zip(bucket.views, indices, strict=True):
             tensors[index].copy_(view)

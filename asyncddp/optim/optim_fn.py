@@ -1,4 +1,4 @@
-"""Makers of optimizers and schedulers, as ``DecentralizedDataParallel`` takes them."""
+"""Factories of optimizers and schedulers, as ``DecentralizedDataParallel`` takes them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from asyncddp.errors import ArgumentError
 from asyncddp.optim.accum_adam import AccumAdam, AccumAdamW
-
-__all__ = [
-    "lr_scheduler_fn_cosine_with_warmup",
-    "optim_fn_accum_adam",
-    "optim_fn_accum_adamw",
-    "optim_fn_adam",
-    "optim_fn_adamw",
-]
 
 
 def optim_fn_adam(
@@ -162,11 +154,11 @@ def lr_scheduler_fn_cosine_with_warmup(
         )
 
     def factor_for(base: float) -> Callable[[int], float]:
-        """The schedule of a group whose step size is this."""
+        """Return the schedule of a group with this initial step size."""
         lowest = cosine_eta_min / base if base else 1.0
 
         def factor(t: int) -> float:
-            """By what the step size is multiplied in step t."""
+            """Return the factor of the step size in step t."""
             if t < t_warmup:
                 return warmup_decay + (1.0 - warmup_decay) * t / t_warmup
             angle = math.pi * min(t - t_warmup, t_max) / t_max
@@ -182,7 +174,7 @@ def lr_scheduler_fn_cosine_with_warmup(
 def _groups(
     caller: str, params: Iterable[tuple[str, torch.Tensor]], weight_decay: float
 ) -> list[dict[str, Any]]:
-    """Parameters that decay and parameters that do not, in groups that are not empty."""
+    """Divide parameters into groups with and without weight decay; empty ones are left out."""
     decaying: list[torch.Tensor] = []
     spared: list[torch.Tensor] = []
     for entry in [params] if isinstance(params, torch.Tensor) else params:

@@ -1,8 +1,8 @@
-"""Modules that train in parallel, and what feeds them."""
+"""DecentralizedDataParallel, a model wrapper that trains in its backward pass, and a sampler."""
 
 from __future__ import annotations
 
-from asyncddp.parallel.decentralized import DecentralizedDataParallel
+from asyncddp.parallel.decentralized_data_parallel import DecentralizedDataParallel
 from asyncddp.parallel.samplers import LocalStepRandomBatchSampler
 
 __all__ = ["DecentralizedDataParallel", "LocalStepRandomBatchSampler"]

@@ -1,4 +1,4 @@
-"""The state of all blocks' optimizers and schedulers, by the names of parameters."""
+"""Optimizer and scheduler state of all buckets, keyed by parameter name."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from typing import Any
 import torch
 
 from asyncddp.errors import ArgumentError
-from asyncddp.parallel.blocks import Block
-
-__all__ = ["check_state", "restore", "state_of"]
+from asyncddp.parallel.optimizer_buckets import OptimizerBucket
 
 _KEYS = ("step", "state", "options", "schedulers")
 
 
-def state_of(blocks: Sequence[Block], step: int) -> dict[str, Any]:
-    """What a run needs to go on, whatever its buckets.
+def collect_state(buckets: Sequence[OptimizerBucket], step: int) -> dict[str, Any]:
+    """Collect the state of all optimizers and schedulers, independent of the bucket layout.
 
     Args:
-        blocks: The blocks.
+        buckets: The buckets.
         step: Steps completed.
 
     Returns:
@@ -28,20 +26,20 @@ def state_of(blocks: Sequence[Block], step: int) -> dict[str, Any]:
         state of its scheduler in ``schedulers``.
     """
     found: dict[str, Any] = {"step": step, "state": {}, "options": {}, "schedulers": {}}
-    for block in blocks:
-        names = _names(block)
-        for group in block.optimizer.param_groups:
+    for bucket in buckets:
+        names = _names(bucket)
+        for group in bucket.optimizer.param_groups:
             options = {key: value for key, value in group.items() if not key.startswith("param")}
             found["options"].update({names[id(one)]: options for one in group["params"]})
-        for parameter, state in block.optimizer.state.items():
+        for parameter, state in bucket.optimizer.state.items():
             found["state"][names[id(parameter)]] = dict(state)
-        if block.scheduler is not None:
-            found["schedulers"].update(dict.fromkeys(block.names, block.scheduler.state_dict()))
+        if bucket.scheduler is not None:
+            found["schedulers"].update(dict.fromkeys(bucket.names, bucket.scheduler.state_dict()))
     return found
 
 
 def check_state(state: Any, names: Sequence[str]) -> None:
-    """Insist on what :func:`state_of` has given for parameters of these names.
+    """Check that a state is from :func:`collect_state`, for parameters of these names.
 
     Raises:
         ArgumentError: It is something else.
@@ -49,55 +47,55 @@ def check_state(state: Any, names: Sequence[str]) -> None:
     if not isinstance(state, Mapping) or any(key not in state for key in _KEYS):
         raise ArgumentError(
             "load_optim_state_dict: argument state_dict: expected what optim_state_dict() of a "
-            f"DecentralizedDataParallel has given, got {_seen(state)}"
+            f"DecentralizedDataParallel has given, got {_describe_type(state)}"
         )
     known = {*state["options"], *state["schedulers"]}
-    strangers = sorted(known - set(names))
-    if strangers:
+    unknown = sorted(known - set(names))
+    if unknown:
         raise ArgumentError(
             "load_optim_state_dict: argument state_dict: it has parameter "
-            f"{strangers[0]}, which the model has not, or does not train"
+            f"{unknown[0]}, which the model has not, or does not train"
         )
 
 
-def _seen(state: Any) -> str:
+def _describe_type(state: Any) -> str:
     kind = type(state).__name__
     return f"{kind} with {sorted(map(str, state))}" if isinstance(state, Mapping) else kind
 
 
-def restore(block: Block, saved: Mapping[str, Any]) -> None:
-    """Give a block's optimizer and scheduler the state of their parameters.
+def restore_state(bucket: OptimizerBucket, saved: Mapping[str, Any]) -> None:
+    """Load a bucket's optimizer and scheduler with the state of their parameters.
 
     Args:
-        block: The block.
-        saved: What :func:`state_of` has given.
+        bucket: The bucket.
+        saved: A state from :func:`collect_state`.
     """
-    names, optimizer = _names(block), block.optimizer
+    names, optimizer = _names(bucket), bucket.optimizer
     content = optimizer.state_dict()
     state: dict[int, Any] = {}
     for group, packed in zip(optimizer.param_groups, content["param_groups"], strict=True):
-        for parameter, place in zip(group["params"], packed["params"], strict=True):
+        for parameter, position in zip(group["params"], packed["params"], strict=True):
             name = names[id(parameter)]
             packed.update(deepcopy(saved["options"].get(name, {})))
             if name in saved["state"]:
-                state[place] = deepcopy(saved["state"][name])
+                state[position] = deepcopy(saved["state"][name])
     optimizer.load_state_dict({"state": state, "param_groups": content["param_groups"]})
-    past = saved["schedulers"].get(block.names[0])
-    if block.scheduler is not None and past is not None:
-        block.scheduler.load_state_dict(_fitted(deepcopy(past), optimizer))
+    past = saved["schedulers"].get(bucket.names[0])
+    if bucket.scheduler is not None and past is not None:
+        bucket.scheduler.load_state_dict(_adapt_scheduler_state(deepcopy(past), optimizer))
 
 
-def _names(block: Block) -> dict[int, str]:
-    return {id(one): name for one, name in zip(block.parameters, block.names, strict=True)}
+def _names(bucket: OptimizerBucket) -> dict[int, str]:
+    return {id(one): name for one, name in zip(bucket.parameters, bucket.names, strict=True)}
 
 
-def _fitted(state: Any, optimizer: torch.optim.Optimizer) -> Any:
-    """A scheduler's state with learning rates for each group of another bucket's optimizer."""
+def _adapt_scheduler_state(state: Any, optimizer: torch.optim.Optimizer) -> Any:
+    """Adapt a scheduler's state to another bucket's optimizer: one learning rate per group."""
     if isinstance(state, list):
-        return [_fitted(entry, optimizer) for entry in state]
+        return [_adapt_scheduler_state(entry, optimizer) for entry in state]
     if not isinstance(state, dict):
         return state
-    state = {key: _fitted(value, optimizer) for key, value in state.items()}
+    state = {key: _adapt_scheduler_state(value, optimizer) for key, value in state.items()}
     for key, option in (("base_lrs", "initial_lr"), ("_last_lr", "lr")):
         if key in state:
             state[key] = [group[option] for group in optimizer.param_groups]

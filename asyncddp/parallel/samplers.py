@@ -1,4 +1,4 @@
-"""``LocalStepRandomBatchSampler``: a seed and a step give the batch."""
+"""``LocalStepRandomBatchSampler``: random batches determined by a seed and a step."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from torch.utils.data import Sampler
 from asyncddp.context import current, is_initialized
 from asyncddp.errors import ArgumentError
 
-__all__ = ["LocalStepRandomBatchSampler"]
-
-_APART = 10_000  # between the seeds of two ranks
+_SEED_STRIDE = 10_000  # between the seeds of two ranks
 
 
 class LocalStepRandomBatchSampler(Sampler[list[int]]):
-    r"""Random batches of the whole data set, a rank's own, each a function of seed and step.
+    r"""Sampler of random batches per rank from the whole data set; seed and step determine each.
 
     With B batches in a round, step s takes batch s mod B of the permutation that is drawn with the
     seed
@@ -66,9 +64,9 @@ class LocalStepRandomBatchSampler(Sampler[list[int]]):
         if rank is None:
             rank = current().rank if is_initialized() else 0
         self._samples = len(dataset)
-        self.batch_size = _whole("batch_size", batch_size, least=1)
-        self.base_seed = _whole("base_seed", base_seed)
-        self.rank = _whole("rank", rank, least=0)
+        self.batch_size = _checked_integer("batch_size", batch_size, least=1)
+        self.base_seed = _checked_integer("base_seed", base_seed)
+        self.rank = _checked_integer("rank", rank, least=0)
         self.drop_last = bool(drop_last)
         self._check_enough()
         self._step = 0
@@ -89,21 +87,21 @@ class LocalStepRandomBatchSampler(Sampler[list[int]]):
 
     @property
     def local_step(self) -> int:
-        """The step that comes next."""
+        """Index of the next step."""
         return self._step
 
     @local_step.setter
     def local_step(self, step: int) -> None:
-        """Go on from another step."""
-        self._step = _whole("local_step", step, least=0)
+        """Continue from another step."""
+        self._step = _checked_integer("local_step", step, least=0)
 
     def __len__(self) -> int:
-        """Batches in a round."""
+        """Return the number of batches in a round."""
         whole, rest = divmod(self._samples, self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
     def batch(self, step: int) -> list[int]:
-        """The indices of one step's samples, whatever was drawn before.
+        """Return the indices of one step's samples, whatever was drawn before.
 
         Args:
             step: The step, from 0 on.
@@ -111,24 +109,24 @@ class LocalStepRandomBatchSampler(Sampler[list[int]]):
         Raises:
             ArgumentError: It is below 0, or no whole number.
         """
-        number, place = divmod(_whole("step", step, least=0), len(self))
+        number, position = divmod(_checked_integer("step", step, least=0), len(self))
         if self._drawn[0] != number:
             generator = torch.Generator()
-            generator.manual_seed(self.base_seed + _APART * self.rank + number)
+            generator.manual_seed(self.base_seed + _SEED_STRIDE * self.rank + number)
             order = torch.randperm(self._samples, generator=generator, device="cpu").tolist()
             self._drawn = number, order
-        start = place * self.batch_size
+        start = position * self.batch_size
         return self._drawn[1][start : start + self.batch_size]
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The batches from ``local_step`` to the end of its round."""
+        """Iterate over the batches from ``local_step`` to the end of its round."""
         for _ in range(len(self) - self._step % len(self)):
             drawn = self.batch(self._step)
             self._step += 1
             yield drawn
 
     def state_dict(self) -> dict[str, Any]:
-        """The step, and what makes its batches the same again."""
+        """Return the step, and the settings that determine the batches."""
         return {
             "local_step": self._step,
             "samples": self._samples,
@@ -139,7 +137,7 @@ class LocalStepRandomBatchSampler(Sampler[list[int]]):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where another sampler stood.
+        """Continue from the state of another sampler.
 
         Args:
             state_dict: What :meth:`state_dict` gave.
@@ -163,8 +161,8 @@ class LocalStepRandomBatchSampler(Sampler[list[int]]):
         self.local_step = state_dict["local_step"]
 
 
-def _whole(argument: str, value: Any, least: int | None = None) -> int:
-    """Insist on a whole number."""
+def _checked_integer(argument: str, value: Any, least: int | None = None) -> int:
+    """Check that an argument is an integer, and return it."""
     no_number = isinstance(value, bool) or not hasattr(value, "__index__")
     number = 0 if no_number else int(value)
     if no_number or (least is not None and number < least):

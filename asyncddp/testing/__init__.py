@@ -1,10 +1,11 @@
-"""Test decentralised code: ranks in a pytest test, what they must give, and how they must fail.
+"""Testing of decentralised code: pytest tests on several ranks, expected results, and failures.
 
 A test that runs on several ranks::
 
     import asyncddp as bf
     import topology
-    from asyncddp.testing import assert_result, held, oracle, ranks
+    from asyncddp.testing import ranks
+    from asyncddp.testing import assert_result, held, oracle
 
 
     @ranks(4)  # four threads of pytest's process; wires=("loopback", "mpi"): processes as well
@@ -21,12 +22,12 @@ gives what each rank returned and fails with the tracebacks of all ranks that ra
 It needs psutil and pytest: in a clone, ``pip install '.[testing]'``.
 """
 
-from asyncddp.context import local_world
 from asyncddp.testing.assertions import assert_alike, assert_consensus
 from asyncddp.testing.oracle import assert_result, held, mixed, oracle, summed
 from asyncddp.testing.outcome import Outcome, RanksFailedError
-from asyncddp.testing.ranks import ranks
+from asyncddp.testing.ranks_decorator import ranks
 from asyncddp.testing.worlds import LoopbackWorld, PoolWorld, World
+from asyncddp.thread_world import local_world
 
 __all__ = [
     "LoopbackWorld",

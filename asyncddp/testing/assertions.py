@@ -1,4 +1,4 @@
-"""What holds between ranks, as assertions that tests make on every rank."""
+"""Assertions that compare tensors and values across ranks."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from collections.abc import Iterable
 import torch
 
 from asyncddp.context import current
-from asyncddp.ops.objects import allgather_object
+from asyncddp.ops.object_collectives import allgather_object
 from asyncddp.optim import consensus_distance
-
-__all__ = ["assert_alike", "assert_consensus"]
 
 
 def assert_consensus(model: torch.nn.Module | Iterable[torch.Tensor], within: float = 0.0) -> None:
-    r"""Insist that the ranks' parameters are near their average.
+    r"""Assert that the ranks' parameters are near their average.
 
     .. math:: \sqrt{\tfrac{1}{n} \textstyle\sum_i \lVert x_i - \bar x \rVert_2^2} \le \epsilon
 
@@ -42,7 +40,7 @@ def assert_consensus(model: torch.nn.Module | Iterable[torch.Tensor], within: fl
 
 
 def assert_alike(value: object) -> None:
-    """Insist that all ranks hold the same: equal values, and of tensors the same bits.
+    """Assert that all ranks hold equal values, and of tensors the same bits.
 
     Collective: all ranks call it, and all fail or none does.
 

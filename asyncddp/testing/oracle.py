@@ -1,4 +1,4 @@
-"""The one oracle: rank r holds ``X[r]``, and a verb must give ``(W @ X)[r]``."""
+"""Test oracle: expected results of the verbs, computed from all ranks' input."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from asyncddp.memory.dtypes import DTYPES, Kind
+from asyncddp.tensors.dtypes import DTYPES, DtypeKind
 from topology import GraphOrSchedule, as_schedule
-
-__all__ = ["assert_result", "held", "mixed", "oracle", "summed"]
 
 
 def held(rank: int, shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """``X[rank]``: random values that every rank can compute of every other.
+    """Generate the input ``X[rank]``: random values that every rank can compute for every rank.
 
     They are the same on every device, and lie on torch's default one, so that a test of tensors on
     the host tests those on a GPU within ``with torch.device("cuda"):``.
@@ -36,7 +34,7 @@ def _drawn(rank: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> 
 def oracle(
     topology: GraphOrSchedule, rank: int, of: Callable[[int], torch.Tensor], k: int = 0
 ) -> torch.Tensor:
-    r"""What an average with the neighbours must give on a rank, in double precision.
+    r"""Compute the expected neighbour average of a rank, in double precision.
 
     .. math:: (W_k X)_i = \sum_j w_{ij} x_j
 
@@ -69,7 +67,7 @@ def mixed(
     of: Callable[[int], torch.Tensor],
     sent_with: Callable[[int, int], float] = lambda source, target: 1.0,
 ) -> torch.Tensor:
-    r""":math:`w_{ii} x_i + \sum_j w_{ij} d_{ji} x_j` in double precision."""
+    r"""Compute :math:`w_{ii} x_i + \sum_j w_{ij} d_{ji} x_j` in double precision."""
     own = of(rank)
     total = own.to(_wide(own.dtype)) * self_weight
     for source, weight in src_weights.items():
@@ -78,16 +76,16 @@ def mixed(
 
 
 def summed(ranks: Sequence[int], of: Callable[[int], torch.Tensor]) -> torch.Tensor:
-    """The sum over ranks, as the verb promises it: bools by or, integers modulo, floats widely."""
+    """Compute the expected sum over ranks: or of bools, modular integers, wide floats."""
     parts = torch.stack([of(rank) for rank in ranks])
     if parts.dtype == torch.bool:
         return parts.any(dim=0)
     kind = DTYPES[parts.dtype].kind
-    return parts.sum(dim=0, dtype=parts.dtype if kind is Kind.INTEGER else _wide(parts.dtype))
+    return parts.sum(dim=0, dtype=parts.dtype if kind is DtypeKind.INTEGER else _wide(parts.dtype))
 
 
 def assert_result(got: torch.Tensor, like: torch.Tensor, expected: torch.Tensor) -> None:
-    """Insist that a verb's result is ``expected`` up to its dtype's rounding.
+    """Assert that a verb's result is ``expected`` up to its dtype's rounding.
 
     Args:
         got: The result.
@@ -101,7 +99,7 @@ def assert_result(got: torch.Tensor, like: torch.Tensor, expected: torch.Tensor)
     if not (expected.is_floating_point() or expected.is_complex()):
         assert torch.equal(got, expected.to(got.dtype))
         return
-    if DTYPES[got.dtype].kind is Kind.INTEGER:
+    if DTYPES[got.dtype].kind is DtypeKind.INTEGER:
         error = (got.to(expected.dtype) - expected).abs()
         assert not error.numel() or error.max() <= 0.5 + 1e-9, f"off by {error.max()}"
         return

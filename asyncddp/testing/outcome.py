@@ -1,4 +1,4 @@
-"""What became of a case on each rank, and how that becomes one test result."""
+"""Outcome of a test case on each rank, and their combination to one result."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import Any
 
 from asyncddp.rank_lists import list_ranks
 
-__all__ = ["Outcome", "RanksFailedError", "values"]
-
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a case ended on one rank.
+    """Outcome of a test case on one rank: its value or its exception.
 
     Attributes:
         rank: The rank.
@@ -36,7 +34,7 @@ class Outcome:
 
     @classmethod
     def of(cls, rank: int, seconds: float, error: BaseException) -> Outcome:
-        """The outcome of a rank that raised."""
+        """Create the outcome of a rank that raised."""
         return cls(
             rank=rank,
             seconds=seconds,
@@ -48,7 +46,7 @@ class Outcome:
 
 
 class RanksFailedError(AssertionError):
-    """A case failed on some ranks; the message has each one's traceback, the causes first."""
+    """Error of a case that failed on some ranks, with each one's traceback, the causes first."""
 
     def __init__(self, outcomes: Sequence[Outcome]) -> None:
         failed = [outcome for outcome in outcomes if outcome.error is not None]
@@ -59,11 +57,11 @@ class RanksFailedError(AssertionError):
         super().__init__("\n".join([head, *parts]))
 
 
-def values(outcomes: Sequence[Outcome]) -> list[Any]:
-    """What the ranks returned, in their order.
+def returned_values(outcomes: Sequence[Outcome]) -> list[Any]:
+    """Return the values of all ranks in order.
 
     Raises:
-        RanksFailedError: One of them raised.
+        RanksFailedError: A rank raised.
     """
     if any(outcome.error is not None for outcome in outcomes):
         raise RanksFailedError(outcomes)

@@ -1,4 +1,4 @@
-"""Worlds to run cases in: threads of this process, or processes under ``mpirun``."""
+"""Groups of ranks for test cases: threads of this process, or processes under ``mpirun``."""
 
 from __future__ import annotations
 
@@ -11,23 +11,21 @@ from typing import Any
 import asyncddp as bf
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.packages import install_command
-from asyncddp.testing.case import DEFAULTS, Case, recorded
-from asyncddp.testing.outcome import Outcome, values
+from asyncddp.testing.distributed_case import DEFAULT_SETTINGS, DistributedTestCase, capture_outcome
+from asyncddp.testing.outcome import Outcome, returned_values
 from asyncddp.transport import TRANSPORTS
-from asyncddp.transport.loopback import Loopback
-
-__all__ = ["WORLDS", "LoopbackWorld", "PoolWorld", "World", "open_world", "world_of"]
+from asyncddp.transport.loopback import LoopbackTransport
 
 
 class World(ABC):
-    """``size`` ranks on which a test runs its cases, each in a fresh world.
+    """Group of ``size`` ranks on which test cases run, each in a fresh context.
 
     Attributes:
-        wire: Name of the transport.
+        transport: Name of the transport.
         size: Number of ranks.
     """
 
-    wire: str
+    transport: str
     size: int
 
     def run(self, case: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
@@ -42,7 +40,7 @@ class World(ABC):
         Raises:
             RanksFailedError: A rank raised; the message has the tracebacks of all that did.
         """
-        return values(self.outcomes(case, *args, **kwargs))
+        return returned_values(self.outcomes(case, *args, **kwargs))
 
     @abstractmethod
     def outcomes(
@@ -53,19 +51,19 @@ class World(ABC):
         limit: float = 120.0,
         **kwargs: Any,
     ) -> list[Outcome]:
-        """Like :meth:`run`, and tell of every rank how it ended."""
+        """Run a case like :meth:`run`, but return every rank's outcome."""
 
     @abstractmethod
     def run_bare(self, case: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """Call ``case(transport, *args, **kwargs)`` on every rank, without a world above it."""
+        """Call ``case(transport, *args, **kwargs)`` on every rank, without a context."""
 
     @abstractmethod
     def close(self) -> None:
-        """End what runs."""
+        """End the ranks."""
 
 
 class LoopbackWorld(World):
-    """Ranks that are threads of this process.
+    """Group of ranks that are threads of this process.
 
     Args:
         size: How many.
@@ -76,7 +74,7 @@ class LoopbackWorld(World):
         [3, 4, 5]
     """
 
-    wire = "loopback"
+    transport = "loopback"
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -89,16 +87,16 @@ class LoopbackWorld(World):
         limit: float = 120.0,
         **kwargs: Any,
     ) -> list[Outcome]:
-        """Run a case in a world of threads."""
+        """Run a case on threads."""
         del limit  # pytest's own ends the process
         found: dict[int, Outcome] = {}
 
         def body() -> None:
-            """Run the case on one rank, and keep what came."""
-            recorded(bf.rank(), found, case, *args, **kwargs)
+            """Run the case on one rank and store its outcome."""
+            capture_outcome(bf.rank(), found, case, *args, **kwargs)
 
         try:
-            with bf.local_world(self.size, **{**DEFAULTS, **(settings or {})}) as world:
+            with bf.local_world(self.size, **{**DEFAULT_SETTINGS, **(settings or {})}) as world:
                 world.run(body)
         except bf.AsyncDDPError:
             if all(outcome.error is None for outcome in found.values()):
@@ -106,38 +104,38 @@ class LoopbackWorld(World):
         return [found[rank] for rank in range(self.size)]
 
     def run_bare(self, case: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """Run a case over ends of a wire within the process."""
-        ends = Loopback.group(self.size)
-        with bf.local_world(self.size, **DEFAULTS) as world:
+        """Run a case over loopback transports within the process."""
+        ends = LoopbackTransport.group(self.size)
+        with bf.local_world(self.size, **DEFAULT_SETTINGS) as world:
             return world.run(lambda: case(ends[bf.rank()], *args, **kwargs))
 
     def close(self) -> None:
-        """Nothing runs between two cases."""
+        """Do nothing: no thread runs between two cases."""
 
 
 class PoolWorld(World):
-    """Ranks that are processes under ``mpirun``; they stay up from case to case until closed.
+    """Group of ranks that are processes under ``mpirun``, which stay up until closed.
 
     Args:
-        wire: Name of a transport between processes, such as ``"mpi"``.
+        transport: Name of a transport between processes, such as ``"mpi"``.
         size: How many.
 
     Raises:
         EnvironmentProblem: psutil is not installed, which ends processes that hang.
     """
 
-    def __init__(self, wire: str, size: int) -> None:
+    def __init__(self, transport: str, size: int) -> None:
         try:
-            from asyncddp.testing.pool import Pool
+            from asyncddp.testing.process_pool import MpiProcessPool
         except ImportError as error:
             raise EnvironmentProblem(
                 f"asyncddp.testing: ranks that are processes need psutil ({error}); install it "
                 f"with {install_command('testing')}"
             ) from error
-        self.wire, self.size = wire, size
-        self._pool = Pool(size)
+        self.transport, self.size = transport, size
+        self._pool = MpiProcessPool(size)
 
-    def _perform(
+    def _run_on_pool(
         self,
         case: Callable[..., Any],
         args: tuple[Any, ...],
@@ -147,10 +145,12 @@ class PoolWorld(World):
         bare: bool,
         limit: float,
     ) -> list[Outcome]:
-        name = Case.name_of(case)
+        name = DistributedTestCase.name_of(case)
         path = tuple(sys.path)
-        task = Case(name, args, kwargs, self.wire, bare=bare, settings=settings, path=path)
-        return self._pool.perform(task, limit)
+        task = DistributedTestCase(
+            name, args, kwargs, self.transport, bare=bare, settings=settings, path=path
+        )
+        return self._pool.run_case(task, limit)
 
     def outcomes(
         self,
@@ -160,14 +160,14 @@ class PoolWorld(World):
         limit: float = 120.0,
         **kwargs: Any,
     ) -> list[Outcome]:
-        """Run a case on the processes, which are started where they are not up."""
-        return self._perform(case, args, kwargs, settings or {}, bare=False, limit=limit)
+        """Run a case on the processes, which are started if needed."""
+        return self._run_on_pool(case, args, kwargs, settings or {}, bare=False, limit=limit)
 
     def run_bare(
         self, case: Callable[..., Any], *args: Any, limit: float = 120.0, **kwargs: Any
     ) -> list[Any]:
-        """Run a case over the processes' wire."""
-        return values(self._perform(case, args, kwargs, {}, bare=True, limit=limit))
+        """Run a case over the processes' transport."""
+        return returned_values(self._run_on_pool(case, args, kwargs, {}, bare=True, limit=limit))
 
     def close(self) -> None:
         """End the processes."""
@@ -175,11 +175,11 @@ class PoolWorld(World):
 
 
 def _worlds() -> dict[str, tuple[str, int]]:
-    """One name for each wire of the registry and number of ranks."""
+    """Name every pair of a registered transport and a number of ranks."""
     found = {}
-    for wire in TRANSPORTS:
-        for size in (1, 2, 4) if wire == "loopback" else (2, 4):
-            found[f"{wire}-{size}"] = (wire, size)
+    for transport in TRANSPORTS:
+        for size in (1, 2, 4) if transport == "loopback" else (2, 4):
+            found[f"{transport}-{size}"] = (transport, size)
     return found
 
 
@@ -187,14 +187,14 @@ WORLDS = _worlds()
 """``{"loopback-4": ("loopback", 4), "mpi-2": ("mpi", 2), …}``"""
 
 
-def world_of(wire: str, size: int) -> World:
-    """Ranks of a wire: threads for ``"loopback"``, else processes."""
-    return LoopbackWorld(size) if wire == "loopback" else PoolWorld(wire, size)
+def world_of(transport: str, size: int) -> World:
+    """Create the ranks of a transport: threads for ``"loopback"``, else processes."""
+    return LoopbackWorld(size) if transport == "loopback" else PoolWorld(transport, size)
 
 
 @contextmanager
-def open_world(name: str) -> Iterator[World]:
-    """A world of :data:`WORLDS`, closed in the end."""
+def open_transport(name: str) -> Iterator[World]:
+    """Open a group of :data:`WORLDS` by name for a ``with`` block."""
     world = world_of(*WORLDS[name])
     try:
         yield world

@@ -1,51 +1,40 @@
-"""The rows of a rank in the timeline, and which of them a span goes to."""
+"""Tracks (rows) of a rank in the timeline, and their numbers."""
 
 from __future__ import annotations
 
-__all__ = [
-    "COMMUNICATION",
-    "COMPUTATION",
-    "LANE",
-    "MIXING",
-    "TRANSFERS",
-    "Lanes",
-    "activity",
-    "caller",
-]
-
-LANE = 0
-"""In place of a track: whichever lane of transfers is free."""
+TRANSFER_TRACK = 0
+"""Placeholder for whichever track of transfers is free."""
 COMPUTATION, COMMUNICATION, MIXING = 1, 2, 3
 TRANSFERS = 100
 
 
-def activity(number: int) -> int:
-    """The track of the user's own activities in one thread and about one tensor."""
+def activity_track(number: int) -> int:
+    """Return the track of the user's activities in one thread about one tensor."""
     return 10 + number if number < 40 else 10_000 + number
 
 
-def caller(number: int) -> int:
-    """The track of a thread that communicates beside the one that does first."""
+def thread_track(number: int) -> int:
+    """Return the track of a further thread that communicates."""
     return 50 + number if number < 50 else 20_000 + number
 
 
-class Lanes:
-    """Gives each transfer a track on which nothing else happens meanwhile.
+class TransferTracks:
+    """Allocator of tracks for transfers, such that transfers on one track never overlap.
 
     Example:
-        >>> lanes = Lanes()
-        >>> [lanes.place(begin, end) for begin, end in ((0, 5), (3, 6), (6, 9))]
+        >>> tracks = TransferTracks()
+        >>> [tracks.allocate(begin, end) for begin, end in ((0, 5), (3, 6), (6, 9))]
         [100, 101, 100]
     """
 
     def __init__(self) -> None:
         self._free_from: list[int] = []
 
-    def place(self, begin: int, end: int) -> int:
-        """The lowest track that is free in between; spans come in the order of their ends."""
-        for lane, since in enumerate(self._free_from):
+    def allocate(self, begin: int, end: int) -> int:
+        """Return the lowest free track; spans must come in the order of their ends."""
+        for track, since in enumerate(self._free_from):
             if since <= begin:
-                self._free_from[lane] = end
-                return TRANSFERS + lane
+                self._free_from[track] = end
+                return TRANSFERS + track
         self._free_from.append(end)
         return TRANSFERS + len(self._free_from) - 1

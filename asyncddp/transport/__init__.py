@@ -1,29 +1,31 @@
-"""How ranks talk: one wire, one file, behind the contract of :mod:`asyncddp.transport.contract`."""
+"""Transports: MPI, shared memory, loopback and CUDA ones behind one base class, and registries."""
 
 from __future__ import annotations
 
 from asyncddp.registry import Registry
-from asyncddp.transport.contract import Transfer, Transport
+from asyncddp.transport.base import Request, Transport
 
-__all__ = ["DEVICE_WIRES", "TRANSPORTS", "Transfer", "Transport"]
+__all__ = ["DEVICE_TRANSPORTS", "TRANSPORTS", "Request", "Transport"]
 
 TRANSPORTS: Registry[type[Transport]] = Registry(
     "transport",
     {
-        "loopback": "asyncddp.transport.loopback:Loopback",
-        "mpi": "asyncddp.transport.mpi:MPITransport",
-        "shared_memory": "asyncddp.transport.shared_memory:SharedMemoryTransport",
+        "loopback": "asyncddp.transport.loopback:LoopbackTransport",
+        "mpi": "asyncddp.transport.mpi.mpi_transport:MPITransport",
+        "shared_memory": (
+            "asyncddp.transport.shared_memory.shared_memory_transport:SharedMemoryTransport"
+        ),
     },
     group="asyncddp.transports",
 )
 
-DEVICE_WIRES: Registry[type[Transport]] = Registry(
-    "wire for tensors on devices",
+DEVICE_TRANSPORTS: Registry[type[Transport]] = Registry(
+    "transport for device tensors",
     {
-        "cuda_ipc": "asyncddp.transport.cuda_ipc:CudaIPC",
-        "cuda_staged": "asyncddp.transport.cuda_staged:CudaStaged",
-        "mpi_cuda": "asyncddp.transport.mpi_cuda:MPICuda",
-        "nccl": "asyncddp.transport.nccl:NCCL",
+        "cuda_ipc": "asyncddp.transport.cuda.ipc.ipc_transport:CudaIPCTransport",
+        "cuda_staged": "asyncddp.transport.cuda.staged_transport:CudaStagedTransport",
+        "mpi_cuda": "asyncddp.transport.cuda.cuda_aware_mpi:CudaAwareMPITransport",
+        "nccl": "asyncddp.transport.cuda.nccl.nccl_transport:NCCLTransport",
     },
     group="asyncddp.device_wires",
 )

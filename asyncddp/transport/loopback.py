@@ -1,4 +1,4 @@
-"""``loopback``: the ranks are threads of one process; the same code path without MPI."""
+"""Loopback transport: the ranks are threads of one process, and messages stay in its memory."""
 
 from __future__ import annotations
 
@@ -11,71 +11,71 @@ from typing import Any
 import torch
 
 from asyncddp.errors import MismatchError
-from asyncddp.memory.allocate import copied
-from asyncddp.memory.private import PrivateArena
-from asyncddp.memory.views import as_bytes
-from asyncddp.transport.contract import Neighborhood, Transfer, Transport
-from asyncddp.transport.starting import Start
+from asyncddp.shm.private_arena import PrivateArena
+from asyncddp.tensors.allocation import detached_copy
+from asyncddp.tensors.byte_views import as_bytes
+from asyncddp.transport.base import Request, SharedMemoryGroup, Transport
+from asyncddp.transport.startup_deadline import StartupDeadline
 
-__all__ = ["Loopback"]
-
-_Job = Callable[[list[Any]], list[Any]]
+_CollectiveFunction = Callable[[list[Any]], list[Any]]
 
 
-class _Promise:
-    """A transfer that somebody else fulfils."""
+class _LoopbackRequest:
+    """Request that another rank's thread completes: a send, a receive or a collective."""
 
     def __init__(self) -> None:
         self.value: Any = None
         self._ended = False
         self._error: Exception | None = None
-        self.dropped = False
+        self.abandoned = False
 
-    def fulfil(self, value: Any = None) -> None:
-        """It has happened."""
+    def complete(self, value: Any = None) -> None:
+        """Mark the request as completed, with the result of a collective."""
         self.value, self._ended = value, True
 
     def fail(self, error: Exception) -> None:
-        """It has failed."""
+        """Mark the request as failed."""
         self._error, self._ended = error, True
 
     def done(self) -> bool:
-        """Whether it has happened; raises what made it fail."""
+        """Test for completion; raises the error with which the request has failed."""
         if self._error is not None:
             raise self._error
         return self._ended
 
     def abandon(self) -> None:
-        """Nobody waits for it any more."""
-        self.dropped = True
+        """Give up waiting: a message that arrives later is not delivered."""
+        self.abandoned = True
 
 
-class _Hub:
-    """What the ranks of one group share: inboxes, unmatched transfers, open collectives."""
+class _LoopbackGroup:
+    """State shared by a group's ranks: inboxes, unmatched messages and open collectives."""
 
     def __init__(self, size: int) -> None:
         self.lock = threading.Lock()
-        self.bells = [threading.Event() for _ in range(size)]
+        self.wakeups = [threading.Event() for _ in range(size)]
         self.inboxes: list[deque[tuple[int, bytes]]] = [deque() for _ in range(size)]
-        self.sends: dict[tuple[int, int, int], deque[tuple[torch.Tensor, _Promise]]] = {}
-        self.receives: dict[tuple[int, int, int], deque[tuple[torch.Tensor, _Promise]]] = {}
-        self.rounds: dict[int, dict[int, tuple[str, Any, _Promise]]] = {}
+        self.sends: dict[tuple[int, int, int], deque[tuple[torch.Tensor, _LoopbackRequest]]] = {}
+        self.receives: dict[tuple[int, int, int], deque[tuple[torch.Tensor, _LoopbackRequest]]] = {}
+        self.collectives: dict[int, dict[int, tuple[str, Any, _LoopbackRequest]]] = {}
         self.size = size
-        self.visible = Neighborhood(PrivateArena(), dict.fromkeys(range(size), os.getpid()))
+        self.window_group = SharedMemoryGroup(
+            PrivateArena(), dict.fromkeys(range(size), os.getpid())
+        )
 
-    def meet(
+    def match_message(
         self, data: torch.Tensor, source: int, target: int, tag: int, *, sends: bool
-    ) -> _Promise:
-        """Pair a send with its receive, whichever comes second; the second one copies."""
+    ) -> _LoopbackRequest:
+        """Match a send with its receive; whichever is posted second copies the data."""
         mine, theirs = (self.sends, self.receives) if sends else (self.receives, self.sends)
-        key, promise = (source, target, tag), _Promise()
+        key, request = (source, target, tag), _LoopbackRequest()
         with self.lock:
             waiting = theirs.get(key)
-            while waiting and waiting[0][1].dropped:
+            while waiting and waiting[0][1].abandoned:
                 waiting.popleft()
             if not waiting:
-                mine.setdefault(key, deque()).append((data, promise))
-                return promise
+                mine.setdefault(key, deque()).append((data, request))
+                return request
             other, partner = waiting.popleft()
             if not waiting:
                 del theirs[key]
@@ -86,44 +86,46 @@ class _Hub:
                 f"{to.numel()}"
             )
             partner.fail(error)
-            promise.fail(error)
+            request.fail(error)
         else:
             to.copy_(given)
-            partner.fulfil()
-            promise.fulfil()
-        self.bells[target if sends else source].set()
-        return promise
+            partner.complete()
+            request.complete()
+        self.wakeups[target if sends else source].set()
+        return request
 
-    def join(self, rank: int, number: int, kind: str, value: Any, job: _Job) -> _Promise:
-        """Enter collective ``number``; the last rank to enter does the job for all."""
-        promise = _Promise()
+    def enter_collective(
+        self, rank: int, number: int, kind: str, value: Any, compute: _CollectiveFunction
+    ) -> _LoopbackRequest:
+        """Enter collective ``number``; the last rank to enter computes the result for all."""
+        request = _LoopbackRequest()
         with self.lock:
-            entered = self.rounds.setdefault(number, {})
-            entered[rank] = (kind, value, promise)
+            entered = self.collectives.setdefault(number, {})
+            entered[rank] = (kind, value, request)
             if len(entered) < self.size:
-                return promise
-            del self.rounds[number]
+                return request
+            del self.collectives[number]
         kinds = {entered[r][0] for r in range(self.size)}
         try:
             if len(kinds) > 1:
                 raise MismatchError(f"ranks met in different collectives: {sorted(kinds)}")
-            results = job([entered[r][1] for r in range(self.size)])
+            results = compute([entered[r][1] for r in range(self.size)])
         except (MismatchError, RuntimeError) as error:
             for _, _, waiting in entered.values():
                 waiting.fail(MismatchError(str(error)))
         else:
             for r, (_, _, waiting) in entered.items():
-                waiting.fulfil(results[r])
-        for bell in self.bells:
-            bell.set()
-        return promise
+                waiting.complete(results[r])
+        for wakeup in self.wakeups:
+            wakeup.set()
+        return request
 
 
-class Loopback(Transport):
-    """One of ``size`` ranks that live in one process.
+class LoopbackTransport(Transport):
+    """Transport of one rank among ``size`` ranks that are threads of one process.
 
     Example:
-        >>> one, two = Loopback.group(2)
+        >>> one, two = LoopbackTransport.group(2)
         >>> one.post(1, b"hello")
         >>> list(two.poll())
         [(0, b'hello')]
@@ -131,104 +133,111 @@ class Loopback(Transport):
 
     name = "loopback"
 
-    def __init__(self, hub: _Hub, rank: int) -> None:
-        self._hub, self.rank, self.size = hub, rank, hub.size
-        self._bell = hub.bells[rank]
-        self._rounds = 0
+    def __init__(self, group: _LoopbackGroup, rank: int) -> None:
+        self._group, self.rank, self.size = group, rank, group.size
+        self._wakeup = group.wakeups[rank]
+        self._collective_count = 0
 
     @property
-    def visible(self) -> Neighborhood | None:
+    def window_group(self) -> SharedMemoryGroup | None:
         """All ranks, since they are threads of one process."""
-        return self._hub.visible
+        return self._group.window_group
 
     @classmethod
-    def join(cls, start: Start) -> Transport:
-        """This process alone."""
-        del start
+    def join(cls, startup: StartupDeadline) -> Transport:
+        """Open a group of one rank: this process."""
+        del startup
         return cls.group(1)[0]
 
     @classmethod
-    def group(cls, size: int) -> list[Loopback]:
-        """Make a group; element r is rank r's end."""
-        hub = _Hub(size)
-        return [cls(hub, rank) for rank in range(size)]
+    def group(cls, size: int) -> list[LoopbackTransport]:
+        """Make a group of ranks; element r is the transport of rank r."""
+        group = _LoopbackGroup(size)
+        return [cls(group, rank) for rank in range(size)]
 
     def post(self, peer: int, message: bytes) -> None:
-        """Put the message into the peer's inbox and ring its bell."""
-        self._hub.inboxes[peer].append((self.rank, message))
-        self._hub.bells[peer].set()
+        """Append the message to the peer's inbox and wake the peer."""
+        self._group.inboxes[peer].append((self.rank, message))
+        self._group.wakeups[peer].set()
 
     def poll(self) -> Iterable[tuple[int, bytes]]:
-        """Empty the inbox."""
-        self._bell.clear()
-        inbox = self._hub.inboxes[self.rank]
+        """Return and clear the contents of this rank's inbox."""
+        self._wakeup.clear()
+        inbox = self._group.inboxes[self.rank]
         return [inbox.popleft() for _ in range(len(inbox))]
 
-    def isend(self, data: torch.Tensor, peer: int, tag: int) -> Transfer:
-        """Meet the receive; whichever comes second copies."""
-        return self._hub.meet(as_bytes(data), self.rank, peer, tag, sends=True)
+    def isend(self, data: torch.Tensor, peer: int, tag: int) -> Request:
+        """Match the peer's receive; whichever is posted second copies."""
+        return self._group.match_message(as_bytes(data), self.rank, peer, tag, sends=True)
 
-    def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Transfer:
-        """Meet the send; whichever comes second copies."""
-        return self._hub.meet(as_bytes(out), peer, self.rank, tag, sends=False)
+    def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Request:
+        """Match the peer's send; whichever is posted second copies."""
+        return self._group.match_message(as_bytes(out), peer, self.rank, tag, sends=False)
 
-    def _join(self, kind: str, value: Any, job: _Job) -> _Promise:
-        self._rounds += 1
-        return self._hub.join(self.rank, self._rounds, kind, value, job)
+    def _enter_collective(
+        self, kind: str, value: Any, compute: _CollectiveFunction
+    ) -> _LoopbackRequest:
+        self._collective_count += 1
+        return self._group.enter_collective(self.rank, self._collective_count, kind, value, compute)
 
     def iallreduce(
         self,
         tensor: torch.Tensor,
         out: torch.Tensor | None = None,
         divisor: int | None = None,
-    ) -> Transfer:
-        """The last rank to come sums for all, in the order of the ranks."""
-        given = (tensor, tensor if out is None else out)
-        return self._join("allreduce", given, lambda all_: _sum(all_, divisor))
+    ) -> Request:
+        """Start an allreduce; the last rank to enter sums for all, in the order of the ranks."""
+        both = (tensor, tensor if out is None else out)
+        return self._enter_collective("allreduce", both, lambda given: _allreduce(given, divisor))
 
     def ireduce_scatter(
         self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
-    ) -> Transfer:
-        """The last rank to come sums for all, in the order of the ranks."""
-        return self._join("reduce_scatter", (tensor, out), lambda all_: _scatter(all_, divisor))
+    ) -> Request:
+        """Start a reduce-scatter; the last rank to enter sums for all, in rank order."""
+        return self._enter_collective(
+            "reduce_scatter", (tensor, out), lambda given: _reduce_scatter(given, divisor)
+        )
 
-    def ibroadcast(self, tensor: torch.Tensor, root: int) -> Transfer:
-        """The last rank to come copies for all."""
-        return self._join(f"broadcast from rank {root}", tensor, lambda all_: _copy(all_, root))
+    def ibroadcast(self, tensor: torch.Tensor, root: int) -> Request:
+        """Start a broadcast; the last rank to enter copies for all."""
+        return self._enter_collective(
+            f"broadcast from rank {root}", tensor, lambda given: _broadcast(given, root)
+        )
 
-    def iallgather(
-        self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]
-    ) -> Transfer:
-        """The last rank to come concatenates for all."""
-        return self._join(f"allgather of {list(counts)} elements", (tensor, out), _gather)
+    def iallgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
+        """Start an allgather; the last rank to enter concatenates for all."""
+        return self._enter_collective(
+            f"allgather of {list(counts)} elements", (tensor, out), _allgather
+        )
 
-    def ibarrier(self) -> Transfer:
-        """Done when the last rank comes."""
-        return self._join("barrier", None, lambda all_: all_)
+    def ibarrier(self) -> Request:
+        """Start a barrier, which completes when the last rank enters."""
+        return self._enter_collective("barrier", None, lambda given: given)
 
     def split(self, color: int, key: int) -> Transport:
-        """The last rank to come makes the parts."""
-        promise = self._join("split", (color, key), _split)
-        self.finish(promise, 60.0, "split")
-        hub, rank = promise.value
-        return Loopback(hub, rank)
+        """Split the group by color; the last rank to enter makes the parts."""
+        request = self._enter_collective("split", (color, key), _split)
+        self.finish(request, 60.0, "split")
+        group, rank = request.value
+        return LoopbackTransport(group, rank)
 
-    def machine(self) -> int:
-        """One process is one machine."""
+    def machine_id(self) -> int:
+        """Return 0: all ranks are on this machine."""
         return 0
 
-    def rest(self, attempt: int, *, background: bool = False) -> None:
-        """Sleep until the bell rings, for a moment at most."""
-        if self._bell.wait(0.0005 if attempt < 100 else 0.005):
-            self._bell.clear()  # whoever rests looks again before it rests again
+    def backoff(self, attempt: int, *, background: bool = False) -> None:
+        """Sleep until a peer wakes this rank, for at most 5 ms."""
+        if self._wakeup.wait(0.0005 if attempt < 100 else 0.005):
+            self._wakeup.clear()  # the caller polls again before the next backoff
 
     def close(self) -> None:
-        """Drop what nobody has read."""
-        self._hub.inboxes[self.rank].clear()
+        """Drop the unread messages."""
+        self._group.inboxes[self.rank].clear()
 
 
-def _total(pairs: list[Any], divisor: int | None, verb: str) -> torch.Tensor:
-    total: torch.Tensor = copied(pairs[0][0])
+def _reduce(pairs: list[Any], divisor: int | None, verb: str) -> torch.Tensor:
+    """Sum the ranks' terms in rank order, and divide the sum."""
+    total: torch.Tensor = detached_copy(pairs[0][0])
     for other, _ in pairs[1:]:
         if other.shape != total.shape or other.dtype != total.dtype:
             raise MismatchError(
@@ -239,39 +248,44 @@ def _total(pairs: list[Any], divisor: int | None, verb: str) -> torch.Tensor:
     return total if divisor is None else total.div_(divisor)
 
 
-def _sum(pairs: list[Any], divisor: int | None) -> list[Any]:
-    total = _total(pairs, divisor, "allreduce")
+def _allreduce(pairs: list[Any], divisor: int | None) -> list[Any]:
+    """Copy the sum into every rank's output."""
+    total = _reduce(pairs, divisor, "allreduce")
     for _, out in pairs:
         out.copy_(total)
     return pairs
 
 
-def _scatter(pairs: list[Any], divisor: int | None) -> list[Any]:
-    parts = _total(pairs, divisor, "reduce_scatter").view(len(pairs), -1)
+def _reduce_scatter(pairs: list[Any], divisor: int | None) -> list[Any]:
+    """Copy part r of the sum into the output of rank r."""
+    parts = _reduce(pairs, divisor, "reduce_scatter").view(len(pairs), -1)
     for part, (_, out) in zip(parts, pairs, strict=True):
         out.copy_(part)
     return pairs
 
 
-def _copy(tensors: list[Any], root: int) -> list[Any]:
+def _broadcast(tensors: list[Any], root: int) -> list[Any]:
+    """Copy the root's tensor into every other rank's."""
     for tensor in tensors:
         if tensor is not tensors[root]:
             as_bytes(tensor).copy_(as_bytes(tensors[root]))
     return tensors
 
 
-def _gather(pairs: list[Any]) -> list[Any]:
+def _allgather(pairs: list[Any]) -> list[Any]:
+    """Copy the concatenation of all ranks' tensors into every rank's output."""
     whole = torch.cat([tensor.reshape(-1) for tensor, _ in pairs])
     for _, out in pairs:
         out.copy_(whole)
     return pairs
 
 
-def _split(wishes: list[Any]) -> list[Any]:
-    places: list[Any] = [None] * len(wishes)
-    for color in {color for color, _ in wishes}:
-        members = sorted((key, rank) for rank, (c, key) in enumerate(wishes) if c == color)
-        hub = _Hub(len(members))
-        for place, (_, rank) in enumerate(members):
-            places[rank] = (hub, place)
-    return places
+def _split(colors_and_keys: list[Any]) -> list[Any]:
+    """Make a group for each color; return every rank's group and rank in it."""
+    parts: list[Any] = [None] * len(colors_and_keys)
+    for color in {color for color, _ in colors_and_keys}:
+        members = sorted((key, rank) for rank, (c, key) in enumerate(colors_and_keys) if c == color)
+        group = _LoopbackGroup(len(members))
+        for new_rank, (_, rank) in enumerate(members):
+            parts[rank] = (group, new_rank)
+    return parts

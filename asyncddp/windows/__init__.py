@@ -1,16 +1,16 @@
-"""Windows: memory into which neighbours publish without asking, and from which each reads at will.
+"""Windows: memory of a rank that neighbours write and read one-sided, without its participation.
 
-A *writer* publishes a tensor to a *reader* along an edge of the topology. On one machine it lays it
-down once, in memory that both see, and tells the reader by a few words where it lies
-(:mod:`~asyncddp.windows.board`); to other machines it travels by message and is laid down by the
-reader's engine (:mod:`~asyncddp.windows.remote`). Either way nobody waits for anybody: a writer
-finds room that nobody reads, a reader finds what was published last, whole.
+A *writer* publishes a tensor to a *reader* along an edge of the topology. On one machine it writes
+the tensor once, into shared memory, and tells the reader by a few words where it is
+(:mod:`~asyncddp.windows.shared_memory_edge`); to other machines the tensor is sent by message and
+stored by the reader's engine (:mod:`~asyncddp.windows.message_edge`). Neither waits for the other:
+a writer finds a buffer that nobody reads, a reader finds the newest tensor, whole.
 """
 
 from __future__ import annotations
 
-from asyncddp.windows.buffers import Staleness
-from asyncddp.windows.registry import Windows, windows_of
+from asyncddp.windows.manager import WindowManager, windows_of
+from asyncddp.windows.receive_buffers import Staleness
 from asyncddp.windows.window import Window
 
-__all__ = ["Staleness", "Window", "Windows", "windows_of"]
+__all__ = ["Staleness", "Window", "WindowManager", "windows_of"]

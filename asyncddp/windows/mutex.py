@@ -1,7 +1,7 @@
-"""The mutex of a window: a rank keeps its own buffers, or those of others, as they are for a while.
+"""Distributed mutex of a window: one slot per pair of a rank and an in-neighbour, by message.
 
 Rank h has one *slot* for each in-neighbour w. Whoever holds slot (h, w), be it h or w, excludes the
-other; two writers of one rank do not exclude each other. The slots lie with the holder's engine, of
+other; two writers of one rank do not exclude each other. The slots are kept by the holder's engine,
 which others ask for theirs by message. Threads of one rank exclude each other as well, and one that
 has a slot may take it again.
 """
@@ -14,60 +14,58 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from asyncddp.engine import Engine
+from asyncddp.engine import ProgressEngine
 from asyncddp.errors import WaitTimeoutError
-
-__all__ = ["FREE", "LOCK", "LOCKED", "Mutex"]
 
 LOCK, LOCKED, FREE = "lock", "locked", "free"
 
 
-class _Claim(NamedTuple):
-    """Somebody's wish for a slot; the ticket tells it from earlier ones."""
+class _LockRequest(NamedTuple):
+    """Request for a lock slot by a rank; the ticket tells it from earlier ones."""
 
     rank: int
     ticket: int
 
 
-class _Slot:
-    """Who has it, and who waits for it."""
+class _LockSlot:
+    """Lock slot: the request that owns it, and those that wait."""
 
     def __init__(self) -> None:
-        self.owner: _Claim | None = None
-        self.waiting: deque[_Claim] = deque()
+        self.owner: _LockRequest | None = None
+        self.waiting: deque[_LockRequest] = deque()
 
 
-class _Guard:
-    """What threads of this rank do with a slot: one has it, so many times over."""
+class _ReentrantThreadLock:
+    """Reentrant lock of this rank's threads for one slot, with its depth and ticket."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.depth = self.ticket = 0
 
 
-class Mutex:
-    """The slots of one rank, and its way to those of others. The engine's lock guards them.
+class WindowMutex:
+    """Mutex of a window: this rank's lock slots, and locking of those of others by message.
 
     Args:
-        engine: Waits, and tells who is gone.
+        engine: Waits, and tells which ranks have exited; its lock guards the slots.
         rank: This rank.
-        say: Sends one of the three words about this window, and a ticket, to a peer.
-        insist: Raises where the window is of no use any more.
+        send_message: Sends lock, locked or free, and a ticket, to a peer.
+        require_open: Raises if the window was freed.
         what: For messages.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        engine: ProgressEngine,
         rank: int,
-        say: Callable[[int, str, int], None],
-        insist: Callable[[], None],
+        send_message: Callable[[int, str, int], None],
+        require_open: Callable[[], None],
         what: str,
     ) -> None:
-        self._engine, self._rank, self._say, self._what = engine, rank, say, what
-        self._insist = insist
-        self._slots: dict[int, _Slot] = {}
-        self._guards: dict[tuple[int, int], _Guard] = {}
+        self._engine, self._rank, self._send_message, self._what = engine, rank, send_message, what
+        self._insist = require_open
+        self._slots: dict[int, _LockSlot] = {}
+        self._guards: dict[tuple[int, int], _ReentrantThreadLock] = {}
         self._tickets = itertools.count(1)
         self._granted: dict[int, bool] = {}  # this rank's tickets that are out
 
@@ -85,33 +83,36 @@ class Mutex:
         taken: list[tuple[int, int]] = []
         try:
             for pair in self._pairs(holders, writers):
-                self._enter(pair)
+                self._lock(pair)
                 taken.append(pair)
         except BaseException:
             for pair in taken:
-                self._exit(pair)
+                self._unlock(pair)
             raise
 
     def release(self, holders: Iterable[int], writers: Iterable[int]) -> None:
-        """Give slots back."""
+        """Release slots."""
         for pair in self._pairs(holders, writers):
-            self._exit(pair)
+            self._unlock(pair)
 
-    def hear(self, peer: int, word: str, ticket: int) -> None:
-        """A peer asks for its slot, gives it back, or says that this rank has its own there."""
+    def handle_message(self, peer: int, word: str, ticket: int) -> None:
+        """Handle a peer's message: a request for its slot, a release, or a grant to this rank."""
         if word == LOCKED:
             if ticket in self._granted:
                 self._granted[ticket] = True
         elif word == LOCK:
-            self._ask(peer, _Claim(peer, ticket))
+            self._request_slot(peer, _LockRequest(peer, ticket))
         else:
-            self._free(peer, _Claim(peer, ticket))
+            self._free_slot(peer, _LockRequest(peer, ticket))
 
     def _pairs(self, holders: Iterable[int], writers: Iterable[int]) -> list[tuple[int, int]]:
         return sorted({*((h, self._rank) for h in holders), *((self._rank, w) for w in writers)})
 
-    def _enter(self, pair: tuple[int, int]) -> None:
-        guard, limit = self._guards.setdefault(pair, _Guard()), self._engine.config.timeout
+    def _lock(self, pair: tuple[int, int]) -> None:
+        guard, limit = (
+            self._guards.setdefault(pair, _ReentrantThreadLock()),
+            self._engine.config.timeout,
+        )
         if not guard.lock.acquire(timeout=min(limit, threading.TIMEOUT_MAX)):
             raise WaitTimeoutError(
                 f"rank {self._rank}: {self._what} was not free in {limit:g} s "
@@ -119,73 +120,73 @@ class Mutex:
             )
         try:
             if guard.depth == 0:
-                guard.ticket = self._take(*pair)
+                guard.ticket = self._acquire_slot(*pair)
             guard.depth += 1
         except BaseException:
             guard.lock.release()
             raise
 
-    def _exit(self, pair: tuple[int, int]) -> None:
+    def _unlock(self, pair: tuple[int, int]) -> None:
         guard = self._guards[pair]
         guard.depth -= 1
         try:
             if guard.depth == 0:
-                self._give(*pair, guard.ticket)
+                self._release_slot(*pair, guard.ticket)
         finally:
             guard.lock.release()
 
-    def _take(self, holder: int, writer: int) -> int:
-        """Claim a slot and wait for it; gives the ticket."""
+    def _acquire_slot(self, holder: int, writer: int) -> int:
+        """Request a slot and wait for it; return the ticket."""
         ticket = next(self._tickets)
         own = holder == self._rank
         self._granted[ticket] = False
         if own:
-            with self._engine.parcels():
-                self._ask(writer, _Claim(self._rank, ticket))
+            with self._engine.active_messages():
+                self._request_slot(writer, _LockRequest(self._rank, ticket))
         else:
-            self._say(holder, LOCK, ticket)
+            self._send_message(holder, LOCK, ticket)
         if self._granted[ticket]:
             return ticket
 
         def granted() -> bool:
-            """Whether all of it is held."""
+            """Return True once the slot is granted."""
             self._insist()
             return self._granted[ticket]
 
         what = f"{self._what} {'for' if own else 'at'} rank {writer if own else holder}"
         try:
-            self._engine.attend(granted, what, lambda: [writer if own else holder])
+            self._engine.wait_until(granted, what, lambda: [writer if own else holder])
         except BaseException:
-            self._give(holder, writer, ticket)
+            self._release_slot(holder, writer, ticket)
             raise
         return ticket
 
-    def _give(self, holder: int, writer: int, ticket: int) -> None:
+    def _release_slot(self, holder: int, writer: int, ticket: int) -> None:
         self._granted.pop(ticket, None)
         if holder == self._rank:
-            with self._engine.parcels():
-                self._free(writer, _Claim(self._rank, ticket))
+            with self._engine.active_messages():
+                self._free_slot(writer, _LockRequest(self._rank, ticket))
         else:
-            self._say(holder, FREE, ticket)
+            self._send_message(holder, FREE, ticket)
 
     # the slots of this rank, under the engine's lock
 
-    def _ask(self, writer: int, claim: _Claim) -> None:
-        slot = self._slots.setdefault(writer, _Slot())
+    def _request_slot(self, writer: int, claim: _LockRequest) -> None:
+        slot = self._slots.setdefault(writer, _LockSlot())
         if slot.owner is None:
             self._grant(slot, claim)
         else:
             slot.waiting.append(claim)
 
-    def _grant(self, slot: _Slot, claim: _Claim) -> None:
+    def _grant(self, slot: _LockSlot, claim: _LockRequest) -> None:
         slot.owner = claim
         if claim.rank == self._rank:
             self._granted[claim.ticket] = True
         else:
-            self._say(claim.rank, LOCKED, claim.ticket)
+            self._send_message(claim.rank, LOCKED, claim.ticket)
 
-    def _free(self, writer: int, claim: _Claim) -> None:
-        slot = self._slots.setdefault(writer, _Slot())
+    def _free_slot(self, writer: int, claim: _LockRequest) -> None:
+        slot = self._slots.setdefault(writer, _LockSlot())
         if slot.owner != claim:
             if claim in slot.waiting:
                 slot.waiting.remove(claim)

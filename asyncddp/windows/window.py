@@ -1,4 +1,4 @@
-"""One window on one rank: what it publishes, what its neighbours have, and how old that is."""
+"""One window on one rank: its own tensor, the edges to neighbours, and its receive buffers."""
 
 from __future__ import annotations
 
@@ -10,68 +10,64 @@ import torch
 
 from asyncddp.context import Context
 from asyncddp.errors import AsyncDDPError, PeerLeftError
-from asyncddp.memory.allocate import copied
-from asyncddp.memory.dtypes import DTYPES, Kind
-from asyncddp.memory.shared import Arena
-from asyncddp.windows.board import Inlet
-from asyncddp.windows.buffers import Buffers, Staleness
-from asyncddp.windows.contract import Buffer, Incoming, Outgoing, Shown
-from asyncddp.windows.departures import CONCLUDED
-from asyncddp.windows.device_side import Device, DeviceSide
-from asyncddp.windows.handle import WindowHandle
-from asyncddp.windows.pool import Pool
-from asyncddp.windows.side import HostSide, Publication, Side, Version
-from asyncddp.windows.sums import Term
+from asyncddp.kernels.weighted_sum import WeightedTensor
+from asyncddp.shm.arena import Arena
+from asyncddp.tensors.allocation import detached_copy
+from asyncddp.tensors.dtypes import DTYPES, DtypeKind
+from asyncddp.windows.buffer_pool import BufferPool
+from asyncddp.windows.departure_detector import CONCLUDED
+from asyncddp.windows.device_staging import DeviceResources, DeviceStaging
+from asyncddp.windows.edge import EdgeReader, EdgeWriter, RefCountedBuffer, Snapshot
+from asyncddp.windows.nonblocking_handle import WindowHandle
+from asyncddp.windows.receive_buffers import ReceiveBuffers, Staleness
+from asyncddp.windows.shared_memory_edge import SharedMemoryReader
+from asyncddp.windows.staging import HostStaging, PendingPublish, TensorStaging, UndeliveredVersion
 from topology import Neighbors, Schedule
 
-__all__ = ["Edges", "Window"]
 
-
-class Edges(NamedTuple):
-    """The ends of a window's edges on one rank, by the neighbour at the other end.
+class WindowEdges(NamedTuple):
+    """Writers and readers of a window's edges on one rank, by neighbour.
 
     Attributes:
-        outgoing: What this rank puts to others.
-        incoming: What others put to this one.
-        shows: What this rank lets others get.
-        gets: What others let this one get.
+        outgoing: Writers of this rank's puts and accumulates.
+        incoming: Readers of others' puts and accumulates.
+        shows: Writers of the tensor that others may get.
+        gets: Readers of the tensors that others let this rank get.
     """
 
-    outgoing: dict[int, Outgoing]
-    incoming: dict[int, Incoming]
-    shows: dict[int, Outgoing]
-    gets: dict[int, Inlet]
+    outgoing: dict[int, EdgeWriter]
+    incoming: dict[int, EdgeReader]
+    get_writers: dict[int, EdgeWriter]
+    get_readers: dict[int, SharedMemoryReader]
 
 
 class Window:
-    """A window, held by the verbs.
+    """One rank's part of a window: its own tensor, and a receive buffer for each in-neighbour.
 
-    Every rank holds its own tensor and, for each in-neighbour, a *buffer*: what that neighbour has
-    put there. All of it is guarded by one lock against other threads of this rank; other ranks need
-    none.
+    One lock guards it against other threads of this rank; other ranks need none.
 
     Args:
-        context: The world.
+        context: The rank's context.
         name: The window's name.
         number: How many windows were made before.
         tensor: The rank's own tensor, into which updates are written.
-        schedule: The topology along whose edges it lies.
-        arena: Memory that peers see; None where there is no such peer.
-        device: On which the tensor lies; None on the host.
-        zero_init: Whether buffers begin at zero, or as the rank's own tensor.
+        schedule: The topology whose edges it has.
+        arena: Shared memory; None if no peer shares it.
+        device: The device of the tensor; None on the host.
+        zero_init: Initialise buffers with zero; with the rank's own tensor otherwise.
 
     Attributes:
-        edges: Set once they are there.
+        edges: Set by :meth:`open`.
         clock: Steps that this rank has made.
         p: The associated scalar of push-sum.
         step_of_update: How many updates were made: the round of a schedule.
         step_of_put: How many times this rank has published: the same.
-        end: The error that says why the window is of no use any more.
-        whole: Whether it holds integers.
+        end: The error that says why the window cannot be used any more.
+        whole: True if it holds integers.
     """
 
-    edges: Edges
-    _buffers: Buffers
+    edges: WindowEdges
+    _buffers: ReceiveBuffers
 
     def __init__(
         self,
@@ -81,7 +77,7 @@ class Window:
         tensor: torch.Tensor,
         schedule: Schedule,
         arena: Arena | None,
-        device: Device | None = None,
+        device: DeviceResources | None = None,
         *,
         zero_init: bool,
     ) -> None:
@@ -92,48 +88,48 @@ class Window:
         self.p = 1.0
         self.end: AsyncDDPError | None = None
         self._rounds = [schedule.neighbors(context.rank, k) for k in range(schedule.period or 1)]
-        self.whole = DTYPES[tensor.dtype].kind is Kind.INTEGER
-        self._pool = Pool(arena, self.shape, self.dtype)
-        self._side: Side = HostSide(self._pool)
+        self.holds_integers = DTYPES[tensor.dtype].kind is DtypeKind.INTEGER
+        self._pool = BufferPool(arena, self.shape, self.dtype)
+        self._staging: TensorStaging = HostStaging(self._pool)
         if device is not None:
             what = f"window {name!r}"
-            self._side = DeviceSide(self._pool, device, context.engine, self.lock, what)
+            self._staging = DeviceStaging(self._pool, device, context.engine, self.lock, what)
         self._zero_init = zero_init
-        self._published: tuple[Buffer, float] | None = None
-        self._travelling: dict[int, Version] = {}
-        self.asked = False
-        """Whether a neighbour on another machine has ever got something."""
+        self._published: tuple[RefCountedBuffer, float] | None = None
+        self._unconfirmed: dict[int, UndeliveredVersion] = {}
+        self.remote_get_received = False
+        """True once a neighbour on another machine has got something."""
 
-    def open(self, edges: Edges) -> None:
-        """Take the edges, and publish the first value."""
+    def open(self, edges: WindowEdges) -> None:
+        """Set the edges, and publish the initial value."""
         self.edges = edges
-        self._pool.edges = [*edges.outgoing.values(), *edges.shows.values()]
-        self._buffers = Buffers({}, None, self.shape, self.dtype)
+        self._pool.edges = [*edges.outgoing.values(), *edges.get_writers.values()]
+        self._buffers = ReceiveBuffers({}, None, self.shape, self.dtype)
 
-        def show(buffer: Buffer) -> tuple[Version, ...]:
-            """Let it be what lies in all buffers as well."""
-            first = None if self._zero_init else copied(buffer.tensor)
-            self._buffers = Buffers(edges.incoming, first, self.shape, self.dtype)
-            self._let_get(buffer, 1.0, self.clock)
+        def publish_buffer(buffer: RefCountedBuffer) -> tuple[UndeliveredVersion, ...]:
+            """Publish the buffer for gets, and use it as the initial value of all buffers."""
+            first = None if self._zero_init else detached_copy(buffer.tensor)
+            self._buffers = ReceiveBuffers(edges.incoming, first, self.shape, self.dtype)
+            self._publish_for_gets(buffer, 1.0, self.clock)
             return ()
 
         with self.lock:
-            publication = self._side.publish(self.tensor, 1.0, show)
-        WindowHandle(self, "win_create", publication).wait()
+            pending = self._staging.publish(self.tensor, 1.0, publish_buffer)
+        WindowHandle(self, "win_create", pending).wait()
 
     def close(self, end: AsyncDDPError) -> None:
-        """Let go of all memory; nobody reads what this rank has published any more."""
+        """Free all memory; nobody reads what this rank has published any more."""
         with self.lock:
             self.end = end
-            self.edges = Edges({}, {}, {}, {})
-            self._travelling.clear()
-            self._side.close()
+            self.edges = WindowEdges({}, {}, {}, {})
+            self._unconfirmed.clear()
+            self._staging.close()
             self._published = None
             self._pool.close()
-            self._buffers = Buffers({}, None, self.shape, self.dtype)
+            self._buffers = ReceiveBuffers({}, None, self.shape, self.dtype)
 
-    def insist(self) -> None:
-        """Refuse to go on with a window that was freed, here or by a peer.
+    def require_open(self) -> None:
+        """Raise if the window was freed, here or by a peer.
 
         Raises:
             UsageError: It was freed here.
@@ -142,16 +138,18 @@ class Window:
         if self.end is not None:
             raise self.end
 
-    def near(self, step: int) -> Neighbors:
-        """The neighbours of this rank in a round of the topology."""
+    def neighbors_at(self, step: int) -> Neighbors:
+        """Return the neighbours of this rank in a round of the topology."""
         return self._rounds[step % len(self._rounds)]
 
     @property
-    def pulled(self) -> bool:
-        """Whether a neighbour has ever got something, so that it is worth publishing for that."""
-        return self.asked or any([edge.wanted() for edge in self.edges.shows.values()])
+    def is_read_by_gets(self) -> bool:
+        """True if a neighbour has ever got something, so that updates are published for gets."""
+        return self.remote_get_received or any(
+            [edge.reader_gets() for edge in self.edges.get_writers.values()]
+        )
 
-    # what goes
+    # publishing
 
     def put(
         self,
@@ -169,79 +167,85 @@ class Window:
             tensor: What is published.
             self_weight: By which it, and p, are multiplied in the end.
             weights: Of each neighbour.
-            add: Whether it is added to what the neighbour has not taken yet, or overwrites it.
-            with_p: Whether p goes along.
+            add: Add it to what the neighbour has not taken yet; overwrite otherwise.
+            with_p: Send p as well.
             step: This rank's step; one more than last time if not given.
         """
-        self._side.keep_up()
+        self._staging.throttle()
         with self.lock:
-            self.insist()
+            self.require_open()
             before = self.steps
             clock = before + 1 if step is None else step
             p, own = self.p if with_p else 0.0, self._is_own(tensor)
 
-            def show(buffer: Buffer) -> list[Version]:
-                """Let those neighbours see it, and others get it."""
+            def publish_buffer(buffer: RefCountedBuffer) -> list[UndeliveredVersion]:
+                """Publish the buffer to those neighbours, and for gets."""
                 versions = self._sent(buffer, weights, clock, p, add=add)
                 if own:
-                    self._let_get(buffer, self_weight, before)
-                self._travelling.update((one[0], one) for one in versions)
+                    self._publish_for_gets(buffer, self_weight, before)
+                self._unconfirmed.update((one[0], one) for one in versions)
                 return versions
 
-            publication = self._side.publish(tensor, self_weight, show)
+            pending = self._staging.publish(tensor, self_weight, publish_buffer)
             self.clock = clock
             self.step_of_put += 1
             if with_p:
                 self.p *= self_weight
-        return WindowHandle(self, "win_accumulate" if add else "win_put", publication)
+        return WindowHandle(self, "win_accumulate" if add else "win_put", pending)
 
     def _sent(
-        self, buffer: Buffer, weights: Mapping[int, float], clock: int, p: float, *, add: bool
-    ) -> list[Version]:
-        """Publish to those neighbours, and tell all the time; versions that have to travel."""
+        self,
+        buffer: RefCountedBuffer,
+        weights: Mapping[int, float],
+        clock: int,
+        p: float,
+        *,
+        add: bool,
+    ) -> list[UndeliveredVersion]:
+        """Publish to neighbours, and the step count to all; return versions sent by message."""
         versions = []
         for peer, edge in self.edges.outgoing.items():
             weight = weights.get(peer)
             if weight is None:
-                edge.tick(clock)
+                edge.set_clock(clock)
                 continue
             if add:
-                version = edge.add(buffer, weight, p * weight, clock, self._pool.room)
+                version = edge.add(buffer, weight, p * weight, clock, self._pool.acquire_buffer)
             else:
                 version = edge.put(buffer, weight, p * weight, clock)
-            if not edge.prompt:
+            if not edge.visible_at_once:
                 versions.append((peer, edge, version))
         return versions
 
     def flush(self) -> WindowHandle:
-        """Done once neighbours can see all that was put so far."""
+        """Return a handle that is done once neighbours can see all that was put so far."""
         with self.lock:
-            self.insist()
-            publication = self._side.then(lambda: list(self._travelling.values()))
-            return WindowHandle(self, "win_flush", publication)
+            self.require_open()
+            pending = self._staging.run_after(lambda: list(self._unconfirmed.values()))
+            return WindowHandle(self, "win_flush", pending)
 
     def tell(self, clock: int, but: Collection[int] = ()) -> WindowHandle:
-        """Tell neighbours how many steps were made, after all that was put before, but some."""
+        """Tell neighbours, except some, how many steps were made, after all earlier puts."""
 
-        def told() -> tuple[Version, ...]:
-            """Tell each of them."""
+        def send_step_count() -> tuple[UndeliveredVersion, ...]:
+            """Send the step count to each of them."""
             for peer, edge in self.edges.outgoing.items():
                 if peer not in but:
                     edge.tell(clock)
             return ()
 
         with self.lock:
-            return WindowHandle(self, "win_flush", self._side.then(told))
+            return WindowHandle(self, "win_flush", self._staging.run_after(send_step_count))
 
     def conclude(self) -> WindowHandle:
-        """Tell neighbours that no step follows for now, and let them get what is here."""
+        """Tell neighbours that no step follows for now, and publish the own tensor for gets."""
         with self.lock:
             self.clock = CONCLUDED + self.steps
             self.publish()
         return self.tell(self.clock)
 
     def resume(self) -> None:
-        """Tell neighbours that steps follow after all; a step says so as well."""
+        """Tell neighbours that steps follow after all; a step tells them as well."""
         with self.lock:
             self.clock = self.steps
         self.tell(self.clock)
@@ -251,67 +255,69 @@ class Window:
         """Steps that this rank has made, also where no more follow."""
         return self.clock % CONCLUDED
 
-    def publish(self) -> Publication:
-        """Let neighbours get the rank's own tensor as it is now."""
+    def publish(self) -> PendingPublish:
+        """Publish the rank's own tensor, as it is now, for gets."""
         with self.lock:
-            self.insist()
+            self.require_open()
             clock = self.clock
 
-            def show(buffer: Buffer) -> tuple[Version, ...]:
-                """Let them get it."""
-                self._let_get(buffer, 1.0, clock)
+            def publish_buffer(buffer: RefCountedBuffer) -> tuple[UndeliveredVersion, ...]:
+                """Publish the buffer for gets."""
+                self._publish_for_gets(buffer, 1.0, clock)
                 return ()
 
-            return self._side.publish(self.tensor, 1.0, show)
+            return self._staging.publish(self.tensor, 1.0, publish_buffer)
 
     def _is_own(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is the window's own, or another view of just the same."""
+        """Return True if a tensor is the window's own, or a view of exactly the same memory."""
         own = self.tensor
         return tensor is own or (
             tensor.data_ptr() == own.data_ptr() and tensor.stride() == own.stride()
         )
 
-    def _let_get(self, buffer: Buffer, weight: float, clock: int) -> None:
-        """Let neighbours get ``weight * buffer``, of some step."""
+    def _publish_for_gets(self, buffer: RefCountedBuffer, weight: float, clock: int) -> None:
+        """Publish ``weight * buffer``, of some step, for gets."""
         buffer.hold()
         before, self._published = self._published, (buffer, weight)
         if before is not None:
             before[0].drop()
-        for edge in self.edges.shows.values():
+        for edge in self.edges.get_writers.values():
             edge.put(buffer, weight, 0.0, clock)
 
     def published(self) -> tuple[torch.Tensor, int] | None:
-        """A copy of what neighbours may get, and this rank's step; called by any thread."""
+        """Return a copy of what neighbours may get, and this rank's step; called by any thread."""
         while published := self._published:
             buffer, weight = published
             buffer.hold()
             try:
                 if published is self._published:  # else it may have been used anew meanwhile
-                    return buffer.tensor * (int(weight) if self.whole else weight), self.clock
+                    return buffer.tensor * (
+                        int(weight) if self.holds_integers else weight
+                    ), self.clock
             finally:
                 buffer.drop()
         return None
 
-    # what comes
+    # reading
 
     def get(self, source: int, weight: float) -> None:
-        """Put what a neighbour lets others get in place of what lies in its buffer."""
+        """Read the tensor that a neighbour lets others get into its buffer."""
         with self.lock:
-            self.insist()
-            edge = self.edges.gets[source]
-            edge.want()
+            self.require_open()
+            edge = self.edges.get_readers[source]
+            edge.announce_gets()
             try:
-                shown = edge.look()
-                if shown is not None:
-                    self.lay_down(source, shown, weight)
+                snapshot = edge.look()
+                if snapshot is not None:
+                    self.store_get_result(source, snapshot, weight)
             finally:
                 edge.release()
 
-    def lay_down(self, source: int, shown: Shown, weight: float) -> None:
-        """Put what was got of a neighbour in place of what lies in its buffer; p stays."""
+    def store_get_result(self, source: int, snapshot: Snapshot, weight: float) -> None:
+        """Replace the value of a neighbour's buffer by a tensor that was got; p stays."""
         with self.lock:
-            self.insist()
-            self._buffers.lay_down(source, shown, weight)
+            self.require_open()
+            self._buffers.store_get_result(source, snapshot, weight)
 
     def update(
         self,
@@ -327,24 +333,24 @@ class Window:
         Args:
             self_weight: :math:`w_0`.
             weights: :math:`w_j` of neighbours.
-            reset: Whether these buffers are zero afterwards; each value counts exactly once.
-            clone: Whether the result is a new tensor, or replaces the rank's own.
-            with_p: Whether p is mapped too.
+            reset: Set these buffers to zero; each value counts exactly once.
+            clone: Return a new tensor; replace the rank's own otherwise.
+            with_p: Map p too.
 
         Returns:
             The rank's own tensor, or the new one.
         """
-        self._side.keep_up()
+        self._staging.throttle()
         with self.lock:
-            self.insist()
-            terms: list[Term] = []
+            self.require_open()
+            terms: list[WeightedTensor] = []
             p = self.p * self_weight
             try:
                 for source, content in self._buffers.contents(weights, take=reset).items():
                     factor = weights[source]
                     terms += [(tensor, weight * factor) for tensor, weight in content.terms]
                     p += content.p * factor
-                result = self._side.mix(
+                result = self._staging.average_into(
                     self.tensor, self_weight, terms, len(weights) + 1, clone=clone
                 )
             finally:
@@ -353,37 +359,37 @@ class Window:
             self._buffers.updated(weights)
             if with_p:
                 self.p = p
-            if not clone and (not self.step_of_put or self.pulled):
+            if not clone and (not self.step_of_put or self.is_read_by_gets):
                 self.publish()
             return result
 
-    def peek(self, source: int) -> torch.Tensor:
-        """A copy of what lies in a neighbour's buffer."""
+    def read_buffer(self, source: int) -> torch.Tensor:
+        """Return a copy of a neighbour's buffer."""
         with self.lock:
-            self.insist()
+            self.require_open()
             try:
                 terms = self._buffers.content(source, take=False).terms
-                return self._side.bring(self.tensor, terms)
+                return self._staging.new_sum(self.tensor, terms)
             finally:
                 self._buffers.release([source])
 
     def unreadable(self, sources: Iterable[int]) -> list[int]:
-        """Which neighbours have ended so that what they published last cannot be read any more."""
+        """Return the neighbours that have exited and whose last tensor cannot be read any more."""
         gone = []
         for source in sources:
             try:
-                self.peek(source)
+                self.read_buffer(source)
             except PeerLeftError:
                 gone.append(source)
         return gone
 
     def versions(self) -> dict[int, int]:
-        """How many times each neighbour's buffer was written since the last update."""
+        """Return how many times each neighbour's buffer was written since the last update."""
         with self.lock:
             return self._buffers.versions()
 
     def staleness(self) -> dict[int, Staleness]:
-        """How old what was last read of each neighbour is."""
+        """Return the age of what was last read from each neighbour."""
         with self.lock:
             found = self._buffers.staleness(self.steps)
         for source, one in found.items():  # neighbours that have concluded have no more steps
@@ -392,23 +398,23 @@ class Window:
         return found
 
     def read_step(self, source: int) -> int:
-        """Of which step of a neighbour is what was read last; 0 if nothing was.
+        """Return the neighbour's step of the tensor that was last read from it; 0 before the first.
 
         Where no step follows, CONCLUDED is added.
         """
         with self.lock:
             return self.steps - self._buffers.staleness(self.steps)[source].lag
 
-    def steps_of(self, source: int, *, got: bool) -> int:
-        """How many steps a neighbour has made, as far as is known here.
+    def known_steps_of(self, source: int, *, got: bool) -> int:
+        """Return the last known step count of a neighbour.
 
         Where no step follows, CONCLUDED is added.
 
         Args:
             source: The neighbour.
-            got: Whether its tensor is got, or comes by its puts.
+            got: True if its tensor is got; False if it comes by its puts.
         """
         if not got:
             return self.edges.incoming[source].clock()
-        shows = self.edges.gets.get(source)
-        return self.read_step(source) if shows is None else shows.clock()
+        reader = self.edges.get_readers.get(source)
+        return self.read_step(source) if reader is None else reader.clock()

@@ -1,1 +1,1 @@
-"""Measurements side by side in one run: one bench, one module; started by ``scripts/bench``."""
+"""Benchmarks of asyncddp beside MPI, gloo and DDP in one run; started by ``scripts/bench``."""

@@ -1,4 +1,4 @@
-"""What ``scripts/bench`` starts on every rank."""
+"""Program that ``scripts/bench`` starts on every rank for the benchmarks that share a run."""
 
 from __future__ import annotations
 
@@ -13,29 +13,35 @@ import torch
 from rich.console import Console
 
 import asyncddp as bf
-from benchmarks import raw
-from benchmarks.aims import Verdict
-from benchmarks.contract import Line, Row, Sheet, Table, World
+from benchmarks import baselines
+from benchmarks.console_report import (
+    make_console,
+    show_figure_table,
+    show_header,
+    show_summary,
+    show_table,
+)
 from benchmarks.harness import measure
-from benchmarks.machine import header
-from benchmarks.plot import save_plot
-from benchmarks.progress import progress_line
-from benchmarks.report import make_console, show_header, show_sheet, show_summary, show_table
-from benchmarks.results import save_json
-from benchmarks.units import size_text
+from benchmarks.json_results import save_json
+from benchmarks.machine_info import header
+from benchmarks.progress_line import progress_line
+from benchmarks.table_plot import save_plot
+from benchmarks.tables import FigureRow, FigureTable, RankGroup, TimingRow, TimingTable
+from benchmarks.targets import TargetResult
+from benchmarks.unit_text import size_text
 
 
-class Bench(Protocol):
-    """A bench is a module of this folder with this function."""
+class BenchModule(Protocol):
+    """Interface of a benchmark module: its function ``tables``."""
 
-    def tables(self, world: World, *, quick: bool) -> Sequence[Table | Sheet]:
-        """What it measures."""
+    def tables(self, world: RankGroup, *, quick: bool) -> Sequence[TimingTable | FigureTable]:
+        """Return the tables to measure."""
         ...
 
 
 @dataclass
-class Session:
-    """Measures what the benches ask for, and keeps what was found.
+class BenchSession:
+    """Run of some benchmarks: measures their tables and keeps the results.
 
     Args:
         world: The ranks.
@@ -43,20 +49,20 @@ class Session:
         sample: Seconds that one rival's turn should last at least.
     """
 
-    world: World
+    world: RankGroup
     rounds: int
     sample: float
-    tables: list[Table] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
-    sheets: list[tuple[Sheet, list[Line]]] = field(default_factory=list)
-    verdicts: list[Verdict] = field(default_factory=list)
+    tables: list[TimingTable] = field(default_factory=list)
+    rows: list[TimingRow] = field(default_factory=list)
+    figure_tables: list[tuple[FigureTable, list[FigureRow]]] = field(default_factory=list)
+    target_results: list[TargetResult] = field(default_factory=list)
 
     @property
     def shows(self) -> bool:
-        """Whether this rank reports."""
+        """True on the rank that reports."""
         return self.world.rank == 0
 
-    def table(self, table: Table, console: Console) -> None:
+    def table(self, table: TimingTable, console: Console) -> None:
         """Measure and show a table."""
         with progress_line(table.title, len(table.sizes), shows=self.shows) as advance:
             rows, missing = measure(
@@ -68,14 +74,14 @@ class Session:
             )
         self.tables.append(table)
         self.rows += rows
-        self.verdicts += show_table(console, table, rows, missing)
+        self.target_results += show_table(console, table, rows, missing)
 
-    def sheet(self, sheet: Sheet, console: Console) -> None:
+    def figure_table(self, figure_table: FigureTable, console: Console) -> None:
         """Let a sheet measure, and show it."""
-        with progress_line(sheet.title, None, shows=self.shows) as advance:
-            lines = sheet.measure(self.world, advance)
-        self.sheets.append((sheet, lines))
-        self.verdicts += show_sheet(console, sheet, lines)
+        with progress_line(figure_table.title, None, shows=self.shows) as advance:
+            lines = figure_table.measure(self.world, advance)
+        self.figure_tables.append((figure_table, lines))
+        self.target_results += show_figure_table(console, figure_table, lines)
 
 
 @click.command()
@@ -93,8 +99,8 @@ def main(
 ) -> None:
     """Measure the named benches, modules of this folder; rank 0 reports."""
     bf.init()
-    world = raw.join()
-    session = Session(world, rounds or (5 if quick else 30), 0.001 if quick else 0.005)
+    world = baselines.join()
+    session = BenchSession(world, rounds or (5 if quick else 30), 0.001 if quick else 0.005)
     facts = {**header(world), "rounds": session.rounds}
     if quick:
         facts["quick"] = "small sizes, few rounds: shows that it runs, and measures nothing"
@@ -102,15 +108,15 @@ def main(
     show_header(console, facts)
     console.print()
     for name in names:
-        bench = cast("Bench", importlib.import_module(f"benchmarks.{name}"))
+        bench = cast("BenchModule", importlib.import_module(f"benchmarks.{name}"))
         for one in bench.tables(world, quick=quick):
-            if isinstance(one, Table):
+            if isinstance(one, TimingTable):
                 session.table(one, console)
             else:
-                session.sheet(one, console)
-    show_summary(console, session.verdicts)
+                session.figure_table(one, console)
+    show_summary(console, session.target_results)
     if session.shows and json_file is not None:
-        save_json(json_file, facts, session.rows, session.sheets, session.verdicts)
+        save_json(json_file, facts, session.rows, session.figure_tables, session.target_results)
     if session.shows and plot_file is not None and session.rows:
         caption = f"{facts['processor']}, {world.size} ranks"
         save_plot(plot_file, session.tables, session.rows, caption)

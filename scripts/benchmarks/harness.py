@@ -1,4 +1,4 @@
-"""Times the rivals of a table: checked, warmed up, and alternating in the same processes."""
+"""Timing of a table's rivals: checked, warmed up, and alternating in the same processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.contract import Call, Rival, Row, Table, Unavailable, World
+from benchmarks.tables import Call, RankGroup, Rival, RivalUnavailableError, TimingRow, TimingTable
 
 __all__ = ["measure"]
 
@@ -21,8 +21,8 @@ _WARM_UP = 5
 _SLOW = 20  # samples after which a call needs no more than two warm-up rounds
 
 
-class _Timed:
-    """One rival's work at one size, ready to be timed.
+class _TimedRival:
+    """Rival at one size, checked and warmed up, whose rounds can be timed.
 
     Args:
         world: The ranks.
@@ -32,7 +32,9 @@ class _Timed:
         sample: Seconds that a round should last at least.
     """
 
-    def __init__(self, world: World, table: Table, rival: Rival, call: Call, sample: float) -> None:
+    def __init__(
+        self, world: RankGroup, table: TimingTable, rival: Rival, call: Call, sample: float
+    ) -> None:
         self._world, self._rival, self._call = world, rival, call
         self._lead, self._numbers = table.lead, count(1)
         self.calls = 1
@@ -86,7 +88,7 @@ def _end(rival: Rival, begun: Any) -> Any:
     return begun if rival.finish is None else rival.finish(begun)
 
 
-def _settle(world: World) -> None:
+def _settle(world: RankGroup) -> None:
     """Leave the core to background threads, such as gloo's, until all ranks have ended the round.
 
     A rank that is through would else spin in MPI on the core that its own thread needs to serve
@@ -97,7 +99,7 @@ def _settle(world: World) -> None:
         time.sleep(0.00005)
 
 
-def _prepared(world: World, rival: Rival, nbytes: int, expected: torch.Tensor | None) -> Call:
+def _prepared(world: RankGroup, rival: Rival, nbytes: int, expected: torch.Tensor | None) -> Call:
     """The rival's call, checked against the table's expected result, on all ranks or on none.
 
     Raises:
@@ -106,11 +108,11 @@ def _prepared(world: World, rival: Rival, nbytes: int, expected: torch.Tensor | 
     reason = None
     try:
         call = rival.prepare(nbytes)
-    except Unavailable as problem:
+    except RivalUnavailableError as problem:
         reason = str(problem)
     reason = next((one for one in world.comm.allgather(reason) if one is not None), None)
     if reason is not None:
-        raise Unavailable(reason)
+        raise RivalUnavailableError(reason)
     result = _end(rival, call(0))
     right = True
     if expected is not None and rival.checked:
@@ -118,7 +120,7 @@ def _prepared(world: World, rival: Rival, nbytes: int, expected: torch.Tensor | 
             result = torch.cat([part.flatten() for part in result])
         right = torch.allclose(result, expected, rtol=1e-5, atol=1e-6)
     if not all(world.comm.allgather(right)):
-        raise Unavailable("its result is wrong")
+        raise RivalUnavailableError("its result is wrong")
     return call
 
 
@@ -133,13 +135,13 @@ def _without_gc() -> Iterator[None]:
 
 
 def measure(
-    world: World,
-    table: Table,
+    world: RankGroup,
+    table: TimingTable,
     *,
     rounds: int,
     sample: float,
     advance: Callable[[int], None],
-) -> tuple[list[Row], dict[str, str]]:
+) -> tuple[list[TimingRow], dict[str, str]]:
     """Measure a table. All rivals take turns in every round; every second round goes backwards.
 
     Args:
@@ -152,7 +154,7 @@ def measure(
     Returns:
         The rows, and for rivals that could not run the reason.
     """
-    rows: list[Row] = []
+    rows: list[TimingRow] = []
     unavailable: dict[str, str] = {}
     table.begin()
     for nbytes in table.sizes:
@@ -167,8 +169,8 @@ def measure(
 
 
 def _measure_size(
-    world: World, table: Table, nbytes: int, rounds: int, sample: float
-) -> tuple[list[Row], dict[str, str]]:
+    world: RankGroup, table: TimingTable, nbytes: int, rounds: int, sample: float
+) -> tuple[list[TimingRow], dict[str, str]]:
     """Measure one size; what the rivals hold is gone when this returns."""
     timed, unavailable = _ready(world, table, nbytes, sample)
     if not timed:
@@ -181,23 +183,23 @@ def _measure_size(
                 seconds[number, column] = one.round()
     slowest = np.max(world.comm.allgather(seconds), axis=0)
     rows = [
-        Row(table.key, name, nbytes, one.calls, tuple(slowest[:, column].tolist()))
+        TimingRow(table.key, name, nbytes, one.calls, tuple(slowest[:, column].tolist()))
         for column, (name, one) in enumerate(timed.items())
     ]
     return rows, unavailable
 
 
 def _ready(
-    world: World, table: Table, nbytes: int, sample: float
-) -> tuple[dict[str, _Timed], dict[str, str]]:
-    """All rivals that can run at a size, checked and warmed up; and why the others cannot."""
+    world: RankGroup, table: TimingTable, nbytes: int, sample: float
+) -> tuple[dict[str, _TimedRival], dict[str, str]]:
+    """Prepare the rivals that can run at a size, and collect why the others cannot."""
     expected = None if table.expected is None else table.expected(nbytes)
-    timed: dict[str, _Timed] = {}
+    timed: dict[str, _TimedRival] = {}
     unavailable: dict[str, str] = {}
     for rival in table.rivals:
         try:
             call = _prepared(world, rival, nbytes, expected)
-            timed[rival.name] = _Timed(world, table, rival, call, sample)
-        except Unavailable as problem:
+            timed[rival.name] = _TimedRival(world, table, rival, call, sample)
+        except RivalUnavailableError as problem:
             unavailable[rival.name] = str(problem)
     return timed, unavailable

@@ -1,4 +1,4 @@
-"""``ops``: what the verbs cost, from 4 B to 256 MB."""
+"""``ops``: the time of each verb, from 4 B to 256 MB."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ import os
 from collections.abc import Sequence
 
 import topology
-from benchmarks.contract import Aim, Table, World
-from benchmarks.gathers import allgather_table
-from benchmarks.machine import crowded
-from benchmarks.mixing import IN_PLACE, LIMIT, MPI4PY, OURS, mixing_table
-from benchmarks.scatters import reduce_scatter_table
-from benchmarks.shared import shared_table
-from benchmarks.small import ALONE, EACH, MANY_CALLS, ONE_CALL, caller_table, small_table
-from benchmarks.sums import GLOO_SUM, MPI_SUM, NEIGHBOR, allreduce_table
+from benchmarks.machine_info import oversubscribed
+from benchmarks.tables import RankGroup, Target, TimingTable
+from benchmarks.verbs.allgather_table import allgather_table
+from benchmarks.verbs.allreduce_table import GLOO_SUM, MPI_SUM, NEIGHBOR, allreduce_table
+from benchmarks.verbs.neighbor_allreduce_table import IN_PLACE, LIMIT, MPI4PY, OURS, mixing_table
+from benchmarks.verbs.reduce_scatter_table import reduce_scatter_table
+from benchmarks.verbs.shared_memory_table import shared_table
+from benchmarks.verbs.small_tensor_tables import (
+    ALONE,
+    EACH,
+    MANY_CALLS,
+    ONE_CALL,
+    caller_table,
+    small_table,
+)
 
 __all__ = ["tables"]
 
@@ -25,17 +32,17 @@ _QUICK = (4, 4 * _KB, 256 * _KB, 4 * _MB)
 
 # Of BlueFog's calls, measured on two cores of the same kind of machine: 0.55 ms and 52 ms.
 _ONE_PEER_AIMS = (
-    Aim(OURS, 3, MPI4PY, sizes=(4, 4 * _KB), seconds=20e-6),
-    Aim(OURS, sizes=(4, 4 * _KB), seconds=22e-6, words="≤ 22 µs, 1/25 of BlueFog"),
-    Aim(OURS, 1.3, LIMIT, sizes=(_MB, _INF)),
-    Aim(OURS, 1, MPI4PY, sizes=(_MB, _INF)),
-    Aim(OURS, sizes=(64 * _MB, 64 * _MB), seconds=10.4e-3, words="≤ 10.4 ms, 1/5 of BlueFog"),
+    Target(OURS, 3, MPI4PY, sizes=(4, 4 * _KB), seconds=20e-6),
+    Target(OURS, sizes=(4, 4 * _KB), seconds=22e-6, words="≤ 22 µs, 1/25 of BlueFog"),
+    Target(OURS, 1.3, LIMIT, sizes=(_MB, _INF)),
+    Target(OURS, 1, MPI4PY, sizes=(_MB, _INF)),
+    Target(OURS, sizes=(64 * _MB, 64 * _MB), seconds=10.4e-3, words="≤ 10.4 ms, 1/5 of BlueFog"),
 )
-_CROWDED_AIMS = (Aim(OURS, 1.3, MPI4PY),)
-_SHARED_AIMS = (Aim(IN_PLACE, 1.05, LIMIT, sizes=(64 * _MB, 64 * _MB)),)
-_SUM_AIMS = (Aim(OURS, 1, (MPI_SUM, GLOO_SUM), sizes=(_MB, _INF)),)
+_CROWDED_AIMS = (Target(OURS, 1.3, MPI4PY),)
+_SHARED_AIMS = (Target(IN_PLACE, 1.05, LIMIT, sizes=(64 * _MB, 64 * _MB)),)
+_SUM_AIMS = (Target(OURS, 1, (MPI_SUM, GLOO_SUM), sizes=(_MB, _INF)),)
 _NEIGHBOR_AIMS = (
-    Aim(
+    Target(
         NEIGHBOR,
         0.5,
         (OURS, MPI_SUM, GLOO_SUM),
@@ -43,23 +50,23 @@ _NEIGHBOR_AIMS = (
         words="neighbor_allreduce ≤ 0.5 x any allreduce",
     ),
 )
-_SMALL_AIMS = (Aim(MANY_CALLS, 1.5, ONE_CALL),)
-_CALLER_AIMS = (Aim(ALONE, seconds=30e-6), Aim(EACH, seconds=30e-6))
+_SMALL_AIMS = (Target(MANY_CALLS, 1.5, ONE_CALL),)
+_CALLER_AIMS = (Target(ALONE, seconds=30e-6), Target(EACH, seconds=30e-6))
 
 
-def _sizes(world: World) -> Sequence[int]:
-    """All sizes for which the memory of a machine with all the ranks on it is large enough."""
+def _sizes(world: RankGroup) -> Sequence[int]:
+    """List the sizes that fit in memory with all ranks on one machine."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return [size for size in _SIZES if _BUFFERS * world.size * size <= memory]
 
 
-def tables(world: World, *, quick: bool) -> Sequence[Table]:
+def tables(world: RankGroup, *, quick: bool) -> Sequence[TimingTable]:
     """The tables of this bench."""
     sizes = _QUICK if quick else _sizes(world)
     one_peer = topology.one_peer_exponential(world.size)
     exp2 = topology.as_schedule(topology.exponential_two(world.size))
     caller_sizes = (4, 4 * _KB) if quick else (4, 4 * _KB, 64 * _KB, _MB)
-    bound = not crowded(world)  # the aims are for ranks with a core of their own each
+    bound = not oversubscribed(world)  # the aims are for ranks with a core of their own each
     mixing_aims = _ONE_PEER_AIMS if bound else _CROWDED_AIMS
     sum_aims = (*(_SUM_AIMS if world.size == 2 else ()), *_NEIGHBOR_AIMS)
     title = "neighbor_allreduce, one peer per call"

@@ -1,26 +1,26 @@
-"""``step``: what a whole training step costs with every way of averaging."""
+"""``step``: the time of a training step with every averaging method."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.contract import Aim, Table, World
-from benchmarks.machine import crowded
-from benchmarks.models import convnet, narrow_mlp, transformer
-from benchmarks.steps import ATC, ATC_IN_BACKWARD, AWC, DDP, LOCAL, step_table
+from benchmarks.machine_info import oversubscribed
+from benchmarks.tables import RankGroup, Target, TimingTable
+from benchmarks.training_models import convnet, narrow_mlp, transformer
+from benchmarks.training_step import ATC, ATC_IN_BACKWARD, AWC, DDP, LOCAL, step_table
 
 __all__ = ["tables"]
 
 _ONE_PEER = (ATC, AWC, ATC_IN_BACKWARD)
-_OVERHEAD = Aim(ATC, 0.5, DDP, beyond=LOCAL, words="overhead ≤ 0.5 x that of DDP gloo")
-_RATE = Aim(
+_OVERHEAD = Target(ATC, 0.5, DDP, beyond=LOCAL, words="overhead ≤ 0.5 x that of DDP gloo")
+_RATE = Target(
     _ONE_PEER,
     1 / 1.1,
     DDP,
     words="fastest with one peer: samples/s ≥ 1.1 x DDP gloo",
     told=lambda ratio: f"{1 / ratio:.3g} x",
 )
-_QUARTER = Aim(
+_QUARTER = Target(
     _ONE_PEER,
     1.25,
     LOCAL,
@@ -29,7 +29,7 @@ _QUARTER = Aim(
 )
 
 
-def tables(world: World, *, quick: bool) -> Sequence[Table]:
+def tables(world: RankGroup, *, quick: bool) -> Sequence[TimingTable]:
     """The tables of this bench."""
     mlp, conv, former = narrow_mlp(), convnet(), transformer()
     if quick:
@@ -38,7 +38,7 @@ def tables(world: World, *, quick: bool) -> Sequence[Table]:
             convnet(2, channels=16),
             transformer(1, 2, 128),
         )
-    judged = not crowded(world)  # on a core of its own each; else computing itself is slowed down
+    judged = not oversubscribed(world)  # each on its own core; else computing is slowed down too
     return [
         step_table(world, mlp, (_OVERHEAD,) if judged else ()),
         step_table(world, conv, (_RATE, _QUARTER) if judged else ()),

@@ -1,4 +1,4 @@
-"""``timeline``: what a training step costs more where the timeline is on."""
+"""``timeline``: the cost of tracing in a training step."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ import asyncddp as bf
 import topology
 from asyncddp.config import Config
 from asyncddp.context.context import Context, use
-from asyncddp.transport.routes import open_world
-from benchmarks.contract import Aim, Call, Rival, Table, World
-from benchmarks.models import Workload, convnet, narrow_mlp
-from benchmarks.steps import ours, trainee
+from asyncddp.transport.selection import open_transport
+from benchmarks.tables import Call, RankGroup, Rival, Target, TimingTable
+from benchmarks.training_models import Workload, convnet, narrow_mlp
+from benchmarks.training_step import make_training, ours
 
 __all__ = ["tables"]
 
 _OFF, _ON = "off", "on"
-_AIM = Aim(
+_AIM = Target(
     _ON, 1.03, _OFF, words="≤ 3 % of the step", told=lambda ratio: f"{100 * (ratio - 1):.2g} %"
 )
 _SMALL = 4  # bytes
 
 
 @dataclass
-class _Worlds:
-    """The ranks twice in the same processes: the world that there is, and one with a timeline.
+class _TracedAndPlainWorlds:
+    """Two contexts of the same processes: the current one, and one with tracing.
 
     Args:
         world: The ranks.
     """
 
-    world: World
+    world: RankGroup
     recorded: Context | None = None
     folders: list[str] = field(default_factory=list)
 
@@ -47,7 +47,7 @@ class _Worlds:
         folder = tempfile.mkdtemp(prefix="asyncddp-bench-") if self.world.rank == 0 else None
         self.folders.append(self.world.comm.bcast(folder))
         config = Config.from_environment(timeline=f"{self.folders[-1]}/")
-        self.recorded = Context(open_world(config.transport), config)
+        self.recorded = Context(open_transport(config.transport), config)
 
     def close(self) -> None:
         """Leave it, and remove what it wrote; on all ranks."""
@@ -66,7 +66,7 @@ class _Worlds:
         return use(self.recorded) if name == _ON and self.recorded is not None else nullcontext()
 
 
-def tables(world: World, *, quick: bool) -> Sequence[Table]:
+def tables(world: RankGroup, *, quick: bool) -> Sequence[TimingTable]:
     """The tables of this bench."""
     mlp, conv = narrow_mlp(), convnet()
     if quick:
@@ -74,25 +74,25 @@ def tables(world: World, *, quick: bool) -> Sequence[Table]:
     return [_steps(world, mlp), _steps(world, conv), _small(world)]
 
 
-def _steps(world: World, workload: Workload) -> Table:
+def _steps(world: RankGroup, workload: Workload) -> TimingTable:
     """Steps of the same model with and without."""
-    worlds = _Worlds(world)
+    worlds = _TracedAndPlainWorlds(world)
     graph = topology.one_peer_exponential(world.size)
 
     def prepare(name: str, nbytes: int) -> Call:
         del nbytes
         with worlds.inside(name):
-            made = trainee(world, workload)
+            made = make_training(world, workload)
             ours(made, algorithm="adapt_with_combine", graph=graph)
         return made.step
 
-    return Table(
+    return TimingTable(
         f"timeline_{workload.key}",
         f"a step of {workload.title}, adapt_with_combine, one-peer",
         [workload.nbytes],
         [Rival(name, partial(prepare, name)) for name in (_OFF, _ON)],
         size_is="model",
-        aims=[_AIM],
+        targets=[_AIM],
         compare=(_ON, _OFF),
         begin=worlds.open,
         end=worlds.close,
@@ -101,9 +101,9 @@ def _steps(world: World, workload: Workload) -> Table:
     )
 
 
-def _small(world: World) -> Table:
+def _small(world: RankGroup) -> TimingTable:
     """The smallest of averages, of which nothing is asked."""
-    worlds = _Worlds(world)
+    worlds = _TracedAndPlainWorlds(world)
 
     def prepare(name: str, nbytes: int) -> Call:
         x = torch.ones(nbytes // 4)
@@ -115,7 +115,7 @@ def _small(world: World) -> Table:
 
         return average
 
-    return Table(
+    return TimingTable(
         "timeline_small",
         "an average of the smallest tensor",
         [_SMALL],

@@ -1,4 +1,4 @@
-"""``windows``: what publishing and reading without waiting costs, beside an average that waits."""
+"""``windows``: the time of one-sided put and update, beside an average that waits."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from mpi4py import MPI
 
 import asyncddp as bf
 import topology
-from benchmarks import raw
-from benchmarks.contract import Aim, Call, Rival, Table, Unavailable, World
-from benchmarks.machine import crowded
-from benchmarks.mixing import LIMIT
+from benchmarks import baselines
+from benchmarks.machine_info import oversubscribed
+from benchmarks.tables import Call, RankGroup, Rival, RivalUnavailableError, Target, TimingTable
+from benchmarks.verbs.neighbor_allreduce_table import LIMIT
 from topology import Schedule
 
 __all__ = ["tables"]
@@ -26,16 +26,16 @@ _OURS, _PUT, _UPDATE = "win_put + win_update", "win_put", "win_update"
 _AVERAGE, _IN_PLACE = "neighbor_allreduce", "neighbor_allreduce_ (in place)"
 _RMA = "MPI.Win: Put, Flush + lerp"
 _AIMS = (
-    Aim(_OURS, 1.2, _AVERAGE, sizes=(_MB, 64 * _MB)),
-    Aim(_OURS, sizes=(4, 4 * _KB), seconds=60e-6),
+    Target(_OURS, 1.2, _AVERAGE, sizes=(_MB, 64 * _MB)),
+    Target(_OURS, sizes=(4, 4 * _KB), seconds=60e-6),
 )
 
 
 @dataclass
-class _Memory:
-    """MPI's window of one table, over a buffer for each in-neighbour; and why there is none."""
+class _MpiWindow:
+    """MPI window of one table, with a buffer for each in-neighbour, or why there is none."""
 
-    world: World
+    world: RankGroup
     schedule: Schedule
     largest: int
     window: MPI.Win | None = None
@@ -63,7 +63,7 @@ class _Memory:
             self.window = None
 
     def offset(self, target: int) -> int:
-        """Where this rank's buffer lies at a neighbour, in bytes."""
+        """Return the offset in bytes of this rank's buffer at a neighbour."""
         sources = sorted(self.schedule.neighbors(target, 0).src_weights)
         return sources.index(self.world.rank) * self.largest
 
@@ -75,9 +75,9 @@ class _Memory:
         """
         window = self.window
         if window is None:
-            raise Unavailable(self.problem)
+            raise RivalUnavailableError(self.problem)
         near = self.schedule.neighbors(self.world.rank, 0)
-        own = raw.tensor(nbytes, self.world.rank)
+        own = baselines.tensor(nbytes, self.world.rank)
         others = {source: self.buffers[source][: nbytes // 4] for source in near.src_weights}
         places = [(peer, (self.offset(peer), nbytes, MPI.BYTE)) for peer in near.dst_ranks]
 
@@ -100,11 +100,11 @@ class _Memory:
         return call
 
 
-def _window_rival(world: World, name: str, *, puts: bool, updates: bool) -> Rival:
+def _window_rival(world: RankGroup, name: str, *, puts: bool, updates: bool) -> Rival:
     """A window over a tensor of its own: published, mixed in place, or both."""
 
     def prepare(nbytes: int) -> Call:
-        own = raw.tensor(nbytes, world.rank)
+        own = baselines.tensor(nbytes, world.rank)
         if name in bf.get_current_created_window_names():
             bf.win_free(name)
         bf.win_create(own, name)
@@ -122,14 +122,14 @@ def _window_rival(world: World, name: str, *, puts: bool, updates: bool) -> Riva
 
 
 def windows_table(
-    world: World, schedule: Schedule, sizes: Sequence[int], aims: Sequence[Aim] = ()
-) -> Table:
+    world: RankGroup, schedule: Schedule, sizes: Sequence[int], targets: Sequence[Target] = ()
+) -> TimingTable:
     """Put and update over a graph, and those who average with the same neighbours.
 
     Whoever reads a window mixes what has come so far; only the first call, whose result is
     checked, waits between the two.
     """
-    memory = _Memory(world, schedule, max(sizes))
+    memory = _MpiWindow(world, schedule, max(sizes))
 
     def begin() -> None:
         bf.set_topology(schedule)
@@ -140,11 +140,11 @@ def windows_table(
         memory.close()
 
     def average(nbytes: int) -> Call:
-        own = raw.own(nbytes, world.rank)
+        own = baselines.own(nbytes, world.rank)
         return lambda number: bf.neighbor_allreduce(own, name="beside windows")
 
     def in_place(nbytes: int) -> Call:
-        own = raw.tensor(nbytes, world.rank)
+        own = baselines.tensor(nbytes, world.rank)
         return lambda number: bf.neighbor_allreduce_(own, name="beside windows, in place")
 
     rivals = (
@@ -154,24 +154,24 @@ def windows_table(
         Rival(_RMA, memory.exchange),
         _window_rival(world, _PUT, puts=True, updates=False),
         _window_rival(world, _UPDATE, puts=False, updates=True),
-        Rival(LIMIT, partial(raw.local_mix, world, schedule)),
+        Rival(LIMIT, partial(baselines.local_mix, world, schedule)),
     )
-    return Table(
+    return TimingTable(
         "windows",
         "win_put and win_update, exponential-2 graph",
         sizes,
         rivals,
-        expected=partial(raw.average, schedule, world.rank),
+        expected=partial(baselines.average, schedule, world.rank),
         begin=begin,
         end=end,
-        aims=aims,
+        targets=targets,
         compare=(_OURS, _AVERAGE),
         note="Ranks of windows do not wait for each other; those of an average do.",
     )
 
 
-def tables(world: World, *, quick: bool) -> Sequence[Table]:
+def tables(world: RankGroup, *, quick: bool) -> Sequence[TimingTable]:
     """The tables of this bench."""
     schedule = topology.as_schedule(topology.exponential_two(world.size))
-    aims = () if crowded(world) else _AIMS
-    return [windows_table(world, schedule, _QUICK if quick else _SIZES, aims)]
+    targets = () if oversubscribed(world) else _AIMS
+    return [windows_table(world, schedule, _QUICK if quick else _SIZES, targets)]

@@ -13,9 +13,16 @@ import torch
 
 import asyncddp as bf
 import topology
-from asyncddp.algorithms import ALGORITHMS, Algorithm, How, Needs, What, When
+from asyncddp.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    AveragedQuantity,
+    CommunicationPattern,
+    CommunicationTiming,
+    TopologyRequirements,
+)
 from asyncddp.algorithms.communication import COMMUNICATIONS
-from asyncddp.algorithms.rhythms import RHYTHMS
+from asyncddp.algorithms.phases import PHASES
 from tests.support import LoopbackWorld
 
 STEP_SIZE = 0.05
@@ -32,7 +39,7 @@ BIAS_ON_RING = {
 Where ranks meet in each round, asynchronous methods are one of the two synchronous ones.
 """
 
-MIXING = [name for name in ALGORITHMS if ALGORITHMS[name].what is What.PARAMETER]
+MIXING = [name for name in ALGORITHMS if ALGORITHMS[name].what is AveragedQuantity.PARAMETER]
 ONE_SIDED = [name for name in MIXING if all(how.one_sided for how in ALGORITHMS[name].how)]
 every_method = pytest.mark.parametrize("name", list(ALGORITHMS))
 mixing_methods = pytest.mark.parametrize("name", MIXING)
@@ -87,12 +94,12 @@ def test_the_declaration_is_complete(name):
     method = ALGORITHMS[name]
     assert issubclass(method, Algorithm)
     assert method.name == name
-    assert method.when in RHYTHMS
-    assert isinstance(method.what, What)
-    assert isinstance(method.when, When)
+    assert method.when in PHASES
+    assert isinstance(method.what, AveragedQuantity)
+    assert isinstance(method.when, CommunicationTiming)
     assert method.how
-    assert all(isinstance(how, How) for how in method.how)
-    assert isinstance(method.needs, Needs)
+    assert all(isinstance(how, CommunicationPattern) for how in method.how)
+    assert isinstance(method.needs, TopologyRequirements)
     assert isinstance(method.exact, bool)
     for part in (".. math::", "References:"):
         assert part in (method.__doc__ or ""), f"{name}'s docstring has no {part}"
@@ -104,7 +111,7 @@ def test_one_method_one_file(name):
     module = importlib.import_module(ALGORITHMS[name].__module__)
     if not module.__name__.startswith("asyncddp."):
         return  # another distribution's
-    assert module.__name__ == f"asyncddp.algorithms.{name}"
+    assert module.__name__ == f"asyncddp.algorithms.methods.{name}"
     source = inspect.getsource(module)
     assert not [other for other in ALGORITHMS if f"import {other}" in source]
 
@@ -155,7 +162,8 @@ def test_the_bias_shrinks_with_the_step_size(name):
         (name, communication)
         for name in MIXING
         for communication in COMMUNICATIONS
-        if COMMUNICATIONS[communication].how in {*ALGORITHMS[name].how} - {How.MACHINES}
+        if COMMUNICATIONS[communication].how
+        in {*ALGORITHMS[name].how} - {CommunicationPattern.MACHINES}
     ],
 )
 def test_the_mean_is_kept(name, communication):
@@ -350,18 +358,38 @@ def test_a_graph_on_which_a_method_diverges_is_refused():
 @pytest.mark.parametrize(
     ("needs", "bad", "good", "words"),
     [
-        (Needs(static_only=True), topology.one_peer_exponential(4), topology.ring(4), "changes"),
-        (Needs(symmetric=True), topology.exponential_two(8), topology.ring(8), "not symmetric"),
-        (Needs(column_stochastic=True), lopsided(), topology.ring(4), "not column-stochastic"),
-        (Needs(doubly_stochastic=True), lopsided(), topology.star(4), "not doubly stochastic"),
         (
-            Needs(strongly_connected=True),
+            TopologyRequirements(static_only=True),
+            topology.one_peer_exponential(4),
+            topology.ring(4),
+            "changes",
+        ),
+        (
+            TopologyRequirements(symmetric=True),
+            topology.exponential_two(8),
+            topology.ring(8),
+            "not symmetric",
+        ),
+        (
+            TopologyRequirements(column_stochastic=True),
+            lopsided(),
+            topology.ring(4),
+            "not column-stochastic",
+        ),
+        (
+            TopologyRequirements(doubly_stochastic=True),
+            lopsided(),
+            topology.star(4),
+            "not doubly stochastic",
+        ),
+        (
+            TopologyRequirements(strongly_connected=True),
             nx.DiGraph([(0, 1), (1, 0), (2, 3), (3, 2)]),
             topology.ring(4, style="right"),
             "nothing of rank 0 ever reaches rank 2",
         ),
         (
-            Needs(min_eigenvalue=-1 / 3, symmetric=True),
+            TopologyRequirements(min_eigenvalue=-1 / 3, symmetric=True),
             topology.ring(6),
             topology.metropolis_weights(nx.path_graph(3)),
             "smallest eigenvalue is -0.3333",
@@ -403,8 +431,12 @@ def test_unknown_methods_and_kinds_name_the_known_ones():
 class Damped(Algorithm):
     """Half of the way to the neighbours' average: W is (I + W) / 2."""
 
-    name, what, when = "damped", What.PARAMETER, When.AFTER_STEP
-    how, needs, exact = (How.NEIGHBORS,), Needs(doubly_stochastic=True), False
+    name, what, when = "damped", AveragedQuantity.PARAMETER, CommunicationTiming.AFTER_STEP
+    how, needs, exact = (
+        (CommunicationPattern.NEIGHBORS,),
+        TopologyRequirements(doubly_stochastic=True),
+        False,
+    )
 
     def incoming(self, flat, mixed):
         flat.lerp_(mixed, 0.5)
@@ -413,8 +445,12 @@ class Damped(Algorithm):
 class Rounded(Algorithm):
     """Whole numbers travel: what is sent need not be what is kept."""
 
-    name, what, when = "rounded", What.PARAMETER, When.BEFORE_FORWARD
-    how, needs, exact = (How.NEIGHBORS,), Needs(doubly_stochastic=True), False
+    name, what, when = "rounded", AveragedQuantity.PARAMETER, CommunicationTiming.BEFORE_FORWARD
+    how, needs, exact = (
+        (CommunicationPattern.NEIGHBORS,),
+        TopologyRequirements(doubly_stochastic=True),
+        False,
+    )
 
     def outgoing(self, flat):
         return flat.round()

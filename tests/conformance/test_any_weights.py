@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import asyncddp as bf
 import topology
-from asyncddp.memory.dtypes import DTYPES
+from asyncddp.tensors.dtypes import DTYPES
 from tests.support import LoopbackWorld
 from tests.support.oracle import AVERAGING, check, held, mixed, options, summed
 

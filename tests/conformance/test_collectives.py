@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-from asyncddp.memory.dtypes import DTYPES, Kind
+from asyncddp.tensors.dtypes import DTYPES, DtypeKind
 from tests.support import LoopbackWorld, on
 from tests.support.oracle import AVERAGING, LAYOUTS, SHAPES, check, held, options, summed
 
@@ -351,4 +351,4 @@ def test_the_table_of_dtypes_is_torch_s_for_the_cpu():
         *("bool", "uint8", "int8", "int16", "int32", "int64"),
         *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
     }
-    assert sum(row.kind is Kind.INTEGER for row in DTYPES.values()) == 5
+    assert sum(row.kind is DtypeKind.INTEGER for row in DTYPES.values()) == 5

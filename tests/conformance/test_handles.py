@@ -156,7 +156,7 @@ def test_a_failed_verb_stays_failed(world):
 def progresses_alone():
     """Verbs go on while the caller computes and never asks."""
     handle = bf.neighbor_allreduce_nonblocking(torch.full((100_000,), float(bf.rank())))
-    until(handle._operation.finished.is_set, "what should move without the caller")
+    until(handle._work.finished.is_set, "what should move without the caller")
     return handle.poll()
 
 
@@ -167,10 +167,10 @@ def test_a_verb_goes_on_while_the_caller_computes(world):
 class _Counted:
     """Counts what a transport posts."""
 
-    def __init__(self, wire: Transport) -> None:
+    def __init__(self, transport: Transport) -> None:
         self.posts = 0
-        self._post = wire.post
-        wire.post = self.post  # type: ignore[method-assign]
+        self._post = transport.post
+        transport.post = self.post  # type: ignore[method-assign]
 
     def post(self, peer, message):
         self.posts += 1

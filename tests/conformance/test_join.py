@@ -9,8 +9,8 @@ import torch
 import asyncddp as bf
 import topology
 from asyncddp.algorithms import ALGORITHMS
-from asyncddp.ops.joining import narrowed
-from asyncddp.ops.mixing import Mixing
+from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.ops.uneven_inputs import renormalise
 from tests.conformance.join_reference import (
     BATCHES,
     LR,
@@ -314,10 +314,10 @@ def test_outside_of_the_block_nothing_is_left_of_it():
 
         with pytest.raises(KeyError, match="the data is gone"):
             broken_off()
-        seen = [optimizer._mixer.attendance, dict(optimizer._optimizer_step_post_hooks)]
+        seen = [optimizer._averager.join_coordinator, dict(optimizer._optimizer_step_post_hooks)]
         with bf.join(optimizer):
             train_epoch(model, optimizer, 1 + bf.rank())
-        seen += [optimizer._mixer.attendance, dict(optimizer._optimizer_step_post_hooks)]
+        seen += [optimizer._averager.join_coordinator, dict(optimizer._optimizer_step_post_hooks)]
         return seen, optimizer.round
 
     assert LoopbackWorld(3).run(case) == [([None, {}, None, {}], 5)] * 3
@@ -338,8 +338,8 @@ def test_rows_stay_stochastic(family, n):
         found = np.eye(n)
         for i in training:
             near = schedule.neighbors(i, number)
-            row = narrowed(
-                Mixing(near.self_weight, near.src_weights, dict.fromkeys(near.dst_ranks, 1.0)),
+            row = renormalise(
+                WeightRow(near.self_weight, near.src_weights, dict.fromkeys(near.dst_ranks, 1.0)),
                 training,
             )
             assert set(row.sources) | set(row.targets) <= set(training)

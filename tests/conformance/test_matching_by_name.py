@@ -13,7 +13,9 @@ import torch
 import asyncddp as bf
 from tests.support import WORLDS, on
 
-SEVERAL = on(*(name for name, (wire, size) in WORLDS.items() if wire != "mpi" and size == 2))
+SEVERAL = on(
+    *(name for name, (transport, size) in WORLDS.items() if transport != "mpi" and size == 2)
+)
 
 
 class Model(torch.nn.Module):

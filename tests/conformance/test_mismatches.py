@@ -31,7 +31,7 @@ def caught(call):
 
 def until_told():
     """Wait until this rank has heard that something which had ended well here was refused."""
-    until(lambda: bf.current().engine.mailbox.late is not None, "the word of the other side")
+    until(lambda: bf.current().engine.matcher.late_error is not None, "the word of the other side")
 
 
 def works_on():
@@ -182,7 +182,7 @@ def not_concerned(call):
         return type(error).__name__, str(error)
     finally:
         time.sleep(0.2)  # what its neighbours still have to tell is tested elsewhere
-        bf.current().engine.mailbox.late = None
+        bf.current().engine.matcher.late_error = None
 
 
 COLLECTIVES = {
@@ -299,7 +299,7 @@ def other_weights(case):
         told = str(error)
     if not told:  # a neighbour's neighbour hears that there was an error, in its next verb
         until_told()
-        bf.current().engine.mailbox.late = None
+        bf.current().engine.matcher.late_error = None
     if case == "topology":
         with pytest.raises(bf.MismatchError, match="with the weights"):
             bf.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), model=net)
@@ -369,7 +369,7 @@ def unexpected():
     """Rank 0 sends to rank 1, which computes, and then comes to the verb without expecting it."""
     told = None
     if bf.rank() == 1:
-        early = bf.current().engine.mailbox._early
+        early = bf.current().engine.matcher._unexpected
         until(lambda: any(0 in tensors for tensors in early.values()), "rank 0's tensor")
     if bf.rank() < 2:
         told = caught(lambda: send_only([1] if bf.rank() == 0 else []))
@@ -408,7 +408,7 @@ def unexpected_and_nobody_comes(folder):
         return str(info.value)
     if bf.rank() == 1:
         given_up.wait()
-        until(lambda: bf.current().engine.mailbox._refused, "what rank 0 tells of it")
+        until(lambda: bf.current().engine.matcher._early_nacks, "what rank 0 tells of it")
         with pytest.raises(bf.WaitTimeoutError) as info:  # what rank 0 has met, and nothing else
             send_only([])
         assert info.value.origin == 0

@@ -10,7 +10,7 @@ import torch
 
 import asyncddp as bf
 import topology
-from asyncddp.memory.dtypes import DTYPES
+from asyncddp.tensors.dtypes import DTYPES
 from tests.support import WORLDS, LoopbackWorld, on
 from tests.support.oracle import FAMILIES, family, held
 

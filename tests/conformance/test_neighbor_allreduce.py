@@ -8,7 +8,7 @@ import torch
 
 import asyncddp as bf
 import topology
-from asyncddp.memory.dtypes import DTYPES, Kind
+from asyncddp.tensors.dtypes import DTYPES, DtypeKind
 from tests.support import WORLDS, LoopbackWorld, on
 from tests.support.oracle import (
     AVERAGING,
@@ -366,7 +366,7 @@ def test_integers_are_rounded_half_to_even(world):
     assert world.run(rounds_half_to_even) == [[0, 2, 4, -2]] * 2
 
 
-INTEGERS = [row.dtype for row in DTYPES.values() if row.kind is Kind.INTEGER]
+INTEGERS = [row.dtype for row in DTYPES.values() if row.kind is DtypeKind.INTEGER]
 
 
 def refused(dtype):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-from asyncddp.memory.dtypes import DTYPES
+from asyncddp.tensors.dtypes import DTYPES
 from tests.conformance.test_mismatches import differs as either_way
 from tests.support import BEFORE_DEADLINE, on
 from tests.support.oracle import AVERAGING, LAYOUTS, check, held, options, summed

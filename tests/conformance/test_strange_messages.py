@@ -10,12 +10,20 @@ import torch
 
 import asyncddp as bf
 import topology
-from asyncddp.engine.messages import Circle, Data, Key, Parcel, Probe, Waiting, encode
+from asyncddp.engine.messages import (
+    ActiveMessage,
+    DeadlockCycle,
+    DeadlockProbe,
+    MatchKey,
+    TensorMessage,
+    WaitForEdge,
+    encode,
+)
 from tests.support import on
 
 SENDER = 1
-KEY = Key("x", 0)
-LINK = Waiting(99, "barrier", KEY)
+KEY = MatchKey("x", 0)
+LINK = WaitForEdge(99, "barrier", KEY)
 HUGE = (1 << 40, 1 << 20)
 CAUGHT = r"rank 0: a message of rank 1 cannot be read \(.*\); run the same version of asyncddp"
 
@@ -31,11 +39,11 @@ STRANGE = {
     "pickle": pickle.dumps([Bomb()]),
     "old pickle": pickle.dumps(Bomb(), protocol=0),
     "nothing": b"",
-    "part of a message": encode([Parcel("s", ("text",), "", (), None, -1)])[:-3],
-    "unknown dtype": encode([Data(KEY, "v", "load", (), None, 7)]),
-    "no such rank": encode([Probe((LINK,))]),
-    "circle of others": encode([Circle((Waiting(1, "barrier", KEY),))]),
-    "more memory than there is": encode([Parcel("s", (), "float64", HUGE, None, 7)]),
+    "part of a message": encode([ActiveMessage("s", ("text",), "", (), None, -1)])[:-3],
+    "unknown dtype": encode([TensorMessage(KEY, "v", "load", (), None, 7)]),
+    "no such rank": encode([DeadlockProbe((LINK,))]),
+    "circle of others": encode([DeadlockCycle((WaitForEdge(1, "barrier", KEY),))]),
+    "more memory than there is": encode([ActiveMessage("s", (), "float64", HUGE, None, 7)]),
 }
 
 
@@ -58,16 +66,16 @@ def while_computing():
         bf.current().transport.post(0, STRANGE["pickle"])
     if bf.rank() == 0:
         engine, deadline = bf.current().engine, time.monotonic() + 30
-        while engine.mailbox.late is None:
+        while engine.matcher.late_error is None:
             assert time.monotonic() < deadline, "the message was not heard"
             time.sleep(0.001)
         for name in ("a", "b"):
             with pytest.raises(bf.PeerError, match=CAUGHT):
                 bf.neighbor_allreduce(torch.ones(3), name=name)
         others = [peer for peer in range(2, bf.size())]
-        with engine.parcels() as parcels:  # the engine still drives
+        with engine.active_messages() as active_messages:  # the engine still drives
             for peer in others:
-                parcels.send(peer, "nobody", ())
+                active_messages.send(peer, "nobody", ())
     assert not hasattr(bf, "EXECUTED")
 
 
@@ -87,12 +95,12 @@ def parcels_that_fit_no_service():
     bf.win_create(torch.ones(2), "w", zero_init=True)
     number = 0
     if bf.rank() == SENDER:
-        with bf.current().engine.parcels() as parcels:
-            parcels.send(0, "windows", (number, "no such word", 1))
-            parcels.send(0, "windows", ())
+        with bf.current().engine.active_messages() as active_messages:
+            active_messages.send(0, "windows", (number, "no such word", 1))
+            active_messages.send(0, "windows", ())
     if bf.rank() == 0:
         engine, deadline = bf.current().engine, time.monotonic() + 30
-        while engine.mailbox.late is None:
+        while engine.matcher.late_error is None:
             assert time.monotonic() < deadline, "the message was not heard"
             time.sleep(0.001)
         with pytest.raises(bf.PeerError, match="what rank 1 sent to windows could not be taken"):

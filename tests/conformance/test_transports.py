@@ -1,4 +1,4 @@
-"""The contract of :mod:`asyncddp.transport.contract`, on every wire of the registry."""
+"""The contract of :mod:`asyncddp.transport.base`, on every wire of the registry."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from asyncddp.errors import PeerError, WaitTimeoutError
-from asyncddp.memory.dtypes import DTYPES
+from asyncddp.tensors.dtypes import DTYPES
 from asyncddp.transport import TRANSPORTS
 from tests.support import DELAY, WORLDS, FileEvent, on
 
@@ -21,8 +21,8 @@ WIRE_DTYPES = [row.dtype for row in DTYPES.values() if row.dtype == row.accumula
 """The dtypes in which sums are formed; halves and short integers are summed in wider ones."""
 
 
-def others(wire):
-    return [peer for peer in range(wire.size) if peer != wire.rank]
+def others(transport):
+    return [peer for peer in range(transport.size) if peer != transport.rank]
 
 
 def noise(length, seed, dtype=torch.float32):
@@ -36,15 +36,15 @@ def noise(length, seed, dtype=torch.float32):
     return torch.randint(limits.min, limits.max, (length,), generator=generator, dtype=dtype)
 
 
-def finish_all(wire, transfers):
+def finish_all(transport, transfers):
     for transfer in transfers:
-        wire.finish(transfer, SECONDS, "transfer")
+        transport.finish(transfer, SECONDS, "transfer")
 
 
 @contextmanager
-def pieces_of(wire, size):
+def pieces_of(transport, size):
     """Where a wire cuts bulk transfers, cut them at ``size`` bytes."""
-    modules = {sys.modules[kind.__module__] for kind in type(wire).__mro__}
+    modules = {sys.modules[kind.__module__] for kind in type(transport).__mro__}
     before = {module: module._PIECE for module in modules if hasattr(module, "_PIECE")}
     for module in before:
         module._PIECE = size
@@ -57,26 +57,26 @@ def pieces_of(wire, size):
 
 def test_every_wire_of_the_registry_is_tested():
     """A new wire is picked up without a change here."""
-    assert {wire for wire, _ in WORLDS.values()} == set(TRANSPORTS)
+    assert {transport for transport, _ in WORLDS.values()} == set(TRANSPORTS)
 
 
 # messages
 
 
-def messages_in_order(wire):
+def messages_in_order(transport):
     sizes = [0, 1, 100, 5_000, 70_000]
     sent = [bytes([k % 251]) * sizes[k % len(sizes)] for k in range(100)]
     for message in sent:
-        for peer in others(wire):
-            wire.post(peer, message)
-    came = {peer: [] for peer in others(wire)}
+        for peer in others(transport):
+            transport.post(peer, message)
+    came = {peer: [] for peer in others(transport)}
     deadline = time.monotonic() + SECONDS
     while any(len(messages) < len(sent) for messages in came.values()):
         assert time.monotonic() < deadline, {peer: len(found) for peer, found in came.items()}
-        for peer, message in wire.poll():
+        for peer, message in transport.poll():
             came[peer].append(message)
-    wire.barrier(SECONDS)
-    assert list(wire.poll()) == []
+    transport.barrier(SECONDS)
+    assert list(transport.poll()) == []
     return all(found == sent for found in came.values())
 
 
@@ -84,17 +84,17 @@ def test_messages_arrive_whole_once_and_in_the_order_of_their_sender(world):
     assert world.run_bare(messages_in_order) == [True] * world.size
 
 
-def post_without_reader(wire):
+def post_without_reader(transport):
     started = time.monotonic()
-    for peer in others(wire):
-        wire.post(peer, bytes(3_000_000))
+    for peer in others(transport):
+        transport.post(peer, bytes(3_000_000))
     seconds = time.monotonic() - started
-    wire.barrier(SECONDS)  # nobody has polled yet, and all have posted
+    transport.barrier(SECONDS)  # nobody has polled yet, and all have posted
     came = []
-    while len(came) < wire.size - 1:
-        came += [(peer, len(message)) for peer, message in wire.poll()]
-    wire.barrier(SECONDS)
-    return seconds, sorted(came) == [(peer, 3_000_000) for peer in others(wire)]
+    while len(came) < transport.size - 1:
+        came += [(peer, len(message)) for peer, message in transport.poll()]
+    transport.barrier(SECONDS)
+    return seconds, sorted(came) == [(peer, 3_000_000) for peer in others(transport)]
 
 
 def test_posting_never_waits_for_the_reader(world):
@@ -106,15 +106,15 @@ def test_posting_never_waits_for_the_reader(world):
 # bulk bytes
 
 
-def by_tag_backwards(wire):
-    ahead, behind = (wire.rank + 1) % wire.size, (wire.rank - 1) % wire.size
-    given = [noise(1000 + tag, seed=100 * wire.rank + tag) for tag in range(5)]
-    sends = [wire.isend(data, ahead, tag) for tag, data in enumerate(given)]
+def by_tag_backwards(transport):
+    ahead, behind = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
+    given = [noise(1000 + tag, seed=100 * transport.rank + tag) for tag in range(5)]
+    sends = [transport.isend(data, ahead, tag) for tag, data in enumerate(given)]
     taken = {}
     for tag in reversed(range(5)):
         taken[tag] = torch.empty(1000 + tag)
-        wire.receive(taken[tag], behind, tag, SECONDS)
-    finish_all(wire, sends)
+        transport.receive(taken[tag], behind, tag, SECONDS)
+    finish_all(transport, sends)
     return all(torch.equal(taken[t], noise(1000 + t, seed=100 * behind + t)) for t in range(5))
 
 
@@ -123,15 +123,15 @@ def test_a_tag_chooses_the_transfer_whatever_the_order(world):
     assert world.run_bare(by_tag_backwards) == [True] * world.size
 
 
-def same_tag_in_order(wire):
-    ahead, behind = (wire.rank + 1) % wire.size, (wire.rank - 1) % wire.size
-    sends = [wire.isend(torch.tensor([k]), ahead, 7) for k in range(20)]
+def same_tag_in_order(transport):
+    ahead, behind = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
+    sends = [transport.isend(torch.tensor([k]), ahead, 7) for k in range(20)]
     came = []
     for _ in range(20):
         out = torch.empty(1, dtype=torch.int64)
-        wire.receive(out, behind, 7, SECONDS)
+        transport.receive(out, behind, 7, SECONDS)
         came.append(int(out))
-    finish_all(wire, sends)
+    finish_all(transport, sends)
     return came
 
 
@@ -140,15 +140,15 @@ def test_transfers_of_one_tag_keep_their_order(world):
     assert world.run_bare(same_tag_in_order) == [list(range(20))] * world.size
 
 
-def around_pieces(wire, sizes):
-    ahead, behind = (wire.rank + 1) % wire.size, (wire.rank - 1) % wire.size
-    with pieces_of(wire, 1000):
+def around_pieces(transport, sizes):
+    ahead, behind = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
+    with pieces_of(transport, 1000):
         for size in sizes:
-            given = noise(size, seed=size + wire.rank, dtype=torch.uint8)
-            sending = wire.isend(given, ahead, 3)
+            given = noise(size, seed=size + transport.rank, dtype=torch.uint8)
+            sending = transport.isend(given, ahead, 3)
             out = torch.full((size + 2,), 255, dtype=torch.uint8)
-            wire.receive(out[1:-1], behind, 3, SECONDS)
-            wire.finish(sending, SECONDS, "send")
+            transport.receive(out[1:-1], behind, 3, SECONDS)
+            transport.finish(sending, SECONDS, "send")
             assert sending.done(), "a transfer that has ended stays ended"
             torch.testing.assert_close(out[1:-1], noise(size, size + behind, torch.uint8))
             assert out[0] == out[-1] == 255, "bytes beyond the buffer were written"
@@ -159,21 +159,21 @@ def test_bulk_bytes_arrive_exactly_at_all_sizes_around_a_piece(world):
     world.run_bare(around_pieces, [0, 1, 999, 1000, 1001, 1999, 2000, 2001, 65_536, 1_000_001])
 
 
-def collectives_around_pieces(wire, lengths):
-    with pieces_of(wire, 1000):
+def collectives_around_pieces(transport, lengths):
+    with pieces_of(transport, 1000):
         for length, dtype in [(n, dtype) for n in lengths for dtype in WIRE_DTYPES]:
-            parts = [noise(length, seed=rank, dtype=dtype) for rank in range(wire.size)]
-            total = parts[wire.rank].clone()
-            wire.allreduce(total, SECONDS)
+            parts = [noise(length, seed=rank, dtype=dtype) for rank in range(transport.size)]
+            total = parts[transport.rank].clone()
+            transport.allreduce(total, SECONDS)
             expected = (
                 sum(parts[1:], parts[0]) if dtype != torch.bool else torch.stack(parts).any(0)
             )
             torch.testing.assert_close(total, expected)
-            given = parts[wire.rank].clone()
-            wire.broadcast(given, wire.size - 1, SECONDS)
+            given = parts[transport.rank].clone()
+            transport.broadcast(given, transport.size - 1, SECONDS)
             torch.testing.assert_close(given, parts[-1], rtol=0, atol=0)
-            whole = [part.repeat(wire.size) for part in parts]
-            mine = wire.reduce_scatter(whole[wire.rank], SECONDS)
+            whole = [part.repeat(transport.size) for part in parts]
+            mine = transport.reduce_scatter(whole[transport.rank], SECONDS)
             torch.testing.assert_close(mine, expected)
 
 
@@ -182,13 +182,13 @@ def test_collectives_are_exact_at_all_sizes_around_a_piece(world):
     world.run_bare(collectives_around_pieces, [0, 1, 124, 125, 126, 251, 1003])
 
 
-def every_dtype_in_bulk(wire):
-    ahead, behind = (wire.rank + 1) % wire.size, (wire.rank - 1) % wire.size
+def every_dtype_in_bulk(transport):
+    ahead, behind = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
     for tag, dtype in enumerate(DTYPES):
-        sending = wire.isend(noise(33, wire.rank, dtype), ahead, tag)
+        sending = transport.isend(noise(33, transport.rank, dtype), ahead, tag)
         out = torch.empty(33, dtype=dtype)
-        wire.receive(out, behind, tag, SECONDS)
-        wire.finish(sending, SECONDS, "send")
+        transport.receive(out, behind, tag, SECONDS)
+        transport.finish(sending, SECONDS, "send")
         torch.testing.assert_close(out, noise(33, behind, dtype))
 
 
@@ -197,13 +197,13 @@ def test_bulk_carries_every_dtype(world):
     world.run_bare(every_dtype_in_bulk)
 
 
-def a_quarter_gigabyte(wire):
-    data = torch.arange(1 << 25, dtype=torch.float64) + wire.rank
+def a_quarter_gigabyte(transport):
+    data = torch.arange(1 << 25, dtype=torch.float64) + transport.rank
     out = torch.empty_like(data)
-    sending = wire.isend(data, 1 - wire.rank, 0)
-    wire.receive(out, 1 - wire.rank, 0, SECONDS)
-    wire.finish(sending, SECONDS, "send")
-    return data.nbytes, bool(torch.equal(out, data + 1 - 2 * wire.rank))
+    sending = transport.isend(data, 1 - transport.rank, 0)
+    transport.receive(out, 1 - transport.rank, 0, SECONDS)
+    transport.finish(sending, SECONDS, "send")
+    return data.nbytes, bool(torch.equal(out, data + 1 - 2 * transport.rank))
 
 
 @on("loopback-2", "mpi-2")
@@ -214,18 +214,18 @@ def test_256_megabytes_arrive(world):
 # deadlines
 
 
-def past_deadline(wire, what, folder):
+def past_deadline(transport, what, folder):
     """Rank 0 waits for something that does not come; the others stay away."""
     given_up = FileEvent(folder / "given up")
     message = None
-    if wire.rank == 0:
+    if transport.rank == 0:
         call = {
-            "receive": lambda: wire.receive(torch.empty(3), 1, 9, 0.2),
-            "barrier": lambda: wire.barrier(0.2),
-            "allreduce": lambda: wire.allreduce(torch.ones(2), 0.2),
-            "broadcast": lambda: wire.broadcast(torch.ones(2), 1, 0.2),
-            "reduce_scatter": lambda: wire.reduce_scatter(torch.ones(wire.size), 0.2),
-            "allgather": lambda: wire.allgather(torch.ones(1), [1] * wire.size, 0.2),
+            "receive": lambda: transport.receive(torch.empty(3), 1, 9, 0.2),
+            "barrier": lambda: transport.barrier(0.2),
+            "allreduce": lambda: transport.allreduce(torch.ones(2), 0.2),
+            "broadcast": lambda: transport.broadcast(torch.ones(2), 1, 0.2),
+            "reduce_scatter": lambda: transport.reduce_scatter(torch.ones(transport.size), 0.2),
+            "allgather": lambda: transport.allgather(torch.ones(1), [1] * transport.size, 0.2),
         }[what]
         started = time.monotonic()
         with pytest.raises(WaitTimeoutError) as caught:
@@ -256,18 +256,18 @@ def test_a_wait_past_its_deadline_says_who_waited_for_what(world, tmp_path, what
     assert message == f"rank 0: {words} was not done in 0.2 s"
 
 
-def given_up_receive(wire):
-    if wire.rank == 0:
+def given_up_receive(transport):
+    if transport.rank == 0:
         forgotten = torch.zeros(3)
         with pytest.raises(WaitTimeoutError):
-            wire.receive(forgotten, 1, 5, 0.1)
-        wire.barrier(SECONDS)
+            transport.receive(forgotten, 1, 5, 0.1)
+        transport.barrier(SECONDS)
         out = torch.zeros(3)
-        wire.receive(out, 1, 5, SECONDS)
+        transport.receive(out, 1, 5, SECONDS)
         return forgotten.tolist(), out.tolist()
-    wire.barrier(SECONDS)
-    if wire.rank == 1:
-        wire.send(torch.ones(3), 0, 5, SECONDS)
+    transport.barrier(SECONDS)
+    if transport.rank == 1:
+        transport.send(torch.ones(3), 0, 5, SECONDS)
     return None
 
 
@@ -277,20 +277,20 @@ def test_a_receive_that_was_given_up_takes_nothing_any_more(world):
     assert world.run_bare(given_up_receive)[0] == ([0.0] * 3, [1.0] * 3)
 
 
-def given_up_send(wire):
+def given_up_send(transport):
     data = torch.ones(4_000_000)
-    if wire.rank == 0:
+    if transport.rank == 0:
         with pytest.raises(
             WaitTimeoutError, match=r"send to rank 1, tag 5, was not done in 0\.1 s"
         ):
-            wire.send(data, 1, 5, 0.1)
+            transport.send(data, 1, 5, 0.1)
         del data
-    wire.barrier(SECONDS)
-    ahead, behind = (wire.rank + 1) % wire.size, (wire.rank - 1) % wire.size
-    sending = wire.isend(torch.full((8,), float(wire.rank)), ahead, 6)
+    transport.barrier(SECONDS)
+    ahead, behind = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
+    sending = transport.isend(torch.full((8,), float(transport.rank)), ahead, 6)
     out = torch.empty(8)
-    wire.receive(out, behind, 6, SECONDS)
-    wire.finish(sending, SECONDS, "send")
+    transport.receive(out, behind, 6, SECONDS)
+    transport.finish(sending, SECONDS, "send")
     return out[0].item() == behind
 
 
@@ -299,20 +299,20 @@ def test_a_send_that_nobody_takes_meets_its_deadline_and_holds_nothing_up(world)
     assert world.run_bare(given_up_send) == [True] * world.size
 
 
-def after_abandoned_collective(wire, folder):
+def after_abandoned_collective(transport, folder):
     """Rank 0 gives a barrier up, the others come too late; then all meet in a sum."""
     given_up = FileEvent(folder / "given up")
-    if wire.rank == 0:
+    if transport.rank == 0:
         with pytest.raises(WaitTimeoutError):
-            wire.barrier(0.1)
+            transport.barrier(0.1)
         given_up.set()
     else:
         given_up.wait()
-    x = torch.full((4,), float(wire.rank))
+    x = torch.full((4,), float(transport.rank))
     try:
-        if wire.rank > 0:
-            wire.barrier(1.5)
-        wire.allreduce(x, 1.5)
+        if transport.rank > 0:
+            transport.barrier(1.5)
+        transport.allreduce(x, 1.5)
     except PeerError as error:
         return str(error)
     return x.tolist()
@@ -337,18 +337,18 @@ def test_a_collective_that_was_given_up_never_makes_the_next_one_wrong(world, tm
 # collectives
 
 
-def sums(wire, dtype):
+def sums(transport, dtype):
     for length in (0, 1, 7, 10_000):
-        x = noise(length, wire.rank, dtype)
-        wire.allreduce(x, SECONDS)
-        parts = [noise(length, rank, dtype) for rank in range(wire.size)]
+        x = noise(length, transport.rank, dtype)
+        transport.allreduce(x, SECONDS)
+        parts = [noise(length, rank, dtype) for rank in range(transport.size)]
         if dtype == torch.bool:
             expected = torch.stack(parts).any(dim=0)
         else:
             expected = torch.stack(parts).sum(dim=0, dtype=dtype)
         torch.testing.assert_close(x, expected)
-        given = wire.allgather(x, [length] * wire.size, SECONDS)
-        assert torch.equal(given, x.repeat(wire.size)), "ranks got different sums"
+        given = transport.allgather(x, [length] * transport.size, SECONDS)
+        assert torch.equal(given, x.repeat(transport.size)), "ranks got different sums"
 
 
 @pytest.mark.parametrize("dtype", WIRE_DTYPES, ids=str)
@@ -357,20 +357,22 @@ def test_allreduce_sums_on_all_ranks_alike(world, dtype):
     world.run_bare(sums, dtype)
 
 
-def scattered_sums(wire, dtype):
+def scattered_sums(transport, dtype):
     for length in (0, 1, 7, 40_000):
-        parts = [noise(length * wire.size, rank, dtype) for rank in range(wire.size)]
-        given = parts[wire.rank].clone()
-        got = wire.reduce_scatter(given, SECONDS)
-        assert torch.equal(given, parts[wire.rank]), "what was given has changed"
+        parts = [noise(length * transport.size, rank, dtype) for rank in range(transport.size)]
+        given = parts[transport.rank].clone()
+        got = transport.reduce_scatter(given, SECONDS)
+        assert torch.equal(given, parts[transport.rank]), "what was given has changed"
         if dtype == torch.bool:
             expected = torch.stack(parts).any(dim=0)
         else:
             expected = torch.stack(parts).sum(dim=0, dtype=dtype)
-        torch.testing.assert_close(got, expected.view(wire.size, length)[wire.rank])
+        torch.testing.assert_close(got, expected.view(transport.size, length)[transport.rank])
         if dtype.is_floating_point or dtype.is_complex:
-            wire.finish(wire.ireduce_scatter(given, got, divisor=wire.size), SECONDS, "average")
-            mean = torch.stack(parts).mean(dim=0).view(wire.size, length)[wire.rank]
+            transport.finish(
+                transport.ireduce_scatter(given, got, divisor=transport.size), SECONDS, "average"
+            )
+            mean = torch.stack(parts).mean(dim=0).view(transport.size, length)[transport.rank]
             torch.testing.assert_close(got, mean)
 
 
@@ -380,12 +382,12 @@ def test_reduce_scatter_gives_each_rank_its_part_of_the_sum(world, dtype):
     world.run_bare(scattered_sums, dtype)
 
 
-def broadcasts(wire):
-    for root in range(wire.size):
+def broadcasts(transport):
+    for root in range(transport.size):
         for dtype in DTYPES:
             for length in (0, 1, 1000):
-                x = noise(length, wire.rank + 10, dtype)
-                wire.broadcast(x, root, SECONDS)
+                x = noise(length, transport.rank + 10, dtype)
+                transport.broadcast(x, root, SECONDS)
                 assert torch.equal(x, noise(length, root + 10, dtype))
 
 
@@ -393,11 +395,11 @@ def test_broadcast_gives_every_root_s_bytes_in_every_dtype(world):
     world.run_bare(broadcasts)
 
 
-def gathers(wire):
-    for counts in ([3] * wire.size, list(range(wire.size)), [0] * wire.size):
+def gathers(transport):
+    for counts in ([3] * transport.size, list(range(transport.size)), [0] * transport.size):
         for dtype in DTYPES:
             parts = [noise(count, rank, dtype) for rank, count in enumerate(counts)]
-            got = wire.allgather(parts[wire.rank], counts, SECONDS)
+            got = transport.allgather(parts[transport.rank], counts, SECONDS)
             assert got.dtype == dtype
             assert torch.equal(got, torch.cat(parts))
 
@@ -406,10 +408,10 @@ def test_allgather_joins_unequal_parts_in_the_order_of_ranks(world):
     world.run_bare(gathers)
 
 
-def meets(wire):
-    time.sleep(0.1 * wire.rank)
+def meets(transport):
+    time.sleep(0.1 * transport.rank)
     entered = time.monotonic()
-    wire.barrier(SECONDS)
+    transport.barrier(SECONDS)
     return entered, time.monotonic()
 
 
@@ -418,16 +420,16 @@ def test_nobody_leaves_a_barrier_before_all_have_entered(world):
     assert max(entered) <= min(left)
 
 
-def several_at_once(wire):
-    x, y = torch.full((5,), float(wire.rank)), torch.tensor([wire.rank])
-    whole = torch.empty(wire.size, dtype=torch.int64)
+def several_at_once(transport):
+    x, y = torch.full((5,), float(transport.rank)), torch.tensor([transport.rank])
+    whole = torch.empty(transport.size, dtype=torch.int64)
     under_way = [
-        wire.iallreduce(x),
-        wire.ibarrier(),
-        wire.iallgather(torch.tensor([wire.rank * 2]), whole, [1] * wire.size),
-        wire.ibroadcast(y, wire.size - 1),
+        transport.iallreduce(x),
+        transport.ibarrier(),
+        transport.iallgather(torch.tensor([transport.rank * 2]), whole, [1] * transport.size),
+        transport.ibroadcast(y, transport.size - 1),
     ]
-    finish_all(wire, reversed(under_way))
+    finish_all(transport, reversed(under_way))
     return x.tolist(), whole.tolist(), y.item()
 
 
@@ -438,21 +440,21 @@ def test_several_collectives_may_be_under_way(world):
     assert world.run_bare(several_at_once) == [expected] * n
 
 
-def several_large_at_once(wire):
+def several_large_at_once(transport):
     """Sums of many pieces, of which the last is waited for first."""
-    parts = [torch.arange(200_000.0) + rank for rank in range(wire.size)]
+    parts = [torch.arange(200_000.0) + rank for rank in range(transport.size)]
     total = torch.stack(parts).sum(dim=0)
     for number in range(3):
         whole = torch.empty(200_000)
-        part = torch.empty(200_000 // wire.size)
+        part = torch.empty(200_000 // transport.size)
         under_way = [
-            wire.iallreduce(parts[wire.rank], whole),
-            wire.ireduce_scatter(parts[wire.rank], part),
-            wire.iallreduce(parts[wire.rank] * number),
+            transport.iallreduce(parts[transport.rank], whole),
+            transport.ireduce_scatter(parts[transport.rank], part),
+            transport.iallreduce(parts[transport.rank] * number),
         ]
-        finish_all(wire, reversed(under_way))
+        finish_all(transport, reversed(under_way))
         torch.testing.assert_close(whole, total)
-        torch.testing.assert_close(part, total.view(wire.size, -1)[wire.rank])
+        torch.testing.assert_close(part, total.view(transport.size, -1)[transport.rank])
 
 
 def test_several_large_sums_may_be_under_way(world):
@@ -462,31 +464,31 @@ def test_several_large_sums_may_be_under_way(world):
 # groups
 
 
-def splits(wire):
-    part = wire.split(wire.rank % 2, -wire.rank)
-    members = [rank for rank in reversed(range(wire.size)) if rank % 2 == wire.rank % 2]
-    assert (part.rank, part.size) == (members.index(wire.rank), len(members))
-    x = torch.tensor([wire.rank])
+def splits(transport):
+    part = transport.split(transport.rank % 2, -transport.rank)
+    members = [rank for rank in reversed(range(transport.size)) if rank % 2 == transport.rank % 2]
+    assert (part.rank, part.size) == (members.index(transport.rank), len(members))
+    x = torch.tensor([transport.rank])
     part.allreduce(x, SECONDS)
     assert int(x) == sum(members)
     for peer in others(part):
-        part.post(peer, bytes([wire.rank]))
+        part.post(peer, bytes([transport.rank]))
     came = []
     while len(came) < part.size - 1:
         came += list(part.poll())
     assert sorted(came) == sorted((p, bytes([members[p]])) for p in others(part))
-    assert list(wire.poll()) == [], "a part's messages reached the whole"
+    assert list(transport.poll()) == [], "a part's messages reached the whole"
     part.close()
-    wire.barrier(SECONDS)
+    transport.barrier(SECONDS)
 
 
 def test_split_makes_groups_ordered_by_key_with_messages_of_their_own(world):
     world.run_bare(splits)
 
 
-def tells_machine(wire):
-    number = wire.machine()
-    part = wire.split(number, wire.rank)
+def tells_machine(transport):
+    number = transport.machine_id()
+    part = transport.split(number, transport.rank)
     return number, part.size
 
 
@@ -494,12 +496,12 @@ def test_ranks_of_this_test_share_one_machine(world):
     assert world.run_bare(tells_machine) == [(0, world.size)] * world.size
 
 
-def closes_twice(wire):
-    wire.barrier(SECONDS)
-    wire.close()
-    wire.close()
-    return type(wire).name
+def closes_twice(transport):
+    transport.barrier(SECONDS)
+    transport.close()
+    transport.close()
+    return type(transport).name
 
 
 def test_close_may_be_called_twice(world):
-    assert world.run_bare(closes_twice) == [world.wire] * world.size
+    assert world.run_bare(closes_twice) == [world.transport] * world.size

@@ -418,9 +418,9 @@ def one_leaves_early():
     bf.barrier()  # nobody puts another value before all have read the first
     if bf.rank() == 1:
         return True
-    until(lambda: bf.current().engine.has_left(1), "the word that rank 1 has left")
+    until(lambda: bf.current().engine.has_exited(1), "the word that rank 1 has left")
     started = time.monotonic()
-    far = bf.current().transport.visible is None
+    far = bf.current().transport.window_group is None
     if not far:
         for _ in range(10):
             assert bf.win_put(y, "x") is True

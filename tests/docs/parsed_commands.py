@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 from click.testing import CliRunner
 
-from asyncddp.launch.cli import main
+from asyncddp.cli.main import main
 from tests.docs.blocks import REPO
 
 __all__ = ["check_script"]

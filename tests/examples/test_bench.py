@@ -47,9 +47,9 @@ STEPS = ("step_mlp", "step_convnet", "step_transformer")
 @pytest.fixture
 def contract(monkeypatch):
     monkeypatch.syspath_prepend(str(REPO / "scripts"))
-    from benchmarks import contract
+    from benchmarks import tables
 
-    return contract
+    return tables
 
 
 def run_bench(*arguments: str, cwd: Path, **environ: str) -> Finished:
@@ -170,7 +170,7 @@ class OneRank:
 def measure_alone(contract, table, *, rounds=3, sample=1e-9):
     from benchmarks.harness import measure
 
-    world = contract.World(OneRank(), None)
+    world = contract.RankGroup(OneRank(), None)
     return measure(world, table, rounds=rounds, sample=sample, advance=lambda nbytes: None)
 
 
@@ -184,7 +184,7 @@ def test_a_rival_with_a_wrong_result_is_not_timed(contract):
         contract.Rival("wrong", lambda nbytes: lambda number: wrong),
         contract.Rival("not comparable", lambda nbytes: lambda number: wrong, checked=False),
     ]
-    table = contract.Table("t", "T", [8], rivals, expected=lambda nbytes: right)
+    table = contract.TimingTable("t", "T", [8], rivals, expected=lambda nbytes: right)
     rows, missing = measure_alone(contract, table)
     assert [row.rival for row in rows] == ["right", "in parts", "begun", "not comparable"]
     assert missing == {"wrong": "its result is wrong"}
@@ -201,7 +201,7 @@ def test_rivals_take_turns_forth_and_back(contract):
 
         return contract.Rival(name, lambda nbytes: call)
 
-    table = contract.Table("t", "T", [4], [rival("a"), rival("b")])
+    table = contract.TimingTable("t", "T", [4], [rival("a"), rival("b")])
     rows, _ = measure_alone(contract, table, rounds=4)
     assert [row.calls for row in rows] == [1, 1]
     assert "".join(order).endswith("abbaabba")
@@ -215,7 +215,9 @@ def test_what_leads_and_what_ends_a_call_is_off_the_clock(contract):
         time.sleep(0.02)
 
     rival = contract.Rival("r", lambda nbytes: call, finish=lambda begun: time.sleep(0.2), parts=10)
-    rows, _ = measure_alone(contract, contract.Table("t", "T", [4], [rival], lead=1), rounds=2)
+    rows, _ = measure_alone(
+        contract, contract.TimingTable("t", "T", [4], [rival], lead=1), rounds=2
+    )
     assert 0.002 <= rows[0].median < 0.02
 
 
@@ -231,13 +233,13 @@ def test_buffers_of_a_size_are_gone_when_the_next_one_is_measured(contract):
         alive.add(buffer)
         return lambda number: buffer
 
-    table = contract.Table("t", "T", [4, 8, 16], [contract.Rival("r", prepare)])
+    table = contract.TimingTable("t", "T", [4, 8, 16], [contract.Rival("r", prepare)])
     rows, _ = measure_alone(contract, table)
     assert [row.nbytes for row in rows] == [4, 8, 16]
 
 
 def test_spread_is_half_the_distance_of_the_quartiles_over_the_median(contract):
-    row = contract.Row("t", "r", 4, 1, (1.0, 2.0, 3.0, 4.0, 5.0))
+    row = contract.TimingRow("t", "r", 4, 1, (1.0, 2.0, 3.0, 4.0, 5.0))
     assert row.median == 3
     assert row.quartiles == (2, 4)
     assert row.spread == pytest.approx(1 / 3)

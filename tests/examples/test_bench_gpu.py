@@ -78,10 +78,10 @@ class TestOneCommand:
 
     def test_the_aims_stand_beside_the_figures(self, run):
         text = (run[1] / "bench.md").read_text()
-        aims = json.loads((run[1] / "bench.json").read_text())["aims"]
-        assert len([aim for aim in aims if aim["words"].startswith("≤ 30 µs")]) == 2
-        assert len([aim for aim in aims if "≤ 5% over the local step" in aim["words"]]) == 1
-        assert len(re.findall(r"✓|MISSED", text.partition("aims are met.")[0])) == len(aims)
+        targets = json.loads((run[1] / "bench.json").read_text())["aims"]
+        assert len([aim for aim in targets if aim["words"].startswith("≤ 30 µs")]) == 2
+        assert len([aim for aim in targets if "≤ 5% over the local step" in aim["words"]]) == 1
+        assert len(re.findall(r"✓|MISSED", text.partition("aims are met.")[0])) == len(targets)
         assert re.search(r"2 ranks, 1 MB: pieces of \d+ MB are the fastest, \d+% faster", text)
         assert "NCCL: messages + lerp was not measured: NCCL has a GPU for each of 2 ranks" in text
         assert "the figures mean nothing" in text
@@ -102,13 +102,13 @@ def test_without_a_gpu_the_bench_says_so_in_one_sentence(tmp_path):
 
 
 def row(table, rival, nbytes, seconds):
-    from benchmarks.contract import Row
+    from benchmarks.tables import TimingRow
 
-    return Row(table, rival, nbytes, 1, (seconds, seconds))
+    return TimingRow(table, rival, nbytes, 1, (seconds, seconds))
 
 
 def test_the_advice_is_the_fastest_size_of_pieces(scripts):
-    from benchmarks.gpu import advice
+    from benchmarks.gpu.__main__ import advice
 
     rows = [row("pieces_2", name, 1 << 24, s) for name, s in (("2 MB", 3.0), ("4 MB", 2.2))]
     rows += [row("pieces_2", "8 MB", 1 << 24, 2.0), row("cuda_ipc_2", "cuda_ipc", 1 << 24, 1.0)]
@@ -118,38 +118,40 @@ def test_the_advice_is_the_fastest_size_of_pieces(scripts):
 
 
 @pytest.mark.parametrize(
-    ("wire", "limit", "ratio", "words"),
+    ("transport", "limit", "ratio", "words"),
     [
         ("cuda_ipc", "limit: copy on the device", 2, "≤ 2 x limit"),
         ("cuda_staged", "pinned copy, the slower direction", 1.25, "≥ 80% of the pinned copy"),
     ],
 )
-def test_the_aims_of_the_wires(scripts, wire, limit, ratio, words):
+def test_the_aims_of_the_wires(scripts, transport, limit, ratio, words):
     """Against the limit that is theirs, from 64 MB on; a limit that did not run judges nothing."""
-    from benchmarks.aims import judge_table
-    from benchmarks.contract import World
-    from benchmarks.gpu_device import chosen
-    from benchmarks.gpu_tables import MB, Bench, mixing_table
+    from benchmarks.gpu.device import open_device
+    from benchmarks.gpu.verb_tables import MB, GpuTableSetup, mixing_table
+    from benchmarks.tables import RankGroup
+    from benchmarks.targets import check_table_targets
 
     class Two:
         rank, size = 0, 2
 
-    with chosen(pretend=True) as device:
-        table = mixing_table(Bench(World(Two(), None), device), wire, [MB, 64 * MB])
+    with open_device(pretend=True) as device:
+        table = mixing_table(
+            GpuTableSetup(RankGroup(Two(), None), device), transport, [MB, 64 * MB]
+        )
     key = table.key
     for factor, met in ((0.99, True), (1.01, False)):
-        rows = [row(key, wire, size, factor * ratio) for size in (MB, 64 * MB)]
+        rows = [row(key, transport, size, factor * ratio) for size in (MB, 64 * MB)]
         rows += [row(key, limit, size, 1.0) for size in (MB, 64 * MB)]
-        (verdict,) = judge_table(table, rows)
-        assert (verdict.nbytes, verdict.met) == (64 * MB, met)
-        assert verdict.words.startswith(words)
-    (open_one,) = judge_table(table, rows[:2])
+        (target_result,) = check_table_targets(table, rows)
+        assert (target_result.nbytes, target_result.met) == (64 * MB, met)
+        assert target_result.words.startswith(words)
+    (open_one,) = check_table_targets(table, rows[:2])
     assert open_one.met is None
 
 
 def test_the_model_is_a_resnet_50(scripts):
     """Torchvision's has 25,557,032 parameters."""
-    from benchmarks.gpu_model import resnet50
+    from benchmarks.gpu.resnet_step import resnet50
 
     assert resnet50().nbytes == 4 * 25_557_032
 

@@ -13,11 +13,11 @@ from tests.support.processes import REPO
 @pytest.fixture
 def gpu_mixing(monkeypatch):
     monkeypatch.syspath_prepend(str(REPO / "scripts"))
-    return importlib.import_module("benchmarks.gpu_mixing")
+    return importlib.import_module("benchmarks.gpu.weighted_sums")
 
 
 def test_every_way_is_measured_for_every_size_dtype_and_number(gpu_mixing):
-    found = gpu_mixing.measure_mixing(
+    found = gpu_mixing.measure_weighted_sums(
         torch.device("cpu"), [4096], [torch.bfloat16, torch.float32], [2, 9], repeats=2
     )
     assert [figure.way for figure in found] == list(gpu_mixing.WAYS) * 4
@@ -37,4 +37,6 @@ def test_ways_that_differ_are_found(gpu_mixing, monkeypatch):
 
     monkeypatch.setitem(gpu_mixing.WAYS, "wrong", wrong)
     with pytest.raises(AssertionError, match="wrong"):
-        gpu_mixing.measure_mixing(torch.device("cpu"), [4096], [torch.float32], [2], repeats=1)
+        gpu_mixing.measure_weighted_sums(
+            torch.device("cpu"), [4096], [torch.float32], [2], repeats=1
+        )

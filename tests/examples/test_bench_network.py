@@ -31,7 +31,7 @@ def _benchmarks(monkeypatch):
 
 @pytest.fixture
 def _can_have_hosts():
-    from benchmarks.network_hosts import refusal
+    from benchmarks.network.namespaces import refusal
 
     if problem := refusal():
         pytest.skip(problem)
@@ -104,7 +104,7 @@ def running() -> list[int]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if "benchmarks.network_ranks" in process.cmdline():
+            if "benchmarks.network.network_rank" in process.cmdline():
                 found.append(process.pid)
     return found
 
@@ -124,7 +124,8 @@ def test_where_no_hosts_can_be_made_it_says_why_and_ends_with_1(tmp_path):
 def test_the_bench_s_own_process_joins_no_mpi(tmp_path):
     """Whoever starts mpirun must not be a rank of anything."""
     script = (
-        "import sys, benchmarks.network, benchmarks.scale, benchmarks.memory\n"
+        "import sys, benchmarks.network.__main__, benchmarks.scale.__main__\n"
+        "import benchmarks.memory.__main__\n"
         "sys.exit('mpi4py.MPI' in sys.modules)"
     )
     command = [sys.executable, "-c", script]
@@ -133,9 +134,9 @@ def test_the_bench_s_own_process_joins_no_mpi(tmp_path):
 
 def measured(hosts: int, **milliseconds: float):
     """A run with a model of 4 MiB over 100 Mbit/s, whose wire time is 335.5 ms."""
-    from benchmarks.contract import Row
-    from benchmarks.network_model import Workload
-    from benchmarks.network_tables import Link, Measured
+    from benchmarks.network.network_tables import NetworkLink, NetworkMeasurement
+    from benchmarks.network.synthetic_model import SyntheticWorkload
+    from benchmarks.tables import TimingRow
 
     names = {
         "local": "local step",
@@ -145,11 +146,11 @@ def measured(hosts: int, **milliseconds: float):
         "mix": "asyncddp neighbor_allreduce, one peer",
     }
     rows = [
-        Row("network", names[key], 1 << 22, 1, (value / 1e3,))
+        TimingRow("network", names[key], 1 << 22, 1, (value / 1e3,))
         for key, value in milliseconds.items()
     ]
-    link = Link("100 Mbit/s", "100mbit", 1e8, Workload(16, 256, 0.2, 8))
-    return Measured(hosts, link, rows, {}, {}, {})
+    link = NetworkLink("100 Mbit/s", "100mbit", 1e8, SyntheticWorkload(16, 256, 0.2, 8))
+    return NetworkMeasurement(hosts, link, rows, {}, {}, {})
 
 
 def test_overlap_is_the_part_of_the_communication_that_the_step_does_not_show():
@@ -170,10 +171,10 @@ def test_overlap_is_the_part_of_the_communication_that_the_step_does_not_show():
         (2, 600, 380, {}),
     ],
 )
-def test_steps_are_judged_on_four_hosts_where_ddp_mostly_communicates(hosts, ddp, awc, aims):
+def test_steps_are_judged_on_four_hosts_where_ddp_mostly_communicates(hosts, ddp, awc, targets):
     """Step ≤ 1.15 max(compute, wire) = 385.9 ms; DDP's step ≥ 1.5 times the fastest one-peer."""
-    from benchmarks.network_tables import step_lines
+    from benchmarks.network.network_tables import step_lines
 
     found = measured(hosts, local=200, ddp=ddp, awc=awc, atc=500, mix=350)
     judged = {line.cells[0]: line.met for line in step_lines(found) if line.aim}
-    assert judged == aims
+    assert judged == targets

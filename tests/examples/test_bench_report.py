@@ -15,29 +15,31 @@ def _benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(str(REPO / "scripts"))
 
 
-def table_of(*aims, samples=None, **medians):
+def table_of(*targets, samples=None, **medians):
     """A table of rivals, the first one ``ours``, and a row of two equal rounds for each."""
-    from benchmarks.contract import Rival, Row, Table
+    from benchmarks.tables import Rival, TimingRow, TimingTable
 
     rivals = [Rival(name, lambda nbytes: lambda number: None) for name in medians]
-    table = Table("t", "T", [1024], rivals, aims=aims, samples=samples)
-    rows = [Row("t", name, 1024, 1, (median, median)) for name, median in medians.items()]
+    table = TimingTable("t", "T", [1024], rivals, targets=targets, samples=samples)
+    rows = [TimingRow("t", name, 1024, 1, (median, median)) for name, median in medians.items()]
     return table, rows
 
 
-def judged(*aims, **medians):
-    from benchmarks.aims import judge_table
+def judged(*targets, **medians):
+    from benchmarks.targets import check_table_targets
 
-    return [verdict.text for verdict in judge_table(*table_of(*aims, **medians))]
+    return [
+        target_result.text for target_result in check_table_targets(*table_of(*targets, **medians))
+    ]
 
 
 def shown(show, *arguments):
-    from benchmarks.report import make_console
+    from benchmarks.console_report import make_console
 
     console = make_console()
     console.file = io.StringIO()
-    verdicts = show(console, *arguments)
-    return console.file.getvalue(), verdicts
+    target_results = show(console, *arguments)
+    return console.file.getvalue(), target_results
 
 
 @pytest.mark.parametrize(
@@ -67,27 +69,27 @@ def shown(show, *arguments):
 )
 def test_an_aim_is_met_missed_or_open_and_says_what_was_found(aim, medians, text):
     """Ours takes 2 ms. Nobody wins because another one could not run."""
-    from benchmarks.contract import Aim
+    from benchmarks.tables import Target
 
-    assert judged(Aim("ours", **aim), ours=2e-3, **medians) == [text]
+    assert judged(Target("ours", **aim), ours=2e-3, **medians) == [text]
 
 
 def test_an_aim_holds_at_its_sizes_only_and_for_the_fastest_of_its_rivals():
     """The first of several rivals is slow, but the second one is not."""
-    from benchmarks.contract import Aim
+    from benchmarks.tables import Target
 
-    aim = Aim(("ours", "ours too"), 1, "raw")
+    aim = Target(("ours", "ours too"), 1, "raw")
     assert judged(aim, raw=1, ours=3, **{"ours too": 1}) == ["ours or ours too ≤ raw ✓"]
-    assert judged(Aim("ours", 1, "raw", sizes=(1025, 4096)), ours=2, raw=1) == []
+    assert judged(Target("ours", 1, "raw", sizes=(1025, 4096)), ours=2, raw=1) == []
 
 
 def test_a_table_over_sizes_is_markdown_with_ratio_and_aims():
     """One line for each size, all of one width, so that it can be pasted as it is."""
-    from benchmarks.contract import Aim
-    from benchmarks.report import show_table
+    from benchmarks.console_report import show_table
+    from benchmarks.tables import Target
 
-    table, rows = table_of(Aim("ours", 1.5, "raw"), ours=2e-3, raw=1e-3)
-    text, verdicts = shown(show_table, table, rows, {"other": "it does not run"})
+    table, rows = table_of(Target("ours", 1.5, "raw"), ours=2e-3, raw=1e-3)
+    text, target_results = shown(show_table, table, rows, {"other": "it does not run"})
     lines = text.splitlines()
     assert lines[2].split("|")[1:-1] == [
         " tensor ",
@@ -99,12 +101,12 @@ def test_a_table_over_sizes_is_markdown_with_ratio_and_aims():
     assert lines[4] == "|   1 KB | 2 ms ±0% | 1 ms ±0% |       2.00 | ≤ 1.5 x raw MISSED (2 x) |"
     assert len({len(line) for line in lines[2:5]}) == 1
     assert lines[5] == "other was not measured: it does not run"
-    assert [verdict.met for verdict in verdicts] == [False]
+    assert [target_result.met for target_result in target_results] == [False]
 
 
 def test_a_table_of_steps_has_a_line_for_each_method():
     """Samples per second of all ranks, and what a method adds to the first one."""
-    from benchmarks.report import show_table
+    from benchmarks.console_report import show_table
 
     table, rows = table_of(samples=64, alone=0.1, together=0.125)
     text, _ = shown(show_table, table, rows, {})
@@ -116,24 +118,28 @@ def test_a_table_of_steps_has_a_line_for_each_method():
 
 def test_a_sheet_shows_its_lines_with_their_aims():
     """Only lines that have an aim are marked."""
-    from benchmarks.contract import Line, Sheet
-    from benchmarks.report import show_sheet
+    from benchmarks.console_report import show_figure_table
+    from benchmarks.tables import FigureRow, FigureTable
 
-    sheet = Sheet("s", "S", ("what", "how much"), lambda world, advance: [], note="A note.")
-    lines = [Line(("a", 1.23456), "≤ 1", False), Line(("b", "none")), Line(("c", 1.0), "≤ 1", True)]
-    text, verdicts = shown(show_sheet, sheet, lines)
+    sheet = FigureTable("s", "S", ("what", "how much"), lambda world, advance: [], note="A note.")
+    lines = [
+        FigureRow(("a", 1.23456), "≤ 1", False),
+        FigureRow(("b", "none")),
+        FigureRow(("c", 1.0), "≤ 1", True),
+    ]
+    text, target_results = shown(show_figure_table, sheet, lines)
     assert text.splitlines()[:3] == ["S", "", "A note."]
     assert "|    a |     1.23 | ≤ 1 MISSED |" in text
-    assert [verdict.met for verdict in verdicts] == [False, True]
+    assert [target_result.met for target_result in target_results] == [False, True]
 
 
 def test_the_summary_names_every_aim_that_is_not_met():
     """And says so where there is none."""
-    from benchmarks.aims import Verdict
-    from benchmarks.report import show_summary
+    from benchmarks.console_report import show_summary
+    from benchmarks.targets import TargetResult
 
     met, missed, open_one = (
-        Verdict("T, 1 KB", 1024, "ours", words, result, "2 x")
+        TargetResult("T, 1 KB", 1024, "ours", words, result, "2 x")
         for words, result in (("≤ a", True), ("≤ b", False), ("≤ c", None))
     )
     text, _ = shown(show_summary, [met, missed, open_one])
@@ -149,15 +155,15 @@ def test_json_holds_rows_sheets_and_aims(tmp_path):
     """Everything that was printed can be read by a program."""
     import json
 
-    from benchmarks.aims import judge_table
-    from benchmarks.contract import Aim, Line, Sheet
-    from benchmarks.results import save_json
+    from benchmarks.json_results import save_json
+    from benchmarks.tables import FigureRow, FigureTable, Target
+    from benchmarks.targets import check_table_targets
 
-    table, rows = table_of(Aim("ours", seconds=1e-3), ours=2e-3)
-    sheet = Sheet("s", "S", ("what", "how much"), lambda world, advance: [])
+    table, rows = table_of(Target("ours", seconds=1e-3), ours=2e-3)
+    sheet = FigureTable("s", "S", ("what", "how much"), lambda world, advance: [])
     path = tmp_path / "out.json"
-    lines = [Line(("a", 1.5), "≤ 1", False)]
-    save_json(path, {"ranks": 2}, rows, [(sheet, lines)], judge_table(table, rows))
+    lines = [FigureRow(("a", 1.5), "≤ 1", False)]
+    save_json(path, {"ranks": 2}, rows, [(sheet, lines)], check_table_targets(table, rows))
     found = json.loads(path.read_text())
     assert found["header"] == {"ranks": 2}
     assert found["results"][0]["rounds"] == [2e-3, 2e-3]
@@ -168,12 +174,12 @@ def test_json_holds_rows_sheets_and_aims(tmp_path):
 @pytest.mark.parametrize("ending", ["png", "svg"])
 def test_the_plot_has_a_panel_for_each_table_that_was_measured(tmp_path, ending):
     """Bars for a single size; a table nobody could run for is left out."""
-    from benchmarks.contract import Table
-    from benchmarks.plot import save_plot
+    from benchmarks.table_plot import save_plot
+    from benchmarks.tables import TimingTable
 
     table, rows = table_of(samples=1, **{"local step": 0.1, "DDP gloo": 0.2, "ours": 0.15})
     path = tmp_path / f"out.{ending}"
-    save_plot(path, [table, Table("empty", "nobody", [4], table.rivals)], rows, "caption")
+    save_plot(path, [table, TimingTable("empty", "nobody", [4], table.rivals)], rows, "caption")
     assert path.stat().st_size > 5000
     if ending == "svg":
         assert "nobody" not in path.read_text()
@@ -190,9 +196,9 @@ def test_the_plot_has_a_panel_for_each_table_that_was_measured(tmp_path, ending)
 def test_the_models_are_as_large_as_they_are_said_to_be_and_learn(name, millions, tensors):
     """Gradients reach every parameter, and a few steps on one batch make the loss smaller."""
     import torch.nn.functional as F
-    from benchmarks import models
+    from benchmarks import training_models
 
-    workload = getattr(models, name)(samples=4)
+    workload = getattr(training_models, name)(samples=4)
     assert millions[0] < workload.nbytes / 4e6 < millions[1]
     torch.manual_seed(0)
     model = workload.build()

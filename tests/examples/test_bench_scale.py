@@ -44,7 +44,7 @@ def test_quick_run_prints_both_tables_and_writes_json_and_plot(tmp_path):
 @pytest.mark.mpi(2)
 def test_the_transport_sees_all_that_mpi_sends_for_neighbors_and_nothing_of_allreduce():
     """Bytes and messages of both counters agree on every rank, to the byte."""
-    from benchmarks.scale import in_processes
+    from benchmarks.scale.__main__ import in_processes
 
     counted = in_processes(2, TENSOR, calls=3)
     assert len(counted.found) == 2
@@ -61,7 +61,7 @@ def test_the_transport_sees_all_that_mpi_sends_for_neighbors_and_nothing_of_allr
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_one_peer_sends_one_tensor_exp2_sends_log2_n_ring_sends_two(ranks):
     """The closed forms, on every rank and for every call; what is more is headers."""
-    from benchmarks.scale import in_threads
+    from benchmarks.scale.__main__ import in_threads
 
     calls = 3
     tensors = {"one-peer": 1, "exp-2": ranks.bit_length() - 1, "ring": min(2, ranks - 1)}
@@ -75,7 +75,7 @@ def test_one_peer_sends_one_tensor_exp2_sends_log2_n_ring_sends_two(ranks):
 
 def test_without_its_monitoring_open_mpi_is_not_believed(tmp_path):
     """The run says why allreduce is not counted, instead of showing zeros."""
-    from benchmarks.own_runs import on_this_machine, run
+    from benchmarks.subprocess_runs import on_this_machine, run
 
     out = tmp_path / "found.json"
     run(on_this_machine(2, "scale_ranks", "--nbytes", "4096", "--calls", "2", "--out", str(out)))
@@ -86,9 +86,9 @@ def test_without_its_monitoring_open_mpi_is_not_believed(tmp_path):
 
 def test_the_model_is_one_tensor_for_one_peer_and_two_shares_short_of_two_for_the_ring():
     """One-peer: B for any n; exp-2: B log2 n; ring allreduce: 2 B (n - 1) / n."""
-    from benchmarks.scale_tables import modelled
+    from benchmarks.scale.scale_tables import compute_model_costs
 
-    for one in modelled((2, 16, 1024), TENSOR, lambda text: None):
+    for one in compute_model_costs((2, 16, 1024), TENSOR, lambda text: None):
         found = {way: cost.bytes_per_rank / TENSOR for way, cost in one.costs.items()}
         assert found["one-peer"] == 1
         assert found["exp-2"] == one.ranks.bit_length() - 1
@@ -96,7 +96,7 @@ def test_the_model_is_one_tensor_for_one_peer_and_two_shares_short_of_two_for_th
 
 
 def test_a_run_that_fails_ends_the_bench_with_its_last_words():
-    from benchmarks.own_runs import RunFailed, run
+    from benchmarks.subprocess_runs import RunFailedError, run
 
-    with pytest.raises(RunFailed, match=r"ended with 3:\nno luck"):
+    with pytest.raises(RunFailedError, match=r"ended with 3:\nno luck"):
         run([sys.executable, "-c", "import sys; print('no luck', file=sys.stderr); sys.exit(3)"])

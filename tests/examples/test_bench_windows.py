@@ -22,8 +22,8 @@ SIZES = {4, 4096, 262144, 4194304}
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("wire", ["shared_memory", "mpi"])
-def test_every_rival_at_every_size_with_a_right_first_result(tmp_path, wire):
+@pytest.mark.parametrize("transport", ["shared_memory", "mpi"])
+def test_every_rival_at_every_size_with_a_right_first_result(tmp_path, transport):
     """Its first results are checked against the graph's average; aims are judged."""
     done = run_bench(
         "windows",
@@ -33,7 +33,7 @@ def test_every_rival_at_every_size_with_a_right_first_result(tmp_path, wire):
         "--json",
         "out.json",
         cwd=tmp_path,
-        ASYNCDDP_TRANSPORT=wire,
+        ASYNCDDP_TRANSPORT=transport,
     )
     assert done.code == 0, done
     assert not done.left

@@ -13,8 +13,8 @@ import torch
 import asyncddp as bf
 import topology
 from asyncddp.context import current
-from asyncddp.memory.streams import streams_of_device
-from asyncddp.transport.cuda_staged import on_device
+from asyncddp.device.streams import streams_of_device
+from asyncddp.transport.cuda.staged_transport import device_transport_for
 from tests.support.oracle import held, options
 
 SHAPES = [(), (0,), (1,), (5,), (3, 4), (70_001,), (3_000_000,)]
@@ -232,6 +232,6 @@ def mixed_devices(place):
     return "no error"
 
 
-def agreed_wire(place):
+def agreed_transport(place):
     """The wire that serves this rank's device."""
-    return on_device(current().transport, streams_of_device(place.device)).name
+    return device_transport_for(current().transport, streams_of_device(place.device)).name

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from asyncddp.memory.dtypes import DTYPES
+from asyncddp.tensors.dtypes import DTYPES
 from tests.support.oracle import AVERAGING, SHAPES
 
 __all__ = ["CASES", "Case", "perform", "perform_all"]

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 import asyncddp as bf
-from asyncddp.memory.streams import Queue, streams_of_device
+from asyncddp.device.streams import StreamRole, streams_of_device
 from tests.gpu import pretended
 
 __all__ = ["GPU", "Place", "PretendedGPU", "on_a_pretended_gpu"]
@@ -103,14 +103,14 @@ class PretendedGPU(Place):
 
     @contextmanager
     def there(self):
-        with self._streams.working(Queue.CALLER), torch.device(self.device):
+        with self._streams.stream_context(StreamRole.CALLER), torch.device(self.device):
             yield
 
     def side(self):
         return nullcontext()
 
     def late(self, out, source):
-        self._streams.copy(out, source, Queue.CALLER)
+        self._streams.copy(out, source, StreamRole.CALLER)
 
     def busy(self):
         """Copies of the pretended GPU are late by themselves."""
@@ -120,7 +120,7 @@ class PretendedGPU(Place):
 
     def ends(self):
         """Let the caller's queue end; others have nothing that a caller was not handed."""
-        self._streams.after(Queue.CALLER, self._streams.mark(Queue.CALLER))
+        self._streams.wait_event(StreamRole.CALLER, self._streams.record_event(StreamRole.CALLER))
 
 
 def on_a_pretended_gpu(case, *args):

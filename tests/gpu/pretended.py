@@ -3,8 +3,8 @@
 Its tensors say that they lie on ``cuda:0``, and their values lie on the host. What a GPU refuses is
 refused here: arithmetic between a tensor there and one on the host, and its memory as NumPy's.
 What makes the host wait for a GPU is counted. Copies are late, as those of
-:class:`~asyncddp.memory.streams_host.HostStreams` are; arithmetic is done at once, after what is
-queued on its thread's stream.
+:class:`~asyncddp.device.simulated_streams.SimulatedStreams` are; arithmetic is done at once, after
+what is queued on its thread's stream.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from asyncddp.memory import streams as known
-from asyncddp.memory.streams import Queue
-from asyncddp.memory.streams_host import HostStreams
-from asyncddp.transport import cuda_staged
+from asyncddp.device import streams as known
+from asyncddp.device.simulated_streams import SimulatedStreams
+from asyncddp.device.streams import StreamRole
+from asyncddp.transport.cuda import staged_transport as cuda_staged
 
 __all__ = ["DEVICE", "Pretended", "pretended_gpu", "waits"]
 
@@ -43,7 +43,7 @@ class _Waits:
 class _Here(threading.local):
     """The queue on which a thread works."""
 
-    queue = Queue.CALLER
+    queue = StreamRole.CALLER
 
 
 waits, _here = _Waits(), _Here()
@@ -70,8 +70,8 @@ class Pretended(torch.Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
-        if DEVICE in known._known.by_device:
-            known._known.by_device[DEVICE].catch_up()
+        if DEVICE in known._registry.by_device:
+            known._registry.by_device[DEVICE].catch_up()
         _refuse_mixed(name, tree_leaves((args, kwargs)))
         out = args[0] if name.endswith("_") else kwargs.get("out")
         to_host = name == "copy_" and type(out) is torch.Tensor
@@ -184,14 +184,14 @@ class _Factories(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class PretendedStreams(HostStreams):
+class PretendedStreams(SimulatedStreams):
     """The queues of the pretended GPU."""
 
     kind = "cuda"
     device = DEVICE
 
     @contextmanager
-    def working(self, queue):
+    def stream_context(self, queue):
         before, _here.queue = _here.queue, queue
         try:
             with _Factories():
@@ -202,7 +202,7 @@ class PretendedStreams(HostStreams):
     def catch_up(self):
         """Do what is queued where this thread works, since what it does now comes after it."""
         queue = _here.queue
-        self.after(queue, self.mark(queue))
+        self.wait_event(queue, self.record_event(queue))
 
     def copy(self, out, source, queue):
         super().copy(_inner(out), _inner(source), queue)
@@ -213,16 +213,16 @@ def pretended_gpu(laziness=1, piece=60_000):
     """While entered, the pretended GPU is there; a thread that is to use it enters ``working``.
 
     Args:
-        laziness: As of HostStreams.
+        laziness: As of SimulatedStreams.
         piece: Bytes of a piece of what is staged.
     """
     streams, before = PretendedStreams(laziness), cuda_staged._PIECE
     overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)  # what is a class of its own
-    known._known.by_device[DEVICE], cuda_staged._PIECE = streams, piece
+    known._registry.by_device[DEVICE], cuda_staged._PIECE = streams, piece
     try:
         yield streams
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(overwrite)
         cuda_staged._PIECE = before
-        del known._known.by_device[DEVICE]
+        del known._registry.by_device[DEVICE]

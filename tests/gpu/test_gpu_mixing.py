@@ -9,8 +9,8 @@ import torch
 
 import asyncddp as bf
 import topology
-from asyncddp.ops import device_combine
-from asyncddp.ops.mixing import Mixing
+from asyncddp.kernels import device_weighted_sum
+from asyncddp.kernels.weight_row import WeightRow
 from tests.support import LoopbackWorld
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -20,10 +20,10 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 def kernel(device):
     """The kernel's module; a GPU without Triton is worth knowing of."""
     pytest.importorskip("triton", reason="torch was installed here without Triton")
-    from asyncddp.ops import mixing_kernel
+    from asyncddp.kernels import triton_sum
 
     with torch.cuda.device(device):
-        yield mixing_kernel
+        yield triton_sum
 
 
 def wide(dtype):
@@ -53,9 +53,9 @@ def test_the_sum_is_that_of_float64_rounded(kernel, device, dtype, others):
         tensors = drawn(1 + others, size, dtype, device)
         weights = [(-1) ** k / (k + 3) for k in range(1 + others)]
         out = torch.full_like(tensors[0], float("nan"))
-        kernel.mix(tensors[0], tensors[1:], weights, out, dtype=wide(dtype))
+        kernel.weighted_sum(tensors[0], tensors[1:], weights, out, dtype=wide(dtype))
         assert_rounded(out, tensors, weights)
-        kernel.mix(tensors[0], tensors[1:], weights, tensors[0], dtype=wide(dtype))
+        kernel.weighted_sum(tensors[0], tensors[1:], weights, tensors[0], dtype=wide(dtype))
         assert torch.equal(tensors[0], out), "in place"
 
 
@@ -64,7 +64,9 @@ def test_means_and_views_at_odd_places(kernel, device, dtype):
     bases = drawn(5, 70_007, dtype, device)
     tensors = [base[1 + k : 70_001 + k] for k, base in enumerate(bases)]
     before = bases[4].clone()
-    kernel.mix(tensors[0], tensors[1:4], [1.0] * 4, tensors[4], divisor=4, dtype=wide(dtype))
+    kernel.weighted_sum(
+        tensors[0], tensors[1:4], [1.0] * 4, tensors[4], divisor=4, dtype=wide(dtype)
+    )
     assert_rounded(tensors[4], tensors[:4], [1.0] * 4, 4)
     assert torch.equal(bases[4][:5], before[:5])
     assert torch.equal(bases[4][70_005:], before[70_005:])
@@ -74,7 +76,7 @@ def test_weights_reach_the_kernel_with_all_their_bits(kernel, device):
     x = torch.ones(3, dtype=torch.float64, device=device)
     for first, second in [(1 / 3, 1e-17), (0.1 + 2**-54, 0.7), (0.0, 1.0)]:
         out = torch.empty_like(x)
-        kernel.mix(x, [x], [first, second], out, dtype=torch.float64)
+        kernel.weighted_sum(x, [x], [first, second], out, dtype=torch.float64)
         assert out.tolist() == [first + second] * 3
 
 
@@ -84,7 +86,7 @@ def test_more_elements_than_32_bits_count(kernel, device):
     count = (1 << 31) + 5
     x, y = (torch.full((count,), v, dtype=torch.float16, device=device) for v in (1.0, 2.0))
     out = torch.empty_like(x)
-    kernel.mix(x, [y], [0.5, 0.25], out)
+    kernel.weighted_sum(x, [y], [0.5, 0.25], out)
     assert float(out[-1]) == 1.0
     assert float(out.amin()) == float(out.amax()) == 1.0
 
@@ -93,11 +95,11 @@ def test_more_elements_than_32_bits_count(kernel, device):
 def test_it_gives_what_torch_gives(kernel, device, dtype, caplog):
     """By the verb's own arithmetic, which says so where the kernel cannot be had."""
     caplog.set_level(logging.WARNING, logger="asyncddp")
-    for mixing in (Mixing(0.25, {3: 0.5}, {}), Mixing(1 / 3, {1: 1 / 3, 4: 1 / 3}, {})):
+    for mixing in (WeightRow(0.25, {3: 0.5}, {}), WeightRow(1 / 3, {1: 1 / 3, 4: 1 / 3}, {})):
         own, *others = drawn(1 + len(mixing.sources), 100_003, dtype, device)
         ours, torchs = torch.empty_like(own), torch.empty_like(own)
-        device_combine.combine_on_device(mixing, wide(dtype), own, others, ours)
-        device_combine._combine_by_torch(mixing, wide(dtype), own, others, torchs)
+        device_weighted_sum.weighted_sum_on_device(mixing, wide(dtype), own, others, ours)
+        device_weighted_sum._weighted_sum_by_torch(mixing, wide(dtype), own, others, torchs)
         unit = torch.finfo(dtype).eps
         torch.testing.assert_close(ours, torchs, rtol=unit, atol=4 * torch.finfo(wide(dtype)).eps)
     assert caplog.records == [], "the kernel was taken"

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from asyncddp.memory.streams import Queue, streams_of
+from asyncddp.device.streams import StreamRole, streams_of
 from tests.gpu import cases, conformance
 from tests.support import LoopbackWorld
 from tests.support.oracle import AVERAGING
@@ -54,8 +54,8 @@ def test_training_with_unequal_numbers_of_batches(ranks, place):
 
 def test_host_memory_is_pinned(device):
     streams = streams_of(torch.zeros(1, device=device))
-    assert streams.pinned(4096).is_pinned()
-    event = streams.mark(Queue.OUT)
+    assert streams.allocate_pinned(4096).is_pinned()
+    event = streams.record_event(StreamRole.DEVICE_TO_HOST)
     torch.cuda.synchronize(device)
     assert event.done()
 

@@ -27,12 +27,16 @@ _agreed = {}
 @pytest.fixture(params=WIRES)
 def run(request, world):
     """Runs a case on ranks that have agreed on a wire; skips where they do not, and says so."""
-    wire, asked = request.param, (world, request.param)
-    settings = {"device_wires": wire}
+    transport, asked = request.param, (world, request.param)
+    settings = {"device_wires": transport}
     if asked not in _agreed:
-        _agreed[asked] = set(world.run(cases.agreed_wire, GPU(), settings=settings, limit=LIMIT))
-    if _agreed[asked] != {wire}:
-        pytest.skip(f"asked for {wire}, the ranks agreed on {_agreed[asked]}: see asyncddp doctor")
+        _agreed[asked] = set(
+            world.run(cases.agreed_transport, GPU(), settings=settings, limit=LIMIT)
+        )
+    if _agreed[asked] != {transport}:
+        pytest.skip(
+            f"asked for {transport}, the ranks agreed on {_agreed[asked]}: see asyncddp doctor"
+        )
 
     def run_there(case, *args, **more):
         return world.run(case, GPU(), *args, settings={**settings, **more}, limit=LIMIT)

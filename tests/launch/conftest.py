@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from asyncddp.errors import EnvironmentProblem
-from asyncddp.launch.locate import locate
+from asyncddp.launch.launcher_discovery import find_launcher
 from tests.support import RUN_LIMIT
 
 LIMIT = RUN_LIMIT  # seconds for any run of these tests
@@ -100,7 +100,7 @@ class Runner:
 @pytest.fixture
 def run(tmp_path):
     try:
-        locate(None, os.environ)
+        find_launcher(None, os.environ)
     except EnvironmentProblem as problem:
         pytest.skip(f"needs an MPI launcher: {problem}")
     runner = Runner(tmp_path)

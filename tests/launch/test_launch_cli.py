@@ -9,11 +9,11 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from asyncddp.launch.cli import bfrun, main
+from asyncddp.cli.main import bfrun, main
 
 IMPORTS = """
 import sys
-from asyncddp.launch.cli import main
+from asyncddp.cli.main import main
 try:
     main({arguments!r}, prog_name="asyncddp")
 except SystemExit as end:
@@ -45,7 +45,7 @@ def test_it_starts_without_what_is_slow_to_import(arguments):
     )
     assert ended.returncode == 0, ended.stderr
     modules = set(ended.stdout.splitlines()[-1].split())
-    assert "asyncddp.launch.cli" in modules
+    assert "asyncddp.cli.main" in modules
     assert not SLOW & modules
 
 
@@ -60,7 +60,7 @@ def test_help_lists_the_commands():
 
 
 def test_it_can_be_run_as_a_module():
-    for module in ("asyncddp", "asyncddp.launch"):
+    for module in ("asyncddp", "asyncddp.cli"):
         command = [sys.executable, "-m", module, "--version"]
         ended = subprocess.run(command, capture_output=True, text=True, check=True)
         assert ended.stdout.startswith("asyncddp, version ")

@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from asyncddp.launch import probe
-from asyncddp.launch.cli import main
-from asyncddp.launch.doctor import machine_findings as machine
-from asyncddp.launch.doctor import package_findings as packages
-from asyncddp.launch.doctor.mpi_findings import (
-    cuda_awareness,
-    launcher_finding,
-    library_findings,
+from asyncddp.cli.doctor import machine_checks as machine
+from asyncddp.cli.doctor import mpi_probe as probe
+from asyncddp.cli.doctor import package_checks as packages
+from asyncddp.cli.doctor.mpi_checks import (
+    check_mpi_library,
+    describe_launcher,
+    query_cuda_awareness,
 )
-from asyncddp.launch.doctor.self_test import self_test_finding
-from asyncddp.launch.doctor_command import _MARK, _no_ranks
-from asyncddp.launch.locate import Found
+from asyncddp.cli.doctor.transport_self_test import summarise_self_test
+from asyncddp.cli.doctor_command import _MARK, _launch_failure
+from asyncddp.cli.main import main
+from asyncddp.launch.launcher_discovery import InstalledLauncher
 
-OPEN_MPI = Found("/usr/bin/mpirun", "open_mpi_5", "5.0.11")
+OPEN_MPI = InstalledLauncher("/usr/bin/mpirun", "open_mpi_5", "5.0.11")
 FACTS = {
     "vendor": "Open MPI",
     "library": "Open MPI v5.0.11, package: Open MPI, ident: 5.0.11",
@@ -41,7 +41,7 @@ def test_the_two_sides_of_the_probe_agree():
 
 
 def test_a_good_library_needs_no_advice():
-    found = library_findings(FACTS, OPEN_MPI, has_gpus=False)
+    found = check_mpi_library(FACTS, OPEN_MPI, has_gpus=False)
     assert {finding.level for finding in found} == {"good"}
     assert by_name(found)["library"].value == "Open MPI v5.0.11"
     assert by_name(found)["ULFM"].value == "yes"
@@ -56,18 +56,18 @@ def test_a_good_library_needs_no_advice():
     ],
 )
 def test_what_is_wrong_with_the_library_comes_with_advice(changed, name, level, advice):
-    finding = by_name(library_findings({**FACTS, **changed}, OPEN_MPI, has_gpus=False))[name]
+    finding = by_name(check_mpi_library({**FACTS, **changed}, OPEN_MPI, has_gpus=False))[name]
     assert finding.level == level
     assert advice in finding.advice
 
 
 def test_cuda_awareness_matters_only_where_there_are_gpus():
     for has_gpus, level in ((True, "note"), (False, "good")):
-        finding = by_name(library_findings(FACTS, OPEN_MPI, has_gpus))["CUDA awareness"]
+        finding = by_name(check_mpi_library(FACTS, OPEN_MPI, has_gpus))["CUDA awareness"]
         assert (finding.value, finding.level) == ("no", level)
     assert (
         "set_conda_down.sh"
-        in by_name(library_findings(FACTS, OPEN_MPI, True))["CUDA awareness"].advice
+        in by_name(check_mpi_library(FACTS, OPEN_MPI, True))["CUDA awareness"].advice
     )
 
 
@@ -82,12 +82,12 @@ def program(folder, name, body):
 def test_open_mpi_says_itself_whether_it_knows_cuda(tmp_path, word, expected):
     line = f"mca:mpi:base:param:mpi_built_with_cuda_support:value:{word}"
     program(tmp_path, "ompi_info", f"echo {line if word else 'nothing'}")
-    assert cuda_awareness(str(tmp_path / "mpirun")) is expected
+    assert query_cuda_awareness(str(tmp_path / "mpirun")) is expected
 
 
 def test_where_nobody_can_say_cuda_awareness_is_unknown(tmp_path):
-    assert cuda_awareness(str(tmp_path / "mpirun")) is None
-    finding = by_name(library_findings({**FACTS, "cuda_aware": None}, OPEN_MPI, True))
+    assert query_cuda_awareness(str(tmp_path / "mpirun")) is None
+    finding = by_name(check_mpi_library({**FACTS, "cuda_aware": None}, OPEN_MPI, True))
     assert finding["CUDA awareness"].value == "unknown"
 
 
@@ -95,18 +95,18 @@ def test_gpus_are_those_that_the_driver_shows(tmp_path, monkeypatch):
     line = "NVIDIA H200, 143771 MiB, 570.86.15"
     program(tmp_path, "nvidia-smi", f"echo '{line}'; echo '{line}'")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert machine.gpus() == [line, line]
-    found = by_name(machine.machine_findings({}, machine.gpus()))
+    assert machine.list_gpus() == [line, line]
+    found = by_name(machine.check_machine({}, machine.list_gpus()))
     assert found["GPU 1"].value == "NVIDIA H200, 143771 MiB, driver 570.86.15"
     program(tmp_path, "nvidia-smi", "echo 'no driver'; exit 9")
-    assert machine.gpus() == []
+    assert machine.list_gpus() == []
 
 
 def test_a_small_shared_memory_and_few_files_come_with_the_command_that_helps(monkeypatch):
     usage = type("Usage", (), {"total": 64 << 20, "free": 60 << 20})
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage)
     monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (1024, 4096))
-    found = by_name(machine.machine_findings({"SLURM_JOB_ID": "7"}, []))
+    found = by_name(machine.check_machine({"SLURM_JOB_ID": "7"}, []))
     assert found["/dev/shm"].value == "64 MiB, 60 MiB free"
     assert "--shm-size" in found["/dev/shm"].advice
     assert found["open files"].advice.endswith("ulimit -n 4096")
@@ -118,8 +118,8 @@ def test_missing_packages_come_with_the_line_that_installs_them(monkeypatch):
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(packages, "version", missing)
-    monkeypatch.setattr(packages, "torch_cuda", lambda: "13.0")
-    found = by_name(packages.package_findings(has_gpus=True))
+    monkeypatch.setattr(packages, "torch_cuda_version", lambda: "13.0")
+    found = by_name(packages.check_packages(has_gpus=True))
     assert found["torch"].level == found["mpi4py"].level == "bad"
     assert found["scipy"].advice.endswith("pip install 'scipy>=1.10'")
     assert found["cupy"].advice.endswith("pip install 'cupy-cuda13x>=13.6'")
@@ -143,16 +143,16 @@ def test_packages_for_another_cuda_than_torchs_are_noted(monkeypatch, installed,
         raise PackageNotFoundError(asked)
 
     monkeypatch.setattr(packages, "version", version)
-    monkeypatch.setattr(packages, "torch_cuda", lambda: "13.0")
-    finding = by_name(packages.package_findings(has_gpus=True))[name]
+    monkeypatch.setattr(packages, "torch_cuda_version", lambda: "13.0")
+    finding = by_name(packages.check_packages(has_gpus=True))[name]
     assert (finding.level == "note") is bool(advice)
     assert advice in finding.advice
 
 
 def test_a_cpu_build_of_torch_on_a_machine_with_gpus_is_mentioned(monkeypatch):
-    monkeypatch.setattr(packages, "torch_cuda", lambda: None)
-    assert by_name(packages.package_findings(has_gpus=True))["torch"].level == "note"
-    assert by_name(packages.package_findings(has_gpus=False))["torch"].level == "good"
+    monkeypatch.setattr(packages, "torch_cuda_version", lambda: None)
+    assert by_name(packages.check_packages(has_gpus=True))["torch"].level == "note"
+    assert by_name(packages.check_packages(has_gpus=False))["torch"].level == "good"
 
 
 def test_every_line_is_explained_on_a_page():
@@ -160,14 +160,14 @@ def test_every_line_is_explained_on_a_page():
     page = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "doctor.md").read_text()
     mixed = [{"rank": 0, "devices": ["cpu", "cuda"]}, {"rank": 1, "devices": ["cpu"]}]
     found = [
-        *library_findings(FACTS, OPEN_MPI, has_gpus=True),
-        *packages.package_findings(has_gpus=True),
-        *machine.machine_findings({"SLURM_JOB_ID": "7"}, []),
-        *machine.machine_findings({}, ["NVIDIA H200, 143771 MiB, 570.86.15"]),
-        *machine.mixed_devices(mixed),
-        launcher_finding(OPEN_MPI),
-        _no_ranks("a reason"),
-        self_test_finding([]),
+        *check_mpi_library(FACTS, OPEN_MPI, has_gpus=True),
+        *packages.check_packages(has_gpus=True),
+        *machine.check_machine({"SLURM_JOB_ID": "7"}, []),
+        *machine.check_machine({}, ["NVIDIA H200, 143771 MiB, 570.86.15"]),
+        *machine.check_mixed_devices(mixed),
+        describe_launcher(OPEN_MPI),
+        _launch_failure("a reason"),
+        summarise_self_test([]),
     ]
     assert {finding.name for finding in found if f"`{finding.name}`" not in page} == set()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncddp.launch.doctor import package_findings
+from asyncddp.cli.doctor import package_checks as package_findings
 
 REPO = Path(__file__).resolve().parents[2]
 PYTHONS = ("3.10", "3.13")  # the oldest, and the newest that all wheels are for

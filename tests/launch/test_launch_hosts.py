@@ -7,10 +7,10 @@ import pytest
 from asyncddp.errors import ArgumentError
 from asyncddp.launch.hosts import (
     Host,
+    assign_slots,
     is_this_machine,
     parse_hostfile,
     parse_hosts,
-    share_out,
 )
 
 
@@ -103,7 +103,7 @@ def test_a_hostfile_that_is_not_there_is_named(tmp_path):
     ],
 )
 def test_ranks_are_shared_out_over_hosts_without_a_number(text, ranks, expected):
-    assert ",".join(map(str, share_out(parse_hosts(text), ranks))) == expected
+    assert ",".join(map(str, assign_slots(parse_hosts(text), ranks))) == expected
 
 
 @pytest.mark.parametrize(

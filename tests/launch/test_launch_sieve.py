@@ -5,9 +5,9 @@ import recorded
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncddp.launch.sieve import Sieve
-from asyncddp.launch.vendors import VENDORS
-from asyncddp.launch.waits import Waits
+from asyncddp.launch.launchers import LAUNCHERS
+from asyncddp.launch.output_filter import OutputFilter
+from asyncddp.launch.wait_warnings import WaitWarningAggregator
 
 NOISY = [
     ("open_mpi_5", recorded.OPEN_MPI_5_KILLED),
@@ -40,8 +40,8 @@ USERS = [
 
 def through(vendor, chunks):
     """What comes out, at once and at the end."""
-    sieve = Sieve(VENDORS[vendor].noise)
-    return b"".join([*(sieve.feed(chunk) for chunk in chunks), sieve.release()]), sieve.notes
+    sieve = OutputFilter(LAUNCHERS[vendor].output_patterns)
+    return b"".join([*(sieve.feed(chunk) for chunk in chunks), sieve.flush()]), sieve.launcher_lines
 
 
 @pytest.mark.parametrize(("vendor", "said"), NOISY)
@@ -51,7 +51,7 @@ def test_the_launchers_words_are_taken_out(vendor, said):
     assert notes == said.splitlines()
 
 
-@pytest.mark.parametrize("vendor", list(VENDORS))
+@pytest.mark.parametrize("vendor", list(LAUNCHERS))
 @pytest.mark.parametrize("text", USERS)
 def test_what_a_user_writes_comes_through_unchanged(vendor, text):
     data = text.encode("latin-1")
@@ -67,7 +67,7 @@ def test_a_launchers_complaint_that_is_no_ranks_failure_comes_through():
 @st.composite
 def streams(draw):
     """A launcher's and a user's words in any order, cut anywhere."""
-    vendor = draw(st.sampled_from(list(VENDORS)))
+    vendor = draw(st.sampled_from(list(LAUNCHERS)))
     pieces = st.one_of(
         st.sampled_from([said for of, said in NOISY if of == vendor]),
         st.sampled_from(USERS).map(lambda text: text.rstrip("\n") + "\n"),
@@ -95,17 +95,17 @@ def test_every_byte_either_comes_through_in_order_or_is_noted(stream):
 
 @given(st.binary(max_size=300))
 def test_without_noise_everything_comes_through_at_once(data):
-    assert Sieve().feed(data) == data
+    assert OutputFilter().feed(data) == data
 
 
 def test_an_unfinished_line_is_held_only_where_it_may_be_the_launchers():
-    sieve = Sieve(VENDORS["open_mpi_5"].noise)
+    sieve = OutputFilter(LAUNCHERS["open_mpi_5"].output_patterns)
     assert sieve.feed(b"Password: ") == b"Password: "
     assert sieve.feed(b"\n10%") == b"\n10%"
     assert sieve.feed(b"\n------") == b"\n"
-    assert sieve.holds
-    assert sieve.release() == b"------"
-    assert not sieve.holds
+    assert sieve.has_pending
+    assert sieve.flush() == b"------"
+    assert not sieve.has_pending
     assert sieve.feed(b"|##  | 50%--") == b"|##  | 50%"
 
 
@@ -118,18 +118,18 @@ def test_a_progress_bar_may_stand_before_the_launchers_words():
 
 def test_words_that_are_kept_are_noted_all_the_same():
     data = b"before\n" + recorded.OPEN_MPI_5_KILLED.encode() + b"after\n"
-    sieve = Sieve(VENDORS["open_mpi_5"].noise, keep=True)
+    sieve = OutputFilter(LAUNCHERS["open_mpi_5"].output_patterns, pass_through=True)
     assert sieve.feed(data) == data
-    assert sieve.notes == recorded.OPEN_MPI_5_KILLED.splitlines()
+    assert sieve.launcher_lines == recorded.OPEN_MPI_5_KILLED.splitlines()
 
 
 def test_it_is_known_whether_a_line_is_unfinished():
-    sieve = Sieve(VENDORS["open_mpi_5"].noise)
-    assert sieve.at_start
+    sieve = OutputFilter(LAUNCHERS["open_mpi_5"].output_patterns)
+    assert sieve.at_line_start
     sieve.feed(b" 50%|##  |" + recorded.OPEN_MPI_5_KILLED.encode())
-    assert not sieve.at_start
+    assert not sieve.at_line_start
     sieve.feed(b"\n")
-    assert sieve.at_start
+    assert sieve.at_line_start
 
 
 def test_a_block_without_an_end_is_given_back():
@@ -144,10 +144,12 @@ def waits(rank, missing, seconds=60, more=""):
 
 
 def gathered(*lines):
-    sieve = Sieve(VENDORS["open_mpi_5"].noise, waits=Waits())
+    sieve = OutputFilter(
+        LAUNCHERS["open_mpi_5"].output_patterns, wait_warnings=WaitWarningAggregator()
+    )
     through = sieve.feed("".join(lines).encode())
-    assert sieve.due() == b"", "not yet"
-    return (through + sieve.due(at_end=True)).decode()
+    assert sieve.due_warnings() == b"", "not yet"
+    return (through + sieve.due_warnings(at_end=True)).decode()
 
 
 def test_ranks_that_wait_for_one_another_and_in_the_end_for_one_are_told_of_once():
@@ -172,12 +174,18 @@ def test_ranks_that_wait_for_one_another_and_in_the_end_for_one_are_told_of_once
     ],
 )
 def test_what_has_no_common_cause_comes_through_as_it_was(lines):
-    sieve = Sieve(VENDORS["open_mpi_5"].noise, waits=Waits())
-    out = b"".join(sieve.feed(line.encode()) for line in lines) + sieve.release()
-    assert (out + sieve.due(at_end=True)).decode() == "".join(lines)
+    sieve = OutputFilter(
+        LAUNCHERS["open_mpi_5"].output_patterns, wait_warnings=WaitWarningAggregator()
+    )
+    out = b"".join(sieve.feed(line.encode()) for line in lines) + sieve.flush()
+    assert (out + sieve.due_warnings(at_end=True)).decode() == "".join(lines)
 
 
 def test_a_warning_begins_a_line_of_its_own():
-    sieve = Sieve(waits=Waits())
-    out = sieve.feed(waits(0, "rank 1").encode()) + sieve.feed(b"50%|#") + sieve.due(at_end=True)
+    sieve = OutputFilter(wait_warnings=WaitWarningAggregator())
+    out = (
+        sieve.feed(waits(0, "rank 1").encode())
+        + sieve.feed(b"50%|#")
+        + sieve.due_warnings(at_end=True)
+    )
     assert out.decode() == f"50%|#\n{waits(0, 'rank 1')}"

@@ -8,8 +8,8 @@ import recorded
 from asyncddp.errors import ArgumentError
 from asyncddp.launch.hosts import parse_hosts
 from asyncddp.launch.job import Job
-from asyncddp.launch.locate import recognise
-from asyncddp.launch.vendors import VENDORS, Death, Launcher
+from asyncddp.launch.launcher_discovery import identify_launcher
+from asyncddp.launch.launchers import LAUNCHERS, Launcher, RankExit
 
 
 @pytest.mark.parametrize(
@@ -27,14 +27,14 @@ from asyncddp.launch.vendors import VENDORS, Death, Launcher
     ],
 )
 def test_a_launcher_is_recognised_by_its_version(output, vendor, version):
-    assert recognise(output) == (vendor, version)
-    claimed = [name for name, launcher in VENDORS.items() if launcher.recognise(output)]
+    assert identify_launcher(output) == (vendor, version)
+    claimed = [name for name, launcher in LAUNCHERS.items() if launcher.parse_version(output)]
     assert claimed == [vendor]
 
 
 @pytest.mark.parametrize("output", ["", "GNU bash, version 5.2", "Open MPI", "mpirun 4.1"])
 def test_what_is_no_launcher_is_not_recognised(output):
-    assert recognise(output) is None
+    assert identify_launcher(output) is None
 
 
 def job(ranks=4, hosts="", **given):
@@ -139,21 +139,21 @@ def jobs_for(vendor):
 
 
 @pytest.mark.parametrize("name", ["plain", "crowded root", "full"])
-@pytest.mark.parametrize("vendor", list(VENDORS))
+@pytest.mark.parametrize("vendor", list(LAUNCHERS))
 def test_the_command_is_the_one_of_its_family(vendor, name):
-    command = VENDORS[vendor].command("RUN", jobs_for(vendor)[name])
+    command = LAUNCHERS[vendor].build_command("RUN", jobs_for(vendor)[name])
     arguments, environment = GOLDEN[vendor, name]
     assert shlex.join(command.arguments) == shlex.join(shlex.split(arguments))
     assert command.environment == environment
 
 
-@pytest.mark.parametrize("vendor", list(VENDORS))
+@pytest.mark.parametrize("vendor", list(LAUNCHERS))
 def test_every_family_keeps_the_contract(vendor):
     """The program comes last and unchanged, variables are set, nothing else is let out."""
-    launcher = VENDORS[vendor]
+    launcher = LAUNCHERS[vendor]
     words = ("./solver", "a b", "$HOME", "'", "-np", "9", "")
     secret = {"AWS_SECRET_ACCESS_KEY": "hunter2", "PATH": "/bin"}
-    made = launcher.command(
+    made = launcher.build_command(
         "RUN",
         job(program=words, set_environment={"LR": "0.1"}, environment=secret, forward=("LR",)),
     )
@@ -162,17 +162,17 @@ def test_every_family_keeps_the_contract(vendor):
     assert made.arguments[-len(words) :] == words
     assert made.environment["LR"] == "0.1"
     assert "AWS_SECRET_ACCESS_KEY" not in " ".join([*made.arguments, *made.environment])
-    assert launcher.death("") is None
+    assert launcher.parse_rank_exit("") is None
 
 
 @pytest.mark.parametrize("vendor", ["open_mpi_4", "open_mpi_5"])
 def test_a_setting_that_the_user_has_made_is_left_alone(vendor):
     """Open MPI refuses a parameter that is there twice, so ours must give way."""
     by_argument = job(oversubscribe=True, extra=("--mca", "osc", "ucx", "--map-by", "node"))
-    words = VENDORS[vendor].command("RUN", by_argument).arguments
+    words = LAUNCHERS[vendor].build_command("RUN", by_argument).arguments
     assert words.count("osc") == words.count("--map-by") == 1
     by_variable = job(environment={"OMPI_MCA_osc": "rdma"})
-    assert "osc" not in VENDORS[vendor].command("RUN", by_variable).arguments
+    assert "osc" not in LAUNCHERS[vendor].build_command("RUN", by_variable).arguments
 
 
 @pytest.mark.parametrize(
@@ -181,26 +181,30 @@ def test_a_setting_that_the_user_has_made_is_left_alone(vendor):
 )
 def test_unfinished_lines_are_shown_where_somebody_looks(vendor, flag):
     """Open MPI 5 and srun wait for the ends of lines unless told; the others never do."""
-    shown = {live: VENDORS[vendor].command("RUN", job(live=live)).arguments for live in (0, 1)}
+    shown = {
+        live: LAUNCHERS[vendor].build_command("RUN", job(live=live)).arguments for live in (0, 1)
+    }
     assert " ".join(word for word in shown[1] if word not in shown[0]) == flag
 
 
 def test_intel_mpi_pins_by_variables_that_the_user_may_have_set():
-    launcher = VENDORS["intel_mpi"]
-    assert launcher.command("RUN", job(bind_to="numa")).environment == {"I_MPI_PIN_DOMAIN": "numa"}
-    assert launcher.command("RUN", job(environment={"I_MPI_PIN": "1"})).environment == {}
+    launcher = LAUNCHERS["intel_mpi"]
+    assert launcher.build_command("RUN", job(bind_to="numa")).environment == {
+        "I_MPI_PIN_DOMAIN": "numa"
+    }
+    assert launcher.build_command("RUN", job(environment={"I_MPI_PIN": "1"})).environment == {}
 
 
 @pytest.mark.parametrize("vendor", ["mpich", "intel_mpi"])
 @pytest.mark.parametrize("interface", ["10.0.0.0/24", "eth0,eth1"])
 def test_hydra_takes_the_name_of_one_interface(vendor, interface):
     with pytest.raises(ArgumentError, match=r"--network-interface: .* takes the name of one"):
-        VENDORS[vendor].command("RUN", job(interface=interface))
+        LAUNCHERS[vendor].build_command("RUN", job(interface=interface))
 
 
 def test_srun_takes_the_same_number_of_ranks_on_every_host():
     with pytest.raises(ArgumentError, match="same number of ranks on every host, got h1:2,h2:1"):
-        VENDORS["slurm"].command("RUN", job(3, "h1:2,h2:1"))
+        LAUNCHERS["slurm"].build_command("RUN", job(3, "h1:2,h2:1"))
 
 
 @pytest.mark.parametrize(
@@ -208,32 +212,32 @@ def test_srun_takes_the_same_number_of_ranks_on_every_host():
 )
 def test_srun_has_no_remote_shell(flag, given):
     with pytest.raises(ArgumentError, match=f"{flag}: srun starts ranks without ssh"):
-        VENDORS["slurm"].command("RUN", job(**given))
+        LAUNCHERS["slurm"].build_command("RUN", job(**given))
 
 
 @pytest.mark.parametrize(
-    ("vendor", "said", "death"),
+    ("vendor", "said", "rank_exit"),
     [
-        ("open_mpi_5", recorded.OPEN_MPI_5_KILLED, Death(2, "vm", signal=9)),
-        ("open_mpi_5", recorded.OPEN_MPI_5_EXIT, Death(2, code=3)),
-        ("open_mpi_5", recorded.OPEN_MPI_5_ABORT, Death(2, code=3)),
-        ("open_mpi_5", recorded.OPEN_MPI_5_HOST_LOST, Death(None, "h2", lost_host=True)),
-        ("open_mpi_5", recorded.OPEN_MPI_5_HOST_SILENT, Death(None, "h2", lost_host=True)),
-        ("open_mpi_5", recorded.OPEN_MPI_5_CONNECTION_CLOSED, Death(0, "h1")),
+        ("open_mpi_5", recorded.OPEN_MPI_5_KILLED, RankExit(2, "vm", signal=9)),
+        ("open_mpi_5", recorded.OPEN_MPI_5_EXIT, RankExit(2, code=3)),
+        ("open_mpi_5", recorded.OPEN_MPI_5_ABORT, RankExit(2, code=3)),
+        ("open_mpi_5", recorded.OPEN_MPI_5_HOST_LOST, RankExit(None, "h2", lost_host=True)),
+        ("open_mpi_5", recorded.OPEN_MPI_5_HOST_SILENT, RankExit(None, "h2", lost_host=True)),
+        ("open_mpi_5", recorded.OPEN_MPI_5_CONNECTION_CLOSED, RankExit(0, "h1")),
         ("open_mpi_5", recorded.OPEN_MPI_5_NO_SLOTS, None),
-        ("open_mpi_4", recorded.OPEN_MPI_4_KILLED, Death(2, "vm", signal=11)),
-        ("open_mpi_4", recorded.OPEN_MPI_4_EXIT, Death(2, code=3)),
-        ("mpich", recorded.MPICH_KILLED, Death(None, signal=11)),
-        ("mpich", recorded.HYDRA_ABORT, Death(2, code=5)),
-        ("intel_mpi", recorded.INTEL_KILLED_ALONE, Death(2, "vm", signal=9)),
-        ("intel_mpi", recorded.INTEL_KILLED_ALL, Death(None, "vm", signal=9)),
-        ("intel_mpi", recorded.INTEL_CRASHED, Death(2, "vm", signal=11)),
-        ("intel_mpi", recorded.HYDRA_ABORT, Death(2, code=5)),
-        ("slurm", recorded.SRUN_EXIT, Death(2, "node7", code=3)),
-        ("slurm", recorded.SRUN_KILLED, Death(2, "node7", signal=9)),
-        ("slurm", recorded.SRUN_CRASHED, Death(2, "node7", signal=11)),
+        ("open_mpi_4", recorded.OPEN_MPI_4_KILLED, RankExit(2, "vm", signal=11)),
+        ("open_mpi_4", recorded.OPEN_MPI_4_EXIT, RankExit(2, code=3)),
+        ("mpich", recorded.MPICH_KILLED, RankExit(None, signal=11)),
+        ("mpich", recorded.HYDRA_ABORT, RankExit(2, code=5)),
+        ("intel_mpi", recorded.INTEL_KILLED_ALONE, RankExit(2, "vm", signal=9)),
+        ("intel_mpi", recorded.INTEL_KILLED_ALL, RankExit(None, "vm", signal=9)),
+        ("intel_mpi", recorded.INTEL_CRASHED, RankExit(2, "vm", signal=11)),
+        ("intel_mpi", recorded.HYDRA_ABORT, RankExit(2, code=5)),
+        ("slurm", recorded.SRUN_EXIT, RankExit(2, "node7", code=3)),
+        ("slurm", recorded.SRUN_KILLED, RankExit(2, "node7", signal=9)),
+        ("slurm", recorded.SRUN_CRASHED, RankExit(2, "node7", signal=11)),
     ],
 )
-def test_the_launchers_words_say_who_died(vendor, said, death):
+def test_the_launchers_words_say_who_died(vendor, said, rank_exit):
     """Only who surely was first is named: Hydra kills the others and shows them too."""
-    assert VENDORS[vendor].death(said) == death
+    assert LAUNCHERS[vendor].parse_rank_exit(said) == rank_exit

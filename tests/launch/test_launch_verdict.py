@@ -9,10 +9,10 @@ import sys
 import pytest
 import recorded
 
-from asyncddp.launch.roll_call import RollCall, sign_in, sign_out
-from asyncddp.launch.supervise import Ending
-from asyncddp.launch.vendors import VENDORS
-from asyncddp.launch.verdict import alike, judge, read_reports
+from asyncddp.launch.diagnosis import diagnose, group_by_failure, read_failure_reports
+from asyncddp.launch.launchers import LAUNCHERS
+from asyncddp.launch.rank_tracker import RankTracker, record_end, record_start
+from asyncddp.launch.supervisor import RunOutcome
 
 
 def report(folder, rank, kind, message, time, code=1, host=None, origin=None):
@@ -31,11 +31,11 @@ def report(folder, rank, kind, message, time, code=1, host=None, origin=None):
 
 
 def ending(code, **given):
-    return Ending(**{"code": code, "signal": None, "timed_out": False, **given})
+    return RunOutcome(**{"code": code, "signal": None, "timed_out": False, **given})
 
 
 def verdict(folder, end, said="", vendor="open_mpi_5", **given):
-    found = judge(end, VENDORS[vendor], said, folder, **given)
+    found = diagnose(end, LAUNCHERS[vendor], said, folder, **given)
     return found.code, *found.lines
 
 
@@ -100,7 +100,7 @@ def test_an_exit_code_without_a_reason_is_not_dressed_up(tmp_path):
 
 @pytest.mark.parametrize(("code", "expected"), [(1, 1), (-11, 139)])
 def test_what_cannot_be_explained_is_said_to_be_so(tmp_path, code, expected):
-    found = judge(ending(code), VENDORS["open_mpi_5"], "", tmp_path)
+    found = diagnose(ending(code), LAUNCHERS["open_mpi_5"], "", tmp_path)
     assert (found.code, found.explained) == (expected, False)
 
 
@@ -110,7 +110,7 @@ def test_a_lost_host_is_a_failure_even_where_the_launcher_calls_it_a_success(
 ):
     """Open MPI 5.0 exits with 0 when the daemon of a host has gone."""
     said = recorded.OPEN_MPI_5_HOST_LOST
-    found = judge(ending(code), VENDORS["open_mpi_5"], said, tmp_path)
+    found = diagnose(ending(code), LAUNCHERS["open_mpi_5"], said, tmp_path)
     assert found.code == expected
     assert found.lines == ("host h2 was lost, or could not be reached",)
     assert not found.explained, "so the launcher's own words are shown"
@@ -162,7 +162,7 @@ def test_ranks_that_fail_alike_are_told_of_in_one_line(tmp_path):
         "then 9.0 s later: rank 4 on h4 failed (exit code 1): WaitTimeoutError: rank 4: broadcast "
         "was not done in 3.1 s",
     )
-    assert [len(group) for group in alike(read_reports(tmp_path))] == [5, 1]
+    assert [len(group) for group in group_by_failure(read_failure_reports(tmp_path))] == [5, 1]
 
 
 def test_who_was_refused_by_the_rank_that_failed_is_no_cause_of_its_own(tmp_path):
@@ -200,12 +200,12 @@ def test_a_rank_that_left_before_the_end_is_named(tmp_path):
 
 
 def test_who_left_while_others_waited_in_init_is_named(tmp_path):
-    away = ending(143, stranded=(0, 2), lost=(1, 0, 2))
+    away = ending(143, waiting_in_init=(0, 2), lost=(1, 0, 2))
     assert verdict(tmp_path, away)[1] == (
         "rank 1 was lost, killed or ended without a report, as by os._exit(), while ranks 0, 2 "
         "waited for it in init()"
     )
-    done = ending(143, stranded=(0,), ended=(1, 2, 3))
+    done = ending(143, waiting_in_init=(0,), ended=(1, 2, 3))
     assert verdict(tmp_path, done)[1] == (
         "ranks 1\u20133 came to the end of the script without calling init(), while rank 0 waited "
         "for it in init()"
@@ -216,41 +216,41 @@ def test_a_report_that_was_cut_short_is_left_out(tmp_path):
     (tmp_path / "rank-0.json").write_text('{"rank": 0, "ho')
     (tmp_path / "rank-1.json").write_text('{"rank": 1}')
     (tmp_path / "rank-2.json").write_text("[]")
-    assert read_reports(tmp_path) == []
+    assert read_failure_reports(tmp_path) == []
 
 
 def test_the_roll_knows_who_left_without_signing_out(tmp_path):
     children = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) for _ in range(4)]
     for rank, child in enumerate(children[:3]):
-        sign_in(str(tmp_path), str(rank))
+        record_start(str(tmp_path), str(rank))
         (tmp_path / f"started-{rank}").write_text(f"{child.pid} {os.uname().nodename}")
     (tmp_path / "started-3").write_text("1 another-machine")
     (tmp_path / "started-4").write_text(f"{children[3].pid} {os.uname().nodename}")
     children[3].kill()
     children[3].communicate()
-    roll = RollCall(tmp_path)
-    assert sorted(roll.newcomers()) == [0, 1, 2]
+    roll = RankTracker(tmp_path)
+    assert sorted(roll.new_processes()) == [0, 1, 2]
     assert roll.lost == [4], "it had ended before the first look"
-    assert roll.newcomers() == {}
-    assert roll.stranded() == ()
+    assert roll.new_processes() == {}
+    assert roll.waiting_in_init() == ()
     (tmp_path / "joining-2").touch()
-    assert roll.stranded() == (2,)
-    sign_out(str(tmp_path), "0")
+    assert roll.waiting_in_init() == (2,)
+    record_end(str(tmp_path), "0")
     assert roll.ended() == (), "its process is still there"
     children[1].send_signal(signal.SIGKILL)
     for child in children:
         child.communicate()
     for rank in (0, 1):
-        assert roll.left(rank) is False
+        assert roll.on_process_exit(rank) is False
     roll.close()
     assert roll.lost == [4, 1]
     assert roll.ended() == (0,)
     (tmp_path / "rank-2.json").touch()
-    roll.left(2)
+    roll.on_process_exit(2)
     assert roll.lost == [4, 1], "what comes after a report is no news"
 
 
 def test_signing_in_where_the_folder_is_on_another_machine_does_nothing(tmp_path):
-    sign_in(str(tmp_path / "nowhere"), "0")
-    sign_out(str(tmp_path / "nowhere"), "0")
+    record_start(str(tmp_path / "nowhere"), "0")
+    record_end(str(tmp_path / "nowhere"), "0")
     assert list(tmp_path.iterdir()) == []

@@ -10,10 +10,10 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from click.testing import CliRunner
 
-from asyncddp.launch.cli import main
-from asyncddp.launch.report.records import read
-from asyncddp.launch.report.summary import slowest, summarise
-from asyncddp.monitoring.record import Record
+from asyncddp.cli.main import main
+from asyncddp.cli.report.monitor_log import read_monitor_log
+from asyncddp.cli.report.rank_summary import slowest_rank, summarise_ranks
+from asyncddp.monitoring.rank_record import Record
 
 
 def line(rank, step, **fields):
@@ -77,11 +77,11 @@ def test_curves_are_drawn_of_what_is_known(run, tmp_path):
     assert shown.output.endswith(f"Wrote {picture}.\n")
     assert ElementTree.parse(picture).getroot().tag.endswith("svg")
 
-    from asyncddp.launch.report.picture import draw
+    from asyncddp.cli.report.plot_curves import draw_curves
 
     with run.open("a") as more:
         more.write(line(1, 150, staleness=7))
-    axes = draw(read(run), "run").axes
+    axes = draw_curves(read_monitor_log(run), "run").axes
     assert [one.get_ylabel() for one in axes] == [
         "consensus distance",
         "gradient norm",
@@ -108,12 +108,12 @@ def test_a_run_that_is_still_written_can_be_read(run):
 def test_of_a_step_that_was_made_twice_the_later_counts(run):
     with run.open("a") as more:
         more.write(line(0, 100, consensus_distance=0.125))
-    assert summarise(read(run))[0].consensus_distance == 0.125
-    assert summarise(read(run))[0].reports == 2
+    assert summarise_ranks(read_monitor_log(run))[0].consensus_distance == 0.125
+    assert summarise_ranks(read_monitor_log(run))[0].reports == 2
 
 
 def test_the_slowest_is_whom_others_wait_for(run):
-    assert slowest(summarise(read(run))).rank == 1
+    assert slowest_rank(summarise_ranks(read_monitor_log(run))).rank == 1
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_without_matplotlib_the_error_says_what_to_install(run, tmp_path, monkey
 
 def test_it_needs_neither_torch_nor_mpi(run):
     code = (
-        "import sys\nfrom asyncddp.launch.cli import main\n"
+        "import sys\nfrom asyncddp.cli.main import main\n"
         f"main(['report', {str(run)!r}, '--json'], standalone_mode=False)\n"
         "print(sorted({'torch', 'mpi4py', 'numpy', 'rich'} & set(sys.modules)))"
     )

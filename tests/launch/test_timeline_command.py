@@ -9,7 +9,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from asyncddp.launch.cli import main
+from asyncddp.cli.main import main
 from tests.unit.timeline_files import VERB, Rank, straggling
 
 
@@ -171,7 +171,7 @@ def test_a_mistake_is_a_sentence_with_a_remedy(out, arguments, message):
 
 def test_importing_the_command_loads_nothing_that_is_slow():
     code = (
-        "import sys, asyncddp.launch.timeline_command\n"
+        "import sys, asyncddp.cli.timeline_command\n"
         "heavy = {'numpy', 'torch', 'mpi4py', 'rich', 'matplotlib', 'asyncddp.timeline'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
@@ -181,7 +181,7 @@ def test_importing_the_command_loads_nothing_that_is_slow():
 
 def test_merging_and_reporting_load_neither_torch_nor_mpi(out):
     code = (
-        "import sys\nfrom asyncddp.launch.cli import main\n"
+        "import sys\nfrom asyncddp.cli.main import main\n"
         f"main(['timeline', 'report', {str(out)!r}], standalone_mode=False)\n"
         "print(sorted({'torch', 'mpi4py'} & set(sys.modules)))"
     )

@@ -130,7 +130,7 @@ def test_a_script_that_ends_with_verbs_under_way_and_mismatches_unsaid(tmp_path)
         while not over.exists():
             time.sleep(0.01)
         bf.neighbor_allreduce(x, **{**alone, "dst_weights": [1]}, name="d")
-        while bf.current().engine.mailbox.late is None:
+        while bf.current().engine.matcher.late_error is None:
             time.sleep(0.01)
         failing()
         raise SystemExit
@@ -138,7 +138,7 @@ def test_a_script_that_ends_with_verbs_under_way_and_mismatches_unsaid(tmp_path)
     bf.neighbor_allreduce(x, **{**alone, "src_weights": {0: 1.0}}, name="d")
     bf.neighbor_allreduce(x, **alone, name="d")
     over.touch()
-    while bf.current().engine.mailbox.late is None:
+    while bf.current().engine.matcher.late_error is None:
         time.sleep(0.01)
     raise SystemExit
     """

@@ -30,9 +30,9 @@ bf.init()
 big = torch.full((40_000,), float(me))
 print(bf.allreduce(big).unique().tolist(), os.environ["OMPI_MCA_btl_tcp_sndbuf"], flush=True)
 from mpi4py import MPI
-from asyncddp.transport.mpi_tuning import algorithm_of_sums
+from asyncddp.transport.mpi.iallreduce_tuning import iallreduce_algorithm
 total = MPI.COMM_WORLD.allreduce(1)
-print("algorithm", algorithm_of_sums(), "ranks", total, flush=True)
+print("algorithm", iallreduce_algorithm(), "ranks", total, flush=True)
 bf.shutdown()
 bf.init()
 print("again", bf.size(), flush=True)

@@ -154,7 +154,7 @@ def mass(steps):
     optimizer.force_barrier = True
     for _ in range(60):
         optimizer.step()
-    p = optimizer._mixer.windows.biases()[0]
+    p = optimizer._averager.windows.push_sum_weights()[0]
     return model.weight[0, 0].item(), p
 
 

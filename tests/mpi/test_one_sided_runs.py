@@ -54,8 +54,8 @@ def assert_went_on(done):
 
 
 @pytest.mark.mpi(4)
-@pytest.mark.parametrize("wire", ["mpi", "shared_memory"])
-def test_nobody_waits_for_a_neighbour_that_is_stopped(tmp_path, wire):
+@pytest.mark.parametrize("transport", ["mpi", "shared_memory"])
+def test_nobody_waits_for_a_neighbour_that_is_stopped(tmp_path, transport):
     """While rank 1 stands still, by SIGSTOP, the others train on; then it goes on as well."""
     body = """
     pids = bf.allgather_object(os.getpid())
@@ -75,7 +75,7 @@ def test_nobody_waits_for_a_neighbour_that_is_stopped(tmp_path, wire):
     bf.barrier()
     """
     script = HEAD + ALL + textwrap.dedent(body)
-    done = run_on_mpirun(4, script, tmp_path, environ={"ASYNCDDP_TRANSPORT": wire})
+    done = run_on_mpirun(4, script, tmp_path, environ={"ASYNCDDP_TRANSPORT": transport})
     assert (done.code, done.stderr, done.left) == (0, "", ()), done
     assert_went_on(done)
 
@@ -101,8 +101,8 @@ def test_survivors_of_a_killed_neighbour_train_on(tmp_path):
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("wire", ["mpi", "shared_memory"])
-def test_who_does_not_come_is_named_where_staleness_is_bounded(tmp_path, wire):
+@pytest.mark.parametrize("transport", ["mpi", "shared_memory"])
+def test_who_does_not_come_is_named_where_staleness_is_bounded(tmp_path, transport):
     """After two steps more the deadline runs; its error says who is missing."""
     body = """
     step = trained("win_put", bound=2)
@@ -112,7 +112,7 @@ def test_who_does_not_come_is_named_where_staleness_is_bounded(tmp_path, wire):
     for _ in range(9):
         step()
     """
-    environ = {"ASYNCDDP_TRANSPORT": wire, "ASYNCDDP_TIMEOUT": "6"}
+    environ = {"ASYNCDDP_TRANSPORT": transport, "ASYNCDDP_TIMEOUT": "6"}
     done = run_on_mpirun(2, HEAD + textwrap.dedent(body), tmp_path, environ=environ)
     assert done.code != 0, done
     assert not done.timed_out, done
@@ -137,8 +137,8 @@ def test_a_run_with_open_windows_ends_well(tmp_path):
 
 
 @pytest.mark.mpi(4)
-@pytest.mark.parametrize("wire", ["mpi", "shared_memory"])
-def test_a_rank_that_ends_early_anchors_nobody(tmp_path, wire):
+@pytest.mark.parametrize("transport", ["mpi", "shared_memory"])
+def test_a_rank_that_ends_early_anchors_nobody(tmp_path, transport):
     """Rank 3 ends after 20 steps of 200: the others reach the optimum of their own average."""
     script = """
     import torch
@@ -182,7 +182,7 @@ def test_a_rank_that_ends_early_anchors_nobody(tmp_path, wire):
     """
     methods = ["async_model_average", "pull_get", "win_put", "module"]
     script = textwrap.dedent(script).replace("METHODS", repr(methods))
-    environ = {"ASYNCDDP_TRANSPORT": wire}
+    environ = {"ASYNCDDP_TRANSPORT": transport}
     done = run_on_mpirun(4, script, tmp_path, environ=environ)
     assert (done.code, done.stderr, done.left) == (0, "", ()), done
     told = [line.split() for line in done.stdout.splitlines()]

@@ -14,7 +14,7 @@ import torch
 
 import asyncddp as bf
 import topology
-from tests.support import FileEvent, PoolWorld, on, open_world
+from tests.support import FileEvent, PoolWorld, on, open_transport
 from tests.support.oracle import check, held, mixed, summed
 from tests.unit.optim_reference import batch, mlp, square_loss, train_here, vector
 
@@ -36,7 +36,7 @@ def three():
 
 def sums(dtype):
     """Digests of sums and means of all sizes, which must be the same on all ranks."""
-    assert bf.current().transport._board is not None
+    assert bf.current().transport._reduction_buffers is not None
     found = []
     counts = [(1 << 16) // dtype.itemsize + extra for extra in (-1, 0, 1)]
     counts += [
@@ -81,7 +81,7 @@ def test_sums_over_three_ranks(three):
 def parts_of_sums(dtype):
     """Parts of sums of all sizes, in turn with sums, whose slots they use."""
     n, rank = bf.size(), bf.rank()
-    assert bf.current().transport._board is not None
+    assert bf.current().transport._reduction_buffers is not None
     columns = PIECE // (n * dtype.itemsize)
     least = -(-(1 << 16) // (n * dtype.itemsize))
     for number, count in enumerate(
@@ -111,21 +111,25 @@ def test_parts_of_sums_over_three_ranks(three):
     three.run(parts_of_sums, torch.float32)
 
 
-def gives_up_large_sums(wire, folder):
+def gives_up_large_sums(transport, folder):
     """Rank 0 gives a sum up that the others never join, with another behind it."""
     given_up = FileEvent(folder / "given up")
-    if wire.rank > 0:
+    if transport.rank > 0:
         given_up.wait()
         return None
-    x, total, part = torch.ones(200_000), torch.zeros(200_000), torch.zeros(200_000 // wire.size)
-    first = wire.ireduce_scatter(x, part)
-    second = wire.iallreduce(x, total)
+    x, total, part = (
+        torch.ones(200_000),
+        torch.zeros(200_000),
+        torch.zeros(200_000 // transport.size),
+    )
+    first = transport.ireduce_scatter(x, part)
+    second = transport.iallreduce(x, total)
     told = []
     for transfer in (first, second):
         with pytest.raises(bf.WaitTimeoutError) as late:
-            wire.finish(transfer, 0.1, "sum")
+            transport.finish(transfer, 0.1, "sum")
         told.append(str(late.value))
-    for start in (lambda: wire.iallreduce(x), lambda: wire.ireduce_scatter(x, part)):
+    for start in (lambda: transport.iallreduce(x), lambda: transport.ireduce_scatter(x, part)):
         with pytest.raises(bf.PeerError) as refused:
             start()
         told.append(str(refused.value))
@@ -236,7 +240,7 @@ STEPS = 20
 def plain():
     """As many ranks as the test's other world has, which exchange all by MPI."""
     with contextlib.ExitStack() as opened:
-        yield functools.cache(lambda size: opened.enter_context(open_world(f"mpi-{size}")))
+        yield functools.cache(lambda size: opened.enter_context(open_transport(f"mpi-{size}")))
 
 
 @NEAR
@@ -262,11 +266,11 @@ def outlives(method):
         optimizer.zero_grad()
         square_loss(model, batch(bf.rank(), step)).backward()
         optimizer.step()
-    arena = bf.current().transport.neighborhood.arena
+    arena = bf.current().transport.shared_memory_group.arena
     places = [arena.locate(parameter.detach()) for parameter in model.parameters()]
     assert None not in places
-    engine = bf.current().engine.mailbox.channels
-    assert any(channel.lane is not None for named in engine._by_name.values()
+    engine = bf.current().engine.matcher.channels
+    assert any(channel.send_ring is not None for named in engine._by_name.values()
                for channel in named.values())  # fmt: skip
     before = vector(model)
     bf.shutdown()
@@ -293,7 +297,7 @@ def two_worlds():
         bf.neighbor_allreduce_(x, name="x")
     bf.shutdown()
     bf.init(transport="shared_memory")
-    assert bf.current().transport.neighborhood.arena.locate(x) is None
+    assert bf.current().transport.shared_memory_group.arena.locate(x) is None
     y = bf.empty_shared((5,))
     for _ in range(4):
         y.fill_(float(bf.rank()))

@@ -172,11 +172,11 @@ def test_ctrl_c_that_one_rank_catches(tmp_path):
 
 
 SHARES = """
-near = transport.neighborhood
-lanes = bf.current().engine.mailbox.channels.under("x")
+near = transport.shared_memory_group
+lanes = bf.current().engine.matcher.channels.find_all("x")
 assert near is not None, "no shared memory"
 assert near.arena.locate(x) is not None
-assert any(channel.lane is not None and channel.readers for channel in lanes)
+assert any(channel.send_ring is not None and channel.readers for channel in lanes)
 assert bool((bf.allreduce(x.clone()) == mean).all())
 print(f"{transport.name}\\n", end="", flush=True)
 """
@@ -229,7 +229,7 @@ ACTS = {
     ),
 }
 WORKS = """
-print(f"{transport.name} {transport.neighborhood is None}\\n", end="", flush=True)
+print(f"{transport.name} {transport.shared_memory_group is None}\\n", end="", flush=True)
 y = bf.allreduce(torch.full((100_000,), float(bf.rank())))
 assert bool((y == mean).all())
 """
@@ -281,7 +281,7 @@ def test_shared_memory_that_is_asked_for_and_cannot_be_had_is_an_error(tmp_path,
 @pytest.mark.mpi(2)
 def test_a_rank_alone_on_its_machine_needs_no_shared_memory(tmp_path):
     """Nothing is warned of where there is nobody to share with."""
-    script = "import asyncddp as bf\nbf.init()\nprint(bf.current().transport.neighborhood)\n"
+    script = "import asyncddp as bf\nbf.init()\nprint(bf.current().transport.shared_memory_group)\n"
     path = Path(tmp_path, "script.py")
     path.write_text(script, encoding="utf-8")
     done = run_to_end(

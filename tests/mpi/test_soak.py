@@ -12,7 +12,7 @@ import torch
 
 import asyncddp as bf
 import topology
-from asyncddp.memory.dtypes import DTYPES
+from asyncddp.tensors.dtypes import DTYPES
 from tests.support import on
 from tests.support.oracle import AVERAGING, check, held, mixed, options, summed
 
@@ -217,7 +217,7 @@ def soak(verbs: int, seed: int) -> tuple[int, float, float]:
 @on("loopback-4", "mpi-4")
 def test_random_verbs_stay_right_and_lose_no_memory(world):
     """5,000 verbs under mpirun: no mismatch, and memory grows by less than 5 % after warming up."""
-    verbs = 5_000 if world.wire == "mpi" else 1_000
+    verbs = 5_000 if world.transport == "mpi" else 1_000
     for done, warm, end in world.run(
         soak, verbs, 2026, settings={"ranks_per_machine": 2, "timeout": 60}, limit=240
     ):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncddp.launch.options import RunOptions
-from asyncddp.launch.run_command import timeline_of
+from asyncddp.cli.run_command import timeline_pattern
+from asyncddp.launch.run_options import RunOptions
 from tests.support import run_on_mpirun, run_to_end
 from tests.support.timelines import assert_balanced, assert_nested, read, spans
 
@@ -148,9 +148,9 @@ def test_a_prefix_in_place_of_a_folder(tmp_path, monkeypatch):
     """Both are absolute for the ranks, and a prefix is one even where a folder has its name."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
-    assert timeline_of(RunOptions()) is None
-    assert timeline_of(RunOptions(timeline=Path("out"))) == f"{tmp_path}/out/rank{{rank}}.json"
-    assert timeline_of(RunOptions(timeline_filename="out")) == f"{tmp_path}/out{{rank}}.json"
+    assert timeline_pattern(RunOptions()) is None
+    assert timeline_pattern(RunOptions(timeline=Path("out"))) == f"{tmp_path}/out/rank{{rank}}.json"
+    assert timeline_pattern(RunOptions(timeline_filename="out")) == f"{tmp_path}/out{{rank}}.json"
 
 
 def test_two_places_for_a_timeline_are_one_too_many(tmp_path):

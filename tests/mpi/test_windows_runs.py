@@ -21,7 +21,7 @@ import topology
 WIRES = ("shared_memory", "mpi")
 
 
-def run_on(wire, body, folder, ranks=2, options=(), timeout=RUN_LIMIT, **environ):
+def run_on(transport, body, folder, ranks=2, options=(), timeout=RUN_LIMIT, **environ):
     """Run a script on ranks whose launcher is given some options."""
     path = folder / "script.py"
     path.write_text(HEAD + textwrap.dedent(body), encoding="utf-8")
@@ -29,7 +29,7 @@ def run_on(wire, body, folder, ranks=2, options=(), timeout=RUN_LIMIT, **environ
     return run_to_end(
         [launcher, *options, *rest],
         timeout=timeout,
-        environ={"ASYNCDDP_TRANSPORT": wire, **environ},
+        environ={"ASYNCDDP_TRANSPORT": transport, **environ},
     )
 
 
@@ -65,19 +65,19 @@ os._exit(0)
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("wire", WIRES)
-def test_a_neighbor_that_is_killed_stops_nobody(tmp_path, wire):
+@pytest.mark.parametrize("transport", WIRES)
+def test_a_neighbor_that_is_killed_stops_nobody(tmp_path, transport):
     """Where memory is shared the other one goes on; between machines it is told by the deadline."""
-    done = run_on(wire, KILLED, tmp_path, options=["--with-ft", "ulfm"], ASYNCDDP_TIMEOUT="4")
+    done = run_on(transport, KILLED, tmp_path, options=["--with-ft", "ulfm"], ASYNCDDP_TIMEOUT="4")
     assert not done.timed_out, done
     assert done.left == (), done
     found = re.search(r"rank 0: (\d+) (\d+\.\d+) (\w+): (.*)", done.stdout)
     assert found, done
     count, longest, kind, message = found.groups()
-    if wire == "shared_memory" and kind == "NoneType":
+    if transport == "shared_memory" and kind == "NoneType":
         assert float(longest) < 60.0, done
         assert int(count) > 100, done
-    elif wire == "shared_memory":
+    elif transport == "shared_memory":
         assert "rank 0: window 'x': rank 1: it has ended" in message, done
     else:
         assert kind in ("PeerLeftError", "WaitTimeoutError"), done
@@ -161,10 +161,10 @@ for _ in range(4):
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("wire", WIRES)
-def test_nothing_is_left_after_a_shutdown_with_windows_open(tmp_path, wire):
+@pytest.mark.parametrize("transport", WIRES)
+def test_nothing_is_left_after_a_shutdown_with_windows_open(tmp_path, transport):
     """No file, no mapping, no thread; and the next world begins well."""
-    done = run_on(wire, LEFT, tmp_path)
+    done = run_on(transport, LEFT, tmp_path)
     assert done.code == 0, done
     assert done.stdout.split("\n") == ["left (0, 0, 1)"] * 8 + [""], done
     assert done.stderr == "", done
@@ -192,10 +192,10 @@ assert files_after == files, sizes
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("wire", WIRES)
-def test_windows_that_come_and_go_do_not_add_up(tmp_path, wire):
+@pytest.mark.parametrize("transport", WIRES)
+def test_windows_that_come_and_go_do_not_add_up(tmp_path, transport):
     """2 MB windows, sixty times: neither memory nor open files grow, without a collection."""
-    done = run_on(wire, "gc.disable()\n" + FREED, tmp_path)
+    done = run_on(transport, "gc.disable()\n" + FREED, tmp_path)
     assert done.code == 0, done
 
 
@@ -208,7 +208,7 @@ def test_a_script_that_ends_with_windows_open_prints_nothing(tmp_path):
     handles = [bf.win_put_nonblocking(x, "x") for _ in range(3)]
     bf.win_update("x")
     """)
-    for wire in WIRES:
-        done = run_on_mpirun(2, script, tmp_path, environ={"ASYNCDDP_TRANSPORT": wire})
+    for transport in WIRES:
+        done = run_on_mpirun(2, script, tmp_path, environ={"ASYNCDDP_TRANSPORT": transport})
         assert done.code == 0, done
         assert (done.stdout, done.stderr, done.left) == ("", "", ()), done

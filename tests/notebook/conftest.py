@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from asyncddp.errors import EnvironmentProblem
-from asyncddp.launch.locate import locate
+from asyncddp.launch.launcher_discovery import find_launcher
 from tests.support.session import open_session
 
 
@@ -78,6 +78,6 @@ def mpi():
     """Skips where ranks cannot be started."""
     pytest.importorskip("ipyparallel")
     try:
-        locate(None, os.environ)
+        find_launcher(None, os.environ)
     except EnvironmentProblem as problem:
         pytest.skip(f"needs an MPI launcher: {problem}")

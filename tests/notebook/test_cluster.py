@@ -143,10 +143,10 @@ def test_ctrl_c_ends_the_cell_on_the_ranks_and_verbs_go_on(cluster, session, tmp
 
 def test_only_this_machine_and_this_user_can_connect(cluster):
     """Keys sign what is sent, nobody else may read them, and all processes are on loopback."""
-    folder = cluster._folder
+    folder = cluster._profile_directory
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
     assert cluster.client.session.key
-    keeper = psutil.Process(folder.running().pid)
+    keeper = psutil.Process(folder.running_cluster().pid)
     parts = [one for one in keeper.children(recursive=True) if "controller" in one.cmdline()[2]]
     doors = [door.laddr for one in parts for door in one.net_connections("inet")]
     assert doors
@@ -156,7 +156,7 @@ def test_only_this_machine_and_this_user_can_connect(cluster):
 
 def test_a_dead_engine_ends_the_cluster_in_words_and_nothing_is_left(mpi, session, marked):
     other = Cluster(2)
-    folder = other._folder.path
+    folder = other._profile_directory.path
     assert folder.is_dir()
     pid = other.view.apply_sync(os.getpid)[1]
     os.kill(pid, signal.SIGKILL)

@@ -11,23 +11,28 @@ from pathlib import Path
 import pytest
 
 from asyncddp.errors import ArgumentError, EnvironmentProblem
-from asyncddp.launch.cluster import Folder, await_engines, plan_for, start
-from asyncddp.launch.cluster.address import listening_address
+from asyncddp.launch.cluster import (
+    ProfileDirectory,
+    build_cluster_spec,
+    start_cluster,
+    wait_for_engines,
+)
+from asyncddp.launch.cluster.controller_address import controller_address
 from asyncddp.launch.hosts import parse_hosts
-from asyncddp.launch.locate import locate
-from asyncddp.launch.options import RunOptions
+from asyncddp.launch.launcher_discovery import find_launcher
+from asyncddp.launch.run_options import RunOptions
 from asyncddp.notebook import Cluster
 from tests.support import RUN_LIMIT
 
 pytestmark = pytest.mark.mpi(2)
 
 NOTEBOOK = (sys.executable, "-m", "asyncddp", "notebook")
-IBFRUN = (sys.executable, "-c", "from asyncddp.launch.notebook_command import ibfrun; ibfrun()")
+IBFRUN = (sys.executable, "-c", "from asyncddp.cli.notebook_command import ibfrun; ibfrun()")
 OWNER = """
 import sys, time
 from asyncddp.notebook import Cluster
 cluster = Cluster(1, timeout=200)
-print(cluster._folder.path, flush=True)
+print(cluster._profile_directory.path, flush=True)
 time.sleep(600)
 """
 
@@ -104,7 +109,7 @@ def test_nothing_outlives_a_killed(victim, marked, profiles):
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
     folder = owner.stdout.readline().strip()
     assert len(marked.lines()) > 4, "owner, keeper, controller, launcher, engine"
-    killed = owner if victim == "owner" else marked.one("cluster.keeper")
+    killed = owner if victim == "owner" else marked.one("cluster.daemon")
     os.kill(killed.pid, signal.SIGKILL)
     if victim == "keeper":
         deadline = time.monotonic() + 60
@@ -120,20 +125,22 @@ def test_nothing_outlives_a_killed(victim, marked, profiles):
 def test_a_launcher_that_hangs_ends_in_its_words(marked, profiles):
     """A wrapper around the real launcher that never comes to start it."""
     ipyparallel = pytest.importorskip("ipyparallel")
-    found = locate(None, os.environ)
+    found = find_launcher(None, os.environ)
     launcher = profiles / "mpirun"
     launcher.write_text(
         f'#!/bin/sh\n[ "$1" = --version ] && exec "{found.executable}" --version\n'
         "echo 'waiting for a daemon on h1' >&2\nexec sleep 300\n"
     )
     launcher.chmod(0o755)
-    running = start(plan_for(RunOptions(num_proc=2, launcher=str(launcher))), timeout=200)
+    running = start_cluster(
+        build_cluster_spec(RunOptions(num_proc=2, launcher=str(launcher))), timeout=200
+    )
     try:
-        with ipyparallel.Client(str(running.folder.client_file), timeout=60) as client:
-            while "daemon" not in running.folder.last_words("engines"):
+        with ipyparallel.Client(str(running.profile_directory.client_file), timeout=60) as client:
+            while "daemon" not in running.profile_directory.log_tail("engines"):
                 time.sleep(0.05)
             with pytest.raises(EnvironmentProblem) as caught:
-                await_engines(running, client, timeout=0.5)
+                wait_for_engines(running, client, timeout=0.5)
     finally:
         running.stop()
     assert str(caught.value) == (
@@ -152,21 +159,21 @@ def test_a_launcher_that_fails_ends_in_its_words(marked):
 
 def test_what_cannot_be_is_said_before_anything_is_started(monkeypatch):
     with pytest.raises(ArgumentError, match="-np: say how many engines to start"):
-        plan_for(RunOptions())
+        build_cluster_spec(RunOptions())
     with pytest.raises(ArgumentError, match=r"profile: expected letters, digits.*, got '\.\./x'"):
-        Folder.of_profile("../x")
+        ProfileDirectory.for_profile("../x")
     with pytest.raises(ArgumentError, match="Cluster: argument n: expected at least 1 rank, got 0"):
         Cluster(0)
     hosts = parse_hosts("10.1.1.1:2")
     with pytest.raises(ArgumentError, match="has no IPv4 address at 'nosuch0'; it has lo"):
-        listening_address(hosts, "nosuch0", remote=True)
+        controller_address(hosts, "nosuch0", remote=True)
     with pytest.raises(ArgumentError, match=r"no IPv4 address at '233\.252\.0\.0/24'"):
-        listening_address(hosts, "233.252.0.0/24", remote=True)
+        controller_address(hosts, "233.252.0.0/24", remote=True)
     monkeypatch.setattr("socket.gethostname", lambda: "localhost")
     with pytest.raises(ArgumentError, match="say by --network-interface through which"):
-        listening_address((), None, remote=True)
-    assert listening_address(hosts, "lo", remote=True) == "127.0.0.1"
-    assert listening_address(hosts, "127.0.0.0/8", remote=True) == "127.0.0.1"
+        controller_address((), None, remote=True)
+    assert controller_address(hosts, "lo", remote=True) == "127.0.0.1"
+    assert controller_address(hosts, "127.0.0.0/8", remote=True) == "127.0.0.1"
 
 
 def test_a_missing_package_is_named_with_its_install_line(monkeypatch):
@@ -177,10 +184,10 @@ def test_a_missing_package_is_named_with_its_install_line(monkeypatch):
         Cluster(1)
     monkeypatch.setitem(sys.modules, "IPython.paths", None)
     with pytest.raises(EnvironmentProblem, match="notebooks need IPython, which is not installed"):
-        Folder.of_profile("asyncddp")
+        ProfileDirectory.for_profile("asyncddp")
 
 
 def test_one_machine_of_a_batch_system_needs_no_network():
     batch = {**os.environ, "SLURM_JOB_ID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_NUM_NODES": "1"}
-    plan = plan_for(RunOptions(num_proc=2), batch)
+    plan = build_cluster_spec(RunOptions(num_proc=2), batch)
     assert (plan.ranks, plan.address, plan.encrypted) == (2, "127.0.0.1", False)

@@ -125,7 +125,7 @@ def profiles(mpi, tmp_path_factory):
 
 
 def ibfrun(*words, **environment):
-    script = "from asyncddp.launch.notebook_command import ibfrun; ibfrun()"
+    script = "from asyncddp.cli.notebook_command import ibfrun; ibfrun()"
     return run_to_end([sys.executable, "-c", script, *words], environ=environment)
 
 

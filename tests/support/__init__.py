@@ -15,9 +15,10 @@ all ranks that raised. ``world.outcomes`` gives an :class:`~asyncddp.testing.Out
 rank instead, for tests of failures. ``world.run_bare`` hands each rank a bare transport. Settings
 of the library go with the call: ``world.run(case, settings={"ranks_per_machine": 2})``.
 
-Each call is a fresh world (``init`` … ``shutdown``), with timeouts of :data:`DEFAULTS`. Under
-``mpirun`` the ranks are a pool of processes that stays up over the tests of the session; a case
-that hangs or kills a rank fails with the stacks of the ranks, and the next case gets a new pool.
+Each call is a fresh world (``init`` … ``shutdown``), with timeouts of :data:`DEFAULT_SETTINGS`.
+Under ``mpirun`` the ranks are a pool of processes that stays up over the tests of the session; a
+case that hangs or kills a rank fails with the stacks of the ranks, and the next case gets a new
+pool.
 
 Which worlds: the fixture ``world`` runs a test on all of :data:`WORLDS`,
 ``@on("loopback-4", "mpi-2")`` on some. For other numbers of ranks, and functions defined inside a
@@ -33,17 +34,17 @@ wait for it; what is to end at once is compared with the deadline that it did no
 
 from __future__ import annotations
 
-from asyncddp.testing.case import DEFAULTS
+from asyncddp.testing.distributed_case import DEFAULT_SETTINGS
 from asyncddp.testing.outcome import Outcome, RanksFailedError
-from asyncddp.testing.pool import PoolError
-from asyncddp.testing.worlds import WORLDS, LoopbackWorld, PoolWorld, World, open_world
+from asyncddp.testing.process_pool import ProcessPoolError
+from asyncddp.testing.worlds import WORLDS, LoopbackWorld, PoolWorld, World, open_transport
 from tests.support.events import BEFORE_DEADLINE, DELAY, PATIENCE, FileEvent, deadline_of, until
 from tests.support.marks import on
 from tests.support.processes import RUN_LIMIT, Finished, run_on_mpirun, run_to_end
 
 __all__ = [
     "BEFORE_DEADLINE",
-    "DEFAULTS",
+    "DEFAULT_SETTINGS",
     "DELAY",
     "PATIENCE",
     "RUN_LIMIT",
@@ -52,13 +53,13 @@ __all__ = [
     "Finished",
     "LoopbackWorld",
     "Outcome",
-    "PoolError",
     "PoolWorld",
+    "ProcessPoolError",
     "RanksFailedError",
     "World",
     "deadline_of",
     "on",
-    "open_world",
+    "open_transport",
     "run_on_mpirun",
     "run_to_end",
     "until",

@@ -1,5 +1,10 @@
 """Cases, of which tests here want more than is public."""
 
-from asyncddp.testing.case import DEFAULTS, Case, perform, recorded
+from asyncddp.testing.distributed_case import (
+    DEFAULT_SETTINGS,
+    DistributedTestCase,
+    capture_outcome,
+    run_case,
+)
 
-__all__ = ["DEFAULTS", "Case", "perform", "recorded"]
+__all__ = ["DEFAULT_SETTINGS", "DistributedTestCase", "capture_outcome", "run_case"]

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.workermanage import WorkerController
 
-__all__ = ["HOSTS", "RANKS", "Groups", "group_of", "place_of"]
+__all__ = ["HOSTS", "RANKS", "Groups", "group_of", "handle_of_block"]
 
 HOSTS = "hosts"
 """The group of all tests that make hosts."""
 
-RANKS = tuple(name for name, (wire, _) in WORLDS.items() if wire != "loopback")
+RANKS = tuple(name for name, (transport, _) in WORLDS.items() if transport != "loopback")
 """The groups of tests on ranks that are processes, one of each world."""
 
 _MAKE_HOSTS = ("tests/hosts/", "tests/examples/test_bench_network.py")
@@ -55,7 +55,7 @@ def group_of(nodeid: str) -> str:
     return world[1] if world else file
 
 
-def place_of(group: str) -> int:
+def handle_of_block(group: str) -> int:
     """Where a group stands in the order in which groups begin."""
     return next((place for place, head in enumerate(_LONG) if group.startswith(head)), len(_LONG))
 
@@ -104,7 +104,9 @@ class Groups(LoadScopeScheduling):
         for group in self.workqueue:
             if self._owners.get(group) is node:
                 return group
-        free = sorted((one for one in self.workqueue if one not in self._owners), key=place_of)
+        free = sorted(
+            (one for one in self.workqueue if one not in self._owners), key=handle_of_block
+        )
         crowds = len(self._at_work_beside(node) & set(RANKS))
         room = crowds < max(1, (os.cpu_count() or 1) // 4)
         fitting = [group for group in free if (group in RANKS) is room]

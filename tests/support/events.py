@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import asyncddp as bf
-from asyncddp.testing.case import DEFAULTS
+from asyncddp.testing.distributed_case import DEFAULT_SETTINGS
 
 __all__ = ["BEFORE_DEADLINE", "DELAY", "PATIENCE", "FileEvent", "deadline_of", "until"]
 
 PATIENCE = 60.0
 """Seconds after which what a test waits for counts as never coming."""
 
-BEFORE_DEADLINE = DEFAULTS["timeout"] / 2
+BEFORE_DEADLINE = DEFAULT_SETTINGS["timeout"] / 2
 """Seconds: what has ended in less did not wait for the deadline of a test's world."""
 
 DELAY = 30.0
@@ -36,7 +36,9 @@ def until(condition: Callable[[], object], what: str = "the event") -> None:
 
 
 @contextmanager
-def deadline_of(seconds: float, warn_after: float = DEFAULTS["warn_after"]) -> Iterator[None]:
+def deadline_of(
+    seconds: float, warn_after: float = DEFAULT_SETTINGS["warn_after"]
+) -> Iterator[None]:
     """Give the verbs that this rank begins inside another deadline than its world has.
 
     As a setting of the world it would hold for the world's start and end as well, which may take
@@ -45,11 +47,11 @@ def deadline_of(seconds: float, warn_after: float = DEFAULTS["warn_after"]) -> I
     engine = bf.current().engine
     before = engine.config
     engine.config = replace(before, timeout=seconds, warn_after=warn_after)
-    engine._watch._config = engine.config
+    engine._watchdog._config = engine.config
     try:
         yield
     finally:
-        engine.config = engine._watch._config = before
+        engine.config = engine._watchdog._config = before
 
 
 @dataclass(frozen=True)

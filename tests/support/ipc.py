@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from asyncddp.memory.streams_host import HostStreams
-from asyncddp.transport.cuda_ipc import CudaIPC
-from asyncddp.transport.loopback import Loopback
+from asyncddp.device.simulated_streams import SimulatedStreams
+from asyncddp.transport.cuda.ipc.ipc_transport import CudaIPCTransport
+from asyncddp.transport.loopback import LoopbackTransport
 
 __all__ = ["NEVER", "Device", "Pair", "all_done", "lendable"]
 
@@ -14,7 +14,7 @@ NEVER = 10**9
 """A stand-in that is asked so often makes its next copy."""
 
 
-class Device(HostStreams):
+class Device(SimulatedStreams):
     """A device beside others: while one is waited for all of them go on."""
 
     def __init__(self, laziness, beside):
@@ -23,19 +23,21 @@ class Device(HostStreams):
         beside.append(self)
 
     def go_on(self):
-        return any([HostStreams.go_on(device) for device in self.beside])
+        return any([SimulatedStreams.go_on(device) for device in self.beside])
 
 
 class Pair:
     """Two wires in one thread, each with a device that does something only when it is told."""
 
     def __init__(self, near=(0, 1), laziness=0, size=2):
-        ends, notes, answers = (Loopback.group(size) for _ in range(3))
+        ends, notes, answers = (LoopbackTransport.group(size) for _ in range(3))
         self.devices = []
         for _ in range(size):
             Device(laziness, self.devices)
-        self.wires = [
-            CudaIPC(ends[place], streams, set(near) - {place}, notes[place], answers[place])
+        self.transports = [
+            CudaIPCTransport(
+                ends[place], streams, set(near) - {place}, notes[place], answers[place]
+            )
             for place, streams in enumerate(self.devices)
         ]
 
@@ -55,13 +57,13 @@ class Pair:
     def receive(self, like, tag, rank=1):
         """What rank 0 sends."""
         out = torch.empty_like(like)
-        self.finish(self.wires[rank].irecv(out, 0, tag))
+        self.finish(self.transports[rank].irecv(out, 0, tag))
         return out
 
     def exchange(self, data, tag=0):
         """What rank 1 gets where rank 0 sends."""
-        sending, out = self.wires[0].isend(data, 1, tag), torch.empty_like(data)
-        self.finish(self.wires[1].irecv(out, 0, tag), sending)
+        sending, out = self.transports[0].isend(data, 1, tag), torch.empty_like(data)
+        self.finish(self.transports[1].irecv(out, 0, tag), sending)
         return out
 
 
@@ -72,6 +74,11 @@ def all_done(*transfers):
     return ended
 
 
-def lendable(wire, data):
+def lendable(transport, data):
     """A tensor in memory that peers can be shown, as all memory of a GPU can."""
-    return wire.streams.lendable(data.nbytes).view(data.dtype).view(data.shape).copy_(data)
+    return (
+        transport.streams.allocate_exportable(data.nbytes)
+        .view(data.dtype)
+        .view(data.shape)
+        .copy_(data)
+    )

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from asyncddp.memory.streams import DeviceStreams, Queue
+from asyncddp.device.streams import DeviceStreams, StreamRole
 
 __all__ = ["Late", "LateDevice"]
 
@@ -107,7 +107,7 @@ class LateDevice(DeviceStreams):
 
     def key(self, queue):
         """The stream that a queue is for this thread."""
-        return getattr(self._here, "key", "caller") if queue is Queue.CALLER else queue
+        return getattr(self._here, "key", "caller") if queue is StreamRole.CALLER else queue
 
     def stream(self, number):
         """A stream of its own: what makes it the current one."""
@@ -144,34 +144,35 @@ class LateDevice(DeviceStreams):
 
     # the interface
 
-    def mark(self, queue):
+    def record_event(self, queue):
         event = _Mark(self)
         self.append(self.key(queue), event)
         return event
 
-    def after(self, queue, event):
+    def wait_event(self, queue, event):
         self.append(self.key(queue), _Wait(event))
 
-    def working(self, queue):
+    def stream_context(self, queue):
         return self._being(self.key(queue))
 
     def copy(self, out, source, queue):
         self.append(self.key(queue), Late("copy", lambda: out.copy_(source)))
 
-    def hold(self, tensor, queue):
+    def record_stream(self, tensor, queue):
         with self.lock:
             self.held.setdefault(self.key(queue), []).append(tensor)
 
-    def pointer(self, queue):
+    def stream_pointer(self, queue):
         return self.key(queue)
 
-    def pinned(self, size):
+    def allocate_pinned(self, size):
         return torch.empty(size, dtype=torch.uint8)
 
-    def lendable(self, size):
+    def allocate_exportable(self, size):
         raise AssertionError("nothing is lent here")
 
-    lend = borrow = alias = imported_event = interprocess_event = lendable
+    export_memory = import_memory = alias_storage = allocate_exportable
+    import_event = create_interprocess_event = allocate_exportable
 
     # the device
 

@@ -9,7 +9,7 @@ import torch
 
 import asyncddp as bf
 from asyncddp.context import current
-from asyncddp.windows import device_side, registry, windows_of
+from asyncddp.windows import device_staging, manager, windows_of
 from tests.support.lazy_streams import LazyStreams
 from tests.support.worlds import LoopbackWorld
 
@@ -30,8 +30,8 @@ class LateWorld(LoopbackWorld):
             return self.devices[bf.rank()]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(device_side, "streams_of", of)
-            patch.setattr(registry, "streams_of", of)
+            patch.setattr(device_staging, "streams_of", of)
+            patch.setattr(manager, "streams_of", of)
             return super().run(lambda: case(self.devices[bf.rank()], *args), **more)
 
 

@@ -7,24 +7,24 @@ from functools import partial
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from asyncddp.memory.streams import Queue
-from asyncddp.memory.streams_host import HostStreams
+from asyncddp.device.simulated_streams import SimulatedStreams
+from asyncddp.device.streams import StreamRole
 
 __all__ = ["LazyStreams"]
 
 
-class LazyStreams(HostStreams):
+class LazyStreams(SimulatedStreams):
     """Queues that wait for events in their turn, and work that waits in its queue.
 
     The plain stand-in does at once what an event is behind, and what torch is asked to do. Here
     both wait until somebody has asked an event often enough, or reads on the caller's queue.
     """
 
-    def after(self, queue, event):
+    def wait_event(self, queue, event):
         self.later(queue, lambda: None, lambda: event.reached, quick=True)
 
     @contextmanager
-    def working(self, queue):
+    def stream_context(self, queue):
         with _Queued(self, queue):
             yield
 
@@ -36,7 +36,7 @@ class LazyStreams(HostStreams):
             self._settle()
             if self._asked[queue] > self._laziness:
                 self._asked[queue] = 0
-                for one in Queue:
+                for one in StreamRole:
                     self._step(one)
                 self._settle()
 
@@ -45,12 +45,12 @@ class LazyStreams(HostStreams):
         before = -1
         while before != (now := sum(map(len, self._queues.values()))):
             before = now
-            for one in Queue:
+            for one in StreamRole:
                 self._skip(one)
 
     def read(self, tensor):
         """What the caller's next work finds in a tensor."""
-        self.drain(Queue.CALLER)
+        self.drain(StreamRole.CALLER)
         return tensor.clone()
 
     def drain(self, queue):

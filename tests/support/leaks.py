@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from asyncddp.testing.pool import LAUNCHERS
+from asyncddp.testing.process_pool import LAUNCHER_PIDS
 
 __all__ = ["Traces"]
 
@@ -47,7 +47,7 @@ class Traces:
     @classmethod
     def now(cls) -> Traces:
         """Look."""
-        children = _children() - LAUNCHERS
+        children = _children() - LAUNCHER_PIDS
         ours = {pair for pair in os.environ.items() if not pair[0].startswith(_NOT_OURS)}
         return cls(frozenset(threading.enumerate()), frozenset(children), frozenset(ours))
 

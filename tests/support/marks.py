@@ -16,8 +16,8 @@ def parameters(names: Iterable[str]) -> list[Any]:
     """Pytest parameters, marked ``mpi(ranks)`` where the ranks are processes."""
     found = []
     for name in names:
-        wire, size = WORLDS[name]
-        marks = [] if wire == "loopback" else [pytest.mark.mpi(size)]
+        transport, size = WORLDS[name]
+        marks = [] if transport == "loopback" else [pytest.mark.mpi(size)]
         found.append(pytest.param(name, marks=marks, id=name))
     return found
 
@@ -28,8 +28,10 @@ def on(*names: str) -> pytest.MarkDecorator:
     Args:
         *names: Names of :data:`tests.support.worlds.WORLDS`, or a wire's, which means all of it.
     """
-    chosen = [world for world, (wire, _) in WORLDS.items() if world in names or wire in names]
-    unknown = set(names) - set(WORLDS) - {wire for wire, _ in WORLDS.values()}
+    chosen = [
+        world for world, (transport, _) in WORLDS.items() if world in names or transport in names
+    ]
+    unknown = set(names) - set(WORLDS) - {transport for transport, _ in WORLDS.values()}
     if unknown:
         raise ValueError(f"unknown worlds {sorted(unknown)}; known are {sorted(WORLDS)}")
     return pytest.mark.parametrize("world", parameters(chosen), indirect=True)

@@ -13,7 +13,7 @@ import threading
 
 import torch
 
-from asyncddp.transport.nccl_library import Library
+from asyncddp.transport.cuda.nccl.cupy_bindings import CupyBindings
 from tests.support.late_device import Late
 
 __all__ = ["FakeNccl", "NcclError"]
@@ -261,7 +261,7 @@ class FakeNccl:
     def library(self, rank):
         """cupy, as a rank sees it."""
         module = self.modules[rank] = _Module(self, rank)
-        return Library(module, lambda _: self.device.stream(next(self._streams)))
+        return CupyBindings(module, lambda _: self.device.stream(next(self._streams)))
 
     def identity(self):
         with self.device.lock:

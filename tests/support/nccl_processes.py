@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncddp.transport.nccl_library import Library
+from asyncddp.transport.cuda.nccl.cupy_bindings import CupyBindings
 from tests.support.late_device import Late
 from tests.support.nccl import TYPES, memory
 
@@ -97,7 +97,7 @@ class ProcessNccl:
 
     def library(self):
         numbers = iter(range(1, 100))
-        return Library(self, lambda _: self.device.stream(next(numbers)))
+        return CupyBindings(self, lambda _: self.device.stream(next(numbers)))
 
     def get_unique_id(self):
         assert self.inner.rank == 0, "the lower rank of a pair makes it"

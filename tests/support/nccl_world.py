@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncddp as bf
 from asyncddp.context import current
-from asyncddp.memory.streams import stand_in
-from asyncddp.transport.loopback import Loopback
-from asyncddp.transport.nccl import NCCL
-from tests.support.case import DEFAULTS
+from asyncddp.device.streams import simulate_device
+from asyncddp.transport.cuda.nccl.nccl_transport import NCCLTransport
+from asyncddp.transport.loopback import LoopbackTransport
+from tests.support.case import DEFAULT_SETTINGS
 from tests.support.late_device import LateDevice
 from tests.support.nccl import FakeNccl
 from tests.support.worlds import LoopbackWorld
@@ -29,7 +29,7 @@ class NcclWorld(LoopbackWorld):
         nccl: The stand-in of the last run.
     """
 
-    wire = "nccl"
+    transport = "nccl"
 
     def __init__(self, size, seed=0, room=64):
         super().__init__(size)
@@ -41,31 +41,33 @@ class NcclWorld(LoopbackWorld):
         return device
 
     def outcomes(self, case, *args, settings=None, limit=120.0, **kwargs):
-        device, wires = self._fresh(), []
+        device, opened = self._fresh(), []
 
         def body():
             transport = current().transport
-            wire = NCCL.open(transport, device, SECONDS, self.nccl.library(bf.rank()))
-            wires.append(wire)
-            transport.device_wire = wire.for_device
+            device_transport = NCCLTransport.open(
+                transport, device, SECONDS, self.nccl.library(bf.rank())
+            )
+            opened.append(device_transport)
+            transport.device_transport_factory = device_transport.for_device
             return case(*args, **kwargs)
 
-        with stand_in(device):
+        with simulate_device(device):
             found = super().outcomes(body, settings=settings, limit=limit)
-        for wire in wires:
-            wire.free()
+        for device_transport in opened:
+            device_transport.free()
         return found
 
     def run_bare(self, case, *args, **kwargs):
-        device, ends = self._fresh(), Loopback.group(self.size)
+        device, ends = self._fresh(), LoopbackTransport.group(self.size)
 
         def body():
             base = ends[bf.rank()]
-            wire = NCCL.open(base, device, SECONDS, self.nccl.library(bf.rank()))
+            transport = NCCLTransport.open(base, device, SECONDS, self.nccl.library(bf.rank()))
             try:
-                return case(wire, *args, **kwargs)
+                return case(transport, *args, **kwargs)
             finally:
-                wire.close()
+                transport.close()
 
-        with bf.local_world(self.size, **DEFAULTS) as world:
+        with bf.local_world(self.size, **DEFAULT_SETTINGS) as world:
             return world.run(body)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import topology
-from asyncddp.memory.dtypes import DTYPES, Kind
+from asyncddp.tensors.dtypes import DTYPES, DtypeKind
 from asyncddp.testing.oracle import assert_result as check
 from asyncddp.testing.oracle import held, mixed, summed
 
@@ -25,7 +25,7 @@ __all__ = [
     "summed",
 ]
 
-AVERAGING = [row.dtype for row in DTYPES.values() if row.kind is not Kind.BOOL]
+AVERAGING = [row.dtype for row in DTYPES.values() if row.kind is not DtypeKind.BOOL]
 """Dtypes that can be averaged, integers with ``round_integers``."""
 
 SHAPES: list[tuple[int, ...]] = [(), (0,), (2, 0), (1,), (5,), (3, 4), (2, 3, 5), (70_001,)]
@@ -34,7 +34,7 @@ SHAPES: list[tuple[int, ...]] = [(), (0,), (2, 0), (1,), (5,), (3, 4), (2, 3, 5)
 
 def options(dtype: torch.dtype) -> dict[str, Any]:
     """The arguments that an average of this dtype asks for."""
-    return {"round_integers": True} if DTYPES[dtype].kind is Kind.INTEGER else {}
+    return {"round_integers": True} if DTYPES[dtype].kind is DtypeKind.INTEGER else {}
 
 
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

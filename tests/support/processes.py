@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from asyncddp.testing.processes import alive_in, end_session
+from asyncddp.testing.mpi_processes import end_session, session_processes
 
 __all__ = ["REPO", "RUN_LIMIT", "Finished", "environment", "mpirun", "run_on_mpirun", "run_to_end"]
 
@@ -86,9 +86,9 @@ def _command_lines(processes: Sequence[psutil.Process]) -> tuple[str, ...]:
 
 def _outlived(session: int, grace: float = 2.0) -> tuple[str, ...]:
     deadline = time.monotonic() + grace
-    while alive_in(session) and time.monotonic() < deadline:
+    while session_processes(session) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return _command_lines(alive_in(session))
+    return _command_lines(session_processes(session))
 
 
 def run_to_end(

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import asyncddp as bf
-from asyncddp.memory.streams import stand_in
-from asyncddp.memory.streams_host import HostStreams
-from asyncddp.transport import cuda_staged
-from asyncddp.transport.loopback import Loopback
-from tests.support.case import DEFAULTS
+from asyncddp.device.simulated_streams import SimulatedStreams
+from asyncddp.device.streams import simulate_device
+from asyncddp.transport.cuda import staged_transport as cuda_staged
+from asyncddp.transport.loopback import LoopbackTransport
+from tests.support.case import DEFAULT_SETTINGS
 from tests.support.outcome import Outcome
 from tests.support.worlds import LoopbackWorld
 
@@ -21,15 +21,15 @@ __all__ = ["StagedWorld", "on_a_stand_in"]
 @contextmanager
 def on_a_stand_in(
     laziness: int = 1, piece: int = 60_000, pace: float | None = None
-) -> Iterator[HostStreams]:
+) -> Iterator[SimulatedStreams]:
     """While entered, host tensors count as a device's, copied late and in small pieces.
 
     With a pace the device goes on by itself, as it must where one wire waits for another's work.
     """
-    streams, before = HostStreams(laziness, pace=pace), cuda_staged._PIECE
+    streams, before = SimulatedStreams(laziness, pace=pace), cuda_staged._PIECE
     cuda_staged._PIECE = piece
     try:
-        with stand_in(streams):
+        with simulate_device(streams):
             yield streams
     finally:
         cuda_staged._PIECE = before
@@ -40,7 +40,7 @@ class StagedWorld(LoopbackWorld):
 
     Args:
         size: Number of ranks.
-        laziness: As of :class:`HostStreams`.
+        laziness: As of :class:`SimulatedStreams`.
         piece: Bytes of a piece.
     """
 
@@ -60,7 +60,10 @@ class StagedWorld(LoopbackWorld):
             return super().outcomes(case, *args, settings=settings, limit=limit, **kwargs)
 
     def run_bare(self, case: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        streams = HostStreams(self._laziness)
-        ends = [cuda_staged.CudaStaged(end, streams) for end in Loopback.group(self.size)]
-        with bf.local_world(self.size, **DEFAULTS) as world:
+        streams = SimulatedStreams(self._laziness)
+        ends = [
+            cuda_staged.CudaStagedTransport(end, streams)
+            for end in LoopbackTransport.group(self.size)
+        ]
+        with bf.local_world(self.size, **DEFAULT_SETTINGS) as world:
             return world.run(lambda: case(ends[bf.rank()], *args, **kwargs))

@@ -14,7 +14,7 @@ from tests.support.worlds import WORLDS
 
 pytest.importorskip("xdist", reason="pytest-xdist is not installed: pip install pytest-xdist")
 
-from tests.support.distribution import HOSTS, RANKS, Groups, group_of, place_of
+from tests.support.distribution import HOSTS, RANKS, Groups, group_of, handle_of_block
 
 SUITE = [
     *(f"tests/mpi/test_a.py::test_verbs[{name}-ring-{k}]" for name in RANKS for k in range(4)),
@@ -112,7 +112,7 @@ def test_a_world_of_processes_is_a_group_wherever_its_name_stands(name, in_group
 
 def test_long_groups_come_first():
     groups = ["tests/unit/test_b.py", "tests/docs/test_pages.py", HOSTS, "mpi-2", "mpi-4"]
-    assert sorted(groups, key=place_of) == groups[::-1]
+    assert sorted(groups, key=handle_of_block) == groups[::-1]
     assert set(RANKS) < set(WORLDS)
 
 

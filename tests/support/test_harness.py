@@ -14,7 +14,7 @@ import pytest
 import asyncddp as bf
 from tests.support import (
     LoopbackWorld,
-    PoolError,
+    ProcessPoolError,
     RanksFailedError,
     on,
     run_on_mpirun,
@@ -131,7 +131,7 @@ def test_a_world_is_as_new_after_a_case_that_failed(world):
 @on("mpi-2")
 def test_a_rank_that_hangs_is_reported_with_its_stack(world):
     """The pool is ended after the limit, and the report shows where the rank was."""
-    with pytest.raises(PoolError, match="rank 1 hung") as caught:
+    with pytest.raises(ProcessPoolError, match="rank 1 hung") as caught:
         world.outcomes(hangs_on, 1, limit=3.0)
     assert "in hangs_on" in str(caught.value)
     assert "rank 0 ended" in str(caught.value)
@@ -140,7 +140,7 @@ def test_a_rank_that_hangs_is_reported_with_its_stack(world):
 
 @on("mpi-2")
 def test_a_rank_that_dies_is_reported(world):
-    with pytest.raises(PoolError, match="rank 0 died"):
+    with pytest.raises(ProcessPoolError, match="rank 0 died"):
         world.run(dies_on, 0)
     assert world.run(tells_rank) == [0, 1]
 
@@ -163,11 +163,11 @@ def test_a_function_that_processes_cannot_import_is_refused(world):
         world.run(lambda: None)
 
 
-@pytest.mark.parametrize("wire", ["loopback-2", "mpi-2"], ids=["threads", "processes"])
-def test_a_failing_rank_fails_the_test(inner, wire):
+@pytest.mark.parametrize("transport", ["loopback-2", "mpi-2"], ids=["threads", "processes"])
+def test_a_failing_rank_fails_the_test(inner, transport):
     """The law that all tests of several ranks stand on, seen from outside."""
     assert inner.code == pytest.ExitCode.TESTS_FAILED, inner
-    assert f"test_failing_rank[{wire}] FAILED" in inner.stdout
+    assert f"test_failing_rank[{transport}] FAILED" in inner.stdout
     assert "rank 1 of 2 failed" in inner.stdout
     assert "this rank is not the first" in inner.stdout
 

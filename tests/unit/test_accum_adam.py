@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-from asyncddp.optim.parameters import broadcast_parameters
+from asyncddp.optim.parameter_sync import broadcast_parameters
 
 both = pytest.mark.parametrize("kind", ["AccumAdam", "AccumAdamW"])
 TORCHS = {"AccumAdam": torch.optim.Adam, "AccumAdamW": torch.optim.AdamW}

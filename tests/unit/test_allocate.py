@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import asyncddp as bf
-from asyncddp.memory import allocate
-from asyncddp.memory.buckets import FlatBucket
-from asyncddp.memory.private import PrivateArena
-from asyncddp.memory.shared import Arena
-from asyncddp.memory.streams_host import HostStreams
-from asyncddp.memory.views import from_bytes
+from asyncddp.device.simulated_streams import SimulatedStreams
+from asyncddp.shm.arena import Arena
+from asyncddp.shm.private_arena import PrivateArena
+from asyncddp.tensors import allocation as allocate
+from asyncddp.tensors.buckets import FlatBucket
+from asyncddp.tensors.byte_views import from_bytes
 
 
 @contextlib.contextmanager
@@ -50,16 +50,16 @@ MADE = {
     "empty_like": lambda: allocate.empty_like(LIKE),
     "zeros": lambda: allocate.zeros((2, 3), torch.float32),
     "zeros_like": lambda: allocate.zeros_like(LIKE),
-    "copied": lambda: allocate.copied(LIKE),
-    "values": lambda: allocate.values([1.0, 2.0], torch.float32),
+    "detached_copy": lambda: allocate.detached_copy(LIKE),
+    "make_tensor": lambda: allocate.make_tensor([1.0, 2.0], torch.float32),
     "shared": lambda: Arena().empty((2, 3), torch.float32),
     "private": lambda: PrivateArena().empty((2, 3), torch.float32),
     "bucket": lambda: FlatBucket([LIKE]).flat,
     "view": lambda: FlatBucket([LIKE]).views[0],
     "bytes": lambda: from_bytes(bytes(8), torch.float32, (2,)),
-    "alias": lambda: HostStreams().alias(LIKE),
-    "lendable": lambda: HostStreams().lendable(64),
-    "pinned": lambda: HostStreams().pinned(64),
+    "alias": lambda: SimulatedStreams().alias_storage(LIKE),
+    "lendable": lambda: SimulatedStreams().allocate_exportable(64),
+    "pinned": lambda: SimulatedStreams().allocate_pinned(64),
 }
 
 
@@ -96,9 +96,9 @@ def test_pages_of_free_memory_have_a_bound():
     addresses = {tensor.data_ptr() for tensor in held}
     while len(held) > 1:
         held.pop()
-    assert arena.waiting == 3 << 20
+    assert arena.free_bytes == 3 << 20
     held.clear()
-    assert arena.waiting == 0
+    assert arena.free_bytes == 0
     again = [arena.empty((1 << 20,), torch.uint8) for _ in range(4)]
     assert {tensor.data_ptr() for tensor in again} == addresses
     assert not any(tensor.any() for tensor in again)

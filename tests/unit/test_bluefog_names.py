@@ -11,9 +11,9 @@ import torch
 
 import asyncddp
 import asyncddp.integrations.bluefog as bf
-from asyncddp.context.activities import complain_once
-from asyncddp.integrations.bluefog import environment, mpi_ops, optimizers
-from asyncddp.integrations.bluefog.state import Handles
+from asyncddp.context.timeline_activities import warn_timeline_off_once
+from asyncddp.integrations.bluefog import bluefog_variables, mpi_ops, optimizers
+from asyncddp.integrations.bluefog.bluefog_state import HandleTable
 from asyncddp.integrations.bluefog.util import env
 from tests.support import LoopbackWorld
 
@@ -161,7 +161,7 @@ class Verb:
 
 def test_handles_are_counted_from_one_and_kept_until_somebody_waits():
     """Numbers are never given twice."""
-    handles = Handles("verb")
+    handles = HandleTable("verb")
     first, second = Verb(), Verb()
     assert (handles.add(first), handles.add(second)) == (1, 2)
     assert handles.find("poll", 2) is second
@@ -173,13 +173,13 @@ def test_handles_are_counted_from_one_and_kept_until_somebody_waits():
 
 def test_a_name_is_free_again_when_its_verb_has_ended():
     """BlueFog's rule: one verb of a name at a time."""
-    handles, verb = Handles("verb"), Verb()
+    handles, verb = HandleTable("verb"), Verb()
     handles.add(verb, "x")
     with pytest.raises(ValueError, match="'x' is under way already, as handle 1"):
-        handles.insist_on_free("x")
-    handles.insist_on_free("y")
+        handles.require_free_name("x")
+    handles.require_free_name("y")
     verb.done = True
-    handles.insist_on_free("x")
+    handles.require_free_name("x")
 
 
 # variables
@@ -187,19 +187,19 @@ def test_a_name_is_free_again_when_its_verb_has_ended():
 
 def test_variables_that_have_a_meaning():
     """Machines may be simulated, and the log be louder."""
-    assert environment.ranks_per_machine({}) is None
-    assert environment.ranks_per_machine({"BLUEFOG_NODES_PER_MACHINE": "4"}) == 4
+    assert bluefog_variables.read_ranks_per_machine({}) is None
+    assert bluefog_variables.read_ranks_per_machine({"BLUEFOG_NODES_PER_MACHINE": "4"}) == 4
     with pytest.raises(ValueError, match=r"BLUEFOG_NODES_PER_MACHINE: expected .* got '0'"):
-        environment.ranks_per_machine({"BLUEFOG_NODES_PER_MACHINE": "0"})
+        bluefog_variables.read_ranks_per_machine({"BLUEFOG_NODES_PER_MACHINE": "0"})
     logger = logging.getLogger("asyncddp")
     before = logger.level
     try:
-        environment.read_log_level({"BLUEFOG_LOG_LEVEL": "debug"})
+        bluefog_variables.read_log_level({"BLUEFOG_LOG_LEVEL": "debug"})
         assert logger.level == logging.DEBUG
     finally:
         logger.setLevel(before)
     with pytest.raises(ValueError, match=r"BLUEFOG_LOG_LEVEL: expected one of .* got 'loud'"):
-        environment.read_log_level({"BLUEFOG_LOG_LEVEL": "loud"})
+        bluefog_variables.read_log_level({"BLUEFOG_LOG_LEVEL": "loud"})
 
 
 def test_env_sets_variables_for_a_block_and_puts_them_back(monkeypatch):
@@ -217,9 +217,9 @@ def test_env_sets_variables_for_a_block_and_puts_them_back(monkeypatch):
 
 def test_other_variables_are_named_in_one_warning(caplog):
     """With what there is instead."""
-    environment.warn_of_others({"PATH": "x"})
+    bluefog_variables.warn_of_others({"PATH": "x"})
     assert not caplog.records
-    environment.warn_of_others({"BLUEFOG_WIN_TIMEOUT_S": "3", "BLUEFOG_CYCLE_TIME": "1"})
+    bluefog_variables.warn_of_others({"BLUEFOG_WIN_TIMEOUT_S": "3", "BLUEFOG_CYCLE_TIME": "1"})
     assert len(caplog.records) == 1
     assert "BLUEFOG_WIN_TIMEOUT_S: ASYNCDDP_TIMEOUT" in caplog.text
     assert "BLUEFOG_CYCLE_TIME: nothing" in caplog.text
@@ -230,7 +230,7 @@ def test_other_variables_are_named_in_one_warning(caplog):
 
 def test_the_timeline_says_once_that_it_is_off(caplog):
     """False, as in BlueFog."""
-    complain_once.cache_clear()
+    warn_timeline_off_once.cache_clear()
     assert bf.timeline_start_activity("x", "A") is False
     with bf.timeline_context("x", activity_name="A"):
         assert bf.timeline_end_activity("x") is False
@@ -240,8 +240,12 @@ def test_the_timeline_says_once_that_it_is_off(caplog):
 
 def test_the_prefix_of_timelines():
     """Every prefix is one, whatever it looks like."""
-    assert environment.timeline({}) is environment.timeline({"BLUEFOG_TIMELINE": ""}) is None
-    assert environment.timeline({"BLUEFOG_TIMELINE": "out/"}) == "out/{rank}.json"
+    assert (
+        bluefog_variables.timeline({})
+        is bluefog_variables.timeline({"BLUEFOG_TIMELINE": ""})
+        is None
+    )
+    assert bluefog_variables.timeline({"BLUEFOG_TIMELINE": "out/"}) == "out/{rank}.json"
 
 
 # optimizers
@@ -362,5 +366,5 @@ def test_names_that_mean_nothing_here_do_nothing():
 
 def test_a_method_is_made_tolerant_once():
     """One class for each method, so that ranks compare equal ones."""
-    assert optimizers.tolerant("win_put") is optimizers.tolerant("win_put")
-    assert optimizers.tolerant("win_put").name == "win_put"
+    assert optimizers.tolerant_algorithm("win_put") is optimizers.tolerant_algorithm("win_put")
+    assert optimizers.tolerant_algorithm("win_put").name == "win_put"

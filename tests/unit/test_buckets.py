@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from asyncddp.memory.buckets import ALIGNMENT, FlatBucket, ParameterBucket, partition
+from asyncddp.tensors.buckets import ALIGNMENT, FlatBucket, ParameterBucket, partition
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex128]
 
@@ -92,7 +92,7 @@ def two():
 def test_parameters_live_in_the_bucket():
     """Writing into either shows in the other, and autograd goes on as before."""
     bucket, (a, b) = two()
-    assert bucket.strangers() == []
+    assert bucket.detached_indices() == []
     bucket.flat.fill_(2.0)
     assert (a == 2).all()
     assert (b == 2).all()
@@ -108,9 +108,9 @@ def test_a_parameter_that_moved_out_is_taken_in_again():
     bucket, (a, b) = two()
     kept = b.detach().clone()
     a.data = torch.full((3, 2), 7.0)
-    assert bucket.strangers() == [0]
-    assert bucket.mend()
-    assert bucket.strangers() == []
+    assert bucket.detached_indices() == [0]
+    assert bucket.reattach()
+    assert bucket.detached_indices() == []
     assert (bucket.views[0] == 7).all()
     assert torch.equal(b, kept)
 
@@ -128,8 +128,8 @@ def test_what_fits_no_longer_needs_another_bucket(change):
     """The bucket says so, and leaves the parameter as it is."""
     bucket, (a, _) = two()
     a.data = change(a)
-    assert not bucket.mend()
-    assert bucket.strangers() == [0]
+    assert not bucket.reattach()
+    assert bucket.detached_indices() == [0]
 
 
 def test_versions_grow_with_changes_in_place():

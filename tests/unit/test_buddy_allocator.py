@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from asyncddp.memory.buddy_allocator import Block, BuddyAllocator
+from asyncddp.shm.buddy_allocator import AllocatedBlock, BuddyAllocator
 
 CHUNK = 1 << 16
 
@@ -75,14 +75,14 @@ def test_free_memory_beyond_the_limit_gives_its_pages_back():
     taken = [memory.blocks.take(8000) for _ in range(4)]
     for block in taken[:3]:
         memory.blocks.give(block)
-    assert (memory.blocks.waiting, memory.released) == (24000, [])
+    assert (memory.blocks.free_bytes, memory.released) == (24000, [])
     memory.blocks.give(taken[3])
-    assert memory.blocks.waiting == 0
+    assert memory.blocks.free_bytes == 0
     covered = sum(size for _, size in memory.released)
     assert covered >= 4 * 8192
     memory.released.clear()
     memory.blocks.give(memory.blocks.take(100))
-    assert (memory.blocks.waiting, memory.released) == (100, [])
+    assert (memory.blocks.free_bytes, memory.released) == (100, [])
 
 
 def test_pages_are_counted_up_to_where_something_was_written():
@@ -93,11 +93,11 @@ def test_pages_are_counted_up_to_where_something_was_written():
     blocks.give(large)
     low, high = blocks.take(CHUNK // 2), blocks.take(CHUNK // 2)
     assert {low.used, high.used} == {CHUNK // 2}
-    assert blocks.waiting == 0
+    assert blocks.free_bytes == 0
     blocks.give(low)
-    assert blocks.waiting == CHUNK // 2
+    assert blocks.free_bytes == CHUNK // 2
     blocks.give(high)
-    assert blocks.waiting == CHUNK
+    assert blocks.free_bytes == CHUNK
 
 
 def test_chunks_that_are_free_as_a_whole_can_be_given_up():
@@ -108,7 +108,7 @@ def test_chunks_that_are_free_as_a_whole_can_be_given_up():
     memory.blocks.give(first)
     memory.blocks.give(last)
     assert [chunk is None for chunk in memory.blocks.chunks] == [True, False, True]
-    assert (memory.blocks.waiting, memory.released) == (0, [])
+    assert (memory.blocks.free_bytes, memory.released) == (0, [])
     memory.blocks.give(kept)
     assert memory.blocks.take(10).chunk is kept.chunk
 
@@ -118,13 +118,13 @@ def test_after_the_end_nothing_comes_back():
     block = blocks.take(64)
     blocks.clear()
     blocks.give(block)
-    assert blocks.waiting == 0
+    assert blocks.free_bytes == 0
     assert blocks.take(64).chunk is not block.chunk
 
 
 def test_a_finalizer_may_give_back_while_memory_is_being_taken():
     """It runs on whichever thread drops the last reference, also on one that holds the lock."""
-    given: list[Block] = []
+    given: list[AllocatedBlock] = []
     made = []
 
     def make(size):

@@ -173,7 +173,7 @@ def needed_and_gone():
 @on("loopback-2", "mpi-2")
 def test_a_rank_that_is_needed_and_gone_is_named(world):
     told = world.run(needed_and_gone)[1]
-    why = "its function has returned" if world.wire == "loopback" else "it called shutdown()"
+    why = "its function has returned" if world.transport == "loopback" else "it called shutdown()"
     assert told == (
         f"rank 1: neighbor_allreduce 'w' (use 0): rank 0 has left ({why}), but is needed; if ranks "
         "have different numbers of batches, put the training loop inside "
@@ -316,9 +316,9 @@ def test_worlds_leave_no_threads_and_no_memory():
 
 
 def workers():
-    return [thread.name for thread in threading.enumerate() if "worker" in thread.name]
+    return [thread.name for thread in threading.enumerate() if "progress" in thread.name]
 
 
 def test_workers_are_daemons_named_after_their_rank():
     names = LoopbackWorld(2).run(workers)[0]
-    assert sorted(names) == ["asyncddp-worker-0", "asyncddp-worker-1"]
+    assert sorted(names) == ["asyncddp-progress-0", "asyncddp-progress-1"]

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncddp.engine import deadlock
-from asyncddp.engine.deadlock import describe, extend, started
-from asyncddp.engine.messages import Key, Waiting
+from asyncddp.engine.deadlock import describe_cycle, forward_probe, start_probes
+from asyncddp.engine.messages import MatchKey, WaitForEdge
 
 
 def key_of(rank):
-    return Key(f"of {rank}", 0)
+    return MatchKey(f"of {rank}", 0)
 
 
 def circles(waits, submitted=frozenset()):
@@ -22,7 +22,7 @@ def circles(waits, submitted=frozenset()):
         submitted: Pairs (rank, peer): rank has submitted what peer waits for.
     """
     missing = {r: [(peer, key_of(r)) for peer in peers] for r, peers in waits.items()}
-    under_way = [pair for r in waits for pair in started(r, "verb", missing[r])]
+    under_way = [pair for r in waits for pair in start_probes(r, "verb", missing[r])]
     found, steps = set(), 0
     while under_way:
         steps += 1
@@ -34,7 +34,7 @@ def circles(waits, submitted=frozenset()):
         def has(key, rank=rank):
             return any(key == key_of(peer) and (rank, peer) in submitted for peer in waits)
 
-        onward, circle = extend(probe, rank, "verb", missing[rank], has)
+        onward, circle = forward_probe(probe, rank, "verb", missing[rank], has)
         under_way += onward
         if circle is not None:
             found.add(tuple(link.rank for link in circle))
@@ -78,15 +78,18 @@ def test_circles_are_found_exactly_where_they_are(n, data):
 
 
 def test_a_circle_is_described_link_by_link():
-    circle = (Waiting(0, "barrier", Key("a", 0)), Waiting(3, "allreduce", Key("b", 1)))
-    assert describe(circle) == (
+    circle = (
+        WaitForEdge(0, "barrier", MatchKey("a", 0)),
+        WaitForEdge(3, "allreduce", MatchKey("b", 1)),
+    )
+    assert describe_cycle(circle) == (
         "rank 0 is in barrier and expects 'a' (use 0) of rank 3; "
         "rank 3 is in allreduce and expects 'b' (use 1) of rank 0"
     )
 
 
 def test_circles_beyond_the_longest_are_left_to_the_deadline(monkeypatch):
-    monkeypatch.setattr(deadlock, "LONGEST", 5)
+    monkeypatch.setattr(deadlock, "MAX_CYCLE", 5)
     for n in (5, 6):
         found = circles({r: [(r + 1) % n] for r in range(n)})
         assert len(found) == (n if n == 5 else 0)

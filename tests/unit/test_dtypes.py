@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from asyncddp.errors import DtypeError
-from asyncddp.memory.dtypes import DTYPES, Kind, dtype_of, require_kind
-from asyncddp.memory.views import as_bytes, from_bytes, on_host
+from asyncddp.tensors.byte_views import as_bytes, from_bytes, on_host
+from asyncddp.tensors.dtypes import DTYPES, DtypeKind, dtype_traits_of, require_dtype_kind
 
 
 @pytest.mark.parametrize("row", DTYPES.values(), ids=lambda row: row.name)
@@ -15,17 +15,17 @@ def test_a_row_describes_its_dtype(row):
     """Sums are formed in a dtype of the same kind that holds every value."""
     zero = torch.zeros(1, dtype=row.dtype)
     assert row.name == str(row.dtype).removeprefix("torch.")
-    assert (row.kind is Kind.FLOAT) == row.dtype.is_floating_point
-    assert (row.kind is Kind.COMPLEX) == row.dtype.is_complex
-    assert row.averages == (row.kind in (Kind.FLOAT, Kind.COMPLEX))
+    assert (row.kind is DtypeKind.FLOAT) == row.dtype.is_floating_point
+    assert (row.kind is DtypeKind.COMPLEX) == row.dtype.is_complex
+    assert row.averages == (row.kind in (DtypeKind.FLOAT, DtypeKind.COMPLEX))
     assert torch.promote_types(row.dtype, row.accumulate) == row.accumulate
     assert DTYPES[row.accumulate].mpi == row.mpi
-    assert (DTYPES[row.accumulate].kind, dtype_of(zero, "v")) == (row.kind, row)
+    assert (DTYPES[row.accumulate].kind, dtype_traits_of(zero, "v")) == (row.kind, row)
 
 
 def test_an_unknown_dtype_lists_the_known():
     with pytest.raises(DtypeError) as caught:
-        dtype_of(torch.zeros(1, dtype=torch.uint16), "allreduce")
+        dtype_traits_of(torch.zeros(1, dtype=torch.uint16), "allreduce")
     known = ", ".join(row.name for row in DTYPES.values())
     assert str(caught.value) == (
         f"allreduce: argument tensor has dtype torch.uint16; expected one of {known}. Cast it "
@@ -34,10 +34,10 @@ def test_an_unknown_dtype_lists_the_known():
 
 
 def test_a_kind_can_be_insisted_on():
-    kinds = [Kind.FLOAT, Kind.COMPLEX]
-    assert require_kind(torch.zeros(1), "v", kinds, "Cast it.").dtype == torch.float32
+    kinds = [DtypeKind.FLOAT, DtypeKind.COMPLEX]
+    assert require_dtype_kind(torch.zeros(1), "v", kinds, "Cast it.").dtype == torch.float32
     with pytest.raises(DtypeError, match=r"expected float or complex\. Cast it\.$"):
-        require_kind(torch.zeros(1, dtype=torch.bool), "v", kinds, "Cast it.")
+        require_dtype_kind(torch.zeros(1, dtype=torch.bool), "v", kinds, "Cast it.")
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES), ids=str)

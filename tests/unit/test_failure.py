@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from asyncddp.context.failure import exit_code
+from asyncddp.context.crash_handler import exit_code
 from asyncddp.errors import MismatchError
 from tests.support import RUN_LIMIT
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from asyncddp.memory.streams import Order
+from asyncddp.device.streams import StreamOrdering
 from tests.gpu import cases, conformance, short_run
 from tests.gpu.places import PretendedGPU, on_a_pretended_gpu
 from tests.gpu.pretended import Pretended, pretended_gpu, waits
@@ -68,7 +68,7 @@ def test_handles_waited_on_other_streams_and_threads(place, ranks):
 
 def test_a_verb_that_keeps_to_no_order_is_found(place, ranks, monkeypatch):
     """Else the tests above would show nothing."""
-    monkeypatch.setattr(Order, "begin", lambda self: None)
+    monkeypatch.setattr(StreamOrdering, "begin", lambda self: None)
     with pytest.raises(RanksFailedError, match="neighbor_allreduce"):
         ranks.run(cases.races, place, 1, False, settings=SETTINGS)
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from asyncddp.transport.loopback import Loopback
+from asyncddp.transport.loopback import LoopbackTransport
 from tests.gpu import conformance, windows_cases
 from tests.gpu.places import PretendedGPU
 from tests.gpu.pretended import pretended_gpu, waits
@@ -32,7 +32,7 @@ def test_conformance(place, case):
 
 
 def test_conformance_by_messages(place, ranks, monkeypatch):
-    monkeypatch.setattr(Loopback, "visible", None)
+    monkeypatch.setattr(LoopbackTransport, "window_group", None)
     for case in windows_cases.CASES:
         if case.name in ("put_and_update", "get_after_puts", "accumulate_onto"):
             ranks.run(conformance.perform, place, case)

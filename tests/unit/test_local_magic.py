@@ -9,7 +9,7 @@ import pytest
 
 import asyncddp as bf
 from asyncddp.errors import ArgumentError, RankError, UsageError
-from asyncddp.notebook.folding import Failure, folded
+from asyncddp.notebook.error_grouping import CellFailure, group_failures
 from tests.support import PATIENCE
 from tests.support.session import open_session, plain
 
@@ -138,9 +138,9 @@ def test_ctrl_c_ends_a_function_that_runs_on_all_ranks():
 
 
 def test_causes_come_before_consequences_and_each_rank_is_named():
-    left = [Failure(rank, "PeerLeftError", f"rank {rank}: rank 1 has left") for rank in (0, 2)]
-    error = folded([left[0], Failure(1, "ValueError", "bad", ["trace"]), left[1]])
+    left = [CellFailure(rank, "PeerLeftError", f"rank {rank}: rank 1 has left") for rank in (0, 2)]
+    error = group_failures([left[0], CellFailure(1, "ValueError", "bad", ["trace"]), left[1]])
     assert error.rank == 1
     assert str(error) == "rank 1: ValueError: bad\nranks 0, 2: PeerLeftError, in consequence"
     assert error._render_traceback_()[0] == "trace"
-    assert str(folded(left)) == "ranks 0, 2: PeerLeftError: rank 0: rank 1 has left"
+    assert str(group_failures(left)) == "ranks 0, 2: PeerLeftError: rank 0: rank 1 has left"

@@ -12,60 +12,60 @@ from hypothesis import strategies as st
 
 from asyncddp.engine.messages import (
     COLLECTIVE,
-    FORM,
     MACHINE_COLLECTIVE,
-    Circle,
-    Confirm,
-    Data,
-    Key,
-    Leave,
+    SIGNATURE_ONLY,
+    Ack,
+    ActiveMessage,
+    DeadlockCycle,
+    DeadlockProbe,
+    MatchKey,
     Message,
-    Parcel,
-    Probe,
-    Refuse,
-    Waiting,
+    Nack,
+    PeerExit,
+    TensorMessage,
+    WaitForEdge,
     decode,
     encode,
 )
-from asyncddp.memory.shared import Place
+from asyncddp.shm.arena import SharedMemoryHandle
 
-KEY = Key("a/b", 3)
-CHAIN = (Waiting(0, "barrier", KEY), Waiting(2, "allreduce", Key("c", 0)))
+KEY = MatchKey("a/b", 3)
+CHAIN = (WaitForEdge(0, "barrier", KEY), WaitForEdge(2, "allreduce", MatchKey("c", 0)))
 MESSAGES = [
-    Data(KEY, "neighbor_allreduce", "float32", (2, 1), b"8 bytes.", 7, True, False),
-    Data(KEY, "neighbor_allreduce", "float32", (), None, 7, False, True),
-    Confirm(KEY),
-    Refuse(KEY, "no"),
-    Refuse(KEY, "it did not come", "WaitTimeoutError", 3),
-    Probe(CHAIN),
-    Circle(CHAIN),
-    Leave("done", {COLLECTIVE: 4}),
-    Parcel("windows", (1, "put", 0.5, None), "", (), None, -1),
+    TensorMessage(KEY, "neighbor_allreduce", "float32", (2, 1), b"8 bytes.", 7, True, False),
+    TensorMessage(KEY, "neighbor_allreduce", "float32", (), None, 7, False, True),
+    Ack(KEY),
+    Nack(KEY, "no"),
+    Nack(KEY, "it did not come", "WaitTimeoutError", 3),
+    DeadlockProbe(CHAIN),
+    DeadlockCycle(CHAIN),
+    PeerExit("done", {COLLECTIVE: 4}),
+    ActiveMessage("windows", (1, "put", 0.5, None), "", (), None, -1),
 ]
 TEXT = st.text(st.characters(codec="utf-8"))
 NUMBER = st.integers(-(2**63), 2**63 - 1)
 SIZE = st.integers(0, 2**20)
-KEYS = st.builds(Key, TEXT, NUMBER)
-CHAINS = st.lists(st.builds(Waiting, NUMBER, TEXT, KEYS), min_size=1).map(tuple)
+KEYS = st.builds(MatchKey, TEXT, NUMBER)
+CHAINS = st.lists(st.builds(WaitForEdge, NUMBER, TEXT, KEYS), min_size=1).map(tuple)
 FACTS = st.lists(st.none() | st.booleans() | NUMBER | st.floats(allow_nan=False) | TEXT).map(tuple)
-PLACES = st.builds(Place, NUMBER, NUMBER, NUMBER)
+PLACES = st.builds(SharedMemoryHandle, NUMBER, NUMBER, NUMBER)
 INLINE = st.binary(max_size=64).map(lambda data: ("uint8", (len(data),), data))
 BULK = st.tuples(st.sampled_from(["float32", "bfloat16"]), st.tuples(SIZE, SIZE), st.none())
 ANY = st.one_of(
     st.builds(
-        lambda form, key, verb, tag, flags, lane, device: Data(
+        lambda form, key, verb, tag, flags, lane, device: TensorMessage(
             key, verb, *form, tag, *flags, lane, device
         ),
         *(INLINE | BULK, KEYS, TEXT, SIZE, st.tuples(st.booleans(), st.booleans())),
         *(st.none() | PLACES, TEXT),
     ),
-    st.builds(Confirm, KEYS),
-    st.builds(Refuse, KEYS, TEXT),
-    st.builds(Probe, CHAINS),
-    st.builds(Circle, CHAINS),
-    st.builds(Leave, TEXT, st.dictionaries(TEXT, NUMBER)),
+    st.builds(Ack, KEYS),
+    st.builds(Nack, KEYS, TEXT),
+    st.builds(DeadlockProbe, CHAINS),
+    st.builds(DeadlockCycle, CHAINS),
+    st.builds(PeerExit, TEXT, st.dictionaries(TEXT, NUMBER)),
     st.builds(
-        lambda form, service, content, tag: Parcel(service, content, *form, tag),
+        lambda form, service, content, tag: ActiveMessage(service, content, *form, tag),
         *(INLINE | BULK | st.just(("", (), None)), TEXT, FACTS, NUMBER),
     ),
 )
@@ -137,13 +137,19 @@ def test_any_bytes_are_refused_or_are_messages(data):
         (msgspec.msgpack.encode([[99, "x"]]), "Invalid value 99"),
         (msgspec.msgpack.encode([[1, ["x", "y"]]]), "Expected `int`, got `str`"),
         (msgspec.msgpack.encode([[1]]), "at least length 2|Expected `array` of"),
-        (encode([Data(KEY, "v", "load", (), None, 7)]), "unknown dtype 'load'"),
-        (encode([Data(KEY, "v", "float32", (2,), b"1234", 7)]), r"4 bytes for 8 of float32 in"),
-        (encode([Data(KEY, "v", "float32", (-1,), None, 7)]), "Expected `int` >= 0"),
-        (encode([Data(KEY, "v", "uint8", (3,), b"1", FORM)]), "1 bytes for 3 of uint8"),
-        (encode([Parcel("s", (), "", (), b"1", -1)]), "unknown dtype ''"),
+        (encode([TensorMessage(KEY, "v", "load", (), None, 7)]), "unknown dtype 'load'"),
+        (
+            encode([TensorMessage(KEY, "v", "float32", (2,), b"1234", 7)]),
+            r"4 bytes for 8 of float32 in",
+        ),
+        (encode([TensorMessage(KEY, "v", "float32", (-1,), None, 7)]), "Expected `int` >= 0"),
+        (
+            encode([TensorMessage(KEY, "v", "uint8", (3,), b"1", SIGNATURE_ONLY)]),
+            "1 bytes for 3 of uint8",
+        ),
+        (encode([ActiveMessage("s", (), "", (), b"1", -1)]), "unknown dtype ''"),
         (msgspec.msgpack.encode([[6, "s", [{"a": 1}], "", [], None, -1]]), "Expected"),
-        (encode([Probe(())]), "Probe of an empty chain"),
+        (encode([DeadlockProbe(())]), "Probe of an empty chain"),
     ],
 )
 def test_what_is_no_message_is_refused(data, problem):
@@ -153,23 +159,26 @@ def test_what_is_no_message_is_refused(data, problem):
 
 def test_reasons_that_utf8_cannot_encode_travel_with_escapes():
     """As where an error quotes the name of a file."""
-    (back,) = decode(encode([Refuse(KEY, "no file \udcff")]))
-    assert back == Refuse(KEY, "no file \\udcff")
+    (back,) = decode(encode([Nack(KEY, "no file \udcff")]))
+    assert back == Nack(KEY, "no file \\udcff")
 
 
 def test_kinds_with_equal_fields_stay_apart():
     """A probe and a circle differ in their kind alone."""
-    assert [type(m) for m in decode(encode([Probe(CHAIN), Circle(CHAIN)]))] == [Probe, Circle]
+    assert [type(m) for m in decode(encode([DeadlockProbe(CHAIN), DeadlockCycle(CHAIN)]))] == [
+        DeadlockProbe,
+        DeadlockCycle,
+    ]
 
 
 @pytest.mark.parametrize(
     ("key", "text", "collective"),
     [
-        (Key("layer", 2), "'layer' (use 2)", False),
-        (Key("collective", 2), "'collective' (use 2)", False),
-        (Key(COLLECTIVE, 2), "(collective, number 2)", True),
-        (Key(f"{COLLECTIVE}/1", 2), "(collective, number 2)", True),
-        (Key(MACHINE_COLLECTIVE, 0), "(collective of the machine, number 0)", True),
+        (MatchKey("layer", 2), "'layer' (use 2)", False),
+        (MatchKey("collective", 2), "'collective' (use 2)", False),
+        (MatchKey(COLLECTIVE, 2), "(collective, number 2)", True),
+        (MatchKey(f"{COLLECTIVE}/1", 2), "(collective, number 2)", True),
+        (MatchKey(MACHINE_COLLECTIVE, 0), "(collective of the machine, number 0)", True),
     ],
 )
 def test_keys_say_what_they_are(key, text, collective):

@@ -16,11 +16,11 @@ import torch
 from rich.console import Console
 
 import asyncddp as bf
-from asyncddp.monitoring.gathering import Gathering, Report
-from asyncddp.monitoring.record import Record
+from asyncddp.monitoring.random_projection import RandomProjection, distances
+from asyncddp.monitoring.rank_record import Record
+from asyncddp.monitoring.report_collector import MonitorReport, ReportCollector
 from asyncddp.monitoring.sinks.console import ConsoleSink
 from asyncddp.monitoring.sinks.json_lines import JsonLinesSink
-from asyncddp.monitoring.sketch import Projection, distances
 from tests.support import RUN_LIMIT
 
 RECORD = Record(
@@ -54,7 +54,7 @@ SHAPES = {
 def test_the_norm_is_right_on_average_and_off_by_what_theory_says(name):
     """E‖P(x)‖² = ‖x‖² and sd ‖P(x)‖² ≤ √(2/k) ‖x‖², whatever the structure of x."""
     x, k, times = SHAPES[name], 64, 200
-    ratios = torch.stack([Projection(k, seed)([x]).square().sum() for seed in range(times)])
+    ratios = torch.stack([RandomProjection(k, seed)([x]).square().sum() for seed in range(times)])
     ratios /= x.double().square().sum()
     expected = math.sqrt(2 / k)
     assert abs(float(ratios.mean()) - 1) < 4 * expected / math.sqrt(times)
@@ -63,7 +63,7 @@ def test_the_norm_is_right_on_average_and_off_by_what_theory_says(name):
 
 def test_it_is_linear():
     """P(a) − P(b) = P(a − b), so that distances can be read of projections."""
-    project = Projection()
+    project = RandomProjection()
     a, b = torch.randn(2, 70_000, dtype=torch.float64)
     torch.testing.assert_close(project([a]) - project([b]), project([a - b]))
 
@@ -78,13 +78,13 @@ def test_large_small_and_other_tensors_together():
         torch.full((1021, 2), 0.1, dtype=torch.float64),
     ]
     norm = math.sqrt(60 + 60 + 14 + 16 + 20.42)
-    found = [float(Projection(seed=seed)(tensors).norm()) / norm for seed in range(20)]
+    found = [float(RandomProjection(seed=seed)(tensors).norm()) / norm for seed in range(20)]
     assert abs(sum(found) / 20 - 1) < 4 / math.sqrt(2 * 64) / math.sqrt(20)
 
 
 def test_all_ranks_project_alike():
     x = torch.randn(5000)
-    assert torch.equal(Projection()([x]), Projection()([x.clone()]))
+    assert torch.equal(RandomProjection()([x]), RandomProjection()([x.clone()]))
 
 
 def test_distances_of_what_is_equal_are_zero_to_the_last_bit():
@@ -97,7 +97,7 @@ def test_distances_of_what_is_equal_are_zero_to_the_last_bit():
 
 def report(rank, x, step=50, time=0.0):
     record = replace(RECORD, rank=rank, step=step, time=time)
-    return Report(record, torch.tensor([x], dtype=torch.float64))
+    return MonitorReport(record, torch.tensor([x], dtype=torch.float64))
 
 
 def told(complete):
@@ -105,50 +105,50 @@ def told(complete):
 
 
 def test_a_step_is_complete_with_its_last_rank():
-    gathering = Gathering(3, patience=2)
-    assert gathering.add(report(2, 6.0)) == []
-    assert gathering.add(report(0, 0.0)) == []
-    assert gathering.add(report(0, 9.0, step=100)) == []
-    found = told(gathering.add(report(1, 3.0)))
+    collector = ReportCollector(3, patience=2)
+    assert collector.add(report(2, 6.0)) == []
+    assert collector.add(report(0, 0.0)) == []
+    assert collector.add(report(0, 9.0, step=100)) == []
+    found = told(collector.add(report(1, 3.0)))
     assert found == [[(0, 50, 3.0), (1, 50, 0.0), (2, 50, 3.0)]]
 
 
 def test_a_step_waits_for_two_later_reports_and_takes_what_is_known():
     """Of the rank that is missing, its last projection counts."""
-    gathering = Gathering(2, patience=2)
-    gathering.add(report(0, 0.0, step=1))
-    gathering.add(report(1, 2.0, step=1))
-    assert gathering.add(report(0, 4.0, step=2)) == []
-    assert gathering.add(report(0, 6.0, step=3)) == []
-    assert told(gathering.add(report(0, 8.0, step=4))) == [[(0, 2, 1.0)]]
-    assert told(gathering.rest()) == [[(0, 3, 2.0)], [(0, 4, 3.0)]]
+    collector = ReportCollector(2, patience=2)
+    collector.add(report(0, 0.0, step=1))
+    collector.add(report(1, 2.0, step=1))
+    assert collector.add(report(0, 4.0, step=2)) == []
+    assert collector.add(report(0, 6.0, step=3)) == []
+    assert told(collector.add(report(0, 8.0, step=4))) == [[(0, 2, 1.0)]]
+    assert told(collector.drain()) == [[(0, 3, 2.0)], [(0, 4, 3.0)]]
 
 
 def test_quick_steps_wait_for_a_while_as_well():
     """A rank's message may come after many later steps of another."""
-    gathering = Gathering(2, patience=2, seconds=1.0)
+    collector = ReportCollector(2, patience=2, seconds=1.0)
     for step in range(1, 10):
-        assert gathering.add(report(0, 0.0, step=step, time=0.1 * step)) == []
-    assert told(gathering.add(report(1, 2.0, step=1, time=0.5))) == [[(0, 1, 1.0), (1, 1, 1.0)]]
-    late = gathering.add(report(0, 4.0, step=10, time=1.25))
+        assert collector.add(report(0, 0.0, step=step, time=0.1 * step)) == []
+    assert told(collector.add(report(1, 2.0, step=1, time=0.5))) == [[(0, 1, 1.0), (1, 1, 1.0)]]
+    late = collector.add(report(0, 4.0, step=10, time=1.25))
     assert told(late) == [[(0, 2, 1.0)]], "only step 2 is older than a second"
 
 
 def test_a_rank_that_has_ended_is_not_waited_for():
-    gathering = Gathering(2, patience=2)
-    gathering.add(report(0, 0.0, step=1))
-    gathering.add(report(1, 2.0, step=1))
-    gathering.add(report(0, 4.0, step=2))
-    assert told(gathering.leave(1)) == [[(0, 2, 1.0)]]
-    assert gathering.there == {0}
+    collector = ReportCollector(2, patience=2)
+    collector.add(report(0, 0.0, step=1))
+    collector.add(report(1, 2.0, step=1))
+    collector.add(report(0, 4.0, step=2))
+    assert told(collector.remove(1)) == [[(0, 2, 1.0)]]
+    assert collector.active == {0}
 
 
 def test_without_patience_each_report_stands_for_itself_once_all_are_known():
     """A mean over some of the ranks is none: until all have reported, there is no distance."""
-    gathering = Gathering(2, patience=0)
-    assert told(gathering.add(report(0, 0.0))) == [[(0, 50, None)]]
-    assert told(gathering.add(report(1, 2.0))) == [[(1, 50, 1.0)]]
-    assert told(gathering.add(report(0, 6.0, step=100))) == [[(0, 100, 2.0)]]
+    collector = ReportCollector(2, patience=0)
+    assert told(collector.add(report(0, 0.0))) == [[(0, 50, None)]]
+    assert told(collector.add(report(1, 2.0))) == [[(1, 50, 1.0)]]
+    assert told(collector.add(report(0, 6.0, step=100))) == [[(0, 100, 2.0)]]
 
 
 # where reports go

@@ -470,7 +470,7 @@ def test_closures_of_push_sum_are_evaluated_at_the_model():
             start = len(seen)
             optimizer.step(closure)
             torch.testing.assert_close(seen[start], before, rtol=1e-14, atol=0)
-        biases = optimizer._mixer.windows.biases()
+        biases = optimizer._averager.windows.push_sum_weights()
         return len(seen), biases[0]
 
     got = LoopbackWorld(RANKS).run(case)

@@ -298,7 +298,7 @@ def test_push_sum_keeps_the_mass(graph):
         optimizer.force_barrier = True
         for _ in range(100 - optimizer.round % 2):
             optimizer.step()
-        p = optimizer._mixer.windows.biases()[0]
+        p = optimizer._averager.windows.push_sum_weights()[0]
         z = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
         return start, z * p, p
 

@@ -228,7 +228,7 @@ def test_push_sum_goes_on_from_z_with_p_of_1():
         model = mlp(bf.rank())
         optimizer = wrapped("push_sum", model)
         train(model, optimizer, range(3))
-        assert optimizer._mixer.windows.biases() != [1.0]
+        assert optimizer._averager.windows.push_sum_weights() != [1.0]
         return model.state_dict(), optimizer.state_dict()
 
     def after(states):
@@ -238,7 +238,7 @@ def test_push_sum_goes_on_from_z_with_p_of_1():
         train(model, optimizer, range(2))
         model.load_state_dict(model_state)
         optimizer.load_state_dict(optimizer_state)
-        assert optimizer._mixer.windows.biases() == [1.0]
+        assert optimizer._averager.windows.push_sum_weights() == [1.0]
         bf.barrier()
         optimizer.state.clear()
         return train(model, optimizer, range(3))
@@ -286,12 +286,12 @@ def test_state_of_the_root_leaves_p_alone():
         model = mlp(bf.rank())
         optimizer = wrapped("push_sum", model)
         train(model, optimizer, range(3))
-        before = optimizer._mixer.windows.biases()
+        before = optimizer._averager.windows.push_sum_weights()
         bf.broadcast_optimizer_state(optimizer)
         bf.broadcast_parameters(model)
-        assert optimizer._mixer.windows.biases() == before
+        assert optimizer._averager.windows.push_sum_weights() == before
         train(model, optimizer, [3])
-        return before[0], optimizer._mixer.windows.biases()[0]
+        return before[0], optimizer._averager.windows.push_sum_weights()[0]
 
     got = LoopbackWorld(RANKS).run(case)
     assert sum(p for p, _ in got) == pytest.approx(RANKS, rel=1e-14)

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 import asyncddp as bf
+from asyncddp.device.simulated_streams import SimulatedStreams
 from asyncddp.errors import PeerError
-from asyncddp.memory.packing import pack, unpack
-from asyncddp.memory.shared import Place
-from asyncddp.memory.streams_host import HostStreams
-from asyncddp.ops.objects import gather_records
-from asyncddp.transport import cuda_ipc_notes, nccl_notes
-from asyncddp.transport.device_routes import DeviceFacts
+from asyncddp.ops.object_collectives import gather_records
+from asyncddp.serialization import pack, unpack
+from asyncddp.shm.arena import SharedMemoryHandle
+from asyncddp.transport.cuda.ipc import ipc_messages as cuda_ipc_notes
+from asyncddp.transport.cuda.nccl import coordination_messages as nccl_notes
+from asyncddp.transport.cuda.pair_selection import DeviceCapabilities
 
 ROOM = Path(bf.__file__).parent
 USERS_OBJECTS = {"ops/objects.py", "testing/pool.py", "testing/pool_rank.py"}
@@ -55,8 +56,11 @@ def test_pickle_is_for_users_objects_alone():
     [
         (3, int),
         (["a", "b"], list[str]),
-        ((1, 2, Place(1, 2, 3)), tuple[int, int, Place]),
-        (DeviceFacts(0, 1, "cuda", "GPU-1", None, "13.6", 22703, "", ("GPU-2",)), DeviceFacts),
+        ((1, 2, SharedMemoryHandle(1, 2, 3)), tuple[int, int, SharedMemoryHandle]),
+        (
+            DeviceCapabilities(0, 1, "cuda", "GPU-1", None, "13.6", 22703, "", ("GPU-2",)),
+            DeviceCapabilities,
+        ),
     ],
 )
 def test_a_value_is_what_it_was(value, kind):
@@ -66,7 +70,7 @@ def test_a_value_is_what_it_was(value, kind):
 
 
 @pytest.mark.parametrize("data", [*BOMBS, b"", pack("text"), pack([1, "a"]), pack({"a": 1})])
-@pytest.mark.parametrize("kind", [int, list[int], Place, DeviceFacts])
+@pytest.mark.parametrize("kind", [int, list[int], SharedMemoryHandle, DeviceCapabilities])
 def test_anything_else_is_an_error_that_says_whose_it_is(data, kind):
     with pytest.raises(PeerError, match=r"what rank 7 says cannot be read \(.*same version"):
         unpack(data, kind, "what rank 7 says")
@@ -75,19 +79,19 @@ def test_anything_else_is_an_error_that_says_whose_it_is(data, kind):
 @pytest.mark.parametrize(
     "note",
     [
-        nccl_notes.Hello(True),
-        nccl_notes.Identity(b"id"),
-        nccl_notes.Declined(),
-        nccl_notes.Ready(1, True, 2, 3),
-        nccl_notes.Batch((1, 2)),
-        nccl_notes.Differs(1, 2),
-        nccl_notes.Withdraw(1),
-        nccl_notes.Withdrawn(1),
-        nccl_notes.Broken("why"),
+        nccl_notes.OpenCommunicatorMessage(True),
+        nccl_notes.UniqueIdMessage(b"id"),
+        nccl_notes.OpenRefusedMessage(),
+        nccl_notes.RequestReadyMessage(1, True, 2, 3),
+        nccl_notes.GroupLaunchMessage((1, 2)),
+        nccl_notes.SizeMismatchMessage(1, 2),
+        nccl_notes.CancelMessage(1),
+        nccl_notes.CancelConfirmedMessage(1),
+        nccl_notes.CommunicatorFailedMessage("why"),
     ],
 )
 def test_notes_of_nccl_are_what_they_were(note):
-    back = nccl_notes.read(nccl_notes.written(note), peer=1)
+    back = nccl_notes.decode_message(nccl_notes.encode_message(note), peer=1)
     assert back == note
     assert type(back) is type(note)
 
@@ -95,22 +99,22 @@ def test_notes_of_nccl_are_what_they_were(note):
 @pytest.mark.parametrize("data", [*BOMBS, b"", pack([99, []]), pack([3, [1]]), pack([4, ["a"]])])
 def test_what_is_no_note_is_an_error_that_names_the_peer(data):
     with pytest.raises(PeerError, match="what rank 1 says of its messages by NCCL cannot be read"):
-        nccl_notes.read(data, peer=1)
+        nccl_notes.decode_message(data, peer=1)
 
 
 @pytest.mark.parametrize("data", [*BOMBS, b"", b"\xff" * 8])
 def test_a_paper_with_something_else_is_an_error_that_names_the_peer(data):
-    paper = cuda_ipc_notes.blank(cuda_ipc_notes.NOTE).zero_()
+    paper = cuda_ipc_notes.allocate_message_buffer(cuda_ipc_notes.READY_BYTES).zero_()
     paper[: len(data)] = paper.new_tensor(list(data))
-    for kind in (cuda_ipc_notes.Note, cuda_ipc_notes.Answer):
+    for kind in (cuda_ipc_notes.ReadyMessage, cuda_ipc_notes.DoneMessage):
         with pytest.raises(PeerError, match="what rank 1 says of its memory cannot be read"):
-            cuda_ipc_notes.read(paper, kind, peer=1)
+            cuda_ipc_notes.decode_message(paper, kind, peer=1)
 
 
 @pytest.mark.parametrize("token", BOMBS)
 def test_places_of_memory_and_events_are_not_executed(token):
-    streams = HostStreams()
-    for read in (streams.borrow, streams.imported_event):
+    streams = SimulatedStreams()
+    for read in (streams.import_memory, streams.import_event):
         with pytest.raises(PeerError, match="cannot be read"):
             read(token)
 

@@ -289,7 +289,7 @@ def test_where_parameters_live(sync, as_view):
         ddp = make_ddp(model, sgd, sync=sync, param_as_bucket_view=as_view)
         image_loss(ddp, bf.rank(), 0).backward()
         after = {name: (p.data_ptr(), p.stride()) for name, p in model.named_parameters()}
-        (block,) = ddp._stepper.blocks
+        (block,) = ddp._reducer.buckets
         start = block.flat.data_ptr()
         inside = [start <= at < start + block.flat.nbytes for at, _ in after.values()]
         assert all(inside) == any(inside) == as_view

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from asyncddp.memory import shared
-from asyncddp.memory.shared import Arena, Place
+from asyncddp.shm import arena as shared
+from asyncddp.shm.arena import Arena, SharedMemoryHandle
 from tests.support import RUN_LIMIT
 
 
@@ -43,8 +43,10 @@ def test_a_tensor_is_found_again_and_its_parts_as_well(arena):
     assert place is not None
     assert place.offset == 0
     assert place.size % mmap.PAGESIZE == 0
-    assert arena.locate(x[2:5]) == Place(place.descriptor, place.size, 48)
-    assert arena.locate(x.detach().view(-1)[29:]) == Place(place.descriptor, place.size, 232)
+    assert arena.locate(x[2:5]) == SharedMemoryHandle(place.descriptor, place.size, 48)
+    assert arena.locate(x.detach().view(-1)[29:]) == SharedMemoryHandle(
+        place.descriptor, place.size, 232
+    )
 
 
 def test_other_memory_is_not_found(arena):
@@ -72,8 +74,8 @@ def test_what_is_written_is_seen_through_the_place(arena):
 
 CHILD = """
 import sys, torch
-from asyncddp.memory.shared import Arena, Place
-place = Place(*map(int, sys.argv[2:5]))
+from asyncddp.shm.arena import Arena, SharedMemoryHandle
+place = SharedMemoryHandle(*map(int, sys.argv[2:5]))
 view = Arena().open(int(sys.argv[1]), place)
 x = view.tensor(place.offset, (3,), torch.float32)
 print(x.tolist())
@@ -97,7 +99,7 @@ def test_a_process_that_is_gone_is_an_error(arena):
     with pytest.raises(OSError, match="No such file"):
         arena.open(ended.pid, place)
     with pytest.raises(OSError, match="No such file"):
-        arena.open(os.getpid(), Place(9_999, place.size, 0))
+        arena.open(os.getpid(), SharedMemoryHandle(9_999, place.size, 0))
 
 
 def test_shapes_and_dtypes_of_any_kind(arena):
@@ -208,7 +210,9 @@ def test_bytes_are_aligned_and_apart_and_zero_as_far_as_asked(arena):
     again = arena.take(1000, zeroed=512)
     assert (again.chunk, again.offset) == (block.chunk, block.offset)
     assert not again.chunk.memory[again.offset : again.offset + 512].any()
-    assert shared.place_of(again) == Place(again.chunk.descriptor, again.chunk.size, again.offset)
+    assert shared.handle_of_block(again) == SharedMemoryHandle(
+        again.chunk.descriptor, again.chunk.size, again.offset
+    )
 
 
 def test_words_are_whole_numbers_of_64_bits(arena):
@@ -292,7 +296,7 @@ def test_nothing_is_left_in_the_file_system():
 
 ENDS = """
 import os, torch
-from asyncddp.memory.shared import Arena
+from asyncddp.shm.arena import Arena
 arena = Arena()
 x = arena.empty((1000,), torch.float32)
 y = arena.empty((1000,), torch.float32)

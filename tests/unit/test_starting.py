@@ -9,25 +9,27 @@ import pytest
 
 from asyncddp.config import Config
 from asyncddp.errors import WaitTimeoutError
-from asyncddp.transport.starting import Presence, Start
+from asyncddp.transport.startup_deadline import InitArrivalTracker, StartupDeadline
 
 JOB = f"test-{os.getpid()}"
 
 
 def start(presence, size=3, waited=0.0, **deadlines):
-    made = Start(0, size, dataclasses.replace(Config(), **deadlines), pytest.fail, presence)
-    made.since -= waited
+    made = StartupDeadline(
+        0, size, dataclasses.replace(Config(), **deadlines), pytest.fail, presence
+    )
+    made.started_at -= waited
     return made
 
 
 def test_a_rank_is_present_while_it_waits():
-    mine, other = Presence(JOB, 0, 3), Presence(JOB, 2, 3)
+    mine, other = InitArrivalTracker(JOB, 0, 3), InitArrivalTracker(JOB, 2, 3)
     with mine:
-        assert mine.found(3) == [0]
+        assert mine.arrived(3) == [0]
         with other:
-            assert mine.found(3) == [0, 2]
-            assert Presence(f"{JOB}-another", 1, 3).found(3) == [1]
-        assert mine.found(3) == [0]
+            assert mine.arrived(3) == [0, 2]
+            assert InitArrivalTracker(f"{JOB}-another", 1, 3).arrived(3) == [1]
+        assert mine.arrived(3) == [0]
 
 
 @pytest.mark.parametrize(
@@ -35,8 +37,8 @@ def test_a_rank_is_present_while_it_waits():
     [({"OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, 3), ({"MPI_LOCALNRANKS": "2"}, 2), ({}, None)],
 )
 def test_the_launcher_says_how_many_are_on_the_machine(environment, here):
-    found = Presence.of(0, environment)
-    assert (None if found is None else found.here) == here
+    found = InitArrivalTracker.from_environment(0, environment)
+    assert (None if found is None else found.local_size) == here
 
 
 @pytest.mark.parametrize(
@@ -50,15 +52,15 @@ def test_the_launcher_says_how_many_are_on_the_machine(environment, here):
     ],
 )
 def test_who_is_missing_is_warned_of_once_and_then_an_error(here, size, others, told, caplog):
-    presences = [Presence(JOB, other, here) for other in others]
-    mine = None if here is None else Presence(JOB, 0, here)
+    presences = [InitArrivalTracker(JOB, other, here) for other in others]
+    mine = None if here is None else InitArrivalTracker(JOB, 0, here)
     opened = [one.__enter__() for one in (mine, *presences) if one is not None]
     try:
         waiting = start(mine, size, waited=2.0, warn_after=1.0, timeout=3.0)
-        assert waiting.look() is None
-        assert waiting.look() is None
-        waiting.since -= 2.0
-        error = waiting.look()
+        assert waiting.check() is None
+        assert waiting.check() is None
+        waiting.started_at -= 2.0
+        error = waiting.check()
     finally:
         for one in opened:
             one.__exit__()
@@ -70,9 +72,9 @@ def test_who_is_missing_is_warned_of_once_and_then_an_error(here, size, others, 
 
 def test_once_all_have_come_mpi_gets_its_time_to_start(caplog):
     """On a busy machine that takes longer than a deadline which is short, and no rank is late."""
-    with Presence(JOB, 0, 2) as mine, Presence(JOB, 1, 2):
+    with InitArrivalTracker(JOB, 0, 2) as mine, InitArrivalTracker(JOB, 1, 2):
         waiting = start(mine, 2, waited=30.0, warn_after=1.0, timeout=3.0)
-        assert waiting.look() is None
-        waiting.since -= 60.0
-        assert "all ranks have called it, but MPI has not started" in str(waiting.look())
+        assert waiting.check() is None
+        waiting.started_at -= 60.0
+        assert "all ranks have called it, but MPI has not started" in str(waiting.check())
     assert caplog.messages == []

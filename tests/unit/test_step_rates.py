@@ -32,7 +32,7 @@ def of_last_quarter(pace, method, **options):
         if pace.times[rank] > 0.75 * TIME:
             seen.append(model.weight.item())
         if isinstance(wrapper, bf.DistributedOptimizer):
-            scale = wrapper._mixer.step_scale
+            scale = wrapper._averager.step_scale
     pace.done(rank)
     bf.barrier()
     return sum(seen) / len(seen), scale
@@ -80,7 +80,7 @@ def test_where_ranks_meet_no_step_is_scaled():
         optimizer.force_barrier = True
         for _ in range(5):
             step()
-        return optimizer._mixer.step_scale
+        return optimizer._averager.step_scale
 
     assert LoopbackWorld(2).run(case) == [1.0, 1.0]
 
@@ -96,7 +96,7 @@ def test_any_optimizer_is_scaled_by_what_it_changes():
         before = torch.cat([p.detach().reshape(-1).clone() for p in plain.parameters()])
         alone = torch.optim.Adam(plain.parameters())
         optimizer = bf.DistributedPushSumOptimizer(torch.optim.Adam(model.parameters()), model)
-        optimizer._mixer.windows.rates.scale = 0.5
+        optimizer._averager.windows.step_rates.scale = 0.5
         for one, stepper in ((model, optimizer), (plain, alone)):
             one(torch.ones(3, 2, dtype=torch.float64)).sum().backward()
             stepper.step()

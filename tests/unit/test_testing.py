@@ -20,7 +20,8 @@ import torch
 
 import asyncddp as bf
 import topology
-from asyncddp.testing import assert_alike, assert_consensus, assert_result, held, oracle, ranks
+from asyncddp.testing import ranks
+from asyncddp.testing import assert_alike, assert_consensus, assert_result, held, oracle
 
 
 @pytest.fixture
@@ -122,10 +123,10 @@ def test_what_holds_passes(project, name):
     assert f"test_mine.py::{name} PASSED" in project.stdout, project
 
 
-@pytest.mark.parametrize("wire", ["loopback", "mpi"])
-def test_a_rank_that_fails_fails_the_test(project, wire):
+@pytest.mark.parametrize("transport", ["loopback", "mpi"])
+def test_a_rank_that_fails_fails_the_test(project, transport):
     """With its traceback, its number and pytest's own words for the assertion."""
-    assert f"test_fails_on_one_rank[{wire}-2] FAILED" in project.stdout, project
+    assert f"test_fails_on_one_rank[{transport}-2] FAILED" in project.stdout, project
     assert project.stdout.count("RanksFailedError: rank 1 of 2 failed") >= 2
     assert "AssertionError: this rank is not the first" in project.stdout
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncddp.errors import ArgumentError
-from asyncddp.timeline.merge_clocks import Clock
-from asyncddp.timeline.merging import Arrows, open_ranks, write
-from asyncddp.timeline.reading import find_files, is_merged, read_events, scan
+from asyncddp.timeline.merge.clock_alignment import ClockAlignment
+from asyncddp.timeline.merge.merged_trace import FlowArrowMatcher, open_traces, write_merged_trace
+from asyncddp.timeline.trace_files import find_trace_files, is_merged, read_events, scan_trace
 
 from .timeline_files import Rank, straggling
 
@@ -29,9 +29,9 @@ def strict(text):
 
 def merged(folder, sources=None):
     """What was opened, and the events of the file written of it."""
-    merge = open_ranks(sources or [folder])
+    merge = open_traces(sources or [folder])
     path = folder / "trace.json"
-    count = write(merge, path)
+    count = write_merged_trace(merge, path)
     events = strict(path.read_text())
     assert len(events) == count
     assert list(read_events(path)) == events
@@ -50,7 +50,7 @@ def of(events, **wanted):
 def test_a_clock_that_drifts_steadily_is_undone_between_measurements(ahead, drift, times):
     rank = Rank(1, ahead=ahead, drift=drift)
     points = [(rank.local(t), t - rank.local(t), 1.0) for t in (0.0, 3e7, 6e7)]
-    clock = Clock(points)
+    clock = ClockAlignment(points)
     for time in times:
         assert clock(rank.local(time)) == pytest.approx(time, abs=0.01)
     assert clock.drift() == pytest.approx(abs(drift), abs=2e-8)
@@ -58,12 +58,12 @@ def test_a_clock_that_drifts_steadily_is_undone_between_measurements(ahead, drif
 
 
 def test_outside_its_measurements_a_clock_is_held_and_its_error_grows_with_the_drift():
-    clock = Clock([(0.0, 10.0, 2.0), (1e6, 20.0, 5.0)])
+    clock = ClockAlignment([(0.0, 10.0, 2.0), (1e6, 20.0, 5.0)])
     assert (clock(-5.0), clock(2e6)) == (5.0, 2e6 + 20.0)
     assert clock.error(0.0, 1e6) == 5.0
     assert clock.error(0.0, 2e6) == pytest.approx(5.0 + 10.0)
-    assert Clock([(0.0, 10.0, 2.0)]).error(0.0, 1e6) == pytest.approx(102.0)
-    assert Clock([(0.0, 10.0, 2.0)], drifts=False).error(0.0, 1e6) == 2.0
+    assert ClockAlignment([(0.0, 10.0, 2.0)]).error(0.0, 1e6) == pytest.approx(102.0)
+    assert ClockAlignment([(0.0, 10.0, 2.0)], drifts=False).error(0.0, 1e6) == 2.0
 
 
 def test_all_ranks_are_on_the_clock_of_rank_0_whose_start_is_time_0(tmp_path):
@@ -160,14 +160,14 @@ def test_arrows_of_a_missing_rank_are_dropped_and_counted_and_the_rank_is_named(
 
 def test_an_end_that_arrives_first_waits_for_its_other_end():
     """Clocks are never right to the microsecond, so that a message may seem to come too early."""
-    arrows = Arrows()
+    arrows = FlowArrowMatcher()
     events = [{"ph": "f", "id": "a", "ts": 1.0}, {"ph": "s", "id": "a", "ts": 2.0}]
     assert [event["ph"] for event in arrows.matched(events)] == ["s", "f"]
     assert (arrows.kept, arrows.dropped) == (1, 0)
 
 
 def test_no_more_ends_wait_than_may():
-    arrows = Arrows(held=10)
+    arrows = FlowArrowMatcher(held=10)
     lost = [{"ph": "s", "id": str(k)} for k in range(100)]
     late = [{"ph": "f", "id": "99"}, {"ph": "f", "id": "0"}]
     assert [event["ph"] for event in arrows.matched([*lost, *late])] == ["s", "f"]
@@ -206,7 +206,7 @@ def test_a_line_that_is_torn_in_the_middle_is_an_error_that_names_it_and_nothing
     lines[4] = lines[4][:40]
     path.write_text("\n".join(lines))
     with pytest.raises(ArgumentError, match=r"rank0\.json, line 5 is no trace event; expected"):
-        write(open_ranks([path]), tmp_path / "trace.json")
+        write_merged_trace(open_traces([path]), tmp_path / "trace.json")
     assert [left.name for left in tmp_path.iterdir()] == ["rank0.json"]
 
 
@@ -226,7 +226,7 @@ def test_packed_files_are_written_and_read(tmp_path):
         path.unlink()
     plain, packed = tmp_path / "t.json", tmp_path / "t.json.gz"
     for path in (plain, packed):
-        write(open_ranks([tmp_path]), path)
+        write_merged_trace(open_traces([tmp_path]), path)
         assert is_merged(path)
     assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
     assert list(read_events(packed)) == list(read_events(plain))
@@ -246,7 +246,7 @@ def test_merging_holds_a_line_per_file_and_no_more(tmp_path):
     nbytes = sum(path.stat().st_size for path in tmp_path.iterdir())
     tracemalloc.start()
     try:
-        write(open_ranks([tmp_path]), tmp_path / "trace.json")
+        write_merged_trace(open_traces([tmp_path]), tmp_path / "trace.json")
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -257,7 +257,7 @@ def test_merging_holds_a_line_per_file_and_no_more(tmp_path):
 def test_progress_ends_at_the_size_of_each_file(tmp_path):
     paths = [rank.write(tmp_path) for rank in straggling()]
     seen = {}
-    write(open_ranks(paths), tmp_path / "trace.json", seen.__setitem__)
+    write_merged_trace(open_traces(paths), tmp_path / "trace.json", seen.__setitem__)
     assert seen == {path: path.stat().st_size for path in paths}
 
 
@@ -311,7 +311,7 @@ def test_folders_prefixes_and_names_lead_to_files_in_order_of_rank(tmp_path):
     (folder / "trace.json").write_text("[")
 
     def names(*sources):
-        return [path.name for path in find_files(sources)]
+        return [path.name for path in find_trace_files(sources)]
 
     assert names(folder) == ["rank0.json", "rank2.json", "rank10.json"]
     assert names(folder / "bf_") == ["bf_0.json", "bf_2.json", "bf_10.json"]
@@ -321,16 +321,16 @@ def test_folders_prefixes_and_names_lead_to_files_in_order_of_rank(tmp_path):
 
 def test_what_leads_to_no_file_is_an_error_that_says_what_would(tmp_path):
     with pytest.raises(ArgumentError, match=r"no such folder: '.*/none'; .* --timeline DIR"):
-        find_files([tmp_path / "none" / "bf_"])
+        find_trace_files([tmp_path / "none" / "bf_"])
     with pytest.raises(ArgumentError, match=r"no such file or folder: '.*/bf_', nor '.*/bf_0\.jso"):
-        find_files([tmp_path / "bf_"])
+        find_trace_files([tmp_path / "bf_"])
     with pytest.raises(ArgumentError, match=r"no rank0\.json, rank1\.json, … in .*; ranks write "):
-        find_files([tmp_path])
+        find_trace_files([tmp_path])
     (tmp_path / "bf_0.json").write_text("[")
     with pytest.raises(ArgumentError, match=r"There is .*bf_0\.json: give its prefix, .*/bf_\."):
-        find_files([tmp_path])
+        find_trace_files([tmp_path])
     with pytest.raises(ArgumentError, match="timelines of no rank were given"):
-        open_ranks([])
+        open_traces([])
 
 
 PROFILE = '{\n  "schemaVersion": 1,\n  "traceEvents": [\n  {\n    "ph": "X"\n  }\n ]\n}\n'
@@ -343,23 +343,23 @@ def test_what_is_no_timeline_is_named(tmp_path, text):
     path = tmp_path / "rank0.json"
     path.write_text(text)
     with pytest.raises(ArgumentError, match=r"rank0\.json is not a rank's timeline: it has no "):
-        open_ranks([path])
+        open_traces([path])
 
 
 def test_a_later_version_of_the_format_is_named(tmp_path):
     path = Rank(0).write(tmp_path)
     path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
     with pytest.raises(ArgumentError, match="has version 2 of the format, and this asyncddp reads"):
-        open_ranks([path])
+        open_traces([path])
 
 
 def test_an_empty_file_is_a_missing_rank_and_only_empty_files_are_an_error(tmp_path):
     for text in ("", "[\n", "[\n]\n"):
         (tmp_path / "rank1.json").write_text(text)
         with pytest.raises(ArgumentError, match=r"rank1\.json: empty; the run was ended before"):
-            open_ranks([tmp_path / "rank1.json"])
+            open_traces([tmp_path / "rank1.json"])
         Rank(0, 2).clock(0.0).span("step", 0.0, 1.0).write(tmp_path)
-        merge = open_ranks([tmp_path])
+        merge = open_traces([tmp_path])
         assert [path.name for path in merge.silent] == ["rank1.json"]
         assert merge.missing == [1]
 
@@ -368,10 +368,10 @@ def test_files_that_do_not_belong_together_are_named(tmp_path):
     Rank(0, 2).write(tmp_path)
     Rank(0, 2).write(tmp_path, "other.json")
     with pytest.raises(ArgumentError, match=r"rank0\.json and .*other\.json are both of rank 0; g"):
-        open_ranks([tmp_path / "rank0.json", tmp_path / "other.json"])
+        open_traces([tmp_path / "rank0.json", tmp_path / "other.json"])
     Rank(3, 4).write(tmp_path)
     with pytest.raises(ArgumentError, match=r"of a run with 2 ranks, .* of one with 4; remove the"):
-        open_ranks([tmp_path])
+        open_traces([tmp_path])
 
 
 def test_a_merged_file_is_not_merged_again(tmp_path):
@@ -380,13 +380,13 @@ def test_a_merged_file_is_not_merged_again(tmp_path):
     assert is_merged(tmp_path / "trace.json")
     assert not is_merged(tmp_path / "rank0.json")
     with pytest.raises(ArgumentError, match=r"is merged already; open it at ui\.perfetto\.dev, or"):
-        open_ranks([tmp_path / "trace.json"])
+        open_traces([tmp_path / "trace.json"])
 
 
 def test_a_rank_that_did_nothing_has_a_place(tmp_path):
     Rank(0, 2).clock(7.0).write(tmp_path)
     Rank(1, 2).clock(8.0).span("step", 9.0, 11.0).write(tmp_path)
-    found = scan(tmp_path / "rank0.json")
+    found = scan_trace(tmp_path / "rank0.json")
     assert (found.start, found.first, found.last) == (7.0, 7.0, 7.0)
     _, events = merged(tmp_path)
     assert of(events, name="step")[0]["ts"] == 2.0
@@ -396,7 +396,7 @@ def test_the_files_to_merge_are_not_written_over(tmp_path):
     path = Rank(0).clock(0.0).span("step", 0.0, 1.0).write(tmp_path)
     text = path.read_text()
     with pytest.raises(ArgumentError, match=r"rank0\.json is one of the files to merge; write to "):
-        write(open_ranks([path]), tmp_path / "x" / ".." / "rank0.json")
+        write_merged_trace(open_traces([path]), tmp_path / "x" / ".." / "rank0.json")
     with pytest.raises(ArgumentError, match=r"none/trace\.json cannot be written: .*No such file"):
-        write(open_ranks([path]), tmp_path / "none" / "trace.json")
+        write_merged_trace(open_traces([path]), tmp_path / "none" / "trace.json")
     assert path.read_text() == text

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncddp.errors import ArgumentError, EnvironmentProblem
-from asyncddp.timeline.merging import open_ranks
-from asyncddp.timeline.picture import draw, usual_steps
-from asyncddp.timeline.report_intervals import common, length_within, union
-from asyncddp.timeline.report_spans import record
-from asyncddp.timeline.reporting import report
+from asyncddp.timeline.merge.merged_trace import open_traces
+from asyncddp.timeline.report.intervals import intersection, length_within, union
+from asyncddp.timeline.report.timeline_plot import draw_timeline, find_typical_steps
+from asyncddp.timeline.report.timeline_report import build_report
+from asyncddp.timeline.report.trace_spans import collect_spans
 
 from .timeline_files import VERB, Rank, straggling
 
@@ -41,7 +41,7 @@ def test_a_union_holds_what_any_span_holds_in_order_and_apart(spans):
 
 @given(SPANS, SPANS)
 def test_what_is_common_is_in_both(one, other):
-    both = common(union(one), union(other))
+    both = intersection(union(one), union(other))
     assert cells(both.astype(int).tolist()) == cells(one) & cells(other)
 
 
@@ -55,7 +55,7 @@ def read(tmp_path, *ranks, **more):
     """The spans of ranks' files."""
     for rank in ranks:
         rank.write(tmp_path)
-    return record(open_ranks([tmp_path]).events())
+    return collect_spans(open_traces([tmp_path]).events())
 
 
 KINDS = st.sampled_from(["forward", "backward", "optimizer", "wait", "enqueue", "transfer", "mix"])
@@ -69,7 +69,7 @@ def test_a_step_is_compute_exposed_and_other_and_hidden_is_in_compute(spans):
         for kind, begin, long in [("step", 0, 60), ("step", 60, 60), ("forward", 0, 1), *spans]
         for tid in [{"transfer": 100, "mix": 3}.get(kind, 2 if kind in ("wait", "enqueue") else 1)]
     ]
-    (one,) = report(record(events), skip=0).ranks
+    (one,) = build_report(collect_spans(events), skip=0).ranks
     exposed = one.exposed or 0.0
     assert one.step == pytest.approx(one.compute + exposed + one.other)
     assert min(one.compute, exposed, one.other) >= -1e-12
@@ -78,7 +78,7 @@ def test_a_step_is_compute_exposed_and_other_and_hidden_is_in_compute(spans):
 
 def test_figures_are_those_that_the_spans_were_made_of(tmp_path):
     recording = read(tmp_path, *straggling(steps=6))
-    found = report(recording)
+    found = build_report(recording)
     assert found.size == 4
     fast, *_, slow = found.ranks
     assert (fast.rank, slow.rank, fast.steps, slow.steps) == (0, 3, 5, 5)
@@ -92,7 +92,7 @@ def test_figures_are_those_that_the_spans_were_made_of(tmp_path):
 
 
 def test_the_straggler_is_slowest_and_waited_for_most(tmp_path):
-    found = report(read(tmp_path, *straggling(steps=20)))
+    found = build_report(read(tmp_path, *straggling(steps=20)))
     assert found.slowest_by_compute == found.slowest == 3
     assert found.holds_up == 3
     waits = dict(found.waited_for)
@@ -112,7 +112,7 @@ def test_a_rank_that_is_late_for_another_reason_than_compute_is_slowest_all_the_
             if rank.rank == 0:
                 rank.wait(begin + 110, begin + 990, 1)
         events += rank.events
-    found = report(record(events))
+    found = build_report(collect_spans(events))
     assert found.slowest_by_compute == 0
     assert found.slowest == found.waited_for_most == found.holds_up == 1
     assert found.ranks[1].other == pytest.approx(0.89)
@@ -132,7 +132,7 @@ def collective(late, size=3, calls=4):
 
 def test_in_a_collective_the_one_that_is_waited_for_came_last(tmp_path):
     """A rank by itself notes all the others; only together they show who it was."""
-    found = report(read(tmp_path, *collective(late=[1, 1, 0, 1])))
+    found = build_report(read(tmp_path, *collective(late=[1, 1, 0, 1])))
     assert dict(found.ranks[2].waited) == pytest.approx({1: 3 * 0.69, 0: 0.69})
     assert dict(found.ranks[1].waited) == pytest.approx({-1: 3 * 0.19, 0: 0.69})
     assert found.waited_for_most == found.holds_up == 1
@@ -141,10 +141,10 @@ def test_in_a_collective_the_one_that_is_waited_for_came_last(tmp_path):
 def test_nobody_is_blamed_where_a_file_is_missing_or_ends_early(tmp_path):
     ranks = collective(late=[1, 1, 1, 1])
     ranks[0].events = [e for e in ranks[0].events if e.get("ts", 0.0) < 1500.0]
-    found = report(read(tmp_path, *ranks))
+    found = build_report(read(tmp_path, *ranks))
     assert dict(found.ranks[2].waited) == pytest.approx({1: 2 * 0.69, -1: 2 * 0.69})
     (tmp_path / "rank0.json").unlink()
-    found = report(read(tmp_path, *ranks[1:]))
+    found = build_report(read(tmp_path, *ranks[1:]))
     assert dict(found.ranks[1].waited) == pytest.approx({-1: 4 * 0.69})
 
 
@@ -153,7 +153,7 @@ def test_hidden_is_what_travels_or_is_mixed_by_another_thread_under_compute(tmp_
     rank.transfer("receive", 10.0, 30.0, 1, 8).transfer("receive", 20.0, 40.0, 2, 8)
     rank.span("mix", 50.0, 70.0, 3, verb=VERB).wait(60.0, 80.0, 1)
     rank.span("wait", 0.0, 90.0, 3, verb=VERB, **{"for": [3]})
-    (one,) = report(read(tmp_path, rank), skip=0).ranks
+    (one,) = build_report(read(tmp_path, rank), skip=0).ranks
     assert (one.hidden, one.exposed) == pytest.approx((0.04, 0.02))
     assert (one.received, dict(one.waited)) == (16.0, {1: 0.02})
 
@@ -163,14 +163,14 @@ def test_nested_spans_are_counted_once(tmp_path):
     for depth in range(4):
         rank.span("forward", depth, 50.0 - depth, called="net" + ".a" * depth)
     rank.span("enqueue", 60.0, 90.0, 2, verb=VERB).wait(65.0, 80.0, 1)
-    (one,) = report(read(tmp_path, rank), skip=0).ranks
+    (one,) = build_report(read(tmp_path, rank), skip=0).ranks
     assert (one.compute, one.exposed, one.other) == pytest.approx((0.05, 0.03, 0.02))
 
 
 def test_a_hook_that_waits_within_backward_does_not_compute(tmp_path):
     rank = Rank(0).clock(0.0).span("step", 0.0, 100.0).span("backward", 0.0, 80.0)
     rank.wait(20.0, 50.0, 1).span("collective", 40.0, 60.0, 100, verb="allreduce", bytes=8)
-    (one,) = report(read(tmp_path, rank), skip=0).ranks
+    (one,) = build_report(read(tmp_path, rank), skip=0).ranks
     assert (one.compute, one.exposed, one.other) == pytest.approx((0.05, 0.03, 0.02))
     assert one.hidden == pytest.approx(0.01)
     assert (one.sent, one.received) == (None, None)
@@ -180,7 +180,7 @@ def test_every_thread_that_calls_is_held_up_by_what_it_calls(tmp_path):
     """A script may communicate in one thread and train in another: both have tracks."""
     rank = Rank(0).clock(0.0).span("step", 0.0, 100.0).wait(0.0, 10.0, 1)
     rank.span("wait", 40.0, 60.0, 50, verb=VERB, **{"for": [2]})
-    (one,) = report(read(tmp_path, rank), skip=0).ranks
+    (one,) = build_report(read(tmp_path, rank), skip=0).ranks
     assert one.exposed == pytest.approx(0.03)
     assert dict(one.waited) == pytest.approx({1: 0.01, 2: 0.02})
 
@@ -190,7 +190,7 @@ def test_bytes_read_where_they_lie_are_received(tmp_path):
     ranks = straggling(size=3, nbytes=800)
     for event in [event for rank in ranks for event in rank.events]:
         event["name"] = event["name"].replace("receive", "read")
-    found = report(read(tmp_path, *ranks), skip=0)
+    found = build_report(read(tmp_path, *ranks), skip=0)
     assert [(one.sent, one.received) for one in found.ranks] == [(800.0, 800.0)] * 3
 
 
@@ -200,17 +200,17 @@ def test_warm_up_is_left_out(tmp_path):
         rank.span("step", begin, end, step=k).span("forward", begin, begin + 10 * (k + 1))
         rank.transfer("send", begin, begin + 1, 0, 100 * (k + 1))
     recording = read(tmp_path, rank)
-    by_skip = {skip: report(recording, skip).ranks[0] for skip in (None, 0, 1, 2)}
+    by_skip = {skip: build_report(recording, skip).ranks[0] for skip in (None, 0, 1, 2)}
     assert {skip: one.steps for skip, one in by_skip.items()} == {None: 2, 0: 3, 1: 2, 2: 1}
     assert by_skip[None] == by_skip[1]
     assert by_skip[1].compute == pytest.approx(0.025)
     assert (by_skip[0].sent, by_skip[2].sent) == (200.0, 300.0)
     with pytest.raises(ArgumentError, match="--skip 3 leaves nothing of the 3 steps of rank 0"):
-        report(recording, 3)
+        build_report(recording, 3)
 
 
 def test_a_single_step_is_not_skipped_by_itself(tmp_path):
-    found = report(read(tmp_path, Rank(0).clock(0.0).span("step", 0.0, 100.0)))
+    found = build_report(read(tmp_path, Rank(0).clock(0.0).span("step", 0.0, 100.0)))
     assert found.ranks[0].steps == 1
 
 
@@ -218,7 +218,7 @@ def test_spread_is_of_the_steps(tmp_path):
     rank = Rank(0).clock(0.0)
     for k in range(101):
         rank.span("step", 1000.0 * k, 1000.0 * k + k)
-    (one,) = report(read(tmp_path, rank), skip=0).ranks
+    (one,) = build_report(read(tmp_path, rank), skip=0).ranks
     assert (one.step_median, one.step_low, one.step_high) == pytest.approx((0.05, 0.01, 0.09))
 
 
@@ -228,7 +228,7 @@ def test_without_steps_and_modules_the_figures_are_of_all_and_words_say_so(tmp_p
         rank.span("enqueue", 5e3, 8e3, 2, verb=VERB, bytes=8)
         rank.span("enqueue", 8e3, 9e3, 2, verb="barrier", bytes=0)
     ranks[0].wait(6e3, 8e3)
-    found = report(read(tmp_path, *ranks))
+    found = build_report(read(tmp_path, *ranks))
     one = found.ranks[0]
     assert (one.steps, one.step, one.step_median, one.other, one.compute) == (None,) * 5
     assert (one.recorded, one.exposed, one.waited) == (4.0, 4.0, ((-1, 2.0),))
@@ -246,26 +246,26 @@ def test_without_steps_and_modules_the_figures_are_of_all_and_words_say_so(tmp_p
 
 def test_ranks_without_spans_or_communication_are_named(tmp_path):
     alone = Rank(0, 2).clock(0.0).span("step", 0.0, 100.0).span("forward", 0.0, 60.0)
-    found = report(read(tmp_path, alone, Rank(1, 2).clock(0.0)))
+    found = build_report(read(tmp_path, alone, Rank(1, 2).clock(0.0)))
     assert found.left_out == (
         "Of rank 1 nothing is known: no span is in the file.",
         "Of rank 0 no communication is in the trace.",
     )
     assert found.ranks[0].other == pytest.approx(0.04)
     with pytest.raises(ArgumentError, match="the timeline has no spans; nothing was computed"):
-        report(record([]))
+        build_report(collect_spans([]))
 
 
 def test_categories_of_later_versions_are_let_be(tmp_path):
     plain = straggling()
-    before = report(read(tmp_path, *plain))
+    before = build_report(read(tmp_path, *plain))
     for rank in plain:
         rank.span("teleport", 0.0, 1e3, tid=77, whom={"a": [None]})
-    assert report(read(tmp_path, *plain)) == before
+    assert build_report(read(tmp_path, *plain)) == before
 
 
 def test_plain_data_is_strict_json_without_what_is_not_known(tmp_path):
-    found = report(read(tmp_path, Rank(0).clock(0.0).span("step", 0.0, 100.0)))
+    found = build_report(read(tmp_path, Rank(0).clock(0.0).span("step", 0.0, 100.0)))
     data = json.loads(json.dumps(found.as_dict(), allow_nan=False))
     assert data["ranks"] == [
         {"rank": 0, "steps": 1, "recorded": 0.1, "step": 0.1}
@@ -280,9 +280,9 @@ def test_the_strip_shows_consecutive_steps_of_usual_length(tmp_path):
     for begin, end in itertools.pairwise([0.0, 900.0, 1000.0, 1103.0, 1198.0, 2000.0]):
         rank.span("step", begin, end)
     recording = read(tmp_path, rank)
-    assert usual_steps(recording, 1) == (1000.0, 1103.0)
-    assert usual_steps(recording, 3) == (900.0, 1198.0)
-    assert usual_steps(recording, 9) == (0.0, 2000.0)
+    assert find_typical_steps(recording, 1) == (1000.0, 1103.0)
+    assert find_typical_steps(recording, 3) == (900.0, 1198.0)
+    assert find_typical_steps(recording, 9) == (0.0, 2000.0)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_the_strip_shows_consecutive_steps_of_usual_length(tmp_path):
 def test_pictures_have_a_bar_and_a_strip_per_rank(tmp_path, size, name, start):
     pytest.importorskip("matplotlib", reason="pictures need matplotlib")
     recording = read(tmp_path, *straggling(size))
-    figure = draw(recording, report(recording))
+    figure = draw_timeline(recording, build_report(recording))
     bars, strip = figure.axes
     labels = [label.get_text() for label in bars.get_yticklabels()]
     assert labels == [f"rank {rank}" for rank in range(size)]
@@ -308,12 +308,12 @@ def test_pictures_need_no_steps(tmp_path):
     for k in range(101):
         rank.wait(10.0 * k, 10.0 * k + 5, 0)
     recording = read(tmp_path, rank)
-    figure = draw(recording, report(recording))
+    figure = draw_timeline(recording, build_report(recording))
     assert "all that was recorded" in figure.axes[0].get_title(loc="left")
     assert "middle of what was recorded" in figure.axes[1].get_title(loc="left")
-    assert usual_steps(recording) == pytest.approx((450.0, 550.0))
+    assert find_typical_steps(recording) == pytest.approx((450.0, 550.0))
     single = read(tmp_path, Rank(0).clock(0.0).wait(10.0, 30.0, 0))
-    assert usual_steps(single) == (10.0, 30.0)
+    assert find_typical_steps(single) == (10.0, 30.0)
 
 
 def test_without_matplotlib_an_error_says_how_to_get_it(tmp_path, monkeypatch):
@@ -327,4 +327,4 @@ def test_without_matplotlib_an_error_says_how_to_get_it(tmp_path, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", absent)
     with pytest.raises(EnvironmentProblem, match=r"pip install 'matplotlib>=3\.8'"):
-        draw(recording, report(recording))
+        draw_timeline(recording, build_report(recording))

@@ -9,9 +9,9 @@ import torch
 
 import asyncddp as bf
 import topology
-from asyncddp.timeline.merging import open_ranks
-from asyncddp.timeline.report_spans import record
-from asyncddp.timeline.reporting import report
+from asyncddp.timeline.merge.merged_trace import open_traces
+from asyncddp.timeline.report.timeline_report import build_report
+from asyncddp.timeline.report.trace_spans import collect_spans
 
 RANKS, STRAGGLER, STEPS = 4, 2, 25
 
@@ -50,7 +50,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(folder):
-    return report(record(open_ranks([folder]).events()))
+    return build_report(collect_spans(open_traces([folder]).events()))
 
 
 def test_the_straggler_holds_up_the_others_and_has_most_to_do(found):
@@ -74,13 +74,13 @@ def test_its_time_goes_elsewhere_and_that_of_the_others_into_waiting(found):
 
 
 def test_what_arrives_is_what_was_sent(folder):
-    found = report(record(open_ranks([folder]).events()), skip=0)
+    found = build_report(collect_spans(open_traces([folder]).events()), skip=0)
     assert found.ranks[0].sent > 0
     assert sum(one.sent for one in found.ranks) == sum(one.received for one in found.ranks)
 
 
 def test_every_message_has_both_ends(folder):
-    merge = open_ranks([folder])
+    merge = open_traces([folder])
     events = [event for event in merge.events() if event["ph"] in "sf"]
     assert merge.arrows.dropped == 0
     assert merge.arrows.kept == len(events) / 2 > 0
@@ -91,12 +91,12 @@ def test_every_message_has_both_ends(folder):
 
 
 def test_no_time_is_negative(folder):
-    assert min(event["ts"] for event in open_ranks([folder]).events() if "ts" in event) >= 0
+    assert min(event["ts"] for event in open_traces([folder]).events() if "ts" in event) >= 0
 
 
 def test_the_straggler_holds_up_a_central_average_as_well(tmp_path):
     """There every rank notes that it waited for all the others."""
-    found = report(record(open_ranks([recorded(tmp_path, "all")]).events()))
+    found = build_report(collect_spans(open_traces([recorded(tmp_path, "all")]).events()))
     assert found.waited_for_most == found.holds_up == found.slowest == STRAGGLER
     for one in found.ranks:
         assert one.rank == STRAGGLER or one.waited[0][0] == STRAGGLER

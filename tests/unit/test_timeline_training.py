@@ -10,11 +10,12 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import asyncddp as bf
-from asyncddp.algorithms import recorded, recorded_passes
-from asyncddp.algorithms.recorded import Training
-from asyncddp.algorithms.recorded_passes import Backward, Passing
-from asyncddp.timeline.recorder import Recorder
-from asyncddp.timeline.writer import Writer
+from asyncddp.algorithms import pass_tracers as recorded_passes
+from asyncddp.algorithms import training_tracer as recorded
+from asyncddp.algorithms.pass_tracers import BackwardPassTracer, ForwardPassTracer
+from asyncddp.algorithms.training_tracer import TrainingTracer
+from asyncddp.timeline.trace_writer import TraceWriter
+from asyncddp.timeline.tracer import Tracer
 from tests.support.timelines import assert_nested, read, spans
 
 
@@ -107,16 +108,16 @@ def test_steps_passes_and_updates(method, tmp_path):
 
 def test_the_last_module_inside_is_not_lost_in_the_outer_one(tmp_path):
     """Both give the same tensor; the pass comes to both, and stays in the inner one."""
-    writer = Writer(tmp_path / "0.json", 0)
-    recorder = Recorder(0, writer)
+    writer = TraceWriter(tmp_path / "0.json", 0)
+    tracer = Tracer(0, writer)
     model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(1, 1)))
-    backward = Backward(recorder)
-    passing = Passing(recorder, model, backward)
+    backward = BackwardPassTracer(tracer)
+    passing = ForwardPassTracer(tracer, model, backward)
     passing.begin(modules=True)
     y = model(torch.ones(1, 1))
     passing.end(y)
     y.backward()
-    recorder.close()
+    tracer.close()
     events = read(writer.path)
     durations = {event["name"]: event["dur"] for event in spans(events, "backward")}
     assert list(durations) == ["0.0", "0", "Sequential"]
@@ -126,7 +127,7 @@ def test_the_last_module_inside_is_not_lost_in_the_outer_one(tmp_path):
 
 def test_modules_are_noted_in_so_many_steps_that_they_cost_a_share(tmp_path, monkeypatch):
     """A power of two, so that ranks whose costs differ a little note the same steps."""
-    monkeypatch.setattr(recorded, "cost_of_module", lambda: 1e9)
+    monkeypatch.setattr(recorded, "module_tracing_cost", lambda: 1e9)
 
     def case():
         train("adapt_then_combine", 5)
@@ -143,8 +144,8 @@ def test_modules_are_noted_in_so_many_steps_that_they_cost_a_share(tmp_path, mon
 
 def test_modules_that_cost_nothing_are_noted_in_all_steps(tmp_path, monkeypatch):
     """From the first step on that shows what a step takes."""
-    monkeypatch.setattr(recorded, "cost_of_module", lambda: 0.0)
-    monkeypatch.setattr(Recorder, "cost", 0.0)
+    monkeypatch.setattr(recorded, "module_tracing_cost", lambda: 0.0)
+    monkeypatch.setattr(Tracer, "cost", 0.0)
     (events,) = trained(tmp_path, train, "adapt_then_combine", 6)
     modules = [event["args"]["modules"] for event in spans(events, "step")]
     assert modules == [False, False, True, True, True, True]
@@ -152,9 +153,9 @@ def test_modules_that_cost_nothing_are_noted_in_all_steps(tmp_path, monkeypatch)
 
 def test_a_pass_leaves_no_hook_behind(tmp_path):
     """Not even one that fails: the next one removes them."""
-    recorder = Recorder(0, None)
+    tracer = Tracer(0, None)
     model = torch.nn.Sequential(torch.nn.Linear(2, 1))
-    passing = Passing(recorder, model, Backward(recorder))
+    passing = ForwardPassTracer(tracer, model, BackwardPassTracer(tracer))
     hooks = torch.nn.modules.module._global_forward_hooks
     passing.begin(modules=True)
     assert hooks
@@ -173,7 +174,7 @@ def test_nothing_is_hooked_where_the_timeline_is_off():
     def case():
         model = Net()
         optimizer = bf.DistributedOptimizer(sgd(model), model, "adapt_then_combine")
-        assert optimizer._training is None
+        assert optimizer._training_tracer is None
         return [len(one._forward_hooks) + len(one._forward_pre_hooks) for one in model.modules()]
 
     with bf.local_world(1) as world:
@@ -212,14 +213,14 @@ def test_of_two_wrappers_the_first_ones_steps_are_noted(tmp_path):
 def test_what_torch_compiles_is_left_alone(monkeypatch):
     """Its modules are none any more: hooks of theirs would only have it compiled again."""
     model = torch.nn.Linear(1, 1)
-    training = Training(Recorder(0, None), [model])
+    training = TrainingTracer(Tracer(0, None), [model])
     training.steps = 2
-    assert training._notes_modules
-    monkeypatch.setattr(recorded, "compiles", lambda: True)
-    assert not training._notes_modules
-    assert recorded_passes.compiles() in (True, False)
+    assert training._traces_modules
+    monkeypatch.setattr(recorded, "has_compiled", lambda: True)
+    assert not training._traces_modules
+    assert recorded_passes.has_compiled() in (True, False)
 
 
 def test_the_cost_of_a_module_is_known():
     """Some microseconds: above zero, and far below a millisecond."""
-    assert 0 < recorded_passes.cost_of_module() < 1e6
+    assert 0 < recorded_passes.module_tracing_cost() < 1e6

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import topology
-from asyncddp.launch.topology_command import topology_command
+from asyncddp.cli.topology_command import topology_command
 
 
 def call(*arguments: str) -> tuple[int, str]:
@@ -169,7 +169,7 @@ def test_help_teaches_with_examples():
 
 def test_importing_the_command_loads_no_graph_library():
     code = (
-        "import sys, asyncddp.launch.topology_command as c\n"
+        "import sys, asyncddp.cli.topology_command as c\n"
         "heavy = {'networkx', 'numpy', 'torch', 'mpi4py', 'rich', 'topology', 'scipy'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )

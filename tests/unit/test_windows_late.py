@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import asyncddp as bf
-from asyncddp.memory.streams import Order, Queue
-from asyncddp.transport.loopback import Loopback
-from asyncddp.windows import device_side
+from asyncddp.device.streams import StreamOrdering, StreamRole
+from asyncddp.transport.loopback import LoopbackTransport
+from asyncddp.windows import device_staging
 from tests.support import RanksFailedError
 from tests.support.late_windows import NEVER, LateWorld, idle, made, peer, window
 from tests.support.lazy_streams import LazyStreams
@@ -30,7 +30,7 @@ def published_once_it_is_there(streams):
         x = made(bf.rank(), zero_init=True)
     bf.barrier()
     handle = bf.win_put_nonblocking(x, "x")
-    streams.copy(x, torch.full((300,), 99.0), Queue.CALLER)  # the caller may change it at once
+    streams.copy(x, torch.full((300,), 99.0), StreamRole.CALLER)  # the caller may change it at once
     bf.barrier()
     assert not handle.poll()
     assert bf.get_win_version("x") == {peer(): 0}, "nothing was published yet"
@@ -53,7 +53,7 @@ def waits_until_seen(streams):
     x = made(bf.rank(), zero_init=True)
     for step in range(3):
         for value in (float("nan"), float("inf"), 10.0 * step + bf.rank()):
-            streams.copy(x, torch.full((300,), value), Queue.CALLER)
+            streams.copy(x, torch.full((300,), value), StreamRole.CALLER)
         bf.win_put(x, "x", self_weight=0.5)
         bf.barrier()
         got = bf.win_read_neighbor("x", peer())
@@ -70,7 +70,7 @@ def test_a_blocking_put_is_seen_when_it_returns():
 @pytest.mark.parametrize("mistake", ["begin", "arrive"])
 def test_a_window_that_keeps_to_no_order_is_found(monkeypatch, mistake):
     """Else the tests of this file would show nothing."""
-    monkeypatch.setattr(Order, mistake, lambda *_: None)
+    monkeypatch.setattr(StreamOrdering, mistake, lambda *_: None)
     with pytest.raises(RanksFailedError, match="AssertionError"):
         LateWorld(2, 20).run(waits_until_seen)
 
@@ -105,13 +105,13 @@ def never_far_behind(streams):
     with idle(streams):
         x = made(1.0, zero_init=True)
     bf.barrier()
-    side = window()._side
-    handles = [bf.win_accumulate_nonblocking(x, "x") for _ in range(device_side._AHEAD)]
-    assert len(side._leaving) == device_side._AHEAD
+    side = window()._staging
+    handles = [bf.win_accumulate_nonblocking(x, "x") for _ in range(device_staging._MAX_QUEUED)]
+    assert len(side._queued) == device_staging._MAX_QUEUED
     threading.Timer(0.05, setattr, (streams, "_laziness", 3)).start()
     for _ in range(20):
         handles.append(bf.win_accumulate_nonblocking(x, "x"))
-        assert len(side._leaving) <= device_side._AHEAD
+        assert len(side._queued) <= device_staging._MAX_QUEUED
     assert all(handle.wait() for handle in handles)
     bf.barrier()
     total = bf.win_update_then_collect("x")
@@ -174,14 +174,14 @@ class Noted(LazyStreams):
         super().__init__(laziness=0)
         self.log = []
 
-    def mark(self, queue):
-        event = super().mark(queue)
+    def record_event(self, queue):
+        event = super().record_event(queue)
         event.at = queue
         return event
 
-    def after(self, queue, event):
+    def wait_event(self, queue, event):
         self.log.append((queue, "after", event.at))
-        super().after(queue, event)
+        super().wait_event(queue, event)
 
     def copy(self, out, source, queue):
         self.log.append((queue, "copies"))
@@ -204,7 +204,12 @@ def test_each_queue_waits_for_what_its_work_needs(monkeypatch):
     """Also for memory that torch may have used for something else on another queue before."""
     world = LateWorld(2, 0)
     world.devices = [Noted(), Noted()]
-    caller, work, out, into = Queue.CALLER, Queue.WORK, Queue.OUT, Queue.IN
+    caller, work, out, into = (
+        StreamRole.CALLER,
+        StreamRole.COMPUTE,
+        StreamRole.DEVICE_TO_HOST,
+        StreamRole.HOST_TO_DEVICE,
+    )
     begun = [(queue, "after", caller) for queue in (work, out, into)]
     for put, update in world.run(noted):
         read = [(out, "after", work), (out, "copies"), (work, "after", out)]
@@ -218,7 +223,7 @@ def test_each_queue_waits_for_what_its_work_needs(monkeypatch):
 
 def test_over_messages(monkeypatch):
     """What travels leaves once it was copied out; a handle waits for both."""
-    monkeypatch.setattr(Loopback, "visible", None)
+    monkeypatch.setattr(LoopbackTransport, "window_group", None)
     LateWorld(2, 20).run(waits_until_seen)
     LateWorld(2, NEVER).run(published_once_it_is_there)
     LateWorld(2, 15).run(own_memory)

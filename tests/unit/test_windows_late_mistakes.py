@@ -21,16 +21,16 @@ def freed_meanwhile(streams):
     with idle(streams):
         x = made(1.0)
     bf.barrier()
-    handle, side = bf.win_put_nonblocking(x, "x"), window()._side
+    handle, side = bf.win_put_nonblocking(x, "x"), window()._staging
     bf.win_free("x")
     with pytest.raises(bf.ArgumentError, match="was freed by win_free"):
         handle.wait()
-    waiting = side._pinned.waiting
+    waiting = side._pinned.free_bytes
     with idle(streams):
         deadline = threading.Event()
-        while side._leaving and not deadline.wait(0.01):
-            current().engine.nudge()
-    assert side._pinned.waiting >= waiting + x.nbytes, "its memory is there again"
+        while side._queued and not deadline.wait(0.01):
+            current().engine.progress_unthreaded()
+    assert side._pinned.free_bytes >= waiting + x.nbytes, "its memory is there again"
     assert side._pool.buffers == [], "no other was needed"
     bf.barrier()
 
@@ -45,17 +45,17 @@ def without_memory(streams):
     bf.barrier()
     handle = bf.win_put_nonblocking(x, "x")
 
-    def room():
+    def acquire_buffer():
         raise OSError("no more memory can be shared with the ranks of this machine")
 
-    window()._pool.room = room
+    window()._pool.acquire_buffer = acquire_buffer
     with idle(streams):
         for _ in range(2):
             with pytest.raises(OSError, match="no more memory"):
                 handle.wait()
         with pytest.raises(OSError, match="no more memory"):
             bf.win_update("x")
-    del window()._pool.room
+    del window()._pool.acquire_buffer
     with idle(streams):
         bf.win_put(x, "x")
     bf.barrier()

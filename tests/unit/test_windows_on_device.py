@@ -10,10 +10,10 @@ import torch
 
 import asyncddp as bf
 from asyncddp.context import current
-from asyncddp.transport.loopback import Loopback
+from asyncddp.transport.loopback import LoopbackTransport
 from asyncddp.windows import windows_of
-from asyncddp.windows.device_side import DeviceSide
-from asyncddp.windows.remote import Outbox
+from asyncddp.windows.device_staging import DeviceStaging
+from asyncddp.windows.message_edge import MessageWriter
 from tests.conformance import test_windows as windows
 from tests.support import on
 from tests.support.staged import StagedWorld, on_a_stand_in
@@ -51,15 +51,17 @@ def ranks(request):
 def way(request, monkeypatch):
     """Through memory that neighbours see, or by messages as between machines."""
     if request.param == "apart":
-        monkeypatch.setattr(Loopback, "visible", None)
+        monkeypatch.setattr(LoopbackTransport, "window_group", None)
     return request.param
 
 
 def lies_on_a_device(way):
     windows.made(1.0)
     window = windows_of(current()).find("test", "x")
-    assert isinstance(window._side, DeviceSide)
-    assert {isinstance(edge, Outbox) for edge in window.edges.outgoing.values()} == {way == "apart"}
+    assert isinstance(window._staging, DeviceStaging)
+    assert {isinstance(edge, MessageWriter) for edge in window.edges.outgoing.values()} == {
+        way == "apart"
+    }
 
 
 def test_the_stand_in_is_taken_for_a_device(way):

@@ -28,18 +28,18 @@ AVERAGING = DTYPES[2:]
 
 
 @pytest.fixture(scope="module", params=[StagedWorld, NcclWorld], ids=["cuda_staged", "nccl"])
-def wire(request):
+def transport(request):
     return request.param
 
 
 @pytest.fixture(scope="module")
-def world(wire):
-    return wire(2)
+def world(transport):
+    return transport(2)
 
 
 @pytest.fixture(scope="module")
-def four(wire):
-    return wire(4)
+def four(transport):
+    return transport(4)
 
 
 # the contract of transports

@@ -7,10 +7,10 @@ import random
 import pytest
 import torch
 
-from asyncddp.memory.streams import Queue
-from asyncddp.memory.streams_host import HostStreams
-from asyncddp.transport import cuda_ipc_sending
-from asyncddp.transport.cuda_ipc import CudaIPC
+from asyncddp.device.simulated_streams import SimulatedStreams
+from asyncddp.device.streams import StreamRole
+from asyncddp.transport.cuda.ipc import tensor_sender as cuda_ipc_sending
+from asyncddp.transport.cuda.ipc.ipc_transport import CudaIPCTransport
 from tests.conformance import test_transports as transports
 from tests.support import on
 from tests.support.ipc import NEVER, Pair, all_done, lendable
@@ -18,8 +18,8 @@ from tests.support.ipc import NEVER, Pair, all_done, lendable
 
 def over_ipc(base, case, *args):
     near = [rank for rank in range(base.size) if rank != base.rank]
-    wire = CudaIPC.open(base, HostStreams(1, pace=1e-4), near)
-    return getattr(transports, case)(wire, *args)
+    transport = CudaIPCTransport.open(base, SimulatedStreams(1, pace=1e-4), near)
+    return getattr(transports, case)(transport, *args)
 
 
 CASES = {
@@ -46,9 +46,9 @@ def test_the_contract_of_transports_between_processes(world, case):
 @pytest.fixture
 def small(monkeypatch):
     """What is large elsewhere has a few hundred bytes."""
-    monkeypatch.setattr(cuda_ipc_sending, "_LASTING", 256)
-    monkeypatch.setattr(cuda_ipc_sending, "WHOLE", 1 << 12)
-    monkeypatch.setattr("asyncddp.transport.cuda_ipc.WHOLE", 1 << 12)
+    monkeypatch.setattr(cuda_ipc_sending, "_MIN_IN_PLACE_BYTES", 256)
+    monkeypatch.setattr(cuda_ipc_sending, "MAX_COPY_BYTES", 1 << 12)
+    monkeypatch.setattr("asyncddp.transport.cuda.ipc.ipc_transport.MAX_COPY_BYTES", 1 << 12)
     monkeypatch.setattr(cuda_ipc_sending, "_PIECE", 1 << 10)
 
 
@@ -58,14 +58,14 @@ def small(monkeypatch):
 def test_nobody_waits_for_a_device_between_a_tensor_and_the_sum_with_it():
     """Neither device does anything here, and still all is queued at both ends."""
     both = Pair(laziness=NEVER)
-    one, other = both.wires
+    one, other = both.transports
     data, mixed = torch.arange(300.0), torch.zeros(300)
-    lent = one.ilend(data, {1: 0})[1]
-    assert lent.free(), "what the verb does next comes after the copy"
+    lent = one.export_tensor(data, {1: 0})[1]
+    assert lent.reusable(), "what the verb does next comes after the copy"
     assert not lent.done(), "the peer has not answered"
-    loan = other.iborrow((300,), torch.float32, 0, 0)
+    loan = other.import_tensor((300,), torch.float32, 0, 0)
     assert loan.done()
-    other.streams.copy(mixed, loan.tensor, Queue.WORK)
+    other.streams.copy(mixed, loan.tensor, StreamRole.COMPUTE)
     loan.release()
     assert lent.done()
     assert [device.questions for device in both.devices] == [0, 0]
@@ -78,34 +78,36 @@ def test_nobody_waits_for_a_device_between_a_tensor_and_the_sum_with_it():
 def test_a_lasting_tensor_is_read_where_it_lies_from_the_second_time_on(small):
     """What is sent once is copied, since to open its memory would cost more."""
     both = Pair()
-    one, other = both.wires
+    one, other = both.transports
     data = lendable(one, torch.randn(1000))
     for step in range(4):
         data.add_(1.0)
-        lent = one.ilend(data, {1: step}, lasting=True)[1]
-        loan = other.iborrow((1000,), torch.float32, 0, step)
+        lent = one.export_tensor(data, {1: step}, lasting=True)[1]
+        loan = other.import_tensor((1000,), torch.float32, 0, step)
         both.finish(loan)
         mixed = torch.empty(1000)
-        other.streams.copy(mixed, loan.tensor, Queue.WORK)
-        assert lent.free() == (step == 0)
+        other.streams.copy(mixed, loan.tensor, StreamRole.COMPUTE)
+        assert lent.reusable() == (step == 0)
         loan.release()
         both.finish(lent)
-        assert lent.free()
+        assert lent.reusable()
         while both.work():
             pass
         assert torch.equal(mixed, data)
-    assert (one.streams.copied, one.memory.made) == (4000, 1)
-    assert len(other._borrower) == 2, "the copy's buffer and the tensor, each opened once"
+    assert (one.streams.copied, one.memory.num_allocated) == (4000, 1)
+    assert len(other._importer) == 2, "the copy's buffer and the tensor, each opened once"
 
 
 def test_memory_that_cannot_be_shown_is_copied_and_not_tried_again(small, monkeypatch):
     both = Pair()
-    one, _ = both.wires
+    one, _ = both.transports
     data, tried = torch.randn(1000), []
-    lend = one.streams.lend
-    monkeypatch.setattr(one.streams, "lend", lambda memory: tried.append(memory) or lend(memory))
+    lend = one.streams.export_memory
+    monkeypatch.setattr(
+        one.streams, "export_memory", lambda memory: tried.append(memory) or lend(memory)
+    )
     for step in range(4):
-        lent = one.ilend(data, {1: step}, lasting=True)[1]
+        lent = one.export_tensor(data, {1: step}, lasting=True)[1]
         assert torch.equal(both.receive(data, step), data)
         both.finish(lent)
     assert one.streams.copied == 4 * data.nbytes
@@ -114,33 +116,33 @@ def test_memory_that_cannot_be_shown_is_copied_and_not_tried_again(small, monkey
 
 def test_a_tensor_that_is_gone_is_let_go_with_the_next_note(small):
     both = Pair()
-    one, other = both.wires
+    one, other = both.transports
     data = lendable(one, torch.randn(1000))
     for step in range(2):
-        lent = one.ilend(data, {1: step}, lasting=True)[1]
+        lent = one.export_tensor(data, {1: step}, lasting=True)[1]
         both.receive(data, step)
         both.finish(lent)
-    assert len(other._borrower) == 2
+    assert len(other._importer) == 2
     del data, lent
     fresh = torch.randn(1000)
-    one.ilend(fresh, {1: 9}, lasting=True)
+    one.export_tensor(fresh, {1: 9}, lasting=True)
     both.receive(fresh, 9)
-    assert len(one.memory._storages) == 1
-    other._drive_courses()
-    assert len(other._borrower) == one.memory.made == 1, "the buffer is kept open"
+    assert len(one.memory._sent_storages) == 1
+    other._drive_tasks()
+    assert len(other._importer) == one.memory.num_allocated == 1, "the buffer is kept open"
 
 
 def test_a_peer_keeps_little_open(small, monkeypatch):
-    monkeypatch.setattr("asyncddp.transport.cuda_ipc_borrower._MOST", 3)
+    monkeypatch.setattr("asyncddp.transport.cuda.ipc.importer._MAX_OPEN", 3)
     both = Pair()
-    one, other = both.wires
+    one, other = both.transports
     tensors = [lendable(one, torch.randn(1000)) for _ in range(6)]
     for step in range(30):
         data = tensors[step % 6]
-        lent = one.ilend(data, {1: step}, lasting=True)[1]
+        lent = one.export_tensor(data, {1: step}, lasting=True)[1]
         assert torch.equal(both.receive(data, step), data)
         both.finish(lent)
-    assert len(other._borrower) <= 4
+    assert len(other._importer) <= 4
 
 
 # order
@@ -148,50 +150,50 @@ def test_a_peer_keeps_little_open(small, monkeypatch):
 
 def test_the_tensor_is_copied_after_the_work_that_makes_it():
     both, late = Pair(laziness=20), torch.zeros(10)
-    both.devices[0].copy(late, torch.ones(10), Queue.WORK)
+    both.devices[0].copy(late, torch.ones(10), StreamRole.COMPUTE)
     assert both.exchange(late).tolist() == [1.0] * 10
 
 
 def test_a_buffer_is_written_again_only_after_what_reads_it(small):
     """The answer has come, and the reading is still queued on the peer's device."""
     both = Pair(laziness=NEVER)
-    one, other = both.wires
+    one, other = both.transports
     mine, yours = both.devices
     first = torch.zeros(64)
-    lent = one.ilend(torch.full((64,), 1.0), {1: 0})[1]
-    loan = other.iborrow((64,), torch.float32, 0, 0)
+    lent = one.export_tensor(torch.full((64,), 1.0), {1: 0})[1]
+    loan = other.import_tensor((64,), torch.float32, 0, 0)
     assert all_done(loan)
-    yours.copy(first, loan.tensor, Queue.WORK)
+    yours.copy(first, loan.tensor, StreamRole.COMPUTE)
     loan.release()
     assert all_done(lent)
-    one.ilend(torch.full((64,), 2.0), {1: 1})
-    assert one.memory.made == 1
-    while mine._step(Queue.WORK):
+    one.export_tensor(torch.full((64,), 2.0), {1: 1})
+    assert one.memory.num_allocated == 1
+    while mine._step(StreamRole.COMPUTE):
         pass
-    assert mine._queues[Queue.WORK], "the second copy waits for the peer"
+    assert mine._queues[StreamRole.COMPUTE], "the second copy waits for the peer"
     while both.work():
         pass
-    assert not mine._queues[Queue.WORK]
+    assert not mine._queues[StreamRole.COMPUTE]
     assert first.tolist() == [1.0] * 64
 
 
 def test_no_event_is_recorded_again_before_the_other_side_waits_for_it(small, monkeypatch):
     """Neither the sender's before the answer, nor the reader's before the slot comes again."""
     both = Pair()
-    one, other = both.wires
+    one, other = both.transports
     recorded = []
     for streams in both.devices:
 
-        def noted(make=streams.interprocess_event):
+        def noted(make=streams.create_interprocess_event):
             event = make()
             record = event.record
             event.record = lambda queue: recorded.append(event) or record(queue)
             return event
 
-        monkeypatch.setattr(streams, "interprocess_event", noted)
-    lent = [one.ilend(torch.randn(64), {1: tag})[1] for tag in range(5)]
+        monkeypatch.setattr(streams, "create_interprocess_event", noted)
+    lent = [one.export_tensor(torch.randn(64), {1: tag})[1] for tag in range(5)]
     assert len(set(map(id, recorded))) == 5
-    loans = [other.iborrow((64,), torch.float32, 0, tag) for tag in range(5)]
+    loans = [other.import_tensor((64,), torch.float32, 0, tag) for tag in range(5)]
     both.finish(*loans)
     for loan in loans:
         loan.release()
@@ -205,26 +207,28 @@ def test_peers_share_one_copy_and_each_lets_it_go():
     three = Pair(near=(0, 1, 2), size=3)
     data = torch.randn(500)
     for step in range(3):
-        lent = three.wires[0].ilend(data, {1: step, 2: step}, factor=0.5)
+        lent = three.transports[0].export_tensor(data, {1: step, 2: step}, factor=0.5)
         assert torch.equal(three.receive(data, step, 1), data * 0.5)
         assert not lent[2].done()
         assert torch.equal(three.receive(data, step, 2), data * 0.5)
         three.finish(*lent.values())
-    assert three.wires[0].memory.made == 1
+    assert three.transports[0].memory.num_allocated == 1
 
 
 def test_what_is_larger_than_a_buffer_comes_in_pieces_through_a_few(small):
     both = Pair(laziness=2)
-    one, other = both.wires
+    one, other = both.transports
     data, out = torch.randn(2500), torch.empty(2500)
-    lent = one.ilend(data, {1: 3}, factor=2.0)[1]
-    loan = other.iborrow((2500,), torch.float32, 0, 3)
+    lent = one.export_tensor(data, {1: 3}, factor=2.0)[1]
+    loan = other.import_tensor((2500,), torch.float32, 0, 3)
     both.finish(lent, loan)
-    other.streams.copy(out, loan.tensor, Queue.WORK)
+    other.streams.copy(out, loan.tensor, StreamRole.COMPUTE)
     while both.work():
         pass
     assert torch.equal(out, data * 2.0)
-    assert one.memory.made <= cuda_ipc_sending._DEPTH + 1, "the last one has a size of its own"
+    assert one.memory.num_allocated <= cuda_ipc_sending._DEPTH + 1, (
+        "the last one has a size of its own"
+    )
     assert torch.equal(both.exchange(data, 4), data)
 
 
@@ -234,15 +238,15 @@ def test_what_is_larger_than_a_buffer_comes_in_pieces_through_a_few(small):
 class Mixer:
     """Reads what is lent, as soon as it can or later."""
 
-    def __init__(self, wire):
-        self.wire, self.loans = wire, []
+    def __init__(self, transport):
+        self.transport, self.loans = transport, []
 
     def borrow(self, out, tag):
-        self.loans.append((self.wire.iborrow(tuple(out.shape), out.dtype, 0, tag), out))
+        self.loans.append((self.transport.import_tensor(tuple(out.shape), out.dtype, 0, tag), out))
 
     def mix(self):
         for loan, out in [pair for pair in self.loans if pair[0].done()]:
-            self.wire.streams.copy(out, loan.tensor, Queue.WORK)
+            self.transport.streams.copy(out, loan.tensor, StreamRole.COMPUTE)
             loan.release()
         self.loans = [pair for pair in self.loans if not pair[0].over]
 
@@ -261,7 +265,7 @@ def test_whatever_is_sent_in_whatever_order_arrives(small, seed):
     """Lent and sent, borrowed and received, of any dtype and size, released at any time."""
     draw = random.Random(seed)
     both = Pair(laziness=draw.choice([0, 1, 5]))
-    one, other = both.wires
+    one, other = both.transports
     torch.manual_seed(seed)
     kept = [lendable(one, torch.randn(draw.choice([100, 300]))) for _ in range(3)]
     tensors = list(some_tensors(draw, kept, 40))
@@ -274,7 +278,7 @@ def test_whatever_is_sent_in_whatever_order_arrives(small, seed):
         if what == "send" and direct:
             under_way.append(one.isend(tensors[tag], 1, tag))
         elif what == "send":
-            under_way.append(one.ilend(tensors[tag], {1: tag}, lasting=True)[1])
+            under_way.append(one.export_tensor(tensors[tag], {1: tag}, lasting=True)[1])
         elif direct:
             under_way.append(other.irecv(got[tag], 0, tag))
         else:

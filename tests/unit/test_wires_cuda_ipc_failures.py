@@ -6,17 +6,17 @@ import pytest
 import torch
 
 import asyncddp as bf
+from asyncddp.device.simulated_streams import SimulatedStreams
 from asyncddp.errors import ArgumentError, PeerError
-from asyncddp.memory.streams_host import HostStreams
-from asyncddp.transport import cuda_ipc_sending
-from asyncddp.transport.cuda_ipc import CudaIPC
-from asyncddp.transport.cuda_ipc_notes import Answer, Note, written
-from asyncddp.transport.cuda_staged import CudaStaged, on_device
-from asyncddp.transport.device_agreement import agree
-from asyncddp.transport.device_routes import DeviceFacts, in_reach
-from asyncddp.transport.device_trial import try_out
-from asyncddp.transport.loopback import Loopback
-from tests.support import DEFAULTS, on
+from asyncddp.transport.cuda.ipc import tensor_sender as cuda_ipc_sending
+from asyncddp.transport.cuda.ipc.ipc_messages import DoneMessage, ReadyMessage, encode_message
+from asyncddp.transport.cuda.ipc.ipc_transport import CudaIPCTransport
+from asyncddp.transport.cuda.negotiation import negotiate_transport
+from asyncddp.transport.cuda.pair_selection import DeviceCapabilities, have_peer_access
+from asyncddp.transport.cuda.staged_transport import CudaStagedTransport, device_transport_for
+from asyncddp.transport.cuda.verification import verify_transport
+from asyncddp.transport.loopback import LoopbackTransport
+from tests.support import DEFAULT_SETTINGS, on
 from tests.support.ipc import Pair
 
 SECONDS = 60.0
@@ -25,13 +25,13 @@ SECONDS = 60.0
 @pytest.fixture
 def small(monkeypatch):
     """What comes in pieces elsewhere has a few kilobytes."""
-    monkeypatch.setattr(cuda_ipc_sending, "WHOLE", 1 << 12)
+    monkeypatch.setattr(cuda_ipc_sending, "MAX_COPY_BYTES", 1 << 12)
     monkeypatch.setattr(cuda_ipc_sending, "_PIECE", 1 << 10)
 
 
 def test_a_receive_that_was_given_up_takes_no_note():
     both, kept = Pair(), torch.zeros(3)
-    both.wires[1].irecv(kept, 0, 7).abandon()
+    both.transports[1].irecv(kept, 0, 7).abandon()
     assert both.exchange(torch.ones(3), 7).tolist() == [1.0] * 3
     assert kept.tolist() == [0.0] * 3
 
@@ -39,12 +39,12 @@ def test_a_receive_that_was_given_up_takes_no_note():
 @pytest.mark.parametrize("when", ["before it comes", "once it is here", "in the middle"])
 def test_a_loan_that_nobody_wants_lets_its_lender_go(small, when):
     both = Pair()
-    one, other = both.wires
+    one, other = both.transports
     size = 2500 if when == "in the middle" else 64
-    loan = other.iborrow((size,), torch.float32, 0, 0)
+    loan = other.import_tensor((size,), torch.float32, 0, 0)
     if when == "before it comes":
         loan.release()
-    lent = one.ilend(torch.ones(size), {1: 0})[1]
+    lent = one.export_tensor(torch.ones(size), {1: 0})[1]
     loan.done()
     if when != "before it comes":
         loan.abandon()
@@ -56,34 +56,36 @@ def test_a_loan_that_nobody_wants_lets_its_lender_go(small, when):
 def test_a_dead_peer_keeps_the_buffer_that_it_was_lent():
     """It may be read yet: nobody else writes there. What goes to others goes on."""
     three = Pair(near=(0, 1, 2), size=3)
-    one = three.wires[0]
+    one = three.transports[0]
 
     class Dead:
         def done(self):
             raise PeerError("the peer is gone")
 
-    irecv = one._answers.irecv
-    one._answers.irecv = lambda paper, peer, tag: Dead() if peer == 1 else irecv(paper, peer, tag)
-    lost = one.ilend(torch.ones(30), {1: 0})[1]
+    irecv = one._done_transport.irecv
+    one._done_transport.irecv = lambda paper, peer, tag: (
+        Dead() if peer == 1 else irecv(paper, peer, tag)
+    )
+    lost = one.export_tensor(torch.ones(30), {1: 0})[1]
     with pytest.raises(PeerError, match="the peer is gone"):
         three.finish(lost)
     for tag in range(3):
         data = torch.randn(30)
-        lent = one.ilend(data, {2: tag})[2]
+        lent = one.export_tensor(data, {2: tag})[2]
         assert torch.equal(three.receive(data, tag, 2), data)
         three.finish(lent)
-    assert one.memory.made == 2
+    assert one.memory.num_allocated == 2
 
 
 @pytest.mark.parametrize("what", ["memory", "event"])
 def test_what_cannot_be_opened_is_told_with_the_rank_that_shows_it(monkeypatch, what):
     both = Pair()
-    one, other = both.wires
+    one, other = both.transports
 
     def fail(_):
         raise RuntimeError("invalid resource handle")
 
-    broken = "borrow" if what == "memory" else "imported_event"
+    broken = "import_memory" if what == "memory" else "import_event"
     monkeypatch.setattr(other.streams, broken, fail)
     one.isend(torch.ones(3), 1, 0)
     with pytest.raises(PeerError, match="rank 0 shows on its device cannot be opened: invalid"):
@@ -96,8 +98,8 @@ def test_an_answer_that_cannot_be_opened_fails_its_own_transfer(monkeypatch):
     def fail(_):
         raise RuntimeError("invalid resource handle")
 
-    monkeypatch.setattr(both.devices[0], "imported_event", fail)
-    lent = both.wires[0].ilend(torch.ones(3), {1: 0})[1]
+    monkeypatch.setattr(both.devices[0], "import_event", fail)
+    lent = both.transports[0].export_tensor(torch.ones(3), {1: 0})[1]
     both.receive(torch.empty(3), 0)
     with pytest.raises(PeerError, match="after which rank 1 has read cannot be opened: invalid"):
         both.finish(lent)
@@ -105,36 +107,43 @@ def test_an_answer_that_cannot_be_opened_fails_its_own_transfer(monkeypatch):
 
 def test_handles_that_do_not_fit_are_refused():
     with pytest.raises(RuntimeError, match="fit in 4096 bytes, got 5"):
-        written(Note(0, b"", 0, b"x" * 5000, 0, 0, True, ()))
+        encode_message(ReadyMessage(0, b"", 0, b"x" * 5000, 0, 0, True, ()))
     with pytest.raises(RuntimeError, match="fit in 512 bytes"):
-        written(Answer(0, b"x" * 600))
+        encode_message(DoneMessage(0, b"x" * 600))
 
 
 def test_ranks_whose_gpus_are_out_of_reach_are_staged():
     both, data = Pair(near=()), torch.randn(10)
-    one, other = both.wires
+    one, other = both.transports
     assert torch.equal(both.exchange(data), data)
-    lent, loan = one.ilend(data, {1: 5}, factor=3.0)[1], other.iborrow((10,), data.dtype, 0, 5)
+    lent, loan = (
+        one.export_tensor(data, {1: 5}, factor=3.0)[1],
+        other.import_tensor((10,), data.dtype, 0, 5),
+    )
     both.finish(loan, lent)
-    assert lent.free()
+    assert lent.reusable()
     assert torch.equal(loan.tensor, data * 3.0)
-    assert one.memory.made == 0
+    assert one.memory.num_allocated == 0
 
 
 def test_a_wire_serves_one_gpu_of_its_rank():
-    one, _ = Pair().wires
-    assert one.for_device(HostStreams()) is one, "what is dropped, is dropped on the host"
-    strange = HostStreams()
+    one, _ = Pair().transports
+    assert one.for_device(SimulatedStreams()) is one, "what is dropped, is dropped on the host"
+    strange = SimulatedStreams()
     strange.device = torch.device("cuda", 1)
     with pytest.raises(ArgumentError, match="expected tensors on cpu, for which cuda_ipc was"):
         one.for_device(strange)
 
 
 def test_parts_of_a_group_are_staged():
-    with bf.local_world(2, **DEFAULTS) as world:
-        ends = Loopback.group(2)
+    with bf.local_world(2, **DEFAULT_SETTINGS) as world:
+        ends = LoopbackTransport.group(2)
         names = world.run(
-            lambda: CudaIPC.open(ends[bf.rank()], HostStreams(), [1 - bf.rank()]).split(0, 0).name
+            lambda: (
+                CudaIPCTransport.open(ends[bf.rank()], SimulatedStreams(), [1 - bf.rank()])
+                .split(0, 0)
+                .name
+            )
         )
     assert names == ["cuda_staged"] * 2
 
@@ -143,59 +152,67 @@ def test_parts_of_a_group_are_staged():
 
 
 def agreed(base, spoilt):
-    mine = DeviceFacts(base.rank, device="cuda", gpu="GPU-a")
-    streams = Spoilt(1, pace=1e-4) if spoilt and base.rank == 1 else HostStreams(1, pace=1e-4)
-    choice = agree(base, ("cuda_ipc",), mine, streams, SECONDS)
-    return choice.wire, dict(choice.refused), type(on_device(base, streams)).__name__
+    mine = DeviceCapabilities(base.rank, device="cuda", gpu="GPU-a")
+    streams = Spoilt(1, pace=1e-4) if spoilt and base.rank == 1 else SimulatedStreams(1, pace=1e-4)
+    choice = negotiate_transport(base, ("cuda_ipc",), mine, streams, SECONDS)
+    return (
+        choice.transport,
+        dict(choice.refused),
+        type(device_transport_for(base, streams)).__name__,
+    )
 
 
-class Spoilt(HostStreams):
+class Spoilt(SimulatedStreams):
     """A device that shows others something else than it was asked to."""
 
-    def lend(self, tensor):
-        return super().lend(self.lendable(tensor.nbytes).fill_(7))
+    def export_memory(self, tensor):
+        return super().export_memory(self.allocate_exportable(tensor.nbytes).fill_(7))
 
 
 TABLE = {
-    "the same GPU": (DeviceFacts(0, 1, "cuda", "a"), DeviceFacts(1, 1, "cuda", "a"), True),
+    "the same GPU": (
+        DeviceCapabilities(0, 1, "cuda", "a"),
+        DeviceCapabilities(1, 1, "cuda", "a"),
+        True,
+    ),
     "two that reach each other": (
-        DeviceFacts(0, 1, "cuda", "a", reaches=("b", "c")),
-        DeviceFacts(1, 1, "cuda", "b", reaches=("a",)),
+        DeviceCapabilities(0, 1, "cuda", "a", reaches=("b", "c")),
+        DeviceCapabilities(1, 1, "cuda", "b", reaches=("a",)),
         True,
     ),
     "one that is not seen": (
-        DeviceFacts(0, 1, "cuda", "a"),
-        DeviceFacts(1, 1, "cuda", "b", reaches=("a",)),
+        DeviceCapabilities(0, 1, "cuda", "a"),
+        DeviceCapabilities(1, 1, "cuda", "b", reaches=("a",)),
         False,
     ),
     "names alike on two machines": (
-        DeviceFacts(0, 1, "cuda", "a"),
-        DeviceFacts(1, 2, "cuda", "a"),
+        DeviceCapabilities(0, 1, "cuda", "a"),
+        DeviceCapabilities(1, 2, "cuda", "a"),
         False,
     ),
-    "no names": (DeviceFacts(0, 1, "cuda"), DeviceFacts(1, 1, "cuda"), False),
+    "no names": (DeviceCapabilities(0, 1, "cuda"), DeviceCapabilities(1, 1, "cuda"), False),
 }
 
 
 @pytest.mark.parametrize("case", TABLE)
 def test_gpus_are_in_reach_where_both_sides_read_each_other(case):
     one, other, expected = TABLE[case]
-    assert in_reach(one, other) is in_reach(other, one) is expected
+    assert have_peer_access(one, other) is have_peer_access(other, one) is expected
 
 
 @on("mpi-2")
 def test_ranks_that_share_a_gpu_agree(world):
-    assert world.run_bare(agreed, False) == [("cuda_ipc", {}, "CudaIPC")] * 2
+    assert world.run_bare(agreed, False) == [("cuda_ipc", {}, "CudaIPCTransport")] * 2
 
 
 @on("mpi-2")
 def test_a_trial_that_does_not_arrive_as_it_was_sent_keeps_all_ranks_from_the_wire(world):
     """One rank sees it, all of them stage, and each is told why."""
     reason = {"cuda_ipc": "a trial out of GPU memory did not arrive as it was sent"}
-    assert world.run_bare(agreed, True) == [("cuda_staged", reason, "CudaStaged")] * 2
+    assert world.run_bare(agreed, True) == [("cuda_staged", reason, "CudaStagedTransport")] * 2
 
 
 def test_a_trial_that_never_arrives_has_failed():
-    first, _ = Loopback.group(2)
-    streams = HostStreams()
-    assert try_out(CudaStaged(first, streams), streams, timeout=0.05) is False
+    first, _ = LoopbackTransport.group(2)
+    streams = SimulatedStreams()
+    assert verify_transport(CudaStagedTransport(first, streams), streams, timeout=0.05) is False

@@ -14,13 +14,13 @@ import topology
 from asyncddp.config import Config
 from asyncddp.context import Context
 from asyncddp.context.context import use
-from asyncddp.memory.streams import Queue, stand_in
-from asyncddp.memory.streams_host import HostStreams
-from asyncddp.ops import device_mixing
-from asyncddp.transport import cuda_ipc_sending
-from asyncddp.transport.cuda_ipc import CudaIPC
-from asyncddp.transport.loopback import Loopback
-from tests.support import DEFAULTS, on
+from asyncddp.device.simulated_streams import SimulatedStreams
+from asyncddp.device.streams import StreamRole, simulate_device
+from asyncddp.ops import device_exchange
+from asyncddp.transport.cuda.ipc import tensor_sender as cuda_ipc_sending
+from asyncddp.transport.cuda.ipc.ipc_transport import CudaIPCTransport
+from asyncddp.transport.loopback import LoopbackTransport
+from tests.support import DEFAULT_SETTINGS, on
 
 SIZE = 5000
 STEPS = 6
@@ -29,24 +29,27 @@ STEPS = 6
 @contextmanager
 def on_a_device(base, near=None, laziness=3):
     """A world whose tensors are read where they lie, on a device that mixes late."""
-    streams = HostStreams(laziness, pace=1e-4)
+    streams = SimulatedStreams(laziness, pace=1e-4)
     near = [rank for rank in range(base.size) if rank != base.rank] if near is None else near
-    wire = CudaIPC.open(base, streams, near)
-    base.device_wire = wire.for_device
-    combine, lasting = device_mixing.combine_on_device, cuda_ipc_sending._LASTING
+    transport = CudaIPCTransport.open(base, streams, near)
+    base.device_transport_factory = transport.for_device
+    combine, lasting = device_exchange.weighted_sum_on_device, cuda_ipc_sending._MIN_IN_PLACE_BYTES
 
     def late(mixing, dtype, own, others, out):
-        streams.later(Queue.WORK, partial(combine, mixing, dtype, own, list(others), out))
+        streams.later(StreamRole.COMPUTE, partial(combine, mixing, dtype, own, list(others), out))
 
-    device_mixing.combine_on_device, cuda_ipc_sending._LASTING = late, 1000
+    device_exchange.weighted_sum_on_device, cuda_ipc_sending._MIN_IN_PLACE_BYTES = late, 1000
     try:
-        with stand_in(streams):
-            context = Context(base, Config(**DEFAULTS))
+        with simulate_device(streams):
+            context = Context(base, Config(**DEFAULT_SETTINGS))
             with use(context):
-                yield streams, wire
+                yield streams, transport
             context.close("the case has ended")
     finally:
-        device_mixing.combine_on_device, cuda_ipc_sending._LASTING = combine, lasting
+        device_exchange.weighted_sum_on_device, cuda_ipc_sending._MIN_IN_PLACE_BYTES = (
+            combine,
+            lasting,
+        )
 
 
 def held(rank, step):
@@ -55,7 +58,7 @@ def held(rank, step):
 
 def kept(streams):
     """A tensor in memory that peers can be shown, as all memory of a GPU can."""
-    return streams.lendable(4 * SIZE).view(torch.float32)
+    return streams.allocate_exportable(4 * SIZE).view(torch.float32)
 
 
 def averages(base, in_place):
@@ -64,8 +67,8 @@ def averages(base, in_place):
         bf.set_topology(topology.complete(base.size))
         mine, copied = kept(streams), []
         for step in range(STEPS):
-            streams.copy(mine, held(base.rank, step), Queue.CALLER)
-            streams.after(Queue.WORK, streams.mark(Queue.CALLER))
+            streams.copy(mine, held(base.rank, step), StreamRole.CALLER)
+            streams.wait_event(StreamRole.COMPUTE, streams.record_event(StreamRole.CALLER))
             before = streams.copied
             found = (bf.neighbor_allreduce_ if in_place else bf.neighbor_allreduce)(mine)
             expected = torch.stack([held(rank, step) for rank in range(base.size)]).mean(0)
@@ -134,17 +137,17 @@ def test_other_verbs(world):
     assert all(world.run_bare(other_verbs))
 
 
-def settled(wire):
+def settled(transport):
     """Whether peers have read all that they were shown, after a while."""
     deadline = time.monotonic() + 60.0
-    while wire._lender.busy and time.monotonic() < deadline:
-        wire._drive_courses()
-    return not wire._lender.busy
+    while transport._exporter.busy and time.monotonic() < deadline:
+        transport._drive_tasks()
+    return not transport._exporter.busy
 
 
 def partly_in_reach(base):
     """Pairs of ranks share a GPU; what goes to the others is staged."""
-    with on_a_device(base, near=[base.rank ^ 1]) as (streams, wire):
+    with on_a_device(base, near=[base.rank ^ 1]) as (streams, transport):
         bf.set_topology(topology.complete(base.size))
         mine = kept(streams)
         for step in range(3):
@@ -152,7 +155,7 @@ def partly_in_reach(base):
             found = bf.neighbor_allreduce(mine)
             expected = torch.stack([held(rank, step) for rank in range(base.size)]).mean(0)
             torch.testing.assert_close(found, expected)
-        return settled(wire)
+        return settled(transport)
 
 
 @on("mpi-4")
@@ -162,7 +165,7 @@ def test_neighbours_in_reach_and_out_of_it_in_one_average(world):
 
 def disagrees(base):
     """One rank has another shape: both are told, and what was shown is let go."""
-    with on_a_device(base) as (streams, wire):
+    with on_a_device(base) as (streams, transport):
         bf.set_topology(topology.complete(base.size))
         with pytest.raises(bf.MismatchError, match="shape"):
             bf.neighbor_allreduce(kept(streams)[: SIZE - base.rank], name="differs")
@@ -170,7 +173,7 @@ def disagrees(base):
         mine, expected = kept(streams).copy_(held(base.rank, 0)), (held(0, 0) + held(1, 0)) / 2
         for _ in range(3):
             torch.testing.assert_close(bf.neighbor_allreduce(mine), expected)
-        return settled(wire)
+        return settled(transport)
 
 
 @on("mpi-2")
@@ -181,18 +184,20 @@ def test_after_a_mismatch_nothing_stays_lent_and_the_world_goes_on(world):
 # leaving
 
 
-def wires():
-    ends, notes, answers = (Loopback.group(2) for _ in range(3))
+def transports():
+    ends, notes, answers = (LoopbackTransport.group(2) for _ in range(3))
     return [
-        CudaIPC(ends[rank], HostStreams(pace=0.01), [1 - rank], notes[rank], answers[rank])
+        CudaIPCTransport(
+            ends[rank], SimulatedStreams(pace=0.01), [1 - rank], notes[rank], answers[rank]
+        )
         for rank in range(2)
     ]
 
 
 def test_a_rank_that_leaves_waits_for_its_readers_but_not_for_long(monkeypatch):
-    monkeypatch.setattr("asyncddp.transport.cuda_ipc._FAREWELL", 0.2)
-    one, other = wires()
-    lent = one.ilend(torch.ones(10), {1: 0})[1]
+    monkeypatch.setattr("asyncddp.transport.cuda.ipc.ipc_transport._CLOSE_TIMEOUT", 0.2)
+    one, other = transports()
+    lent = one.export_tensor(torch.ones(10), {1: 0})[1]
     one.close()
     assert not lent.done()
     other.close()
@@ -201,21 +206,21 @@ def test_a_rank_that_leaves_waits_for_its_readers_but_not_for_long(monkeypatch):
 
 def test_ranks_that_leave_together_keep_what_is_read_until_then():
     """The peer's reading is still queued when the sender has left its last verb."""
-    with bf.local_world(2, **DEFAULTS) as world:
-        pair, out = wires(), torch.zeros(10)
+    with bf.local_world(2, **DEFAULT_SETTINGS) as world:
+        pair, out = transports(), torch.zeros(10)
 
         def leave():
-            wire = pair[bf.rank()]
+            transport = pair[bf.rank()]
             if bf.rank() == 0:
-                wire.ilend(torch.ones(10), {1: 0})
-                wire.close()
+                transport.export_tensor(torch.ones(10), {1: 0})
+                transport.close()
                 return float(out.sum())
-            loan = wire.iborrow((10,), torch.float32, 0, 0)
+            loan = transport.import_tensor((10,), torch.float32, 0, 0)
             while not loan.done():
-                wire.rest(0)
-            wire.streams.copy(out, loan.tensor, Queue.WORK)
+                transport.backoff(0)
+            transport.streams.copy(out, loan.tensor, StreamRole.COMPUTE)
             loan.release()
-            wire.close()
-            return len(wire._borrower)
+            transport.close()
+            return len(transport._importer)
 
         assert world.run(leave) == [10.0, 0]

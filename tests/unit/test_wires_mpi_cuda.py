@@ -15,22 +15,28 @@ import torch
 from asyncddp.config import Config
 from asyncddp.context import current
 from asyncddp.context.context import Context, use
+from asyncddp.device.simulated_streams import SimulatedStreams
+from asyncddp.device.streams import StreamRole
 from asyncddp.errors import MismatchError, PeerError, UnknownNameError
-from asyncddp.memory.streams import Queue
-from asyncddp.memory.streams_host import HostStreams
-from asyncddp.transport import DEVICE_WIRES, mpi_cuda
-from asyncddp.transport.cuda_staged import CudaStaged, on_device
-from asyncddp.transport.device_agreement import agree, own_facts, settle, wires_of
-from asyncddp.transport.device_routes import DeviceFacts
-from asyncddp.transport.loopback import Loopback
-from asyncddp.transport.mpi_cuda import MPI, MPICuda, says_cuda
-from asyncddp.transport.mpi_library import start_mpi
+from asyncddp.transport import DEVICE_TRANSPORTS
+from asyncddp.transport.cuda import cuda_aware_mpi as mpi_cuda
+from asyncddp.transport.cuda.cuda_aware_mpi import MPI, CudaAwareMPITransport, query_cuda_support
+from asyncddp.transport.cuda.negotiation import (
+    detect_capabilities,
+    negotiate_from_config,
+    negotiate_transport,
+    parse_transport_names,
+)
+from asyncddp.transport.cuda.pair_selection import DeviceCapabilities
+from asyncddp.transport.cuda.staged_transport import CudaStagedTransport, device_transport_for
+from asyncddp.transport.loopback import LoopbackTransport
+from asyncddp.transport.mpi.runtime import initialize_mpi
 from tests.conformance import test_collectives as collectives
 from tests.conformance import test_mismatches as mismatches
 from tests.conformance import test_neighbor_allgather as gathering
 from tests.conformance import test_neighbor_allreduce as neighbors
 from tests.conformance import test_transports as transports
-from tests.support import DEFAULTS, on
+from tests.support import DEFAULT_SETTINGS, on
 from tests.support.oracle import SHAPES
 from tests.support.staged import on_a_stand_in
 
@@ -38,7 +44,7 @@ from tests.support.staged import on_a_stand_in
 @pytest.fixture(scope="module", autouse=True)
 def mpi():
     """The library's functions may be called: mpi4py alone does not start it here."""
-    start_mpi()
+    initialize_mpi()
 
 
 class Comm:
@@ -66,13 +72,13 @@ class Comm:
         return self._begin("receive", message, peer, tag)
 
 
-def wire(laziness=0):
-    streams, comm = HostStreams(laziness), Comm()
-    return MPICuda(Loopback.group(2)[0], streams, comm), streams, comm
+def transport(laziness=0):
+    streams, comm = SimulatedStreams(laziness), Comm()
+    return CudaAwareMPITransport(LoopbackTransport.group(2)[0], streams, comm), streams, comm
 
 
 def test_mpi_gets_the_tensor_s_own_memory_as_bytes():
-    sender, _, comm = wire()
+    sender, _, comm = transport()
     data, out = torch.zeros(7, dtype=torch.bfloat16), torch.zeros(3, dtype=torch.complex64)
     assert sender.isend(data, 1, 5).done()
     assert sender.irecv(out, 1, 6).done()
@@ -84,7 +90,7 @@ def test_mpi_gets_the_tensor_s_own_memory_as_bytes():
 
 def test_large_tensors_go_in_pieces_that_c_ints_can_count(monkeypatch):
     monkeypatch.setattr(mpi_cuda, "_PIECE", 1000)
-    sender, _, comm = wire()
+    sender, _, comm = transport()
     data = torch.zeros(2500, dtype=torch.uint8)
     sender.isend(data, 1, 5)
     address = data.data_ptr()
@@ -97,9 +103,9 @@ def test_large_tensors_go_in_pieces_that_c_ints_can_count(monkeypatch):
 
 def test_mpi_reads_nothing_before_the_work_that_makes_it_has_ended():
     """The event of the work queue is asked, nothing is waited for."""
-    sender, streams, comm = wire(laziness=5)
+    sender, streams, comm = transport(laziness=5)
     data = torch.zeros(4)
-    streams.copy(data, torch.ones(4), Queue.WORK)
+    streams.copy(data, torch.ones(4), StreamRole.COMPUTE)
     sending = sender.isend(data, 1, 0)
     assert not sending.done()
     assert comm.calls == []
@@ -110,10 +116,10 @@ def test_mpi_reads_nothing_before_the_work_that_makes_it_has_ended():
 
 
 def test_messages_start_in_their_order():
-    sender, streams, comm = wire(laziness=3)
+    sender, streams, comm = transport(laziness=3)
     scratch = torch.zeros(1)
     for tag in range(4):
-        streams.copy(scratch, torch.ones(1), Queue.WORK)
+        streams.copy(scratch, torch.ones(1), StreamRole.COMPUTE)
         last = sender.isend(torch.zeros(1), 1, tag)
     while not last.done():
         pass
@@ -121,8 +127,8 @@ def test_messages_start_in_their_order():
 
 
 def test_a_receive_that_was_given_up_before_it_began_never_begins():
-    receiver, streams, comm = wire(laziness=1)
-    streams.copy(torch.zeros(1), torch.ones(1), Queue.WORK)
+    receiver, streams, comm = transport(laziness=1)
+    streams.copy(torch.zeros(1), torch.ones(1), StreamRole.COMPUTE)
     arriving = receiver.irecv(torch.zeros(4), 1, 0)
     arriving.abandon()
     for _ in range(10):
@@ -131,7 +137,7 @@ def test_a_receive_that_was_given_up_before_it_began_never_begins():
 
 
 def test_what_mpi_refuses_is_an_error_of_ours():
-    sender, _, comm = wire()
+    sender, _, comm = transport()
 
     def refuse(*_):
         raise MPI.Exception(MPI.ERR_BUFFER)
@@ -143,17 +149,17 @@ def test_what_mpi_refuses_is_an_error_of_ours():
 
 def test_collectives_are_staged():
     """Open MPI takes no GPU memory in collectives that do not block."""
-    assert MPICuda.iallreduce is CudaStaged.iallreduce
-    assert MPICuda.ibroadcast is CudaStaged.ibroadcast
-    assert MPICuda.iallgather is CudaStaged.iallgather
+    assert CudaAwareMPITransport.iallreduce is CudaStagedTransport.iallreduce
+    assert CudaAwareMPITransport.ibroadcast is CudaStagedTransport.ibroadcast
+    assert CudaAwareMPITransport.iallgather is CudaStagedTransport.iallgather
 
 
 # whether MPI takes GPU memory
 
 
-@pytest.mark.parametrize("name", sorted(mpi_cuda._OFF))
+@pytest.mark.parametrize("name", sorted(mpi_cuda._DISABLING_VARIABLES))
 def test_a_variable_that_turns_it_off_wins(name):
-    assert says_cuda({name: "0"}) is False
+    assert query_cuda_support({name: "0"}) is False
 
 
 class Answers:
@@ -173,24 +179,24 @@ class Answers:
 @pytest.mark.parametrize("name", ["MPIX_Query_cuda_support", "MPIX_GPU_query_support"])
 @pytest.mark.parametrize("answer", [0, 1])
 def test_the_library_is_asked(monkeypatch, name, answer):
-    monkeypatch.setattr(mpi_cuda, "_libraries", lambda: ["/lib/libmpi.so.40"])
+    monkeypatch.setattr(mpi_cuda, "_loaded_mpi_libraries", lambda: ["/lib/libmpi.so.40"])
     monkeypatch.setattr(mpi_cuda.ctypes, "CDLL", lambda path: Answers(name, answer))
-    assert says_cuda({}) is bool(answer)
+    assert query_cuda_support({}) is bool(answer)
 
 
 def test_a_library_that_says_nothing_is_not_believed(monkeypatch):
-    monkeypatch.setattr(mpi_cuda, "_libraries", lambda: ["/lib/libmpi.so.12"])
+    monkeypatch.setattr(mpi_cuda, "_loaded_mpi_libraries", lambda: ["/lib/libmpi.so.12"])
     monkeypatch.setattr(mpi_cuda.ctypes, "CDLL", lambda path: Answers("", 0))
-    assert says_cuda({}) is None
-    monkeypatch.setattr(mpi_cuda, "_libraries", list)
-    assert says_cuda({}) is None
+    assert query_cuda_support({}) is None
+    monkeypatch.setattr(mpi_cuda, "_loaded_mpi_libraries", list)
+    assert query_cuda_support({}) is None
 
 
 # over a real MPI library
 
 
 def over_mpi_cuda(base, case, *args):
-    return getattr(transports, case)(MPICuda.open(base, HostStreams(1)), *args)
+    return getattr(transports, case)(CudaAwareMPITransport.open(base, SimulatedStreams(1)), *args)
 
 
 CASES = {
@@ -215,10 +221,12 @@ def test_a_real_mpi_library_carries_it(world, case):
 
 
 def agreed(base, mpi_cuda_says, wanted):
-    mine = DeviceFacts(base.rank, device="cuda", gpu=f"GPU-{base.rank}", mpi_cuda=mpi_cuda_says)
-    streams = HostStreams(1)
-    choice = agree(base, wires_of(wanted), mine, streams, 10.0)
-    return choice.wire, dict(choice.refused), on_device(base, streams).name
+    mine = DeviceCapabilities(
+        base.rank, device="cuda", gpu=f"GPU-{base.rank}", mpi_cuda=mpi_cuda_says
+    )
+    streams = SimulatedStreams(1)
+    choice = negotiate_transport(base, parse_transport_names(wanted), mine, streams, 10.0)
+    return choice.transport, dict(choice.refused), device_transport_for(base, streams).name
 
 
 @on("mpi-2")
@@ -228,15 +236,15 @@ def test_ranks_agree_on_a_wire_and_use_it(world):
     reason = "the MPI library of rank 0 and rank 1 does not say that it takes GPU memory"
     told = world.run_bare(agreed, False, "mpi_cuda,cuda_staged")
     assert told == [("cuda_staged", {"mpi_cuda": reason}, "cuda_staged")] * 2
-    ((wire, refused, used), *_) = world.run_bare(agreed, True, "nccl,mpi_cuda")
-    assert (wire, used) == ("mpi_cuda", "mpi_cuda")
+    ((transport, refused, used), *_) = world.run_bare(agreed, True, "nccl,mpi_cuda")
+    assert (transport, used) == ("mpi_cuda", "mpi_cuda")
     assert refused["nccl"].startswith("rank 0 and rank 1 cannot import cupy")
 
 
 def agreed_mixed(base):
-    mine = DeviceFacts(base.rank, device="cuda" if base.rank else "cpu")
+    mine = DeviceCapabilities(base.rank, device="cuda" if base.rank else "cpu")
     with pytest.raises(MismatchError) as caught:
-        agree(base, ("cuda_staged",), mine, None, 10.0)
+        negotiate_transport(base, ("cuda_staged",), mine, None, 10.0)
     return str(caught.value)
 
 
@@ -250,19 +258,19 @@ def test_a_rank_without_a_gpu_is_named_at_the_start(world):
 
 
 def test_wires_are_named_with_commas_or_all_at_once():
-    assert wires_of("mpi_cuda,cuda_staged") == ("mpi_cuda", "cuda_staged")
-    assert set(wires_of("auto")) == set(DEVICE_WIRES) - {"cuda_staged"}
+    assert parse_transport_names("mpi_cuda,cuda_staged") == ("mpi_cuda", "cuda_staged")
+    assert set(parse_transport_names("auto")) == set(DEVICE_TRANSPORTS) - {"cuda_staged"}
 
 
 @pytest.mark.parametrize("text", ["mpi-cuda", "cuda_staged,tcp", "", ","])
 def test_a_wire_that_there_is_not_is_told_with_those_that_there_are(text):
     known = "ASYNCDDP_DEVICE_WIRES: expected auto, or some of cuda_ipc, cuda_staged, mpi_cuda, nc"
     with pytest.raises(UnknownNameError, match=re.escape(known)):
-        wires_of(text)
+        parse_transport_names(text)
 
 
 def test_a_rank_without_gpus_says_so():
-    assert own_facts(3, 1, 0) == DeviceFacts(3, 1)
+    assert detect_capabilities(3, 1, 0) == DeviceCapabilities(3, 1)
 
 
 def test_a_rank_says_which_gpu_it_would_use(monkeypatch):
@@ -275,8 +283,8 @@ def test_a_rank_says_which_gpu_it_would_use(monkeypatch):
     monkeypatch.setattr(
         torch.cuda, "can_device_access_peer", lambda one, other: (one, other) == (1, 0)
     )
-    facts = own_facts(3, 1, 3)
-    known = DeviceFacts(3, 1, "cuda", "uuid of GPU 1", reaches=("uuid of GPU 0",))
+    facts = detect_capabilities(3, 1, 3)
+    known = DeviceCapabilities(3, 1, "cuda", "uuid of GPU 1", reaches=("uuid of GPU 0",))
     assert facts == replace(known, mpi_cuda=facts.mpi_cuda)
 
 
@@ -284,12 +292,14 @@ def test_a_gpu_of_which_no_name_is_known_is_not_reached(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: object())
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: True)
-    assert own_facts(0, 0, 0).reaches == ()
+    assert detect_capabilities(0, 0, 0).reaches == ()
 
 
 def in_a_world():
     context = current()
-    return context.device_choice.wire, on_device(context.transport, HostStreams()).name
+    return context.device_choice.transport, device_transport_for(
+        context.transport, SimulatedStreams()
+    ).name
 
 
 @on("mpi-2")
@@ -307,37 +317,39 @@ def test_a_wire_that_there_is_not_ends_init_on_all_ranks(world):
 
 def test_ranks_that_are_threads_stage():
     config = Config.from_environment({"ASYNCDDP_DEVICE_WIRES": "mpi_cuda"})
-    choice = settle(Loopback.group(2)[0], config, machine=0, local_rank=0)
-    assert (choice.wire, dict(choice.refused)) == ("cuda_staged", {})
+    choice = negotiate_from_config(LoopbackTransport.group(2)[0], config, machine=0, local_rank=0)
+    assert (choice.transport, dict(choice.refused)) == ("cuda_staged", {})
 
 
 # verbs over it
 
 
-def verbs_over(base, wires, taken, dtype, machines=1):
+def verbs_over(base, names, taken, dtype, machines=1):
     """What the conformance tests ask of neighbours and collectives, over wires agreed on."""
     with on_a_stand_in(piece=30_000, pace=1e-4 if machines > 1 else None) as streams:
         machine = base.rank * machines // base.size
-        mine = DeviceFacts(base.rank, machine, "cuda", f"GPU-{machine}", mpi_cuda=True)
-        choice = agree(base, wires_of(wires), mine, streams, 10.0)
-        assert choice.wire == taken, choice
-        context = Context(base, Config(**DEFAULTS))
+        mine = DeviceCapabilities(base.rank, machine, "cuda", f"GPU-{machine}", mpi_cuda=True)
+        choice = negotiate_transport(base, parse_transport_names(names), mine, streams, 10.0)
+        assert choice.transport == taken, choice
+        context = Context(base, Config(**DEFAULT_SETTINGS))
         with use(context):
             neighbors.averages_shapes(dtype, SHAPES)
             gathering.gathers(dtype)
             collectives.averages(dtype)
             for error, message in [mismatches.neighbour_mismatch("shape", "blocking")]:
                 assert error == "MismatchError", message
-        used = {type(found).__name__ for found in base.device_wires.values()}
+        used = {type(found).__name__ for found in base.device_transports.values()}
         context.close("the case has ended")
     return used
 
 
 @on("mpi-2")
-@pytest.mark.parametrize(("wire", "name"), [("mpi_cuda", "MPICuda"), ("cuda_ipc", "CudaIPC")])
+@pytest.mark.parametrize(
+    ("transport", "name"), [("mpi_cuda", "CudaAwareMPITransport"), ("cuda_ipc", "CudaIPCTransport")]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_verbs_between_processes(world, wire, name, dtype):
-    assert world.run_bare(verbs_over, wire, wire, dtype) == [{name}] * 2
+def test_verbs_between_processes(world, transport, name, dtype):
+    assert world.run_bare(verbs_over, transport, transport, dtype) == [{name}] * 2
 
 
 @on("mpi-4")
@@ -345,4 +357,4 @@ def test_verbs_between_processes(world, wire, name, dtype):
 def test_verbs_between_machines_and_inside_them_by_wires_of_their_own(world, dtype):
     """Two ranks on each of two GPUs: memory that both read inside, messages by MPI between."""
     told = world.run_bare(verbs_over, "auto", "cuda_ipc+mpi_cuda", dtype, 2)
-    assert told == [{"CudaIPC"}] * 4
+    assert told == [{"CudaIPCTransport"}] * 4

@@ -11,13 +11,18 @@ import pytest
 import torch
 
 import asyncddp as bf
+from asyncddp.device.simulated_streams import SimulatedStreams
+from asyncddp.device.streams import StreamRole
 from asyncddp.errors import ArgumentError, EnvironmentProblem, PeerError
-from asyncddp.memory.streams import Queue
-from asyncddp.memory.streams_host import HostStreams
-from asyncddp.transport import nccl_library
-from asyncddp.transport.loopback import Loopback
-from asyncddp.transport.nccl import NCCL
-from asyncddp.transport.nccl_library import doubt, library, limit_channels, versions
+from asyncddp.transport.cuda.nccl import cupy_bindings as nccl_library
+from asyncddp.transport.cuda.nccl.cupy_bindings import (
+    describe_conflict,
+    library,
+    limit_channels,
+    versions,
+)
+from asyncddp.transport.cuda.nccl.nccl_transport import NCCLTransport
+from asyncddp.transport.loopback import LoopbackTransport
 from tests.conformance import test_transports as transports
 from tests.support.late_device import LateDevice
 from tests.support.nccl import FakeNccl, NcclError
@@ -34,11 +39,11 @@ def test_sums_of_every_dtype(dtype):
     world.run_bare(transports.scattered_sums, dtype)
 
 
-def halves(wire, dtype):
-    x = torch.full((6,), wire.rank + 0.5, dtype=dtype)
+def halves(transport, dtype):
+    x = torch.full((6,), transport.rank + 0.5, dtype=dtype)
     out, part = torch.empty_like(x), torch.empty(3, dtype=dtype)
-    summing = wire.iallreduce(x, out, divisor=2), wire.ireduce_scatter(x, part, divisor=2)
-    transports.finish_all(wire, summing)
+    summing = transport.iallreduce(x, out, divisor=2), transport.ireduce_scatter(x, part, divisor=2)
+    transports.finish_all(transport, summing)
     return x.tolist(), out.tolist(), part.tolist()
 
 
@@ -49,10 +54,13 @@ def test_halves_have_numbers_of_their_own(dtype):
     assert NcclWorld(2).run_bare(halves, dtype) == [([0.5] * 6, *common), ([1.5] * 6, *common)]
 
 
-def short_integers(wire):
-    x, part = torch.full((4,), wire.rank + 1, dtype=torch.int16), torch.empty(2, dtype=torch.int16)
-    wire.allreduce(x, SECONDS)
-    wire.finish(wire.ireduce_scatter(x, part), SECONDS, "reduce_scatter")
+def short_integers(transport):
+    x, part = (
+        torch.full((4,), transport.rank + 1, dtype=torch.int16),
+        torch.empty(2, dtype=torch.int16),
+    )
+    transport.allreduce(x, SECONDS)
+    transport.finish(transport.ireduce_scatter(x, part), SECONDS, "reduce_scatter")
     return x.tolist(), part.tolist()
 
 
@@ -63,10 +71,10 @@ def test_what_nccl_has_not_is_staged():
     assert len(warming) == 2 * 3 * 4, "nothing but what connects the ranks"
 
 
-def late(wire):
+def late(transport):
     data = torch.zeros(3)
-    wire.streams.copy(data, torch.ones(3), Queue.WORK)
-    wire.finish(wire.iallreduce(data, divisor=2), SECONDS, "allreduce")
+    transport.streams.copy(data, torch.ones(3), StreamRole.COMPUTE)
+    transport.finish(transport.iallreduce(data, divisor=2), SECONDS, "allreduce")
     return data.tolist()
 
 
@@ -76,8 +84,8 @@ def test_collectives_come_after_the_work_that_was_queued_before_them(seed):
     assert NcclWorld(2, seed).run_bare(late) == [[1.0] * 3] * 2
 
 
-def parts(wire):
-    part = wire.split(wire.rank // 3, wire.rank)
+def parts(transport):
+    part = transport.split(transport.rank // 3, transport.rank)
     x = torch.ones(2)
     part.allreduce(x, SECONDS)
     part.close()
@@ -96,15 +104,15 @@ def test_a_part_has_a_communicator_of_its_own_and_a_rank_that_is_alone_stages():
 
 
 def alone(cupy=14):
-    (end,), nccl = Loopback.group(1), FakeNccl(LateDevice(), cupy)
-    wire = NCCL.open(end, nccl.device, SECONDS, nccl.library(0))
-    return wire, nccl.modules[0].made[0]
+    (end,), nccl = LoopbackTransport.group(1), FakeNccl(LateDevice(), cupy)
+    transport = NCCLTransport.open(end, nccl.device, SECONDS, nccl.library(0))
+    return transport, nccl.modules[0].made[0]
 
 
 def test_an_error_that_nccl_reports_later_is_raised_by_whoever_waits(monkeypatch):
-    wire, comm = alone()
-    monkeypatch.setattr(wire.streams, "step", lambda: None)
-    under_way = wire.iallreduce(torch.ones(2))
+    transport, comm = alone()
+    monkeypatch.setattr(transport.streams, "step", lambda: None)
+    under_way = transport.iallreduce(torch.ones(2))
     assert not under_way.done()
     comm.problem = "NCCL_ERROR_SYSTEM_ERROR: unhandled system error"
     words = "collectives cannot go on: NCCL reports: NCCL_ERROR_SYSTEM_ERROR: unhandled system"
@@ -112,33 +120,33 @@ def test_an_error_that_nccl_reports_later_is_raised_by_whoever_waits(monkeypatch
         under_way.done()
     assert comm.ended == "abort"
     with pytest.raises(PeerError, match=words):
-        wire.iallreduce(torch.ones(2))
+        transport.iallreduce(torch.ones(2))
 
 
 def test_a_collective_past_its_deadline_aborts_the_communicator(monkeypatch):
     """Else the device would wait for the missing rank for ever."""
-    wire, comm = alone()
-    monkeypatch.setattr(wire.streams, "step", lambda: None)
+    transport, comm = alone()
+    monkeypatch.setattr(transport.streams, "step", lambda: None)
     with pytest.raises(bf.WaitTimeoutError, match=r"rank 0: allreduce was not done in 0\.05 s"):
-        wire.allreduce(torch.ones(2), 0.05)
+        transport.allreduce(torch.ones(2), 0.05)
     assert comm.ended == "abort"
     with pytest.raises(PeerError, match="an earlier collective was given up"):
-        wire.ibroadcast(torch.ones(2), 0)
+        transport.ibroadcast(torch.ones(2), 0)
 
 
 def test_a_call_that_nccl_refuses_is_an_error_of_ours():
-    wire, comm = alone()
+    transport, comm = alone()
 
     def refuse(*_):
         raise NcclError("NCCL_ERROR_INVALID_ARGUMENT: invalid argument")
 
     comm.broadcast = refuse
     with pytest.raises(PeerError, match="cannot go on: broadcast could not be started: NCCL_ERR"):
-        wire.ibroadcast(torch.ones(2), 0)
+        transport.ibroadcast(torch.ones(2), 0)
 
 
 def test_two_ranks_on_one_gpu_are_explained():
-    (end,), nccl = Loopback.group(1), FakeNccl(LateDevice())
+    (end,), nccl = LoopbackTransport.group(1), FakeNccl(LateDevice())
     door = nccl.library(0)
 
     def refuse(*_):
@@ -146,7 +154,7 @@ def test_two_ranks_on_one_gpu_are_explained():
 
     door.nccl.NcclCommunicator = refuse
     with pytest.raises(EnvironmentProblem) as caught:
-        NCCL.open(end, nccl.device, SECONDS, door)
+        NCCLTransport.open(end, nccl.device, SECONDS, door)
     assert str(caught.value) == (
         "rank 0: NCCL makes no communicator of 1 ranks (NCCL_ERROR_INVALID_USAGE: invalid usage). "
         "It refuses two ranks on one GPU; leave it out of ASYNCDDP_DEVICE_WIRES then"
@@ -154,35 +162,35 @@ def test_two_ranks_on_one_gpu_are_explained():
 
 
 def test_a_wire_serves_the_gpu_of_its_communicator():
-    wire, _ = alone()
-    assert wire.for_device(HostStreams()) is wire
-    wire.streams.device = torch.device("cuda", 0)
-    other = HostStreams()
-    assert wire.for_device(other) is wire, "what is dropped lies on the host"
+    transport, _ = alone()
+    assert transport.for_device(SimulatedStreams()) is transport
+    transport.streams.device = torch.device("cuda", 0)
+    other = SimulatedStreams()
+    assert transport.for_device(other) is transport, "what is dropped lies on the host"
     other.device = torch.device("cuda", 1)
     with pytest.raises(
         ArgumentError, match="expected tensors on cuda:0, for which nccl was opened"
     ):
-        wire.for_device(other)
+        transport.for_device(other)
 
 
 def test_closing_gives_the_communicator_back_once():
-    wire, comm = alone()
-    done = wire.iallreduce(torch.ones(3))
+    transport, comm = alone()
+    done = transport.iallreduce(torch.ones(3))
     while not done.done():
         pass
-    wire.close()
+    transport.close()
     assert comm.ended == "destroy"
-    wire.close()
-    wire.free()
+    transport.close()
+    transport.free()
     assert comm.ended == "destroy"
 
 
 def test_closing_aborts_what_is_under_way(monkeypatch):
-    wire, comm = alone()
-    monkeypatch.setattr(wire.streams, "step", lambda: None)
-    wire.iallreduce(torch.ones(2))
-    wire.close()
+    transport, comm = alone()
+    monkeypatch.setattr(transport.streams, "step", lambda: None)
+    transport.iallreduce(torch.ones(2))
+    transport.close()
     assert comm.ended == "abort"
 
 
@@ -192,8 +200,8 @@ def test_closing_aborts_what_is_under_way(monkeypatch):
 @pytest.mark.parametrize("cupy", [13, 14])
 def test_communicators_open_by_what_either_cupy_takes_for_an_identity(cupy):
     """A tuple of signed numbers up to version 13, bytes since then, and never the other one."""
-    wire, comm = alone(cupy)
-    assert (comm.group.size, wire.collectives.communicator.why) == (1, None)
+    transport, comm = alone(cupy)
+    assert (comm.group.size, transport.collectives.communicator.why) == (1, None)
     with pytest.raises(TypeError):
         comm.owner.NcclCommunicator(1, bytes(128) if cupy == 13 else (0,) * 128, 0)
 
@@ -244,7 +252,7 @@ def test_a_stream_is_nobody_else_s_blocks_nothing_and_is_kept(monkeypatch):
             self.ptr = 77
 
     cuda.Stream = Stream
-    monkeypatch.setattr(nccl_library, "_KEPT", kept)
+    monkeypatch.setattr(nccl_library, "_KEPT_STREAMS", kept)
     monkeypatch.setattr(torch.cuda, "device", Device)
     monkeypatch.setattr(torch.cuda, "ExternalStream", lambda *given: given)
     monkeypatch.setattr(torch.cuda, "stream", lambda given: ("current", given))
@@ -305,7 +313,7 @@ def test_two_nccl_libraries_in_one_process_are_doubted(
 
     (tmp_path / "maps").write_text(MAPS + more)
     monkeypatch.setattr(nccl_library, "version", version)
-    found = doubt(nccl, tmp_path / "maps")
+    found = describe_conflict(nccl, tmp_path / "maps")
     assert found.startswith(words)
     assert bool(found) == bool(words)
-    assert not doubt(None, tmp_path / "absent")
+    assert not describe_conflict(None, tmp_path / "absent")

@@ -11,19 +11,20 @@ import asyncddp as bf
 from asyncddp.config import Config
 from asyncddp.context import Context
 from asyncddp.context.context import use
-from asyncddp.memory.streams import stand_in
-from asyncddp.transport import device_agreement, nccl
-from asyncddp.transport.cuda_staged import on_device
-from asyncddp.transport.device_agreement import agree, let_go
-from asyncddp.transport.device_routes import DeviceFacts
-from asyncddp.transport.loopback import Loopback
-from asyncddp.transport.nccl import NCCL
-from asyncddp.transport.routes import explain_device_wires
+from asyncddp.device.streams import simulate_device
+from asyncddp.transport.cuda import negotiation as device_agreement
+from asyncddp.transport.cuda.nccl import nccl_transport as nccl
+from asyncddp.transport.cuda.nccl.nccl_transport import NCCLTransport
+from asyncddp.transport.cuda.negotiation import close_device_transports, negotiate_transport
+from asyncddp.transport.cuda.pair_selection import DeviceCapabilities
+from asyncddp.transport.cuda.staged_transport import device_transport_for
+from asyncddp.transport.loopback import LoopbackTransport
+from asyncddp.transport.selection import list_device_transports
 from tests.conformance import test_collectives as collectives
 from tests.conformance import test_handles as handles
 from tests.conformance import test_neighbor_allreduce as neighbors
 from tests.conformance import test_transports as transports
-from tests.support import DEFAULTS, on
+from tests.support import DEFAULT_SETTINGS, on
 from tests.support.late_device import LateDevice
 from tests.support.nccl import FakeNccl
 from tests.support.nccl_processes import ProcessNccl
@@ -38,24 +39,24 @@ def agreed(wanted, fake, ends, doubt=""):
     rank = bf.rank()
     base = ends[rank]
     part = base.split(rank // 2, rank)
-    mine = DeviceFacts(
+    mine = DeviceCapabilities(
         rank, rank // 2, "cuda", f"GPU-{rank}", cupy="13", nccl=22703, doubt=doubt if rank else ""
     )
-    choice = agree(base, wanted, mine, fake.device, SECONDS, part)
-    found = [on_device(end, fake.device) for end in (base, part)]
+    choice = negotiate_transport(base, wanted, mine, fake.device, SECONDS, part)
+    found = [device_transport_for(end, fake.device) for end in (base, part)]
     ones = [torch.ones(3) for _ in found]
-    for wire, x in zip(found, ones, strict=True):
-        wire.allreduce(x, SECONDS)
+    for transport, x in zip(found, ones, strict=True):
+        transport.allreduce(x, SECONDS)
     base.barrier(SECONDS)
-    let_go(part, base)
-    return choice.wire, [wire.name for wire in found], [x[0].item() for x in ones]
+    close_device_transports(part, base)
+    return choice.transport, [transport.name for transport in found], [x[0].item() for x in ones]
 
 
 def ask(monkeypatch, size, *, wanted=("nccl",), doubt=""):
-    fake, ends = FakeNccl(LateDevice()), Loopback.group(size)
+    fake, ends = FakeNccl(LateDevice()), LoopbackTransport.group(size)
     monkeypatch.setattr(nccl, "library", lambda: fake.library(bf.rank()))
     monkeypatch.setattr(nccl, "limit_channels", lambda: None)
-    with bf.local_world(size, **DEFAULTS) as world:
+    with bf.local_world(size, **DEFAULT_SETTINGS) as world:
         told = world.run(agreed, wanted, fake, ends, doubt)
     return told, [module.made for _, module in sorted(fake.modules.items())]
 
@@ -69,19 +70,19 @@ def test_a_machine_s_ranks_get_a_communicator_of_their_own_and_a_rank_alone_stag
 
 
 def test_a_part_in_which_the_trial_fails_is_staged(monkeypatch, caplog):
-    true = device_agreement.try_out
+    true = device_agreement.verify_transport
 
-    def fails(wire, streams, timeout, *, messages=True):
-        return true(wire, streams, timeout, messages=messages) and messages
+    def fails(transport, streams, timeout, *, messages=True):
+        return true(transport, streams, timeout, messages=messages) and messages
 
-    monkeypatch.setattr(device_agreement, "try_out", fails)
+    monkeypatch.setattr(device_agreement, "verify_transport", fails)
     told, _ = ask(monkeypatch, 2)
     assert told == [("nccl", ["nccl", "cuda_staged"], [2.0, 2.0])] * 2
     assert "sums inside a machine go by cuda_staged: a trial by nccl failed" in caplog.text
 
 
 def test_a_wire_whose_trial_fails_is_given_back(monkeypatch, caplog):
-    monkeypatch.setattr(device_agreement, "try_out", lambda *_, **__: False)
+    monkeypatch.setattr(device_agreement, "verify_transport", lambda *_, **__: False)
     told, made = ask(monkeypatch, 2)
     assert told == [("cuda_staged", ["cuda_staged", "cuda_staged"], [2.0, 2.0])] * 2
     assert [[comm.ended for comm in comms] for comms in made] == [["destroy"], ["destroy"]]
@@ -97,9 +98,11 @@ def test_two_libraries_of_nccl_are_warned_of_by_the_rank_that_has_them(monkeypat
 
 
 def test_the_doctor_says_so_too():
-    strange = DeviceFacts(0, device="cuda", gpu="a", cupy="13", nccl=22703, doubt="two are loaded")
+    strange = DeviceCapabilities(
+        0, device="cuda", gpu="a", cupy="13", nccl=22703, doubt="two are loaded"
+    )
     for wanted in (["nccl"], []):
-        rows = {row.wire: row.why for row in explain_device_wires(strange, wanted)}
+        rows = {row.transport: row.why for row in list_device_transports(strange, wanted)}
         assert rows["nccl"].endswith("; but two are loaded")
         assert "two are loaded" not in rows["cuda_ipc"]
 
@@ -111,13 +114,13 @@ def between_processes(base, seed):
     """Messages in random orders, whose notes go by MPI; then the verbs of neighbours."""
     device = LateDevice(seed + base.rank)
     door = ProcessNccl(device, base.split(0, base.rank)).library()
-    wire = NCCL.open(base, device, SECONDS, door)
-    count = at_random(wire, seed)
-    transports.by_tag_backwards(wire)
-    transports.same_tag_in_order(wire)
-    base.device_wire = wire.for_device
-    with stand_in(device):
-        context = Context(base, Config(**DEFAULTS))
+    transport = NCCLTransport.open(base, device, SECONDS, door)
+    count = at_random(transport, seed)
+    transports.by_tag_backwards(transport)
+    transports.same_tag_in_order(transport)
+    base.device_transport_factory = transport.for_device
+    with simulate_device(device):
+        context = Context(base, Config(**DEFAULT_SETTINGS))
         with use(context):
             neighbors.averages_shapes(torch.bfloat16, SHAPES)
             handles.any_order(3, 20)

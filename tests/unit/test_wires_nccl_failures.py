@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from asyncddp.errors import MismatchError, PeerError
-from asyncddp.transport.loopback import Loopback
-from asyncddp.transport.nccl_communicator import run_apart
-from asyncddp.transport.nccl_library import CHANNELS
-from asyncddp.transport.nccl_pairs import Pairs, Room
+from asyncddp.transport.cuda.nccl.communicator import run_in_threads
+from asyncddp.transport.cuda.nccl.cupy_bindings import CHANNELS
+from asyncddp.transport.cuda.nccl.point_to_point import CommunicatorBudget, NCCLPointToPoint
+from asyncddp.transport.loopback import LoopbackTransport
 from tests.support.late_device import LateDevice
 from tests.support.nccl import FakeNccl, NcclError
 
@@ -24,15 +24,15 @@ class Two:
     """Both sides of a pair, driven by one thread; side 0 leads."""
 
     def __init__(self, rooms=(1, 1)):
-        self.nccl, self.notes = FakeNccl(LateDevice()), Loopback.group(2)
-        self.bases = Loopback.group(2)
+        self.nccl, self.notes = FakeNccl(LateDevice()), LoopbackTransport.group(2)
+        self.bases = LoopbackTransport.group(2)
         self.sides = [
-            Pairs(
+            NCCLPointToPoint(
                 rank,
                 self.nccl.device,
                 self.nccl.library(rank),
                 self.notes[rank],
-                Room(rooms[rank]),
+                CommunicatorBudget(rooms[rank]),
                 self._stage(rank),
             )
             for rank in (0, 1)
@@ -220,7 +220,7 @@ def test_a_pair_without_room_on_one_side_is_staged_in_order(rooms):
     two.until(lambda: all([transfer.done() for transfer in (*sends, *receives)]))
     assert torch.cat(outs).tolist() == [0.0, 1.0, 2.0, 3.0]
     assert [module.made for module in two.nccl.modules.values()] == [[], []]
-    assert two.sides[1]._room.take() is (rooms[1] == 1), "what was not used was given back"
+    assert two.sides[1]._budget.take() is (rooms[1] == 1), "what was not used was given back"
 
 
 def test_closing_aborts_what_is_under_way(monkeypatch):
@@ -245,13 +245,13 @@ def test_closing_does_not_wait_for_a_peer_that_never_opens():
     while any(comm.ended != "abort" for comm in two.comms):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert not arriving.landed()
+    assert not arriving.finished()
 
 
 def test_what_takes_too_long_is_left_to_its_thread():
     forever = threading.Event()
     begun = time.monotonic()
-    run_apart([forever.wait, forever.wait, lambda: None], patience=0.1)
+    run_in_threads([forever.wait, forever.wait, lambda: None], timeout=0.1)
     assert 0.1 <= time.monotonic() - begun < SECONDS / 2
     forever.set()
 
@@ -266,7 +266,7 @@ def test_pairs_take_half_of_a_gpu_at_most(processors, channels, expected, monkey
         monkeypatch.setenv("NCCL_MAX_P2P_NCHANNELS", channels)
     facts = SimpleNamespace(multi_processor_count=processors)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
-    room, taken = Room.of(torch.device("cuda", 0)), 0
+    room, taken = CommunicatorBudget.of(torch.device("cuda", 0)), 0
     while room.take():
         taken += 1
     assert taken == expected

@@ -8,8 +8,9 @@ import time
 import pytest
 import torch
 
-from asyncddp.memory.dtypes import DTYPES
-from asyncddp.transport import nccl_pairs, nccl_sides
+from asyncddp.tensors.dtypes import DTYPES
+from asyncddp.transport.cuda.nccl import leader_follower as nccl_sides
+from asyncddp.transport.cuda.nccl import point_to_point as nccl_pairs
 from tests.conformance import test_transports as transports
 from tests.support.nccl_world import NcclWorld
 
@@ -36,26 +37,30 @@ def content(key, number, dtype, length):
     return transports.noise(length, hash((*key, number)) % 10_000, dtype)
 
 
-def at_random(wire, seed):
+def at_random(transport, seed):
     """Begin all messages of a plan in an order of this rank's own, looking at some in between."""
-    draw = random.Random(1000 * seed + wire.rank)
-    lines = {k: list(enumerate(v)) for k, v in plan(wire.size, seed).items() if wire.rank in k[:2]}
+    draw = random.Random(1000 * seed + transport.rank)
+    lines = {
+        k: list(enumerate(v))
+        for k, v in plan(transport.size, seed).items()
+        if transport.rank in k[:2]
+    }
     transfers, expected = [], []
     while lines:
         key = draw.choice(list(lines))
         number, (dtype, length) = lines[key].pop(0)
         lines = {k: v for k, v in lines.items() if v}
         sender, receiver, tag = key
-        if sender == wire.rank:
-            transfers.append(wire.isend(content(key, number, dtype, length), receiver, tag))
+        if sender == transport.rank:
+            transfers.append(transport.isend(content(key, number, dtype, length), receiver, tag))
         else:
             out = torch.zeros(length, dtype=dtype)
             expected.append((out, content(key, number, dtype, length)))
-            transfers.append(wire.irecv(out, sender, tag))
+            transfers.append(transport.irecv(out, sender, tag))
         if draw.random() < 0.3:
             draw.choice(transfers).done()
     draw.shuffle(transfers)
-    transports.finish_all(wire, transfers)
+    transports.finish_all(transport, transfers)
     for out, wanted in expected:
         assert torch.equal(out, wanted)
     return len(transfers)
@@ -71,26 +76,28 @@ def test_messages_of_all_tags_dtypes_and_sizes_in_random_orders(seed):
 @pytest.mark.parametrize("seed", range(2))
 def test_peers_for_whom_there_is_no_room_are_staged(seed, monkeypatch):
     """Two kernels fit on a device: the group's, and that of the one pair that is opened."""
-    monkeypatch.setattr(nccl_pairs, "_ROOM", 1)
+    monkeypatch.setattr(nccl_pairs, "_DEFAULT_BUDGET", 1)
     world = NcclWorld(4, seed, room=2)
     world.run_bare(at_random, seed)
     pairs = [comm.group for module in world.nccl.modules.values() for comm in module.made]
     assert len({group.name for group in pairs if group.size == 2}) <= 2
 
 
-def exchange(wire, ways):
+def exchange(transport, ways):
     """Send to each other, or one way only; how long it took."""
     begun, transfers, out = time.monotonic(), [], torch.zeros(5)
-    if wire.rank in ways:
-        transfers.append(wire.isend(torch.full((5,), wire.rank + 1.0), 1 - wire.rank, 3))
-    if 1 - wire.rank in ways:
-        transfers.append(wire.irecv(out, 1 - wire.rank, 4 - 1))
-    transports.finish_all(wire, transfers)
+    if transport.rank in ways:
+        transfers.append(
+            transport.isend(torch.full((5,), transport.rank + 1.0), 1 - transport.rank, 3)
+        )
+    if 1 - transport.rank in ways:
+        transfers.append(transport.irecv(out, 1 - transport.rank, 4 - 1))
+    transports.finish_all(transport, transfers)
     return out[0].item(), time.monotonic() - begun
 
 
 def test_an_exchange_both_ways_is_one_group(monkeypatch):
-    monkeypatch.setattr(nccl_sides, "_MOMENT", 5.0)
+    monkeypatch.setattr(nccl_sides, "_GROUPING_DELAY", 5.0)
     world = NcclWorld(2)
     (one, _), (two, _) = world.run_bare(exchange, (0, 1))
     assert (one, two) == (2.0, 1.0)
@@ -101,7 +108,7 @@ def test_an_exchange_both_ways_is_one_group(monkeypatch):
 
 @pytest.mark.parametrize("sender", [0, 1])
 def test_what_goes_one_way_waits_for_nothing(sender, monkeypatch):
-    monkeypatch.setattr(nccl_sides, "_MOMENT", 60.0)
+    monkeypatch.setattr(nccl_sides, "_GROUPING_DELAY", 60.0)
     world = NcclWorld(2)
     results = world.run_bare(exchange, (sender,))
     assert results[1 - sender][0] == sender + 1.0
@@ -109,11 +116,11 @@ def test_what_goes_one_way_waits_for_nothing(sender, monkeypatch):
     assert (sender, ["send"]) in world.nccl.groups
 
 
-def nothing(wire):
+def nothing(transport):
     before = torch.empty(0)
-    sending = wire.isend(before, 1 - wire.rank, 0)
-    wire.receive(torch.empty(0), 1 - wire.rank, 0, SECONDS)
-    wire.finish(sending, SECONDS, "send")
+    sending = transport.isend(before, 1 - transport.rank, 0)
+    transport.receive(torch.empty(0), 1 - transport.rank, 0, SECONDS)
+    transport.finish(sending, SECONDS, "send")
 
 
 def test_no_bytes_take_no_call_of_nccl():
@@ -124,11 +131,11 @@ def test_no_bytes_take_no_call_of_nccl():
     )
 
 
-def to_itself(wire):
+def to_itself(transport):
     out = torch.zeros(3)
-    sending = wire.isend(torch.ones(3), wire.rank, 0)
-    wire.receive(out, wire.rank, 0, SECONDS)
-    wire.finish(sending, SECONDS, "send")
+    sending = transport.isend(torch.ones(3), transport.rank, 0)
+    transport.receive(out, transport.rank, 0, SECONDS)
+    transport.finish(sending, SECONDS, "send")
     return out.tolist()
 
 
@@ -136,14 +143,16 @@ def test_a_rank_sends_to_itself():
     assert NcclWorld(2).run_bare(to_itself) == [[1.0] * 3] * 2
 
 
-def late(wire):
+def late(transport):
     """What is sent is made late, by what was queued before."""
-    data, out, peer = torch.zeros(1000), torch.zeros(1000), 1 - wire.rank
-    wire.streams.copy(data, torch.full((1000,), wire.rank + 1.0), nccl_pairs.Queue.WORK)
-    sending = wire.isend(data, peer, 0)
+    data, out, peer = torch.zeros(1000), torch.zeros(1000), 1 - transport.rank
+    transport.streams.copy(
+        data, torch.full((1000,), transport.rank + 1.0), nccl_pairs.StreamRole.COMPUTE
+    )
+    sending = transport.isend(data, peer, 0)
     del data
-    wire.receive(out, peer, 0, SECONDS)
-    wire.finish(sending, SECONDS, "send")
+    transport.receive(out, peer, 0, SECONDS)
+    transport.finish(sending, SECONDS, "send")
     return out[0].item()
 
 
@@ -152,15 +161,15 @@ def test_messages_come_after_the_work_that_was_queued_before_them(seed):
     assert NcclWorld(2, seed).run_bare(late) == [2.0, 1.0]
 
 
-def dropped(wire):
+def dropped(transport):
     """Rank 1 receives what lies on no device of NCCL's; the next message comes as ever."""
-    if wire.rank == 0:
+    if transport.rank == 0:
         for number in (1.0, 2.0):
-            wire.send(torch.full((4,), number), 1, 0, SECONDS)
+            transport.send(torch.full((4,), number), 1, 0, SECONDS)
         return None
     out = torch.zeros(4)
-    wire.receive(torch.empty(4, device="meta"), 0, 0, SECONDS)
-    wire.receive(out, 0, 0, SECONDS)
+    transport.receive(torch.empty(4, device="meta"), 0, 0, SECONDS)
+    transport.receive(out, 0, 0, SECONDS)
     return out.tolist()
 
 

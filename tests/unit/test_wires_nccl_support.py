@@ -9,10 +9,10 @@ from itertools import count
 import pytest
 import torch
 
-from asyncddp.memory.streams import Queue
-from asyncddp.transport.nccl_collectives import grouped
-from asyncddp.transport.nccl_communicator import BYTE, Opening
-from asyncddp.transport.nccl_order import Book, Offer
+from asyncddp.device.streams import StreamRole
+from asyncddp.transport.cuda.nccl.communicator import BYTE, PendingCommunicator
+from asyncddp.transport.cuda.nccl.match_table import MatchTable, RequestDescriptor
+from asyncddp.transport.cuda.nccl.nccl_collectives import nccl_group
 from tests.support.late_device import LateDevice
 from tests.support.nccl import FakeNccl
 
@@ -30,7 +30,7 @@ class Ranks:
         for one, other in pairs:
             identity = self.doors[one].nccl.get_unique_id()
             openings = [
-                Opening(partial(self._made, rank, identity, place))
+                PendingCommunicator(partial(self._made, rank, identity, place))
                 for place, rank in enumerate((one, other))
             ]
             while not all(opening.take() or opening.problem for opening in openings):
@@ -56,13 +56,13 @@ class Ranks:
         device, other = self.nccl.device, 1 - comm.place
         with current():
             if held:
-                device.hold(given, Queue.CALLER)
-                device.hold(into, Queue.CALLER)
-            stream = device.pointer(Queue.CALLER)
-            with grouped(self.doors[rank].nccl):
+                device.record_stream(given, StreamRole.CALLER)
+                device.record_stream(into, StreamRole.CALLER)
+            stream = device.stream_pointer(StreamRole.CALLER)
+            with nccl_group(self.doors[rank].nccl):
                 comm.send(given.data_ptr(), sent, BYTE, other, stream)
                 comm.recv(into.data_ptr(), taken, BYTE, other, stream)
-            return device.mark(Queue.CALLER), into
+            return device.record_event(StreamRole.CALLER), into
 
     def enter(self, rank, peer, sent=4, taken=4, held=True):
         return self._enter(
@@ -136,7 +136,7 @@ def test_what_torch_does_on_a_late_stream_is_late():
     device, x = LateDevice(), torch.ones(2)
     with device.stream(1)():
         x.mul_(3)
-        event = device.mark(Queue.CALLER)
+        event = device.record_event(StreamRole.CALLER)
     assert x.tolist() == [1.0, 1.0]
     while not event.done():
         pass
@@ -148,41 +148,41 @@ def test_what_torch_does_on_a_late_stream_is_late():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_offers_of_one_line_meet_in_order_whatever_came_between(seed):
-    draw, book, numbers = random.Random(seed), Book(), (count(), count())
+    draw, book, numbers = random.Random(seed), MatchTable(), (count(), count())
     begun = {(side, sends, tag): [] for side in (0, 1) for sends in (0, 1) for tag in range(3)}
     met, gone = [], set()
     for _ in range(200):
         side, sends, tag = draw.choice(list(begun))
-        offer = Offer(next(numbers[side]), bool(sends), tag, 8)
+        offer = RequestDescriptor(next(numbers[side]), bool(sends), tag, 8)
         begun[side, sends, tag].append(offer)
-        (book.theirs if side else book.mine)(offer)
+        (book.add_remote if side else book.add_local)(offer)
         if draw.random() < 0.2:
             waiting = begun[draw.choice(list(begun))]
             place = draw.choice(waiting) if waiting else None
             side_of = next(k[0] for k, v in begun.items() if v is waiting)
-            if place is not None and book.withdraw(place.number, mine=side_of == 0):
+            if place is not None and book.cancel(place.number, local=side_of == 0):
                 waiting.remove(place)
                 gone.add((side_of, place.number))
         if draw.random() < 0.3:
             met += book.take()
-            assert not book.may_go()
-            assert not book.one_way()
+            assert not book.has_matches()
+            assert not book.is_one_way()
     met += book.take()
     for sends in (0, 1):
         for tag in range(3):
             mine, theirs = begun[0, sends, tag], begun[1, 1 - sends, tag]
-            found = [m for m in met if (m.mine.sends, m.mine.tag) == (bool(sends), tag)]
+            found = [m for m in met if (m.local.sends, m.local.tag) == (bool(sends), tag)]
             assert [tuple(m) for m in found] == list(zip(mine, theirs, strict=False))
-    assert not gone & {(0, m.mine.number) for m in met}
+    assert not gone & {(0, m.local.number) for m in met}
 
 
 def test_nobody_waits_for_the_other_way_where_nothing_is_expected():
-    book = Book()
-    book.mine(Offer(0, True, 1, 8))
-    book.theirs(Offer(0, False, 1, 8))
-    assert book.may_go()
-    assert not book.one_way()
-    book.mine(Offer(1, True, 2, 8))
-    assert not book.one_way(), "it waits for more of the same way"
-    book.mine(Offer(2, False, 2, 8))
-    assert book.one_way()
+    book = MatchTable()
+    book.add_local(RequestDescriptor(0, True, 1, 8))
+    book.add_remote(RequestDescriptor(0, False, 1, 8))
+    assert book.has_matches()
+    assert not book.is_one_way()
+    book.add_local(RequestDescriptor(1, True, 2, 8))
+    assert not book.is_one_way(), "it waits for more of the same way"
+    book.add_local(RequestDescriptor(2, False, 2, 8))
+    assert book.is_one_way()

@@ -8,15 +8,20 @@ import time
 import pytest
 import torch
 
+from asyncddp.device.pinned_memory import PinnedMemoryPool
+from asyncddp.device.simulated_streams import SimulatedStreams
+from asyncddp.device.streams import DeviceStreams, StreamRole
 from asyncddp.errors import PeerError, WaitTimeoutError
-from asyncddp.memory.pinned import PinnedPool
-from asyncddp.memory.streams import DeviceStreams, Queue
-from asyncddp.memory.streams_host import HostStreams
-from asyncddp.memory.views import as_bytes
-from asyncddp.transport import cuda_staged
-from asyncddp.transport.cuda_staged import CudaStaged, on_device
-from asyncddp.transport.loopback import Loopback
-from asyncddp.transport.staged_pieces import DEPTH, Plan, Stage, Staged
+from asyncddp.tensors.byte_views import as_bytes
+from asyncddp.transport.cuda import staged_transport as cuda_staged
+from asyncddp.transport.cuda.staged_pipeline import (
+    MAX_PIECES_IN_FLIGHT,
+    PipelineStage,
+    StagedRequest,
+    StagingPlan,
+)
+from asyncddp.transport.cuda.staged_transport import CudaStagedTransport, device_transport_for
+from asyncddp.transport.loopback import LoopbackTransport
 
 
 class Happening:
@@ -39,20 +44,20 @@ class RecordedStreams(DeviceStreams):
     device = torch.device("cpu")
 
     def __init__(self, log):
-        self.log, self.events = log, {queue: [] for queue in Queue}
+        self.log, self.events = log, {queue: [] for queue in StreamRole}
         self.numbers = itertools.count()
 
-    def mark(self, queue):
+    def record_event(self, queue):
         event = Happening(self.log, f"event {next(self.numbers)}")
         self.events[queue].append(event)
         self.log.append(("mark", queue))
         return event
 
-    def after(self, queue, event):
+    def wait_event(self, queue, event):
         assert isinstance(event, Happening)
         self.log.append(("after", queue, event))
 
-    def working(self, queue):
+    def stream_context(self, queue):
         raise AssertionError("a wire does no arithmetic")
 
     def copy(self, out, source, queue):
@@ -61,18 +66,19 @@ class RecordedStreams(DeviceStreams):
         out.copy_(source)
         self.log.append(("copy", queue, out.nbytes))
 
-    def hold(self, tensor, queue):
+    def record_stream(self, tensor, queue):
         self.log.append(("hold", queue, tensor.data_ptr()))
 
-    def pointer(self, queue):
+    def stream_pointer(self, queue):
         raise AssertionError("a staged wire tells nobody of its queues")
 
-    def lendable(self, size):
+    def allocate_exportable(self, size):
         raise AssertionError("a staged wire shows nobody its device's memory")
 
-    lend = borrow = alias = interprocess_event = imported_event = lendable
+    export_memory = import_memory = alias_storage = allocate_exportable
+    import_event = create_interprocess_event = allocate_exportable
 
-    def pinned(self, size):
+    def allocate_pinned(self, size):
         self.log.append(("pinned", size))
         return torch.zeros(size, dtype=torch.uint8)
 
@@ -86,11 +92,11 @@ def staged(log, *, read=None, write=None, step=100, free=True):
         carried.append(Happening(log, "carried"))
         return carried[-1]
 
-    transfer = Staged(
-        Plan(read, write, step, carry, "line"),
+    transfer = StagedRequest(
+        StagingPlan(read, write, step, carry, "line"),
         streams,
-        PinnedPool(streams),
-        lambda: transfer.move(free=free),
+        PinnedMemoryPool(streams),
+        lambda: transfer.advance(free=free),
     )
     return transfer, streams, carried
 
@@ -109,27 +115,39 @@ def test_one_piece_is_in_each_stage_at_a_time():
     data = torch.zeros(450, dtype=torch.uint8)
     transfer, streams, carried = staged(log, read=data, write=data)
     assert not transfer.done()
-    assert copies(log, Queue.OUT) == [100] * DEPTH, "three pieces are read ahead"
+    assert copies(log, StreamRole.DEVICE_TO_HOST) == [100] * MAX_PIECES_IN_FLIGHT, (
+        "three pieces are read ahead"
+    )
     assert not carries(log), "nothing is carried before it has been read"
-    streams.events[Queue.OUT][0].ended = True
+    streams.events[StreamRole.DEVICE_TO_HOST][0].ended = True
     assert not transfer.done()
     assert carries(log) == [100]
-    assert copies(log, Queue.IN) == []
-    carried[0].ended = streams.events[Queue.OUT][1].ended = True
+    assert copies(log, StreamRole.HOST_TO_DEVICE) == []
+    carried[0].ended = streams.events[StreamRole.DEVICE_TO_HOST][1].ended = True
     assert not transfer.done()
-    assert copies(log, Queue.IN) == [100], "piece 0 is being written"
+    assert copies(log, StreamRole.HOST_TO_DEVICE) == [100], "piece 0 is being written"
     assert len(carried) == 2, "piece 1 is being carried"
-    assert copies(log, Queue.OUT) == [100] * 3, "piece 2 is being read, piece 3 has no buffer yet"
-    streams.events[Queue.IN][0].ended = True
+    assert copies(log, StreamRole.DEVICE_TO_HOST) == [100] * 3, (
+        "piece 2 is being read, piece 3 has no buffer yet"
+    )
+    streams.events[StreamRole.HOST_TO_DEVICE][0].ended = True
     assert not transfer.done()
-    assert copies(log, Queue.OUT) == [100] * 4, "piece 3 has the buffer of piece 0"
+    assert copies(log, StreamRole.DEVICE_TO_HOST) == [100] * 4, "piece 3 has the buffer of piece 0"
     for _ in range(10):
-        for happening in (*streams.events[Queue.OUT], *carried, *streams.events[Queue.IN]):
+        for happening in (
+            *streams.events[StreamRole.DEVICE_TO_HOST],
+            *carried,
+            *streams.events[StreamRole.HOST_TO_DEVICE],
+        ):
             happening.ended = True
         transfer.done()
     assert transfer.done()
-    assert copies(log, Queue.OUT) == copies(log, Queue.IN) == [100, 100, 100, 100, 50]
-    assert len([entry for entry in log if entry[0] == "pinned"]) == DEPTH
+    assert (
+        copies(log, StreamRole.DEVICE_TO_HOST)
+        == copies(log, StreamRole.HOST_TO_DEVICE)
+        == [100, 100, 100, 100, 50]
+    )
+    assert len([entry for entry in log if entry[0] == "pinned"]) == MAX_PIECES_IN_FLIGHT
 
 
 def test_a_copy_is_followed_by_its_event_on_the_same_queue():
@@ -137,11 +155,11 @@ def test_a_copy_is_followed_by_its_event_on_the_same_queue():
     data = torch.zeros(50, dtype=torch.uint8)
     transfer, streams, carried = staged(log, read=data, write=data)
     transfer.done()
-    streams.events[Queue.OUT][0].ended = True
+    streams.events[StreamRole.DEVICE_TO_HOST][0].ended = True
     transfer.done()
     carried[0].ended = True
     transfer.done()
-    for queue in (Queue.OUT, Queue.IN):
+    for queue in (StreamRole.DEVICE_TO_HOST, StreamRole.HOST_TO_DEVICE):
         place = log.index(("copy", queue, 50))
         assert log[place + 1] == ("mark", queue)
 
@@ -150,10 +168,10 @@ def test_pieces_are_carried_in_their_order_though_a_later_one_is_read_first():
     log = []
     transfer, streams, carried = staged(log, read=torch.zeros(200, dtype=torch.uint8))
     transfer.done()
-    streams.events[Queue.OUT][1].ended = True
+    streams.events[StreamRole.DEVICE_TO_HOST][1].ended = True
     assert not transfer.done()
     assert not carried
-    streams.events[Queue.OUT][0].ended = True
+    streams.events[StreamRole.DEVICE_TO_HOST][0].ended = True
     assert not transfer.done()
     assert len(carried) == 2
 
@@ -162,25 +180,25 @@ def test_a_transfer_that_has_no_turn_reads_and_does_not_carry():
     log = []
     transfer, streams, carried = staged(log, read=torch.zeros(10, dtype=torch.uint8), free=False)
     transfer.done()
-    streams.events[Queue.OUT][0].ended = True
+    streams.events[StreamRole.DEVICE_TO_HOST][0].ended = True
     assert not transfer.done()
-    assert copies(log, Queue.OUT) == [10]
+    assert copies(log, StreamRole.DEVICE_TO_HOST) == [10]
     assert not carried
-    assert not transfer.all_carried
+    assert not transfer.all_transferred
 
 
 @pytest.mark.parametrize(
     ("read", "write", "stages"),
     [
-        (True, False, (Stage.READ, Stage.CARRY)),
-        (False, True, (Stage.CARRY, Stage.WRITE)),
-        (True, True, (Stage.READ, Stage.CARRY, Stage.WRITE)),
-        (False, False, (Stage.CARRY,)),
+        (True, False, (PipelineStage.READ, PipelineStage.TRANSFER)),
+        (False, True, (PipelineStage.TRANSFER, PipelineStage.WRITE)),
+        (True, True, (PipelineStage.READ, PipelineStage.TRANSFER, PipelineStage.WRITE)),
+        (False, False, (PipelineStage.TRANSFER,)),
     ],
 )
 def test_the_stages_follow_from_what_is_read_and_written(read, write, stages):
     side = torch.zeros(1, dtype=torch.uint8)
-    plan = Plan(side if read else None, side if write else None, 1, lambda *_: None, "line")
+    plan = StagingPlan(side if read else None, side if write else None, 1, lambda *_: None, "line")
     assert plan.stages == stages
 
 
@@ -190,7 +208,7 @@ def test_the_stages_follow_from_what_is_read_and_written(read, write, stages):
 def test_the_number_of_pieces(size, step, pieces):
     """Nothing is one piece as well, since the peer waits for it."""
     side = torch.zeros(size, dtype=torch.uint8)
-    assert Plan(side, None, step, lambda *_: None, "line").pieces == pieces
+    assert StagingPlan(side, None, step, lambda *_: None, "line").pieces == pieces
 
 
 def test_a_piece_of_several_parts_is_the_same_columns_of_each():
@@ -205,15 +223,20 @@ def test_a_piece_of_several_parts_is_the_same_columns_of_each():
         happened.ended = True
         return happened
 
-    plan = Plan(read, write, 40, carry, "line", parts=3)
-    transfer = Staged(plan, streams, PinnedPool(streams), lambda: transfer.move(free=True))
+    plan = StagingPlan(read, write, 40, carry, "line", parts=3)
+    transfer = StagedRequest(
+        plan, streams, PinnedMemoryPool(streams), lambda: transfer.advance(free=True)
+    )
     for _ in range(10):
-        for happening in (*streams.events[Queue.OUT], *streams.events[Queue.IN]):
+        for happening in (
+            *streams.events[StreamRole.DEVICE_TO_HOST],
+            *streams.events[StreamRole.HOST_TO_DEVICE],
+        ):
             happening.ended = True
         transfer.done()
     assert transfer.done()
-    assert copies(streams.log, Queue.OUT) == [40] * 3 + [40] * 3 + [20] * 3
-    assert copies(streams.log, Queue.IN) == [40, 40, 20]
+    assert copies(streams.log, StreamRole.DEVICE_TO_HOST) == [40] * 3 + [40] * 3 + [20] * 3
+    assert copies(streams.log, StreamRole.HOST_TO_DEVICE) == [40, 40, 20]
     assert torch.equal(torch.cat(carried, dim=1), read.view(3, 100))
     assert torch.equal(write, read.view(3, 100).sum(dim=0).to(torch.uint8))
 
@@ -231,10 +254,10 @@ def test_what_fails_on_the_wire_is_raised_by_its_own_transfer_alone():
     carried[0].done = breaks
     with pytest.raises(PeerError, match="the peer is gone"):
         second.done()
-    assert second.over
+    assert second.ended
     assert carried[1].dropped, "the wire may still write into its buffer"
     assert not first.done()
-    assert not first.over
+    assert not first.ended
 
 
 def test_buffers_of_what_was_given_up_are_not_used_again():
@@ -243,7 +266,7 @@ def test_buffers_of_what_was_given_up_are_not_used_again():
     transfer.done()
     transfer.abandon()
     assert all(happening.dropped for happening in carried)
-    assert transfer.over
+    assert transfer.ended
     assert not any(entry[0] == "copy" for entry in log)
 
 
@@ -251,8 +274,8 @@ def test_buffers_of_what_was_given_up_are_not_used_again():
 
 
 def pair(streams, piece=64):
-    ends = Loopback.group(2)
-    return [CudaStaged(end, streams) for end in ends]
+    ends = LoopbackTransport.group(2)
+    return [CudaStagedTransport(end, streams) for end in ends]
 
 
 def test_a_transfer_comes_after_the_work_that_was_queued_before_it():
@@ -262,10 +285,14 @@ def test_a_transfer_comes_after_the_work_that_was_queued_before_it():
     one, _ = pair(streams)
     data = torch.ones(3)
     one.isend(data, 1, 0)
-    event = streams.events[Queue.WORK][0]
-    copied = log.index(("copy", Queue.OUT, 12))
-    assert log.index(("mark", Queue.WORK)) < log.index(("after", Queue.OUT, event)) < copied
-    assert log.index(("hold", Queue.OUT, data.data_ptr())) < copied
+    event = streams.events[StreamRole.COMPUTE][0]
+    copied = log.index(("copy", StreamRole.DEVICE_TO_HOST, 12))
+    assert (
+        log.index(("mark", StreamRole.COMPUTE))
+        < log.index(("after", StreamRole.DEVICE_TO_HOST, event))
+        < copied
+    )
+    assert log.index(("hold", StreamRole.DEVICE_TO_HOST, data.data_ptr())) < copied
 
 
 def test_memory_that_is_received_into_is_not_written_before_the_work_queue_has_done_with_it():
@@ -274,17 +301,17 @@ def test_memory_that_is_received_into_is_not_written_before_the_work_queue_has_d
     one, other = pair(streams)
     out = torch.zeros(3)
     arriving = one.irecv(out, 1, 0)
-    assert ("after", Queue.IN, streams.events[Queue.WORK][0]) in log
+    assert ("after", StreamRole.HOST_TO_DEVICE, streams.events[StreamRole.COMPUTE][0]) in log
     other.base.isend(as_bytes(torch.ones(3)), 0, 0)
     assert not arriving.done(), "it is written, and nobody knows yet whether that has ended"
-    streams.events[Queue.IN][0].ended = True
+    streams.events[StreamRole.HOST_TO_DEVICE][0].ended = True
     assert arriving.done()
     assert out.tolist() == [1.0] * 3
 
 
 def test_pinned_buffers_are_used_again():
     """Ten transfers of five pieces each take no more buffers than one has under way."""
-    streams = HostStreams()
+    streams = SimulatedStreams()
     one, other = pair(streams)
     before, cuda_staged._PIECE = cuda_staged._PIECE, 4096
     try:
@@ -296,40 +323,43 @@ def test_pinned_buffers_are_used_again():
             assert torch.equal(data, out)
     finally:
         cuda_staged._PIECE = before
-    assert one.pool.made <= DEPTH
-    assert other.pool.made <= DEPTH
+    assert one.pool.num_allocated <= MAX_PIECES_IN_FLIGHT
+    assert other.pool.num_allocated <= MAX_PIECES_IN_FLIGHT
 
 
 def test_what_is_read_and_written_of_several_parts_shares_a_buffer():
     """No buffer is larger than a piece."""
-    log, ends = [], Loopback.group(2)
-    streams = HostStreams()
-    streams.pinned = lambda size: log.append(size) or torch.zeros(size, dtype=torch.uint8)
+    log, ends = [], LoopbackTransport.group(2)
+    streams = SimulatedStreams()
+    streams.allocate_pinned = lambda size: log.append(size) or torch.zeros(size, dtype=torch.uint8)
     before, cuda_staged._PIECE = cuda_staged._PIECE, 8192
     try:
-        wires = [CudaStaged(end, streams) for end in ends]
+        transports = [CudaStagedTransport(end, streams) for end in ends]
         x, outs = torch.arange(20_000.0), torch.zeros(2, 10_000)
-        summing = [wire.ireduce_scatter(x, out) for wire, out in zip(wires, outs, strict=True)]
+        summing = [
+            transport.ireduce_scatter(x, out)
+            for transport, out in zip(transports, outs, strict=True)
+        ]
         deadline = time.monotonic() + 60
         while not all([transfer.done() for transfer in summing]):
             assert time.monotonic() < deadline
     finally:
         cuda_staged._PIECE = before
     assert torch.equal(outs.view(-1), 2 * x)
-    assert log == [8192] * 2 * DEPTH
+    assert log == [8192] * 2 * MAX_PIECES_IN_FLIGHT
 
 
 def test_a_pool_keeps_no_more_than_its_limit():
-    pool = PinnedPool(HostStreams(), limit=10_000)
+    pool = PinnedMemoryPool(SimulatedStreams(), limit=10_000)
     buffers = [pool.take(4096) for _ in range(3)]
     for buffer in buffers:
         pool.give(buffer)
-    assert pool.waiting == 8192
+    assert pool.free_bytes == 8192
     assert [pool.take(4096).data_ptr() for _ in range(2)] == [
         buffers[1].data_ptr(),
         buffers[0].data_ptr(),
     ]
-    assert pool.made == 3
+    assert pool.num_allocated == 3
 
 
 def test_collectives_after_one_that_was_given_up_before_it_began_fail_in_words():
@@ -342,8 +372,10 @@ def test_collectives_after_one_that_was_given_up_before_it_began_fail_in_words()
 
 
 def test_there_is_one_wire_for_each_device_and_transport():
-    first, second = Loopback.group(2)
-    streams = HostStreams()
-    assert on_device(first, streams) is on_device(first, streams)
-    assert on_device(first, streams) is not on_device(first, HostStreams())
-    assert on_device(first, streams) is not on_device(second, streams)
+    first, second = LoopbackTransport.group(2)
+    streams = SimulatedStreams()
+    assert device_transport_for(first, streams) is device_transport_for(first, streams)
+    assert device_transport_for(first, streams) is not device_transport_for(
+        first, SimulatedStreams()
+    )
+    assert device_transport_for(first, streams) is not device_transport_for(second, streams)

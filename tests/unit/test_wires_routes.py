@@ -7,16 +7,20 @@ from dataclasses import replace
 
 import pytest
 
+from asyncddp.cli.doctor import mpi_probe as probe
+from asyncddp.cli.doctor.machine_checks import check_mixed_devices
 from asyncddp.errors import MismatchError
-from asyncddp.launch import probe
-from asyncddp.launch.doctor.machine_findings import mixed_devices
-from asyncddp.transport import DEVICE_WIRES
-from asyncddp.transport.device_agreement import wires_of
-from asyncddp.transport.device_routes import DeviceFacts, choose, device_index
-from asyncddp.transport.device_routing import route_group
-from asyncddp.transport.routes import explain_device_wires, route
+from asyncddp.transport import DEVICE_TRANSPORTS
+from asyncddp.transport.cuda.group_selection import select_for_group
+from asyncddp.transport.cuda.negotiation import parse_transport_names
+from asyncddp.transport.cuda.pair_selection import (
+    DeviceCapabilities,
+    default_device_index,
+    select_for_pair,
+)
+from asyncddp.transport.selection import list_device_transports, select_route
 
-GOOD = DeviceFacts(0, device="cuda", gpu="GPU-a", mpi_cuda=True, cupy="13.6.0", nccl=22703)
+GOOD = DeviceCapabilities(0, device="cuda", gpu="GPU-a", mpi_cuda=True, cupy="13.6.0", nccl=22703)
 OTHER = replace(GOOD, rank=1, gpu="GPU-b", reaches=("GPU-a",))
 GOOD = replace(GOOD, reaches=("GPU-b",))
 ALL = ["nccl", "mpi_cuda", "cuda_ipc", "cuda_staged"]
@@ -24,18 +28,18 @@ ALL = ["nccl", "mpi_cuda", "cuda_ipc", "cuda_staged"]
 
 def test_the_first_wire_of_the_list_whose_conditions_hold_is_taken():
     for wanted in itertools.permutations(ALL):
-        choice = choose(GOOD, OTHER, wanted)
-        assert choice.wire == wanted[0]
+        choice = select_for_pair(GOOD, OTHER, wanted)
+        assert choice.transport == wanted[0]
         assert not choice.refused
 
 
 def test_nothing_but_the_wire_that_needs_nothing_is_taken_unasked():
-    choice = choose(GOOD, OTHER)
-    assert (choice.wire, dict(choice.refused)) == ("cuda_staged", {})
+    choice = select_for_pair(GOOD, OTHER)
+    assert (choice.transport, dict(choice.refused)) == ("cuda_staged", {})
 
 
 @pytest.mark.parametrize(
-    ("wire", "changed", "reason"),
+    ("transport", "changed", "reason"),
     [
         ("mpi_cuda", {"mpi_cuda": False}, "the MPI library of rank 1 does not say that"),
         ("mpi_cuda", {"mpi_cuda": None}, "the MPI library of rank 1 does not say that"),
@@ -50,37 +54,39 @@ def test_nothing_but_the_wire_that_needs_nothing_is_taken_unasked():
         ("nccl", {"gpu": "GPU-a"}, "rank 0 and rank 1 share one GPU, which NCCL refuses"),
     ],
 )
-def test_each_condition_that_fails_is_the_reason_why_a_wire_is_not_taken(wire, changed, reason):
+def test_each_condition_that_fails_is_the_reason_why_a_wire_is_not_taken(
+    transport, changed, reason
+):
     other = replace(OTHER, **changed)
-    choice = choose(GOOD, other, [wire])
-    assert choice.wire == "cuda_staged"
-    assert choice.refused[wire].startswith(reason)
-    routing = route_group([GOOD, other], [wire])
+    choice = select_for_pair(GOOD, other, [transport])
+    assert choice.transport == "cuda_staged"
+    assert choice.refused[transport].startswith(reason)
+    routing = select_for_group([GOOD, other], [transport])
     assert (routing.usable, routing.collectives) == ((), "cuda_staged")
     assert routing.refused == choice.refused
-    assert routing.used([GOOD, other]) == ()
+    assert routing.used_transports([GOOD, other]) == ()
 
 
 def test_both_ranks_come_to_the_same_wire_whatever_their_facts():
     """Over all combinations of what a rank can say, the table is symmetric and always ends."""
     options = itertools.product([True, False, None], ["13", None], ["a", "b", ""])
     facts = [
-        DeviceFacts(0, 0, "cuda", gpu, aware, cupy, 22703 if cupy else None)
+        DeviceCapabilities(0, 0, "cuda", gpu, aware, cupy, 22703 if cupy else None)
         for aware, cupy, gpu in options
     ]
     for one, other in itertools.product(facts, repeat=2):
-        there = choose(one, replace(other, rank=1), ALL)
-        back = choose(replace(other, rank=1), one, ALL)
-        assert there.wire == back.wire
-        assert list(there.refused) == list(back.refused) == ALL[: ALL.index(there.wire)]
+        there = select_for_pair(one, replace(other, rank=1), ALL)
+        back = select_for_pair(replace(other, rank=1), one, ALL)
+        assert there.transport == back.transport
+        assert list(there.refused) == list(back.refused) == ALL[: ALL.index(there.transport)]
 
 
 def test_one_pair_that_a_wire_does_not_serve_keeps_a_group_from_it():
     group = [replace(GOOD, rank=rank, gpu=f"GPU-{rank}") for rank in range(3)]
-    assert route_group(group, ALL).used(group) == ("nccl",)
+    assert select_for_group(group, ALL).used_transports(group) == ("nccl",)
     shared = [*group, replace(GOOD, rank=3, gpu="GPU-1")]
-    routing = route_group(shared, ALL)
-    assert routing.used(shared) == ("mpi_cuda",)
+    routing = select_for_group(shared, ALL)
+    assert routing.used_transports(shared) == ("mpi_cuda",)
     assert routing.refused == {"nccl": "rank 1 and rank 3 share one GPU, which NCCL refuses"}
 
 
@@ -116,39 +122,44 @@ def test_the_wire_of_a_message_depends_on_where_the_peer_is(
 ):
     """Inside a machine the best of the list; between machines MPI, if it takes GPU memory."""
     group = cluster(**options)
-    routing = route_group(group, wires_of(wanted))
+    routing = select_for_group(group, parse_transport_names(wanted))
     for one, other in itertools.permutations(group, 2):
         expected = inside if one.machine == other.machine else between
         expected = same_gpu if one.gpu == other.gpu else expected
-        assert routing.between(one, other) == expected
+        assert routing.transport_between(one, other) == expected
     assert routing.collectives == sums
     there = {same_gpu, inside, between, sums} - {None, "cuda_staged"}
-    assert set(routing.used(group)) == there
+    assert set(routing.used_transports(group)) == there
 
 
 def test_one_rank_alone_has_a_wire():
-    assert route_group([GOOD], ALL).used([GOOD]) == ("nccl",)
-    assert route_group([GOOD], ["cuda_ipc"]).used([GOOD]) == ()
-    assert route_group([DeviceFacts(0)]).collectives == "cuda_staged"
+    assert select_for_group([GOOD], ALL).used_transports([GOOD]) == ("nccl",)
+    assert select_for_group([GOOD], ["cuda_ipc"]).used_transports([GOOD]) == ()
+    assert select_for_group([DeviceCapabilities(0)]).collectives == "cuda_staged"
 
 
 def test_ranks_on_cpus_and_ranks_on_gpus_do_not_go_together():
-    group = [replace(GOOD, rank=0), DeviceFacts(1), DeviceFacts(2), replace(GOOD, rank=3)]
+    group = [
+        replace(GOOD, rank=0),
+        DeviceCapabilities(1),
+        DeviceCapabilities(2),
+        replace(GOOD, rank=3),
+    ]
     with pytest.raises(MismatchError) as caught:
-        route_group(group)
+        select_for_group(group)
     assert str(caught.value) == (
         "ranks 1, 2 have tensors on cpu and ranks 0, 3 have tensors on cuda: expected all "
         "ranks of a run on one kind of device. Start it only where there are GPUs, or hide them "
         "with CUDA_VISIBLE_DEVICES= on all ranks"
     )
     with pytest.raises(MismatchError, match="rank 1 has tensors on cpu"):
-        choose(group[0], group[1])
+        select_for_pair(group[0], group[1])
 
 
 def test_ranks_go_around_the_visible_gpus():
-    assert [device_index(rank, 3) for rank in range(5)] == [0, 1, 2, 0, 1]
-    assert device_index(7, 1) == 0
-    assert device_index(0, 0) is None
+    assert [default_device_index(rank, 3) for rank in range(5)] == [0, 1, 2, 0, 1]
+    assert default_device_index(7, 1) == 0
+    assert default_device_index(0, 0) is None
 
 
 # what the doctor shows
@@ -156,49 +167,51 @@ def test_ranks_go_around_the_visible_gpus():
 
 def test_the_doctor_says_of_each_wire_whether_it_serves_and_why():
     aware = GOOD
-    rows = {row.wire: row for row in explain_device_wires(aware)}
+    rows = {row.transport: row for row in list_device_transports(aware)}
     assert (rows["cuda_staged"].state, rows["mpi_cuda"].state) == ("in use", "can be asked for")
     assert rows["mpi_cuda"].why == "ASYNCDDP_DEVICE_WIRES=mpi_cuda"
-    rows = {row.wire: row for row in explain_device_wires(aware, ["mpi_cuda"])}
+    rows = {row.transport: row for row in list_device_transports(aware, ["mpi_cuda"])}
     assert rows["mpi_cuda"].state == "in use"
     assert rows["cuda_staged"].state == "can be asked for"
-    rows = {row.wire: row for row in explain_device_wires(replace(aware, mpi_cuda=False))}
+    rows = {row.transport: row for row in list_device_transports(replace(aware, mpi_cuda=False))}
     assert rows["mpi_cuda"].state == "cannot be used"
     assert "does not say that it takes GPU memory" in rows["mpi_cuda"].why
 
 
 def test_every_wire_of_the_registry_has_a_row_in_the_table():
     """A new wire is shown by the doctor; one without conditions would be taken blindly."""
-    assert {row.wire for row in explain_device_wires(GOOD)} == set(DEVICE_WIRES)
-    for wire in DEVICE_WIRES:
-        assert choose(GOOD, OTHER, [wire]).wire == wire
-        assert DEVICE_WIRES[wire].name == wire
+    assert {row.transport for row in list_device_transports(GOOD)} == set(DEVICE_TRANSPORTS)
+    for transport in DEVICE_TRANSPORTS:
+        assert select_for_pair(GOOD, OTHER, [transport]).transport == transport
+        assert DEVICE_TRANSPORTS[transport].name == transport
 
 
 def test_routes_of_gpu_tensors_are_staged_over_the_wire_of_their_host():
-    assert [route("cuda", same).transport for same in (True, False)] == ["cuda_staged over mpi"] * 2
-    assert route("cuda", True, "loopback").transport == "cuda_staged over loopback"
-    assert route("mps", True, "mpi").how == "copied to host memory, sent, copied back"
+    assert [select_route("cuda", same).transport for same in (True, False)] == [
+        "cuda_staged over mpi"
+    ] * 2
+    assert select_route("cuda", True, "loopback").transport == "cuda_staged over loopback"
+    assert select_route("mps", True, "mpi").how == "copied to host memory, sent, copied back"
 
 
 def test_the_doctor_warns_of_ranks_without_gpus_beside_others():
     ranks = [{"rank": 0, "devices": ["cpu", "cuda"]}, {"rank": 1, "devices": ["cpu"]}]
-    (finding,) = mixed_devices(ranks)
+    (finding,) = check_mixed_devices(ranks)
     assert finding.value == "none for rank 1, some for the others"
     assert "CUDA_VISIBLE_DEVICES=" in finding.advice
-    assert mixed_devices(ranks[:1]) == mixed_devices(ranks[1:]) == []
+    assert check_mixed_devices(ranks[:1]) == check_mixed_devices(ranks[1:]) == []
 
 
 def test_the_doctor_says_which_gpu_a_rank_takes(monkeypatch):
-    monkeypatch.setattr(probe, "gpus", lambda: ["NVIDIA H200"] * 4)
-    monkeypatch.setattr(probe, "torch_cuda", lambda: "13.0")
-    assert probe._gpu(5) == "1 of 4 by local_rank"
-    monkeypatch.setattr(probe, "torch_cuda", lambda: None)
-    assert probe._gpu(5) == "none"
+    monkeypatch.setattr(probe, "list_gpus", lambda: ["NVIDIA H200"] * 4)
+    monkeypatch.setattr(probe, "torch_cuda_version", lambda: "13.0")
+    assert probe._describe_gpu(5) == "1 of 4 by local_rank"
+    monkeypatch.setattr(probe, "torch_cuda_version", lambda: None)
+    assert probe._describe_gpu(5) == "none"
 
 
 def test_the_probe_of_a_machine_with_gpus_tells_of_its_wires(monkeypatch):
     monkeypatch.setenv("ASYNCDDP_DEVICE_WIRES", "mpi_cuda")
-    rows = {row["wire"]: row for row in probe._device_wires()}
+    rows = {row["transport"]: row for row in probe._list_device_transports()}
     assert rows["cuda_staged"]["state"] == "in use", "this machine has none of the others"
-    assert set(rows) == set(DEVICE_WIRES)
+    assert set(rows) == set(DEVICE_TRANSPORTS)

@@ -9,16 +9,23 @@ import torch
 
 import asyncddp as bf
 import topology
-from asyncddp.engine.mailbox import Mailbox
-from asyncddp.engine.messages import Key
-from asyncddp.engine.operation import _in_order
-from asyncddp.engine.posting import Form, Posting
+from asyncddp.device.simulated_streams import SimulatedStreams
+from asyncddp.device.streams import (
+    StreamOrdering,
+    StreamRole,
+    simulate_device,
+    stream_ordering_of,
+    streams_of,
+)
+from asyncddp.engine.exchange_request import ExchangeRequest
+from asyncddp.engine.exchange_signature import ExchangeSignature
+from asyncddp.engine.message_matching import MessageMatcher
+from asyncddp.engine.messages import MatchKey
+from asyncddp.engine.work import _in_order
 from asyncddp.errors import MismatchError
-from asyncddp.memory.streams import Order, Queue, order_of, stand_in, streams_of
-from asyncddp.memory.streams_host import HostStreams
-from asyncddp.ops.device_combine import combine_on_device
-from asyncddp.ops.mixing import Mixing
-from asyncddp.transport.loopback import Loopback
+from asyncddp.kernels.device_weighted_sum import weighted_sum_on_device
+from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.transport.loopback import LoopbackTransport
 from tests.support.staged import on_a_stand_in
 
 # verbs over a stand-in that is late
@@ -47,7 +54,7 @@ def test_a_verb_comes_after_what_its_caller_has_queued(name):
         value = torch.full((300,), bf.rank() + 1.0)
         known = verbs()[name](value)
         late = torch.full((300,), float("nan"))
-        streams.copy(late, value, Queue.CALLER)
+        streams.copy(late, value, StreamRole.CALLER)
         return torch.equal(verbs()[name](late), known)
 
     settings = {"timeout": 20.0, "ranks_per_machine": 1}
@@ -59,18 +66,20 @@ def test_a_stand_in_is_late():
     """Else the tests above would show nothing."""
     with on_a_stand_in(laziness=50) as streams:
         late = torch.full((3,), float("nan"))
-        streams.copy(late, torch.ones(3), Queue.CALLER)
+        streams.copy(late, torch.ones(3), StreamRole.CALLER)
         assert late.isnan().all()
-        streams.after(Queue.WORK, streams.mark(Queue.CALLER))
+        streams.wait_event(StreamRole.COMPUTE, streams.record_event(StreamRole.CALLER))
         assert late.tolist() == [1.0] * 3
 
 
 def test_host_tensors_have_no_order_and_pay_nothing():
     x = torch.zeros(2)
     assert streams_of(x) is None
-    assert order_of(x, x) is None
+    assert stream_ordering_of(x, x) is None
     with bf.local_world(2) as world:
-        assert world.run(lambda: bf.neighbor_allreduce_nonblocking(x)._operation.program.order) == [
+        assert world.run(
+            lambda: bf.neighbor_allreduce_nonblocking(x)._work.spec.stream_ordering
+        ) == [
             None,
             None,
         ]
@@ -79,46 +88,46 @@ def test_host_tensors_have_no_order_and_pay_nothing():
 # the order of one verb
 
 
-class Noted(HostStreams):
+class Noted(SimulatedStreams):
     """A stand-in that notes what it is asked."""
 
     def __init__(self):
         super().__init__()
         self.log = []
 
-    def mark(self, queue):
+    def record_event(self, queue):
         self.log.append(("mark", queue))
-        return super().mark(queue)
+        return super().record_event(queue)
 
-    def after(self, queue, event):
-        self.log.append(("after", queue, event.queue))
-        super().after(queue, event)
+    def wait_event(self, queue, event):
+        self.log.append(("after", queue, event.role))
+        super().wait_event(queue, event)
 
     @contextmanager
-    def working(self, queue):
+    def stream_context(self, queue):
         self.log.append(("enter", queue))
         yield
         self.log.append(("leave", queue))
 
-    def hold(self, tensor, queue):
+    def record_stream(self, tensor, queue):
         self.log.append(("hold", queue))
 
 
 BEGIN = [
-    ("mark", Queue.CALLER),
-    ("after", Queue.WORK, Queue.CALLER),
-    ("after", Queue.OUT, Queue.CALLER),
-    ("after", Queue.IN, Queue.CALLER),
-    ("hold", Queue.WORK),
-    ("hold", Queue.OUT),
+    ("mark", StreamRole.CALLER),
+    ("after", StreamRole.COMPUTE, StreamRole.CALLER),
+    ("after", StreamRole.DEVICE_TO_HOST, StreamRole.CALLER),
+    ("after", StreamRole.HOST_TO_DEVICE, StreamRole.CALLER),
+    ("hold", StreamRole.COMPUTE),
+    ("hold", StreamRole.DEVICE_TO_HOST),
 ]
-STEP = [("enter", Queue.WORK), ("leave", Queue.WORK)]
+STEP = [("enter", StreamRole.COMPUTE), ("leave", StreamRole.COMPUTE)]
 
 
 def test_each_step_of_a_verb_is_work_between_two_events():
     """From the event on the caller's queue at the call to the one that the caller waits for."""
     streams = Noted()
-    order = Order(streams, (torch.zeros(1),))
+    order = StreamOrdering(streams, (torch.zeros(1),))
 
     def steps():
         yield "first"
@@ -130,14 +139,17 @@ def test_each_step_of_a_verb_is_work_between_two_events():
     with pytest.raises(StopIteration) as stop:
         next(running)
     assert stop.value.value == "result"
-    assert streams.log == [*BEGIN, *STEP, *STEP, ("mark", Queue.WORK)]
+    assert streams.log == [*BEGIN, *STEP, *STEP, ("mark", StreamRole.COMPUTE)]
     order.arrive(torch.zeros(1))
-    assert streams.log[-2:] == [("after", Queue.CALLER, Queue.WORK), ("hold", Queue.CALLER)]
+    assert streams.log[-2:] == [
+        ("after", StreamRole.CALLER, StreamRole.COMPUTE),
+        ("hold", StreamRole.CALLER),
+    ]
 
 
 def test_a_verb_that_fails_is_waited_for_as_well():
     streams = Noted()
-    order, closed = Order(streams, ()), []
+    order, closed = StreamOrdering(streams, ()), []
 
     def steps():
         try:
@@ -150,22 +162,24 @@ def test_a_verb_that_fails_is_waited_for_as_well():
     running.close()
     assert closed == [True]
     order.arrive(None)
-    assert streams.log[-1] == ("after", Queue.CALLER, Queue.WORK)
+    assert streams.log[-1] == ("after", StreamRole.CALLER, StreamRole.COMPUTE)
 
 
 def test_a_verb_that_never_began_is_not_waited_for():
     streams = Noted()
-    order = Order(streams, ())
+    order = StreamOrdering(streams, ())
     order.arrive(None)
-    assert streams.log == [("mark", Queue.CALLER)]
+    assert streams.log == [("mark", StreamRole.CALLER)]
 
 
 def test_tensors_on_other_devices_are_not_held():
     streams = Noted()
-    with stand_in(streams):
-        order = order_of(torch.zeros(1), None, torch.zeros(1, device="meta"), torch.zeros(2))
+    with simulate_device(streams):
+        order = stream_ordering_of(
+            torch.zeros(1), None, torch.zeros(1, device="meta"), torch.zeros(2)
+        )
     order.begin()
-    assert streams.log.count(("hold", Queue.WORK)) == 2
+    assert streams.log.count(("hold", StreamRole.COMPUTE)) == 2
 
 
 # mixed ranks
@@ -173,21 +187,21 @@ def test_tensors_on_other_devices_are_not_held():
 
 def test_ranks_on_different_devices_are_told_at_both_ends():
     """The message names the name, both ranks, what was expected and what came."""
-    ends = Loopback.group(2)
-    mailboxes = [Mailbox(end) for end in ends]
-    key = Key("w", 0)
-    on_host = Posting(key, Form("verb", "float32", (9,)), [1], [1])
-    there = Posting(key, Form("verb", "float32", (9,), "cuda"), [0], [0])
-    there.streams = HostStreams()
+    ends = LoopbackTransport.group(2)
+    mailboxes = [MessageMatcher(end) for end in ends]
+    key = MatchKey("w", 0)
+    on_host = ExchangeRequest(key, ExchangeSignature("verb", "float32", (9,)), [1], [1])
+    there = ExchangeRequest(key, ExchangeSignature("verb", "float32", (9,), "cuda"), [0], [0])
+    there.streams = SimulatedStreams()
     mailboxes[0].open(on_host, check=False)
     mailboxes[1].open(there, check=False)
     mailboxes[0].send(on_host, 1, torch.ones(9))
     mailboxes[1].send(there, 0, torch.ones(9))
     for _ in range(3):
-        for mailbox, end in zip(mailboxes, ends, strict=True):
-            mailbox.flush()
+        for matcher, end in zip(mailboxes, ends, strict=True):
+            matcher.flush()
             for peer, bundle in end.poll():
-                mailbox.receive(peer, bundle)
+                matcher.receive(peer, bundle)
     with pytest.raises(MismatchError) as caught:
         on_host.raise_if_failed()
     assert str(caught.value) == (
@@ -196,7 +210,7 @@ def test_ranks_on_different_devices_are_told_at_both_ends():
     with pytest.raises(MismatchError, match="expected a tensor on cuda, got one on cpu"):
         there.raise_if_failed()
     mailboxes[0].close(on_host, on_host.error)
-    assert there.departures[0].done(), "what nobody wants is taken, so that its sender goes on"
+    assert there.sends[0].done(), "what nobody wants is taken, so that its sender goes on"
 
 
 # mixing
@@ -209,16 +223,16 @@ def test_halves_are_mixed_in_float32_and_rounded_once(dtype, weights):
     generator = torch.Generator().manual_seed(1)
     number = 1 if sum(weights) == 1.0 else 2
     own, *others = (torch.randn(999, generator=generator).to(dtype) for _ in range(1 + number))
-    mixing = Mixing(weights[0], dict.fromkeys(range(1, 1 + number), weights[1]), {})
+    mixing = WeightRow(weights[0], dict.fromkeys(range(1, 1 + number), weights[1]), {})
     out = torch.empty_like(own)
-    combine_on_device(mixing, torch.float32, own, others, out)
+    weighted_sum_on_device(mixing, torch.float32, own, others, out)
     exact = own.double() * weights[0] + sum(other.double() * weights[1] for other in others)
     unit = torch.finfo(dtype).eps
     torch.testing.assert_close(out.double(), exact, rtol=0.51 * unit, atol=1e-6)
 
 
 def test_the_average_of_integers_is_rounded_half_to_even():
-    mixing = Mixing(0.5, {1: 0.5}, {})
+    mixing = WeightRow(0.5, {1: 0.5}, {})
     own, other = torch.tensor([0, 2, 4, -2]), torch.tensor([1, 3, 5, -1])
-    combine_on_device(mixing, torch.float64, own, [other], own)
+    weighted_sum_on_device(mixing, torch.float64, own, [other], own)
     assert own.tolist() == [0, 2, 4, -2]

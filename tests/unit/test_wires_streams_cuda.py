@@ -7,8 +7,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from asyncddp.memory.streams import Queue
-from asyncddp.memory.streams_cuda import CudaStreams
+from asyncddp.device.cuda_streams import CudaStreams
+from asyncddp.device.streams import StreamRole
 
 
 class FakeStream:
@@ -57,11 +57,11 @@ def cuda(monkeypatch):
 
 def test_cuda_s_queues_are_streams_that_wait_for_events(cuda):
     streams = CudaStreams(torch.device("cuda", 0))
-    begun = streams.mark(Queue.CALLER)
-    streams.after(Queue.WORK, begun)
-    with streams.working(Queue.WORK):
-        ended = streams.mark(Queue.WORK)
-    streams.after(Queue.CALLER, ended)
+    begun = streams.record_event(StreamRole.CALLER)
+    streams.wait_event(StreamRole.COMPUTE, begun)
+    with streams.stream_context(StreamRole.COMPUTE):
+        ended = streams.record_event(StreamRole.COMPUTE)
+    streams.wait_event(StreamRole.CALLER, ended)
     assert not ended.done()
     assert cuda == [
         ("record on", "current"),
@@ -84,11 +84,11 @@ def test_cuda_s_copies_do_not_block(cuda):
             cuda.append(("held for", stream.name))
 
     streams, out = CudaStreams(torch.device("cuda", 0)), Tensor()
-    streams.copy(out, "source", Queue.IN)
-    streams.hold(out, Queue.IN)
+    streams.copy(out, "source", StreamRole.HOST_TO_DEVICE)
+    streams.record_stream(out, StreamRole.HOST_TO_DEVICE)
     assert cuda == [("entered", "in"), ("copied", "source", True), ("held for", "in")]
-    assert streams.pointer(Queue.GROUP) == 4711
-    streams.hold(torch.zeros(1), Queue.IN)
+    assert streams.stream_pointer(StreamRole.COLLECTIVE) == 4711
+    streams.record_stream(torch.zeros(1), StreamRole.HOST_TO_DEVICE)
     assert len(cuda) == 3, "memory of the host has no stream"
 
 
@@ -126,8 +126,8 @@ def test_cuda_s_memory_is_shown_to_other_processes_as_torch_shows_it(cuda, monke
 
     monkeypatch.setattr(torch.UntypedStorage, "_new_shared_cuda", found)
     monkeypatch.setattr(torch, "empty", lambda *_, **options: Tensor())
-    token = streams.lend(Tensor())
-    assert streams.borrow(token) == ("all bytes of", "storage")
+    token = streams.export_memory(Tensor())
+    assert streams.import_memory(token) == ("all bytes of", "storage")
     assert opened == [(0, b"handle", 12, 0, b"counter", 3, b"event", True)]
     assert cuda == [("entered", "in"), "shown", ("entered", "in")], "its own event holds nobody up"
 
@@ -146,7 +146,7 @@ def test_what_a_user_holds_is_shown_by_an_alias(cuda, monkeypatch):
 
     monkeypatch.setattr(torch, "as_tensor", as_tensor)
     streams = CudaStreams(torch.device("cuda", 1))
-    assert streams.alias(Tensor()) == "alias"
+    assert streams.alias_storage(Tensor()) == "alias"
     ((described, device),) = seen
     assert device == streams.device
     assert (described["data"], described["shape"], described["typestr"]) == (
@@ -183,10 +183,10 @@ def test_cuda_s_events_are_shown_without_being_recorded_first(cuda, monkeypatch)
     monkeypatch.setattr(torch.cuda, "Event", lambda **flags: create(cuda, **flags))
     torch.cuda.Event.from_ipc_handle = Shared.from_ipc_handle
     streams = CudaStreams(torch.device("cuda", 0))
-    event = streams.interprocess_event()
+    event = streams.create_interprocess_event()
     assert event.handle == b"handle"
-    event.record(Queue.WORK)
-    streams.after(Queue.WORK, streams.imported_event(event.handle))
+    event.record(StreamRole.COMPUTE)
+    streams.wait_event(StreamRole.COMPUTE, streams.import_event(event.handle))
     where = torch.device("cuda", 0)
     assert cuda == [
         ("on", where),

@@ -1,4 +1,4 @@
-"""BlueFog's names: a script of BlueFog runs when its two import lines are changed.
+"""BlueFog's API on asyncddp: a BlueFog script runs after changing its two import lines.
 
 ::
 
@@ -60,7 +60,7 @@ from asyncddp.integrations.bluefog.basics import (
     suspend,
     unified_mpi_window_model_supported,
 )
-from asyncddp.integrations.bluefog.collectives import (
+from asyncddp.integrations.bluefog.collective_verbs import (
     allgather,
     allgather_nonblocking,
     allreduce,
@@ -73,7 +73,17 @@ from asyncddp.integrations.bluefog.collectives import (
     broadcast_nonblocking,
     broadcast_nonblocking_,
 )
-from asyncddp.integrations.bluefog.factories import (
+from asyncddp.integrations.bluefog.neighbor_verbs import (
+    hierarchical_neighbor_allreduce,
+    hierarchical_neighbor_allreduce_nonblocking,
+    neighbor_allgather,
+    neighbor_allgather_nonblocking,
+    neighbor_allreduce,
+    neighbor_allreduce_nonblocking,
+    pair_gossip,
+    pair_gossip_nonblocking,
+)
+from asyncddp.integrations.bluefog.optimizer_functions import (
     DistributedAdaptThenCombineOptimizer,
     DistributedAdaptWithCombineOptimizer,
     DistributedAllreduceOptimizer,
@@ -85,31 +95,20 @@ from asyncddp.integrations.bluefog.factories import (
     DistributedPushSumOptimizer,
     DistributedWinPutOptimizer,
 )
-from asyncddp.integrations.bluefog.forms import poll, synchronize, wait
-from asyncddp.integrations.bluefog.neighbors import (
-    hierarchical_neighbor_allreduce,
-    hierarchical_neighbor_allreduce_nonblocking,
-    neighbor_allgather,
-    neighbor_allgather_nonblocking,
-    neighbor_allreduce,
-    neighbor_allreduce_nonblocking,
-    pair_gossip,
-    pair_gossip_nonblocking,
-)
 from asyncddp.integrations.bluefog.optimizers import CommunicationType
-from asyncddp.integrations.bluefog.parameters import (
+from asyncddp.integrations.bluefog.parameter_broadcast import (
     allreduce_parameters,
     broadcast_object,
     broadcast_object_list,
     broadcast_optimizer_state,
     broadcast_parameters,
 )
-from asyncddp.integrations.bluefog.timeline import (
+from asyncddp.integrations.bluefog.timeline_functions import (
     timeline_context,
     timeline_end_activity,
     timeline_start_activity,
 )
-from asyncddp.integrations.bluefog.topologies import (
+from asyncddp.integrations.bluefog.topology_settings import (
     in_neighbor_machine_ranks,
     in_neighbor_ranks,
     is_machine_topo_weighted,
@@ -141,7 +140,8 @@ from asyncddp.integrations.bluefog.topology_util import (
     SymmetricExponentialGraph,
     isPowerOf,
 )
-from asyncddp.integrations.bluefog.windows import (
+from asyncddp.integrations.bluefog.verb_variants import poll, synchronize, wait
+from asyncddp.integrations.bluefog.window_verbs import (
     get_current_created_window_names,
     get_win_version,
     neighbor_win_accumulate,

@@ -1,4 +1,4 @@
-"""BlueFog's context: ``init``, ranks, switches, what was built in."""
+"""BlueFog's context functions: ``init``, ranks, ``suspend``, and queries of build features."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable
 import networkx as nx
 
 from asyncddp.context import current, is_initialized, lifecycle, queries
-from asyncddp.integrations.bluefog import environment
-from asyncddp.integrations.bluefog.errors import translated
-from asyncddp.integrations.bluefog.state import state
-from asyncddp.integrations.bluefog.topologies import set_topology
+from asyncddp.integrations.bluefog import bluefog_variables
+from asyncddp.integrations.bluefog.bluefog_state import current_state
+from asyncddp.integrations.bluefog.error_translation import translate_errors
+from asyncddp.integrations.bluefog.topology_settings import set_topology
 from asyncddp.transport import TRANSPORTS
 
 __all__ = [
@@ -35,13 +35,13 @@ __all__ = [
     "unified_mpi_window_model_supported",
 ]
 
-rank = translated()(queries.rank)
-size = translated()(queries.size)
-local_rank = translated()(queries.local_rank)
-local_size = translated()(queries.local_size)
-machine_rank = translated()(queries.machine_rank)
-machine_size = translated()(queries.machine_size)
-is_homogeneous = translated()(queries.is_homogeneous)
+rank = translate_errors()(queries.rank)
+size = translate_errors()(queries.size)
+local_rank = translate_errors()(queries.local_rank)
+local_size = translate_errors()(queries.local_size)
+machine_rank = translate_errors()(queries.machine_rank)
+machine_size = translate_errors()(queries.machine_size)
+is_homogeneous = translate_errors()(queries.is_homogeneous)
 shutdown = lifecycle.shutdown
 
 
@@ -66,54 +66,54 @@ def init(
         >>> bf.shutdown()
     """
     if not is_initialized():
-        environment.read_log_level()
-        machines, where = environment.ranks_per_machine(), environment.timeline()
+        bluefog_variables.read_log_level()
+        machines, where = bluefog_variables.read_ranks_per_machine(), bluefog_variables.timeline()
         lifecycle.init(ranks_per_machine=machines, timeline=where)
         if rank() == 0:
-            environment.warn_of_others()
+            bluefog_variables.warn_of_others()
     set_topology(None if topology_fn is None else topology_fn(size()), is_weighted)
 
 
-@translated()
+@translate_errors()
 def suspend() -> None:
     """Refuse all communication on this rank until :func:`resume`."""
-    state().suspended = True
+    current_state().suspended = True
 
 
-@translated()
+@translate_errors()
 def resume() -> None:
     """Allow communication again."""
-    state().suspended = False
+    current_state().suspended = False
 
 
-@translated()
+@translate_errors()
 def set_skip_negotiate_stage(value: bool) -> None:
-    """Keep a flag that means nothing here: nothing is ever negotiated."""
-    state().skip_negotiate = value
+    """Store a flag without effect, for BlueFog's API: nothing is negotiated."""
+    current_state().skip_negotiate = value
 
 
-@translated()
+@translate_errors()
 def get_skip_negotiate_stage() -> bool:
-    """The flag that was set last; False at first."""
-    return state().skip_negotiate
+    """Return the flag that was set last; False at first."""
+    return current_state().skip_negotiate
 
 
-@translated()
+@translate_errors()
 def mpi_threads_supported() -> int:
-    """1 where several threads of a rank may call verbs, 0 elsewhere."""
-    return int(current().transport.threads)
+    """Return 1 if several threads of a rank may call verbs, else 0."""
+    return int(current().transport.allows_threads)
 
 
 def unified_mpi_window_model_supported() -> bool:
-    """True: what is put is seen without further calls, whatever the MPI; no MPI window is used."""
+    """Return True: puts are visible without further calls; no MPI window is used."""
     return True
 
 
 def nccl_built() -> bool:
-    """Whether there is a wire by NCCL."""
+    """Return True if there is an NCCL transport."""
     return "nccl" in TRANSPORTS
 
 
 def is_available() -> bool:
-    """Whether mpi4py is installed, by which ranks that are processes talk."""
+    """Return True if mpi4py is installed."""
     return importlib.util.find_spec("mpi4py") is not None

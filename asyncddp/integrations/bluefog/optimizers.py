@@ -1,4 +1,4 @@
-"""BlueFog's optimizers: one wrapper, and a function of each name that makes it."""
+"""Optimizer wrapper with BlueFog's attributes, on which its optimizer functions stand."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from typing import Any
 
 import torch
 
-from asyncddp.context.activities import complain_once
+from asyncddp.context.timeline_activities import warn_timeline_off_once
 from asyncddp.errors import ArgumentError
-from asyncddp.integrations.bluefog.errors import translated
-from asyncddp.integrations.bluefog.tolerance import tolerant
+from asyncddp.integrations.bluefog.error_translation import translate_errors
+from asyncddp.integrations.bluefog.tolerant_algorithm import tolerant_algorithm
 from asyncddp.optim import DistributedOptimizer
-
-__all__ = ["BluefogOptimizer", "CommunicationType"]
 
 Models = torch.nn.Module | Iterable[torch.nn.Module]
 
 
 class CommunicationType(Enum):
-    """Among whom parameters are averaged."""
+    """The group of ranks among which parameters are averaged."""
 
     neighbor_allreduce = "neighbor.allreduce"
     hierarchical_neighbor_allreduce = "hierarchical.neighbor.allreduce"
@@ -32,7 +30,7 @@ class CommunicationType(Enum):
 
 
 class BluefogOptimizer(DistributedOptimizer):
-    """A :class:`asyncddp.DistributedOptimizer` that answers to BlueFog's names.
+    """Subclass of :class:`asyncddp.DistributedOptimizer` with BlueFog's attributes and methods.
 
     It counts as an instance of the wrapped optimizer's class, as BlueFog's do.
 
@@ -56,7 +54,7 @@ class BluefogOptimizer(DistributedOptimizer):
 
     enable_topo_check = False
 
-    @translated()
+    @translate_errors()
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -71,7 +69,7 @@ class BluefogOptimizer(DistributedOptimizer):
         super().__init__(
             optimizer,
             model,
-            tolerant(algorithm),
+            tolerant_algorithm(algorithm),
             None if communication is None else _checked(communication).name,
             num_steps_per_communication=num_steps_per_communication,
             window_prefix=window_prefix,
@@ -82,7 +80,7 @@ class BluefogOptimizer(DistributedOptimizer):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        return type(self._wrapped) if self._made else type(self)
+        return type(self._wrapped) if self._initialized else type(self)
 
     @property
     def communication_type(self) -> CommunicationType:
@@ -100,32 +98,32 @@ class BluefogOptimizer(DistributedOptimizer):
 
     @communication_type.setter
     def communication_type(self, value: CommunicationType) -> None:
-        """Communicate by another one from now on."""
+        """Set the group of ranks for later averagings."""
         self.communication = _checked(value).name
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Mean nothing here: what was averaged is not averaged again."""
+        """Do nothing, for BlueFog's API: parameters are never averaged twice."""
         yield
 
     def register_step_function(self, function: Callable[..., None]) -> None:
-        """Mean nothing here: the wrapped optimizer's own step is made, whatever it is."""
+        """Do nothing, for BlueFog's API: the wrapped optimizer's own step is always used."""
         del function
 
     def turn_on_timeline(self) -> None:
-        """Note steps, passes and updates from now on, as from the start where the timeline is on.
+        """Trace steps, passes and updates from now on, if the timeline is on.
 
-        Where it is off, one error in the log says so, and nothing is noted.
+        Where the timeline is off, one error is logged and nothing is traced.
         """
-        if self._training is None:
-            complain_once()
+        if self._training_tracer is None:
+            warn_timeline_off_once()
         else:
-            self._training.listening = True
+            self._training_tracer.enabled = True
 
     def turn_off_timeline(self) -> None:
-        """Note steps, passes and updates no more; verbs still are."""
-        if self._training is not None:
-            self._training.listening = False
+        """Stop tracing steps, passes and updates; verbs are still traced."""
+        if self._training_tracer is not None:
+            self._training_tracer.enabled = False
 
 
 def _checked(value: Any) -> CommunicationType:
@@ -138,15 +136,19 @@ def _checked(value: Any) -> CommunicationType:
 def _warn_of_passes(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Warn once of more backward passes before a step than the setting says."""
     del args, kwargs
-    rhythm = optimizer._rhythm
-    passes = rhythm.passes
-    if passes.now > passes.every and not optimizer._warned and rhythm.named:
+    phase = optimizer._phase
+    passes = phase.accumulation
+    if (
+        passes.current_passes > passes.passes_per_round
+        and not optimizer._warned
+        and phase.named_parameters
+    ):
         optimizer._warned = True
         warnings.warn(
-            f"Unexpected behavior: parameter {rhythm.named[0][0]} has got gradients of "
-            f"{passes.now} backward passes before step(), more than "
-            f"num_steps_per_communication={passes.every}. The ranks average in this step all the "
-            "same; set it to the number of backward passes between two averagings, as the FAQ in "
-            "docs/coming-from-bluefog.md says",
+            f"Unexpected behavior: parameter {phase.named_parameters[0][0]} has got gradients of "
+            f"{passes.current_passes} backward passes before step(), more than "
+            f"num_steps_per_communication={passes.passes_per_round}. The ranks average in "
+            "this step all the same; set it to the number of backward passes between two "
+            "averagings, as the FAQ in docs/coming-from-bluefog.md says",
             stacklevel=4,
         )

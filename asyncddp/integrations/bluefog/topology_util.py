@@ -1,4 +1,4 @@
-"""BlueFog's graphs under their names; built by :mod:`topology`.
+"""BlueFog's graph constructors under their names, built by :mod:`topology`.
 
 In all of them the edge i → j carries what j gives to the value of i, ``A[i, j]``, and self-loops
 carry what a rank gives to its own.
@@ -12,16 +12,16 @@ import networkx as nx
 import numpy as np
 
 import topology
-from asyncddp.integrations.bluefog.errors import TopologyAssertionError, translated
-from asyncddp.integrations.bluefog.infer import (
-    InferDestinationFromSourceRanks,
-    InferSourceFromDestinationRanks,
-)
-from asyncddp.integrations.bluefog.schedules import (
+from asyncddp.integrations.bluefog.error_translation import TopologyAssertionError, translate_errors
+from asyncddp.integrations.bluefog.one_peer_schedules import (
     GetDynamicOnePeerSendRecvRanks,
     GetExp2DynamicSendRecvMachineRanks,
     GetInnerOuterExpo2DynamicSendRecvRanks,
     GetInnerOuterRingDynamicSendRecvRanks,
+)
+from asyncddp.integrations.bluefog.rank_inference import (
+    InferDestinationFromSourceRanks,
+    InferSourceFromDestinationRanks,
 )
 
 __all__ = [
@@ -48,25 +48,25 @@ __all__ = [
 Graph = nx.DiGraph  # generic in the stubs alone
 
 
-@translated()
+@translate_errors()
 def ExponentialTwoGraph(size: int) -> Graph[int]:  # noqa: N802 - BlueFog's name
     """Rank i sends to i + 1, i + 2, i + 4, …; see :func:`topology.exponential_two`."""
     return _even(topology.exponential_two(size))
 
 
-@translated()
+@translate_errors()
 def ExponentialGraph(size: int, base: int = 2) -> Graph[int]:  # noqa: N802 - BlueFog's name
     """Rank i sends to i + 1, i + base, i + base², …; see :func:`topology.exponential`."""
     return _even(topology.exponential(size, base))
 
 
-@translated()
+@translate_errors()
 def SymmetricExponentialGraph(size: int, base: int = 4) -> Graph[int]:  # noqa: N802
-    """The same up to half the circle, in both directions; see :func:`symmetric_exponential`."""
+    """Exponential graph in both directions, up to distance size / 2."""
     return _even(topology.symmetric_exponential(size, base))
 
 
-@translated()
+@translate_errors()
 def RingGraph(size: int, connect_style: int = 0) -> Graph[int]:  # noqa: N802 - BlueFog's name
     """A ring: to both neighbours (0), to i - 1 (1) or to i + 1 (2); see :func:`topology.ring`.
 
@@ -81,7 +81,7 @@ def RingGraph(size: int, connect_style: int = 0) -> Graph[int]:  # noqa: N802 - 
     return _even(topology.ring(size, styles[connect_style]))
 
 
-@translated()
+@translate_errors()
 def StarGraph(size: int, center_rank: int = 0) -> Graph[int]:  # noqa: N802 - BlueFog's name
     """One rank exchanges with all others; see :func:`topology.star`."""
     graph = topology.star(size, center_rank)
@@ -89,13 +89,13 @@ def StarGraph(size: int, center_rank: int = 0) -> Graph[int]:  # noqa: N802 - Bl
     return graph
 
 
-@translated()
+@translate_errors()
 def FullyConnectedGraph(size: int) -> Graph[int]:  # noqa: N802 - BlueFog's name
     """Every rank exchanges with every other one; see :func:`topology.complete`."""
     return _even(topology.complete(size))
 
 
-@translated()
+@translate_errors()
 def MeshGrid2DGraph(  # noqa: N802 - BlueFog's name
     size: int, shape: tuple[int, int] | None = None
 ) -> Graph[int]:
@@ -119,7 +119,7 @@ def _even(graph: Graph[int]) -> Graph[int]:
 
 
 def GetRecvWeights(topo: Graph[int], rank: int) -> tuple[float, dict[int, float]]:  # noqa: N802
-    """What a rank gives to its own value, and to those of its in-neighbours, by rank.
+    """Return the weights that a rank gives to its own value and to its in-neighbours'.
 
     Example:
         >>> GetRecvWeights(StarGraph(4), 1)
@@ -129,7 +129,7 @@ def GetRecvWeights(topo: Graph[int], rank: int) -> tuple[float, dict[int, float]
 
 
 def GetSendWeights(topo: Graph[int], rank: int) -> tuple[float, dict[int, float]]:  # noqa: N802
-    """What a rank gives to its own value, and what its out-neighbours give to it, by rank."""
+    """Return a rank's own weight, and the weights that its out-neighbours give to its value."""
     return _weights(topo, rank, topo.succ[rank])
 
 
@@ -141,7 +141,7 @@ def _weights(topo: Graph[int], rank: int, edges: Any) -> tuple[float, dict[int, 
 def IsTopologyEquivalent(  # noqa: N802 - BlueFog's name
     topo1: Graph[int] | None, topo2: Graph[int] | None
 ) -> bool:
-    """Whether two graphs have the same edges with the same weights, up to their rounding."""
+    """Return True if two graphs have equal edges and weights, up to rounding."""
     if topo1 is None or topo2 is None:
         return False
     if set(topo1) != set(topo2) or topo1.number_of_edges() != topo2.number_of_edges():
@@ -151,12 +151,12 @@ def IsTopologyEquivalent(  # noqa: N802 - BlueFog's name
 
 
 def IsRegularGraph(topo: Graph[int]) -> bool:  # noqa: N802 - BlueFog's name
-    """Whether all ranks have equally many edges, in and out together."""
+    """Return True if all ranks have equally many edges, in and out together."""
     return len({degree for _, degree in topo.degree()}) <= 1
 
 
 def isPowerOf(x: int, base: int) -> bool:  # noqa: N802 - BlueFog's name
-    """Whether x is 1, base, base², …, in whole numbers.
+    """Return True if x is 1, base, base², …, in whole numbers.
 
     Raises:
         TopologyAssertionError: x is below 1, or the base is no whole number above 1.

@@ -1,4 +1,4 @@
-"""BlueFog's helper of ``bluefog.common.util`` that scripts and its own tests use."""
+"""BlueFog's helper ``env`` of ``bluefog.common.util``, which sets environment variables."""
 
 from __future__ import annotations
 

@@ -1,16 +1,30 @@
-"""Clusters for notebooks: an ipyparallel controller, and engines that are the ranks of one run.
+"""ipyparallel clusters for notebooks: a controller, and engines that are the MPI ranks of one run.
 
 ::
 
-    keeper          one process that holds the rest; when it ends, or its owner does, all ends
-    ├── controller      ipyparallel's, where notebooks and engines meet
+    daemon          one process that starts the others; when it ends, or its owner does, all end
+    ├── controller      ipyparallel's, to which notebooks and engines connect
     └── asyncddp run    our launcher, and under it one engine for each rank
 """
 
 from __future__ import annotations
 
-from asyncddp.launch.cluster.folder import Folder, Record
-from asyncddp.launch.cluster.plan import Plan, plan_for
-from asyncddp.launch.cluster.running import Running, await_engines, start, stop
+from asyncddp.launch.cluster.control import (
+    ClusterProcess,
+    start_cluster,
+    stop_cluster,
+    wait_for_engines,
+)
+from asyncddp.launch.cluster.profile_directory import ClusterRecord, ProfileDirectory
+from asyncddp.launch.cluster.spec import ClusterSpec, build_cluster_spec
 
-__all__ = ["Folder", "Plan", "Record", "Running", "await_engines", "plan_for", "start", "stop"]
+__all__ = [
+    "ClusterProcess",
+    "ClusterRecord",
+    "ClusterSpec",
+    "ProfileDirectory",
+    "build_cluster_spec",
+    "start_cluster",
+    "stop_cluster",
+    "wait_for_engines",
+]

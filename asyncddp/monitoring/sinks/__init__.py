@@ -1,6 +1,6 @@
-"""Where reports go; one kind, one file."""
+"""Sinks for monitor reports: console, JSON lines, TensorBoard, or a user's function."""
 
-from asyncddp.monitoring.sinks.contract import Sink
-from asyncddp.monitoring.sinks.opening import opener
+from asyncddp.monitoring.sinks.sink import Sink
+from asyncddp.monitoring.sinks.sink_factory import sink_opener
 
-__all__ = ["Sink", "opener"]
+__all__ = ["Sink", "sink_opener"]

@@ -1,4 +1,4 @@
-"""Reports as a live table on a terminal, and as one line each elsewhere."""
+"""Sink that shows monitor reports as a live table on a terminal, elsewhere as lines."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from asyncddp.monitoring.record import Record
-from asyncddp.timeline.units import size
+from asyncddp.monitoring.rank_record import Record
+from asyncddp.timeline.format_bytes import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
     from rich.table import Table
-
-__all__ = ["ConsoleSink"]
 
 _ROWS = 16
 _HEADERS = (
@@ -23,13 +21,13 @@ _HEADERS = (
 
 
 class ConsoleSink:
-    """Shows the newest figures of all ranks.
+    """Sink that shows the newest figures of all ranks.
 
     On a terminal a table stays below what the script prints. Elsewhere each report of rank 0 is one
     line, with the median over ranks and the worst.
 
     Args:
-        console: Where to; None for standard output.
+        console: A console of rich; None for standard output.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -40,7 +38,7 @@ class ConsoleSink:
         self._live: Live | None = None
 
     def write(self, records: Sequence[Record]) -> None:
-        """Show them."""
+        """Show the records."""
         self._newest.update({record.rank: record for record in records})
         every = [self._newest[rank] for rank in sorted(self._newest)]
         if self._console.is_terminal and not self._console.is_dumb_terminal:
@@ -57,14 +55,14 @@ class ConsoleSink:
         self._live.update(table, refresh=True)
 
     def close(self) -> None:
-        """Leave the table where it is."""
+        """Stop updating the table."""
         if self._live is not None:
             self._live.stop()
             self._live = None
 
 
 def _table(every: Sequence[Record]) -> Table:
-    """One row for each rank; for many, the median and the worst."""
+    """Build a table with a row per rank; for many ranks, the median and the worst."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -82,7 +80,7 @@ def _table(every: Sequence[Record]) -> Table:
 
 
 def _line(every: Sequence[Record]) -> str:
-    """One report in words."""
+    """Format one report as a line."""
     pairs = zip(_HEADERS[1:], _cells(every, statistics.median), _cells(every, max), strict=True)
     parts = []
     for name, median, worst in pairs:
@@ -94,7 +92,7 @@ def _line(every: Sequence[Record]) -> str:
 
 
 def _departures(every: Sequence[Record]) -> str:
-    """Which ranks have left the averaging, and who gives their weight to itself."""
+    """Format which ranks have left the averaging, and which ranks keep their weight."""
     left = sorted({rank for record in every for rank in record.departed})
     takers = [f"{record.rank}" for record in every if record.departed]
     if not left:
@@ -104,10 +102,10 @@ def _departures(every: Sequence[Record]) -> str:
 
 
 def _cells(every: Sequence[Record], over: Callable[[Iterable[float]], float]) -> list[str]:
-    """The figures of some ranks as text, in the order of the headers."""
+    """Format the figures of some ranks, in the order of the headers."""
 
     def seen(values: Iterable[float | None], form: Callable[[float], str]) -> str:
-        """One figure over the ranks of which it is known, as text; a dash if of none."""
+        """Format one figure over the ranks that know it; a dash if none does."""
         known = [value for value in values if value is not None]
         return form(over(known)) if known else "-"
 
@@ -117,14 +115,14 @@ def _cells(every: Sequence[Record], over: Callable[[Iterable[float]], float]) ->
         seen((r.gradient_norm for r in every), lambda x: f"{x:.3g}"),
         seen((r.step_seconds for r in every), lambda x: f"{1e3 * x:.3g} ms"),
         seen((_share(r.exposed_seconds, r) for r in every), lambda x: f"{x:.1%}"),
-        seen((r.bytes_sent for r in every), size),
+        seen((r.bytes_sent for r in every), format_bytes),
         seen((r.staleness for r in every), lambda x: f"{x:g}"),
         seen((_share(r.monitor_seconds, r) for r in every), lambda x: f"{x:.2%}"),
     ]
 
 
 def _unknown(every: Sequence[Record]) -> str:
-    """Words in place of a distance that is asked for, while not all ranks have reported once."""
+    """Return a placeholder for the distance while not all ranks have reported once."""
     waited = any(r.consensus_error is not None for r in every)
     known = any(r.consensus_distance is not None for r in every)
     return "unknown yet" if waited and not known else ""

@@ -1,17 +1,15 @@
-"""Reports for a function of the user's."""
+"""Sink that calls a function of the user with each record."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from asyncddp.monitoring.record import Record
-
-__all__ = ["FunctionSink"]
+from asyncddp.monitoring.rank_record import Record
 
 
 class FunctionSink:
-    """Calls a function with each record as a dict; what it raises stops the training loop.
+    """Sink that calls a function with each record as a dict; its exceptions propagate.
 
     Args:
         function: The function.
@@ -21,9 +19,9 @@ class FunctionSink:
         self._function = function
 
     def write(self, records: Sequence[Record]) -> None:
-        """Call it once for each record."""
+        """Call the function once for each record."""
         for record in records:
             self._function(record.as_dict())
 
     def close(self) -> None:
-        """The function is the user's."""
+        """Do nothing: the function belongs to the user."""

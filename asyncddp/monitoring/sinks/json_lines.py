@@ -1,4 +1,4 @@
-"""Reports as lines of JSON in a file that can be read at any time."""
+"""Sink that writes monitor reports to a file of JSON lines."""
 
 from __future__ import annotations
 
@@ -8,33 +8,31 @@ from io import FileIO
 from pathlib import Path
 
 from asyncddp.errors import ArgumentError
-from asyncddp.monitoring.record import Record
-
-__all__ = ["JsonLinesSink"]
+from asyncddp.monitoring.rank_record import Record
 
 logger = logging.getLogger("asyncddp")
 
 
 class JsonLinesSink:
-    """Writes one object per rank and report; each line is with the system before the next step.
+    """Sink that writes one JSON object per rank and report, unbuffered.
 
     A run that is killed leaves whole lines. A disk that is full ends the file with a warning, not
     the run.
 
     Args:
         path: The file; folders are made.
-        again: Whether to go on with what is there.
+        append: True to append to an existing file.
 
     Raises:
-        ArgumentError: It cannot be written.
+        ArgumentError: The file cannot be written.
     """
 
-    def __init__(self, path: Path, *, again: bool = False) -> None:
+    def __init__(self, path: Path, *, append: bool = False) -> None:
         self._path = path
         self._file: FileIO | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab" if again else "wb", buffering=0)
+            self._file = path.open("ab" if append else "wb", buffering=0)
         except OSError as error:
             raise ArgumentError(
                 f"monitor: argument to: cannot write {path}: {error.strerror}; give a file in a "

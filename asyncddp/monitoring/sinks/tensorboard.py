@@ -1,4 +1,4 @@
-"""Reports as TensorBoard's scalars."""
+"""Sink that writes monitor reports as TensorBoard scalars."""
 
 from __future__ import annotations
 
@@ -6,34 +6,32 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from asyncddp.errors import EnvironmentProblem
-from asyncddp.monitoring.record import Record
+from asyncddp.monitoring.rank_record import Record
 from asyncddp.packages import install_command
-
-__all__ = ["TensorBoardSink", "Writer", "writer_in"]
 
 _NOT_SCALARS = ("rank", "step", "time", "consensus_error", "departed")
 
 
-class Writer(Protocol):
-    """The part of ``torch.utils.tensorboard.SummaryWriter`` that is used."""
+class ScalarWriter(Protocol):
+    """Protocol of the part of ``torch.utils.tensorboard.SummaryWriter`` that is used."""
 
     def add_scalar(
         self, tag: str, scalar_value: float, global_step: int, walltime: float
     ) -> object:
-        """Take one number."""
+        """Add one scalar."""
         ...
 
     def flush(self) -> None:
-        """Write what was taken."""
+        """Write buffered scalars to disk."""
         ...
 
 
 class TensorBoardSink:
-    """Adds each figure as ``asyncddp/consensus_distance/rank 0`` and so on.
+    """Sink that adds each figure as a scalar ``asyncddp/consensus_distance/rank 0`` and so on.
 
     Args:
         writer: A ``SummaryWriter``.
-        own: Whether to close it in the end.
+        own: True to close the writer with the sink.
     """
 
     def __init__(self, writer: Any, *, own: bool = False) -> None:
@@ -48,14 +46,14 @@ class TensorBoardSink:
                     self._writer.add_scalar(tag, value, record.step, record.time)
 
     def close(self) -> None:
-        """Write what was added."""
+        """Flush the writer."""
         self._writer.flush()
         if self._own:
             self._writer.close()
 
 
-def writer_in(folder: str) -> Any:
-    """A writer of TensorBoard's event files.
+def open_summary_writer(folder: str) -> Any:
+    """Open a writer of TensorBoard event files.
 
     Raises:
         EnvironmentProblem: TensorBoard is not installed.

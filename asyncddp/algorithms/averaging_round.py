@@ -1,0 +1,126 @@
+"""Averaging rounds: buckets are sent one by one, then the averages are written back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from asyncddp.algorithms.timer import count_exposed_time
+from asyncddp.context.context import use
+from asyncddp.engine import Handle
+
+if TYPE_CHECKING:
+    from asyncddp.algorithms.model_averager import ModelAverager
+
+
+class AveragingRound(ABC):
+    """One averaging round in progress (base class): start each bucket, then finish."""
+
+    @abstractmethod
+    def start(self, index: int, flat: torch.Tensor) -> None:
+        """Send bucket ``index``, which must not change until :meth:`finish`."""
+
+    @abstractmethod
+    def has_started(self, index: int) -> bool:
+        """Return whether bucket ``index`` was sent."""
+
+    @abstractmethod
+    def wait_for_reads(self) -> None:
+        """Wait until no message or peer reads a bucket any more.
+
+        Raises:
+            PeerError: A neighbour failed, or does something else.
+        """
+
+    @abstractmethod
+    def finish(self, before_write: Callable[[int], None] | None = None) -> None:
+        """Write the averages into the buckets, and end the round.
+
+        Args:
+            before_write: Called with the index of each bucket before its average is written.
+
+        Raises:
+            PeerError: A neighbour failed, or does something else.
+        """
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """Plan of one two-sided averaging round on one rank: functions to apply to each bucket.
+
+    Attributes:
+        start: Starts averaging a flat tensor under a name.
+        send_bytes: Computes the bytes that this rank sends for a flat tensor.
+        fast_path: Finds a blocking function that averages such a tensor in place, if there is
+            one: where neighbours read each other's memory, starting early gains nothing.
+    """
+
+    start: Callable[[torch.Tensor, str], Handle[torch.Tensor]]
+    send_bytes: Callable[[torch.Tensor], int]
+    fast_path: Callable[[torch.Tensor, str], Callable[[], bool] | None] = lambda flat, name: None
+
+
+class TwoSidedRound(AveragingRound):
+    """Averaging round by messages: the ranks that take part wait for each other.
+
+    Args:
+        averager: The averager whose round it is.
+        plan: How to average each bucket.
+    """
+
+    def __init__(self, averager: ModelAverager, plan: RoundPlan) -> None:
+        self._averager, self._plan = averager, plan
+        self._pending: dict[int, tuple[torch.Tensor, Handle[torch.Tensor]]] = {}
+        self._fast_paths: dict[int, tuple[torch.Tensor, Callable[[], bool]]] = {}
+
+    @count_exposed_time
+    def start(self, index: int, flat: torch.Tensor) -> None:
+        """Send a bucket, or look up the fast path that :meth:`finish` will take."""
+        averager, name = self._averager, f"{self._averager.label}.bucket{index}"
+        fast_path = self._plan.fast_path(flat, name) if averager.algorithm.plain else None
+        if fast_path is not None:
+            averager.bytes_sent += self._plan.send_bytes(flat)
+            self._fast_paths[index] = flat, fast_path
+            return
+        with use(averager.context), torch.no_grad():
+            sent = averager.algorithm.outgoing(flat)
+            handle = self._plan.start(sent, name)
+        averager.bytes_sent += self._plan.send_bytes(sent)
+        self._pending[index] = flat, handle
+
+    def has_started(self, index: int) -> bool:
+        """Return whether bucket ``index`` was sent."""
+        return index in self._pending or index in self._fast_paths
+
+    @count_exposed_time
+    def wait_for_reads(self) -> None:
+        """Wait until the averages of all sent buckets have arrived."""
+        for _, handle in self._pending.values():
+            handle.wait()
+
+    @count_exposed_time
+    def finish(self, before_write: Callable[[int], None] | None = None) -> None:
+        """Write each average into its bucket as it arrives."""
+        with torch.no_grad():
+            for index, (flat, fast_path) in self._fast_paths.items():
+                if before_write is not None:
+                    before_write(index)
+                if not fast_path():
+                    self._fall_back(index, flat)
+            for index, (flat, handle) in self._pending.items():
+                mixed = handle.wait()
+                if before_write is not None:
+                    before_write(index)
+                self._averager.algorithm.incoming(flat, mixed)
+        self._averager.round += 1
+
+    def _fall_back(self, index: int, flat: torch.Tensor) -> None:
+        """Average a bucket by the general path, since its fast path has become unavailable."""
+        averager = self._averager
+        with use(averager.context):
+            handle = self._plan.start(flat, f"{averager.label}.bucket{index}")
+        averager.algorithm.incoming(flat, handle.wait())

@@ -1,0 +1,153 @@
+"""Coordination of ``join``: before each round all ranks agree on which of them still train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+
+from asyncddp.context import Context
+from asyncddp.context.context import use
+from asyncddp.errors import ArgumentError, MismatchError
+from asyncddp.ops.allreduce import allreduce
+from asyncddp.ops.uneven_inputs import average_active_ranks
+from asyncddp.tensors.allocation import make_tensor, zeros
+
+
+class CollectiveKind(IntEnum):
+    """Kind of collective operation that the active ranks are about to run inside ``join``."""
+
+    AVERAGING_ROUND = 0
+    """An averaging round of an optimizer's buckets."""
+    LOSS_MEAN = 1
+    """The average of a loss."""
+
+
+class JoinNotification(NamedTuple):
+    """Announcement by the active ranks of their next collective operation inside ``join``.
+
+    Attributes:
+        active_ranks: The ranks that still train, ascending; empty when all have joined.
+        label: Label of the optimizer whose operation it is.
+        collective: Which operation.
+    """
+
+    active_ranks: tuple[int, ...]
+    label: str
+    collective: CollectiveKind
+
+
+class JoinCoordinator:
+    """Coordinator of ``join``: one small allreduce before each round tells all who is active.
+
+    An active rank announces the operation that it is about to run, a joined rank announces that it
+    is done, and all ranks learn of all announcements.
+
+    Args:
+        context: The world.
+        labels: Labels of the optimizers, in the same order on all ranks.
+
+    Attributes:
+        participation_counts: By rank, in how many operations it took part as an active rank.
+    """
+
+    def __init__(self, context: Context, labels: Sequence[str]) -> None:
+        self._context, self._labels = context, list(labels)
+        self.participation_counts = [0] * context.size
+        self._name = f"join of {', '.join(labels)}"
+
+    def notify(self, label: str, collective: CollectiveKind) -> tuple[int, ...]:
+        """Announce the next operation of this active rank.
+
+        Args:
+            label: Label of the optimizer.
+            collective: The operation.
+
+        Returns:
+            The active ranks, ascending.
+
+        Raises:
+            MismatchError: Other active ranks announce another operation.
+            PeerError: A peer failed, or is not in ``join``.
+        """
+        return self._exchange_codes(
+            1 + len(CollectiveKind) * self._labels.index(label) + collective
+        ).active_ranks
+
+    def wait_for_notification(self) -> JoinNotification:
+        """Announce that this rank has joined, and wait for the active ranks' announcement.
+
+        Raises:
+            MismatchError: They disagree.
+            PeerError: A peer failed, or is not in ``join``.
+        """
+        return self._exchange_codes(0)
+
+    def average_loss(self, label: str, loss: torch.Tensor) -> torch.Tensor:
+        """Average a loss over the active ranks.
+
+        Args:
+            label: Label of the optimizer.
+            loss: One number, of this active rank.
+
+        Raises:
+            ArgumentError: It is more than one number.
+            PeerError: A peer failed, or does something else.
+        """
+        if loss.numel() != 1:
+            raise ArgumentError(
+                "join: expected a closure that gives one number as its loss, got a tensor of shape "
+                f"{tuple(loss.shape)}"
+            )
+        active_ranks = self.notify(label, CollectiveKind.LOSS_MEAN)
+        with use(self._context):
+            if len(active_ranks) == self._context.size:
+                return allreduce(loss)
+            # Ranks that are done have no loss, whose device they could follow: on the host.
+            mean = average_active_ranks(
+                loss.cpu().double().reshape(()), len(active_ranks), name=label
+            )
+        return mean.to(loss).reshape(loss.shape)
+
+    def shadow_loss_average(self, notification: JoinNotification) -> None:
+        """Take part in the average of a loss, on a joined rank, with weight zero."""
+        with use(self._context):
+            nothing = zeros((), torch.float64)
+            average_active_ranks(nothing, len(notification.active_ranks), name=notification.label)
+
+    def allgather_integers(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Gather integers from all ranks: element r of the result is rank r's list."""
+        shape = self._context.size, len(numbers)
+        rows = zeros(shape, torch.int64)
+        rows[self._context.rank] = make_tensor(list(numbers), torch.int64)
+        with use(self._context):
+            gathered: list[list[int]] = allreduce(rows, average=False, name=self._name).tolist()
+        return gathered
+
+    def _exchange_codes(self, code: int) -> JoinNotification:
+        codes = [row[0] for row in self.allgather_integers([code])]
+        active_ranks = tuple(rank for rank, code in enumerate(codes) if code)
+        if not active_ranks:
+            return JoinNotification((), "", CollectiveKind.AVERAGING_ROUND)
+        first = codes[active_ranks[0]]
+        for rank in active_ranks:
+            if codes[rank] != first:
+                raise MismatchError(
+                    f"rank {self._context.rank}: {self._name}: rank {active_ranks[0]} is about to "
+                    f"{self._describe(first)}, but rank {rank} to {self._describe(codes[rank])}; "
+                    "use the optimizers in the same order on all ranks"
+                )
+            self.participation_counts[rank] += 1
+        index, collective = divmod(first - 1, len(CollectiveKind))
+        return JoinNotification(active_ranks, self._labels[index], CollectiveKind(collective))
+
+    def _describe(self, code: int) -> str:
+        index, collective = divmod(code - 1, len(CollectiveKind))
+        what = (
+            "begin a round"
+            if CollectiveKind(collective) is CollectiveKind.AVERAGING_ROUND
+            else "average a loss"
+        )
+        return f"{what} of {self._labels[index]}"

@@ -1,0 +1,32 @@
+"""``gradient_allreduce``: centralised averaging of gradients over all ranks, the baseline."""
+
+from __future__ import annotations
+
+from asyncddp.algorithms.algorithm import (
+    Algorithm,
+    AveragedQuantity,
+    CommunicationPattern,
+    CommunicationTiming,
+)
+from asyncddp.algorithms.topology_requirements import TopologyRequirements
+
+
+class GradientAllreduce(Algorithm):
+    r"""Centralised data-parallel SGD, as Horovod and DistributedDataParallel do it.
+
+    .. math:: x^{+} = x - U\Big(\frac{1}{n} \sum_i g_i(x)\Big)
+
+    All ranks start from the same parameters and keep them equal.
+
+    References:
+        Sergeev, Del Balso, "Horovod: fast and easy distributed deep learning in TensorFlow", 2018.
+        Li et al., "PyTorch Distributed: experiences on accelerating data parallel training",
+        VLDB 2020.
+    """
+
+    name = "gradient_allreduce"
+    what = AveragedQuantity.GRADIENT
+    when = CommunicationTiming.GRADIENT_READY
+    how = (CommunicationPattern.GLOBAL,)
+    needs = TopologyRequirements()
+    exact = True

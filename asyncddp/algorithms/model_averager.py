@@ -1,0 +1,187 @@
+"""The model averager: begins and counts the averaging rounds of one wrapped optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern
+from asyncddp.algorithms.averaging_round import AveragingRound
+from asyncddp.algorithms.bucket_windows import BucketWindowSet
+from asyncddp.algorithms.communication import COMMUNICATIONS, Communication, WeightOverrides
+from asyncddp.algorithms.join_coordinator import JoinCoordinator
+from asyncddp.algorithms.timer import Timer
+from asyncddp.context import Context
+from asyncddp.context.context import use
+from asyncddp.errors import ArgumentError
+from asyncddp.ops.allreduce import allreduce
+from asyncddp.tensors.allocation import make_tensor
+from topology import GraphOrSchedule, Schedule, TopologyError, as_schedule, describe
+
+__all__ = ["AveragingRound", "ModelAverager"]
+
+
+class ModelAverager:
+    """Averager of one optimizer's flat buckets with other ranks, round by round.
+
+    It holds what all rounds share: algorithm, communication, topology, windows and counters.
+
+    Args:
+        context: The world.
+        algorithm: The algorithm.
+        communication: Name of a communication; None for the first that the algorithm allows.
+        topology: Graph or schedule; None for the context's, read in every round.
+        label: Prefix of the names of the messages; equal on all ranks.
+
+    Attributes:
+        overrides: Averaging weights set by the user.
+        round: Rounds completed so far, which is the index of the schedule's next round.
+        bytes_sent: Payload bytes sent to peers so far.
+        exposed_time: Time that rounds took on the caller's thread, to send, wait and average.
+        join_coordinator: Agrees on the active ranks before each round, inside ``join``.
+        windows: The windows of one-sided communication, while there are any.
+        force_barrier: Whether ranks synchronise before and after they average from windows.
+        max_staleness: How many steps a neighbour may lag before this rank waits for it.
+
+    Raises:
+        UnknownNameError: There is no communication of that name.
+        ArgumentError: The method does not allow it.
+        TopologyError: The topology does not fit the method or the number of ranks.
+    """
+
+    communication: Communication
+
+    def __init__(
+        self,
+        context: Context,
+        algorithm: Algorithm,
+        communication: str | None,
+        topology: GraphOrSchedule | None,
+        label: str,
+    ) -> None:
+        self.context, self.algorithm, self.topology = context, algorithm, topology
+        self.label = label
+        self.overrides = WeightOverrides()
+        self.round = 0
+        self.bytes_sent = 0
+        self.exposed_time = Timer()
+        self.join_coordinator: JoinCoordinator | None = None
+        self.windows = BucketWindowSet(context, label, algorithm)
+        self.force_barrier = False
+        self.max_staleness: int | None = None
+        self._checked_topology: GraphOrSchedule | None = None
+        self._schedule: Schedule | None = None
+        self.set_communication(communication or self._default())
+
+    def _default(self) -> str:
+        return next(k for k in COMMUNICATIONS if COMMUNICATIONS[k].how is self.algorithm.how[0])
+
+    @property
+    def single_rank(self) -> bool:
+        """True if the world has one rank, so that nothing is ever sent."""
+        return self.context.size == 1
+
+    @property
+    def step_scale(self) -> float:
+        """Factor for the optimizer's updates, so that ranks of different speeds count equally."""
+        rates = self.windows.step_rates
+        return 1.0 if rates is None or self.force_barrier else rates.scale
+
+    def average_scalar(self, value: Any) -> Any:
+        """Average a scalar over all ranks, if the communication is global.
+
+        Args:
+            value: A tensor or float; anything else is returned unchanged.
+        """
+        if self.single_rank or self.communication.how is not CommunicationPattern.GLOBAL:
+            return value
+        if not isinstance(value, (torch.Tensor, float)):
+            return value
+        tensor = make_tensor(value, torch.float64) if isinstance(value, float) else value.detach()
+        with use(self.context):
+            coordinator = self.join_coordinator
+            mean = (
+                allreduce(tensor)
+                if coordinator is None
+                else coordinator.average_loss(self.label, tensor)
+            )
+        return mean if isinstance(value, torch.Tensor) else float(mean)
+
+    def set_communication(self, name: str) -> None:
+        """Use another communication from the next round on.
+
+        Raises:
+            UnknownNameError: There is none of that name.
+            ArgumentError: The method does not allow it.
+        """
+        chosen = COMMUNICATIONS[name]()
+        if chosen.how is not None and chosen.how not in self.algorithm.how:
+            allowed = [
+                kind for kind in COMMUNICATIONS if COMMUNICATIONS[kind].how in self.algorithm.how
+            ]
+            raise ArgumentError(
+                f"argument communication: {self.algorithm.name} works with "
+                f"{', '.join([*allowed, 'empty'])}, got {name!r}"
+            )
+        self.communication = chosen
+        self._checked_topology = self._schedule = None
+        if self.topology is not None:
+            self._check_topology(self.topology)
+
+    def set_buckets(self, flats: Sequence[torch.Tensor]) -> None:
+        """Set the flat buckets that rounds average; collective if the communication uses windows.
+
+        Args:
+            flats: Flat tensors, alike on all ranks.
+
+        Raises:
+            TopologyError: The topology in use does not fit the method or the number of ranks.
+            ArgumentError: Windows cannot be made along it.
+        """
+        if not self.single_rank:
+            self.windows.set_buckets(flats)
+            self.communication.set_buckets(self)
+
+    def begin_round(self) -> AveragingRound | None:
+        """Begin the next round with the current weights; returns None where nothing is sent.
+
+        Raises:
+            NotInitializedError: The world has ended, or this process was forked from its rank.
+            TopologyError: The topology in use does not fit the method or the number of ranks.
+            ArgumentError: Invalid weight overrides.
+        """
+        if self.single_rank:
+            return None
+        self.context.engine.ensure_open(self.label)
+        return self.communication.begin_round(self, self.own_schedule())
+
+    def own_schedule(self) -> Schedule | None:
+        """Return the averager's own topology, None for the context's; check the one in use.
+
+        Raises:
+            TopologyError: It does not fit the method or the number of ranks.
+        """
+        overrides = self.communication.relevant_overrides(self.overrides)
+        if not any(value is not None for value in overrides.values()):
+            given = self.topology
+            if given is None:
+                given = self.communication.context_topology(self.context)
+            if given is not None and given is not self._checked_topology:
+                self._check_topology(given)
+        return None if self.topology is None else self._schedule
+
+    def _check_topology(self, given: GraphOrSchedule) -> None:
+        """Check a topology against ranks and algorithm, once, when it is first used."""
+        nodes = self.communication.node_count(self.context)
+        if nodes is None:
+            return
+        schedule = as_schedule(given)
+        if schedule.n != nodes:
+            raise TopologyError(
+                f"argument topology: {describe(given)} has {schedule.n} nodes, but "
+                f"{self.communication.name} averages among {nodes} here; build it with n={nodes}"
+            )
+        self.algorithm.check(given)
+        self._checked_topology, self._schedule = given, schedule

@@ -1,0 +1,237 @@
+"""Tracers of forward and backward passes: nested timeline spans of a model and its modules."""
+
+from __future__ import annotations
+
+import sys
+import time
+from functools import cache
+from itertools import count
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch.autograd import Variable
+from torch.autograd.graph import Node
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
+
+from asyncddp.tensors.allocation import zeros
+from asyncddp.timeline.tracer import Tracer
+from asyncddp.timeline.tracks import COMPUTATION
+
+_CALLS, _REPEATS = 50, 4
+
+
+class BackwardPassTracer:
+    """Tracer of backward passes: records a span for each module that a pass goes through.
+
+    A module's span ends when the pass reaches a module outside of it. All models of a rank share
+    one tracer.
+
+    Args:
+        tracer: Records the spans.
+    """
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer, self._models = tracer, count()
+        self._open: list[tuple[str, str, int]] = []
+
+    @classmethod
+    def for_tracer(cls, tracer: Tracer) -> BackwardPassTracer:
+        """Return the backward pass tracer that belongs to a rank's tracer."""
+        found = _backward_tracers.get(tracer)
+        if found is None:
+            found = _backward_tracers[tracer] = cls(tracer)
+        return found
+
+    def new_root(self) -> str:
+        """Return a new root path, for another model."""
+        return str(next(self._models))
+
+    def enter_modules(self, paths: list[tuple[str, str]]) -> None:
+        """Record that the pass reaches the output of nested modules.
+
+        Args:
+            paths: Their paths, from the model's root, and names in the timeline, outermost first.
+        """
+        now = time.monotonic_ns()
+        if not self._open:
+            Variable._execution_engine.queue_callback(self.end)
+        for path, name in paths:
+            self._leave(path, now)
+            self._open.append((path, name, now))
+
+    def end(self) -> None:
+        """Record that the pass has ended."""
+        self._leave(None, time.monotonic_ns())
+
+    def _leave(self, path: str | None, now: int) -> None:
+        """End the spans of all modules that do not contain a path."""
+        while self._open and not _is_inside(path, self._open[-1][0]):
+            _, name, start = self._open.pop()
+            self._tracer.record_span("backward", name, start, now, None, COMPUTATION)
+
+
+_backward_tracers: WeakKeyDictionary[Tracer, BackwardPassTracer] = WeakKeyDictionary()
+
+
+def _is_inside(path: str | None, outer: str) -> bool:
+    """Return whether a module's path is inside another module."""
+    return path is not None and path.startswith(f"{outer}.")
+
+
+class _BackwardPrehook:
+    """Autograd node pre-hook that reports when a backward pass reaches a module's output.
+
+    Args:
+        backward: The tracer to report to, kept by weak reference.
+        path: Path and name of the module.
+    """
+
+    def __init__(self, backward: BackwardPassTracer, path: tuple[str, str]) -> None:
+        self._backward = ref(backward)
+        self.paths = [path]
+
+    def __call__(self, gradients: Any) -> None:
+        del gradients
+        backward = self._backward()
+        if backward is not None:
+            backward.enter_modules(self.paths)
+
+
+class ForwardPassTracer:
+    """Tracer of one model's forward passes: records spans of the model and its modules.
+
+    Modules are traced by torch's global module hooks, which are registered only while a pass of the
+    model lasts whose modules are traced: all other passes cost nothing, and no module is changed.
+
+    Args:
+        tracer: Records the spans.
+        model: The model.
+        backward: Tracer of the backward passes.
+
+    Attributes:
+        traced_module_count: Calls of modules that were recorded since this was set to 0.
+    """
+
+    def __init__(
+        self, tracer: Tracer, model: torch.nn.Module, backward: BackwardPassTracer
+    ) -> None:
+        self._tracer, self._backward = tracer, backward
+        self._model = ref(model)
+        self._model_name, self._root = type(model).__name__, backward.new_root()
+        self._paths: dict[torch.nn.Module, str] = {}
+        self._hooks: list[RemovableHandle] = []
+        self._open: list[tuple[torch.nn.Module, int]] = []
+        self._start: int | None = None
+        self._last: tuple[Node, _BackwardPrehook] | None = None
+        self.traced_module_count = 0
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """Return the model, which is kept by weak reference."""
+        model = self._model()
+        if model is None:
+            raise RuntimeError("the model is gone")
+        return model
+
+    def begin(self, *, modules: bool) -> None:
+        """Begin a forward pass.
+
+        Args:
+            modules: Whether its modules are traced, too.
+        """
+        self._last, self._open = None, []
+        self._unhook()
+        if modules:
+            self._paths = {one: path for path, one in self.model.named_modules() if path}
+            self._hooks = [
+                register_module_forward_pre_hook(self._begin_module),
+                register_module_forward_hook(self._leave),
+            ]
+        self._start = time.monotonic_ns()
+
+    def end(self, output: Any) -> None:
+        """End a forward pass, and record its span."""
+        now, start = time.monotonic_ns(), self._start
+        self._start = None
+        if start is None:
+            return  # the model has called itself, or its hooks were copied
+        self._unhook()
+        self._tracer.record_span("forward", self._model_name, start, now, None, COMPUTATION)
+        self._hook_output((self._root, self._model_name), output)
+        self._last = None
+
+    def _unhook(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._paths = {}
+
+    def _begin_module(self, module: torch.nn.Module, args: Any) -> None:
+        del args
+        if module in self._paths:
+            self._open.append((module, time.monotonic_ns()))
+
+    def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        del args
+        now, path = time.monotonic_ns(), self._paths.get(module)
+        while self._open and path is not None:
+            inner, start = self._open.pop()
+            if inner is module:  # a module that raised has no end
+                self.traced_module_count += 1
+                self._tracer.record_span("forward", path, start, now, None, COMPUTATION)
+                self._hook_output((f"{self._root}.{path}", path), output)
+                return
+
+    def _hook_output(self, path: tuple[str, str], output: Any) -> None:
+        """Register a pre-hook that reports when a backward pass reaches a module's output."""
+        found = output if isinstance(output, torch.Tensor) else _first_differentiable(output)
+        node = None if found is None else found.grad_fn
+        if node is None:
+            return
+        if self._last is not None and self._last[0] is node:  # the output of the last inner module
+            self._last[1].paths.insert(0, path)
+            return
+        prehook = _BackwardPrehook(self._backward, path)
+        node.register_prehook(prehook)
+        self._last = node, prehook
+
+
+def _first_differentiable(output: Any) -> torch.Tensor | None:
+    """Return the first tensor in an output that has a gradient function."""
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+            return leaf
+    return None
+
+
+def has_compiled() -> bool:
+    """Return whether torch.compile has run, after which modules must not be hooked any more."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["frames"]["total"])
+
+
+@cache
+@torch.enable_grad()
+def module_tracing_cost() -> float:
+    """Measure the nanoseconds that tracing one call of a module costs, without writing it."""
+    tracer = Tracer(0, None)
+    model = torch.nn.Sequential(*(torch.nn.Identity() for _ in range(_CALLS)))
+    forward_tracer = ForwardPassTracer(tracer, model, BackwardPassTracer(tracer))
+    inputs = zeros((1,), torch.float32).requires_grad_()
+    took: dict[bool, list[int]] = {False: [], True: []}
+    for modules in (False, True) * _REPEATS:
+        start = time.thread_time_ns()
+        forward_tracer.begin(modules=modules)
+        x = inputs
+        for one in model:
+            x = one(x * 1.0)
+        forward_tracer.end(x)
+        x.backward()  # type: ignore[no-untyped-call]
+        took[modules].append(time.thread_time_ns() - start)
+    return max(0, min(took[True]) - min(took[False])) / _CALLS

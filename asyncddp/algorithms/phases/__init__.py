@@ -1,0 +1,49 @@
+"""Communication phases: when, around an optimizer's step, averaging rounds start and finish."""
+
+from __future__ import annotations
+
+from asyncddp.algorithms.algorithm import CommunicationTiming
+from asyncddp.algorithms.phases.after_biased_step import AfterBiasedStepPhase
+from asyncddp.algorithms.phases.after_step import AfterStepPhase
+from asyncddp.algorithms.phases.before_forward import BeforeForwardPhase
+from asyncddp.algorithms.phases.communication_phase import (
+    Closure,
+    CommunicationPhase,
+    PhaseConfig,
+    Update,
+)
+from asyncddp.algorithms.phases.gradient_ready import GradientReadyPhase
+from asyncddp.algorithms.phases.in_backward import InBackwardPhase
+from asyncddp.algorithms.phases.through_step import ThroughStepPhase
+from asyncddp.errors import ArgumentError
+
+__all__ = ["PHASES", "Closure", "CommunicationPhase", "PhaseConfig", "Update", "phase_for"]
+
+PHASES: dict[CommunicationTiming, type[CommunicationPhase]] = {
+    CommunicationTiming.AFTER_BIASED_STEP: AfterBiasedStepPhase,
+    CommunicationTiming.AFTER_STEP: AfterStepPhase,
+    CommunicationTiming.BEFORE_FORWARD: BeforeForwardPhase,
+    CommunicationTiming.GRADIENT_READY: GradientReadyPhase,
+    CommunicationTiming.THROUGH_STEP: ThroughStepPhase,
+}
+
+
+def phase_for(config: PhaseConfig, *, update_in_backward: bool = False) -> CommunicationPhase:
+    """Create the communication phase that an algorithm declares.
+
+    Args:
+        config: Averager, optimizer and models of the wrapper.
+        update_in_backward: Whether the user's optimizer may step while the backward pass goes on.
+
+    Raises:
+        ArgumentError: ``update_in_backward`` with a method that does not average after the step.
+    """
+    method = config.averager.algorithm
+    if not update_in_backward:
+        return PHASES[method.when](config)
+    if method.when is not CommunicationTiming.AFTER_STEP:
+        raise ArgumentError(
+            f"argument update_in_backward: {method.name} averages {method.when.value}; only a "
+            "method that averages after_step, such as adapt_then_combine, can update in backward"
+        )
+    return InBackwardPhase(config)

@@ -1,0 +1,239 @@
+"""Communication phase that averages gradients, bucket by bucket during the backward pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import Variable
+
+from asyncddp.algorithms.model_averager import AveragingRound
+from asyncddp.algorithms.phases.communication_phase import (
+    Closure,
+    CommunicationPhase,
+    PhaseConfig,
+    Update,
+)
+from asyncddp.algorithms.phases.weak_hooks import WeakMethodHook, hook_backward
+from asyncddp.errors import ArgumentError, UsageError
+from asyncddp.tensors.allocation import empty_like, make_tensor
+from asyncddp.tensors.buckets import FlatBucket, partition
+
+
+class GradientReadyPhase(CommunicationPhase):
+    """Communication phase of ``gradient_allreduce``: gradient buckets are sent as they get ready.
+
+    Buckets hold the parameters in reverse order, as gradients get ready. They are sent in that
+    order on all ranks, whichever is ready first; averages are written at the end of the backward
+    pass, so that clipping and scaling after it see averaged gradients. A parameter that was not
+    used counts as zero; one that no rank has used keeps the gradient None. With J backward passes
+    per averaging the J-th pass averages what has been accumulated, and ``step()`` whatever is left,
+    so that the ranks' parameters stay equal.
+    """
+
+    def __init__(self, config: PhaseConfig) -> None:
+        super().__init__(config)
+        self._buckets: list[_GradientBucket] = []
+        self._round: AveragingRound | None = None
+        self._round_open = False
+        self._missing: list[set[int]] = []
+        self._next_bucket = 0
+        self._has_local_gradients = True
+        self._end_callback_queued = False
+        if not config.averager.single_rank:
+            self.rebuild()
+            for model in config.models:
+                self._model_hooks.append(
+                    model.register_forward_hook(WeakMethodHook(self._on_forward))
+                )
+
+    def build_buckets(self) -> None:
+        """Create the buckets for gradients, in reverse order of the parameters."""
+        backwards = list(reversed(range(len(self.named_parameters))))
+        tensors = [self.named_parameters[index][1] for index in backwards]
+        self._buckets = [
+            _GradientBucket(
+                [
+                    (backwards[position], *self.named_parameters[backwards[position]])
+                    for position in positions
+                ]
+            )
+            for positions in partition(tensors, self.config.bucket_bytes)
+        ]
+        self._bucket_of = {
+            index: number for number, bucket in enumerate(self._buckets) for index in bucket.indices
+        }
+
+    def flat_tensors(self) -> list[torch.Tensor]:
+        """Return the flat tensors of the gradient buckets."""
+        return [bucket.flat for bucket in self._buckets]
+
+    def repair_buckets(self) -> bool:
+        """Return whether the parameters still fit their buckets."""
+        return all(bucket.fits() for bucket in self._buckets)
+
+    def gradient_ready(self, index: int) -> None:
+        """Count a gradient, and send complete buckets in order."""
+        if self.config.averager.single_rank:
+            return
+        self._has_local_gradients = True
+        self.accumulation.record(index)
+        if self.accumulation.current_passes < self.accumulation.passes_per_round:
+            return
+        if not self._round_open:
+            numbering = self.named_parameters
+            self._begin_round()
+            self._queue_end_callback()
+            if (
+                self.named_parameters is not numbering
+            ):  # rebuilt: all is sent at the end of the pass
+                return
+        number = self._bucket_of[index]
+        self._missing[number].discard(index)
+        while self._next_bucket < len(self._buckets) and not self._missing[self._next_bucket]:
+            self._send_next_bucket()
+
+    def _on_forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        """Hook the output, to find the end of the outermost backward pass."""
+        del module, args
+        if torch._C._current_graph_task_id() == -1:
+            self._end_callback_queued = False  # a pass that has failed will never end
+        if torch.is_grad_enabled():
+            hook_backward(output, WeakMethodHook(self._queue_end_callback))
+
+    def _queue_end_callback(self, gradient: torch.Tensor | None = None) -> None:
+        """Queue the callback that runs at the end of the current backward pass."""
+        del gradient
+        if not self._end_callback_queued:
+            self._end_callback_queued = True
+            Variable._execution_engine.queue_callback(WeakMethodHook(self._on_backward_end))
+
+    def _begin_round(self) -> None:
+        self.rebuild_if_changed()
+        self._round_open, self._next_bucket = True, 0
+        self._round = self.config.averager.begin_round()
+        self._missing = [set(bucket.indices) for bucket in self._buckets]
+
+    def _send_next_bucket(self) -> None:
+        """Pack and send the next bucket in order."""
+        if self._round is not None:
+            with torch.no_grad():
+                self._buckets[self._next_bucket].pack()
+            self._round.start(self._next_bucket, self._buckets[self._next_bucket].flat)
+        self._next_bucket += 1
+
+    def _on_backward_end(self) -> None:
+        """Send the remaining buckets, and write all averages into the gradients."""
+        self._end_callback_queued = False
+        if not self._round_open:
+            return
+        while self._next_bucket < len(self._buckets):
+            self._send_next_bucket()
+        pending_round, self._round, self._round_open = self._round, None, False
+        if pending_round is not None:
+            pending_round.finish()
+            with torch.no_grad():
+                for bucket in self._buckets:
+                    bucket.unpack()
+        self.accumulation.end(averaged=True)
+        self._has_local_gradients = False
+
+    def step(self, update: Update, closure: Closure | None, *, scaled: bool) -> Any:
+        """Average the remaining gradients, then run the optimizer's step."""
+        if closure is None:
+            self._average_remaining(scaled)
+        loss = update(closure if closure is None else self._then_average(closure))
+        self._has_local_gradients = True
+        return loss
+
+    def synchronize(self) -> None:
+        """Average the remaining gradients, so that clipping before step() sees averages."""
+        self._average_remaining(scaled=False)
+
+    def _average_remaining(self, scaled: bool) -> None:
+        """Average gradients that no backward pass has averaged: accumulated, or set by the user."""
+        if not self._has_local_gradients or self.config.averager.single_rank:
+            return
+        if scaled:
+            raise UsageError(
+                "GradScaler has looked for infinities in gradients that were not averaged yet, so "
+                "that ranks would disagree; call optimizer.synchronize() on all ranks before "
+                "scaler.unscale_ and scaler.step, or call backward a multiple of "
+                f"num_steps_per_communication={self.accumulation.passes_per_round} times before "
+                "them"
+            )
+        if not self._round_open:
+            self._begin_round()
+        self._on_backward_end()
+
+    def _then_average(self, closure: Closure) -> Closure:
+        """Wrap a closure so that each evaluation gives averaged gradients and loss.
+
+        The loss is averaged too, so that optimizers which look at it decide alike on all ranks.
+        """
+
+        def evaluate() -> Any:
+            """Evaluate the closure, then average gradients and loss."""
+            self._has_local_gradients = True
+            loss = closure()
+            self._average_remaining(scaled=False)
+            return self.config.averager.average_scalar(loss)
+
+        return evaluate
+
+    def on_zero_grad(self) -> None:
+        """Discard the round of a backward pass that has failed half-way."""
+        self._round_open, self._round, self._end_callback_queued = False, None, False
+        self.accumulation.end(averaged=True)
+
+    def wait_for_reads(self) -> None:
+        """Return at once, since messages read gradient buckets, never parameters."""
+
+    def reset(self) -> None:
+        """Discard the pending round, and reset the count of backward passes."""
+        self.on_zero_grad()
+
+
+class _GradientBucket(FlatBucket):
+    """Flat bucket of gradients, with one extra element per parameter: whether it has a gradient."""
+
+    def __init__(self, numbered: list[tuple[int, str, torch.Tensor]]) -> None:
+        self.indices = [index for index, _, _ in numbered]
+        self.names = [name for _, name, _ in numbered]
+        self.parameters = [parameter for _, _, parameter in numbered]
+        super().__init__([p.data for p in self.parameters], extra=len(numbered))
+
+    def fits(self) -> bool:
+        """Return whether the parameters still have the dtype, device and shape of their views."""
+        return all(
+            (p.dtype, p.device, p.shape) == (view.dtype, view.device, view.shape)
+            for p, view in zip(self.parameters, self.views, strict=True)
+        )
+
+    def pack(self) -> None:
+        """Copy the gradients into the bucket; zeros where there is none."""
+        has_gradient = []
+        for name, parameter, view in zip(self.names, self.parameters, self.views, strict=True):
+            gradient = parameter.grad
+            has_gradient.append(float(gradient is not None))
+            if gradient is None:
+                view.zero_()
+            elif gradient.layout != torch.strided:
+                raise ArgumentError(
+                    f"gradient_allreduce: the gradient of {name} is {gradient.layout}; expected a "
+                    "dense one. Build the embedding with sparse=False, or average parameters, "
+                    "with algorithm='adapt_with_combine'"
+                )
+            else:
+                view.copy_(gradient)
+        self.tail.copy_(make_tensor(has_gradient, self.tail.dtype))
+
+    def unpack(self) -> None:
+        """Copy the averages to the gradients; one that is None on all ranks stays None."""
+        absent = [position for position, p in enumerate(self.parameters) if p.grad is None]
+        used = (self.tail != 0).tolist() if absent else []
+        for position, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
+            if parameter.grad is not None:
+                parameter.grad.copy_(view)
+            elif used[position]:
+                parameter.grad = empty_like(parameter).copy_(view)

@@ -1,0 +1,134 @@
+"""Requirements of an algorithm on the communication topology, and their check."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import topology
+from topology import GraphOrSchedule, Schedule, TopologyError
+
+_ROUNDS = 1024  # of a schedule that are checked
+
+
+@dataclass(frozen=True)
+class TopologyRequirements:
+    """Properties that an algorithm requires of the topology's mixing matrices W.
+
+    Attributes:
+        doubly_stochastic: Rows and columns sum to one, so that the mean over ranks is kept.
+        column_stochastic: Columns sum to one.
+        symmetric: W equals its transpose.
+        strongly_connected: There is a path from each rank to each other, over a schedule's period.
+        min_eigenvalue: All eigenvalues of a static graph's W have a larger real part than this.
+        static_only: The graph is the same in every round (no time-varying schedule).
+
+    Example:
+        >>> symmetric = TopologyRequirements(symmetric=True)
+        >>> symmetric.check("exact_diffusion", topology.exponential_two(8))
+        ... # doctest: +NORMALIZE_WHITESPACE
+        Traceback (most recent call last):
+        topology.errors.TopologyError: exact_diffusion cannot run on exponential_two(8): its
+        weights are not symmetric, but exact_diffusion needs w_ij = w_ji. Use topology.ring(8)
+        instead
+    """
+
+    doubly_stochastic: bool = False
+    column_stochastic: bool = False
+    symmetric: bool = False
+    strongly_connected: bool = False
+    min_eigenvalue: float | None = None
+    static_only: bool = False
+
+    def check(self, method: str, graph_or_schedule: GraphOrSchedule) -> None:
+        """Raise an error for a topology that lacks a required property.
+
+        Args:
+            method: The algorithm's name, for the message.
+            graph_or_schedule: The topology to check.
+
+        Raises:
+            TopologyError: A property is missing; the message names a graph that has it.
+        """
+        for problem in self.problems(graph_or_schedule):
+            name, instead = (
+                topology.describe(graph_or_schedule),
+                self._suggest_topology(graph_or_schedule),
+            )
+            reason = problem.replace("METHOD", method)
+            raise TopologyError(f"{method} cannot run on {name}: {reason}. Use {instead} instead")
+
+    def problems(self, given: GraphOrSchedule) -> Iterator[str]:
+        """Yield each unmet requirement, cheapest checks first; "METHOD" stands for the name."""
+        static = not isinstance(given, Schedule) or given.period == 1
+        if self.static_only and not static:
+            yield "it changes from round to round, but METHOD needs a graph that stays the same"
+        if self.doubly_stochastic and not topology.is_doubly_stochastic(given):
+            yield (
+                f"its weights are not doubly stochastic{_describe_worst_rank(given)}, so METHOD "
+                "would lead the ranks to a weighted average in place of the mean"
+            )
+        if self.column_stochastic and not topology.is_column_stochastic(given):
+            worst = _describe_worst_rank(given)
+            yield f"its weights are not column-stochastic{worst}, as METHOD needs"
+        if self.symmetric and not topology.is_symmetric(given):
+            yield "its weights are not symmetric, but METHOD needs w_ij = w_ji"
+        pair = _find_disconnected_pair(given) if self.strongly_connected else None
+        if pair is not None:
+            yield (
+                f"nothing of rank {pair[0]} ever reaches rank {pair[1]}, but METHOD needs a "
+                "graph that is strongly connected"
+            )
+        if self.min_eigenvalue is not None and static:
+            lowest = topology.min_eigenvalue(given)
+            if not lowest > self.min_eigenvalue + 1e-9:
+                yield (
+                    f"its smallest eigenvalue is {lowest:.4g}, but METHOD diverges unless it is "
+                    f"above {self.min_eigenvalue:.4g}"
+                )
+
+    def _suggest_topology(self, given: GraphOrSchedule) -> str:
+        """Name a graph of the same size that fits: the given one reweighted, or a known family."""
+        n = given.n if isinstance(given, Schedule) else given.number_of_nodes()
+        if not isinstance(given, Schedule) and all(given.has_edge(j, i) for i, j in given.edges):
+            name = f"topology.metropolis_weights({topology.describe(given)})"
+            if not any(self.problems(topology.metropolis_weights(given))):
+                return name if "graph on" not in name else "topology.metropolis_weights(graph)"
+        for family in ("exponential_two", "ring", "complete"):
+            if not any(self.problems(topology.GRAPHS[family](n))):
+                return f"topology.{family}({n})"
+        return "another method"
+
+
+def _find_disconnected_pair(given: GraphOrSchedule) -> tuple[int, int] | None:
+    """Find a pair of ranks without a path from the first to the second; None if there is none."""
+    schedule = topology.as_schedule(given)
+    rounds = range(min(schedule.period or _ROUNDS, _ROUNDS))
+    nearest = [[schedule.neighbors(rank, k) for k in rounds] for rank in range(schedule.n)]
+    sources = [{peer for near in every for peer in near.src_weights} for every in nearest]
+    targets = [{peer for near in every for peer in near.dst_ranks} for every in nearest]
+    for rank in sorted(set(range(schedule.n)) - _reachable_ranks(targets)):
+        return 0, rank
+    for rank in sorted(set(range(schedule.n)) - _reachable_ranks(sources)):
+        return rank, 0
+    return None
+
+
+def _reachable_ranks(nearest: Sequence[Collection[int]]) -> set[int]:
+    """Find all ranks reachable from rank 0 along the given edges."""
+    reached, fresh = {0}, [0]
+    while fresh:
+        more = set(nearest[fresh.pop()]) - reached
+        reached |= more
+        fresh += more
+    return reached
+
+
+def _describe_worst_rank(given: GraphOrSchedule) -> str:
+    """Describe the rank whose outgoing weights deviate most from 1, for small static graphs."""
+    n = given.n if isinstance(given, Schedule) else given.number_of_nodes()
+    if n > 1024 or (isinstance(given, Schedule) and given.period != 1):
+        return ""
+    outgoing = topology.mixing_matrix(given).sum(axis=0)
+    rank = int(abs(outgoing - 1.0).argmax())
+    return f" (what rank {rank} gives sums to {outgoing[rank]:.4g})"

@@ -1,0 +1,151 @@
+"""Tracing of a training loop in the timeline: steps, passes, modules and optimizer updates.
+
+The pass of the whole model is traced in every step. Its modules are traced only in so many steps
+that tracing takes no more than a fixed share of the time: a span costs some microseconds, whatever
+the module computes, so that models of large modules are traced in all steps, and models of many
+small ones in few.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from asyncddp.algorithms.pass_tracers import (
+    BackwardPassTracer,
+    ForwardPassTracer,
+    has_compiled,
+    module_tracing_cost,
+)
+from asyncddp.algorithms.phases.weak_hooks import WeakMethodHook
+from asyncddp.context import Context
+from asyncddp.timeline.tracer import Tracer
+from asyncddp.timeline.tracks import COMPUTATION
+
+_SHARE = 0.01
+"""Largest share of the time that tracing modules may take on average."""
+_FIRST = 2  # the first step whose modules are traced, whatever that costs
+_REMEMBERED = 8  # durations of steps that are kept
+
+
+def tracer_for(context: Context, models: Sequence[torch.nn.Module]) -> TrainingTracer | None:
+    """Create the tracer of a training loop; returns None where the timeline is off."""
+    return None if context.tracer is None else TrainingTracer(context.tracer, models)
+
+
+class TrainingTracer:
+    """Tracer of one wrapper's training loop: records steps, passes and updates in the timeline.
+
+    A step lasts from the end of one ``optimizer.step()`` to the end of the next; the first begins
+    with the first forward pass. Of several wrappers in one rank only the first one's steps are
+    recorded, since steps of two would overlap.
+
+    Args:
+        tracer: Records the spans.
+        models: The modules that are trained.
+
+    Attributes:
+        module_interval: Modules are traced in steps whose number is a multiple of it.
+        enabled: Whether spans are recorded.
+    """
+
+    def __init__(self, tracer: Tracer, models: Sequence[torch.nn.Module]) -> None:
+        self._tracer = tracer
+        self._records_steps = tracer.claim("steps", self)
+        self.steps, self.module_interval, self.enabled = 0, 0, True
+        self._step_start: int | None = None
+        self._cost = 0.0
+        self._step_durations: deque[int] = deque(maxlen=_REMEMBERED)
+        self._backward_tracer = BackwardPassTracer.for_tracer(tracer)
+        self._forward_tracers = [
+            ForwardPassTracer(tracer, model, self._backward_tracer) for model in models
+        ]
+
+    def attach_hooks(self) -> None:
+        """Hook the models' forward passes, after all hooks that exist already."""
+        self._cost = module_tracing_cost()
+        for one in self._forward_tracers:
+            one.model.register_forward_pre_hook(WeakMethodHook(self._begin_forward, one))
+            one.model.register_forward_hook(WeakMethodHook(self._end_forward, one))
+
+    # passes
+
+    def _begin_forward(
+        self, forward_tracer: ForwardPassTracer, module: torch.nn.Module, args: Any
+    ) -> None:
+        del module, args
+        if not self.enabled:
+            return
+        if self._step_start is None:
+            self._step_start = time.monotonic_ns()
+        forward_tracer.begin(modules=self._traces_modules)
+
+    def _end_forward(
+        self, forward_tracer: ForwardPassTracer, module: torch.nn.Module, args: Any, output: Any
+    ) -> None:
+        del module, args
+        forward_tracer.end(output)
+
+    @property
+    def _traces_modules(self) -> bool:
+        if has_compiled():
+            return False
+        return self.steps == _FIRST or (
+            self.module_interval > 0 and self.steps % self.module_interval == 0
+        )
+
+    # updates and steps
+
+    def update(self, step: Callable[..., Any], bucket: int | None = None) -> Callable[..., Any]:
+        """Wrap an optimizer's step function so that each call is recorded as a span.
+
+        Args:
+            step: The step function.
+            bucket: Number of the bucket that it updates; None for all parameters.
+        """
+
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            """Call the step function, and record its duration."""
+            start = time.monotonic_ns()
+            with self._tracer.profiler_range("optimizer"):
+                result = step(*args, **kwargs)
+            facts = None if bucket is None else {"bucket": bucket}
+            now = time.monotonic_ns()
+            if self.enabled:
+                self._tracer.record_span("optimizer", "optimizer", start, now, facts, COMPUTATION)
+            return result
+
+        return traced
+
+    def end_step(self) -> None:
+        """Record that a step has ended and the next one begins."""
+        self._backward_tracer.end()
+        now, start = time.monotonic_ns(), self._step_start
+        traced = sum(one.traced_module_count for one in self._forward_tracers)
+        if start is not None and self._records_steps and self.enabled:
+            facts = {"step": self.steps, "modules": traced > 0}
+            self._tracer.record_span("step", "step", start, now, facts, COMPUTATION)
+        if start is not None and not traced and self.steps:
+            self._step_durations.append(now - start)
+        if traced and self._step_durations:
+            self._choose_module_interval(traced)
+        for one in self._forward_tracers:
+            one.traced_module_count = 0
+        self.steps += 1
+        self._step_start = now if self.enabled else None
+
+    def _choose_module_interval(self, modules: int) -> None:
+        """Choose in which steps to trace modules: a power of two, so that ranks tend to agree."""
+        each = self._cost + 2 * self._tracer.cost * 1e9
+        share = modules * each / (_SHARE * min(self._step_durations))
+        every = 1
+        while every < share:
+            every *= 2
+        if every != self.module_interval:
+            self.module_interval = every
+            facts = {"every": every, "modules": modules, "cost": round(modules * each / 1e3, 3)}
+            self._tracer.record_metadata("asyncddp.modules", facts, time.monotonic_ns())

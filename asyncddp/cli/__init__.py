@@ -1,0 +1,1 @@
+"""Command-line interface: the ``asyncddp`` command group, and one module for each subcommand."""

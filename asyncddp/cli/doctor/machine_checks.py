@@ -1,0 +1,112 @@
+"""Checks of CPU cores, shared memory, open-file limit, GPUs and batch system."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from asyncddp.cli.doctor.check_result import CheckResult
+from asyncddp.launch.cpu_cores import cores
+from asyncddp.rank_lists import list_ranks
+
+_SHM = Path("/dev/shm")
+_SMALL_SHM = 1 << 30
+_FEW_FILES = 4096
+_SMI = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+
+
+def _format_size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} TiB"
+
+
+def _check_cores() -> CheckResult:
+    logical = os.cpu_count() or 1
+    return CheckResult("Machine", "cores", f"{cores()} usable ({logical} logical processors)")
+
+
+def _check_shared_memory() -> CheckResult:
+    if not _SHM.is_dir():
+        return CheckResult("Machine", "/dev/shm", "not there")
+    usage = shutil.disk_usage(_SHM)
+    value = f"{_format_size(usage.total)}, {_format_size(usage.free)} free"
+    if usage.total < _SMALL_SHM:
+        advice = "Give the container more: docker run --shm-size=8g, or --ipc=host."
+        return CheckResult("Machine", "/dev/shm", value, advice, "note")
+    return CheckResult("Machine", "/dev/shm", value)
+
+
+def _check_open_files() -> CheckResult:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    value = "unlimited" if soft == unlimited else str(soft)
+    if soft != unlimited and soft < _FEW_FILES:
+        most = 65536 if hard == unlimited else min(hard, 65536)
+        advice = f"Many ranks with data-loading workers need more: ulimit -n {most}"
+        return CheckResult("Machine", "open files", value, advice, "note")
+    return CheckResult("Machine", "open files", value)
+
+
+def _check_batch_system(environment: Mapping[str, str]) -> Iterable[CheckResult]:
+    if "SLURM_JOB_ID" in environment:
+        nodes = environment.get("SLURM_JOB_NUM_NODES", "?")
+        value = f"in job {environment['SLURM_JOB_ID']} on {nodes} node(s)"
+        yield CheckResult("Machine", "Slurm", value)
+
+
+def list_gpus() -> list[str]:
+    """List name, memory and driver of each NVIDIA GPU, as nvidia-smi prints them."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    try:
+        answer = subprocess.run(
+            [program, *_SMI], capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return answer.stdout.strip().splitlines() if answer.returncode == 0 else []
+
+
+def _check_gpus(found: list[str]) -> Iterable[CheckResult]:
+    if not found:
+        yield CheckResult("GPU", "GPUs", "none (nvidia-smi shows none); training runs on CPUs")
+    for number, line in enumerate(found):
+        name, memory, driver = (part.strip() for part in f"{line},,".split(",")[:3])
+        yield CheckResult("GPU", f"GPU {number}", f"{name}, {memory}, driver {driver}")
+
+
+def check_mixed_devices(ranks: Sequence[Mapping[str, Any]]) -> list[CheckResult]:
+    """Return a warning if some ranks see GPUs and others see none.
+
+    Args:
+        ranks: Answers of the ranks: ``rank`` and ``devices``.
+    """
+    without = [one["rank"] for one in ranks if "cuda" not in one["devices"]]
+    if not without or len(without) == len(ranks):
+        return []
+    advice = (
+        "Tensors of all ranks must lie on one kind of device. Start ranks only where there are "
+        "GPUs, or hide them with CUDA_VISIBLE_DEVICES= on all ranks."
+    )
+    value = f"none for {list_ranks(without)}, some for the others"
+    return [CheckResult("GPU", "GPUs of the ranks", value, advice, "note")]
+
+
+def check_machine(environment: Mapping[str, str], found_gpus: list[str]) -> list[CheckResult]:
+    """Run all checks of the machine."""
+    machine = [
+        _check_cores(),
+        _check_shared_memory(),
+        _check_open_files(),
+        *_check_batch_system(environment),
+    ]
+    return [*machine, *_check_gpus(found_gpus)]

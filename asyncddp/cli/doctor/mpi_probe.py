@@ -1,0 +1,109 @@
+"""Child process of ``asyncddp doctor`` that loads MPI and torch and reports on them as JSON.
+
+``python -m asyncddp.cli.doctor.mpi_probe`` reports on this machine; started on several ranks with
+the argument ``ranks``, rank 0 reports the transport between each two of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from asyncddp.cli.doctor.machine_checks import list_gpus
+from asyncddp.cli.doctor.package_checks import torch_cuda_version
+from asyncddp.errors import EnvironmentProblem
+
+MARK = "asyncddp-probe: "
+
+
+def _print_answer(answer: Mapping[str, Any]) -> None:
+    sys.stdout.write(f"{MARK}{json.dumps(answer)}\n")
+    sys.stdout.flush()
+
+
+def _list_devices() -> list[str]:
+    return ["cpu", "cuda"] if list_gpus() and torch_cuda_version() else ["cpu"]
+
+
+def _report_machine() -> None:
+    try:
+        from asyncddp.transport.mpi.runtime import describe_mpi
+        from asyncddp.transport.selection import list_routes
+    except (ImportError, EnvironmentProblem) as problem:
+        _print_answer({"mpi": {"problem": str(problem)}, "routes": []})
+        return
+    devices = _list_devices()
+    rows = [dataclasses.asdict(row) for row in list_routes(devices)]
+    transports = _list_device_transports() if "cuda" in devices else []
+    _print_answer({"mpi": describe_mpi(), "routes": rows, "device_wires": transports})
+
+
+def _list_device_transports() -> list[dict[str, Any]]:
+    """List the transports for GPU tensors, and why some are not usable."""
+    from asyncddp.config import Config
+    from asyncddp.transport.cuda.negotiation import detect_capabilities, parse_transport_names
+    from asyncddp.transport.selection import list_device_transports
+
+    asked = Config.from_environment().device_wires
+    rows = list_device_transports(
+        detect_capabilities(0, 0, 0), parse_transport_names(asked) if asked else ()
+    )
+    return [dataclasses.asdict(row) for row in rows]
+
+
+def _report_ranks() -> None:
+    import asyncddp
+    from asyncddp.ops.object_collectives import gather_records
+
+    asyncddp.init()
+    me = {
+        "rank": asyncddp.rank(),
+        "host": socket.gethostname(),
+        "machine": asyncddp.machine_rank(),
+        "devices": _list_devices(),
+        "GPU": _describe_gpu(asyncddp.local_rank()),
+    }
+    ranks = gather_records(me, dict[str, Any], "doctor")
+    if asyncddp.rank() == 0:
+        _print_answer({"ranks": ranks, "routes": _rank_pairs(ranks)})
+    asyncddp.shutdown()
+
+
+def _describe_gpu(local_rank: int) -> str:
+    """Return the GPU of a rank if the user selects it by local rank, as documented."""
+    from asyncddp.transport.cuda.pair_selection import default_device_index
+
+    visible = len(list_gpus()) if torch_cuda_version() else 0
+    index = default_device_index(local_rank, visible)
+    return "none" if index is None else f"{index} of {visible} by local_rank"
+
+
+def _rank_pairs(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the transport between each two ranks."""
+    from asyncddp.transport.selection import select_route
+
+    found = []
+    for one in ranks:
+        for other in ranks[one["rank"] + 1 :]:
+            for device in one["devices"]:
+                if device in other["devices"]:
+                    row = select_route(device, one["machine"] == other["machine"])
+                    pair = f"{one['rank']} and {other['rank']}"
+                    found.append({"ranks": pair, **dataclasses.asdict(row)})
+    return found
+
+
+def main(words: Sequence[str]) -> None:
+    """Report on this machine, or take part as one of several ranks."""
+    if list(words) == ["ranks"]:
+        _report_ranks()
+    else:
+        _report_machine()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

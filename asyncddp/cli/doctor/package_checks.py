@@ -1,0 +1,106 @@
+"""Checks of installed Python packages, read from their metadata without importing them."""
+
+from __future__ import annotations
+
+import platform
+import re
+import runpy
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, distribution, version
+
+from asyncddp.cli.doctor.check_result import CheckResult
+from asyncddp.packages import install_command
+
+_CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
+_NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
+_OPTIONAL = {
+    "scipy": ("analysing large graphs", "sparse"),
+    "matplotlib": ("pictures", "plot"),
+}
+
+
+def _find_installed(names: Iterable[str]) -> str | None:
+    """Return ``name version`` of the first package that is installed."""
+    for name in names:
+        try:
+            return f"{name} {version(name)}"
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def torch_cuda_version() -> str | None:
+    """Read torch's CUDA version from its ``version.py``; None for a CPU build."""
+    try:
+        path = distribution("torch").locate_file("torch/version.py")
+        values = runpy.run_path(str(path))
+    except (PackageNotFoundError, OSError):
+        return None
+    cuda = values.get("cuda")
+    return None if cuda is None else str(cuda)
+
+
+def _check_torch(has_gpus: bool) -> CheckResult:
+    name = _find_installed(["torch"])
+    if name is None:
+        return CheckResult("Python", "torch", "missing", install_command("torch"), "bad")
+    cuda = torch_cuda_version()
+    value = f"{name.split()[1]}, " + ("CPU build" if cuda is None else f"for CUDA {cuda}")
+    if cuda is None and has_gpus:
+        advice = "This torch cannot use the GPUs: install its CUDA build (see pytorch.org)."
+        return CheckResult("Python", "torch", value, advice, "note")
+    return CheckResult("Python", "torch", value)
+
+
+def _check_gpu_packages() -> Iterable[CheckResult]:
+    """Check NCCL and cupy, which only machines with GPUs need."""
+    major = (torch_cuda_version() or "13").partition(".")[0]
+    yield _check_nccl(major)
+    cupy = _find_installed(_CUPY)
+    known = major in ("12", "13")
+    install = install_command(f"cuda{major}") if known else f"install the cupy for CUDA {major}"
+    if cupy is None:
+        advice = f"NCCL is reached through cupy: {install}"
+        yield CheckResult("GPU", "cupy", "missing", advice, "note")
+        return
+    built = re.match(r"cupy-cuda(\d+)x", cupy)
+    if built is not None and built[1] != major:
+        advice = f"It is for CUDA {built[1]}, and torch for CUDA {major}: remove it, then {install}"
+        yield CheckResult("GPU", "cupy", cupy, advice, "note")
+        return
+    yield CheckResult("GPU", "cupy", cupy)
+
+
+def _check_nccl(major: str) -> CheckResult:
+    """Check the NCCL wheel; wheels for two CUDA versions overwrite each other's files."""
+    found = [one for name in _NCCL if (one := _find_installed([name])) is not None]
+    if len(found) > 1:
+        advice = (
+            f"Both hold nvidia/nccl/lib/libnccl.so.2, and which one is there is chance: pip "
+            f"uninstall {' '.join(_NCCL)}, then install torch again."
+        )
+        return CheckResult("GPU", "NCCL", " and ".join(found), advice, "note")
+    if found and not found[0].partition(" ")[0].endswith(major):
+        advice = (
+            f"Torch is for CUDA {major}: pip uninstall {found[0].split()[0]}, then torch again."
+        )
+        return CheckResult("GPU", "NCCL", found[0], advice, "note")
+    return CheckResult(
+        "GPU", "NCCL", found[0] if found else "no package; a system's libnccl may serve"
+    )
+
+
+def check_packages(has_gpus: bool) -> list[CheckResult]:
+    """Check Python, torch, mpi4py and the optional packages."""
+    found = [CheckResult("Python", "Python", platform.python_version()), _check_torch(has_gpus)]
+    mpi4py = _find_installed(["mpi4py"])
+    if mpi4py is None:
+        found.append(CheckResult("Python", "mpi4py", "missing", install_command("mpi4py"), "bad"))
+    else:
+        found.append(CheckResult("Python", "mpi4py", mpi4py.split()[1]))
+    for name, (use, extra) in _OPTIONAL.items():
+        value = _find_installed([name])
+        advice = "" if value else f"For {use}: {install_command(extra)}"
+        shown = value.split()[1] if value else "missing"
+        found.append(CheckResult("Python", name, shown, advice, "good" if value else "note"))
+    return [*found, *(_check_gpu_packages() if has_gpus else ())]

@@ -1,0 +1,151 @@
+"""``asyncddp doctor``: checks MPI, packages, GPUs and limits, and advises what to change."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from asyncddp.cli.doctor import CheckResult
+from asyncddp.cli.doctor.machine_checks import check_machine, check_mixed_devices, list_gpus
+from asyncddp.cli.doctor.mpi_checks import check_launcher, check_mpi_library, query_cuda_awareness
+from asyncddp.cli.doctor.package_checks import check_packages, torch_cuda_version
+from asyncddp.cli.doctor.transport_self_test import self_test, summarise_self_test
+from asyncddp.cli.options import placement_options
+
+_MARK = "asyncddp-probe: "
+_RUN_ERROR_PREFIX = "asyncddp run: "
+_PROBE_TIMEOUT = 120.0  # seconds for importing torch and starting MPI on a slow file system
+
+
+@click.command(
+    "doctor",
+    short_help="Show what this machine has, and what to install or change.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@placement_options
+@click.option("--check", is_flag=True, help="Try each wire out: 2 ranks, or those of -np or hosts.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def doctor_command(check: bool, as_json: bool, **where: Any) -> None:
+    """Show what this machine has for training on many ranks, and what is missing.
+
+    With -np or hosts it also starts ranks there and shows what carries tensors between them. With
+    --check it has ranks call every verb over each wire. Ends with 1 where something is missing
+    without which ranks cannot run, and where a wire fails.
+    """
+    report = _run_checks(where, check=check)
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        _print_report(report)
+    bad = any(finding["level"] == "bad" for finding in report["findings"])
+    sys.exit(int(bad))
+
+
+def _run_checks(where: dict[str, Any], *, check: bool) -> dict[str, Any]:
+    """Run all checks and return their results as plain data."""
+    environment = dict(os.environ)
+    found_gpus = list_gpus()
+    launcher, about_launcher = check_launcher(where["launcher"], environment)
+    answer = _run_json([sys.executable, "-m", "asyncddp.cli.doctor.mpi_probe"])
+    if launcher is not None:
+        answer["mpi"].setdefault("cuda_aware", query_cuda_awareness(launcher.executable))
+    findings = [
+        about_launcher,
+        *check_mpi_library(answer["mpi"], launcher, bool(found_gpus)),
+        *check_packages(bool(found_gpus)),
+        *check_machine(environment, found_gpus),
+    ]
+    report: dict[str, Any] = {"routes": answer.get("routes", []), "pairs": [], "ranks": []}
+    report["device_wires"] = answer.get("device_wires", [])
+    report["self_test"] = []
+    given = any(where[key] for key in ("num_proc", "hosts", "hostfile"))
+    if launcher is not None and given:
+        there = _run_on_ranks([*_placement_arguments(where), *_PROBE])
+        if "ranks" in there:
+            report.update(ranks=there["ranks"], pairs=there["routes"])
+            findings += check_mixed_devices(there["ranks"])
+        else:
+            findings.insert(1, _launch_failure(there["mpi"]["problem"]))
+    if launcher is not None and check:
+        there_are = _placement_arguments(where if given else {**where, "num_proc": _CHECKED_RANKS})
+        has_gpus = bool(found_gpus) and torch_cuda_version() is not None
+        report["self_test"] = self_test(_run_on_ranks, there_are, has_gpus=has_gpus)
+        findings.append(summarise_self_test(report["self_test"]))
+    report["findings"] = [dataclasses.asdict(finding) for finding in findings]
+    return report
+
+
+_CHECKED_RANKS = 2
+_PROBE = ("-m", "asyncddp.cli.doctor.mpi_probe", "ranks")
+
+
+def _launch_failure(problem: str) -> CheckResult:
+    advice = f"Starting ranks ended with: {problem}"
+    return CheckResult("MPI", "ranks", "could not be started", advice, "bad")
+
+
+def _placement_arguments(where: dict[str, Any]) -> list[str]:
+    """Convert the placement options to arguments of ``asyncddp run``."""
+    given = {name: value for name, value in where.items() if value is not None}
+    return [word for n, v in given.items() for word in (f"--{n.replace('_', '-')}", str(v))]
+
+
+def _run_on_ranks(
+    words: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    timeout: float = _PROBE_TIMEOUT,
+) -> dict[str, Any]:
+    """Run ``asyncddp run`` with these arguments and return its JSON answer."""
+    return _run_json([sys.executable, "-m", "asyncddp", "run", *words], environment, timeout)
+
+
+def _run_json(
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    timeout: float = _PROBE_TIMEOUT,
+) -> dict[str, Any]:
+    """Run a program and parse the JSON line that it marks; no answer is a ``problem``."""
+    try:
+        answer = subprocess.run(
+            list(command),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=timeout,
+            env=environment,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"mpi": {"problem": f"no answer in {timeout:.0f} s from {' '.join(command)}"}}
+    for line in answer.stdout.splitlines():
+        _, mark, data = line.partition(_MARK)
+        if mark:
+            said: dict[str, Any] = json.loads(data)
+            return said
+    said_last = answer.stderr.strip().splitlines()[-1:] or [f"exit code {answer.returncode}"]
+    errors = [line for line in answer.stderr.splitlines() if line.startswith(_RUN_ERROR_PREFIX)]
+    return {"mpi": {"problem": (errors or said_last)[0].removeprefix(_RUN_ERROR_PREFIX)}}
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from asyncddp.cli.doctor.results_table import print_check_results, print_rows
+
+    width = None if sys.stdout.isatty() else max(100, shutil.get_terminal_size().columns)
+    console = Console(highlight=False, width=width)
+    print_check_results(console, [CheckResult(**finding) for finding in report["findings"]])
+    print_rows(console, "What carries a tensor", report["routes"])
+    print_rows(console, "Wires for tensors on GPUs", report["device_wires"])
+    print_rows(console, "Ranks", report["ranks"])
+    print_rows(console, "What carries a tensor between these ranks", report["pairs"])
+    print_rows(console, "Self-test", report["self_test"])

@@ -1,0 +1,112 @@
+"""The ``asyncddp`` command group, which imports a subcommand only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NoReturn, cast
+
+import click
+
+from asyncddp.errors import AsyncDDPError, UsageError
+from asyncddp.registry import nearest
+
+_COMMANDS: Mapping[str, tuple[str, str]] = {
+    "doctor": (
+        "asyncddp.cli.doctor_command:doctor_command",
+        "Show what this machine has, and what to install or change.",
+    ),
+    "notebook": (
+        "asyncddp.cli.notebook_command:notebook_command",
+        "Start and stop the ranks that notebooks drive.",
+    ),
+    "report": (
+        "asyncddp.cli.report_command:report_command",
+        "Show and draw what asyncddp.monitor has written.",
+    ),
+    "run": (
+        "asyncddp.cli.run_command:run_command",
+        "Start a training script on several ranks.",
+    ),
+    "timeline": (
+        "asyncddp.cli.timeline_command:timeline_command",
+        "Merge and read what ranks recorded.",
+    ),
+    "topology": (
+        "asyncddp.cli.topology_command:topology_command",
+        "Compare the graphs over which ranks can talk.",
+    ),
+}
+
+
+class SuggestingCommandGroup(click.Group):
+    """A click command group that suggests the nearest name for an unknown command."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the subcommand.
+
+        Raises:
+            UsageError: There is no subcommand of that name; suggests the nearest.
+        """
+        name = args[0]
+        if name.startswith("-") or self.get_command(ctx, name) is not None:
+            return super().resolve_command(ctx, args)
+        hint = nearest(name, self.list_commands(ctx))
+        if name.endswith(".py") and self.get_command(ctx, "run") is not None:
+            hint = f" Did you mean '{ctx.command_path} run {name}'?"
+        raise click.UsageError(f"No such command {name!r}.{hint}", ctx=ctx)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the subcommand and turn the library's errors into click errors."""
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            raise click.UsageError(str(error)) from error
+        except AsyncDDPError as error:
+            raise click.ClickException(str(error)) from error
+
+
+class _LazyCommandGroup(SuggestingCommandGroup):
+    """A command group that lists names and one-line help without importing the subcommands."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """List the subcommands in alphabetical order."""
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the subcommand of that name; None if there is none."""
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
+        return cast("click.Command", getattr(importlib.import_module(module), attribute))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write names and one-line help in the order of ``_COMMANDS``."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+
+def _version() -> str:
+    try:
+        return version("asyncddp")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+@click.group(cls=_LazyCommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(_version(), prog_name="asyncddp")
+def main() -> None:
+    """Train PyTorch models on many processes without a central average."""
+
+
+def bfrun() -> NoReturn:
+    """Run ``bfrun …``, BlueFog's name for ``asyncddp run …``."""
+    arguments = sys.argv[1:]
+    if arguments in (["-v"], ["--version"]):
+        main(["--version"], prog_name="asyncddp")
+    main(["run", *arguments], prog_name="bfrun")
+    sys.exit()

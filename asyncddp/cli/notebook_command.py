@@ -1,0 +1,229 @@
+"""``asyncddp notebook`` and ``ibfrun``: start, stop and query clusters for notebooks."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from asyncddp.cli.main import SuggestingCommandGroup
+from asyncddp.cli.options import PORT_NUMBER, NumberParamType, placement_options
+from asyncddp.launch.cluster import (
+    ClusterProcess,
+    ClusterSpec,
+    ProfileDirectory,
+    build_cluster_spec,
+    start_cluster,
+    stop_cluster,
+    wait_for_engines,
+)
+from asyncddp.launch.run_options import RunOptions
+
+_BLUEFOG = "bluefog"
+_HELP = {"help_option_names": ["-h", "--help"]}
+
+
+@click.group(
+    "notebook",
+    cls=SuggestingCommandGroup,
+    short_help="Start and stop the ranks that notebooks drive.",
+    context_settings=_HELP,
+)
+def notebook_command() -> None:
+    """Start and stop the ranks that notebooks drive.
+
+    A notebook connects by asyncddp.notebook.Cluster.connect(), and its cells that begin with %%px
+    then run on all ranks.
+    """
+
+
+_profile = click.option(
+    "--profile", default="asyncddp", show_default=True, help="IPython profile of the cluster."
+)
+_start_timeout = click.option(
+    "--start-timeout",
+    type=NumberParamType(positive=True),
+    default=120.0,
+    show_default=True,
+    help="Seconds for the engines to answer.",
+)
+_foreground = click.option(
+    "--foreground", is_flag=True, help="Stay until Ctrl-C, which ends the cluster."
+)
+_exports = click.option(
+    "-x", "exports", metavar="VAR[=V]", multiple=True, help="Variable for the ranks; repeatable."
+)
+_mpi_args = click.option(
+    "--mpi-args",
+    "--extra-mpi-flags",
+    metavar="ARGS",
+    multiple=True,
+    help="Further arguments for the launcher, in one string.",
+)
+
+
+@notebook_command.command("start", context_settings=_HELP)
+@placement_options
+@_exports
+@_mpi_args
+@_profile
+@_start_timeout
+@_foreground
+def start_command(profile: str, start_timeout: float, foreground: bool, **given: Any) -> None:
+    """Start a controller and one engine for each rank; come back when all of them answer."""
+    stop = f"asyncddp notebook stop --profile {profile}"
+    _start(RunOptions(**given), profile, start_timeout, foreground=foreground, stop=stop)
+
+
+@notebook_command.command("stop", context_settings=_HELP)
+@_profile
+def stop_command(profile: str) -> None:
+    """End the cluster; come back when nothing of it is left."""
+    _stop(profile)
+
+
+@notebook_command.command("status", context_settings=_HELP)
+@_profile
+def status_command(profile: str) -> None:
+    """Say what runs; ends with 1 where nothing does."""
+    _status(profile)
+
+
+def _status(profile: str) -> None:
+    record = ProfileDirectory.for_profile(profile).running_cluster()
+    click.echo(f"profile {profile!r}: {record or 'no cluster runs'}")
+    sys.exit(int(record is None))
+
+
+def _start(
+    options: RunOptions, profile: str, timeout: float, *, foreground: bool, stop: str
+) -> None:
+    spec, profile_directory = build_cluster_spec(options), ProfileDirectory.for_profile(profile)
+    with _signals_as_interrupts(), contextlib.ExitStack() as undo:
+        try:
+            cluster_process = start_cluster(spec, profile_directory, timeout=timeout)
+            undo.callback(cluster_process.stop)
+            _await_engines(cluster_process, timeout)
+            click.echo(_ready_message(spec, profile, stop), err=True)
+            if foreground:
+                cluster_process.wait()
+                cluster_process.ready(0.0)  # raises: it has ended of itself
+        except KeyboardInterrupt:
+            undo.close()
+            click.echo("The cluster has ended.", err=True)
+            sys.exit(0 if foreground else 128 + signal.SIGINT)
+        cluster_process.release()
+        undo.pop_all()
+
+
+def _ready_message(spec: ClusterSpec, profile: str, stop: str) -> str:
+    name = "" if profile == "asyncddp" else f"profile={profile!r}"
+    return (
+        f"{spec.ranks} ranks are ready. In a notebook: asyncddp.notebook.Cluster.connect({name}). "
+        f"To end them: {stop}"
+    )
+
+
+def _await_engines(cluster_process: ClusterProcess, timeout: float) -> None:
+    import ipyparallel
+    from rich.console import Console
+
+    with (
+        ipyparallel.Client(str(cluster_process.profile_directory.client_file)) as client,
+        Console(stderr=True).status("") as status,
+    ):
+        ranks = cluster_process.spec.ranks
+        wait_for_engines(
+            cluster_process,
+            client,
+            timeout=timeout,
+            progress=lambda count: status.update(f"{count} of {ranks} engines answer"),
+        )
+
+
+def _stop(profile: str) -> None:
+    record = stop_cluster(ProfileDirectory.for_profile(profile))
+    ended = f"the cluster has ended: {record}" if record else "no cluster runs"
+    click.echo(f"profile {profile!r}: {ended}", err=True)
+
+
+@contextlib.contextmanager
+def _signals_as_interrupts() -> Iterator[None]:
+    """Make SIGTERM and SIGHUP raise ``KeyboardInterrupt``, as Ctrl-C does."""
+    every = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    wanted = [n for n in every if signal.getsignal(n) is not signal.SIG_IGN]  # as under nohup
+    before = {number: signal.signal(number, signal.default_int_handler) for number in wanted}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@click.group("ibfrun", cls=SuggestingCommandGroup, context_settings=_HELP)
+@click.version_option(None, "-v", "--version", package_name="asyncddp", prog_name="ibfrun")
+def _ibfrun() -> None:
+    """Start and stop the ranks that notebooks drive, in BlueFog's words."""
+
+
+_ipython_profile = click.option(
+    "--ipython-profile",
+    "--profile",
+    "profile",
+    default=_BLUEFOG,
+    show_default=True,
+    help="IPython profile of the cluster.",
+)
+
+
+@_ibfrun.command("start", context_settings=_HELP)
+@placement_options
+@click.option("-p", "bluefog_port", type=PORT_NUMBER, hidden=True, help="The same as --ssh-port.")
+@click.option("-hostfile", "bluefog_hostfile", hidden=True, help="The same as --hostfile.")
+@click.option("--use-infiniband", is_flag=True, hidden=True, help="MPI finds it by itself.")
+@click.option("--enable-heartbeat", is_flag=True, hidden=True, help="Hearts always beat here.")
+@click.option("--verbose", is_flag=True, help="Keep all of the launcher's words in the log.")
+@_exports
+@_mpi_args
+@_ipython_profile
+@_start_timeout
+@_foreground
+def _ibfrun_start(
+    profile: str,
+    start_timeout: float,
+    foreground: bool,
+    bluefog_port: int | None,
+    bluefog_hostfile: str | None,
+    use_infiniband: bool,
+    enable_heartbeat: bool,
+    **given: Any,
+) -> None:
+    """Start a controller and one engine for each rank; come back when all of them answer."""
+    del use_infiniband, enable_heartbeat
+    given["ssh_port"] = given["ssh_port"] or bluefog_port
+    given["hostfile"] = given["hostfile"] or bluefog_hostfile
+    stop = "ibfrun stop" if profile == _BLUEFOG else f"ibfrun stop --ipython-profile {profile}"
+    _start(RunOptions(**given), profile, start_timeout, foreground=foreground, stop=stop)
+
+
+@_ibfrun.command("stop", context_settings=_HELP)
+@_ipython_profile
+def _ibfrun_stop(profile: str) -> None:
+    """End the cluster; come back when nothing of it is left."""
+    _stop(profile)
+
+
+@_ibfrun.command("status", context_settings=_HELP)
+@_ipython_profile
+def _ibfrun_status(profile: str) -> None:
+    """Say what runs; ends with 1 where nothing does."""
+    _status(profile)
+
+
+def ibfrun() -> None:
+    """Run ``ibfrun start|stop|status``, BlueFog's name for ``asyncddp notebook …``."""
+    _ibfrun(prog_name="ibfrun")

@@ -1,0 +1,151 @@
+"""click decorators for the options of ``asyncddp run``, and the parameter types of all commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class IntegerParamType(click.IntRange):
+    """click parameter type of an integer in a range; errors name the expected value.
+
+    Args:
+        what: Meaning of the number, for error messages.
+        least: Smallest allowed value; None for no bound.
+        most: Largest allowed value; None for no bound.
+    """
+
+    def __init__(
+        self, what: str = "number", least: int | None = 1, most: int | None = None
+    ) -> None:
+        super().__init__(least, most)
+        bounds = "" if least is None else f" of at least {least}"
+        bounds = bounds if most is None else f" from {least} to {most}"
+        self.expected = f"a {what}{bounds}" if " " in what else f"a whole {what}{bounds}"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Convert the argument, or raise an error that names the expected value."""
+        return _convert_or_explain(super().convert, self.expected, value, param, ctx)
+
+
+class NumberParamType(click.FloatRange):
+    """click parameter type of a real number, positive on request; errors name what is expected."""
+
+    def __init__(self, *, positive: bool = False) -> None:
+        super().__init__(min=0 if positive else None, min_open=positive)
+        self.expected = "a number above 0" if positive else "a number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Convert the argument, or raise an error that names the expected value."""
+        return _convert_or_explain(super().convert, self.expected, value, param, ctx)
+
+
+def _convert_or_explain(
+    read: Callable[..., Any],
+    expected: str,
+    value: Any,
+    param: click.Parameter | None,
+    ctx: click.Context | None,
+) -> Any:
+    try:
+        return read(value, param, ctx)
+    except click.BadParameter as problem:
+        words = f"expected {expected}, got {value!r}."
+        raise click.BadParameter(words, ctx=ctx, param=param) from problem
+
+
+_COUNT = IntegerParamType()
+PORT_NUMBER = IntegerParamType("port number", 1, 65535)
+_PLACEMENT_OPTIONS = (
+    click.option(
+        "-np",
+        "-n",
+        "--num-proc",
+        type=IntegerParamType("number of ranks"),
+        metavar="RANKS",
+        help="Ranks to start [the hosts' slots, or 1].",
+    ),
+    click.option("-H", "--hosts", metavar="H1:2,H2:2", help="Hosts, each with its slots."),
+    click.option(
+        "--hostfile",
+        type=click.Path(path_type=Path),
+        help="File with one host per line: h1 slots=2.",
+    ),
+    click.option(
+        "--network-interface",
+        metavar="NAME|NETWORK",
+        help="Interface between the hosts: eth0, or (Open MPI) 10.0.0.0/24.",
+    ),
+    click.option("--ssh-port", type=PORT_NUMBER, help="Port of ssh on the hosts."),
+    click.option("--remote-shell", metavar="PROGRAM", help="Called like ssh, in place of it."),
+    click.option("--launcher", metavar="PROGRAM", help="mpirun, srun, or a path [found]."),
+)
+_LAUNCH_OPTIONS = (
+    click.option(
+        "-x",
+        "exports",
+        metavar="VAR[=V]",
+        multiple=True,
+        help="Variable for the ranks; repeatable.",
+    ),
+    click.option(
+        "--mpi-args",
+        "--extra-mpi-flags",
+        metavar="ARGS",
+        multiple=True,
+        help="Further arguments for the launcher, in one string.",
+    ),
+    click.option(
+        "--bind-to",
+        type=click.Choice(["none", "core", "socket", "numa"]),
+        default="none",
+        show_default=True,
+        help="What a rank is bound to.",
+    ),
+    click.option(
+        "--oversubscribe/--no-oversubscribe",
+        default=None,
+        help="Allow more ranks than slots or cores [where needed].",
+    ),
+    click.option(
+        "--ranks-per-machine", type=_COUNT, help="Simulate machines of so many ranks each."
+    ),
+    click.option(
+        "--timeout", type=NumberParamType(positive=True), help="End the run after SECONDS."
+    ),
+    click.option(
+        "--timeline",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="DIR",
+        help="Note in DIR/rank<r>.json what each rank does when; see asyncddp timeline --help.",
+    ),
+    click.option(
+        "--timeline-filename",
+        metavar="PREFIX",
+        help="The same, in files named <PREFIX><r>.json.",
+    ),
+    click.option("--tag-output", is_flag=True, help="Begin each line with the rank that wrote it."),
+    click.option("--dry-run", is_flag=True, help="Print the command and do not run it."),
+    click.option(
+        "--verbose", is_flag=True, help="Show the command and all of the launcher's words."
+    ),
+)
+
+
+def placement_options(command: F) -> F:
+    """Add the options for the number of ranks and their hosts to a click command."""
+    for option in reversed(_PLACEMENT_OPTIONS):
+        command = option(command)
+    return command
+
+
+def run_options(command: F) -> F:
+    """Add all options of :class:`~asyncddp.launch.run_options.RunOptions` to a click command."""
+    for option in reversed(_LAUNCH_OPTIONS):
+        command = option(command)
+    return placement_options(command)

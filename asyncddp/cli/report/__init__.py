@@ -1,0 +1,1 @@
+"""Reading, summary and plots of the JSON lines that ``asyncddp.monitor`` has written."""

@@ -1,0 +1,97 @@
+"""Plots a monitored run: consensus distance, gradient norm and step time over steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from asyncddp.cli.report.monitor_log import MonitorLog, MonitorSample, finite_or_none
+from asyncddp.errors import EnvironmentProblem
+from asyncddp.packages import install_command
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_NAMED = 16  # ranks up to which each has its name
+
+
+@dataclass(frozen=True)
+class _Subplot:
+    """One subplot: its title, the plotted value and the scale of its axis."""
+
+    title: str
+    value: Callable[[MonitorSample], float | None]
+    log: bool = False
+
+
+_PANELS = (
+    _Subplot("consensus distance", lambda row: row.consensus_distance, log=True),
+    _Subplot("gradient norm", lambda row: row.gradient_norm, log=True),
+    _Subplot("step time, ms", lambda row: 1e3 * row.step_seconds),
+    _Subplot("exposed, %", lambda row: _to_percent(row.exposed_share)),
+    _Subplot("staleness, steps", lambda row: row.staleness),
+)
+
+
+def draw_curves(run: MonitorLog, title: str) -> Figure:
+    """Plot consensus distance, gradient norm, step time, exposed share and staleness.
+
+    Args:
+        run: The monitor's samples.
+        title: Title of the figure.
+
+    Raises:
+        EnvironmentProblem: matplotlib is not installed.
+    """
+    try:
+        from matplotlib import colormaps
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"--plot needs matplotlib; install it with {install_command('plot')}"
+        ) from error
+    panels = [
+        panel
+        for panel in _PANELS
+        if any(
+            finite_or_none(panel.value(row)) is not None
+            for rows in run.ranks.values()
+            for row in rows
+        )
+    ]
+    figure = Figure(figsize=(8, 0.6 + 1.8 * len(panels)), layout="constrained")
+    every = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
+    colors = colormaps["viridis"]
+    for axes, panel in zip(every, panels, strict=True):
+        for place, (rank, rows) in enumerate(run.ranks.items()):
+            steps, values = _curve_points(rows, panel)
+            color = colors(0.9 * place / max(1, len(run.ranks) - 1))
+            axes.plot(steps, values, ".-", color=color, label=f"rank {rank}", lw=1)
+        _format_axes(axes, panel)
+    every[0].set_title(title, loc="left")
+    every[-1].set_xlabel("step")
+    if 1 < len(run.ranks) <= _NAMED:
+        figure.legend(*every[0].get_legend_handles_labels(), loc="outside right upper")
+    return figure
+
+
+def _curve_points(rows: Iterable[MonitorSample], panel: _Subplot) -> tuple[list[int], list[float]]:
+    """Return the steps and values of a curve, without missing values."""
+    points = [(row.step, finite_or_none(panel.value(row))) for row in rows]
+    shown = [(step, y) for step, y in points if y is not None and (y > 0 or not panel.log)]
+    return [step for step, _ in shown], [y for _, y in shown]
+
+
+def _format_axes(axes: Axes, panel: _Subplot) -> None:
+    axes.set_ylabel(panel.title)
+    axes.grid(alpha=0.3)
+    if panel.log:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+
+
+def _to_percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share

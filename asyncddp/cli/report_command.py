@@ -1,0 +1,116 @@
+"""``asyncddp report``: shows a monitored run as a table, and plots it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from asyncddp.cli.report.rank_summary import RankSummary
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command(
+    "report",
+    short_help="Show and draw what asyncddp.monitor has written.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.argument("file", type=_FILE, metavar="RUN.jsonl")
+@click.option("--plot", type=_FILE, metavar="FILE", help="Write curves: run.png, run.svg, run.pdf.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
+def report_command(file: Path, plot: Path | None, as_json: bool) -> None:
+    """Show how the ranks of a monitored run were doing, while it goes on or afterwards.
+
+    \b
+      with asyncddp.monitor(optimizer, every=50, to="run.jsonl"):     in the training script
+          ...
+      asyncddp report run.jsonl --plot run.png
+
+    The distance is how far a rank's parameters are from the average of all ranks'; it is
+    estimated, within 9 percent or so, unless the monitor was told consensus="exact". Exposed is
+    the share of a step in which averaging kept the rank from computing: what overlap would hide.
+    Stale is how many steps the oldest of what a rank mixed was behind, for methods that do not
+    wait. A share for monitoring above 1 % asks for a larger `every`.
+    """  # noqa: D301 - click reads the \b
+    from asyncddp.cli.report.monitor_log import read_monitor_log
+    from asyncddp.cli.report.rank_summary import slowest_rank, summarise_ranks
+
+    run = read_monitor_log(file)
+    every = summarise_ranks(run)
+    if run.truncated:
+        click.echo(f"{file}: the last line is not complete; it is left out.", err=True)
+    if as_json:
+        ranks = [asdict(one) for one in every]
+        click.echo(
+            json.dumps({"file": str(file), "ranks": ranks, "slowest": slowest_rank(every).rank})
+        )
+    else:
+        _print_summary(every, file)
+    if plot is not None:
+        _write_plot(run, file, plot)
+        click.echo(f"Wrote {plot}.", err=as_json)
+
+
+def _write_plot(run: Any, file: Path, plot: Path) -> None:
+    from asyncddp.cli.report.plot_curves import draw_curves
+
+    try:
+        draw_curves(run, file.name).savefig(plot)
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"--plot {plot}: {error}") from error
+
+
+def _print_summary(every: Sequence[RankSummary], file: Path) -> None:
+    from rich.console import Console
+
+    from asyncddp.cli.report.rank_summary import slowest_rank
+
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(_table(every, file.name))
+    if len(every) > 1:
+        last = slowest_rank(every)
+        own = 1e3 * last.step_seconds * (1 - last.exposed_share)
+        console.print(
+            f"Rank {last.rank} takes longest for its own part of a step: {own:.3g} ms.",
+            highlight=False,
+        )
+
+
+def _table(every: Sequence[RankSummary], title: str) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from asyncddp.timeline.format_bytes import format_bytes
+
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for header in (
+        "rank", "steps", "distance", "gradient\nnorm", "step", "exposed", "sent\nper step",
+        "stale\nat most", "monitor",
+    ):  # fmt: skip
+        table.add_column(header, justify="right", no_wrap=True, vertical="bottom")
+    for one in every:
+        table.add_row(
+            f"{one.rank}",
+            f"{one.steps}",
+            "unknown" if one.consensus_distance is None else _format_number(one.consensus_distance),
+            _format_number(one.gradient_norm),
+            f"{1e3 * one.step_seconds:.3g} ms",
+            f"{one.exposed_share:.1%}",
+            format_bytes(one.bytes_per_step),
+            _format_number(one.staleness),
+            f"{one.monitor_share:.2%}",
+        )
+    return table
+
+
+def _format_number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"

@@ -1,0 +1,182 @@
+"""``asyncddp run``: starts a program on several ranks and returns its exit code."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from asyncddp.cli.options import run_options
+from asyncddp.errors import ArgumentError
+from asyncddp.launch.diagnosis import Diagnosis, diagnose, group_by_failure, read_failure_reports
+from asyncddp.launch.job import Job, LaunchCommand
+from asyncddp.launch.job_builder import build_job
+from asyncddp.launch.launcher_discovery import InstalledLauncher, find_launcher
+from asyncddp.launch.output_filter import OutputFilter
+from asyncddp.launch.run_options import RunOptions
+from asyncddp.launch.supervisor import supervise
+from asyncddp.launch.wait_warnings import WaitWarningAggregator
+from asyncddp.listening import confine_while_it_runs
+from asyncddp.rank_lists import list_ranks
+
+_REPORT_DIR = "ASYNCDDP_REPORT_DIR"
+
+
+@click.command(
+    "run",
+    short_help="Start a training script on several ranks.",
+    context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
+)
+@run_options
+@click.option("-m", "module", is_flag=True, help="Run a module, as python -m does.")
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+def run_command(program: tuple[str, ...], module: bool, **given: Any) -> None:
+    """Start PROGRAM on several ranks, as in: asyncddp run -np 4 train.py --lr 0.1.
+
+    What follows PROGRAM belongs to it. A .py file or a module (-m) is run by this Python; anything
+    else is run as it is. Ranks read nothing from standard input. The exit code is that of the rank
+    that failed first.
+    """
+    sys.exit(start(RunOptions(**given), program, module=module))
+
+
+def start(options: RunOptions, program: Sequence[str], *, module: bool = False) -> int:
+    """Run a program on several ranks and return the exit code.
+
+    Raises:
+        ArgumentError: An option has a value that cannot be served.
+        EnvironmentProblem: There is no MPI launcher, or none that is known.
+    """
+    environment = dict(os.environ)
+    if options.ranks_per_machine is not None:
+        environment["ASYNCDDP_RANKS_PER_MACHINE"] = str(options.ranks_per_machine)
+    timeline = timeline_pattern(options)
+    if timeline is not None:
+        environment["ASYNCDDP_TIMELINE"] = timeline
+    found = find_launcher(options.launcher, environment)
+    with tempfile.TemporaryDirectory(
+        prefix="asyncddp-", ignore_cleanup_errors=True
+    ) as report_directory:
+        if not options.dry_run:
+            environment[_REPORT_DIR] = report_directory
+        job = build_job(options, program, environment, module=module)
+        command = _build_command(found, job)
+        if options.dry_run or options.verbose:
+            click.echo(_format_command(command, options), err=not options.dry_run)
+        if options.dry_run:
+            return 0
+        started = confine_while_it_runs if job.alone and found.launcher.local else _skip_confinement
+        return _run_supervised(found, command, environment, report_directory, options, started)
+
+
+def _skip_confinement(process: int) -> None:
+    """Do nothing: daemons on other machines or of the batch system must reach the launcher."""
+
+
+def timeline_pattern(options: RunOptions) -> str | None:
+    """Return the absolute file name pattern of the ranks' timelines; None without timeline.
+
+    Raises:
+        ArgumentError: A directory and a prefix are given.
+    """
+    if options.timeline is not None and options.timeline_filename is not None:
+        raise ArgumentError("--timeline and --timeline-filename: give one of them, not both.")
+    if options.timeline is not None:
+        return str(options.timeline.absolute() / "rank{rank}.json")
+    if options.timeline_filename is not None:
+        return str(Path.cwd() / f"{options.timeline_filename}{{rank}}.json")
+    return None
+
+
+def _build_command(found: InstalledLauncher, job: Job) -> LaunchCommand:
+    launcher = found.launcher
+    ipv6 = [str(host) for host in job.hosts if host.is_ipv6]
+    if ipv6 and not launcher.ipv6_hosts:
+        raise ArgumentError(
+            f"{', '.join(ipv6)}: {launcher.title} takes no IPv6 address as a host. Give it a name "
+            "in /etc/hosts or DNS, and use that."
+        )
+    return launcher.build_command(found.executable, job)
+
+
+def _format_command(command: LaunchCommand, options: RunOptions) -> str:
+    """Format the command for a shell; values of variables given by -x without one are hidden."""
+    named = {item for item in options.exports if "=" not in item}
+    shown = [f"{n}={v}" for n, v in sorted(command.environment.items()) if n not in named]
+    return shlex.join((*(("env", *shown) if shown else ()), *command.arguments))
+
+
+def _run_supervised(
+    found: InstalledLauncher,
+    command: LaunchCommand,
+    environment: Mapping[str, str],
+    report_directory: str,
+    options: RunOptions,
+    started: Callable[[int], None],
+) -> int:
+    output_patterns = found.launcher.output_patterns
+    stderr = OutputFilter(
+        output_patterns, pass_through=options.verbose, wait_warnings=WaitWarningAggregator()
+    )
+    stdout = (
+        OutputFilter(output_patterns, pass_through=options.verbose)
+        if output_patterns.on_stdout
+        else None
+    )
+    beside = str(Path(found.executable).parent)
+    path = f"{beside}{os.pathsep}{environment.get('PATH', '')}"  # Intel's mpirun looks there
+    outcome = supervise(
+        command.arguments,
+        {**environment, **command.environment, "PATH": path},
+        reports=(_REPORT_DIR, Path(report_directory)),
+        output_filters=(stdout, stderr),
+        timeout=options.timeout,
+        started=started,
+    )
+    launcher_lines = [
+        *stderr.launcher_lines,
+        *(stdout.launcher_lines if stdout is not None else ()),
+    ]
+    diagnosis = diagnose(
+        outcome, found.launcher, "\n".join(launcher_lines), Path(report_directory), options.timeout
+    )
+    if diagnosis.lines and not stderr.at_line_start:
+        click.echo(err=True)  # a rank's unfinished line, as of a progress bar
+    if diagnosis.lines:
+        _show_tracebacks(Path(report_directory))
+    _print_diagnosis(diagnosis, () if options.verbose else launcher_lines)
+    return diagnosis.code
+
+
+def _show_tracebacks(report_directory: Path) -> None:
+    """Print the traceback of each failure once, however many ranks have reported it."""
+    groups = [
+        group
+        for group in group_by_failure(read_failure_reports(report_directory))
+        if group[0].traceback
+    ]
+    groups = [group for group in groups if not group[0].is_consequence] or groups[:1]
+    for group in groups:
+        if len(groups) > 1:
+            click.echo(f"[asyncddp] {list_ranks(report.rank for report in group)}:", err=True)
+        click.echo(group[0].traceback, err=True, nl=False)
+
+
+def _print_diagnosis(diagnosis: Diagnosis, launcher_lines: Sequence[str]) -> None:
+    if not diagnosis.lines:
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    if not diagnosis.explained:
+        for line in launcher_lines:  # the launcher's messages are the best explanation then
+            console.print(Text(line))
+    for number, line in enumerate(diagnosis.lines):
+        console.print(Text(f"asyncddp run: {line}", style="dim" if number else "bold red"))

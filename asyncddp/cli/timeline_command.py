@@ -1,0 +1,207 @@
+"""``asyncddp timeline``: merges the ranks' traces for Perfetto, and reports times as a table."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import click
+
+from asyncddp.cli.main import SuggestingCommandGroup
+from asyncddp.cli.options import IntegerParamType
+from asyncddp.errors import ArgumentError
+from asyncddp.rank_lists import list_ranks
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from asyncddp.timeline.merge.merged_trace import MergedTrace
+    from asyncddp.timeline.report.timeline_report import TimelineReport
+    from asyncddp.timeline.report.trace_spans import TimelineSpans
+
+    Advance: TypeAlias = Callable[[Path, int], object]
+
+_LONG = 30_000_000  # bytes to read from which on progress is shown
+_HELP = {"help_option_names": ["-h", "--help"]}
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_SOURCES = click.argument("sources", nargs=-1, required=True, metavar="DIR|PREFIX|FILE…")
+
+
+@click.group(
+    "timeline",
+    cls=SuggestingCommandGroup,
+    short_help="Merge and read what ranks recorded.",
+    context_settings=_HELP,
+)
+def timeline_command() -> None:
+    """See what happened when, on all ranks.
+
+    \b
+      asyncddp run -np 4 --timeline out train.py      every rank records, out/rank0.json …
+      asyncddp timeline merge out -o trace.json       one file, on one clock
+      asyncddp timeline report trace.json             a table: who waits for whom
+
+    The merged file opens at https://ui.perfetto.dev: "Open trace file". Nothing leaves the
+    browser. A run that was killed can be read as well.
+    """  # noqa: D301 - click reads the \b
+
+
+@timeline_command.command(
+    "merge", short_help="Make one file of all ranks'.", context_settings=_HELP
+)
+@_SOURCES
+@click.option(
+    "-o", "--output", type=_FILE, default=Path("trace.json"), metavar="FILE",
+    help="What to write; packed if it ends with .gz [trace.json].",
+)  # fmt: skip
+def merge_command(sources: tuple[str, ...], output: Path) -> None:
+    """Merge the ranks' files of a run into one, on the clock of rank 0.
+
+    \b
+      asyncddp timeline merge out
+      asyncddp timeline merge out/bf_ -o trace.json.gz     a prefix: out/bf_0.json …
+      asyncddp timeline merge out/rank0.json out/rank3.json
+
+    Time 0 is the start of rank 0. Messages are arrows from a send to its receive; those of which
+    one end is in no file are left out, and counted.
+    """  # noqa: D301 - click reads the \b
+    from asyncddp.timeline.merge.merged_trace import open_traces, write_merged_trace
+
+    with _progress_bar(sources) as advance:
+        merge = open_traces(sources, advance)
+        events = write_merged_trace(merge, output, advance)
+    for line in _merge_notes(merge):
+        click.echo(line)
+    count = len(merge.files)
+    click.echo(f"Wrote {output}: {events} events of {count} rank{'s'[: count != 1]}.")
+    click.echo('Open it at https://ui.perfetto.dev with "Open trace file", or read it as a table:')
+    click.echo(f"  asyncddp timeline report {output}")
+
+
+@timeline_command.command("report", short_help="Show who waits for whom.", context_settings=_HELP)
+@_SOURCES
+@click.option(
+    "--json", "as_json", type=_FILE, metavar="FILE", help="Write the figures; - prints them."
+)
+@click.option("--plot", type=_FILE, metavar="FILE", help="Write a picture: report.png, .svg.")
+@click.option(
+    "--skip", type=IntegerParamType(least=0), metavar="N",
+    help="Steps of warm-up to leave out [1, if there are more].",
+)  # fmt: skip
+def report_command(
+    sources: tuple[str, ...], as_json: Path | None, plot: Path | None, skip: int | None
+) -> None:
+    """Show where the time of each rank goes, from a merged file or from the ranks' own.
+
+    \b
+      asyncddp timeline report trace.json
+      asyncddp timeline report out --skip 10 --plot report.png --json report.json
+
+    A step is compute, communication that the rank was held up by (exposed), and the rest (other).
+    Communication under way while the rank computes is hidden, and costs nothing. A rank for which
+    the others wait and that waits for nobody is the one to look at.
+    """  # noqa: D301 - click reads the \b
+    from asyncddp.timeline.report.timeline_report import build_report
+
+    with _progress_bar(sources) as advance:
+        recording = _read_recording(sources, advance)
+    figures = build_report(recording, skip)
+    if as_json != Path("-"):
+        from asyncddp.cli.timeline_table import show_report
+
+        show_report(_console(), figures)
+    if as_json is not None:
+        _write_json(figures, as_json)
+    if plot is not None:
+        _write_picture(recording, figures, plot)
+
+
+def _read_recording(sources: tuple[str, ...], advance: Advance) -> TimelineSpans:
+    """Read the spans of a merged file, or merge the ranks' files and return theirs."""
+    from asyncddp.timeline.merge.merged_trace import open_traces
+    from asyncddp.timeline.report.trace_spans import collect_spans
+    from asyncddp.timeline.trace_files import is_merged, read_events
+
+    only = Path(sources[0])
+    if len(sources) == 1 and only.is_file() and is_merged(only):
+        return collect_spans(read_events(only, lambda behind: advance(only, behind)))
+    return collect_spans(open_traces(sources, advance).events(advance))
+
+
+def _merge_notes(merge: MergedTrace) -> Iterator[str]:
+    """Yield notes on a merge: missing ranks, and errors of the clocks."""
+    for path in merge.silent:
+        yield f"{path} is empty: its rank was ended before it wrote an event."
+    if merge.missing:
+        yield f"Of {merge.size} ranks, no events are there of {list_ranks(merge.missing)}."
+    if merge.unmeasured:
+        yield (
+            f"Never measured was the clock of {list_ranks(merge.unmeasured)}. It is placed by its "
+            "machine's wall clock, which may be wrong by milliseconds or more."
+        )
+    if merge.clock_error is not None:
+        drift = f", drift about {1e6 * merge.drift:.2g} ppm" if merge.drift else ""
+        digits = int(merge.clock_error < 10)
+        yield f"Clocks: error at most {merge.clock_error:.{digits}f} µs{drift}."
+    if merge.arrows.dropped:
+        yield f"Left out {merge.arrows.dropped} ends of messages whose other end is in no file."
+
+
+@contextlib.contextmanager
+def _progress_bar(sources: tuple[str, ...]) -> Iterator[Advance]:
+    """Show a progress bar on a terminal if there is much to read."""
+    from asyncddp.timeline.trace_files import find_trace_files
+
+    total = 2 * sum(path.stat().st_size for path in find_trace_files(sources))
+    if total < _LONG or not sys.stderr.isatty():
+        yield lambda _path, _behind: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    seen: dict[Path, int] = {}
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("Reading", total=total)
+
+        def advance(path: Path, behind: int) -> None:
+            """Show how much of a file is read."""
+            before = seen.get(path, 0)
+            seen[path] = behind
+            progress.advance(task, behind - before if behind > before else behind)
+
+        yield advance
+
+
+def _console() -> Console:
+    """Return a console wide enough not to wrap the table when output is piped."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else max(160, shutil.get_terminal_size().columns)
+    return Console(width=width, highlight=False)
+
+
+def _write_json(figures: TimelineReport, path: Path) -> None:
+    text = json.dumps(figures.as_dict(), indent=2, allow_nan=False)
+    if path == Path("-"):
+        click.echo(text)
+        return
+    try:
+        path.write_text(text + "\n")
+    except OSError as error:
+        raise ArgumentError(f"--json {path} cannot be written: {error}.") from error
+    click.echo(f"Wrote {path}.")
+
+
+def _write_picture(recording: TimelineSpans, figures: TimelineReport, path: Path) -> None:
+    from asyncddp.timeline.report.timeline_plot import draw_timeline
+
+    try:
+        draw_timeline(recording, figures).savefig(path)
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"--plot {path} cannot be written: {error}.") from error
+    click.echo(f"Wrote {path}.")

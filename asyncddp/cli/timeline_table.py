@@ -1,0 +1,147 @@
+"""Prints the report of a timeline on the terminal: one row per rank, and who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from asyncddp.timeline.format_bytes import format_bytes
+from asyncddp.timeline.report.rank_breakdown import RankBreakdown
+from asyncddp.timeline.report.timeline_report import TimelineReport
+
+Columns: TypeAlias = Mapping[str, Callable[[RankBreakdown], str]]
+
+_NONE = "-"
+
+
+def format_milliseconds(value: float | None) -> str:
+    """Format milliseconds with three digits; a dash if unknown.
+
+    Example:
+        >>> milliseconds(0.01234), milliseconds(12.34), milliseconds(1234.5), milliseconds(None)
+        ('0.012', '12.3', '1234', '-')
+    """
+    if value is None:
+        return _NONE
+    digits = 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
+    return f"{max(value, 0.0):.{digits}f}"
+
+
+def _format_percentiles(one: RankBreakdown) -> str:
+    return (
+        f"{format_milliseconds(one.step_low)}-{format_milliseconds(one.step_high)}"
+        if one.steps
+        else _NONE
+    )
+
+
+def _format_waits(one: RankBreakdown) -> str:
+    """Format the ranks waited for longest: ``2: 19.8, 1: 0.310``."""
+    if one.waited is None:
+        return _NONE
+    named = [(whom, long) for whom, long in one.waited if long > 0][:2]
+    told = (f"{'?' if whom < 0 else whom}: {format_milliseconds(long)}" for whom, long in named)
+    return ", ".join(told) or "nobody"
+
+
+_STEPS: Columns = {
+    "steps": lambda one: str(one.steps or _NONE),
+    "median": lambda one: format_milliseconds(one.step_median),
+    "10-90 %": _format_percentiles,
+    "mean": lambda one: format_milliseconds(one.step),
+}
+_WHOLE: Columns = {"recorded": lambda one: format_milliseconds(one.recorded)}
+_SHARES: Columns = {
+    "compute": lambda one: format_milliseconds(one.compute),
+    "exposed": lambda one: format_milliseconds(one.exposed),
+    "other": lambda one: format_milliseconds(one.other),
+    "hidden": lambda one: format_milliseconds(one.hidden),
+}
+_MESSAGES: Columns = {
+    "waits for": _format_waits,
+    "sent": lambda one: format_bytes(one.sent),
+    "received": lambda one: format_bytes(one.received),
+}
+
+
+def show_report(console: Console, report: TimelineReport) -> None:
+    """Print a row per rank, sentences on the slowest ranks, and notes on missing data."""
+    stepped = any(one.steps for one in report.ranks)
+    times = {**(_STEPS if stepped else _WHOLE), **_SHARES}
+    count = len(report.ranks)
+    unit = "per step" if stepped else "in all"
+    title = f"{count} rank{'s'[: count != 1]}, milliseconds and bytes {unit}"
+    table = _table(report, {**times, **_MESSAGES}, title)
+    wide = console.options.update(max_width=1000)
+    if console.measure(table, options=wide).maximum <= console.width:
+        console.print(table)
+    else:  # a narrow terminal
+        console.print(_table(report, times, title))
+        console.print(_table(report, _MESSAGES))
+    for line in _notable_ranks(report, " per step" * stepped):
+        console.print(Text(line, style="bold"))
+    console.print(_legend(stepped))
+    for note in report.left_out:
+        console.print(Text(note, style="yellow"))
+
+
+def _table(report: TimelineReport, columns: Columns, title: str | None = None) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for header in ("rank", *columns):
+        table.add_column(header, justify="right", no_wrap=True)
+    for one in report.ranks:
+        style = "bold" if one.rank == report.slowest else ""
+        cells = (cell(one) for cell in columns.values())
+        table.add_row(Text(str(one.rank), "bold cyan"), *cells, style=style)
+    return table
+
+
+def _notable_ranks(report: TimelineReport, per: str) -> list[str]:
+    """Return sentences on the slowest rank and on the rank waited for most."""
+    slow, behind = report.slowest_by_compute, report.slowest
+    waited, cause = report.waited_for_most, report.holds_up
+    told = [
+        _slow_sentence(report, slow, "compute", "Slowest by compute", per),
+        _slow_sentence(
+            report, behind if behind != slow else None, "own", "Slowest in all it does", per
+        ),
+        _waited_sentence(report, waited, "Waited for most", per),
+        _waited_sentence(report, cause if cause != waited else None, "Holds up those as well", per),
+    ]
+    return [line for line in told if line]
+
+
+def _slow_sentence(
+    report: TimelineReport, rank: int | None, name: str, words: str, per: str
+) -> str:
+    if rank is None:
+        return ""
+    mine = next(getattr(one, name) for one in report.ranks if one.rank == rank)
+    others = format_milliseconds(report.others(rank, name))
+    return f"{words}: rank {rank}, {format_milliseconds(mine)} ms{per}; the others {others} ms."
+
+
+def _waited_sentence(report: TimelineReport, rank: int | None, words: str, per: str) -> str:
+    if rank is None:
+        return ""
+    long = format_milliseconds(dict(report.waited_for)[rank])
+    own = next((one.waited or () for one in report.ranks if one.rank == rank), ())
+    itself = format_milliseconds(sum(time for _, time in own))
+    return f"{words}: rank {rank}, {long} ms{per} by all others; it waits {itself} ms itself."
+
+
+def _legend(stepped: bool) -> Text:
+    mean = "mean       of a step = compute + exposed + other\n" * stepped
+    return Text(
+        f"""\
+{mean}compute    forward, backward, optimizer, less what is exposed in them
+exposed    held up by communication: its calls, waits and mixing
+hidden     messages under way, or mixed by another thread, while it computed
+waits for  rank: time, the two longest""",
+        style="dim",
+    )

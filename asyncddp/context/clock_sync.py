@@ -1,0 +1,138 @@
+"""Measurement of the offset between rank 0's clock and this rank's, for merging timelines.
+
+At the start rank 0 answers one rank after the other, so that answers are quick. Later measurements
+do not block: a query is a message that rank 0's engine answers, and slow answers are discarded.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from asyncddp.engine import ProgressEngine
+from asyncddp.errors import NotInitializedError
+from asyncddp.tensors.allocation import zeros
+from asyncddp.timeline.clock_offset import ClockSample, most_precise
+from asyncddp.timeline.tracer import Tracer
+from asyncddp.transport import Transport
+
+_SERVICE = "clock"
+_TAG = 0
+_INITIAL_SAMPLES = 10
+_INTERVAL = 30e9  # nanoseconds from one measurement to the next
+_MAX_QUERIES = 20  # queries per measurement at most, one per flush of the writer thread
+_MAX_ERROR_RATIO = 4  # a sample is recorded if its error is at most so many times the first's …
+_MAX_ERROR = 50_000  # … or below so many nanoseconds
+_FINAL_WAIT = 0.02  # seconds for the last answer
+
+
+def measure_clock_offset(
+    transport: Transport, recording: Sequence[int], timeout: float
+) -> ClockSample | None:
+    """Measure the clock offset to rank 0 by round trips; on rank 0 answer them; collective.
+
+    Args:
+        transport: The transport between all ranks.
+        recording: The ranks that record a timeline.
+        timeout: Seconds for an answer.
+
+    Returns:
+        The best measurement; None on ranks without a timeline.
+    """
+    rank, word = transport.rank, zeros((1,), torch.int64)
+    if rank == 0:
+        for peer in recording:
+            for _ in range(_INITIAL_SAMPLES if peer else 0):
+                transport.receive(word, peer, _TAG, timeout)
+                transport.send(word.fill_(time.monotonic_ns()), peer, _TAG, timeout)
+        return ClockSample(time.monotonic_ns(), 0, 0) if 0 in recording else None
+    if rank not in recording:
+        return None
+    samples = []
+    for _ in range(_INITIAL_SAMPLES):
+        asked = time.monotonic_ns()
+        transport.send(word, 0, _TAG, timeout)
+        transport.receive(word, 0, _TAG, timeout)
+        samples.append(ClockSample.from_round_trip(asked, int(word), time.monotonic_ns()))
+    return most_precise(samples)
+
+
+class ClockSync:
+    """Clock synchronisation while the program runs: queries rank 0 regularly; rank 0 answers.
+
+    Args:
+        engine: Sends and receives messages.
+        tracer: Records the offsets; None on a rank that only answers.
+        first: The offset measured at the start.
+    """
+
+    def __init__(
+        self, engine: ProgressEngine, tracer: Tracer | None, first: ClockSample | None
+    ) -> None:
+        self._engine, self._tracer, self._first = weakref.ref(engine), tracer, first
+        self._found: list[ClockSample] = []
+        self._tries, self._next = 0, time.monotonic_ns() + _INTERVAL
+        with engine.active_messages() as active_messages:
+            active_messages.handlers[_SERVICE] = self._handle_message
+        if tracer is not None and first is not None:
+            tracer.record_clock_offset(first)
+            if engine.transport.rank != 0 and engine.transport.allows_threads:
+                tracer.flush_callbacks.append(self._maybe_query)
+
+    def stop(self) -> None:
+        """Measure once more, if rank 0 answers soon."""
+        tracer, engine = self._tracer, self._engine()
+        if tracer is None or engine is None or engine.transport.rank == 0 or engine.closed:
+            return
+        tracer.flush_callbacks.clear()
+        known, until = len(self._found), time.monotonic() + _FINAL_WAIT
+        self._query()
+        while len(self._found) == known and time.monotonic() < until:
+            engine.progress()
+            engine.transport.backoff(0)
+        self._record_best()
+
+    def _maybe_query(self) -> None:
+        """Query rank 0 if it is time to; called by the writer thread."""
+        if time.monotonic_ns() < self._next:
+            return
+        if self._tries < _MAX_QUERIES:
+            self._tries += 1
+            self._query()
+            return
+        self._tries, self._next = 0, time.monotonic_ns() + _INTERVAL
+        self._record_best()
+
+    def _query(self) -> None:
+        engine = self._engine()
+        if engine is not None and not engine.closed:
+            try:
+                with engine.active_messages() as active_messages:
+                    active_messages.send(0, _SERVICE, (time.monotonic_ns(), None))
+            except NotInitializedError:
+                return  # it was closed meanwhile
+
+    def _handle_message(
+        self, peer: int, content: tuple[Any, ...], tensor: torch.Tensor | None
+    ) -> None:
+        """Handle a query on rank 0, or an answer elsewhere; called by the engine."""
+        del tensor
+        (asked, answer), heard = content, time.monotonic_ns()
+        engine = self._engine()
+        if answer is not None:
+            self._found.append(ClockSample.from_round_trip(asked, answer, heard))
+        elif engine is not None:
+            with engine.active_messages() as active_messages:
+                active_messages.send(peer, _SERVICE, (asked, time.monotonic_ns()))
+
+    def _record_best(self) -> None:
+        """Record the most precise sample if it is precise enough."""
+        found, self._found = self._found, []
+        if found and self._tracer is not None and self._first is not None:
+            sample = most_precise(found)
+            if sample.error <= max(_MAX_ERROR, _MAX_ERROR_RATIO * self._first.error):
+                self._tracer.record_clock_offset(sample)

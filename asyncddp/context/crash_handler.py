@@ -1,0 +1,177 @@
+"""Handling of uncaught exceptions: report the error, then end all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, NoReturn
+
+from asyncddp.config import Config
+from asyncddp.context.launcher_environment import launcher_rank_and_size
+from asyncddp.errors import PeerError, PeerLeftError
+
+if TYPE_CHECKING:
+    from asyncddp.context.context import Context
+
+_FORWARD_DELAY = 0.1  # seconds for the launcher to forward what was written
+_REPORT_DELAY = 0.25  # seconds for ranks that fail at the same time to report it too
+
+
+class _CrashHandlerState:
+    """State of the crash handler: the context whose ranks it ends, and the process of this rank."""
+
+    context: Context | None = None
+    process = 0
+
+
+def install_crash_handler(context: Context | None = None) -> None:
+    """Install the crash handler: an uncaught exception on this rank ends all ranks.
+
+    Args:
+        context: This rank's context; None while it is being made.
+    """
+    _CrashHandlerState.context, _CrashHandlerState.process = context, os.getpid()
+    sys.excepthook = _excepthook
+
+
+def uninstall_crash_handler() -> None:
+    """Uninstall the crash handler."""
+    _CrashHandlerState.context = None
+    if sys.excepthook is _excepthook:
+        sys.excepthook = sys.__excepthook__
+
+
+@contextlib.contextmanager
+def joining_marker(config: Config) -> Iterator[None]:
+    """Mark, for ``asyncddp run``, that this rank waits for all others to join, while inside."""
+    rank, size = launcher_rank_and_size(os.environ)
+    if config.report_dir is None or size == 1:
+        yield
+        return
+    mark = Path(config.report_dir, f"joining-{rank}")
+    with contextlib.suppress(OSError):  # on another machine there is no such folder
+        mark.touch()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            mark.unlink()
+
+
+def _excepthook(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    end_run(error.with_traceback(trace))
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code that an uncaught exception gives a Python process.
+
+    Example:
+        >>> exit_code(SystemExit(3)), exit_code(ValueError("x")), exit_code(KeyboardInterrupt())
+        (3, 1, 130)
+    """
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+
+
+def end_run(error: BaseException) -> NoReturn:
+    """Report an error that nobody caught, and end all ranks with its exit code.
+
+    In a process that was forked from a rank it ends that process alone, with Python's traceback.
+    Under ``asyncddp run`` it is written into ``rank-<r>.json`` in ``ASYNCDDP_REPORT_DIR``, and the
+    launcher prints it, once for all ranks that fail alike; elsewhere this rank prints it.
+
+    Args:
+        error: What was raised; a ``SystemExit`` or ``KeyboardInterrupt`` is reported without a
+            traceback.
+    """
+    if _CrashHandlerState.process not in (0, os.getpid()):
+        _end_fork(error)
+    context = _CrashHandlerState.context
+    rank, size = (context.rank, context.size) if context else launcher_rank_and_size(os.environ)
+    code = exit_code(error)
+    quiet = isinstance(error, (SystemExit, KeyboardInterrupt))
+    quiet = quiet or error.__traceback__ is None  # it was not raised
+    text = "" if quiet else "".join(traceback.format_exception(error))
+    summary = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, SystemExit):
+        summary = f"it ended with exit code {code}"
+    if isinstance(error, PeerLeftError):
+        text = ""  # the rank that left has said why
+    sys.stdout.flush()
+    wait = _FORWARD_DELAY
+    if _write_report(rank, code, error, text):
+        wait = _REPORT_DELAY + 0.5 * _began_on_other_rank(
+            error, rank
+        )  # asyncddp run says it, once for all
+    elif not isinstance(error, KeyboardInterrupt):
+        time.sleep(
+            0.0 if quiet else min(0.15 * rank, 2.0) + 2.0 * _began_on_other_rank(error, rank)
+        )
+        sys.stderr.write(f"[asyncddp] rank {rank} of {size} failed: {summary}\n{text}")
+    sys.stderr.flush()
+    if context is not None and context.size > 1:
+        time.sleep(wait)
+        context.transport.abort(code)
+    os._exit(code)
+
+
+def _end_fork(error: BaseException) -> NoReturn:
+    """End a process that was forked from a rank, without what the rank does at its end."""
+    if not isinstance(error, SystemExit):
+        sys.__excepthook__(type(error), error, error.__traceback__)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code(error))
+
+
+def _began_on_other_rank(error: BaseException, rank: int) -> bool:
+    """Return True if the error began on another rank, which is to report it first."""
+    return isinstance(error, PeerError) and error.origin not in (None, rank)
+
+
+def _is_rank_process(folder: Path, rank: int) -> bool:
+    """Return True if this process registered as the rank, and is not a child of that process."""
+    try:
+        signed = Path(folder, f"started-{rank}").read_text(encoding="utf8").split()
+    except OSError:
+        return True  # no Python script of asyncddp run: nobody has signed in
+    return not signed or signed[0] == str(os.getpid())
+
+
+def _write_report(rank: int, code: int, error: BaseException, trace: str) -> bool:
+    """Write the error report for ``asyncddp run``; return False if it cannot be written."""
+    folder = Config.from_environment().report_dir
+    if folder is None or not Path(folder).is_dir() or not _is_rank_process(Path(folder), rank):
+        return False
+    report = {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "exit_code": code,
+        "kind": type(error).__name__,
+        "message": str(error),
+        "origin": error.origin if isinstance(error, PeerError) else None,
+        "traceback": trace,
+        "time": time.time(),
+    }
+    path = Path(folder, f"rank-{rank}.json")
+    try:
+        begun = path.with_name(f"begun-{rank}.json")
+        begun.write_text(json.dumps(report), encoding="utf8")
+        begun.replace(path)  # never seen half written
+    except OSError as problem:
+        sys.stderr.write(f"[asyncddp] rank {rank} could not write its report: {problem}\n")
+        return False
+    return True

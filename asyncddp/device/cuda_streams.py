@@ -1,0 +1,181 @@
+"""CUDA implementation of device streams and events. Not run on a GPU yet: ``docs/gpu.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import torch
+
+from asyncddp.device.streams import DeviceEvent, DeviceStreams, InterprocessEvent, StreamRole
+from asyncddp.serialization import pack, unpack
+from asyncddp.tensors.allocation import empty
+from asyncddp.torch_modes import normal_mode
+
+
+class _StorageIpcHandle(NamedTuple):
+    """CUDA IPC handle of a tensor's storage, with the fields that torch exports."""
+
+    handle: bytes
+    nbytes: int
+    offset: int
+    counter_handle: bytes
+    counter_offset: int
+    event_handle: bytes
+    event_sync_required: bool
+
+
+class _CudaEvent:
+    """A recorded CUDA event."""
+
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self.event = event
+        self.done: Callable[[], bool] = event.query
+
+
+class _CudaInterprocessEvent(_CudaEvent):
+    """A CUDA event with a CUDA IPC handle."""
+
+    def __init__(
+        self,
+        event: torch.cuda.Event,
+        handle: bytes,
+        stream_of: Callable[[StreamRole], torch.cuda.Stream],
+    ) -> None:
+        super().__init__(event)
+        self.handle, self._stream_of = handle, stream_of
+
+    def record(self, role: StreamRole) -> None:
+        """Record the event on a stream."""
+        self.event.record(self._stream_of(role))
+
+
+class _CudaArrayView:
+    """View of device memory by the CUDA array interface; it does not own the memory."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "data": (address, False),
+            "shape": (size,),
+            "typestr": "|u1",
+            "strides": None,
+            "version": 2,
+        }
+
+
+class CudaStreams(DeviceStreams):
+    """Streams of a CUDA device: side streams for our work and the caller's current stream.
+
+    The host never waits for the device: events are queried, streams wait for each other.
+
+    Args:
+        device: A CUDA device.
+
+    References:
+        PyTorch documentation, "CUDA semantics" (streams, pinned memory) and
+        ``torch.Tensor.record_stream``. CUDA samples, ``simpleIPC``: handles of memory and of events
+        of several GPUs, each opened on the GPU of the process that waits and reads.
+    """
+
+    kind = "cuda"
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._side = {
+            role: torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            for role in StreamRole
+            if role is not StreamRole.CALLER
+        }
+
+    def _stream(self, role: StreamRole) -> torch.cuda.Stream:
+        if role is StreamRole.CALLER:
+            return torch.cuda.current_stream(self.device)
+        return self._side[role]
+
+    def record_event(self, role: StreamRole) -> DeviceEvent:
+        """Record a new event on a stream."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream(role))
+        return _CudaEvent(event)
+
+    def wait_event(self, role: StreamRole, event: DeviceEvent) -> None:
+        """Make the stream wait for the event."""
+        if isinstance(event, _CudaEvent):
+            self._stream(role).wait_event(event.event)
+
+    def stream_context(self, role: StreamRole) -> AbstractContextManager[None]:
+        """Make the stream and its device this thread's current ones."""
+        return torch.cuda.stream(self._stream(role))
+
+    def copy(self, out: torch.Tensor, source: torch.Tensor, role: StreamRole) -> None:
+        """Enqueue a copy that does not block the host."""
+        with torch.cuda.stream(self._stream(role)):
+            out.copy_(source, non_blocking=True)
+
+    def record_stream(self, tensor: torch.Tensor, role: StreamRole) -> None:
+        """Tell torch's allocator that the stream uses the tensor."""
+        if tensor.is_cuda:
+            tensor.record_stream(self._stream(role))
+
+    def stream_pointer(self, role: StreamRole) -> int:
+        """Return the address of the ``cudaStream_t``."""
+        return int(self._stream(role).cuda_stream)
+
+    def allocate_pinned(self, size: int) -> torch.Tensor:
+        """Allocate page-locked host memory for this device, from torch's allocator."""
+        with torch.cuda.device(self.device), normal_mode():
+            return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+
+    def allocate_exportable(self, size: int) -> torch.Tensor:
+        """Allocate device memory on the compute stream."""
+        with self.stream_context(StreamRole.COMPUTE):
+            return empty((size,), torch.uint8, self.device)
+
+    def alias_storage(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Make a tensor of the storage's bytes by the CUDA array interface.
+
+        What is exported gets another deleter, and from then on ``record_stream`` passes over it in
+        silence: so the alias is exported, never the user's own tensor.
+        """
+        storage = tensor.untyped_storage()
+        with normal_mode():
+            raw = _CudaArrayView(storage.data_ptr(), storage.nbytes())
+            return torch.as_tensor(raw, device=self.device)
+
+    def export_memory(self, tensor: torch.Tensor) -> bytes:
+        """Export a CUDA IPC memory handle, as ``torch.multiprocessing`` does.
+
+        torch counts one receiver for each token.
+        """
+        with self.stream_context(
+            StreamRole.HOST_TO_DEVICE
+        ):  # which is idle: the token's own event holds nobody up
+            shared = tensor.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
+        return pack(shared[1:])
+
+    def import_memory(self, token: bytes) -> torch.Tensor:
+        """Open a CUDA IPC memory handle on this device, which may differ from the memory's.
+
+        torch waits for its current stream when the tensor is dropped: drop it in the context of the
+        host-to-device stream. ``torch.multiprocessing`` would look for the handle in its own cache,
+        and might find earlier memory there, of another size.
+        """
+        with self.stream_context(StreamRole.HOST_TO_DEVICE), normal_mode():
+            shared = unpack(token, _StorageIpcHandle, "a handle of CUDA memory")
+            storage = torch.UntypedStorage._new_shared_cuda(self.device.index, *shared)
+            return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
+
+    def create_interprocess_event(self) -> InterprocessEvent:
+        """Create an event without timing that can be exported, with its handle."""
+        with torch.cuda.device(self.device):
+            event = torch.cuda.Event(interprocess=True)  # type: ignore[no-untyped-call]
+            handle = event.ipc_handle()  # type: ignore[no-untyped-call]
+        return _CudaInterprocessEvent(event, handle, self._stream)
+
+    def import_event(self, handle: bytes) -> DeviceEvent:
+        """Open another process's event handle on this device."""
+        event = torch.cuda.Event.from_ipc_handle(  # type: ignore[no-untyped-call]
+            self.device, handle
+        )
+        return _CudaEvent(event)

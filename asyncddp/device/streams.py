@@ -1,0 +1,252 @@
+"""Interface of a device's streams and events, and the ordering of an operation among them.
+
+A device runs the work of one stream in order and the work of two streams in any order, unless one
+stream waits for an event of the other. :class:`DeviceStreams` has one stream for each
+:class:`StreamRole`; :mod:`~asyncddp.device.cuda_streams` implements it with CUDA, and
+:mod:`~asyncddp.device.simulated_streams` simulates it on the CPU, so that it runs without a GPU.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from enum import Enum
+from typing import ClassVar, Protocol
+
+import torch
+
+from asyncddp.tensors.allocation import empty
+
+
+class StreamRole(Enum):
+    """Role of a stream of a device: what kind of work is enqueued on it."""
+
+    CALLER = "caller"
+    """The calling thread's current stream."""
+    COMPUTE = "compute"
+    """The stream on which operations compute."""
+    DEVICE_TO_HOST = "device_to_host"
+    """The stream of copies from the device to the host."""
+    HOST_TO_DEVICE = "host_to_device"
+    """The stream of copies from the host to the device."""
+    COLLECTIVE = "collective"
+    """The stream of collectives on the device, which wait for the last rank to join."""
+
+
+class DeviceEvent(Protocol):
+    """An event recorded on a stream of a device."""
+
+    def done(self) -> bool:
+        """Return whether all work enqueued before the event has ended; never waits."""
+        ...
+
+
+class InterprocessEvent(DeviceEvent, Protocol):
+    """An event that other processes of this machine can wait for; it is recorded repeatedly."""
+
+    @property
+    def handle(self) -> bytes:
+        """Handle that :meth:`DeviceStreams.import_event` takes in another process."""
+        ...
+
+    def record(self, role: StreamRole) -> None:
+        """Record the event on a stream; later waits for the event wait for this point."""
+        ...
+
+
+class DeviceStreams(ABC):
+    """The streams of one device, one for each role.
+
+    Attributes:
+        kind: Device type that peers are told: ``"cuda"``.
+        device: The device.
+    """
+
+    kind: ClassVar[str]
+    device: torch.device
+
+    @abstractmethod
+    def record_event(self, role: StreamRole) -> DeviceEvent:
+        """Record a new event on a stream."""
+
+    @abstractmethod
+    def wait_event(self, role: StreamRole, event: DeviceEvent) -> None:
+        """Make later work of a stream wait for an event; the calling thread never waits."""
+
+    @abstractmethod
+    def stream_context(self, role: StreamRole) -> AbstractContextManager[None]:
+        """Make a stream this thread's current stream, on which torch enqueues work."""
+
+    @abstractmethod
+    def copy(self, out: torch.Tensor, source: torch.Tensor, role: StreamRole) -> None:
+        """Enqueue a copy between pinned host memory and the device, or within the device."""
+
+    @abstractmethod
+    def record_stream(self, tensor: torch.Tensor, role: StreamRole) -> None:
+        """Keep a tensor's memory from being reused before a stream's work on it has ended."""
+
+    @abstractmethod
+    def stream_pointer(self, role: StreamRole) -> int:
+        """Return the stream's address, for other libraries."""
+
+    @abstractmethod
+    def allocate_pinned(self, size: int) -> torch.Tensor:
+        """Allocate ``size`` bytes of pinned host memory, for asynchronous copies."""
+
+    @abstractmethod
+    def allocate_exportable(self, size: int) -> torch.Tensor:
+        """Allocate ``size`` bytes on the device that can be exported to other processes."""
+
+    @abstractmethod
+    def alias_storage(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Make a tensor of all bytes of a tensor's storage that does not keep them alive."""
+
+    @abstractmethod
+    def export_memory(self, tensor: torch.Tensor) -> bytes:
+        """Export the storage of a tensor: make a token by which one process can import it.
+
+        The token is valid for as long as the tensor is kept.
+
+        Raises:
+            RuntimeError: Its memory cannot be exported.
+        """
+
+    @abstractmethod
+    def import_memory(self, token: bytes) -> torch.Tensor:
+        """Import the memory that another process has exported, without a copy.
+
+        Raises:
+            RuntimeError: The memory cannot be opened from this process.
+            OSError: The same, as the system says it.
+        """
+
+    @abstractmethod
+    def create_interprocess_event(self) -> InterprocessEvent:
+        """Create an event that can be exported to other processes."""
+
+    @abstractmethod
+    def import_event(self, handle: bytes) -> DeviceEvent:
+        """Import another process's event, for :meth:`wait_event`.
+
+        Raises:
+            RuntimeError: The event cannot be opened from this process.
+            OSError: The same, as the system says it.
+        """
+
+
+class StreamOrdering:
+    """Stream ordering of one operation relative to its caller's stream, without host waits.
+
+    Work that the caller has enqueued before the operation precedes all work of the operation, and
+    what the caller enqueues once it has the result follows it.
+
+    Args:
+        streams: Of the device.
+        tensors: Tensors that the operation reads and writes.
+    """
+
+    def __init__(self, streams: DeviceStreams, tensors: tuple[torch.Tensor, ...]) -> None:
+        self._streams, self._tensors = streams, tensors
+        self._begun = streams.record_event(StreamRole.CALLER)
+        self._ended: DeviceEvent | None = None
+
+    def begin(self) -> None:
+        """Make the operation's streams wait for the caller's earlier work; from any thread."""
+        for role in (StreamRole.COMPUTE, StreamRole.DEVICE_TO_HOST, StreamRole.HOST_TO_DEVICE):
+            self._streams.wait_event(role, self._begun)
+        for tensor in self._tensors:
+            self._streams.record_stream(tensor, StreamRole.COMPUTE)
+            self._streams.record_stream(tensor, StreamRole.DEVICE_TO_HOST)
+
+    def stream_context(self) -> AbstractContextManager[None]:
+        """Make the compute stream this thread's current stream."""
+        return self._streams.stream_context(StreamRole.COMPUTE)
+
+    def end(self) -> None:
+        """Record that the operation has enqueued all its work."""
+        self._ended = self._streams.record_event(StreamRole.COMPUTE)
+        self._tensors = ()
+
+    def arrive(self, result: object) -> None:
+        """Make the caller's stream wait for the operation's work, once it has the result."""
+        if self._ended is not None:
+            self._streams.wait_event(StreamRole.CALLER, self._ended)
+        if isinstance(result, torch.Tensor):
+            self._streams.record_stream(result, StreamRole.CALLER)
+
+
+class _StreamRegistry:
+    """Registry of this process's streams by device, and of a simulated device on the CPU."""
+
+    def __init__(self) -> None:
+        self.by_device: dict[torch.device, DeviceStreams] = {}
+        self.simulated: DeviceStreams | None = None
+
+
+_registry = _StreamRegistry()
+
+
+def streams_of(tensor: torch.Tensor) -> DeviceStreams | None:
+    """Return the streams of a tensor's device; None for the CPU and devices without streams.
+
+    Example:
+        >>> streams_of(torch.zeros(1)) is None
+        True
+    """
+    if tensor.is_cpu:
+        return _registry.simulated
+    return streams_of_device(tensor.device) if tensor.is_cuda else None
+
+
+def streams_of_device(device: torch.device) -> DeviceStreams:
+    """Return the streams of a CUDA device, created on first use."""
+    found = _registry.by_device.get(device)
+    if found is None:
+        from asyncddp.device.cuda_streams import CudaStreams
+
+        found = _registry.by_device.setdefault(device, CudaStreams(device))
+    return found
+
+
+def empty_on(
+    streams: DeviceStreams | None, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    """Make a contiguous, uninitialised tensor on a device or on the host.
+
+    Args:
+        streams: Of the device; None for the host.
+        shape: Its shape.
+        dtype: Its dtype.
+    """
+    if streams is None:
+        return empty(shape, dtype)
+    with streams.stream_context(StreamRole.COMPUTE):
+        return empty(shape, dtype, streams.device)
+
+
+def stream_ordering_of(tensor: torch.Tensor, *others: torch.Tensor | None) -> StreamOrdering | None:
+    """Make an operation's stream ordering after the caller's stream; None on the host.
+
+    Args:
+        tensor: Tensor that the operation reads.
+        *others: Other tensors that it reads or writes.
+    """
+    streams = streams_of(tensor)
+    if streams is None:
+        return None
+    kept = [other for other in others if other is not None and other.device == tensor.device]
+    return StreamOrdering(streams, (tensor, *kept))
+
+
+@contextmanager
+def simulate_device(streams: DeviceStreams) -> Iterator[None]:
+    """Treat CPU tensors as tensors on a simulated device, in all threads, while entered.
+
+    For tests: all code for GPUs then runs in full, on CPU tensors.
+    """
+    before, _registry.simulated = _registry.simulated, streams
+    try:
+        yield
+    finally:
+        _registry.simulated = before

@@ -1,0 +1,158 @@
+"""Active messages: one-sided messages, each of which runs a handler on the receiving rank."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+
+from asyncddp.engine.messages import DECODE_ERRORS, ActiveMessage, HandlerArguments, Message
+from asyncddp.errors import AsyncDDPError, PeerError
+from asyncddp.tensors.allocation import empty
+from asyncddp.tensors.byte_views import as_bytes, from_bytes
+from asyncddp.transport.base import Request, Transport
+
+ActiveMessageHandler: TypeAlias = Callable[[int, tuple[Any, ...], torch.Tensor | None], None]
+"""Function that is called with the sender's rank, the arguments, and the tensor sent along."""
+
+_INLINE = 16 * 1024  # bytes of a tensor that travel inside the message
+_Received: TypeAlias = tuple[ActiveMessage, torch.Tensor | None, Request | None]
+
+
+class ActiveMessages:
+    """Active messages of one rank: sends them, and runs the handlers of those received.
+
+    The engine's lock guards it.
+
+    Args:
+        transport: The transport that carries tensors too large to go inline.
+        put: Queues a message for a peer.
+        flush: Sends the queued messages.
+        tag: Returns a new tag for a tensor that follows its message.
+        fail_next_call: Is called with the error of a handler that failed.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        put: Callable[[int, Message], None],
+        flush: Callable[[], bool],
+        tag: Callable[[], int],
+        fail_next_call: Callable[[PeerError], None],
+    ) -> None:
+        self._transport, self._put, self._flush, self._tag = transport, put, flush, tag
+        self._fail_next_call = fail_next_call
+        self.handlers: dict[str, ActiveMessageHandler] = {}
+        """Handlers by name; they run on whichever thread drives the engine."""
+        self._sends: list[tuple[Request, torch.Tensor]] = []
+        self._received: dict[int, deque[_Received]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Tell whether tensors are in transit."""
+        return bool(self._received or self._sends)
+
+    def send(
+        self,
+        peer: int,
+        handler: str,
+        arguments: HandlerArguments,
+        tensor: torch.Tensor | None = None,
+    ) -> None:
+        """Send a message that runs a handler of a peer; the call never waits.
+
+        Args:
+            peer: The receiving rank.
+            handler: The handler's name there.
+            arguments: Numbers, strings and None.
+            tensor: A contiguous CPU tensor, kept unchanged until the peer is known to have it.
+        """
+        if tensor is None:
+            self._put(peer, ActiveMessage(handler, arguments, "", (), None, -1))
+            return
+        dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+        raw = as_bytes(tensor)
+        if raw.numel() <= _INLINE:
+            data = raw.numpy().tobytes()
+            self._put(peer, ActiveMessage(handler, arguments, dtype, shape, data, -1))
+            return
+        tag = self._tag()
+        self._put(peer, ActiveMessage(handler, arguments, dtype, shape, None, tag))
+        self._flush()  # else the announcement would queue behind the bytes
+        self._sends.append((self._transport.isend(tensor, peer, tag), tensor))
+
+    def receive(self, peer: int, message: ActiveMessage) -> None:
+        """Deliver a message, or begin to receive the tensor that follows it."""
+        tensor: torch.Tensor | None = None
+        request: Request | None = None
+        if message.dtype:
+            dtype = getattr(torch, message.dtype)
+            if message.payload is not None:
+                tensor = from_bytes(message.payload, dtype, message.shape)
+            else:
+                tensor = empty(message.shape, dtype)
+                request = self._transport.irecv(tensor, peer, message.tag)
+        self._received.setdefault(peer, deque()).append((message, tensor, request))
+        self._deliver(peer)
+
+    def progress(self) -> bool:
+        """Deliver complete messages, each peer's in order, and tell whether there were any."""
+        if self._sends:
+            self._sends = [pair for pair in self._sends if not _ended(pair[0])]
+        return any([self._deliver(peer) for peer in list(self._received)])
+
+    def close(self) -> None:
+        """Abandon transfers in progress, and remove all handlers."""
+        receives = [request for waiting in self._received.values() for _, _, request in waiting]
+        for request in (*(request for request, _ in self._sends), *receives):
+            if request is not None and not _ended(request):
+                request.abandon()
+        self._sends.clear()
+        self._received.clear()
+        self.handlers.clear()
+
+    def _deliver(self, peer: int) -> bool:
+        waiting, delivered = self._received[peer], False
+        while waiting and (waiting[0][2] is None or self._complete(waiting[0][2], waiting)):
+            message, tensor, _ = waiting.popleft()
+            delivered = True
+            handler = self.handlers.get(message.handler)
+            if handler is not None:
+                self._run_handler(handler, peer, message, tensor)
+        if not waiting:
+            del self._received[peer]
+        return delivered
+
+    def _run_handler(
+        self,
+        handler: ActiveMessageHandler,
+        peer: int,
+        message: ActiveMessage,
+        tensor: torch.Tensor | None,
+    ) -> None:
+        """Run a handler; its error is raised by the next verb, not by the thread that is here."""
+        try:
+            handler(peer, message.arguments, tensor)
+        except (AsyncDDPError, *DECODE_ERRORS) as error:
+            problem = f"what rank {peer} sent to {message.handler} could not be taken"
+            failure = PeerError(f"{problem}: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._fail_next_call(failure)
+
+    def _complete(self, request: Request, waiting: deque[_Received]) -> bool:
+        """Tell whether a tensor is here; drop all messages of a peer that has failed."""
+        try:
+            return request.done()
+        except PeerError:
+            waiting.clear()
+            return False
+
+
+def _ended(request: Request) -> bool:
+    """Tell whether a request has ended, well or not."""
+    try:
+        return request.done()
+    except PeerError:
+        return True

@@ -1,0 +1,306 @@
+"""Chunked exchange: one exchange with peers that moves tensors chunk by chunk.
+
+Chunks go through ring buffers in shared memory where these are set up, and by message elsewhere.
+While the calling thread drives the exchange and all chunks come at once, it has no exchange
+request; it gets one when it has to wait, so that messages that contradict it are matched with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from asyncddp.engine.exchange_request import ExchangeRequest, PendingReceive, SendCompletion
+from asyncddp.engine.messages import MatchKey
+from asyncddp.engine.persistent_channels import ChannelTable, PersistentChannel
+from asyncddp.errors import MismatchError
+from asyncddp.shm.arena import SharedMemoryHandle
+from asyncddp.shm.ring_buffer import ChunkLayout, ReceiveRingBuffer, SendRingBuffer
+from asyncddp.timeline.tracer import Tracer
+
+_WHOLE = ChunkLayout.single((), torch.uint8)
+"""Layout of one chunk, whatever its size."""
+
+
+class ChunkReceiver:
+    """Receiver of one peer's chunks in a chunked exchange; done once the current one is here.
+
+    Args:
+        chunked_exchange: The exchange that it is a part of.
+        peer: The sending rank.
+    """
+
+    def __init__(self, chunked_exchange: ChunkedExchange, peer: int) -> None:
+        self._chunked_exchange, self.peer = chunked_exchange, peer
+        self._number = 0
+        self._looked = False
+        self._flat: torch.Tensor | None = None
+
+    def for_chunk(self, number: int) -> ChunkReceiver:
+        """Make chunk ``number`` the current one, and return this as the condition to wait for."""
+        self._number = number
+        return self
+
+    def done(self) -> bool:
+        """Tell whether the current chunk can be read; raises what made the exchange fail."""
+        chunked_exchange = self._chunked_exchange
+        chunked_exchange.raise_if_failed()
+        if not chunked_exchange.is_first_in_flight:
+            return False
+        channel, step = chunked_exchange.channel, chunked_exchange.key.step
+        receive_ring = None if channel is None else channel.receive_rings.get(self.peer)
+        if (
+            receive_ring is not None
+            and receive_ring.published(step) > self._number
+            and receive_ring.is_addressed(step)
+        ):
+            return True
+        receive = self.receive
+        return receive is not None and receive.done()
+
+    @property
+    def receive(self) -> PendingReceive | None:
+        """Pending receive of the peer's tensor, where that comes by message."""
+        request = self._chunked_exchange.request
+        return None if request is None else request.receives[self.peer]
+
+    def take(self) -> torch.Tensor:
+        """Return the current chunk, flat, once done."""
+        chunked_exchange, number = self._chunked_exchange, self._number
+        receive = self.receive
+        if receive is not None and receive.tensor is not None:
+            self._flat = receive.tensor.reshape(-1)
+        elif not self._looked:
+            self._looked = True
+            handle = chunked_exchange.ring_of(self.peer).tensor_handle(chunked_exchange.key.step)
+            if handle is not None:
+                self._flat = chunked_exchange.map_tensor(self.peer, handle)
+        if self._flat is not None:
+            return chunked_exchange.layout.chunk(self._flat, number)
+        return chunked_exchange.ring_of(self.peer).slot(chunked_exchange.key.step, number)
+
+    def release(self) -> None:
+        """Acknowledge that the current chunk has been read."""
+        channel, step = self._chunked_exchange.channel, self._chunked_exchange.key.step
+        if channel is not None and self.peer in channel.receive_rings:
+            receive_ring = channel.receive_rings[self.peer]
+            if receive_ring.published(step):
+                receive_ring.acknowledge(step, self._number + 1)
+
+    def missing(self) -> list[tuple[int, MatchKey]]:
+        """Return the peer and match key."""
+        return [(self.peer, self._chunked_exchange.key)]
+
+
+class ChunkedExchange:
+    """Exchange of one step with peers, chunk by chunk.
+
+    As a wait condition it is done once the ring has room for the current chunk.
+
+    Args:
+        channels: The rank's persistent channels.
+        channel: The one of this name and signature, if there is one.
+        key: Name and step, by which peers match the exchange.
+        layout: How the tensors are split into chunks; None where they stay whole.
+        sources: Ranks from which a tensor is received.
+        targets: Ranks that read this rank's tensor from its ring.
+        begun: Whether the channel lists the step as in flight already.
+        published: Chunks of this rank that are published already.
+
+    Attributes:
+        request: The request with which messages about the exchange are matched, once it has one.
+    """
+
+    def __init__(
+        self,
+        channels: ChannelTable,
+        channel: PersistentChannel | None,
+        key: MatchKey,
+        layout: ChunkLayout | None,
+        sources: Iterable[int],
+        targets: Sequence[int],
+        *,
+        begun: bool = False,
+        published: int = 0,
+    ) -> None:
+        self._channels, self.channel, self.key = channels, channel, key
+        self.layout = layout or _WHOLE
+        self.sources = [ChunkReceiver(self, peer) for peer in sources]
+        self.targets = tuple(targets)
+        self.request: ExchangeRequest | None = None
+        self._send_ring = None if channel is None or not self.targets else channel.send_ring
+        self._number = 0
+        self._mapped, self._published = False, published
+        if channel is not None and not begun:
+            channel.in_flight.append(key.step)
+
+    @property
+    def tracer(self) -> Tracer | None:
+        """Tracer of the timeline, if there is one."""
+        return self._channels.tracer
+
+    @property
+    def verb(self) -> str:
+        """Name of the verb, or an empty string where it is not known."""
+        known = self.request or self.channel
+        return "" if known is None else known.signature.verb
+
+    @property
+    def is_first_in_flight(self) -> bool:
+        """True once all earlier steps of the channel have ended here."""
+        return self.channel is None or self.channel.in_flight[0] == self.key.step
+
+    def raise_if_failed(self) -> None:
+        """Raise what made this exchange fail, if something did."""
+        if self.request is not None:
+            self.request.raise_if_failed()
+        if self.channel is not None and self.channel.error is not None:
+            error = self.channel.error
+            self._channels.discard_error(error)
+            raise error
+        if (
+            self._send_ring is not None
+            and self.channel is not None
+            and self.channel.send_ring is not self._send_ring
+        ):
+            raise MismatchError(
+                f"an exchange under the name {self.key.name!r} failed before {self.key}"
+            )
+
+    # sending
+
+    def for_chunk(self, number: int) -> ChunkedExchange:
+        """Make chunk ``number`` the current one, and return this as the condition to wait for."""
+        self._number = number
+        return self
+
+    def done(self) -> bool:
+        """Tell whether there is room for the current chunk; raises what made the exchange fail."""
+        self.raise_if_failed()
+        if self._send_ring is None:
+            return True
+        if not self.is_first_in_flight:
+            return False
+        if self._number < self._published:
+            return True
+        if self._number == 0:
+            return self._send_ring.has_room(self.key.step)
+        return self._mapped or not self._lagging()
+
+    def missing(self) -> list[tuple[int, MatchKey]]:
+        """Return the peers that have yet to read, and so hold up the current chunk."""
+        return [(rank, MatchKey(self.key.name, step)) for rank, step in self._lagging()]
+
+    def _lagging(self) -> list[tuple[int, int]]:
+        """Return the readers that lag so far behind that there is no room."""
+        needed = self._number - self.layout.num_slots + 1
+        if self._send_ring is None or (self._number > 0 and needed <= 0):
+            return []
+        return self._send_ring.pending_readers(self.key.step, needed)
+
+    def send_chunk(
+        self, number: int, flat: torch.Tensor, factor: float, handle: SharedMemoryHandle | None
+    ) -> None:
+        """Publish chunk ``number`` of a flat tensor, or all of it in its own memory.
+
+        Args:
+            number: The chunk; they are sent in order, each once there is room.
+            flat: The tensor.
+            factor: The factor that multiplies it; 1 where it is read in its own memory.
+            handle: Handle to the tensor, if it is to be read in its own memory.
+        """
+        send_ring, step = self._send_ring, self.key.step
+        if send_ring is None or number < self._published:
+            return
+        if number == 0:
+            self._mapped = handle is not None
+            send_ring.begin(step, self.targets, handle)
+            if self._mapped:
+                send_ring.publish(step, self.layout.num_chunks)
+        if self._mapped:
+            return
+        slot, chunk = send_ring.slot(step, number), self.layout.chunk(flat, number)
+        if factor == 1.0:
+            slot.copy_(chunk)
+        else:
+            torch.mul(chunk, factor, out=slot)
+        send_ring.publish(step, number + 1)
+
+    def sent(self) -> SendCompletion | ChunkReadCompletion:
+        """Return the condition that sends by message are complete, and acknowledged if asked."""
+        return ChunkReadCompletion(self, None, 0) if self.request is None else self.request.sent()
+
+    def chunks_read(self, number: int) -> ChunkReadCompletion:
+        """Return the condition that all targets have read so many chunks."""
+        return ChunkReadCompletion(self, self._send_ring, number)
+
+    def handle_of(self, tensor: torch.Tensor) -> SharedMemoryHandle | None:
+        """Return a handle by which peers can read a tensor in place, if it is in shared memory."""
+        return self._channels.handle_of(tensor)
+
+    # receiving
+
+    def ring_of(self, peer: int) -> ReceiveRingBuffer:
+        """Return the receive ring buffer of a peer."""
+        if self.channel is None:
+            raise RuntimeError("there is no ring buffer")
+        return self.channel.receive_rings[peer]
+
+    def first_received(self) -> torch.Tensor | None:
+        """Return the first source's tensor, if it came by message into a buffer of its own."""
+        receive = self.sources[0].receive if self.sources else None
+        return None if receive is None else receive.tensor
+
+    def map_tensor(self, peer: int, handle: SharedMemoryHandle) -> torch.Tensor:
+        """Map a peer's tensor that is read in place."""
+        if self.channel is None:
+            raise RuntimeError("there is no ring buffer")
+        return self._channels.map_tensor(peer, self.channel, handle)
+
+    def close(self, *, failed: bool) -> None:
+        """End the exchange; harmless when called twice."""
+        peers = [source.peer for source in self.sources]
+        self.sources.clear()  # they know each other: without this, memory waits for the gc
+        channel, step = self.channel, self.key.step
+        if channel is None or step not in channel.in_flight:
+            return
+        channel.in_flight.remove(step)
+        if not failed:
+            targets = self.targets if self.request is None else self.request.targets
+            channel.record(step, peers, targets)
+            return
+        for peer in peers:
+            receive_ring = channel.receive_rings.get(peer)
+            if receive_ring is not None:  # so that the sender need not wait for this rank
+                receive_ring.acknowledge(step, self.layout.num_chunks)
+        if channel.send_ring is self._send_ring:
+            self._channels.retire_ring(channel)
+
+
+class ChunkReadCompletion:
+    """Completion condition of a chunked exchange: the targets have read this rank's chunks.
+
+    Args:
+        chunked_exchange: The exchange.
+        send_ring: This rank's ring in it, if there is one.
+        number: Chunks that are to be read.
+    """
+
+    def __init__(
+        self, chunked_exchange: ChunkedExchange, send_ring: SendRingBuffer | None, number: int
+    ) -> None:
+        self._chunked_exchange, self._send_ring, self._number = chunked_exchange, send_ring, number
+
+    def done(self) -> bool:
+        """Tell whether all have read them; raises what made the exchange fail."""
+        self._chunked_exchange.raise_if_failed()
+        return not self.missing()
+
+    def missing(self) -> list[tuple[int, MatchKey]]:
+        """Return the ranks that have yet to read."""
+        if self._send_ring is None:
+            return []
+        key = self._chunked_exchange.key
+        lagging = self._send_ring.pending_readers(key.step, self._number)
+        return [(rank, MatchKey(key.name, step)) for rank, step in lagging]

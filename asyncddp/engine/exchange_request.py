@@ -1,0 +1,195 @@
+"""Exchange request: one rank's part in one exchange of tensors, and its completion conditions.
+
+Nothing in here communicates: the matcher and the send queue fill in what was received and sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from asyncddp.device.streams import DeviceStreams
+from asyncddp.engine.exchange_signature import ExchangeSignature
+from asyncddp.engine.messages import MatchKey, TensorMessage
+from asyncddp.errors import PeerError
+from asyncddp.transport.base import Request
+from asyncddp.transport.cuda.peer_access import ExportRequest, ImportRequest
+
+if TYPE_CHECKING:
+    from asyncddp.engine.persistent_channels import PersistentChannel
+
+
+class PendingReceive:
+    """Pending receive of one tensor from one peer; done once the tensor can be read.
+
+    Attributes:
+        tensor: The buffer that holds the tensor, or will.
+        request: The transport's request that fills the buffer.
+        import_request: The same where the tensor is read in the peer's own memory.
+    """
+
+    def __init__(self, exchange: ExchangeRequest, peer: int) -> None:
+        self.exchange, self.peer = exchange, peer
+        self.tensor: torch.Tensor | None = None
+        self.request: Request | None = None
+        self.import_request: ImportRequest | None = None
+
+    @property
+    def announced(self) -> bool:
+        """Tell whether the peer has announced the tensor."""
+        return self.tensor is not None or self.import_request is not None
+
+    def done(self) -> bool:
+        """Tell whether the tensor can be read; raises what made the exchange fail."""
+        self.exchange.raise_if_failed()
+        return self.announced and (self.request is None or self.request.done())
+
+    def take(self) -> torch.Tensor:
+        """Return the tensor, once done."""
+        if self.import_request is not None:
+            return self.import_request.tensor
+        if self.tensor is None:
+            raise RuntimeError("a pending receive was taken before it was done")
+        return self.tensor
+
+    def release(self) -> None:
+        """Let the peer overwrite a tensor in its own memory: all reads of it are queued here."""
+        if self.import_request is not None:
+            self.import_request.release()
+
+    def missing(self) -> list[tuple[int, MatchKey]]:
+        """Return the peer and match key, while nothing has come from that peer."""
+        return [] if self.announced else [(self.peer, self.exchange.key)]
+
+
+class ExchangeRequest:
+    """Request of one rank for one exchange: the tensors it expects, and those it sends.
+
+    Args:
+        key: The exchange's name and step, by which peers match it.
+        signature: Verb, dtype, shape and device on which peers must agree.
+        sources: Ranks from which a tensor is expected.
+        targets: Ranks to which one is sent.
+        wants_ack: Ranks among ``targets`` whose acknowledgement is awaited.
+        peer_access: Whether tensors are read in the peers' own memory where the transport can do
+            that; each pending receive is to be released then.
+
+    Attributes:
+        receives: The pending receive from each source.
+        sends: The transport's requests that are not known to be complete.
+        exports: Those that let peers read a tensor in this rank's memory.
+        ring_targets: Targets that read the tensor from this rank's shared-memory ring.
+        channel: The persistent channel of this name and signature, if there is one.
+        streams: Of the device on which the tensors lie; None on the host.
+        row: This rank's row of W, where it is compared; and in ``rows`` what targets should have.
+        audience: Ranks beyond sources and targets that are told if the exchange fails.
+    """
+
+    def __init__(
+        self,
+        key: MatchKey,
+        signature: ExchangeSignature,
+        sources: Iterable[int],
+        targets: Iterable[int],
+        wants_ack: Iterable[int] = (),
+        *,
+        peer_access: bool = False,
+    ) -> None:
+        self.key, self.signature, self.peer_access = key, signature, peer_access
+        self.receives = {peer: PendingReceive(self, peer) for peer in sources}
+        self.targets = frozenset(targets)
+        self.unacknowledged = set(wants_ack)
+        self.sends: list[Request] = []
+        self.exports: list[ExportRequest] = []
+        self.ring_targets: frozenset[int] = frozenset()
+        self.channel: PersistentChannel | None = None
+        self.streams: DeviceStreams | None = None
+        self.row = ""
+        self.rows: Mapping[int, str] = {}
+        self.audience: frozenset[int] = frozenset()
+        self.error: PeerError | None = None
+        self.reason = ""
+
+    def fail(self, error: PeerError, reason: str) -> None:
+        """Fail this exchange, unless it has failed before.
+
+        Args:
+            error: The error to raise on this rank.
+            reason: Its cause, in the words that peers are told.
+        """
+        if self.error is None:
+            self.error, self.reason = error, reason
+
+    def raise_if_failed(self) -> None:
+        """Raise what made this exchange fail, if something did."""
+        if self.error is not None:
+            raise self.error
+
+    def row_difference(self, message: TensorMessage) -> str | None:
+        """Say how the sender's and this rank's mixing weights differ; None if they agree."""
+        if not self.row or not message.weights or message.weights == self.row:
+            return None
+        return (
+            f"expected mixing weights {self.row}, got {message.weights} by the sender's topology; "
+            "set the same topology, with the same weights, on all ranks"
+        )
+
+    @property
+    def sources(self) -> frozenset[int]:
+        """Return the ranks from which a tensor is expected."""
+        return frozenset(self.receives)
+
+    def peers(self) -> frozenset[int]:
+        """Return all ranks that take part, except this one."""
+        return self.sources | self.targets
+
+    def buffers_free(self) -> SendBufferRelease:
+        """Return the condition that sent tensors may be overwritten here."""
+        return SendBufferRelease(self)
+
+    def sent(self) -> SendCompletion:
+        """Return the condition that sends are complete and wanted acknowledgements are here."""
+        return SendCompletion(self)
+
+
+class SendCompletion:
+    """Completion condition of an exchange's sends: transferred, and acknowledged where asked."""
+
+    def __init__(self, exchange: ExchangeRequest) -> None:
+        self.exchange = exchange
+
+    def done(self) -> bool:
+        """Tell whether all sends are complete and no acknowledgement is missing."""
+        exchange = self.exchange
+        exchange.raise_if_failed()
+        if exchange.sends and all([request.done() for request in exchange.sends]):
+            exchange.sends.clear()
+        return not exchange.sends and not exchange.unacknowledged
+
+    def missing(self) -> list[tuple[int, MatchKey]]:
+        """Return the peers that have yet to acknowledge, or to receive."""
+        peers = self.exchange.unacknowledged or (
+            self.exchange.targets if self.exchange.sends else ()
+        )
+        return [(peer, self.exchange.key) for peer in sorted(peers)]
+
+
+class SendBufferRelease:
+    """Completion condition of an exchange: its send buffers may be overwritten, in stream order."""
+
+    def __init__(self, exchange: ExchangeRequest) -> None:
+        self.exchange = exchange
+
+    def done(self) -> bool:
+        """Tell whether peers have received the tensors, or read from copies."""
+        exchange = self.exchange
+        exchange.raise_if_failed()
+        if not exchange.exports:
+            return exchange.sent().done()
+        return all([export.reusable() for export in exchange.exports])
+
+    def missing(self) -> list[tuple[int, MatchKey]]:
+        """Return the peers that have yet to receive."""
+        return self.exchange.sent().missing()

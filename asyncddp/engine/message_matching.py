@@ -1,0 +1,407 @@
+"""Message matching: pairs incoming messages with this rank's exchange requests, by match key.
+
+As in MPI there are two queues: requests that wait for their messages, and unexpected messages that
+wait for their request.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from asyncddp.device.simulated_streams import SimulatedStreams
+from asyncddp.device.streams import empty_on
+from asyncddp.engine.active_messages import ActiveMessages
+from asyncddp.engine.exchange_request import ExchangeRequest, PendingReceive
+from asyncddp.engine.exchange_signature import ExchangeSignature
+from asyncddp.engine.messages import (
+    SIGNATURE_ONLY,
+    Ack,
+    ActiveMessage,
+    MatchKey,
+    Message,
+    Nack,
+    TensorMessage,
+    decode,
+)
+from asyncddp.engine.send_queue import SendQueue
+from asyncddp.engine.transfer_tracing import trace_transfer
+from asyncddp.errors import (
+    DeadlockError,
+    MismatchError,
+    PeerError,
+    PeerLeftError,
+    WaitTimeoutError,
+)
+from asyncddp.tensors.allocation import empty
+from asyncddp.tensors.byte_views import from_bytes
+from asyncddp.timeline.tracer import Tracer
+from asyncddp.transport.base import Request, Transport
+from asyncddp.transport.cuda.peer_access import PeerAccess
+
+_MAX_FINISHED = 4096  # exchanges remembered after their end
+_ACK_EVERY = 64  # uses of a name after which a sender waits for its receivers
+_DISCARD_STREAMS = (
+    SimulatedStreams()
+)  # for bytes that come from a device and are dropped on the host
+
+
+_SENDABLE_ERRORS: dict[str, type[PeerError]] = {
+    kind.__name__: kind
+    for kind in (DeadlockError, MismatchError, PeerError, PeerLeftError, WaitTimeoutError)
+}
+"""Errors that a :class:`Nack` carries: the peers of a rank that failed raise the same one."""
+
+
+class _FinishedExchange(NamedTuple):
+    """Record of an exchange that has ended here: its peers, and its error if it failed."""
+
+    sources: frozenset[int]
+    targets: frozenset[int]
+    error: PeerError | None
+
+
+def _ended(unwanted: Request) -> bool:
+    """Tell whether a request that nobody waits for has ended, well or not."""
+    try:
+        return unwanted.done()
+    except PeerError:
+        return True
+
+
+class MessageMatcher(SendQueue):
+    """Matcher of incoming messages with one rank's exchange requests, by match key.
+
+    Messages that no request expects yet are kept; those that contradict a request fail the exchange
+    on both sides. It is not thread-safe: the engine's lock guards it.
+
+    Args:
+        transport: The transport that carries messages, and tensors on the host.
+        uses: How often each name was used on this rank.
+        tracer: The timeline's tracer, if there is one.
+
+    Attributes:
+        active_messages: The rank's active messages.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        uses: Mapping[str, int] | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        super().__init__(transport, tracer)
+        self.rank, self.size = transport.rank, transport.size
+        self._use_counts = {} if uses is None else uses
+        self._suspects: set[tuple[int, MatchKey]] = set()
+        self._posted: dict[MatchKey, ExchangeRequest] = {}
+        self._finished: OrderedDict[MatchKey, _FinishedExchange] = OrderedDict()
+        self._unexpected: dict[MatchKey, dict[int, TensorMessage]] = defaultdict(dict)
+        self._early_nacks: dict[MatchKey, tuple[int, Nack]] = {}
+        self._acknowledged: set[tuple[int, ExchangeSignature]] = set()
+        self._discards: list[tuple[Request, torch.Tensor | None]] = []
+        self.active_messages = ActiveMessages(
+            transport, self.put, self.flush, self._next_tag, self.fail_next_call
+        )
+
+    @property
+    def late_error(self) -> PeerError | None:
+        """Error of an exchange that had already ended here, for the next verb to raise."""
+        return self.channels.late_error
+
+    @late_error.setter
+    def late_error(self, error: PeerError | None) -> None:
+        """Store the error, where the channels see it as well."""
+        self.channels.late_error = error
+
+    def fail_next_call(self, error: PeerError) -> None:
+        """Have the next verb raise an error, unless it has another one to raise."""
+        self.late_error = self.late_error or error
+
+    def is_refused(self, name: str) -> bool:
+        """Tell whether a peer has refused the next use of a name in advance."""
+        return (
+            bool(self._early_nacks)
+            and MatchKey(name, self._use_counts.get(name, 0)) in self._early_nacks
+        )
+
+    # exchanges
+
+    def open(self, exchange: ExchangeRequest, *, check: bool) -> None:
+        """Add a request, and match it with messages that are here already.
+
+        Targets that have never acknowledged its signature must do so; in check mode all must.
+
+        Raises:
+            MismatchError: An earlier message contradicts the exchange, or the key is in use.
+        """
+        key = exchange.key
+        if key in self._posted:
+            raise MismatchError(f"rank {self.rank}: {key} is under way already; wait for it first")
+        check = check or key.step % _ACK_EVERY == 0
+        exchange.unacknowledged = {
+            peer
+            for peer in exchange.targets - exchange.ring_targets
+            if check
+            or (peer, exchange.signature) not in self._acknowledged
+            or self.channels.ring_to_offer(exchange.channel, peer) is not None
+        }
+        self._posted[key] = exchange
+        if key in self._early_nacks:
+            self._fail_by_nack(exchange, *self._early_nacks.pop(key))
+        for peer, message in self._unexpected.pop(key, {}).items():
+            self._match(exchange, peer, message)
+
+    def close(self, exchange: ExchangeRequest, error: PeerError | None) -> None:
+        """Remove a request; if it failed, tell all ranks that take part."""
+        self._posted.pop(exchange.key, None)
+        for receive in exchange.receives.values():
+            receive.release()
+        exchange.exports.clear()
+        self._finished[exchange.key] = _FinishedExchange(exchange.sources, exchange.targets, error)
+        if len(self._finished) > _MAX_FINISHED:
+            self._finished.popitem(last=False)
+        if error is None:
+            self._acknowledged.update((peer, exchange.signature) for peer in exchange.targets)
+            if exchange.channel is not None and exchange.channel.send_ring is not None:
+                offered = exchange.targets & exchange.channel.send_ring.ranks
+                exchange.channel.readers.update(offered)
+            return
+        nack = self._nack_for(exchange.key, error, exchange.reason)
+        for peer in exchange.peers() | exchange.audience:
+            self.put(peer, nack)
+        for receive in exchange.receives.values():
+            if receive.request is not None:
+                self._discards.append((receive.request, receive.tensor))
+        for request in exchange.sends:
+            request.abandon()
+
+    def has_submitted(self, key: MatchKey) -> bool:
+        """Tell whether this rank has submitted an exchange with this key."""
+        return (
+            key in self._posted
+            or key in self._finished
+            or key.step < self._use_counts.get(key.base, 0)
+        )
+
+    def _finished_exchange(self, key: MatchKey) -> _FinishedExchange | None:
+        """Return the record of an exchange that has ended here, if it is remembered."""
+        partners = self.channels.partners(key)
+        return self._finished.get(key) or (_FinishedExchange(*partners, None) if partners else None)
+
+    def refuse_waiting_peer(self, peer: int, key: MatchKey) -> None:
+        """Refuse a peer that waits for this rank in an exchange which leaves that peer out."""
+        mine = self._posted.get(key) or self._finished_exchange(key)
+        if mine is None or mine.error is not None or key.collective:
+            return
+        if peer not in mine.sources and peer not in mine.targets:
+            problem = f"sends nothing to rank {peer}: {_describe_neighbors(mine)}"
+            self.put(peer, Nack(key, f"rank {self.rank} {problem}", origin=self.rank))
+
+    def unexpected_from(self, peer: int) -> list[TensorMessage]:
+        """Return the messages of a peer that no request expects yet."""
+        return [waiting[peer] for waiting in self._unexpected.values() if peer in waiting]
+
+    # incoming messages
+
+    def receive(self, peer: int, bundle: bytes) -> list[Message]:
+        """Handle a bundle of messages, and return those that are not about exchanges."""
+        others: list[Message] = []
+        for message in decode(bundle):
+            if isinstance(message, TensorMessage):
+                self._receive_tensor(peer, message)
+            elif isinstance(message, Ack):
+                if message.key in self._posted:
+                    self._posted[message.key].unacknowledged.discard(peer)
+            elif isinstance(message, Nack):
+                self._receive_nack(peer, message)
+            elif isinstance(message, ActiveMessage):
+                self.active_messages.receive(peer, message)
+            else:
+                others.append(message)
+        self._discards = [pair for pair in self._discards if not _ended(pair[0])]
+        return others
+
+    def _receive_tensor(self, peer: int, message: TensorMessage) -> None:
+        """Match a tensor's message with its request, or keep it as unexpected."""
+        if message.key in self._posted:
+            self._match(self._posted[message.key], peer, message)
+        elif (finished := self._finished_exchange(message.key)) is not None:
+            self._receive_late(peer, message, finished)
+        else:
+            self._unexpected[message.key][peer] = message
+
+    def scan_rings(self) -> None:
+        """Find tensors in the peers' ring buffers that this rank does not expect."""
+        suspects = set()
+        for peer, message in self.channels.unexpected_tensors():
+            exchange, finished = self._posted.get(message.key), self._finished_exchange(message.key)
+            if exchange is not None:
+                if exchange.signature.difference(message) or peer not in exchange.receives:
+                    self._match(exchange, peer, message)
+            elif (
+                finished is not None
+                and finished.error is None
+                and not self.channels.is_in_flight(message.key)
+            ):
+                suspects.add((peer, message.key))
+                if (peer, message.key) in self._suspects:  # found twice: nobody is reading it
+                    self._receive_late(peer, message, finished)
+        self._suspects = suspects
+
+    def _match(self, exchange: ExchangeRequest, peer: int, message: TensorMessage) -> None:
+        """Check a message against its request; accept it, or fail the exchange on both sides."""
+        receive = exchange.receives.get(peer)
+        if receive is None and exchange.key.collective:
+            problem = reason = (
+                f"expected a form from rank {sorted(exchange.sources)} alone, got one from rank "
+                f"{peer}; give check=, or ASYNCDDP_CHECK, alike on all ranks"
+            )
+        elif receive is None:
+            problem = reason = (
+                f"expected nothing from rank {peer}, got a tensor: {_describe_neighbors(exchange)}"
+            )
+        else:
+            problem = (
+                exchange.signature.difference(message) or exchange.row_difference(message) or ""
+            )
+            reason = f"{problem} from rank {peer}"
+        if problem:
+            self._discard(peer, message)
+            reason = f"rank {self.rank} {reason}"
+            error = self._new_mismatch(f"{self._describe(exchange)}, peer rank {peer}: {problem}")
+            exchange.fail(error, reason)
+            self.put(peer, Nack(message.key, reason, origin=self.rank))
+            return
+        if receive is not None:
+            self._accept(exchange, receive.peer, message)
+
+    def _accept(self, exchange: ExchangeRequest, peer: int, message: TensorMessage) -> None:
+        """Take a tensor from its message, or begin to receive it, and acknowledge it if asked."""
+        receive, dtype = exchange.receives[peer], getattr(torch, message.dtype)
+        begun = 0 if self.tracer is None else time.monotonic_ns()
+        if message.send_ring is not None and exchange.channel is not None:
+            try:
+                self.channels.attach_ring(exchange.channel, peer, message.send_ring)
+            except OSError as error:
+                problem = f"rank {self.rank} cannot map the memory of rank {peer}: {error}"
+                exchange.fail(self._new_mismatch(problem), problem)
+        if message.tag == SIGNATURE_ONLY:
+            receive.tensor = empty((0,), dtype)
+        elif message.payload is not None:
+            receive.tensor = from_bytes(message.payload, dtype, message.shape)
+        else:
+            self._begin(exchange, receive, message)
+        if self.tracer is not None and message.tag != SIGNATURE_ONLY:
+            details = "receive", exchange, peer, math.prod(message.shape) * dtype.itemsize
+            receive.request = trace_transfer(self.tracer, *details, begun, receive.request)
+        acknowledged_by_data = (
+            peer in exchange.targets - exchange.ring_targets and not message.weights
+        )
+        if message.wants_ack and not acknowledged_by_data:
+            self.put(peer, Ack(message.key))
+        if message.mutual and not exchange.rows.get(peer):
+            exchange.unacknowledged.discard(peer)
+
+    def _begin(
+        self, exchange: ExchangeRequest, receive: PendingReceive, message: TensorMessage
+    ) -> None:
+        """Begin to receive a tensor, or to read it in the peer's memory."""
+        transport, dtype = self._transport_for(exchange.streams), getattr(torch, message.dtype)
+        if exchange.peer_access and isinstance(transport, PeerAccess):
+            receive.import_request = transport.import_tensor(
+                message.shape, dtype, receive.peer, message.tag
+            )
+            receive.request = receive.import_request
+            return
+        receive.tensor = empty_on(exchange.streams, message.shape, dtype)
+        receive.request = transport.irecv(receive.tensor, receive.peer, message.tag)
+
+    def _receive_late(self, peer: int, message: TensorMessage, finished: _FinishedExchange) -> None:
+        """Refuse a tensor for an exchange that has ended here without it."""
+        self._discard(peer, message)
+        if finished.error is not None:
+            self.put(peer, self._nack_for(message.key, finished.error))
+            return
+        problem = (
+            f"expected nothing from rank {peer} in {message.verb} {message.key}, got a tensor: "
+            f"{_describe_neighbors(finished)}"
+        )
+        self._fail_finished(message.key, self._new_mismatch(f"rank {self.rank} {problem}"))
+        self.put(peer, Nack(message.key, f"rank {self.rank} {problem}", origin=self.rank))
+
+    def _discard(self, peer: int, message: TensorMessage) -> None:
+        """Receive and drop the bytes of an unwanted tensor, so that its sender can go on."""
+        if message.payload is not None:
+            return
+        dtype = getattr(torch, message.dtype)
+        transport = self._transport_for(None if message.device == "cpu" else _DISCARD_STREAMS)
+        if isinstance(transport, PeerAccess):
+            import_request = transport.import_tensor(message.shape, dtype, peer, message.tag)
+            import_request.release()
+            self._discards.append((import_request, None))
+            return
+        scratch = empty(message.shape, dtype)
+        self._discards.append((transport.irecv(scratch, peer, message.tag), scratch))
+
+    def _receive_nack(self, peer: int, nack: Nack) -> None:
+        """Fail the exchange that a peer has refused, or keep the nack until it is requested."""
+        finished = self._finished_exchange(nack.key)
+        if nack.key in self._posted:
+            self._fail_by_nack(self._posted[nack.key], peer, nack)
+        elif finished is None:
+            self._early_nacks[nack.key] = (peer, nack)
+        elif finished.error is None:
+            self._fail_finished(nack.key, self._error_of_nack(f"{nack.key}", peer, nack))
+
+    def _fail_finished(self, key: MatchKey, error: PeerError) -> None:
+        """Fail an exchange that had ended well; the next verb raises the error, once."""
+        finished = self._finished_exchange(key)
+        if finished is not None:
+            self._finished[key] = finished._replace(error=error)
+        for channel in self.channels.find_all(key.name):
+            channel.error = error
+        self.late_error = self.late_error or error
+
+    def _fail_by_nack(self, exchange: ExchangeRequest, peer: int, nack: Nack) -> None:
+        what = f"{exchange.signature.verb} {exchange.key}"
+        exchange.fail(self._error_of_nack(what, peer, nack), nack.reason)
+
+    def _error_of_nack(self, what: str, peer: int, nack: Nack) -> PeerError:
+        """Build the error that a peer's nack means here, of the kind that the peer met itself."""
+        kind = _SENDABLE_ERRORS.get(nack.kind, PeerError)
+        did = "refused" if issubclass(kind, MismatchError) else "given up"
+        error = kind(f"rank {self.rank}, {what}, {did} by rank {peer}: {nack.reason}")
+        error.origin = nack.origin if nack.origin >= 0 else peer
+        return error
+
+    def _new_mismatch(self, problem: str) -> MismatchError:
+        """Build the error of a contradiction that this rank has found."""
+        error = MismatchError(problem)
+        error.origin = self.rank
+        return error
+
+    def _nack_for(self, key: MatchKey, error: PeerError, reason: str = "") -> Nack:
+        """Build the nack that tells peers of an exchange that has failed here."""
+        origin = self.rank if error.origin is None else error.origin
+        kind = type(error).__name__
+        return Nack(
+            key, reason or str(error), kind if kind in _SENDABLE_ERRORS else "PeerError", origin
+        )
+
+    def _describe(self, exchange: ExchangeRequest) -> str:
+        """Describe this rank and an exchange, for the message of an error."""
+        return f"rank {self.rank}, {exchange.signature.verb} {exchange.key}"
+
+
+def _describe_neighbors(exchange: ExchangeRequest | _FinishedExchange) -> str:
+    """Describe an exchange's sources and targets, with advice, for the message of an error."""
+    return (
+        f"it receives from {sorted(exchange.sources)} and sends to {sorted(exchange.targets)}; let "
+        "the sender's dst_weights and the receiver's src_weights name each other"
+    )

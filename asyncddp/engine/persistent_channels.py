@@ -1,0 +1,239 @@
+"""Persistent channels: state kept for a name and signature that peers exchange repeatedly.
+
+The first exchange of a name goes by message: header, bytes, acknowledgement. With the second one a
+rank offers its peers on this machine a ring buffer; from the third one on, tensors of that name and
+signature are read there, and a progress word takes the place of the header.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import torch
+
+from asyncddp.engine.exchange_signature import ExchangeSignature
+from asyncddp.engine.messages import MatchKey, TensorMessage
+from asyncddp.engine.transfer_tracing import TracedReceiveRingBuffer, TracedSendRingBuffer
+from asyncddp.errors import PeerError
+from asyncddp.shm.arena import Arena, MappedChunk, SharedMemoryHandle
+from asyncddp.shm.ring_buffer import MAX_RANKS, ChunkLayout, ReceiveRingBuffer, SendRingBuffer
+from asyncddp.timeline.tracer import Tracer
+from asyncddp.transport.base import SharedMemoryGroup
+
+_MAX_RINGS = 2048
+_MAX_RING_BYTES = 1 << 28  # of all send rings of this rank
+_MAX_CHANNELS = 4096
+_MAX_HISTORY = 256  # steps of a channel whose partners are remembered
+
+
+class PersistentChannel:
+    """Persistent channel of one name and signature between this rank and peers on its machine.
+
+    Args:
+        name: The name.
+        signature: Verb, dtype, shape and device of what is exchanged.
+        layout: How its tensors are split into chunks.
+
+    Attributes:
+        send_ring: The ring that carries this rank's tensors; None until it is offered.
+        readers: Ranks that have been told of the send ring.
+        receive_rings: The peers' rings, by rank.
+        in_flight: Steps in progress here, of which the first may go on.
+        deferred: Handles of steps that no thread drives yet.
+        error: The error of a step that had ended here before a peer refused it.
+    """
+
+    def __init__(self, name: str, signature: ExchangeSignature, layout: ChunkLayout) -> None:
+        self.name, self.signature, self.layout = name, signature, layout
+        self.send_ring: SendRingBuffer | None = None
+        self.readers: set[int] = set()
+        self.receive_rings: dict[int, ReceiveRingBuffer] = {}
+        self.in_flight: deque[int] = deque()
+        self.deferred: deque[Any] = deque()
+        self.error: PeerError | None = None
+        self._history: deque[tuple[int, Iterable[int], Iterable[int]]] = deque(maxlen=_MAX_HISTORY)
+
+    def serves(self, sources: Iterable[int], targets: Collection[int]) -> bool:
+        """Tell whether rings to all of these ranks are set up."""
+        for peer in sources:
+            if peer not in self.receive_rings:
+                return False
+        return not targets or (self.send_ring is not None and self.readers.issuperset(targets))
+
+    def record(self, step: int, sources: Iterable[int], targets: Iterable[int]) -> None:
+        """Remember with whom a step was exchanged."""
+        self._history.append((step, sources, targets))
+
+    def partners(self, step: int) -> tuple[frozenset[int], frozenset[int]] | None:
+        """Return the sources and targets of a step, if it is remembered."""
+        for known, sources, targets in list(self._history):
+            if known == step:
+                return frozenset(sources), frozenset(targets)
+        return None
+
+
+class ChannelTable:
+    """Table of one rank's persistent channels, by name and signature.
+
+    Args:
+        shared_memory_group: The ranks with which it shares memory, or None.
+        rank: This rank.
+        tracer: The timeline's tracer, if there is one.
+    """
+
+    def __init__(
+        self, shared_memory_group: SharedMemoryGroup | None, rank: int, tracer: Tracer | None = None
+    ) -> None:
+        if shared_memory_group is not None and len(shared_memory_group.processes) > MAX_RANKS:
+            shared_memory_group = None
+        self._group, self._rank, self.tracer = shared_memory_group, rank, tracer
+        self._ranks = tuple(sorted(shared_memory_group.processes)) if shared_memory_group else ()
+        self._lock = threading.Lock()
+        self._by_name: dict[str, dict[ExchangeSignature, PersistentChannel]] = {}
+        self._channels = self._rings = self._bytes = 0
+        self.late_error: PeerError | None = None
+        """Error of an exchange that had already ended here, for the next verb to raise."""
+
+    def find_or_open(
+        self, key: MatchKey, signature: ExchangeSignature, targets: Iterable[int]
+    ) -> PersistentChannel | None:
+        """Return the channel for a use of a name, if it has one; open it in the second use.
+
+        Args:
+            key: Name and step.
+            signature: Verb, dtype, shape and device on which peers agree.
+            targets: Ranks to which a tensor is sent.
+        """
+        channel = self._by_name.get(key.name, {}).get(signature)
+        if channel is None:
+            if self._group is None or key.step < 1 or key.collective or None in signature.shape:
+                return None
+            if signature.device != "cpu":
+                return None
+            if self._channels >= _MAX_CHANNELS:
+                return None
+            shape = tuple(size or 0 for size in signature.shape)
+            layout = ChunkLayout.of(shape, getattr(torch, signature.dtype))
+            channel = PersistentChannel(key.name, signature, layout)
+            with self._lock:
+                self._by_name.setdefault(key.name, {})[signature] = channel
+                self._channels += 1
+        if channel.send_ring is None and any(target in self._ranks for target in targets):
+            channel.send_ring = self._allocate_ring(channel)
+        return channel
+
+    def get(self, name: str, signature: ExchangeSignature) -> PersistentChannel | None:
+        """Return the channel of a name and signature, if there is one."""
+        return self._by_name.get(name, {}).get(signature)
+
+    def _allocate_ring(self, channel: PersistentChannel) -> SendRingBuffer | None:
+        layout = channel.layout
+        size = SendRingBuffer.nbytes(len(self._ranks), layout)
+        if self._group is None or not layout.numel or self._rings >= _MAX_RINGS:
+            return None
+        if self._bytes + size > _MAX_RING_BYTES:
+            return None
+        try:
+            send_ring = self._create_send_ring(channel, self._group.arena)
+        except OSError:
+            return None
+        self._rings, self._bytes = self._rings + 1, self._bytes + size
+        return send_ring
+
+    def _create_send_ring(self, channel: PersistentChannel, arena: Arena) -> SendRingBuffer:
+        if self.tracer is None:
+            return SendRingBuffer(arena, self._ranks, channel.layout)
+        details = self.tracer, channel.signature.verb, channel.name
+        return TracedSendRingBuffer(*details, arena, self._ranks, channel.layout)
+
+    def ring_to_offer(
+        self, channel: PersistentChannel | None, peer: int
+    ) -> SharedMemoryHandle | None:
+        """Return a handle to the send ring for a peer that can map it and has not been told."""
+        if channel is None or channel.send_ring is None or peer not in self._ranks:
+            return None
+        return None if peer in channel.readers else channel.send_ring.handle
+
+    def attach_ring(
+        self, channel: PersistentChannel, peer: int, handle: SharedMemoryHandle
+    ) -> None:
+        """Map the ring that a peer has offered."""
+        if self._group is not None:
+            view = self._group.arena.open(self._group.processes[peer], handle)
+            channel.receive_rings[peer] = self._create_receive_ring(
+                channel, peer, view, handle.offset
+            )
+
+    def _create_receive_ring(
+        self, channel: PersistentChannel, peer: int, view: MappedChunk, offset: int
+    ) -> ReceiveRingBuffer:
+        ranks, rank, layout = self._ranks, self._rank, channel.layout
+        if self.tracer is None:
+            return ReceiveRingBuffer(view, offset, ranks, rank, layout)
+        verb, name = channel.signature.verb, channel.name
+        return TracedReceiveRingBuffer(
+            self.tracer, peer, verb, name, view, offset, ranks, rank, layout
+        )
+
+    def handle_of(self, tensor: torch.Tensor) -> SharedMemoryHandle | None:
+        """Return a handle to a tensor, if its memory is shared."""
+        return None if self._group is None else self._group.arena.locate(tensor)
+
+    def map_tensor(
+        self, peer: int, channel: PersistentChannel, handle: SharedMemoryHandle
+    ) -> torch.Tensor:
+        """Map a peer's tensor, flat, by its handle."""
+        if self._group is None:
+            raise RuntimeError("there is no shared memory")
+        view = self._group.arena.open(self._group.processes[peer], handle)
+        return view.tensor(handle.offset, (channel.layout.numel,), channel.layout.dtype)
+
+    def retire_ring(self, channel: PersistentChannel) -> None:
+        """Drop the send ring after a failed exchange; the next one offers a new ring."""
+        channel.send_ring = None
+        channel.readers.clear()
+
+    def find_all(self, name: str) -> list[PersistentChannel]:
+        """Return all channels of a name."""
+        return list(self._by_name.get(name, {}).values())
+
+    def partners(self, key: MatchKey) -> tuple[frozenset[int], frozenset[int]] | None:
+        """Return the sources and targets of a use of a name, if a channel remembers it."""
+        return next(filter(None, (one.partners(key.step) for one in self.find_all(key.name))), None)
+
+    def is_in_flight(self, key: MatchKey) -> bool:
+        """Tell whether a use of a name is in progress in some channel."""
+        return any(key.step in list(channel.in_flight) for channel in self.find_all(key.name))
+
+    def discard_error(self, error: PeerError) -> None:
+        """Discard a late error that has been raised, so that nothing raises it again."""
+        if self.late_error is error:
+            self.late_error = None
+        with self._lock:
+            every = [one for named in self._by_name.values() for one in named.values()]
+        for channel in every:
+            if channel.error is error:
+                channel.error = None
+
+    def unexpected_tensors(self) -> list[tuple[int, TensorMessage]]:
+        """List tensors published for this rank and not read here, in the form of messages."""
+        with self._lock:
+            every = [one for named in self._by_name.values() for one in named.values()]
+        return [found for channel in every for found in _unexpected_in(channel)]
+
+
+def _unexpected_in(channel: PersistentChannel) -> list[tuple[int, TensorMessage]]:
+    """List tensors that peers have published in one channel and that were not read here."""
+    signature = channel.signature
+    shape = tuple(size or 0 for size in signature.shape)
+    found = []
+    for peer, receive_ring in list(channel.receive_rings.items()):
+        for step in receive_ring.unread_steps():
+            message = TensorMessage(
+                MatchKey(channel.name, step), signature.verb, signature.dtype, shape, b"", -1
+            )
+            found.append((peer, message))
+    return found

@@ -1,0 +1,162 @@
+"""Work: a submitted operation in progress, run as a generator that yields wait conditions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from threading import Event
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+import torch
+
+from asyncddp.device.streams import StreamOrdering
+from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, MatchKey
+from asyncddp.engine.operation_context import OperationContext
+from asyncddp.errors import AsyncDDPError, NotInitializedError, PeerError, PeerLeftError
+from asyncddp.torch_modes import inference_mode
+
+
+class WaitCondition(Protocol):
+    """Condition that an operation waits for, such as the completion of a send or a receive."""
+
+    def done(self) -> bool:
+        """Tell whether the operation may go on; raises what makes it fail."""
+        ...
+
+    def missing(self) -> list[tuple[int, MatchKey]]:
+        """Return the peers that hold it up, and the key that each has yet to submit."""
+        ...
+
+
+R = TypeVar("R")
+Steps: TypeAlias = Generator[WaitCondition, None, R]
+"""Generator that runs an operation: it yields the conditions it waits for, and returns the result.
+"""
+
+
+@dataclass(frozen=True)
+class OperationSpec(Generic[R]):
+    """Specification of an operation: its verb, its name, and the steps that run it.
+
+    Attributes:
+        verb: The verb's name, for messages.
+        steps: Creates the generator that runs the operation, given an :class:`OperationContext`.
+        name: The user's name for this call, or None: matched by call order.
+        ordered: Whether all ranks must submit it in the same order, as collectives are.
+        local: Whether, being ordered, it concerns the ranks of this machine alone.
+        check: Whether peers must acknowledge before it counts as done.
+        stream_ordering: Orders it with the work on a device's streams; None on the host.
+    """
+
+    verb: str
+    steps: Callable[[OperationContext], Steps[R]]
+    name: str | None = None
+    ordered: bool = False
+    local: bool = False
+    check: bool = False
+    stream_ordering: StreamOrdering | None = None
+
+    @property
+    def label(self) -> str:
+        """Name of the call, or the one under which all nameless calls of the verb are counted."""
+        return self.name or f"{self.verb}.noname"
+
+    @property
+    def match_name(self) -> str:
+        """Name by which peers match the operation."""
+        if not self.ordered:
+            return self.label
+        return MACHINE_COLLECTIVE if self.local else COLLECTIVE
+
+
+class Work(Generic[R]):
+    """Operation in progress: its state, deadline, and result or error once it has ended."""
+
+    def __init__(self, spec: OperationSpec[R], operation: OperationContext, timeout: float) -> None:
+        self.spec, self.operation = spec, operation
+        self.started = time.monotonic()
+        self.deadline = self.started + timeout
+        self.warned = False
+        self.next_probe = self.started + 0.25
+        self.result: R | None = None
+        self.error: BaseException | None = None
+        self.finished = Event()
+        steps, stream_ordering = spec.steps(operation), spec.stream_ordering
+        self._steps = steps if stream_ordering is None else _in_order(stream_ordering, steps)
+        self._waiting: WaitCondition | None = None
+        self._inference = torch.is_inference_mode_enabled()
+
+    @property
+    def key(self) -> MatchKey:
+        """Key by which peers match this call."""
+        return self.operation.key
+
+    def describe(self) -> str:
+        """Return verb, name and key, for messages."""
+        name = f" {self.spec.name!r}" if self.spec.ordered and self.spec.name else ""
+        return f"{self.spec.verb}{name} {self.key}"
+
+    def missing(self) -> list[tuple[int, MatchKey]]:
+        """Return the peers that hold it up, and the key that each has yet to submit."""
+        return self._waiting.missing() if self._waiting is not None else []
+
+    def advance(self) -> bool:
+        """Go on as far as possible without waiting, and tell whether it has ended.
+
+        On any thread, ``torch.inference_mode`` is on or off as where the call was made.
+        """
+        if self.finished.is_set():
+            return True
+        with inference_mode(enabled=self._inference):
+            return self._advance()
+
+    def _advance(self) -> bool:
+        try:
+            self.operation.raise_if_failed()
+            while self._waiting is None or self._waiting.done():
+                self._waiting = next(self._steps)
+        except StopIteration as stop:
+            self._end(stop.value, None)
+        except (AsyncDDPError, RuntimeError, ValueError, TypeError, MemoryError) as error:
+            self.fail(error)
+        return self.finished.is_set()
+
+    def fail(self, error: BaseException) -> None:
+        """End it with an error, and tell the peers."""
+        self._steps.close()
+        self._end(None, error)
+
+    def end_after_fork(self, error: BaseException) -> None:
+        """End it with an error in a forked process, telling nobody: the parent goes on with it."""
+        self.error, self.finished = error, Event()
+        self.finished.set()
+
+    def _end(self, result: Any, error: BaseException | None) -> None:
+        self.result, self.error = result, error
+        reason = error if error is None or isinstance(error, PeerError) else _as_peer_error(error)
+        self.operation.close(reason)
+        self.finished.set()
+
+
+def _as_peer_error(error: BaseException) -> PeerError:
+    """Convert an error that is no peer's fault into the one that peers raise."""
+    kind = PeerLeftError if isinstance(error, NotInitializedError) else PeerError
+    return kind(str(error))
+
+
+def _in_order(stream_ordering: StreamOrdering, steps: Steps[R]) -> Steps[R]:
+    """Run steps such that their work on a device keeps to the order of its streams."""
+    stream_ordering.begin()
+    try:
+        while True:
+            with stream_ordering.stream_context():
+                try:
+                    wait = next(steps)
+                except StopIteration as stop:
+                    result: R = stop.value
+                    return result
+            yield wait
+    finally:
+        steps.close()
+        stream_ordering.end()

@@ -1,0 +1,140 @@
+"""State of BlueFog's API on one rank: handles, topologies and switches."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from asyncddp.context import current
+from asyncddp.engine import Handle
+from asyncddp.errors import ArgumentError
+from asyncddp.windows.nonblocking_handle import WindowHandle
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+    from topology import Schedule
+
+_KEY = "bluefog"
+
+
+class _Pollable(Protocol):
+    """Protocol of handles that can be polled."""
+
+    def poll(self) -> bool:
+        """Return True if the operation is done."""
+        ...
+
+
+H = TypeVar("H", bound=_Pollable)
+
+
+class HandleTable(Generic[H]):
+    """Table of pending handles by integer, counted from 1 as in BlueFog.
+
+    Args:
+        what: The kind of operation, for messages.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._count = itertools.count(1)
+        self._under_way: dict[int, H] = {}
+        self._named: dict[str, int] = {}
+
+    def add(self, handle: H, name: str | None = None) -> int:
+        """Add a handle and return its number."""
+        number = next(self._count)
+        self._under_way[number] = handle
+        if name is not None:
+            self._named[name] = number
+        return number
+
+    def require_free_name(self, name: str | None) -> None:
+        """Check that no operation of a name is under way.
+
+        Raises:
+            ArgumentError: One is.
+        """
+        number = None if name is None else self._named.get(name)
+        if number is not None and number in self._under_way and not self._under_way[number].poll():
+            raise ArgumentError(
+                f"argument name: {name!r} is under way already, as handle {number}; wait for that "
+                "handle first, or give another name"
+            )
+
+    def __contains__(self, number: object) -> bool:
+        return number in self._under_way
+
+    def find(self, verb: str, number: int) -> H:
+        """Return the handle of a number.
+
+        Raises:
+            ArgumentError: There is none, or it was waited for already.
+        """
+        if number not in self._under_way:
+            raise ArgumentError(
+                f"{verb}: argument handle: expected what a non-blocking {self._what} gave and "
+                f"nobody has waited for yet, got {number!r}"
+            )
+        return self._under_way[number]
+
+    def pop(self, verb: str, number: int) -> H:
+        """Remove and return the handle of a number."""
+        handle = self.find(verb, number)
+        del self._under_way[number]
+        return handle
+
+
+@dataclass(frozen=True)
+class UserTopology:
+    """Topology as the user gave it, and the schedule made of it.
+
+    Attributes:
+        graph: The user's own graph.
+        weighted: True if the graph's weights are used.
+        schedule: The schedule in use.
+    """
+
+    graph: nx.DiGraph[int]
+    weighted: bool
+    schedule: Schedule
+
+
+@dataclass
+class BluefogState:
+    """State of BlueFog's API for one rank of one context."""
+
+    topology: UserTopology | None = None
+    machine_topology: UserTopology | None = None
+    skip_negotiate: bool = False
+    suspended: bool = False
+    collectives: HandleTable[Handle[Any]] = field(default_factory=lambda: HandleTable("verb"))
+    windows: HandleTable[WindowHandle] = field(default_factory=lambda: HandleTable("window verb"))
+
+
+def current_state() -> BluefogState:
+    """Return the state of this rank, which ends with its context.
+
+    Raises:
+        NotInitializedError: There is no context.
+    """
+    extensions = current().extensions
+    if _KEY not in extensions:
+        extensions[_KEY] = BluefogState()
+    found: BluefogState = extensions[_KEY]
+    return found
+
+
+def active_state() -> BluefogState:
+    """Return the state of this rank unless communication is suspended.
+
+    Raises:
+        NotInitializedError: There is no context.
+        ArgumentError: ``bf.suspend()`` was called.
+    """
+    found = current_state()
+    if found.suspended:
+        raise ArgumentError("communication is suspended by bf.suspend(); call bf.resume() first")
+    return found

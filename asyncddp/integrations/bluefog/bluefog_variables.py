@@ -1,0 +1,105 @@
+"""Reading of the ``BLUEFOG_…`` environment variables, and warnings about those not supported."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+
+from asyncddp.errors import ArgumentError
+
+logger = logging.getLogger("asyncddp")
+
+_LEVELS = {
+    "trace": logging.DEBUG,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "fatal": logging.CRITICAL,
+}
+
+_WIRES = "ASYNCDDP_TRANSPORT names the wire"
+_NOTHING = "nothing, there is no such thing to tune"
+_NO_RESTART = "nothing: what waits too long raises, and no process starts itself anew"
+
+_INSTEAD = {
+    "BLUEFOG_LOG_HIDE_TIME": "a logging.Formatter on the logger 'asyncddp'",
+    "BLUEFOG_CYCLE_TIME": _NOTHING,
+    "BLUEFOG_FUSION_THRESHOLD": "bucket_size_in_mb of asyncddp.DistributedOptimizer",
+    "BLUEFOG_MPI_THREAD_LEVEL": "mpi4py.rc.thread_level before bf.init()",
+    "BLUEFOG_OPS_ON_CPU": _WIRES,
+    "BLUEFOG_WIN_ON_GPU": _NOTHING,
+    "BLUEFOG_ALLREDUCE_BY_MPI": _WIRES,
+    "BLUEFOG_ALLGATHER_BY_MPI": _WIRES,
+    "BLUEFOG_BROADCAST_BY_MPI": _WIRES,
+    "BLUEFOG_NEIGHBOR_ALLREDUCE_BY_MPI": _WIRES,
+    "BLUEFOG_NEIGHBOR_ALLGATHER_BY_MPI": _WIRES,
+    "BLUEFOG_WIN_OPS_BY_MPI": _WIRES,
+    "BLUEFOG_MAX_WIN_SENT_LENGTH": "nothing: each put is read whole",
+    "BLUEFOG_NUM_FINALIZER_THREADS": _NOTHING,
+    "BLUEFOG_SLEEP_USEC_FOR_WIN_PASSIVE": _NOTHING,
+    "BLUEFOG_START_TIMEOUT": "asyncddp run --help",
+    "BLUEFOG_USE_UCX": "asyncddp run --help",
+    "BLUEFOG_WIN_TIMEOUT_S": "ASYNCDDP_TIMEOUT",
+    "BLUEFOG_WIN_WARN_AFTER_S": "ASYNCDDP_WARN_AFTER",
+    "BLUEFOG_WIN_RESTART_RETRIES": _NO_RESTART,
+    "BLUEFOG_WIN_DISABLE_RESTART": _NO_RESTART,
+}
+
+
+def read_ranks_per_machine(environ: Mapping[str, str] = os.environ) -> int | None:
+    """``BLUEFOG_NODES_PER_MACHINE``: simulate machines of so many ranks.
+
+    Raises:
+        ArgumentError: It is no whole number of at least 1.
+
+    Example:
+        >>> read_ranks_per_machine({"BLUEFOG_NODES_PER_MACHINE": "2"})
+        2
+    """
+    text = environ.get("BLUEFOG_NODES_PER_MACHINE")
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentError(
+            "environment variable BLUEFOG_NODES_PER_MACHINE: expected a whole number of at least "
+            f"1, got {text!r}"
+        )
+    return int(text)
+
+
+def timeline(environ: Mapping[str, str] = os.environ) -> str | None:
+    """``BLUEFOG_TIMELINE``: the prefix of the ranks' files, whatever it looks like.
+
+    Example:
+        >>> timeline({"BLUEFOG_TIMELINE": "run/"})
+        'run/{rank}.json'
+    """
+    prefix = environ.get("BLUEFOG_TIMELINE")
+    return f"{prefix}{{rank}}.json" if prefix else None
+
+
+def read_log_level(environ: Mapping[str, str] = os.environ) -> None:
+    """``BLUEFOG_LOG_LEVEL``: how much the logger ``asyncddp`` says.
+
+    Raises:
+        ArgumentError: There is no such level.
+    """
+    text = environ.get("BLUEFOG_LOG_LEVEL")
+    if text is None:
+        return
+    if text.lower() not in _LEVELS:
+        raise ArgumentError(
+            f"environment variable BLUEFOG_LOG_LEVEL: expected one of {', '.join(_LEVELS)}, got "
+            f"{text!r}"
+        )
+    logger.setLevel(_LEVELS[text.lower()])
+
+
+def warn_of_others(environ: Mapping[str, str] = os.environ) -> None:
+    """Say in one warning which variables are not read, and what there is instead."""
+    found = [name for name in _INSTEAD if name in environ]
+    if found:
+        listed = "; ".join(f"{name}: {_INSTEAD[name]}" for name in found)
+        logger.warning("variables of BlueFog that are not read, and what to use: %s", listed)

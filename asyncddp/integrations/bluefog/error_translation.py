@@ -1,0 +1,66 @@
+"""Translation of asyncddp's errors to classes that are also BlueFog's built-in ones.
+
+::
+
+    NotInitializedValueError    NotInitializedError and ValueError
+    MismatchValueError          MismatchError and ValueError
+    DtypeValueError             DtypeError and ValueError
+    TopologyAssertionError      TopologyError and AssertionError
+    IntegerAverageError         ArgumentError and AssertionError
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from asyncddp.errors import ArgumentError, DtypeError, MismatchError, NotInitializedError
+from topology import TopologyError
+
+
+class NotInitializedValueError(NotInitializedError, ValueError):
+    """Error of a call before ``bf.init()`` or after ``bf.shutdown()``."""
+
+
+class MismatchValueError(MismatchError, ValueError):
+    """Error of ranks that use one name with different verbs, dtypes, shapes or neighbours."""
+
+
+class DtypeValueError(DtypeError, ValueError):
+    """Error of a tensor whose dtype the verb does not support."""
+
+
+class TopologyAssertionError(TopologyError, AssertionError):
+    """Error of invalid arguments of a graph or schedule."""
+
+
+class IntegerAverageError(ArgumentError, AssertionError):
+    """Error of an average of integers."""
+
+
+_TRANSLATIONS: dict[type[Exception], type[Exception]] = {
+    NotInitializedError: NotInitializedValueError,
+    MismatchError: MismatchValueError,
+    DtypeError: DtypeValueError,
+    TopologyError: TopologyAssertionError,
+}
+
+
+@contextmanager
+def translate_errors() -> Iterator[None]:
+    """Translate errors to BlueFog's in a ``with`` block, or as a decorator of a function.
+
+    Example:
+        >>> import asyncddp
+        >>> with translate_errors():
+        ...     asyncddp.rank()  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        asyncddp...error_translation.NotInitializedValueError: ... call bf.init() first...
+    """
+    try:
+        yield
+    except tuple(_TRANSLATIONS) as error:
+        kind = _TRANSLATIONS.get(type(error))
+        if kind is None:
+            raise
+        raise kind(str(error).replace("asyncddp.init()", "bf.init()")) from error

@@ -1,0 +1,195 @@
+"""BlueFog's verbs among neighbours, such as ``neighbor_allreduce``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from asyncddp.context import current
+from asyncddp.integrations.bluefog.verb_variants import VerbCall, blocking, full_name, nonblocking
+from asyncddp.ops import hierarchical_neighbor_allreduce as _hierarchical
+from asyncddp.ops import neighbor_allgather as _allgather
+from asyncddp.ops import neighbor_allreduce as _allreduce
+from asyncddp.ops import pair_gossip as _pair
+
+__all__ = [
+    "hierarchical_neighbor_allreduce",
+    "hierarchical_neighbor_allreduce_nonblocking",
+    "neighbor_allgather",
+    "neighbor_allgather_nonblocking",
+    "neighbor_allreduce",
+    "neighbor_allreduce_nonblocking",
+    "pair_gossip",
+    "pair_gossip_nonblocking",
+]
+
+Weights = Mapping[int, float]
+
+
+@blocking
+def neighbor_allgather(
+    tensor: torch.Tensor,
+    *,
+    src_ranks: Sequence[int] | None = None,
+    dst_ranks: Sequence[int] | None = None,
+    enable_topo_check: bool = True,
+    name: str | None = None,
+) -> VerbCall:
+    """Concatenate the in-neighbours' tensors, without this rank's, along the first dimension.
+
+    Args:
+        tensor: With at least one dimension; the first one may differ between ranks.
+        src_ranks: The ranks to receive from, in the order wanted; by default the in-neighbours,
+            ascending. Both lists or neither.
+        dst_ranks: The ranks to send to.
+        enable_topo_check: Return only when the receivers have confirmed that they expect it.
+        name: Matches the neighbours' calls; by call order if None.
+    """
+    options = {
+        "tensor": tensor,
+        "src_ranks": None if src_ranks is None else list(src_ranks),
+        "dst_ranks": None if dst_ranks is None else list(dst_ranks),
+        "check": enable_topo_check and dst_ranks is not None,
+        "name": full_name("neighbor.allgather", name),
+    }
+    return VerbCall(
+        _allgather.neighbor_allgather,
+        _allgather.neighbor_allgather_nonblocking,
+        options,
+    )
+
+
+_RENAMED = {"neighbor_weights": "src_weights", "send_neighbors": "dst_weights"}
+
+
+@blocking
+def neighbor_allreduce(
+    tensor: torch.Tensor,
+    *,
+    self_weight: float | None = None,
+    src_weights: Weights | None = None,
+    dst_weights: Weights | Iterable[int] | None = None,
+    enable_topo_check: bool = True,
+    name: str | None = None,
+    **renamed: object,
+) -> VerbCall:
+    """Average a tensor with the neighbours' tensors.
+
+    Args:
+        tensor: Equal in shape and dtype among neighbours.
+        self_weight: Weight of the own tensor.
+        src_weights: Weights of those of the ranks to receive from; an in-neighbour that is left
+            out counts 0. None without ``self_weight`` takes the topology's.
+        dst_weights: The ranks to send to, or by rank the factors with which to send. With it the
+            topology plays no part.
+        enable_topo_check: Where ``dst_weights`` is given, return only when the receivers have
+            confirmed that they expect the tensor.
+        name: Matches the neighbours' calls; by call order if None.
+        **renamed: Arguments of earlier versions, which are refused.
+
+    Returns:
+        A new tensor.
+
+    Raises:
+        TypeError: An argument of an earlier version; the message says what it is called now.
+        ArgumentError: A rank, weight or combination of arguments that cannot be.
+        MismatchValueError: Ranks do not agree who sends to whom.
+    """
+    for old in renamed:
+        now = f"; it is called {_RENAMED[old]} now" if old in _RENAMED else ""
+        raise TypeError(f"neighbor_allreduce got an unexpected keyword argument {old!r}{now}")
+    options = {
+        "tensor": tensor,
+        "self_weight": self_weight,
+        "src_weights": src_weights,
+        "dst_weights": dst_weights,
+        "check": enable_topo_check and dst_weights is not None,
+        "name": full_name("neighbor.allreduce", name),
+    }
+    return VerbCall(
+        _allreduce.neighbor_allreduce,
+        _allreduce.neighbor_allreduce_nonblocking,
+        options,
+    )
+
+
+@blocking
+def hierarchical_neighbor_allreduce(
+    tensor: torch.Tensor,
+    *,
+    self_weight: float | None = None,
+    src_machine_weights: Weights | None = None,
+    dst_machine_weights: Weights | Iterable[int] | None = None,
+    enable_topo_check: bool = False,
+    name: str | None = None,
+) -> VerbCall:
+    """Average inside each machine, then with the neighbour machines.
+
+    Args:
+        tensor: Equal in shape and dtype on all ranks.
+        self_weight: Weight of the own machine's mean.
+        src_machine_weights: Weights of those of the machines to receive from.
+        dst_machine_weights: The machines to send to, or by machine the factors.
+        enable_topo_check: Compare with the other ranks before anything is sent.
+        name: For messages; all ranks must give the same.
+
+    Returns:
+        A new tensor, the same on all ranks of a machine.
+
+    Raises:
+        RuntimeError: Neither weights nor a machine topology are there.
+    """
+    given = (self_weight, src_machine_weights, dst_machine_weights)
+    if given == (None, None, None) and current().topologies.load_machine() is None:
+        raise RuntimeError(
+            "hierarchical_neighbor_allreduce: no machine topology is set; call "
+            "bf.set_machine_topology(bf.ExponentialTwoGraph(bf.machine_size())) first, or give "
+            "self_weight, src_machine_weights and dst_machine_weights"
+        )
+    options = {
+        "tensor": tensor,
+        "self_weight": self_weight,
+        "src_machine_weights": src_machine_weights,
+        "dst_machine_weights": dst_machine_weights,
+        "check": enable_topo_check,
+        "name": full_name("hierarchical.neighbor.allreduce", name),
+    }
+    return VerbCall(
+        _hierarchical.hierarchical_neighbor_allreduce,
+        _hierarchical.hierarchical_neighbor_allreduce_nonblocking,
+        options,
+    )
+
+
+@blocking
+def pair_gossip(
+    tensor: torch.Tensor,
+    target_rank: int,
+    self_weight: float | None = None,
+    pair_weight: float | None = None,
+    name: str | None = None,
+) -> VerbCall:
+    """Average with one partner, who must name this rank in turn.
+
+    Args:
+        tensor: Equal in shape and dtype on both ranks.
+        target_rank: The partner.
+        self_weight: Weight of the own tensor; 1/2 if neither weight is given.
+        pair_weight: Weight of the partner's.
+        name: Matches the two calls; by the order of this pair's calls if None.
+    """
+    options = {
+        "tensor": tensor,
+        "target_rank": target_rank,
+        "self_weight": self_weight,
+        "pair_weight": pair_weight,
+        "name": full_name("pair.gossip", name),
+    }
+    return VerbCall(_pair.pair_gossip, _pair.pair_gossip_nonblocking, options)
+
+
+neighbor_allgather_nonblocking = nonblocking(neighbor_allgather)
+neighbor_allreduce_nonblocking = nonblocking(neighbor_allreduce)
+hierarchical_neighbor_allreduce_nonblocking = nonblocking(hierarchical_neighbor_allreduce)
+pair_gossip_nonblocking = nonblocking(pair_gossip)

@@ -1,0 +1,237 @@
+"""BlueFog's window verbs, whose handles are integers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+from asyncddp.integrations.bluefog.bluefog_state import active_state, current_state
+from asyncddp.integrations.bluefog.error_translation import translate_errors
+from asyncddp.ops import windows as _ours
+
+__all__ = [
+    "get_current_created_window_names",
+    "get_win_version",
+    "neighbor_win_accumulate",
+    "neighbor_win_accumulate_nonblocking",
+    "neighbor_win_get",
+    "neighbor_win_get_nonblocking",
+    "neighbor_win_put",
+    "neighbor_win_put_nonblocking",
+    "turn_off_win_ops_with_associated_p",
+    "turn_on_win_ops_with_associated_p",
+    "win_accumulate",
+    "win_accumulate_nonblocking",
+    "win_associated_p",
+    "win_cancel",
+    "win_create",
+    "win_free",
+    "win_get",
+    "win_get_nonblocking",
+    "win_lock",
+    "win_mutex",
+    "win_poll",
+    "win_put",
+    "win_put_nonblocking",
+    "win_read_neighbor",
+    "win_update",
+    "win_update_then_collect",
+    "win_wait",
+]
+
+logger = logging.getLogger("asyncddp")
+
+Weights = Mapping[int, float] | Iterable[int]
+
+get_current_created_window_names = translate_errors()(_ours.get_current_created_window_names)
+get_win_version = translate_errors()(_ours.get_win_version)
+win_associated_p = translate_errors()(_ours.win_associated_p)
+turn_on_win_ops_with_associated_p = translate_errors()(_ours.turn_on_win_ops_with_associated_p)
+turn_off_win_ops_with_associated_p = translate_errors()(_ours.turn_off_win_ops_with_associated_p)
+
+
+@translate_errors()
+def win_create(tensor: torch.Tensor, name: str, zero_init: bool = False) -> bool:
+    """Make a window along the edges of the topology; see :func:`asyncddp.win_create`."""
+    active_state()
+    return _ours.win_create(tensor, name, zero_init)
+
+
+@translate_errors()
+def win_free(name: str | None = None) -> bool:
+    """Free a window, or all; collective.
+
+    Raises:
+        UnknownNameError: There is no such window.
+    """
+    active_state()
+    return _ours.win_free(name)
+
+
+@translate_errors()
+def win_put_nonblocking(
+    tensor: torch.Tensor,
+    name: str,
+    self_weight: float | None = None,
+    dst_weights: Weights | None = None,
+    require_mutex: bool = False,
+) -> int:
+    """Start :func:`win_put` and give a handle for :func:`win_wait`."""
+    handles = active_state().windows
+    handle = _ours.win_put_nonblocking(tensor, name, self_weight, dst_weights, require_mutex)
+    return handles.add(handle)
+
+
+def win_put(
+    tensor: torch.Tensor,
+    name: str,
+    self_weight: float | None = None,
+    dst_weights: Weights | None = None,
+    require_mutex: bool = False,
+) -> bool:
+    """Overwrite this rank's buffer at neighbours; see :func:`asyncddp.win_put`."""
+    return win_wait(win_put_nonblocking(tensor, name, self_weight, dst_weights, require_mutex))
+
+
+@translate_errors()
+def win_accumulate_nonblocking(
+    tensor: torch.Tensor,
+    name: str,
+    self_weight: float | None = None,
+    dst_weights: Weights | None = None,
+    require_mutex: bool = False,
+) -> int:
+    """Start :func:`win_accumulate` and give a handle for :func:`win_wait`."""
+    handles = active_state().windows
+    handle = _ours.win_accumulate_nonblocking(tensor, name, self_weight, dst_weights, require_mutex)
+    return handles.add(handle)
+
+
+def win_accumulate(
+    tensor: torch.Tensor,
+    name: str,
+    self_weight: float | None = None,
+    dst_weights: Weights | None = None,
+    require_mutex: bool = False,
+) -> bool:
+    """Add to this rank's buffer at neighbours; see :func:`asyncddp.win_accumulate`."""
+    number = win_accumulate_nonblocking(tensor, name, self_weight, dst_weights, require_mutex)
+    return win_wait(number)
+
+
+@translate_errors()
+def win_get_nonblocking(
+    name: str, src_weights: Weights | None = None, require_mutex: bool = False
+) -> int:
+    """Start :func:`win_get` and give a handle for :func:`win_wait`."""
+    handles = active_state().windows
+    return handles.add(_ours.win_get_nonblocking(name, src_weights, require_mutex))
+
+
+def win_get(name: str, src_weights: Weights | None = None, require_mutex: bool = False) -> bool:
+    """Read neighbours' tensors into this rank's buffers; see :func:`asyncddp.win_get`."""
+    return win_wait(win_get_nonblocking(name, src_weights, require_mutex))
+
+
+neighbor_win_put, neighbor_win_put_nonblocking = win_put, win_put_nonblocking
+neighbor_win_get, neighbor_win_get_nonblocking = win_get, win_get_nonblocking
+neighbor_win_accumulate = win_accumulate
+neighbor_win_accumulate_nonblocking = win_accumulate_nonblocking
+
+
+@translate_errors()
+def win_wait(handle: int) -> bool:
+    """Wait for a window verb; its handle is gone then.
+
+    Returns:
+        True; False, with a warning in the log, where there is no such handle.
+
+    Raises:
+        PeerError: A neighbour has ended, has freed the window, or cannot be reached.
+    """
+    handles = current_state().windows
+    if handle not in handles:
+        logger.warning("win_wait: there is no handle %r that nobody has waited for", handle)
+        return False
+    return handles.pop("win_wait", handle).wait()
+
+
+@translate_errors()
+def win_poll(handle: int) -> bool:
+    """Return True if a window verb is done; never waits.
+
+    Raises:
+        ArgumentError: It is no handle of a window verb under way.
+    """
+    return current_state().windows.find("win_poll", handle).poll()
+
+
+@translate_errors()
+def win_cancel(handle: int) -> None:
+    """Wait for a window verb no more; what is under way goes on unheard.
+
+    Raises:
+        ArgumentError: It is no handle of a window verb under way.
+    """
+    current_state().windows.pop("win_cancel", handle).cancel()
+
+
+@translate_errors()
+def win_update(
+    name: str,
+    self_weight: float | None = None,
+    neighbor_weights: Mapping[int, float] | None = None,
+    reset: bool = False,
+    clone: bool = False,
+    require_mutex: bool = False,
+) -> torch.Tensor:
+    """Mix the buffers into this rank's tensor, which is given; see :func:`asyncddp.win_update`."""
+    active_state()
+    return _ours.win_update(name, self_weight, neighbor_weights, reset, clone, require_mutex)
+
+
+@translate_errors()
+def win_update_then_collect(name: str, require_mutex: bool = True) -> torch.Tensor:
+    """Add all buffers to this rank's tensor, and leave them at zero."""
+    active_state()
+    return _ours.win_update_then_collect(name, require_mutex)
+
+
+@translate_errors()
+def win_read_neighbor(name: str, rank_: int, require_mutex: bool = True) -> torch.Tensor:
+    """Give a copy of one in-neighbour's buffer; see :func:`asyncddp.win_read_neighbor`."""
+    active_state()
+    return _ours.win_read_neighbor(name, rank_, require_mutex)
+
+
+@contextmanager
+def win_mutex(
+    name: str, for_self: bool = False, ranks: Iterable[int] | None = None
+) -> Iterator[None]:
+    """Keep buffers as they are while inside; see :func:`asyncddp.win_mutex`.
+
+    Args:
+        name: The window.
+        for_self: Hold this rank's own buffers; those at other ranks otherwise.
+        ranks: The neighbours concerned; all out-neighbours, or all in-neighbours for ``for_self``.
+    """
+    with translate_errors():
+        active_state()
+        with _ours.win_mutex(name, for_self, ranks):
+            yield
+
+
+@contextmanager
+def win_lock(name: str) -> Iterator[None]:
+    """Hold this rank's own buffers against neighbours that write with ``require_mutex``.
+
+    Others may go on: what they put is never seen in part.
+
+    Args:
+        name: The window.
+    """
+    with win_mutex(name, for_self=True):
+        yield

@@ -1,0 +1,1 @@
+"""Weighted sums of tensors: weights, and implementations for CPU, devices and Triton."""

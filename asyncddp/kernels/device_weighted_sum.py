@@ -1,0 +1,130 @@
+"""Weighted sum of tensors on a device: one fused Triton pass where possible, else PyTorch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.tensors.dtypes import DTYPES, DtypeKind
+
+logger = logging.getLogger("asyncddp")
+
+
+class TritonWeightedSum:
+    """Weighted sum by the Triton kernel; disabled for good after its first failure.
+
+    Args:
+        device: Type of the devices whose tensors it takes: ``"cuda"``. In tests, and in Triton's
+            interpreter, ``"cpu"``.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._usable = True
+
+    def weighted_sum(
+        self,
+        row: WeightRow,
+        dtype: torch.dtype,
+        own: torch.Tensor,
+        others: Sequence[torch.Tensor],
+        out: torch.Tensor,
+    ) -> bool:
+        """Form the sum by Triton; False if it cannot. See :func:`weighted_sum_on_device`."""
+        if not self._usable or own.device.type != self._device:
+            return False
+        tensors = (own, *others, out)
+        if not own.is_floating_point() or not all(tensor.is_contiguous() for tensor in tensors):
+            return False
+        weights = [row.self_weight, *(row.src_weights[peer] for peer in row.sources)]
+        divisor = 1
+        if row.is_uniform:
+            weights, divisor = [1.0] * len(weights), len(weights)
+        try:
+            from asyncddp.kernels import triton_sum
+        except ImportError as error:
+            return self._give_up(error)
+        try:
+            triton_sum.weighted_sum(own, others, weights, out, divisor=divisor, dtype=dtype)
+        except triton_sum.FAILURES as error:
+            return self._give_up(error)
+        return True
+
+    def _give_up(self, error: Exception) -> bool:
+        self._usable = False
+        logger.warning(
+            "averages on the GPU take one pass over memory for each neighbour, by torch, and not "
+            "one for all, by Triton: %s: %s",
+            type(error).__name__,
+            str(error).partition("\n")[0],
+        )
+        return False
+
+
+_triton_sum = TritonWeightedSum("cuda")
+
+
+def weighted_sum_on_device(
+    row: WeightRow,
+    dtype: torch.dtype,
+    own: torch.Tensor,
+    others: Sequence[torch.Tensor],
+    out: torch.Tensor,
+) -> None:
+    r"""Form :math:`w_{ii} x_i + \sum_j w_{ij} x_j` in as few passes over memory as possible.
+
+    One neighbour whose weight and the own one add up to 1 takes one pass of torch's ``lerp``, which
+    computes in float32 for halves on a device. All other sums of floats take one pass of the kernel
+    in :mod:`asyncddp.kernels.triton_sum`, where Triton is there and works; else, and for other
+    dtypes, torch makes one pass for each neighbour. Halves are accumulated in float32 and rounded
+    once; weights stay float64 until the kernel.
+
+    Args:
+        row: The weights.
+        dtype: In which sums are formed.
+        own: :math:`x_i`, contiguous.
+        others: The neighbours' tensors, in the order of ``row.sources``.
+        out: Where the sum goes; may be ``own``.
+
+    Example:
+        >>> from asyncddp.kernels.weight_row import WeightRow
+        >>> x, out = torch.ones(2, dtype=torch.bfloat16), torch.empty(2, dtype=torch.bfloat16)
+        >>> weighted_sum_on_device(
+        ...     WeightRow(0.5, {1: 0.25, 2: 0.25}, {}), torch.float32, x, [x, x], out
+        ... )
+        >>> out.tolist()
+        [1.0, 1.0]
+    """
+    narrow = own.dtype != dtype
+    if row.lerp_weight is not None or not others:
+        once = not narrow or (own.is_cuda and own.is_floating_point())
+    else:
+        once = False
+    if once:
+        row.weighted_sum(own, others, out)
+    elif not _triton_sum.weighted_sum(row, dtype, own, others, out):
+        _weighted_sum_by_torch(row, dtype, own, others, out)
+
+
+def _weighted_sum_by_torch(
+    row: WeightRow,
+    dtype: torch.dtype,
+    own: torch.Tensor,
+    others: Sequence[torch.Tensor],
+    out: torch.Tensor,
+) -> None:
+    """Form the sum by PyTorch: one pass for each neighbour, in the accumulation dtype."""
+    if own.dtype == dtype:
+        row.weighted_sum(own, others, out)
+        return
+    total, mean = own.to(dtype), row.is_uniform and bool(others)
+    if not mean:
+        total.mul_(row.self_weight)
+    for peer, other in zip(row.sources, others, strict=True):
+        total.add_(other, alpha=1.0 if mean else row.src_weights[peer])
+    if mean:
+        total.div_(len(others) + 1)
+    out.copy_(total.round_() if DTYPES[out.dtype].kind is DtypeKind.INTEGER else total)

@@ -1,0 +1,134 @@
+"""Weight row: the weights with which one rank averages, a row of the mixing matrix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from asyncddp.tensors.dtypes import DTYPES, DtypeKind
+
+
+@dataclass(frozen=True)
+class WeightRow:
+    """One rank's row of the mixing matrix: receive weights by source and send factors by target.
+
+    Attributes:
+        self_weight: Weight of the own tensor.
+        src_weights: Weight of each tensor received.
+        dst_weights: Factor with which each tensor is sent.
+        row_text_of: Formats the row that a target rank has in this rank's topology; None if the
+            weights do not come from the topology.
+    """
+
+    self_weight: float
+    src_weights: Mapping[int, float]
+    dst_weights: Mapping[int, float]
+    row_text_of: Callable[[int], str] | None = field(default=None, compare=False, repr=False)
+
+    def without(self, sources: Collection[int]) -> WeightRow:
+        r"""Return a row in which the weights of some sources are added to the own weight.
+
+        .. math:: w'_{ii} = w_{ii} + \sum_{j \in D} w_{ij}, \qquad w'_{ij} = w_{ij}\ (j \notin D)
+
+        Args:
+            sources: D.
+        """
+        moved = [weight for source, weight in self.src_weights.items() if source in sources]
+        if not moved:
+            return self
+        kept = {s: weight for s, weight in self.src_weights.items() if s not in sources}
+        return WeightRow(math.fsum([self.self_weight, *moved]), kept, self.dst_weights)
+
+    @cached_property
+    def sources(self) -> tuple[int, ...]:
+        """Ranks to receive from, ascending: results do not depend on the order of arrival."""
+        return tuple(sorted(self.src_weights))
+
+    @cached_property
+    def targets(self) -> tuple[int, ...]:
+        """Ranks to send to, ascending."""
+        return tuple(sorted(self.dst_weights))
+
+    @cached_property
+    def common_factor(self) -> float | None:
+        """The send factor, if all targets have the same one; None otherwise."""
+        factors = set(self.dst_weights.values()) or {1.0}
+        return factors.pop() if len(factors) == 1 else None
+
+    @cached_property
+    def is_uniform(self) -> bool:
+        """True if all weights are equal: the mean is then formed as a sum and one division."""
+        share = 1.0 / (len(self.src_weights) + 1)
+        weights = (self.self_weight, *self.src_weights.values())
+        return all(math.isclose(weight, share, rel_tol=1e-12) for weight in weights)
+
+    @cached_property
+    def lerp_weight(self) -> float | None:
+        """The weight of the only source, if it and the own weight add up to 1; None otherwise."""
+        weights = list(self.src_weights.values())
+        if len(weights) == 1 and math.isclose(self.self_weight + weights[0], 1.0, rel_tol=1e-12):
+            return weights[0]
+        return None
+
+    @cached_property
+    def is_pairwise(self) -> bool:
+        """True for one source whose weight and the own one sum to 1, and send factors of 1."""
+        return self.lerp_weight is not None and self.common_factor == 1.0
+
+    @property
+    def reuses_received(self) -> bool:
+        """True if the sum may be formed in the memory of the first received tensor."""
+        return self.lerp_weight is not None or (self.is_uniform and bool(self.src_weights))
+
+    def describe_rows(self) -> tuple[str, Mapping[int, str]]:
+        """Format this row and, by this rank's topology, its targets' rows, for error messages.
+
+        Example:
+            >>> WeightRow(0.5, {2: 0.25, 1: 0.25}, {}).describe_rows()
+            ('(own 0.5, rank 1: 0.25, rank 2: 0.25)', {})
+        """
+        row_text_of = self.row_text_of
+        others = {} if row_text_of is None else {peer: row_text_of(peer) for peer in self.targets}
+        return format_weight_row(self.self_weight, self.src_weights), others
+
+    def weighted_sum(
+        self, own: torch.Tensor, others: Sequence[torch.Tensor], out: torch.Tensor
+    ) -> torch.Tensor:
+        """Write the weighted sum into ``out``, which may be ``own``; all have one dtype."""
+        if self.lerp_weight is not None:
+            return torch.lerp(own, others[0], self.lerp_weight, out=out)
+        if not others:
+            return torch.mul(own, self.self_weight, out=out)
+        if self.is_uniform:
+            torch.add(own, others[0], out=out)
+            for other in others[1:]:
+                out.add_(other)
+            return out.div_(len(others) + 1)
+        torch.mul(own, self.self_weight, out=out)
+        for peer, other in zip(self.sources, others, strict=True):
+            out.add_(other, alpha=self.src_weights[peer])
+        return out
+
+    def weighted_sum_in(
+        self,
+        dtype: torch.dtype,
+        own: torch.Tensor,
+        others: Sequence[torch.Tensor],
+        out: torch.Tensor,
+    ) -> None:
+        """Write the weighted sum into ``out``, accumulated in a dtype that may be wider."""
+        if own.dtype == dtype:
+            self.weighted_sum(own, others, out)
+            return
+        wide = own.to(dtype)
+        self.weighted_sum(wide, [other.to(dtype) for other in others], wide)
+        out.copy_(wide.round_() if DTYPES[out.dtype].kind is DtypeKind.INTEGER else wide)
+
+
+def format_weight_row(own: float, sources: Mapping[int, float]) -> str:
+    """Format a row of the mixing matrix as text; equal rows give equal text."""
+    return f"(own {own:.12g}{''.join(f', rank {r}: {sources[r]:.12g}' for r in sorted(sources))})"

@@ -1,0 +1,75 @@
+"""Hooks around notebook cells on an engine, so that no rank waits for one whose cell failed.
+
+A rank whose cell raises announces to its peers, which would otherwise wait until the deadline, that
+it takes no part, and takes part again with the next cell. The client then compares the ranks'
+:func:`operation_counts` and calls :func:`resume` or :func:`fail_further_operations` on all of them.
+The library is used only where a cell has imported it, since importing it takes seconds.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from asyncddp.context.context import Context
+
+
+def _current_context() -> Context | None:
+    """Return this rank's context if a cell has called ``init()``, else None."""
+    module = sys.modules.get("asyncddp.context.context")
+    if module is None or not module.is_initialized():
+        return None
+    context: Context = module.current()
+    return context
+
+
+def install_cell_hooks(kernel: Any) -> None:
+    """Install hooks around the cells of an engine's kernel and around applied functions."""
+    kernel.shell.events.register("pre_run_cell", lambda info: resume())
+    kernel.shell.events.register("post_run_cell", _after_cell)
+    apply = kernel.do_apply
+
+    @functools.wraps(apply)
+    def do_apply(*args: Any, **kwargs: Any) -> Any:
+        """Apply the function after :func:`resume`; tell the peers where it fails."""
+        resume()
+        reply, buffers = apply(*args, **kwargs)
+        if reply["status"] == "error":
+            _announce_failure(f"its function ended with {reply['ename']}: {reply['evalue']}")
+        return reply, buffers
+
+    kernel.do_apply = do_apply
+
+
+def _after_cell(result: Any) -> None:
+    error = result.error_in_exec
+    if error is not None:
+        _announce_failure(f"its cell ended with {type(error).__name__}: {error}")
+
+
+def _announce_failure(reason: str) -> None:
+    context = _current_context()
+    if context is not None:
+        context.engine.announce_exit(reason)
+
+
+def operation_counts() -> dict[str, int] | None:
+    """Return how often this rank has used each operation name; None before ``init()``."""
+    context = _current_context()
+    return None if context is None else context.engine.use_counts()
+
+
+def resume() -> None:
+    """Take part in communication again after failed cells."""
+    context = _current_context()
+    if context is not None and not context.engine.closed:
+        context.engine.readmit_peers()
+
+
+def fail_further_operations(reason: str) -> None:
+    """Make every further operation fail with a reason, until ``shutdown()``."""
+    context = _current_context()
+    if context is not None:
+        context.engine.fail_all(reason)

@@ -1,0 +1,235 @@
+"""Starts an ipyparallel cluster, waits for its engines, and stops it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from asyncddp.errors import EnvironmentProblem
+from asyncddp.launch.cluster.daemon import DaemonConfig
+from asyncddp.launch.cluster.profile_directory import (
+    ClusterRecord,
+    ProfileDirectory,
+    missing_package,
+)
+from asyncddp.launch.cluster.spec import ClusterSpec
+from asyncddp.launch.process_cleanup import kill_processes
+
+_STOP_TIMEOUT = 20.0  # seconds for a cluster to end when asked
+_POLL_INTERVAL = 0.1  # seconds between two checks of the daemon
+
+
+class ClusterProcess:
+    """An ipyparallel cluster started by this process, controlled through its daemon process.
+
+    Attributes:
+        profile_directory: Its IPython profile.
+        spec: Its number of ranks and options.
+    """
+
+    def __init__(
+        self, profile_directory: ProfileDirectory, spec: ClusterSpec, *, private: bool
+    ) -> None:
+        self.profile_directory, self.spec, self._private = profile_directory, spec, private
+        self._status: dict[str, Any] = {}
+        self._partial_line = b""
+        with profile_directory.log("daemon").open("wb") as log:
+            self._daemon = subprocess.Popen(
+                [sys.executable, "-m", "asyncddp.launch.cluster.daemon"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        config = DaemonConfig(str(profile_directory.path), spec, os.getpid(), private)
+        self._send(json.dumps(asdict(config)))
+
+    def _send(self, line: str) -> None:
+        if self._daemon.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._daemon.stdin.write(f"{line}\n".encode())
+                self._daemon.stdin.flush()
+
+    def ready(self, wait: float) -> bool:
+        """Return whether the controller is ready; wait for it at most ``wait`` seconds.
+
+        Raises:
+            EnvironmentProblem: The cluster has ended, or another one runs in its place.
+        """
+        self._receive(wait)
+        if "busy" in self._status:
+            raise EnvironmentProblem(_already_running(self.profile_directory))
+        if "ended" in self._status:
+            raise EnvironmentProblem(f"the cluster has ended. {self._status['ended']}")
+        if self._daemon.poll() is not None:
+            said = self.profile_directory.log_tail("daemon")
+            raise EnvironmentProblem(f"the cluster has ended; its daemon said:\n{said}")
+        return "ready" in self._status
+
+    def _receive(self, wait: float) -> None:
+        stream = self._daemon.stdout
+        if stream is None or stream.closed:
+            return
+        while select.select([stream], [], [], wait)[0]:
+            data = os.read(stream.fileno(), 1 << 16)
+            if not data:
+                stream.close()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._daemon.wait(_POLL_INTERVAL)
+                return
+            *lines, self._partial_line = (self._partial_line + data).split(b"\n")
+            for line in lines:
+                self._status.update(json.loads(line))
+            wait = 0.0
+
+    def release(self) -> None:
+        """Detach the cluster, so that it outlives this process."""
+        self._send("release")
+        self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        for stream in (self._daemon.stdin, self._daemon.stdout):
+            if stream is not None:
+                stream.close()
+
+    def wait(self) -> None:
+        """Wait until the cluster has ended."""
+        self._daemon.wait()
+
+    def stop(self) -> None:
+        """Stop the cluster and wait until no process is left; harmless when called twice."""
+        if self._daemon.poll() is None:
+            self._daemon.terminate()
+            try:
+                self._daemon.wait(_STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                self._daemon.kill()
+                self._daemon.wait()
+                kill_processes("=".join(self.profile_directory.environment_marker))
+        self._close_pipes()
+        if self._private:
+            shutil.rmtree(self.profile_directory.path, ignore_errors=True)
+
+
+def _already_running(profile_directory: ProfileDirectory) -> str:
+    name = profile_directory.path.name.removeprefix("profile_")
+    return (
+        f"a cluster runs already under profile {name!r}: "
+        f"{profile_directory.running_cluster() or 'it just began'}. "
+        f"End it first, by 'asyncddp notebook stop --profile {name}', or give another --profile"
+    )
+
+
+def start_cluster(
+    spec: ClusterSpec, profile_directory: ProfileDirectory | None = None, *, timeout: float = 120.0
+) -> ClusterProcess:
+    """Start a cluster: wait for its controller, while its engines may still be starting.
+
+    Args:
+        spec: Number of ranks and options.
+        profile_directory: Its IPython profile; None for a temporary one.
+        timeout: Seconds for the controller to be ready.
+
+    Returns:
+        The cluster, which ends with this process unless it is released. Its engines may still
+        be starting: see :func:`wait_for_engines`.
+
+    Raises:
+        EnvironmentProblem: Another cluster runs there, or this one could not be started.
+    """
+    if profile_directory is not None and profile_directory.running_cluster() is not None:
+        raise EnvironmentProblem(_already_running(profile_directory))
+    try:
+        import ipyparallel  # noqa: F401 - before anything is started
+    except ImportError as problem:
+        raise missing_package("ipyparallel") from problem
+    private = profile_directory is None
+    directory = (
+        profile_directory
+        or ProfileDirectory(Path(tempfile.mkdtemp(prefix="asyncddp-cluster-"))).create()
+    )
+    with contextlib.ExitStack() as undo:
+        cluster_process = ClusterProcess(directory, spec, private=private)
+        undo.callback(cluster_process.stop)
+        until = time.monotonic() + timeout
+        while not cluster_process.ready(_POLL_INTERVAL):
+            if time.monotonic() > until:
+                raise EnvironmentProblem(
+                    f"the controller was not ready within {timeout:g} s; it said:\n"
+                    f"{directory.log_tail('controller')}"
+                )
+        undo.pop_all()
+    return cluster_process
+
+
+def wait_for_engines(
+    cluster_process: ClusterProcess,
+    client: Any,
+    *,
+    timeout: float = 120.0,
+    progress: Callable[[int], None] = lambda count: None,
+) -> None:
+    """Wait until every rank's engine answers.
+
+    Args:
+        cluster_process: The cluster.
+        client: An ``ipyparallel.Client`` of it.
+        timeout: Seconds to wait at most.
+        progress: Called repeatedly with the number of engines that have registered.
+
+    Raises:
+        EnvironmentProblem: The launcher has ended or the time is up; shows what the launcher said.
+    """
+    until = time.monotonic() + timeout
+    while (count := len(client.ids)) < cluster_process.spec.ranks:
+        progress(count)
+        cluster_process.ready(_POLL_INTERVAL)
+        if time.monotonic() > until:
+            raise EnvironmentProblem(
+                f"{count} of {cluster_process.spec.ranks} engines answered within {timeout:g} s; "
+                f"the launcher said:\n{cluster_process.profile_directory.log_tail('engines')}"
+            )
+    progress(count)
+
+
+def stop_cluster(
+    profile_directory: ProfileDirectory, *, patience: float = _STOP_TIMEOUT
+) -> ClusterRecord | None:
+    """Stop the cluster of a profile, and wait until no process of it is left on this machine.
+
+    Returns:
+        The record of the cluster; None if none was running.
+
+    Raises:
+        EnvironmentProblem: It runs on another machine.
+    """
+    record = profile_directory.running_cluster()
+    if record is None:
+        kill_processes("=".join(profile_directory.environment_marker))  # of a killed daemon
+        return None
+    if record.host != socket.gethostname():
+        raise EnvironmentProblem(f"the cluster runs on {record.host}: stop it there")
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(record.pid, signal.SIGTERM)
+    until = time.monotonic() + patience
+    while profile_directory.running_cluster() is not None:
+        if time.monotonic() > until:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(record.pid, signal.SIGKILL)
+            kill_processes(record.environment_marker)
+            break
+        time.sleep(_POLL_INTERVAL)
+    return record

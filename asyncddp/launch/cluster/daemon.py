@@ -1,0 +1,224 @@
+"""Daemon process of a notebook cluster: starts the controller and the engines, and ends them.
+
+``python -m asyncddp.launch.cluster.daemon`` reads one line of JSON, a :class:`DaemonConfig`, from
+standard input and writes status messages as lines of JSON. Until it reads ``release`` it belongs to
+the process that has started it, and ends when that one does, however it dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from asyncddp.launch.cluster.profile_directory import ClusterRecord, ProfileDirectory
+from asyncddp.launch.cluster.spec import ENGINE_MODULE, MAX_MISSED_HEARTBEATS, ClusterSpec
+from asyncddp.launch.process_cleanup import kill_processes, parent_death_setter
+
+_POLL_INTERVAL = 0.1  # seconds between two checks of the children
+_CONTROLLER_TIMEOUT = 60.0  # seconds for the controller to write its connection files
+_HEARTBEAT_PERIOD = 500  # milliseconds; an engine is registered with its first heartbeat
+_SHUTDOWN_TIMEOUT = 4.0  # seconds for engines, and then for the controller, to end when asked
+
+
+@dataclass(frozen=True)
+class DaemonConfig:
+    """Configuration of a cluster daemon, sent to it as one line of JSON.
+
+    Attributes:
+        profile_directory: Path of the IPython profile.
+        spec: The cluster.
+        owner: Id of the process to which the daemon belongs.
+        private: Whether the profile directory is deleted with the cluster.
+    """
+
+    profile_directory: str
+    spec: ClusterSpec
+    owner: int
+    private: bool
+
+    @classmethod
+    def read(cls, line: str) -> DaemonConfig:
+        """Parse a configuration from its line of JSON."""
+        data = json.loads(line)
+        spec = data.pop("spec")
+        spec["options"] = tuple(spec["options"])
+        return cls(spec=ClusterSpec(**spec), **data)
+
+
+class _StopRequested(Exception):  # noqa: N818 - no error
+    """The daemon was asked to end the cluster, or its owner has ended."""
+
+
+class _ChildExited(Exception):  # noqa: N818 - the message says what has ended
+    """The controller or the engines have ended unexpectedly."""
+
+
+class ClusterDaemon:
+    """Daemon of one cluster: parent process of its controller and its engines.
+
+    Args:
+        config: Its configuration.
+    """
+
+    def __init__(self, config: DaemonConfig) -> None:
+        self._config, self._spec = config, config.spec
+        self._profile_directory = ProfileDirectory(Path(config.profile_directory))
+        self._owner: int | None = config.owner
+        self._stopping = False
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def run(self) -> int:
+        """Run the cluster until it is asked to end; return an exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+        name, value = self._profile_directory.environment_marker
+        host, mark = socket.gethostname(), f"{name}={value}"
+        record = ClusterRecord(os.getpid(), host, self._spec.ranks, time.time(), mark)
+        with self._profile_directory.lock(record) as mine:
+            if not mine:
+                _send_status(busy=True)
+                return 1
+            kill_processes(mark)  # left by a daemon that was killed
+            try:
+                self._run_children()
+            except _StopRequested:
+                return 0
+            except _ChildExited as end:
+                _send_status(ended=str(end))
+                return 1
+            finally:
+                self._close(mark)
+        return 0
+
+    def _on_signal(self, *_: object) -> None:
+        self._stopping = True
+
+    def _run_children(self) -> None:
+        files = (self._profile_directory.client_file, self._profile_directory.engine_file)
+        for file in files:
+            file.unlink(missing_ok=True)
+        self._start("controller", self._controller_command())
+        until = time.monotonic() + _CONTROLLER_TIMEOUT
+        while not all(_is_complete_json(file) for file in files):
+            self._step()
+            if time.monotonic() > until:
+                raise _ChildExited(
+                    self._log_message("controller", f"not ready after {_CONTROLLER_TIMEOUT:g} s")
+                )
+        _send_status(ready=str(self._profile_directory.client_file))
+        connection = self._profile_directory.engine_file.read_text(encoding="utf-8")
+        self._start("engines", self._engines_command(), IPP_CONNECTION_INFO=connection)
+        while True:
+            self._step()
+
+    def _controller_command(self) -> list[str]:
+        spec = self._spec
+        return [
+            *(sys.executable, "-m", "ipyparallel.controller", "--usethreads"),
+            *(
+                f"--profile-dir={self._profile_directory.path}",
+                "--IPController.client_ip=127.0.0.1",
+            ),
+            *(f"--IPController.engine_ip={spec.address}", f"--location={spec.address}"),
+            *(
+                f"--IPController.enable_curve={spec.encrypted}",
+                f"--HeartMonitor.period={_HEARTBEAT_PERIOD}",
+            ),
+            f"--HeartMonitor.max_heartmonitor_misses={MAX_MISSED_HEARTBEATS}",
+        ]
+
+    def _engines_command(self) -> list[str]:
+        ours = (sys.executable, "-m", "asyncddp", "run")
+        words = (
+            "-x",
+            "IPP_CONNECTION_INFO",
+            "-m",
+            ENGINE_MODULE,
+            f"--profile-dir={self._profile_directory.path}",
+        )
+        return [*ours, *self._spec.options, *words]
+
+    def _start(self, name: str, command: list[str], **variables: str) -> None:
+        with self._profile_directory.log(name).open("wb") as log:
+            self._children[name] = subprocess.Popen(
+                command,
+                env={
+                    **os.environ,
+                    **variables,
+                    **dict([self._profile_directory.environment_marker]),
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=parent_death_setter(),  # safe: no thread has been started
+            )
+
+    def _step(self) -> None:
+        """Wait one poll interval; raise if the cluster must end or a child has exited."""
+        ready, _, _ = select.select(
+            [sys.stdin] if self._owner is not None else [], [], [], _POLL_INTERVAL
+        )
+        if ready and sys.stdin.readline() == "release\n":
+            self._owner = None
+        if self._stopping or (self._owner is not None and (os.getppid() != self._owner or ready)):
+            raise _StopRequested
+        for name, child in self._children.items():
+            if child.poll() is not None:
+                raise _ChildExited(
+                    self._log_message(name, f"ended with exit code {child.returncode}")
+                )
+
+    def _log_message(self, name: str, what: str) -> str:
+        return f"{name}: {what}; the last that was said:\n{self._profile_directory.log_tail(name)}"
+
+    def _close(self, mark: str) -> None:
+        """Terminate the engines first, so that the controller notices, then the controller."""
+        for name in ("engines", "controller"):
+            child = self._children.get(name)
+            if child is None:
+                continue
+            with contextlib.suppress(ProcessLookupError):
+                child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_SHUTDOWN_TIMEOUT)
+        kill_processes(mark)
+        for child in self._children.values():
+            child.wait()
+        if self._config.private:
+            shutil.rmtree(self._profile_directory.path, ignore_errors=True)
+
+
+def _is_complete_json(file: Path) -> bool:
+    try:
+        json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _send_status(**status: object) -> None:
+    """Send a status message to the owner, which may have closed the pipe."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.write(json.dumps(status) + "\n")
+        sys.stdout.flush()
+
+
+def main(source: IO[str]) -> int:
+    """Run the cluster configured on ``source``; return an exit code."""
+    return ClusterDaemon(DaemonConfig.read(source.readline())).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.stdin))

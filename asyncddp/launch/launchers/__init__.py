@@ -1,0 +1,20 @@
+"""MPI launchers (Open MPI, MPICH, Intel MPI, Slurm), one file each, and their registry."""
+
+from __future__ import annotations
+
+from asyncddp.launch.launchers.launcher import Launcher, LauncherOutputPatterns, RankExit
+from asyncddp.registry import Registry
+
+__all__ = ["LAUNCHERS", "Launcher", "LauncherOutputPatterns", "RankExit"]
+
+LAUNCHERS: Registry[Launcher] = Registry(
+    "launcher",
+    {
+        "intel_mpi": "asyncddp.launch.launchers.hydra:INTEL_MPI",
+        "mpich": "asyncddp.launch.launchers.hydra:MPICH",
+        "open_mpi_4": "asyncddp.launch.launchers.open_mpi:OPEN_MPI_4",
+        "open_mpi_5": "asyncddp.launch.launchers.open_mpi:OPEN_MPI_5",
+        "slurm": "asyncddp.launch.launchers.slurm:SLURM",
+    },
+    group="asyncddp.launchers",
+)

@@ -1,0 +1,146 @@
+"""Hydra, the ``mpiexec`` of MPICH and, in a variant, of Intel MPI.
+
+Source: ``mpiexec.hydra -help`` of MPICH 5.0 and of Intel MPI 2021.18; MPICH's guide "Using the
+Hydra process manager"; Intel MPI Library Developer Reference, "mpiexec.hydra".
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from abc import abstractmethod
+from dataclasses import replace
+from typing import ClassVar
+
+from asyncddp.errors import ArgumentError
+from asyncddp.launch.job import Job, LaunchCommand
+from asyncddp.launch.launchers.launcher import (
+    Launcher,
+    LauncherOutputPatterns,
+    RankExit,
+    default_option,
+    rank_exit_from,
+)
+
+_ABORT = re.compile(r"Abort\((?P<code>\d+)\) on node (?P<rank>\d+) \(rank \d+ in comm \d+\).*")
+
+
+_INTEL_EXIT = re.compile(
+    r"=\s+RANK (?P<rank>\d+) PID \d+ RUNNING AT (?P<host>\S+)\n"
+    r"=\s+KILLED BY SIGNAL: (?P<signal>\d+)"
+)
+
+
+class HydraLauncher(Launcher):
+    """Common base of the two Hydra launchers, those of MPICH and Intel MPI."""
+
+    signature: ClassVar[re.Pattern[str]]
+    shell_arguments: ClassVar[str]
+
+    output_patterns = LauncherOutputPatterns(
+        delimiter=re.compile(r" ?={60,} *$"),
+        block_starts=(re.compile(r"= +BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES"),),
+        lines=(
+            re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*"),
+            re.compile(r"This typically refers to a problem with your application\."),
+            re.compile(r"Please see the FAQ page for debugging suggestions"),
+            _ABORT,
+        ),
+        line_prefixes=(
+            "YOUR APPLICATION TERM",
+            "This typically refers",
+            "Please see the FAQ",
+            "Abort(",
+        ),
+        on_stdout=True,
+    )
+
+    def parse_version(self, version_output: str) -> str | None:
+        """Parse the version from the implementation's signature."""
+        match = self.signature.search(version_output)
+        return match["version"].strip() if match else None
+
+    def build_command(self, executable: str, job: Job) -> LaunchCommand:
+        """Build the command line of mpiexec; variables are forwarded by name."""
+        arguments = [executable, "-n", str(job.ranks)]
+        arguments += ["-hosts", self.format_hosts(job)] if job.hosts else []
+        arguments += self._binding(job)
+        arguments += ["-prepend-rank"] if job.tag_output else []
+        if job.interface is not None and not job.alone:
+            arguments += ["-iface", self._interface(job.interface)]
+        if job.remote_shell is not None:
+            arguments += ["-launcher", "ssh", "-launcher-exec", job.remote_shell]
+        if job.remote:
+            arguments += ["-genvlist", ",".join(job.forward)]
+        return LaunchCommand((*arguments, *job.extra, *job.program), self._environment(job))
+
+    def _interface(self, text: str) -> str:
+        if "/" in text or "," in text:
+            raise ArgumentError(
+                f"--network-interface: {self.title} takes the name of one interface, like eth0; "
+                f"got {text!r}."
+            )
+        return text
+
+    def _binding(self, job: Job) -> list[str]:
+        return default_option(job, ("-bind-to", "--bind-to"), job.bind_to)
+
+    def _environment(self, job: Job) -> dict[str, str]:
+        added = dict(job.set_environment)
+        if job.interface is not None and not job.alone and "FI_TCP_IFACE" not in job.environment:
+            added["FI_TCP_IFACE"] = job.interface  # what libfabric's TCP provider reads
+        if job.ssh_port is not None:
+            added[self.shell_arguments] = f"-p {job.ssh_port}"
+        return added
+
+    def parse_rank_exit(self, output: str) -> RankExit | None:
+        """Parse messages about signals and aborts."""
+        return self._parse_signal(output) or rank_exit_from(_ABORT.search(output))
+
+    @abstractmethod
+    def _parse_signal(self, output: str) -> RankExit | None:
+        """Parse which rank was killed by a signal, if the messages say so."""
+
+
+class _MpichLauncher(HydraLauncher):
+    """MPICH's Hydra launcher."""
+
+    title = "MPICH"
+    signature = re.compile(r"HYDRA build details:\s+Version:\s+(?P<version>\S+)")
+    shell_arguments = "HYDRA_LAUNCHER_EXTRA_ARGS"
+
+    def _parse_signal(self, output: str) -> RankExit | None:
+        """Parse the signal; MPICH shows the lowest rank, not the first killed, so no rank."""
+        return rank_exit_from(re.search(r"EXIT STRING: .*?signal:? (?P<signal>\d+)\)", output))
+
+
+class _IntelMpiLauncher(HydraLauncher):
+    """Intel MPI's Hydra launcher."""
+
+    title = "Intel MPI"
+    signature = re.compile(
+        r"Intel\(R\) MPI Library for Linux\* OS, Version (?P<version>[\d.]+(?: Update \d+)?)"
+    )
+    shell_arguments = "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"
+
+    def _parse_signal(self, output: str) -> RankExit | None:
+        """Parse the rank killed first; Intel MPI also shows those that it killed itself."""
+        exits = [rank_exit_from(match) for match in _INTEL_EXIT.finditer(output)]
+        shown = [rank_exit for rank_exit in exits if rank_exit is not None]
+        others = [rank_exit for rank_exit in shown if rank_exit.signal != signal.SIGKILL]
+        suspects = others or shown
+        return replace(suspects[0], rank=None) if len(suspects) > 1 else next(iter(suspects), None)
+
+    def _binding(self, job: Job) -> list[str]:
+        return []  # Intel MPI pins by variables
+
+    def _environment(self, job: Job) -> dict[str, str]:
+        added = super()._environment(job)
+        if not {"I_MPI_PIN", "I_MPI_PIN_DOMAIN"} & job.environment.keys():
+            pin = {"I_MPI_PIN": "0"} if job.bind_to == "none" else {"I_MPI_PIN_DOMAIN": job.bind_to}
+            added.update(pin)
+        return added
+
+
+MPICH = _MpichLauncher()
+INTEL_MPI = _IntelMpiLauncher()

@@ -1,0 +1,165 @@
+"""Open MPI: ``mpirun`` of the 4 series (ORTE) and of the 5 series (PRRTE).
+
+Source: the manual pages mpirun(1) of Open MPI 4.1 and 5.0, and prterun(1) of PRRTE 3.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import ClassVar
+
+from asyncddp.launch.job import Job, LaunchCommand
+from asyncddp.launch.launchers.launcher import (
+    Launcher,
+    LauncherOutputPatterns,
+    RankExit,
+    default_option,
+    earliest_match,
+    rank_exit_from,
+)
+from asyncddp.listening import local_open_mpi
+
+_VERSION = re.compile(r"\((?:Open MPI|OpenRTE)\) (?P<version>(?P<major>\d+)\.[\w.]+)")
+_PROGRAM = r"(?:mpirun|mpiexec|orterun|prterun|prun)(?:\.openmpi)?"
+
+_EXITS = (
+    re.compile(
+        rf"{_PROGRAM} noticed that process rank (?P<rank>\d+) with PID \d+ on node "
+        r"(?P<host>\S+)\s+exited on\s+signal (?P<signal>\d+)"
+    ),
+    re.compile(r"Process name: \[.*,(?P<rank>\d+)\]\s+Exit code:\s+(?P<code>\d+)"),
+    re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d+) in [\s\S]*?rrorcode:? (?P<code>\d+)"),
+    re.compile(
+        rf"{_PROGRAM} has exited due to process rank (?P<rank>\d+) with PID \d+ on node "
+        r'(?P<host>\S+) calling\s+"abort"'
+    ),
+)
+_UNFINISHED = re.compile(
+    rf"{_PROGRAM} has exited due to process rank (?P<rank>\d+) with PID \d+ on node "
+    r"(?P<host>\S+) exiting\s+improperly"
+)
+_HOSTS_LOST = (
+    re.compile(r"A daemon failed to report back[\s\S]*?Remote host:\s+(?P<host>\S+)"),
+    re.compile(
+        r"(?:PRTE|ORTE) has lost communication with a remote daemon[\s\S]*?"
+        r"Remote daemon:\s+\[.*\] on node (?P<host>\S+)"
+    ),
+)
+
+
+class OpenMpiLauncher(Launcher):
+    """Common base of Open MPI's launchers, series 4 (ORTE) and 5 (PRRTE)."""
+
+    title = "Open MPI"
+    series: ClassVar[range]
+    runtime_flag: ClassVar[str]
+    runtime_interfaces: ClassVar[str]
+    shell_program: ClassVar[str]
+    shell_arguments: ClassVar[str]
+    tag: ClassVar[tuple[str, ...]]
+    unbuffered: ClassVar[tuple[str, ...]] = ()
+
+    output_patterns = LauncherOutputPatterns(
+        delimiter=re.compile(r" ?-{60,} *$"),
+        block_starts=(
+            re.compile(rf"{_PROGRAM} (?:noticed that|detected that|has exited due to) .*process"),
+            re.compile(r"MPI_ABORT was invoked on rank"),
+            re.compile(r"A daemon failed to report back after being spawned"),
+            re.compile(r"(?:PRTE|ORTE) has lost communication with a remote daemon"),
+            re.compile(r"Primary job +terminated normally, but \d+ process"),
+        ),
+        lines=(
+            re.compile(r"\[\S+\] \d+ more process(?:es)? (?:has|have) sent help message .*"),
+            re.compile(r"\[\S+\] Set MCA parameter .* to 0 to see all help / error messages"),
+            re.compile(r"\[\S+:\d+\] PMIX ERROR: PMIX_ERR_UNREACH in file .*"),  # of the survivors
+        ),
+        line_prefixes=("[",),
+    )
+
+    def parse_version(self, version_output: str) -> str | None:
+        """Parse "Open MPI" and a version of this series."""
+        match = _VERSION.search(version_output)
+        return match["version"] if match and int(match["major"]) in self.series else None
+
+    def build_command(self, executable: str, job: Job) -> LaunchCommand:
+        """Build the command line of mpirun: MCA parameters by --mca, variables by -x."""
+        mapping = "slot:OVERSUBSCRIBE" if job.oversubscribe else "slot"
+        arguments = [executable, "-np", str(job.ranks)]
+        arguments += ["--host", self.format_hosts(job)] if job.hosts else []
+        arguments += default_option(job, ("--map-by", "-map-by"), mapping)
+        arguments += default_option(job, ("--bind-to", "-bind-to"), job.bind_to)
+        arguments += self._mca_parameters(job)
+        arguments += default_option(job, ("--stdin",), "none")  # 5.0 loses its end
+        if job.tag_output or job.live:
+            arguments += self.tag if job.tag_output else self.unbuffered
+        for name in job.forward if job.remote else ():
+            arguments += ["-x", name]
+        root = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+        environment = {
+            **self._loopback_variables(job),
+            **job.set_environment,
+            **(dict.fromkeys(root, "1") if job.root else {}),
+        }
+        return LaunchCommand((*arguments, *job.extra, *job.program), environment)
+
+    def _loopback_variables(self, job: Job) -> dict[str, str]:
+        """Return variables that keep ranks off the network in a single-machine run."""
+        if not job.alone or any(word.startswith("btl") for word in job.extra):
+            return {}
+        return local_open_mpi({**job.environment, **job.set_environment}, job.ranks, all_told=True)
+
+    def _mca_parameters(self, job: Job) -> list[str]:
+        """Return MCA parameters, except those that the user has set."""
+        wanted = [("--mca", "osc", "^ucx")]  # osc/ucx complains of every window without RDMA
+        if job.oversubscribe:
+            wanted.append(("--mca", "mpi_yield_when_idle", "1"))
+        if job.interface is not None and not job.alone:
+            wanted.append(("--mca", "btl_tcp_if_include", job.interface))
+            wanted.append((self.runtime_flag, self.runtime_interfaces, job.interface))
+        if job.ssh_port is not None:
+            wanted.append((self.runtime_flag, self.shell_arguments, f"-p {job.ssh_port}"))
+        if job.remote_shell is not None:
+            wanted.append((self.runtime_flag, self.shell_program, job.remote_shell))
+        return [
+            word
+            for setting in wanted
+            if not job.has_flag(setting[1]) and f"OMPI_MCA_{setting[1]}" not in job.environment
+            for word in setting
+        ]
+
+    def parse_rank_exit(self, output: str) -> RankExit | None:
+        """Parse messages about lost hosts, signals and exit codes."""
+        lost = earliest_match(_HOSTS_LOST, output)
+        found = rank_exit_from(earliest_match(_EXITS, output))
+        if found is None and (unfinished := _UNFINISHED.search(output)):
+            found = RankExit(int(unfinished["rank"]), unfinished["host"], code=0)
+        return RankExit(host=lost["host"], lost_host=True) if lost and not found else found
+
+
+class _OpenMpi4Launcher(OpenMpiLauncher):
+    """Launcher of Open MPI 4 and older (ORTE)."""
+
+    series = range(1, 5)
+    runtime_flag = "--mca"
+    runtime_interfaces = "oob_tcp_if_include"
+    shell_program = "plm_rsh_agent"
+    shell_arguments = "plm_rsh_args"
+    tag = ("--tag-output",)
+
+
+class _OpenMpi5Launcher(OpenMpiLauncher):
+    """Launcher of Open MPI 5 and newer (PRRTE)."""
+
+    series = range(5, 100)
+    runtime_flag = "--prtemca"
+    runtime_interfaces = "prte_if_include"
+    shell_program = "plm_ssh_agent"
+    shell_arguments = "plm_ssh_args"
+    tag = ("--output", "tag")
+    output_patterns = replace(OpenMpiLauncher.output_patterns, on_stdout=True)  # some of it
+    unbuffered = ("--output", ":raw")  # else it waits for the ends of lines
+
+
+OPEN_MPI_4 = _OpenMpi4Launcher()
+OPEN_MPI_5 = _OpenMpi5Launcher()

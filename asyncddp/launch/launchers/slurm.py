@@ -1,0 +1,106 @@
+"""Slurm's launcher ``srun``, for clusters on which it starts MPI ranks.
+
+Source: the manual page srun(1) of Slurm 22.05 to 24.11.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable
+
+from asyncddp.errors import ArgumentError
+from asyncddp.launch.job import Job, LaunchCommand
+from asyncddp.launch.launchers.launcher import Launcher, LauncherOutputPatterns, RankExit
+
+_BINDING = {"none": "none", "core": "cores", "socket": "sockets", "numa": "ldoms"}
+_LOGIN = ("HOME", "LANG", "LOGNAME", "SHELL", "TERM", "TMPDIR", "USER")
+_TASK = re.compile(
+    r"srun: error: (?P<host>[^\s:]+): tasks? (?P<rank>\d+)[\d,\-]*: "
+    r"(?:Exited with exit code (?P<code>\d+)|(?P<words>[A-Z][^(\n]*?))(?: \(core dumped\))?$",
+    re.MULTILINE,
+)
+
+
+def _signal_number(words: str) -> int | None:
+    """Return the number of the signal with this ``strsignal`` description."""
+    known: Iterable[signal.Signals] = signal.Signals
+    return next((number.value for number in known if signal.strsignal(number) == words), None)
+
+
+class _SrunLauncher(Launcher):
+    """Launcher of Slurm, ``srun``."""
+
+    title = "srun"
+    local = False
+    output_patterns = LauncherOutputPatterns(
+        lines=(
+            re.compile(r"srun: error: \S+: tasks? [\d,\-]+: .*"),
+            re.compile(r"srun: (?:Terminating|launch/slurm: _step_signal: Terminating) .*"),
+            re.compile(r"srun: Force Terminated .*"),
+            re.compile(r"slurmstepd: error: \*\*\* STEP .* CANCELLED AT .*"),
+        ),
+        line_prefixes=("srun: ", "slurmstepd: error: *** STEP"),
+    )
+
+    def parse_version(self, version_output: str) -> str | None:
+        """Parse "slurm" and a version."""
+        match = re.search(r"^slurm(?:-wlm)? (?P<version>\d[\w.\-]*)", version_output, re.MULTILINE)
+        return match["version"] if match else None
+
+    def build_command(self, executable: str, job: Job) -> LaunchCommand:
+        """Build the command line of srun; variables are forwarded by --export."""
+        for flag, value in (("--ssh-port", job.ssh_port), ("--remote-shell", job.remote_shell)):
+            if value is not None:
+                raise ArgumentError(f"{flag}: srun starts ranks without ssh; leave it out.")
+        added = self._environment(job)
+        names = [name for name in _LOGIN if name in job.environment]
+        names += [*job.forward, *(name for name in added if name not in job.forward)]
+        arguments = [executable, "--ntasks", str(job.ranks), "--kill-on-bad-exit=1", "--input=none"]
+        arguments += self._placement(job)
+        arguments.append(f"--cpu-bind={_BINDING[job.bind_to]}")
+        arguments += ["--overcommit"] if job.oversubscribe else []
+        arguments += ["--label"] if job.tag_output else []
+        arguments += ["--unbuffered"] if job.live and not job.tag_output else []
+        arguments.append(f"--export={','.join(names)}")
+        return LaunchCommand((*arguments, *job.extra, *job.program), added)
+
+    def _placement(self, job: Job) -> list[str]:
+        if not job.hosts:
+            return []
+        slots = {host.slots for host in job.hosts}
+        if len(slots) > 1:
+            raise ArgumentError(
+                "-H: srun wants the same number of ranks on every host, got "
+                f"{self.format_hosts(job)}. Give equal slots, or use --launcher mpirun."
+            )
+        return [
+            f"--nodes={len(job.hosts)}",
+            f"--ntasks-per-node={slots.pop()}",
+            f"--nodelist={','.join(host.name for host in job.hosts)}",
+            "--distribution=block",
+        ]
+
+    def _environment(self, job: Job) -> dict[str, str]:
+        """Return variables that configure the MPI library, which srun passes no flags to."""
+        wanted = {"OMPI_MCA_osc": "^ucx"}
+        if job.oversubscribe:
+            wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
+        if job.interface is not None:
+            wanted["OMPI_MCA_btl_tcp_if_include"] = job.interface
+            if "/" not in job.interface and "," not in job.interface:
+                wanted["FI_TCP_IFACE"] = job.interface
+        kept = {name: value for name, value in wanted.items() if name not in job.environment}
+        return {**kept, **job.set_environment}
+
+    def parse_rank_exit(self, output: str) -> RankExit | None:
+        """Parse messages such as "task 3: Exited with exit code 1"."""
+        match = _TASK.search(output)
+        if match is None:
+            return None
+        code = None if match["code"] is None else int(match["code"])
+        killed = None if match["words"] is None else _signal_number(match["words"].strip())
+        return RankExit(rank=int(match["rank"]), host=match["host"], signal=killed, code=code)
+
+
+SLURM = _SrunLauncher()

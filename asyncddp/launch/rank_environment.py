@@ -1,0 +1,171 @@
+"""Environment variables that are set for ranks and forwarded to other machines."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import shutil
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+
+from asyncddp.errors import ArgumentError
+from asyncddp.launch.cpu_cores import threads_per_rank
+from asyncddp.launch.hosts import Host, is_this_machine
+
+_NEEDED = (
+    "COLUMNS",
+    "CONDA_PREFIX",
+    "LD_LIBRARY_PATH",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "OMP_NUM_THREADS",
+    "PATH",
+    "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+    "TTY_COMPATIBLE",
+    "VIRTUAL_ENV",
+)
+_BATCH = {
+    "COBALT_NODEFILE",
+    "HYDRA_HOST_FILE",
+    "I_MPI_HYDRA_HOST_FILE",
+    "LSB_JOBID",
+    "OAR_NODEFILE",
+    "OMPI_MCA_orte_default_hostfile",
+    "PBS_NODEFILE",
+    "PE_HOSTFILE",
+    "PRTE_MCA_prte_default_hostfile",
+    "SLURM_JOB_ID",
+}
+"""Variables from which launchers read their hosts."""
+_HOST_FLAGS = {
+    f"{dashes}{name}"
+    for dashes in ("-", "--")
+    for name in (
+        *("H", "add-host", "add-hostfile", "default-hostfile", "dvm", "f", "host", "hostfile"),
+        *("hosts", "machinefile", "rankfile", "rf"),
+    )
+}
+_PORTS = range(20000, 30000)  # below those that systems give to connections by themselves
+_TRIES = 100
+_LIBRARY_PREFIXES = ("ASYNCDDP_", "FI_", "NCCL_", "UCX_")
+
+
+def parse_exports(items: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Parse the values of ``-x``: ``VAR`` (value from this environment) or ``VAR=value``.
+
+    Raises:
+        ArgumentError: A name that no variable can have, or one that is not set.
+
+    Example:
+        >>> parse_exports(["HOME", "LR=0.1"], {"HOME": "/home/ada"})
+        {'HOME': '/home/ada', 'LR': '0.1'}
+    """
+    found = {}
+    for item in items:
+        name, given, value = item.partition("=")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ArgumentError(f"-x: expected VAR or VAR=value, got {item!r}.")
+        if not given and name not in environment:
+            raise ArgumentError(f"-x: {name} is not set here. Set it, or give -x {name}=value.")
+        found[name] = value if given else environment[name]
+    return found
+
+
+def launch_variables(
+    environment: Mapping[str, str],
+    exports: Mapping[str, str],
+    ranks_here: int | None,
+    *,
+    terminal: bool,
+) -> dict[str, str]:
+    """Return the variables to set for ranks in addition to this process's environment.
+
+    Args:
+        environment: Variables of this process.
+        exports: Variables that the user gave with ``-x``.
+        ranks_here: Ranks on this machine if all are here; None where other machines take part,
+            whose cores only they can count.
+        terminal: Whether the ranks' output is shown on a terminal. The ranks cannot know: Open
+            MPI gives them one in any case, others never. ``TTY_COMPATIBLE`` is what rich reads.
+    """
+    added = {} if "TTY_COMPATIBLE" in environment else {"TTY_COMPATIBLE": str(int(terminal))}
+    if terminal and "COLUMNS" not in environment:
+        added["COLUMNS"] = str(shutil.get_terminal_size().columns)
+    if ranks_here is not None and "OMP_NUM_THREADS" not in environment:
+        added["OMP_NUM_THREADS"] = str(threads_per_rank(ranks_here))
+    return {**added, **exports}
+
+
+def specifies_hosts(environment: Mapping[str, str], extra: Iterable[str]) -> bool:
+    """Return whether the launcher gets hosts from a batch system, a variable or an argument.
+
+    Args:
+        environment: The variables that the launcher reads.
+        extra: The user's own launcher arguments.
+
+    Example:
+        >>> (
+        ...     specifies_hosts({"PBS_NODEFILE": "/var/nodes"}, []),
+        ...     specifies_hosts({}, ["--hostfile", "h"]),
+        ... )
+        (True, True)
+    """
+    return bool(_BATCH & environment.keys()) or any(
+        word.partition("=")[0] in _HOST_FLAGS for word in extra
+    )
+
+
+def rendezvous_variables(
+    environment: Mapping[str, str], hosts: Sequence[Host], *, remote: bool
+) -> dict[str, str]:
+    """Return MASTER_ADDR and MASTER_PORT, the rendezvous of torch.distributed.
+
+    Libraries such as Hugging Face's accelerate read them where they see the variables of an MPI
+    launcher.
+
+    Args:
+        environment: Variables that the user has set, which stay.
+        hosts: Hosts of the run, the first being rank 0's; empty for this machine or a batch system.
+        remote: Whether other machines take part.
+
+    Returns:
+        The variables to add: an address of rank 0's machine, and a port that is free there as far
+        as this machine can tell.
+    """
+    address = "127.0.0.1"
+    if remote:
+        address = hosts[0].name if hosts else _first_slurm_host(environment)
+        address = socket.gethostname() if is_this_machine(Host(address)) else address
+    wanted = {"MASTER_ADDR": address, "MASTER_PORT": str(_free_port())}
+    return {name: value for name, value in wanted.items() if name not in environment}
+
+
+def _first_slurm_host(environment: Mapping[str, str]) -> str:
+    """Return the first host of a Slurm allocation: ``node07`` of ``node[07-12,15]``."""
+    given = environment.get("SLURM_JOB_NODELIST", "")
+    match = re.match(r"([^,\[]+)(?:\[([0-9]+)[^\]]*\]([^,]*))?", given)
+    return "".join(part or "" for part in match.groups()) if match else socket.gethostname()
+
+
+def _free_port() -> int:
+    for port in random.sample(_PORTS, _TRIES):
+        with contextlib.suppress(OSError), socket.socket() as listener:
+            listener.bind(("", port))
+            return port
+    return _PORTS.start
+
+
+def forwarded_variables(environment: Mapping[str, str], exports: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of the variables to forward to other machines, sorted.
+
+    These are the user's ``-x``, this library's, those that tune MPI, NCCL and UCX, and those by
+    which a program finds its libraries; never others, which may hold secrets.
+
+    Example:
+        >>> forwarded_variables({"PATH": "/bin", "AWS_SECRET": "x", "ASYNCDDP_CHECK": "1"}, ["LR"])
+        ('ASYNCDDP_CHECK', 'LR', 'PATH')
+    """
+    names = {n for n in environment if n in _NEEDED or n.startswith(_LIBRARY_PREFIXES)}
+    return tuple(sorted(names | set(exports)))

@@ -1,0 +1,105 @@
+"""Tracks the rank processes of this machine: started, waiting in ``init()``, ended or lost.
+
+Every rank that :mod:`asyncddp.launch.rank` runs writes a file ``started-<rank>`` into the report
+directory and renames it to ``ended-<rank>`` when it ends regularly; while it waits in ``init()``
+for the others there is a file ``joining-<rank>``. A pidfd reports the end of each process at once,
+so the first lost rank is known even where the launcher kills the others without naming it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+
+def record_start(report_directory: str, rank: str) -> None:
+    """Write the start file of this rank; does nothing on a machine without the directory."""
+    with contextlib.suppress(OSError):
+        Path(report_directory, f"started-{rank}").write_text(
+            f"{os.getpid()} {socket.gethostname()}"
+        )
+
+
+def record_end(report_directory: str, rank: str) -> None:
+    """Rename the start file of this rank: it has ended regularly."""
+    with contextlib.suppress(OSError):
+        Path(report_directory, f"started-{rank}").rename(Path(report_directory, f"ended-{rank}"))
+
+
+def _rank_of(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])
+
+
+class RankTracker:
+    """Tracker of the rank processes on this machine, from their files and pidfds.
+
+    Args:
+        report_directory: Directory of the start and end files and of failure reports.
+
+    Attributes:
+        lost: Ranks whose process ended irregularly before any failure report, in order.
+    """
+
+    def __init__(self, report_directory: Path) -> None:
+        self._report_directory = report_directory
+        self._known: set[int] = set()
+        self._open: dict[int, int] = {}
+        self.lost: list[int] = []
+
+    def new_processes(self) -> dict[int, int]:
+        """Return new ranks with a pidfd each, which becomes readable when the process ends."""
+        if not hasattr(os, "pidfd_open"):
+            return {}
+        found = {}
+        for path in self._report_directory.glob("started-*"):
+            rank = int(path.name.removeprefix("started-"))
+            if rank in self._known:
+                continue
+            with contextlib.suppress(OSError, ValueError):  # half written, or already gone
+                pid, host = path.read_text().split()
+                self._known.add(rank)
+                if host == socket.gethostname():
+                    try:
+                        found[rank] = os.pidfd_open(int(pid))
+                    except ProcessLookupError:  # it ended between two polls
+                        self.on_process_exit(rank)
+        self._open.update(found)
+        return found
+
+    def on_process_exit(self, rank: int) -> bool:
+        """Record that a rank's process has ended; return False: stop watching its pidfd."""
+        if (self._report_directory / f"started-{rank}").exists() and not self.has_reports():
+            self.lost.append(rank)
+        return False
+
+    def waiting_in_init(self) -> tuple[int, ...]:
+        """Return the ranks that wait in ``init()`` for a rank whose process has ended."""
+        joining = {_rank_of(path) for path in self._report_directory.glob("joining-*")}
+        gone = {*self.lost, *self.ended()} if joining else set()
+        return tuple(sorted(joining - gone)) if gone else ()
+
+    def ended(self) -> tuple[int, ...]:
+        """Return the ranks of this machine that ended regularly and whose process is gone."""
+        return tuple(
+            sorted(filter(self._is_gone, map(_rank_of, self._report_directory.glob("ended-*"))))
+        )
+
+    def _is_gone(self, rank: int) -> bool:
+        pid, host = (self._report_directory / f"ended-{rank}").read_text().split()
+        try:
+            os.kill(int(pid), 0)
+        except ProcessLookupError:
+            return host == socket.gethostname()
+        return False
+
+    def has_reports(self) -> bool:
+        """Return whether any rank has written a failure report."""
+        return any(self._report_directory.glob("rank-*.json"))
+
+    def close(self) -> None:
+        """Close the pidfds."""
+        for descriptor in self._open.values():
+            os.close(descriptor)
+        self._open = {}

@@ -1,1 +1,0 @@
-"""What a monitored run has left, read again: without MPI and torch."""

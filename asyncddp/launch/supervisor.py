@@ -1,0 +1,291 @@
+"""Runs the launcher process: forwards output and signals, and kills leftover processes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from asyncddp.launch.output_filter import OutputFilter
+from asyncddp.launch.process_cleanup import kill_processes, parent_death_setter
+from asyncddp.launch.rank_tracker import RankTracker
+
+_FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ESCALATION_INTERVAL = 5.0  # seconds between two ever stronger signals to the launcher
+_PAUSE = 0.2  # seconds after which a writer's unfinished line is shown
+_DRAIN = 0.5  # seconds to read what is left after the launcher has ended
+_POLL_INTERVAL = 0.2  # seconds between two looks at the report directory
+_GRACE_PERIOD = 3.0  # seconds that a launcher has to end after a rank has reported its failure
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """Outcome of a run: the launcher's exit code, and which ranks were lost, ended or waiting.
+
+    Attributes:
+        code: The launcher's exit code; negative for the signal that killed it.
+        signal: The first signal that this process received during the run.
+        timed_out: Whether the run was ended because its time was up.
+        lost: Ranks of this machine whose process ended irregularly, in order.
+        ended: Ranks of this machine that came to the end of their scripts.
+        waiting_in_init: Ranks killed in ``init()``, where they waited for a rank that had ended.
+    """
+
+    code: int
+    signal: int | None
+    timed_out: bool
+    lost: tuple[int, ...] = ()
+    ended: tuple[int, ...] = ()
+    waiting_in_init: tuple[int, ...] = ()
+
+
+@dataclass
+class _OutputPipe:
+    """A pipe from the launcher's stdout or stderr through a filter to a file descriptor."""
+
+    source: IO[bytes]
+    target: int
+    output_filter: OutputFilter
+    quiet_since: float = field(default_factory=time.monotonic)
+
+    def forward(self) -> bool:
+        """Forward the available output; return False at the end of the stream."""
+        data = os.read(self.source.fileno(), 1 << 16)
+        self.quiet_since = time.monotonic()
+        _write(self.target, self.output_filter.feed(data) if data else self.output_filter.flush())
+        return bool(data)
+
+    def flush_after_pause(self) -> None:
+        """Forward an unfinished line that nothing has followed for a while."""
+        if self.output_filter.has_pending and time.monotonic() - self.quiet_since >= _PAUSE:
+            _write(self.target, self.output_filter.flush())
+        _write(self.target, self.output_filter.due_warnings())
+
+
+def _write(target: int, data: bytes) -> None:
+    """Write all bytes; a closed reader, as in ``| head``, is no error."""
+    with contextlib.suppress(BrokenPipeError):
+        while data:
+            data = data[os.write(target, data) :]
+
+
+class _LauncherTerminator:
+    """Terminator of the launcher that escalates: SIGINT or SIGTERM, SIGTERM, SIGKILL to all."""
+
+    def __init__(self, child: subprocess.Popen[bytes], marker: str) -> None:
+        self._child, self._marker = child, marker
+        self._next: list[Callable[[], None]] = []
+        self.deadline = float("inf")
+        self.received: int | None = None
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Forward the first signal to the launcher; kill everything at the second."""
+        del frame
+        if self.received is not None:
+            self._kill()
+            return
+        self.received = number
+        self.begin(number)
+
+    def begin(self, number: int) -> None:
+        """Send a signal to the launcher and schedule the escalation."""
+        self._next = [lambda: self._send(signal.SIGTERM), self._kill]
+        self._send(number)
+
+    def escalate(self) -> None:
+        """Send the next, stronger signal."""
+        self.deadline = float("inf")
+        if self._next:
+            self._next.pop(0)()
+
+    def _send(self, number: int) -> None:
+        self.deadline = time.monotonic() + _ESCALATION_INTERVAL
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child.pid, number)
+
+    def _kill(self) -> None:
+        self._send(signal.SIGKILL)
+        kill_processes(self._marker)
+
+
+@contextlib.contextmanager
+def _signal_handlers(handler: Callable[[int, FrameType | None], None]) -> Iterator[socket.socket]:
+    """Install signal handlers; yields a socket that becomes readable after each signal."""
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+    writer.setblocking(False)
+    wanted = [
+        n for n in _FORWARDED_SIGNALS if signal.getsignal(n) is not signal.SIG_IGN
+    ]  # as under nohup
+    before = {number: signal.signal(number, handler) for number in wanted}
+    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes us up
+    wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    try:
+        yield reader
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for number, old in before.items():
+            signal.signal(number, old)
+        reader.close()
+        writer.close()
+
+
+def supervise(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    reports: tuple[str, Path],
+    output_filters: tuple[OutputFilter | None, OutputFilter],
+    timeout: float | None = None,
+    started: Callable[[int], None] = lambda process: None,
+) -> RunOutcome:
+    """Run a launcher until it ends, and kill what is left of its processes.
+
+    It runs in a session of its own, so that Ctrl-C reaches this process alone, which forwards it:
+    ranks are then ended in the launcher's orderly way, and a second Ctrl-C kills them all.
+
+    Args:
+        arguments: The launcher's command line.
+        environment: Its environment, to which the report directory is added.
+        reports: Name of the variable with the report directory, and that directory: together
+            they identify the run's processes.
+        output_filters: Filters of standard output, which is not piped where that is None, and
+            of standard error.
+        timeout: Seconds after which the run is ended.
+        started: Called with the launcher's process id once it runs.
+    """
+    stdout, stderr = output_filters
+    name, report_directory = reports
+    marker = f"{name}={report_directory}"
+    with subprocess.Popen(
+        list(arguments),
+        env={**environment, name: str(report_directory)},
+        stdin=subprocess.DEVNULL,
+        stdout=None if stdout is None else subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=parent_death_setter(),  # safe: no thread has been started
+    ) as child:
+        started(child.pid)
+        terminator = _LauncherTerminator(child, marker)
+        pipes = [_OutputPipe(child.stderr, 2, stderr)] if child.stderr is not None else []
+        if child.stdout is not None and stdout is not None:
+            pipes.append(_OutputPipe(child.stdout, 1, stdout))
+        ends = float("inf") if timeout is None else time.monotonic() + timeout
+        with (
+            _signal_handlers(terminator.on_signal) as wakeups,
+            _SupervisorLoop(pipes, wakeups, report_directory) as loop,
+        ):
+            timed_out, waiting_in_init = _run_loop(child, loop, terminator, ends)
+        kill_processes(marker)
+    tracker = loop.tracker
+    return RunOutcome(
+        child.returncode,
+        terminator.received,
+        timed_out,
+        lost=tuple(tracker.lost),
+        ended=tracker.ended(),
+        waiting_in_init=waiting_in_init,
+    )
+
+
+class _SupervisorLoop:
+    """Event loop of the supervisor: output of the launcher, signals, starts and ends of ranks."""
+
+    def __init__(
+        self, pipes: list[_OutputPipe], wakeups: socket.socket, report_directory: Path
+    ) -> None:
+        self.tracker = RankTracker(report_directory)
+        self._pipes, self._wakeups = pipes, wakeups
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(wakeups, selectors.EVENT_READ, self._drain_wakeups)
+        for pipe in pipes:
+            self._selector.register(pipe.source, selectors.EVENT_READ, pipe.forward)
+
+    def __enter__(self) -> _SupervisorLoop:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._selector.close()
+        self.tracker.close()
+
+    def _drain_wakeups(self) -> bool:
+        with contextlib.suppress(BlockingIOError):
+            self._wakeups.recv(4096)
+        return True
+
+    def watch_new_processes(self) -> None:
+        """Start to watch the processes of ranks that have started since the last call."""
+        for rank, descriptor in self.tracker.new_processes().items():
+            self._selector.register(
+                descriptor,
+                selectors.EVENT_READ,
+                functools.partial(self.tracker.on_process_exit, rank),
+            )
+
+    def step(self, until: float) -> None:
+        """Wait for events, at most until a time, and handle them."""
+        if any(pipe.output_filter.has_pending for pipe in self._pipes):
+            until = min(until, time.monotonic() + _PAUSE)
+        for key, _ in self._selector.select(max(0.0, until - time.monotonic())):
+            if not key.data():
+                self._selector.unregister(key.fileobj)
+        for pipe in self._pipes:
+            pipe.flush_after_pause()
+
+    def finish(self) -> None:
+        """Forward the remaining output after the launcher has ended."""
+        last = time.monotonic() + _DRAIN
+        sources = {pipe.source for pipe in self._pipes}
+        while sources & self._registered() and time.monotonic() < last:
+            self.step(last)
+        for pipe in self._pipes:
+            _write(
+                pipe.target,
+                pipe.output_filter.flush() + pipe.output_filter.due_warnings(at_end=True),
+            )
+
+    def _registered(self) -> set[object]:
+        return {key.fileobj for key in self._selector.get_map().values()}
+
+
+def _run_loop(
+    child: subprocess.Popen[bytes],
+    loop: _SupervisorLoop,
+    terminator: _LauncherTerminator,
+    ends: float,
+) -> tuple[bool, tuple[int, ...]]:
+    """Run the event loop until the launcher has ended.
+
+    Returns:
+        Whether the time limit was reached, and the ranks that were killed in ``init()`` because
+        they waited for a rank that had ended.
+    """
+    timed_out, reported = False, float("inf")
+    waiting_in_init: tuple[int, ...] = ()
+    while child.poll() is None:
+        loop.watch_new_processes()
+        loop.step(min(ends, terminator.deadline, time.monotonic() + _POLL_INTERVAL))
+        now = time.monotonic()
+        if now >= ends:
+            ends, timed_out = float("inf"), True
+            terminator.begin(signal.SIGTERM)
+        if now >= terminator.deadline:
+            terminator.escalate()
+        waiting = loop.tracker.waiting_in_init()
+        reported = min(reported, now) if waiting or loop.tracker.has_reports() else float("inf")
+        if now >= reported + _GRACE_PERIOD and terminator.deadline == float("inf"):
+            waiting_in_init = waiting
+            terminator.begin(signal.SIGTERM)  # Hydra waits for the others where MPI was not started
+    loop.finish()
+    return timed_out, waiting_in_init

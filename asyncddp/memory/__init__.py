@@ -1,1 +1,0 @@
-"""Tensors as bytes: the one dtype table, views of storage, flat buckets."""

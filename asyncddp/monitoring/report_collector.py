@@ -1,0 +1,112 @@
+"""Collection of the ranks' monitor reports by step, and their consensus distances; no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from asyncddp.monitoring.random_projection import distances
+from asyncddp.monitoring.rank_record import Record
+
+
+@dataclass(frozen=True)
+class MonitorReport:
+    """Report of one rank for one step.
+
+    Attributes:
+        record: The rank's figures.
+        projection: Random projection of its parameters, where distances are computed from it.
+    """
+
+    record: Record
+    projection: torch.Tensor | None = None
+
+
+class ReportCollector:
+    """Collector of all ranks' reports, which groups them by step and adds consensus distances.
+
+    Where ranks go in step, the reports of one step are kept until all active ranks have sent
+    theirs, or there are more than ``patience`` later ones, and those by ``seconds``. For a rank
+    without a report of that step its last projection counts; before its first, no distance is
+    known.
+
+    Args:
+        size: Number of ranks.
+        patience: Number of later reports after which a step no longer waits; 0: never wait.
+        seconds: How much later they must be: quick steps may end before a message has arrived.
+
+    Example:
+        >>> def report(rank, x):
+        ...     record = Record(rank, 50, 0.0, None, 0.1, None, 0.0, 0.0, 0.0, 0, None)
+        ...     return MonitorReport(record, torch.tensor([x]))
+        >>> collector = ReportCollector(2, patience=2)
+        >>> collector.add(report(0, 1.0))
+        []
+        >>> [[record.consensus_distance for record in one] for one in collector.add(report(1, 4.0))]
+        [[1.5, 1.5]]
+    """
+
+    def __init__(self, size: int, patience: int, seconds: float = 0.0) -> None:
+        self._size, self._patience, self._seconds = size, patience, seconds
+        self._active = set(range(size))
+        self._projections: dict[int, torch.Tensor] = {}
+        self._waiting: dict[int, dict[int, MonitorReport]] = {}
+
+    @property
+    def active(self) -> set[int]:
+        """The ranks that may report again."""
+        return set(self._active)
+
+    def add(self, report: MonitorReport) -> list[list[Record]]:
+        """Add a report; return the records of every step that this completes."""
+        record = report.record
+        if report.projection is not None:
+            self._projections[record.rank] = report.projection
+        if not self._patience:
+            return [self._finished({record.rank: report})]
+        self._waiting.setdefault(record.step, {})[record.rank] = report
+        return self._complete()
+
+    def remove(self, rank: int) -> list[list[Record]]:
+        """Remove a rank that reports no more; return the records of steps that are complete now."""
+        self._active.discard(rank)
+        return self._complete()
+
+    def drain(self) -> list[list[Record]]:
+        """Return the records of all incomplete steps."""
+        every = [self._waiting.pop(step) for step in sorted(self._waiting)]
+        return [self._finished(reports) for reports in every]
+
+    def _complete(self) -> list[list[Record]]:
+        steps = sorted(self._waiting)
+        late = [step for step in steps[: -self._patience] if self._age(step) >= self._seconds]
+        ready = [
+            step for step in steps if step in late or self._active <= self._waiting[step].keys()
+        ]
+        return [self._finished(self._waiting.pop(step)) for step in ready]
+
+    def _age(self, step: int) -> float:
+        """Return the seconds between the first report of a step and the newest one waiting."""
+        times = {
+            k: [one.record.time for one in found.values()] for k, found in self._waiting.items()
+        }
+        return max(map(max, times.values())) - min(times[step])
+
+    def _finished(self, reports: Mapping[int, MonitorReport]) -> list[Record]:
+        """Return the records of one step, with distances."""
+        found = self._distances(reports.values())
+        return [
+            reports[rank].record
+            if reports[rank].projection is None
+            else replace(reports[rank].record, consensus_distance=found.get(rank))
+            for rank in sorted(reports)
+        ]
+
+    def _distances(self, reports: Iterable[MonitorReport]) -> dict[int, float]:
+        own = {r.record.rank: r.projection for r in reports if r.projection is not None}
+        projections = {**self._projections, **own}
+        if len(projections) < self._size:
+            return {}
+        return dict(zip(projections, distances(projections.values()), strict=True))

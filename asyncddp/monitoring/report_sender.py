@@ -1,0 +1,87 @@
+"""Sending of monitor reports to rank 0 by one-sided messages, for which no rank waits."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from asyncddp.context import Context
+from asyncddp.errors import NotInitializedError, PeerError
+from asyncddp.monitoring.rank_record import Record
+from asyncddp.monitoring.report_collector import MonitorReport
+
+ROOT = 0
+"""The rank that collects the reports of all ranks."""
+_FIGURES = len(fields(Record)) - 1  # all but the departed ranks, whose number varies
+
+
+class ReportSender:
+    """Sender of one rank's monitor reports to rank 0; on rank 0 also their receiver.
+
+    Args:
+        context: The context of the ranks.
+        label: A name that is equal on all ranks and used by no other sender.
+
+    Attributes:
+        arrived: On rank 0: reports, and ranks that send no more, in order of arrival.
+    """
+
+    def __init__(self, context: Context, label: str) -> None:
+        self._context, self._service = context, f"monitor/{label}"
+        self.arrived: deque[MonitorReport | int] = deque()
+        if context.rank == ROOT:
+            with context.engine.active_messages() as active_messages:
+                active_messages.handlers[self._service] = self._on_message
+
+    def send(self, report: MonitorReport) -> None:
+        """Send a report to rank 0."""
+        if self._context.rank == ROOT:
+            self.arrived.append(report)
+            return
+        *facts, departed = report.record.as_dict().values()
+        with self._context.engine.active_messages() as active_messages:
+            active_messages.send(ROOT, self._service, (*facts, *departed), report.projection)
+
+    def end(self) -> None:
+        """Tell rank 0 that no report follows; does nothing after the context's shutdown."""
+        if self._context.rank == ROOT:
+            self.arrived.append(ROOT)
+            return
+        try:
+            with self._context.engine.active_messages() as active_messages:
+                active_messages.send(ROOT, self._service, ())
+        except NotInitializedError:
+            return
+
+    def progress(self) -> bool:
+        """On rank 0: make communication progress; return True if anything moved."""
+        return self._context.engine.progress()
+
+    def close(self) -> None:
+        """On rank 0: receive no more reports."""
+        if self._context.rank != ROOT:
+            return
+        try:
+            with self._context.engine.active_messages() as active_messages:
+                active_messages.handlers.pop(self._service, None)
+        except NotInitializedError:
+            return
+
+    def _on_message(self, peer: int, content: tuple[Any, ...], tensor: torch.Tensor | None) -> None:
+        """Handle a rank's message; called by the engine, on any thread."""
+        if not content:
+            self.arrived.append(peer)
+            return
+        figures = (*content[:_FIGURES], tuple(content[_FIGURES:]))
+        self.arrived.append(MonitorReport(Record(*figures), tensor))
+
+    def has_left(self, peer: int) -> bool:
+        """Return True if a rank has left the run."""
+        try:
+            self._context.engine.wait_guard("monitoring")([peer])
+        except PeerError:
+            return True
+        return False

@@ -1,0 +1,64 @@
+"""Construction of sinks from the argument ``to`` of ``monitor``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from asyncddp.errors import ArgumentError
+from asyncddp.monitoring.sinks.console import ConsoleSink
+from asyncddp.monitoring.sinks.function import FunctionSink
+from asyncddp.monitoring.sinks.json_lines import JsonLinesSink
+from asyncddp.monitoring.sinks.sink import Sink
+from asyncddp.monitoring.sinks.tensorboard import TensorBoardSink, open_summary_writer
+
+_TENSORBOARD = "tensorboard:"
+_SUFFIXES = (".jsonl", ".ndjson", ".json")
+
+
+def sink_opener(to: Any, *, append: bool) -> Callable[[], list[Sink]]:
+    """Check the argument ``to`` and return a function that opens its sinks.
+
+    Args:
+        to: The argument of :func:`asyncddp.monitor`.
+        append: True to append to existing files.
+
+    Raises:
+        ArgumentError: ``to`` is no valid destination.
+    """
+    several = isinstance(to, Iterable) and not isinstance(to, (str, Path))
+    every = [] if to is None else list(to) if several else [to]
+    constructors = [_sink_constructor(one, append=append) for one in every]
+    return partial(_open_sinks, constructors)
+
+
+def _open_sinks(constructors: Iterable[Callable[[], Sink]]) -> list[Sink]:
+    with ExitStack() as opened:
+        sinks = []
+        for make in constructors:
+            sinks.append(make())
+            opened.callback(sinks[-1].close)
+        opened.pop_all()
+        return sinks
+
+
+def _sink_constructor(to: Any, *, append: bool) -> Callable[[], Sink]:
+    if isinstance(to, str) and to == "console":
+        return ConsoleSink
+    if isinstance(to, str) and to.startswith(_TENSORBOARD) and to != _TENSORBOARD:
+        folder = to.removeprefix(_TENSORBOARD)
+        return lambda: TensorBoardSink(open_summary_writer(folder), own=True)
+    if isinstance(to, Path) or (isinstance(to, str) and to.endswith(_SUFFIXES)):
+        return partial(JsonLinesSink, Path(to), append=append)
+    if callable(getattr(to, "add_scalar", None)) and callable(getattr(to, "flush", None)):
+        return partial(TensorBoardSink, to)
+    if callable(to):
+        return partial(FunctionSink, to)
+    given = repr(to) if isinstance(to, str) else type(to).__name__
+    raise ArgumentError(
+        "monitor: argument to: expected 'console', a file such as 'run.jsonl', 'tensorboard:DIR', "
+        f"a SummaryWriter, a function of a dict, or a list of these, got {given}"
+    )

@@ -1,0 +1,85 @@
+"""Groups the errors of many ranks: an error that several ranks share is shown once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from asyncddp.errors import RankError
+from asyncddp.rank_lists import list_ranks
+
+E = TypeVar("E", bound=BaseException)
+
+_CONSEQUENCES = {
+    *("DeadlockError", "MismatchError", "PeerError", "PeerLeftError", "WaitTimeoutError"),
+    "KeyboardInterrupt",
+}
+"""Errors that ranks raise because another rank has failed; not shown beside that failure."""
+
+
+@dataclass(frozen=True)
+class CellFailure:
+    """Error that a cell raised on one rank: exception name, message and traceback lines.
+
+    Attributes:
+        rank: The rank.
+        name: Name of the exception's class.
+        message: Its text.
+        lines: Its traceback, as shown.
+    """
+
+    rank: int
+    name: str
+    message: str
+    lines: Sequence[str] = ()
+
+    @property
+    def cause(self) -> tuple[str, str]:
+        """Grouping key: exception name, and message with the rank's own number replaced."""
+        return self.name, re.sub(rf"\brank {self.rank}\b", "this rank", self.message)
+
+
+def group_failures(failures: Sequence[CellFailure]) -> RankError:
+    """Build one error for all ranks; IPython shows the traceback of each cause once.
+
+    Args:
+        failures: Errors of the ranks, at least one.
+
+    Returns:
+        The error; its ``rank`` is the lowest with an error that is no consequence.
+
+    Example:
+        >>> print(group_failures([CellFailure(rank, "ValueError", "bad") for rank in range(4)]))
+        ranks 0–3: ValueError: bad
+    """
+    began = [failure for failure in failures if failure.name not in _CONSEQUENCES]
+    alike: dict[tuple[str, str], list[CellFailure]] = {}
+    for failure in sorted(began or failures, key=lambda failure: failure.rank):
+        alike.setdefault(failure.cause, []).append(failure)
+    heads = [_headline(group) for group in alike.values()]
+    lines = [
+        line
+        for group, head in zip(alike.values(), heads, strict=True)
+        for line in (*group[0].lines, "", head)
+    ]
+    after = [failure for failure in failures if failure not in began]
+    if began and after:
+        names = ", ".join(sorted({failure.name for failure in after}))
+        heads.append(f"{list_ranks(failure.rank for failure in after)}: {names}, in consequence")
+        lines.append(heads[-1])
+    error = RankError(next(iter(alike.values()))[0].rank, "\n".join(heads))
+    return with_traceback_lines(error, lines)
+
+
+def with_traceback_lines(error: E, lines: Sequence[str]) -> E:
+    """Make IPython show these lines for an error in place of its traceback."""
+    setattr(error, "_render_traceback_", lambda: list(lines))  # noqa: B010 - only IPython knows it
+    return error
+
+
+def _headline(alike: Sequence[CellFailure]) -> str:
+    first = alike[0]
+    text = f"{first.name}: {first.message}" if first.message else first.name
+    return f"{list_ranks(failure.rank for failure in alike)}: {text}"

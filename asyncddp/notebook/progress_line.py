@@ -1,0 +1,54 @@
+"""Progress message for notebooks and terminals: one line that is updated in place."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def progress_line() -> Iterator[Callable[[str], None]]:
+    """Yield a function that replaces the shown text; the last text stays.
+
+    It is silent where nobody sees it: in scripts whose standard error is no terminal.
+    """
+    from IPython.core.getipython import get_ipython
+
+    shell = get_ipython()
+    if getattr(shell, "kernel", None) is not None:
+        yield _in_notebook()
+    elif sys.stderr.isatty():
+        from rich.console import Console
+
+        console, last = Console(stderr=True), ""
+        with console.status("") as status:
+
+            def show(text: str) -> None:
+                """Show a text in place of the last one."""
+                nonlocal last
+                last = text
+                status.update(text)
+
+            yield show
+        console.print(last, highlight=False)
+    else:
+        yield lambda text: None
+
+
+def _in_notebook() -> Callable[[str], None]:
+    from IPython.display import DisplayHandle
+
+    handle: Any = DisplayHandle()  # type: ignore[no-untyped-call]
+    shown: list[str] = []
+
+    def show(text: str) -> None:
+        """Show a text in place of the last one."""
+        if shown[-1:] == [text]:
+            return
+        data = {"text/plain": text}
+        (handle.update if shown else handle.display)(data, raw=True)
+        shown.append(text)
+
+    return show

@@ -1,0 +1,338 @@
+"""Fast path of neighbour averages: shared memory, on the calling thread, without the engine.
+
+A tensor that was averaged before under the same name, dtype and shape goes through the rings of
+its persistent channel. Where a neighbour does not come at once, or anything differs from the last
+time, the engine takes over at the point that was reached, with its deadlines and checks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch.autograd import profiler
+
+from asyncddp.context import Context
+from asyncddp.engine import ChunkedExchange, Handle, OperationContext, OperationSpec, Steps
+from asyncddp.engine.messages import MatchKey
+from asyncddp.engine.pairwise_exchange import PairwiseExchange, poll_briefly
+from asyncddp.engine.persistent_channels import PersistentChannel
+from asyncddp.engine.progress_engine import SequenceNumber
+from asyncddp.errors import PeerError
+from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.ops.deferred_work import DeferredWork, detached
+from asyncddp.ops.validation import signature_of
+from asyncddp.ops.weighted_exchange import average_chunks
+from asyncddp.tensors.allocation import empty
+from asyncddp.timeline.profiler_range import ProfilerRange
+from topology import Schedule
+
+R = TypeVar("R")
+
+
+class FastPath:
+    """Fast path of a neighbour average for one name, dtype and shape, without the engine.
+
+    Args:
+        context: The world.
+        verb: The verb.
+        name: The name under which neighbours match it.
+        channel: The persistent channel of that name, dtype and shape.
+    """
+
+    _profiled = False
+
+    def __init__(self, context: Context, verb: str, name: str, channel: PersistentChannel) -> None:
+        self._engine, self._channel = context.engine, channel
+        self._rank, self._verb, self._name = context.rank, verb, name
+        self._channels = context.engine.matcher.channels
+        self._schedule: Schedule | None = None
+        self._rows: dict[int, WeightRow] = {}
+        self._pause = os.sched_yield if _is_oversubscribed(context) else None
+
+    def weight_row(self, schedule: Schedule, number: int | None) -> WeightRow:
+        """Return the weights of a round, by default of the next one."""
+        if number is None:
+            number = self._engine.round_count(self._verb, self._name)
+        if schedule is not self._schedule:
+            self._schedule, self._rows = schedule, {}
+        if schedule.period is not None:
+            number %= schedule.period
+        row = self._rows.get(number)
+        if row is None:
+            near = schedule.neighbors(self._rank, number)
+            targets = dict.fromkeys(near.dst_ranks, 1.0)
+            row = WeightRow(near.self_weight, near.src_weights, targets)
+            if schedule.period is not None:
+                self._rows[number] = row
+        return row
+
+    def is_ready(self, row: WeightRow) -> bool:
+        """Return True if all neighbours are reached by rings, and no exchange is in flight."""
+        channel = self._channel
+        if channel.in_flight and channel.deferred:
+            channel.deferred[-1].complete()
+        return not channel.in_flight and self._serves(row)
+
+    def _serves(self, row: WeightRow) -> bool:
+        return row.common_factor is not None and self._channel.serves(row.sources, row.targets)
+
+    def run(
+        self, row: WeightRow, tensor: torch.Tensor, out: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Average a tensor and return the result; do nothing and return None if it cannot.
+
+        Args:
+            row: The weights.
+            tensor: Contiguous, on the host, and of the channel's dtype and shape.
+            out: Such a tensor for the result, or None.
+        """
+        if profiler._is_profiler_enabled and not self._profiled:
+            return self._run_profiled(self.run, row, tensor, out)
+        channel = self._channel
+        if not self.is_ready(row):
+            return None
+        own, into = detached(tensor), None if out is None else detached(out)
+        step = self._engine.count_use(self._verb, self._name, channel.in_flight)
+        if step is None:
+            return None
+        found: torch.Tensor | Handle[torch.Tensor] | None = None
+        try:
+            if not row.is_pairwise:
+                found = self._average_chunked(step, row, own, into)
+            elif channel.layout.num_chunks == 1:
+                sent_chunks = int(
+                    channel.send_ring is None or channel.send_ring.try_send(step, row.targets, own)
+                )
+                found = self.finish(step, row, own, into, sent_chunks)
+            else:
+                found = self._average_pairwise(step, row, own, into)
+        finally:
+            if found is None:
+                self._abort(step, row)
+        result = found.wait() if isinstance(found, Handle) else found
+        return result if out is None else out
+
+    def start(
+        self, row: WeightRow, tensor: torch.Tensor, out: torch.Tensor | None
+    ) -> Handle[torch.Tensor] | None:
+        """Send a tensor and defer its average to the handle's wait; return None if it cannot."""
+        if profiler._is_profiler_enabled and not self._profiled:
+            return self._run_profiled(self.start, row, tensor, out)
+        channel, send_ring = self._channel, self._channel.send_ring
+        late = out is not None and out.is_inference()  # it must be written in this mode, not later
+        free = not late and self._can_start(row)
+        step = self._engine.count_use(self._verb, self._name, channel.in_flight) if free else None
+        if step is None:
+            for earlier in list(channel.deferred):
+                earlier.hand_to_engine()
+            return None
+        own = detached(tensor)
+        sent_chunks = int(send_ring is None or send_ring.try_send(step, row.targets, own))
+        return DeferredWork(self, channel, step, row, own, out, sent_chunks)
+
+    def _run_profiled(self, path: Callable[..., R], *args: Any) -> R:
+        """Call a method inside a range of torch's profiler."""
+        self._profiled = True
+        try:
+            with ProfilerRange(f"ENQUEUE_{self._verb.upper()}"):
+                return path(*args)
+        finally:
+            self._profiled = False
+
+    def _can_start(self, row: WeightRow) -> bool:
+        """Return True if a tensor can be sent, and its neighbours' received, without the engine."""
+        channel, send_ring = self._channel, self._channel.send_ring
+        return (
+            channel.layout.num_chunks == 1
+            and row.common_factor == 1.0
+            and self._serves(row)
+            and len(channel.in_flight) == len(channel.deferred)
+            and (send_ring is None or send_ring.has_room(self._engine.use_count(self._name)))
+        )
+
+    def finish(
+        self,
+        step: int,
+        row: WeightRow,
+        own: torch.Tensor,
+        out: torch.Tensor | None,
+        sent_chunks: int,
+    ) -> torch.Tensor | Handle[torch.Tensor]:
+        """Average a tensor of one chunk that was sent, or submit the rest to the engine."""
+        channel = self._channel
+        if sent_chunks and row.is_pairwise:
+            receive_ring = channel.receive_rings[row.sources[0]]
+            other = receive_ring.read_whole(step)
+            if other is None and poll_briefly(
+                lambda: receive_ring.read_whole(step) is not None, self._pause
+            ):
+                other = receive_ring.read_whole(step)
+            if other is not None:
+                result = torch.lerp(own, other, row.lerp_weight, out=out)  # type: ignore[arg-type]  # a number
+                receive_ring.acknowledge(step, 1)
+                channel.record(step, row.sources, row.targets)
+                channel.in_flight.popleft()
+                return result
+        return self._average_chunked(step, row, own, out, sent_chunks=sent_chunks)
+
+    def hand_to_engine(
+        self,
+        step: int,
+        row: WeightRow,
+        own: torch.Tensor,
+        out: torch.Tensor | None,
+        sent_chunks: int,
+    ) -> Handle[torch.Tensor]:
+        """Submit the rest of an average to the engine, so that neighbours need not wait for it."""
+        exchange = self._make_exchange(step, row, sent_chunks)
+        steps = average_chunks(exchange, own, row, own.dtype, out)
+        return self._engine.submit(
+            self._resuming_spec(exchange, steps),
+            SequenceNumber(MatchKey(self._name, step), 0),
+        )
+
+    def _abort(self, step: int, row: WeightRow) -> None:
+        """Fail an average that was interrupted, for example by Ctrl-C, and tell the peers."""
+        if step in self._channel.in_flight:
+            exchange, key = self._make_exchange(step, row, 0), MatchKey(self._name, step)
+            error = PeerError(f"rank {self._rank}: {self._verb} {key} was interrupted")
+            self._engine.submit(self._failing_spec(exchange, error), SequenceNumber(key, 0))
+
+    @property
+    def deferred_handles(self) -> dict[int, Any]:
+        """Deferred averages of this rank that have not been waited for, by id."""
+        return self._engine.deferred
+
+    def _average_pairwise(
+        self, step: int, row: WeightRow, own: torch.Tensor, out: torch.Tensor | None
+    ) -> torch.Tensor | Handle[torch.Tensor]:
+        """Average a tensor of many chunks with that of one neighbour."""
+        channel = self._channel
+        result = empty(own.shape, own.dtype) if out is None else out
+        pairwise = PairwiseExchange(
+            channel.send_ring, channel.receive_rings[row.sources[0]], step, row.targets, self._pause
+        )
+        if self._try_pairwise(pairwise, row, own, result):
+            channel.record(step, row.sources, row.targets)
+            channel.in_flight.popleft()
+            return result
+        return self._average_chunked(
+            step, row, own, result, sent_chunks=pairwise.chunks_sent, start=pairwise.chunks_read
+        )
+
+    def _try_pairwise(
+        self, pairwise: PairwiseExchange, row: WeightRow, own: torch.Tensor, out: torch.Tensor
+    ) -> bool:
+        """Try the pairwise exchange; return True if it has completed."""
+        weight: float = row.lerp_weight  # type: ignore[assignment]  # a number where the row is pairwise
+        same, split = out.data_ptr() == own.data_ptr(), self._channel.layout.split
+        own_handle = None if same else self._channels.handle_of(own)
+        if not pairwise.begin(own_handle):
+            return False
+        if own_handle is None:
+            return pairwise.average_chunks(split(own), split(out), weight)
+        handle = pairwise.peer_handle()
+        if handle is None:
+            return False
+        other = self._channels.map_tensor(row.sources[0], self._channel, handle)
+        return pairwise.average_mapped(own.view(-1), other, out.view(-1), weight)
+
+    def _average_chunked(
+        self,
+        step: int,
+        row: WeightRow,
+        own: torch.Tensor,
+        out: torch.Tensor | None,
+        *,
+        sent_chunks: int = 0,
+        start: int = 0,
+    ) -> torch.Tensor | Handle[torch.Tensor]:
+        """Average chunk by chunk while there is progress; then submit the rest to the engine."""
+        exchange, sequence = (
+            self._make_exchange(step, row, sent_chunks),
+            SequenceNumber(MatchKey(self._name, step), 0),
+        )
+        steps = average_chunks(exchange, own, row, own.dtype, out, start)
+        try:
+            while poll_briefly(next(steps).done, self._pause):
+                pass
+        except StopIteration as stop:
+            exchange.close(failed=False)
+            result: torch.Tensor = stop.value
+            return result
+        except PeerError as error:
+            return self._engine.submit(self._failing_spec(exchange, error), sequence)
+        return self._engine.submit(self._resuming_spec(exchange, steps), sequence)
+
+    def _make_exchange(self, step: int, row: WeightRow, sent_chunks: int) -> ChunkedExchange:
+        key, layout = MatchKey(self._name, step), self._channel.layout
+        return ChunkedExchange(
+            self._channels,
+            self._channel,
+            key,
+            layout,
+            row.sources,
+            row.targets,
+            begun=True,
+            published=sent_chunks,
+        )
+
+    def _resuming_spec(
+        self, exchange: ChunkedExchange, rest: Steps[torch.Tensor]
+    ) -> OperationSpec[torch.Tensor]:
+        def steps(op: OperationContext) -> Steps[torch.Tensor]:
+            """Adopt the chunked exchange, and continue where it stands."""
+            op.adopt(exchange, self._channel.signature)
+            return (yield from rest)
+
+        return OperationSpec(self._verb, steps, self._name)
+
+    def _failing_spec(
+        self, exchange: ChunkedExchange, error: PeerError
+    ) -> OperationSpec[torch.Tensor]:
+        """Build an operation that adopts the exchange and fails, so that peers are told."""
+
+        def steps(op: OperationContext) -> Steps[torch.Tensor]:
+            """Adopt the chunked exchange, and raise the error."""
+            op.adopt(exchange, self._channel.signature)
+            yield from ()
+            raise error
+
+        return OperationSpec(self._verb, steps, self._name)
+
+
+def _is_oversubscribed(context: Context) -> bool:
+    """Return True if this machine has fewer cores than ranks."""
+    return (os.cpu_count() or 1) < context.local_size
+
+
+def make_fast_path(context: Context, verb: str, name: str, channel: PersistentChannel) -> FastPath:
+    """Make a fast path; it is traced if there is a timeline."""
+    if context.tracer is None:
+        return FastPath(context, verb, name, channel)
+    from asyncddp.ops.traced_fast_path import TracedFastPath
+
+    return TracedFastPath(context.tracer, context, verb, name, channel)
+
+
+def register_fast_path(
+    context: Context, verb: str, given: str | None, name: str, tensor: torch.Tensor
+) -> None:
+    """Register a fast path for tensors like this one, if they have a persistent channel.
+
+    Args:
+        context: The world.
+        verb: The verb.
+        given: The name that the user has given, or None.
+        name: The name under which neighbours match it.
+        tensor: What was averaged.
+    """
+    fast_paths = context.engine.fast_paths
+    key = given, tensor.dtype, tensor.shape
+    if key not in fast_paths and context.transport.shared_memory_group is not None:
+        channel = context.engine.matcher.channels.get(name, signature_of(verb, tensor))
+        if channel is not None and tensor.is_cpu:
+            fast_paths[key] = make_fast_path(context, verb, name, channel)

@@ -1,0 +1,159 @@
+"""``broadcast_object`` and ``allgather_object``: collectives of pickled Python objects.
+
+Pickle runs what it reads, so it is for users' objects alone; the library tells its own facts to all
+ranks by :func:`gather_records`.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from asyncddp.context import Context, current
+from asyncddp.engine import ExchangeSignature, OperationContext, OperationSpec, Steps
+from asyncddp.ops.allgather import gather_over_group
+from asyncddp.ops.validation import check_rank
+from asyncddp.ops.variants import blocking, nonblocking
+from asyncddp.serialization import pack, unpack
+from asyncddp.tensors.allocation import empty, make_tensor
+from asyncddp.tensors.byte_views import as_bytes, from_bytes
+
+T = TypeVar("T")
+
+
+@blocking
+def broadcast_object(
+    obj: Any = None, root_rank: int = 0, *, name: str | None = None
+) -> OperationSpec[Any]:
+    """Give all ranks the root's object, by pickle.
+
+    Args:
+        obj: The object; only the root's counts.
+        root_rank: The root, the same on all ranks.
+        name: For messages; all ranks must give the same.
+
+    Returns:
+        A copy of the root's object; on the root the object itself.
+
+    Raises:
+        NotInitializedError: ``init()`` was not called.
+        ArgumentError: There is no such root.
+        MismatchError: Another rank names another root, or calls another collective.
+        WaitTimeoutError: A rank has not come by the deadline.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> with bf.local_world(2) as world:
+        ...     world.run(lambda: bf.broadcast_object({"lr": 0.1} if bf.rank() == 0 else None))
+        [{'lr': 0.1}, {'lr': 0.1}]
+    """
+    context = current()
+    root = check_rank("broadcast_object", "root_rank", root_rank, context.size)
+    form = ExchangeSignature(
+        f"broadcast_object(root_rank={root})" + (f" {name!r}" if name else ""), "uint8", ()
+    )
+    here = context.rank == root
+    data = _pickled(obj) if here else empty((0,), torch.uint8)
+
+    def steps(op: OperationContext) -> Steps[Any]:
+        """Send the size of the root's object, then the object."""
+        everyone, transport = range(context.size), context.transport
+        length = make_tensor([data.numel()], torch.int64)
+        yield from op.collective(everyone, form, lambda: transport.ibroadcast(length, root))
+        value = data if here else empty((int(length),), torch.uint8)
+        yield from op.collective(everyone, form, lambda: transport.ibroadcast(value, root))
+        return obj if here else _unpickled(value)
+
+    return OperationSpec("broadcast_object", steps, name, ordered=True)
+
+
+@blocking
+def allgather_object(obj: Any, *, name: str | None = None) -> OperationSpec[list[Any]]:
+    """Give all ranks the list of all ranks' objects, by pickle.
+
+    Args:
+        obj: This rank's object.
+        name: For messages; all ranks must give the same.
+
+    Returns:
+        The objects in the order of the ranks, all of them copies.
+
+    Raises:
+        NotInitializedError: ``init()`` was not called.
+        MismatchError: Another rank calls another collective.
+        WaitTimeoutError: A rank has not come by the deadline.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> with bf.local_world(2) as world:
+        ...     world.run(lambda: bf.allgather_object("ab"[bf.rank()]))[0]
+        ['a', 'b']
+    """
+    title = "allgather_object" + (f" {name!r}" if name else "")
+    data = _pickled(obj)
+    return _gathering(
+        current(), "allgather_object", title, name, data, lambda _, part: _unpickled(part)
+    )
+
+
+def gather_records(mine: T, kind: type[T], verb: str) -> list[T]:
+    """Gather plain records of all ranks on all ranks, without pickle; collective.
+
+    Args:
+        mine: This rank's: numbers, strings, None, and lists, mappings or records of them.
+        kind: The type to which all of them must belong.
+        verb: On whose behalf, for messages; the same on all ranks.
+
+    Raises:
+        PeerError: A rank has sent something else.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> with bf.local_world(2) as world:
+        ...     world.run(lambda: gather_records([bf.rank()], list[int], "example"))[0]
+        [[0], [1]]
+    """
+
+    def read(peer: int, part: torch.Tensor) -> T:
+        """Decode the record of a rank."""
+        return unpack(as_bytes(part).numpy().tobytes(), kind, f"{verb}: what rank {peer} says")
+
+    packed = pack(mine)
+    data = from_bytes(packed, torch.uint8, (len(packed),))
+    context = current()
+    return context.engine.run(_gathering(context, verb, verb, None, data, read))
+
+
+def _gathering(
+    context: Context,
+    verb: str,
+    title: str,
+    name: str | None,
+    data: torch.Tensor,
+    read: Callable[[int, torch.Tensor], T],
+) -> OperationSpec[list[T]]:
+    def steps(op: OperationContext) -> Steps[list[T]]:
+        """Gather sizes, then objects."""
+        everyone, transport = range(context.size), context.transport
+        length = make_tensor([data.numel()], torch.int64)
+        lengths = yield from gather_over_group(op, everyone, transport, length, title)
+        whole = yield from gather_over_group(op, everyone, transport, data, title)
+        return [read(peer, part) for peer, part in enumerate(torch.split(whole, lengths.tolist()))]
+
+    return OperationSpec(verb, steps, name, ordered=True)
+
+
+broadcast_object_nonblocking = nonblocking(broadcast_object)
+allgather_object_nonblocking = nonblocking(allgather_object)
+
+
+def _pickled(obj: Any) -> torch.Tensor:
+    data = pickle.dumps(obj, protocol=5)
+    return from_bytes(data, torch.uint8, (len(data),))
+
+
+def _unpickled(data: torch.Tensor) -> Any:
+    return pickle.loads(as_bytes(data).numpy().tobytes())

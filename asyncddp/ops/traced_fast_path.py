@@ -1,0 +1,123 @@
+"""Fast path of neighbour averages that records its calls, waits and averages in the timeline."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from asyncddp.context import Context
+from asyncddp.engine import Handle
+from asyncddp.engine.pairwise_exchange import PairwiseExchange
+from asyncddp.engine.persistent_channels import PersistentChannel
+from asyncddp.engine.transfer_tracing import TracedReceiveRingBuffer
+from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.ops.fast_path import FastPath
+from asyncddp.timeline.tracer import Tracer
+
+
+class TracedFastPath(FastPath):
+    """Fast path that records calls, waits and averages in the timeline.
+
+    Args:
+        tracer: Records the events.
+        context: As of :class:`FastPath`, as is what follows.
+        verb: The verb.
+        name: The name.
+        channel: The persistent channel.
+    """
+
+    _profiled = True  # the tracer makes the range
+
+    def __init__(
+        self, tracer: Tracer, context: Context, verb: str, name: str, channel: PersistentChannel
+    ) -> None:
+        super().__init__(context, verb, name, channel)
+        self._tracer = tracer
+
+    def run(
+        self, row: WeightRow, tensor: torch.Tensor, out: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Average a tensor and return the result, or None if it cannot."""
+        if not self.is_ready(row):
+            return None
+        with self._tracer.enqueue_span(self._verb, self._name, tensor.nbytes) as call:
+            result = super().run(row, tensor, out)
+            if result is None:
+                call.discard()
+            return result
+
+    def start(
+        self, row: WeightRow, tensor: torch.Tensor, out: torch.Tensor | None
+    ) -> Handle[torch.Tensor] | None:
+        """Send a tensor and return a handle, or None if it cannot."""
+        with self._tracer.enqueue_span(self._verb, self._name, tensor.nbytes) as call:
+            handle = super().start(row, tensor, out)
+            if handle is None:
+                call.discard()
+            return handle
+
+    def finish(
+        self,
+        step: int,
+        row: WeightRow,
+        own: torch.Tensor,
+        out: torch.Tensor | None,
+        sent_chunks: int,
+    ) -> torch.Tensor | Handle[torch.Tensor]:
+        """Average a tensor of one chunk that was sent, or submit the rest to the engine."""
+        waiting = self._tracer.start_wait(self._verb, self._name, row.sources)
+        known = waiting.mixes
+        try:
+            found = super().finish(step, row, own, out, sent_chunks)
+            receive_ring = self._receive_ring(row)
+            if (
+                waiting.mixes == known
+                and receive_ring is not None
+                and receive_ring.last_read[0] == step
+            ):
+                self._record_mix(row, *receive_ring.last_read[1:], self._channel.layout.numel)
+            return found
+        finally:
+            waiting.end()
+
+    def _average_chunked(self, *args: Any, **kwargs: Any) -> torch.Tensor | Handle[torch.Tensor]:
+        row: WeightRow = args[1]
+        waiting = self._tracer.start_wait(self._verb, self._name, row.sources)
+        try:
+            return super()._average_chunked(*args, **kwargs)
+        finally:
+            waiting.end()
+
+    def _try_pairwise(
+        self, pairwise: PairwiseExchange, row: WeightRow, own: torch.Tensor, out: torch.Tensor
+    ) -> bool:
+        step, layout = self._channel.in_flight[0], self._channel.layout
+        waiting = self._tracer.start_wait(self._verb, self._name, row.sources)
+        try:
+            moved = super()._try_pairwise(pairwise, row, own, out)
+            receive_ring = self._receive_ring(row)
+            if receive_ring is not None and moved:
+                self._record_mix(row, *receive_ring.last_read[1:], layout.numel)
+            elif receive_ring is not None and pairwise.chunks_read:
+                now = time.monotonic_ns()
+                self._record_mix(
+                    row,
+                    receive_ring.read_begun(step),
+                    now,
+                    pairwise.chunks_read * layout.chunk_numel,
+                )
+            return moved
+        finally:
+            waiting.end()
+
+    def _receive_ring(self, row: WeightRow) -> TracedReceiveRingBuffer | None:
+        """Return the receive ring of the only neighbour averaged with."""
+        receive_ring = self._channel.receive_rings.get(row.sources[0]) if row.sources else None
+        return receive_ring if isinstance(receive_ring, TracedReceiveRingBuffer) else None
+
+    def _record_mix(self, row: WeightRow, begun: int, over: int, count: int) -> None:
+        """Record the average of elements that were read and averaged in one go."""
+        nbytes = count * self._channel.layout.dtype.itemsize
+        self._tracer.record_mix(self._verb, self._name, begun, over, nbytes, row.sources)

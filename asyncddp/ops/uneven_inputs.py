@@ -1,0 +1,123 @@
+"""Averaging rounds in which some ranks have run out of input and no longer train (join)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+import torch
+
+from asyncddp.context import current
+from asyncddp.device.streams import stream_ordering_of
+from asyncddp.engine import OperationContext, OperationSpec, Steps
+from asyncddp.errors import ArgumentError
+from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.ops.allreduce import sum_over_group
+from asyncddp.ops.validation import averaging_dtype, check_tensor, write_result
+from asyncddp.ops.variants import blocking, nonblocking
+
+
+def renormalise(row: WeightRow, training: Collection[int]) -> WeightRow:
+    r"""Return a weight row in which the weights of ranks that no longer train go to the own tensor.
+
+    .. math:: w'_{ii} = w_{ii} + \sum_{j \notin T} w_{ij}, \qquad w'_{ij} = w_{ij}\ (j \in T)
+
+    Rows still sum to one. Columns do where weights are symmetric; elsewhere the mean over those who
+    train is no longer kept exactly.
+
+    Args:
+        row: The weights of this rank, which trains.
+        training: T, the ranks that do.
+
+    Raises:
+        ArgumentError: Tensors are scaled by their senders, so that nobody else knows by how much.
+
+    Example:
+        >>> row = renormalise(WeightRow(0.5, {1: 0.25, 2: 0.25}, {1: 1.0, 2: 1.0}), training=[0, 2])
+        >>> row.self_weight, row.src_weights, row.dst_weights
+        (0.75, {2: 0.25}, {2: 1.0})
+    """
+    if row.common_factor != 1.0:
+        raise ArgumentError(
+            "join: dst_weights set by hand: expected a factor of 1 for every rank, since a rank "
+            "cannot take over the share of one that is done without knowing its factor, got "
+            f"{dict(row.dst_weights)}; give a list of ranks, and weigh with src_weights"
+        )
+    gone = [weight for peer, weight in row.src_weights.items() if peer not in training]
+    return WeightRow(
+        math.fsum([row.self_weight, *gone]),
+        {peer: weight for peer, weight in row.src_weights.items() if peer in training},
+        {peer: factor for peer, factor in row.dst_weights.items() if peer in training},
+    )
+
+
+@blocking
+def skip_round(tensor: torch.Tensor, *, name: str) -> OperationSpec[torch.Tensor]:
+    """Count a round of a name without communicating, as other ranks average under it.
+
+    Args:
+        tensor: What this rank would average.
+        name: The name.
+
+    Returns:
+        The tensor as it is.
+    """
+
+    def steps(op: OperationContext) -> Steps[torch.Tensor]:
+        """Return the tensor unchanged."""
+        del op
+        yield from ()
+        return tensor
+
+    return OperationSpec("neighbor_allreduce", steps, name)
+
+
+@blocking
+def average_active_ranks(
+    tensor: torch.Tensor, number: int, *, name: str
+) -> OperationSpec[torch.Tensor]:
+    r"""Average over the ranks that still train, while all ranks take part in the collective.
+
+    .. math:: y = \frac{1}{|T|} \sum_j x_j, \qquad x_j = 0\ (j \notin T)
+
+    Args:
+        tensor: :math:`x_i`, equal in shape and dtype on all ranks; zero on those not in T.
+        number: How many are in T.
+        name: For messages; all ranks must give the same.
+
+    Returns:
+        :math:`y`, the same on all ranks.
+
+    Raises:
+        NotInitializedError: ``init()`` was not called.
+        ArgumentError: Integers or bools.
+        MismatchError: Another rank calls another verb, dtype or shape.
+        WaitTimeoutError: A rank has not come by the deadline.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> def of_the_first_two():
+        ...     mine = torch.tensor([bf.rank() + 1.0 if bf.rank() < 2 else 0.0])
+        ...     return average_active_ranks(mine, 2, name="mean").item()
+        >>> with bf.local_world(3) as world:
+        ...     world.run(of_the_first_two)
+        [1.5, 1.5, 1.5]
+    """
+    context = current()
+    traits = check_tensor("allreduce", tensor)
+    dtype = averaging_dtype("allreduce", traits, round_integers=False)
+    title = f"allreduce(average over {number} that train) {name!r}"
+
+    def steps(op: OperationContext) -> Steps[torch.Tensor]:
+        """Sum over all ranks and divide by the number of those that train."""
+        group, transport = range(context.size), context.transport
+        total = yield from sum_over_group(op, group, transport, tensor, dtype, title, number)
+        return write_result(total, tensor, None)
+
+    return OperationSpec(
+        "allreduce", steps, name, ordered=True, stream_ordering=stream_ordering_of(tensor)
+    )
+
+
+skip_round_nonblocking = nonblocking(skip_round)
+average_active_ranks_nonblocking = nonblocking(average_active_ranks)

@@ -1,0 +1,132 @@
+"""Argument checks of verbs, and conversion of tensors for the transport and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from asyncddp.device.streams import streams_of
+from asyncddp.engine import ExchangeSignature
+from asyncddp.errors import ArgumentError
+from asyncddp.tensors.byte_views import dense, on_host
+from asyncddp.tensors.dtypes import DTYPES, DtypeKind, DtypeTraits, dtype_traits_of
+from asyncddp.torch_modes import refuse_transforms
+from asyncddp.transport import Transport
+from asyncddp.transport.cuda.staged_transport import device_transport_for
+
+
+def check_tensor(verb: str, tensor: Any, *, min_ndim: int = 0) -> DtypeTraits:
+    """Require a dense tensor whose dtype can be sent.
+
+    Raises:
+        ArgumentError: It is no tensor, not dense, has too few dimensions or no values, or is one of
+            a function that ``torch.func`` transforms.
+        DtypeError: Its dtype cannot travel.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(
+            f"{verb}: argument tensor: expected a torch.Tensor, got {type(tensor).__name__}; "
+            "for other objects use broadcast_object or allgather_object"
+        )
+    if tensor.layout != torch.strided:
+        raise ArgumentError(
+            f"{verb}: argument tensor: expected a dense tensor, got layout {tensor.layout}; "
+            "call tensor.to_dense() first"
+        )
+    if tensor.ndim < min_ndim:
+        raise ArgumentError(
+            f"{verb}: argument tensor: expected at least {min_ndim} dimension, got a 0-dim tensor; "
+            "call tensor.reshape(1) first"
+        )
+    if tensor.is_meta:
+        raise ArgumentError(
+            f"{verb}: argument tensor: expected a tensor with values, got one on device meta; make "
+            'it with device="cpu", or outside of torch.device("meta")'
+        )
+    refuse_transforms(verb)
+    traits: DtypeTraits = dtype_traits_of(tensor, verb)
+    return traits
+
+
+def check_rank(verb: str, argument: str, rank: Any, size: int, *, but: int | None = None) -> int:
+    """Require a rank of the world, other than ``but``.
+
+    Raises:
+        ArgumentError: It is not one.
+    """
+    number = int(rank) if not isinstance(rank, bool) and hasattr(rank, "__index__") else -1
+    if not 0 <= number < size or number == but:
+        other = "" if but is None else f" other than {but}, this rank itself"
+        raise ArgumentError(
+            f"{verb}: argument {argument}: expected a rank in 0..{size - 1}{other}, got {rank!r}"
+        )
+    return number
+
+
+def averaging_dtype(verb: str, traits: DtypeTraits, *, round_integers: bool) -> torch.dtype:
+    """Return the dtype in which a weighted average is accumulated.
+
+    Floats and complex numbers average in their own precision, halves in float32. Integers average
+    in float64 and are rounded half to even, where that was asked for.
+
+    Raises:
+        ArgumentError: Integers or bools, and nobody asked.
+    """
+    if traits.averages:
+        return traits.accumulate
+    if traits.kind is DtypeKind.INTEGER and round_integers:
+        return torch.float64
+    remedy = (
+        "pass round_integers=True to round the average half to even, or cast to float first"
+        if traits.kind is DtypeKind.INTEGER
+        else "cast it to float first"
+    )
+    raise ArgumentError(
+        f"{verb}: the average of {traits.name} values is no {traits.name}; {remedy}"
+    )
+
+
+def write_result(
+    result: torch.Tensor, like: torch.Tensor, out: torch.Tensor | None
+) -> torch.Tensor:
+    """Convert a result to the dtype and device of the input, into ``out`` if given."""
+    if result.dtype.is_floating_point and DTYPES[like.dtype].kind is DtypeKind.INTEGER:
+        result = result.round()
+    if out is None:
+        return result.to(device=like.device, dtype=like.dtype)
+    if result is out:
+        return out
+    with torch.no_grad():
+        out.copy_(result.view(out.shape))
+    return out
+
+
+def signature_of(verb: str, tensor: torch.Tensor, *, ragged: bool = False) -> ExchangeSignature:
+    """Return the verb, dtype and shape that peers must match; ``ragged`` leaves out dimension 0."""
+    shape: Iterable[int | None] = tensor.shape
+    if ragged:
+        shape = (None, *tensor.shape[1:])
+    streams = streams_of(tensor)
+    kind = "cpu" if streams is None else streams.kind
+    return ExchangeSignature(verb, str(tensor.dtype).removeprefix("torch."), tuple(shape), kind)
+
+
+def prepare_for_transport(
+    transport: Transport, tensor: torch.Tensor
+) -> tuple[torch.Tensor, Transport]:
+    """Return a tensor that a transport can send, and the transport that can send it.
+
+    Args:
+        transport: Between the ranks, for tensors on the host.
+        tensor: Anywhere.
+
+    Returns:
+        Its values, contiguous and outside autograd: on its device with that device's transport, or
+        on the host with the given one.
+    """
+    streams = streams_of(tensor)
+    if streams is None:
+        return on_host(tensor), transport
+    return dense(tensor), device_transport_for(transport, streams)

@@ -1,0 +1,147 @@
+"""Exchange of a tensor with neighbours, and the weighted average of what is received."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from asyncddp.device.streams import streams_of
+from asyncddp.engine import ChunkedExchange, OperationContext, Steps
+from asyncddp.engine.chunked_exchange import ChunkReceiver
+from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.ops.device_exchange import exchange_and_average_on_device
+from asyncddp.ops.validation import signature_of
+from asyncddp.tensors.allocation import empty
+from asyncddp.tensors.byte_views import on_host
+
+
+def exchange_and_average(
+    op: OperationContext,
+    tensor: torch.Tensor,
+    row: WeightRow,
+    dtype: torch.dtype,
+    out: torch.Tensor | None = None,
+) -> Steps[torch.Tensor]:
+    r"""Send a tensor, receive the neighbours', and return the weighted sum.
+
+    .. math:: y_i = w_{ii} x_i + \sum_j w_{ij} d_{ji} x_j
+
+    Args:
+        op: The operation context of the verb.
+        tensor: :math:`x_i`.
+        row: The weights.
+        dtype: In which sums are formed.
+        out: Where the result may be written.
+
+    Returns:
+        :math:`y_i` in the tensor's dtype, on its device or the host: in ``out`` where possible.
+    """
+    streams = streams_of(tensor)
+    if streams is not None:
+        there = exchange_and_average_on_device(op, tensor, row, dtype, out, streams)
+        return (yield from there)
+    own = on_host(tensor)
+    rows = row.describe_rows() if op.check else None
+    exchange = op.chunked_exchange(signature_of(op.verb, own), row.sources, row.dst_weights, rows)
+    by_message = [peer for peer in sorted(row.dst_weights) if peer not in exchange.targets]
+    for peer in by_message:
+        factor = row.dst_weights[peer]
+        op.send(exchange, peer, own if factor == 1.0 else own * factor)
+    if by_message and can_write_result(out, own) and _is_same_memory(out, own):
+        yield exchange.sent()
+    result = yield from average_chunks(exchange, own, row, dtype, out)
+    yield exchange.sent()
+    return result
+
+
+def average_chunks(
+    exchange: ChunkedExchange,
+    own: torch.Tensor,
+    row: WeightRow,
+    dtype: torch.dtype,
+    out: torch.Tensor | None,
+    start: int = 0,
+) -> Steps[torch.Tensor]:
+    """Publish a tensor chunk by chunk, and average each chunk with the neighbours'.
+
+    Args:
+        exchange: The exchange; what goes by message has been sent.
+        own: A contiguous tensor on the host.
+        row: The weights.
+        dtype: In which sums are formed.
+        out: Where the result may be written.
+        start: The number of chunks that are averaged already.
+    """
+    result = out if can_write_result(out, own) else None
+    flat, layout = own.reshape(-1), exchange.layout
+    factor = row.dst_weights[exchange.targets[0]] if exchange.targets else 1.0
+    place = None
+    if exchange.targets and factor == 1.0 and not _is_same_memory(result, own):
+        place = exchange.handle_of(own)  # in place, neighbours would read what is being written
+    for number in range(start, layout.num_chunks):
+        while not exchange.for_chunk(number).done():
+            yield exchange
+        exchange.send_chunk(number, flat, factor, place)
+        others = []
+        for source in exchange.sources:
+            others.append((yield from _receive_chunk(source, number)))
+        result = _result_memory(exchange, own, row, dtype) if result is None else result
+        into = result.detach().view(-1)
+        begun = 0 if exchange.tracer is None else time.monotonic_ns()
+        chunk = layout.chunk(into, number)
+        row.weighted_sum_in(dtype, layout.chunk(flat, number), others, chunk)
+        if exchange.tracer is not None:
+            _record_chunk(exchange, row, begun, chunk)
+        del others
+        for source in exchange.sources:
+            source.release()
+    if place is not None:
+        taken = exchange.chunks_read(layout.num_chunks)
+        while not taken.done():
+            yield taken
+    return own if result is None else result
+
+
+def _record_chunk(
+    exchange: ChunkedExchange, row: WeightRow, begun: int, chunk: torch.Tensor
+) -> None:
+    """Record in the timeline that a chunk was averaged."""
+    if exchange.tracer is not None:
+        facts = exchange.verb, exchange.key.name, begun, time.monotonic_ns()
+        exchange.tracer.record_mix(*facts, chunk.nbytes, row.sources)
+
+
+def _receive_chunk(source: ChunkReceiver, number: int) -> Steps[torch.Tensor]:
+    """Wait for a chunk of a neighbour's tensor and return it."""
+    while not source.for_chunk(number).done():
+        yield source
+    return source.take()
+
+
+def _result_memory(
+    exchange: ChunkedExchange, own: torch.Tensor, row: WeightRow, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return memory for the result: that of a tensor received by message, or new memory."""
+    spare = exchange.first_received() if own.dtype == dtype and row.reuses_received else None
+    return empty(own.shape, own.dtype) if spare is None else spare
+
+
+def can_write_result(out: torch.Tensor | None, own: torch.Tensor) -> bool:
+    """Return True if the average can be written directly into ``out``, chunk by chunk."""
+    return (
+        out is not None
+        and out.device == own.device
+        and out.dtype == own.dtype
+        and out.shape == own.shape
+        and out.is_contiguous()
+        and (_is_same_memory(out, own) or _storage(out) != _storage(own))
+    )
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _is_same_memory(out: torch.Tensor | None, own: torch.Tensor) -> bool:
+    return out is not None and out.data_ptr() == own.data_ptr()

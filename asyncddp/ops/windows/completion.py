@@ -1,0 +1,121 @@
+"""Window verbs that flush, wait for, poll and cancel operations under way."""
+
+from __future__ import annotations
+
+from asyncddp.context import current
+from asyncddp.errors import ArgumentError
+from asyncddp.torch_modes import uncompiled
+from asyncddp.windows import windows_of
+from asyncddp.windows.nonblocking_handle import WindowHandle
+
+
+@uncompiled
+def win_flush(name: str | None = None) -> bool:
+    """Wait until neighbours can see all that this rank has put or accumulated; True.
+
+    A barrier after it makes a step of windows as good as a collective: what is latest in a buffer
+    is then what its neighbour has written before.
+
+    Args:
+        name: Of which window; all if None.
+
+    Raises:
+        UnknownNameError: There is no such window.
+        PeerError: A neighbour has ended, has freed the window, or cannot be reached.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> import torch
+        >>> def in_step():
+        ...     x = torch.tensor([float(bf.rank())])
+        ...     bf.win_create(x, "x", zero_init=True)
+        ...     handle = bf.win_put_nonblocking(x, "x")
+        ...     bf.win_flush()
+        ...     bf.barrier()
+        ...     return bf.win_update("x").item()
+        >>> with bf.local_world(2) as world:
+        ...     world.run(in_step)
+        [0.5, 0.5]
+
+    Source: MPI: A Message-Passing Interface Standard, version 4.1 (2023), section 12.5.4
+    (``MPI_Win_flush_all``).
+    """
+    windows = windows_of(current())
+    names = windows.names if name is None else [name]
+    for one in names:
+        windows.find("win_flush", one).flush().wait()
+    return True
+
+
+@uncompiled
+def win_wait(handle: WindowHandle) -> bool:
+    """Wait for a non-blocking window verb; True.
+
+    Raises:
+        ArgumentError: It is no handle of a window verb.
+        PeerError: A neighbour has ended, has freed the window, or cannot be reached.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def waited():
+        ...     x = torch.tensor([float(bf.rank())])
+        ...     bf.win_create(x, "x", zero_init=True)
+        ...     return bf.win_wait(bf.win_put_nonblocking(x, "x"))
+        >>> with bf.local_world(2) as world:
+        ...     world.run(waited)
+        [True, True]
+    """
+    return _handle("win_wait", handle).wait()
+
+
+@uncompiled
+def win_poll(handle: WindowHandle) -> bool:
+    """Return whether a non-blocking window verb is done; never waits.
+
+    Raises:
+        ArgumentError: It is no handle of a window verb.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def polled():
+        ...     x = torch.tensor([float(bf.rank())])
+        ...     bf.win_create(x, "x", zero_init=True)
+        ...     handle = bf.win_put_nonblocking(x, "x")
+        ...     bf.win_wait(handle)
+        ...     return bf.win_poll(handle)
+        >>> with bf.local_world(2) as world:
+        ...     world.run(polled)
+        [True, True]
+    """
+    return _handle("win_poll", handle).poll()
+
+
+@uncompiled
+def win_cancel(handle: WindowHandle) -> None:
+    """Wait for a non-blocking window verb no more; the operation itself goes on.
+
+    Raises:
+        ArgumentError: It is no handle of a window verb.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def let_go():
+        ...     x = torch.tensor([float(bf.rank())])
+        ...     bf.win_create(x, "x", zero_init=True)
+        ...     bf.win_cancel(bf.win_put_nonblocking(x, "x"))
+        ...     bf.barrier()
+        ...     return bf.win_free("x")
+        >>> with bf.local_world(2) as world:
+        ...     world.run(let_go)
+        [True, True]
+    """
+    _handle("win_cancel", handle).cancel()
+
+
+def _handle(verb: str, handle: WindowHandle) -> WindowHandle:
+    if not isinstance(handle, WindowHandle):
+        raise ArgumentError(
+            f"{verb}: argument handle: expected what a non-blocking window verb gives, got "
+            f"{handle!r}"
+        )
+    return handle

@@ -1,0 +1,212 @@
+"""Window verbs that create and free windows; both are collective."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from asyncddp.context import current
+from asyncddp.errors import ArgumentError, DtypeError, MismatchError
+from asyncddp.ops.barrier import barrier
+from asyncddp.ops.object_collectives import gather_records
+from asyncddp.ops.validation import check_tensor
+from asyncddp.shm.arena import SharedMemoryHandle
+from asyncddp.tensors.dtypes import DtypeKind
+from asyncddp.torch_modes import uncompiled
+from asyncddp.windows import windows_of
+from topology import Schedule
+
+_ROUNDS = 4096
+
+
+class _WindowSpec(NamedTuple):
+    """Properties of a new window that must be equal on all ranks."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    zero_init: bool
+
+
+class _WindowProposal(NamedTuple):
+    """One rank's proposal for a new window, compared on all ranks.
+
+    Attributes:
+        facts: What must be equal on all ranks.
+        sources, targets: Its in- and out-neighbours.
+        places: Where out-neighbours on its machine find what it publishes.
+    """
+
+    facts: _WindowSpec
+    sources: list[int]
+    targets: list[int]
+    places: dict[int, tuple[SharedMemoryHandle, SharedMemoryHandle]]
+
+
+@uncompiled
+def win_create(tensor: torch.Tensor, name: str, zero_init: bool = False) -> bool:
+    """Make a window along the edges of the topology; collective.
+
+    Args:
+        tensor: This rank's own tensor, equal in shape and dtype on all ranks. The window keeps it,
+            and updates are written into it.
+        name: The window's name, equal on all ranks.
+        zero_init: Whether the buffers begin at zero; as this rank's own tensor otherwise.
+
+    Returns:
+        True; False if this rank has a window of that name already, and nothing was done.
+
+    Raises:
+        NotInitializedError: ``init()`` was not called.
+        ArgumentError: Something that is no tensor, a name that is no text, or a schedule without
+            a period.
+        DtypeError: The dtype is neither float nor integer.
+        MismatchError: Ranks differ in name, shape, dtype, ``zero_init`` or topology; raised on
+            all of them.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def gossip():
+        ...     x = torch.tensor([float(bf.rank())])
+        ...     bf.win_create(x, "x")
+        ...     bf.win_put(x, "x")
+        ...     bf.barrier()
+        ...     return bf.win_update("x").item()
+        >>> with bf.local_world(2) as world:
+        ...     world.run(gossip)
+        [0.5, 0.5]
+    """
+    return create_along(current().topologies.ranks, tensor, name, zero_init=zero_init)
+
+
+def create_along(
+    schedule: Schedule, tensor: torch.Tensor, name: str, *, zero_init: bool = False
+) -> bool:
+    """Do what :func:`win_create` does, along the edges of any topology; collective.
+
+    Args:
+        schedule: The topology, whose weights the window's verbs take where they are given none.
+        tensor: As for :func:`win_create`, as is what follows.
+        name: The window's name.
+        zero_init: Whether the buffers begin at zero.
+    """
+    traits = check_tensor("win_create", tensor)
+    if traits.kind in (DtypeKind.BOOL, DtypeKind.COMPLEX):
+        raise DtypeError(f"win_create: a window holds floats or integers, got {traits.name}")
+    if not isinstance(name, str):
+        raise ArgumentError(f"win_create: argument name: expected a string, got {name!r}")
+    context = current()
+    windows = windows_of(context)
+    if name in windows.names:
+        return False
+    sources, targets = _neighbors(schedule, context.rank)
+    window = windows.prepare(name, tensor, schedule, zero_init=zero_init)
+    places, own = windows.reserve_edge_words(targets)
+    facts = _WindowSpec(name, tuple(tensor.shape), traits.name, bool(zero_init))
+    gathered = gather_records(
+        _WindowProposal(facts, sources, targets, places), _WindowProposal, "win_create"
+    )
+    try:
+        _require_matching_proposals(gathered)
+    except MismatchError:
+        windows.release_edge_words(own.values())
+        raise
+    edge_places = {peer: gathered[peer].places.get(context.rank) for peer in sources}
+    windows.connect(window, targets, edge_places, own)
+    if schedule is context.topologies.ranks:
+        context.topologies.pinned.add(name)
+    barrier()
+    return True
+
+
+def _neighbors(schedule: Schedule, rank: int) -> tuple[list[int], list[int]]:
+    """Return the in- and out-neighbours over all rounds of a topology."""
+    period = schedule.period
+    if period is None or period > _ROUNDS:
+        raise ArgumentError(
+            f"win_create: {schedule.name} does not repeat, so that its edges are not known; set a "
+            f"graph, or a schedule with a period of at most {_ROUNDS} rounds"
+        )
+    rounds = [schedule.neighbors(rank, k) for k in range(period)]
+    sources = {peer for neighbors in rounds for peer in neighbors.src_weights}
+    return sorted(sources), sorted({peer for neighbors in rounds for peer in neighbors.dst_ranks})
+
+
+def _require_matching_proposals(gathered: list[_WindowProposal]) -> None:
+    """Require that all ranks make the same window along the same edges; same result on all ranks.
+
+    Raises:
+        MismatchError: They do not.
+    """
+    for peer, offer in enumerate(gathered):
+        for key, value, theirs in zip(
+            _WindowSpec._fields, gathered[0].facts, offer.facts, strict=True
+        ):
+            if theirs != value:
+                raise MismatchError(
+                    f"win_create: rank 0 gives {key}={value!r}, but rank {peer} {theirs!r}; "
+                    "call it with equal names, shapes, dtypes and zero_init"
+                )
+    for rank, offer in enumerate(gathered):
+        for peer, other in enumerate(gathered):
+            if (peer in offer.sources) != (rank in other.targets):
+                expects = "expects to receive" if peer in offer.sources else "does not receive"
+                sends = "sends" if rank in other.targets else "does not send"
+                raise MismatchError(
+                    f"win_create: rank {rank} {expects} from rank {peer}, which {sends} to it; set "
+                    "the same topology on all ranks"
+                )
+
+
+@uncompiled
+def win_free(name: str | None = None) -> bool:
+    """Free a window, or all; collective.
+
+    What is under way into a window that is freed gets lost, and handles of it raise.
+
+    Args:
+        name: Which one; all if None.
+
+    Returns:
+        True.
+
+    Raises:
+        UnknownNameError: There is no such window.
+        MismatchError: Another rank frees another one, or calls another collective.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def freed():
+        ...     x = torch.tensor([float(bf.rank())])
+        ...     bf.win_create(x, "x", zero_init=True)
+        ...     bf.win_free("x")
+        ...     return bf.get_current_created_window_names()
+        >>> with bf.local_world(2) as world:
+        ...     world.run(freed)
+        [[], []]
+    """
+    windows = windows_of(current())
+    names = windows.names if name is None else [windows.find("win_free", name).name]
+    barrier(name=f"win_free {name}")
+    for one in names:
+        windows.drop(one)
+    barrier()
+    return True
+
+
+@uncompiled
+def get_current_created_window_names() -> list[str]:
+    """Return the names of this rank's windows, sorted.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def named():
+        ...     bf.win_create(torch.zeros(2), "b")
+        ...     bf.win_create(torch.zeros(2), "a")
+        ...     return bf.get_current_created_window_names()
+        >>> with bf.local_world(2) as world:
+        ...     world.run(named)
+        [['a', 'b'], ['a', 'b']]
+    """
+    return windows_of(current()).names

@@ -1,0 +1,250 @@
+"""``win_get`` and ``win_update``: read neighbours' tensors and average with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from asyncddp.context import current
+from asyncddp.errors import ArgumentError
+from asyncddp.ops.weight_resolver import require_finite
+from asyncddp.ops.windows.locking import holding_mutex, require_integer_weights, weights_by_rank
+from asyncddp.torch_modes import uncompiled
+from asyncddp.windows import Window, WindowManager, windows_of
+from asyncddp.windows.nonblocking_handle import WindowHandle
+
+
+@uncompiled
+def win_get_nonblocking(
+    name: str,
+    src_weights: Mapping[int, float] | Iterable[int] | None = None,
+    require_mutex: bool = False,
+) -> WindowHandle:
+    """Start :func:`win_get` and give a handle."""
+    windows = windows_of(current())
+    window = windows.find("win_get", name)
+    given = (
+        window.neighbors_at(window.step_of_update).src_weights
+        if src_weights is None
+        else src_weights
+    )
+    weights = weights_by_rank(
+        "win_get", "src_weights", given, window.edges.incoming, "an in-neighbour"
+    )
+    if src_weights is None:
+        weights = dict.fromkeys(weights, 1.0)
+    if window.holds_integers:
+        require_integer_weights("win_get", window, weights.values())
+    if not require_mutex:
+        return _get(windows, window, weights)
+    with holding_mutex(window, (), weights):
+        handle = _get(windows, window, weights)
+        handle.wait()
+    return handle
+
+
+def _get(windows: WindowManager, window: Window, weights: Mapping[int, float]) -> WindowHandle:
+    """Read tensors in shared memory directly, and request those of other machines by message."""
+    window.require_open()
+    requested = {}
+    for source, weight in weights.items():
+        if source in window.edges.get_readers:
+            window.get(source, weight)
+        else:
+            requested[source] = windows.request_tensor(window, source)
+    if not requested:
+        return WindowHandle(window, "win_get")
+
+    def finish() -> None:
+        """Store the tensors that were received in the buffers."""
+        for source, request in requested.items():
+            if request.reply is not None:
+                window.store_get_result(source, request.reply, weights[source])
+
+    return WindowHandle(window, "win_get", pending_gets=requested, finish=finish)
+
+
+@uncompiled
+def win_get(
+    name: str,
+    src_weights: Mapping[int, float] | Iterable[int] | None = None,
+    require_mutex: bool = False,
+) -> bool:
+    r"""Read neighbours' tensors into this rank's buffers, whatever they do meanwhile.
+
+    .. math:: b_j \leftarrow w_j x_j
+
+    A neighbour's tensor is what it has published last: in ``win_create``, in puts of the window's
+    own tensor, and, while it has not put anything or once somebody has got, in ``win_update``.
+
+    Args:
+        name: The window.
+        src_weights: :math:`w_j` by rank, or ranks of weight 1; all in-neighbours of the round if
+            None.
+        require_mutex: Wait while this rank's buffers are held by their writers' mutex.
+
+    Returns:
+        True, once the values are here.
+
+    Raises:
+        UnknownNameError: There is no such window.
+        ArgumentError: A rank that is no in-neighbour, or weights of integers that are not whole.
+        PeerError: A neighbour has freed the window.
+        PeerLeftError: A neighbour has ended.
+        WaitTimeoutError: A neighbour on another machine cannot be reached by the deadline.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def fetched():
+        ...     x = torch.tensor([float(bf.rank())])
+        ...     bf.win_create(x, "x", zero_init=True)
+        ...     bf.win_get("x")
+        ...     return bf.win_read_neighbor("x", 1 - bf.rank()).item()
+        >>> with bf.local_world(2) as world:
+        ...     world.run(fetched)
+        [1.0, 0.0]
+    """
+    return win_get_nonblocking(name, src_weights, require_mutex).wait()
+
+
+@uncompiled
+def win_update(
+    name: str,
+    self_weight: float | None = None,
+    neighbor_weights: Mapping[int, float] | None = None,
+    reset: bool = False,
+    clone: bool = False,
+    require_mutex: bool = False,
+) -> torch.Tensor:
+    r"""Mix the buffers into this rank's tensor; nobody is asked, and nothing is waited for.
+
+    .. math:: x \leftarrow w_0 x + \sum_j w_j b_j
+
+    Args:
+        name: The window.
+        self_weight: :math:`w_0`.
+        neighbor_weights: :math:`w_j` of some in-neighbours. Both or neither; if neither, the
+            topology's weights of the round.
+        reset: Whether the buffers of these neighbours are zero afterwards.
+        clone: Give a new tensor, and leave this rank's own as it is.
+        require_mutex: Wait while a neighbour holds this rank's mutex.
+
+    Returns:
+        The tensor that ``win_create`` was given, or the new one.
+
+    Raises:
+        UnknownNameError: There is no such window.
+        ArgumentError: One of the weights without the other, a rank that is no in-neighbour, or
+            integers with weights that are not whole.
+        PeerLeftError: A neighbour has ended, and what it published last cannot be read any more.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def averaged():
+        ...     x = torch.tensor([float(bf.rank())])
+        ...     bf.win_create(x, "x", zero_init=True)
+        ...     bf.win_put(x, "x")
+        ...     bf.barrier()
+        ...     return bf.win_update("x", 0.75, {1 - bf.rank(): 0.25}).item()
+        >>> with bf.local_world(2) as world:
+        ...     world.run(averaged)
+        [0.25, 0.75]
+    """
+    windows = windows_of(current())
+    window = windows.find("win_update", name)
+    own, weights = _sources(window, self_weight, neighbor_weights)
+    if window.holds_integers:
+        require_integer_weights("win_update", window, [own, *weights.values()])
+    if not require_mutex:
+        return window.update(own, weights, reset=reset, clone=clone, with_p=windows.with_p)
+    with holding_mutex(window, (), weights):
+        return window.update(own, weights, reset=reset, clone=clone, with_p=windows.with_p)
+
+
+def _sources(
+    window: Window, self_weight: float | None, given: Mapping[int, float] | None
+) -> tuple[float, Mapping[int, float]]:
+    if self_weight is None and given is None:
+        neighbors = window.neighbors_at(window.step_of_update)
+        return neighbors.self_weight, neighbors.src_weights
+    if self_weight is None or not isinstance(given, Mapping):
+        raise ArgumentError(
+            "win_update: arguments self_weight, neighbor_weights: expected neither, or a number "
+            f"and a mapping {{rank: weight}}, got {self_weight!r} and {given!r}"
+        )
+    known = window.edges.incoming
+    weights = weights_by_rank("win_update", "neighbor_weights", given, known, "an in-neighbour")
+    return require_finite("win_update", "self_weight", self_weight), weights
+
+
+@uncompiled
+def win_update_then_collect(name: str, require_mutex: bool = True) -> torch.Tensor:
+    r"""Add all buffers to this rank's tensor, and leave them at zero.
+
+    .. math:: x \leftarrow x + \sum_j b_j, \qquad b_j \leftarrow 0
+
+    Each value that a neighbour has accumulated is collected exactly once.
+
+    Args:
+        name: The window.
+        require_mutex: Wait while a neighbour holds this rank's mutex.
+
+    Returns:
+        The tensor that ``win_create`` was given.
+
+    Raises:
+        UnknownNameError: There is no such window.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def collected():
+        ...     x = torch.tensor([float(bf.rank())])
+        ...     bf.win_create(x, "x", zero_init=True)
+        ...     bf.win_accumulate(x, "x")
+        ...     bf.barrier()
+        ...     return bf.win_update_then_collect("x").item(), bf.win_update_then_collect(
+        ...         "x"
+        ...     ).item()
+        >>> with bf.local_world(2) as world:
+        ...     world.run(collected)
+        [(1.0, 1.0), (1.0, 1.0)]
+    """
+    window = windows_of(current()).find("win_update_then_collect", name)
+    ones = dict.fromkeys(window.edges.incoming, 1.0)
+    return win_update(name, 1.0, ones, reset=True, require_mutex=require_mutex)
+
+
+@uncompiled
+def win_read_neighbor(name: str, rank: int, require_mutex: bool = True) -> torch.Tensor:
+    """Give a copy of one in-neighbour's buffer, which stays as it is.
+
+    Args:
+        name: The window.
+        rank: The neighbour.
+        require_mutex: Wait while it holds this rank's mutex.
+
+    Raises:
+        UnknownNameError: There is no such window.
+        ArgumentError: The rank is no in-neighbour.
+        PeerLeftError: The neighbour has ended, and what it published last cannot be read any more.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def seen():
+        ...     x = torch.tensor([float(bf.rank())])
+        ...     bf.win_create(x, "x", zero_init=True)
+        ...     bf.win_put(x, "x")
+        ...     bf.barrier()
+        ...     return bf.win_read_neighbor("x", 1 - bf.rank()).item()
+        >>> with bf.local_world(2) as world:
+        ...     world.run(seen)
+        [1.0, 0.0]
+    """
+    window = windows_of(current()).find("win_read_neighbor", name)
+    known = window.edges.incoming
+    (source,) = weights_by_rank("win_read_neighbor", "rank", [rank], known, "an in-neighbour")
+    if not require_mutex:
+        return window.read_buffer(source)
+    with holding_mutex(window, (), [source]):
+        return window.read_buffer(source)

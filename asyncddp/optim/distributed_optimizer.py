@@ -1,0 +1,367 @@
+"""``DistributedOptimizer``: wraps an optimizer so that its steps average with other ranks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from asyncddp.algorithms import Algorithm
+from asyncddp.algorithms.hook_registry import claim_parameters
+from asyncddp.algorithms.model_averager import ModelAverager
+from asyncddp.algorithms.phases import Closure, PhaseConfig, phase_for
+from asyncddp.algorithms.training_tracer import tracer_for
+from asyncddp.context import Context, current
+from asyncddp.errors import ArgumentError
+from asyncddp.optim.grad_scaler import found_infinities, unscale_gradients
+from asyncddp.optim.optimizer_arguments import (
+    WeightOverrideDescriptor,
+    checked_algorithm,
+    checked_bucket_bytes,
+    checked_models,
+    checked_optimizer,
+    checked_prefix,
+    checked_scale_steps,
+    checked_staleness,
+    checked_steps,
+)
+from asyncddp.optim.rank_consistency import describe_settings, require_equal_settings
+from asyncddp.optim.window_controls import WindowControlsMixin
+from asyncddp.torch_modes import uncompiled
+from topology import GraphOrSchedule
+
+_KEY = "asyncddp"
+
+
+class DistributedOptimizer(WindowControlsMixin, torch.optim.Optimizer):
+    r"""Wrap an optimizer so that its steps also average with other ranks.
+
+    .. math:: X^{+} = W X - U(G(X)), \qquad X^{+} = W (X - U(G(X))), \qquad
+              x^{+} = x - U\big(\tfrac{1}{n} \textstyle\sum_i g_i\big)
+
+    for ``adapt_with_combine``, ``adapt_then_combine`` and ``gradient_allreduce``, with U the update
+    of the wrapped optimizer, whatever it is. The wrapper shares the optimizer's ``param_groups``,
+    ``state`` and ``defaults``, so that schedulers on either work.
+
+    The averaging takes place in the first step by which ``num_steps_per_communication`` backward
+    passes were made since the last; a step counts as at least one pass, and a closure as one. So
+    J times backward and step, or J times backward and one step, average once.
+    ``gradient_allreduce`` never makes a step with gradients that were not averaged.
+
+    For a round, ``self_weight``, ``src_weights`` and ``dst_weights`` may be set by hand: before
+    forward for ``adapt_with_combine``, before ``step()`` otherwise. None returns to the topology.
+
+    ``win_put``, ``pull_get``, ``push_sum`` and ``async_model_average`` are asynchronous: ranks
+    publish and read in windows, one for each bucket, and never wait for each other but where
+    ``max_staleness`` or ``force_barrier`` say so. Weights set by hand then name neighbours of the
+    topology, and ``dst_weights`` alone, or ``src_weights`` for ``pull_get``, are enough.
+
+    Making one is collective: all ranks compare their parameters and settings, and make windows.
+
+    Args:
+        optimizer: The optimizer to wrap.
+        model: The module that owns the optimizer's parameters, or a list of such modules. Give the
+            compiled module where it is compiled with ``fullgraph=True``.
+        algorithm: Name of a method in ``asyncddp.algorithms.ALGORITHMS``, or a subclass of
+            ``asyncddp.algorithms.Algorithm``. ``adapt_then_combine``, the default, is the fastest
+            on one machine and allows the larger steps; ``adapt_with_combine`` hides the time of
+            messages and is the faster one where the network between machines is slow.
+        communication: ``"neighbor_allreduce"``, ``"hierarchical_neighbor_allreduce"``,
+            ``"allreduce"`` or ``"empty"``; by default the first that the method allows.
+        topology: Graph or schedule of ranks, or of machines for hierarchical communication; None
+            takes the one set with ``set_topology`` or ``set_machine_topology`` in each round.
+        num_steps_per_communication: Backward passes between two averagings, J.
+        bucket_size_in_mb: MiB of parameters that travel in one message at most.
+        update_in_backward: ``adapt_then_combine`` only: step and send each bucket as soon as its
+            gradients are ready. Clipping, GradScaler and closures then come too late and are
+            refused; the optimizer must treat each parameter by itself.
+        max_staleness: One-sided methods only: wait for neighbours that are more than this many
+            averagings behind this rank, up to the deadline; None never waits. Who has fewer to make
+            says so in the end, by ``conclude()``.
+        window_prefix: One-sided methods only: begins the names of the windows.
+        scale_steps: ``push_sum`` only: whether to scale what a step changes by the number of steps
+            that the ranks make on average to one of this rank, so that all count alike whatever
+            their speed; None for the method's default, which is to do so.
+
+    Attributes:
+        self_weight, src_weights, dst_weights: Weights set by hand for neighbours; also under their
+            older names ``neighbor_weights`` and ``send_neighbors``.
+        src_machine_weights, dst_machine_weights: The same for machines.
+
+    Raises:
+        NotInitializedError: ``init()`` was not called.
+        ArgumentError: An argument that cannot be, such as parameters that belong to no model.
+        TopologyError: The method cannot live with the topology.
+        MismatchError: Ranks differ in parameters or settings.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def train():
+        ...     model = torch.nn.Linear(1, 1, bias=False)
+        ...     torch.nn.init.constant_(model.weight, bf.rank())
+        ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        ...     optimizer = bf.DistributedOptimizer(optimizer, model)
+        ...     for _ in range(2):
+        ...         optimizer.zero_grad()
+        ...         model(torch.ones(1, 1)).sum().backward()
+        ...         optimizer.step()
+        ...     return model.weight.item()
+        >>> with bf.local_world(2) as world:
+        ...     world.run(train)
+        [0.5, 0.5]
+    """
+
+    _step_supports_amp_scaling = True  # GradScaler calls step() and leaves the skipping to us
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module | Iterable[torch.nn.Module],
+        algorithm: str | type[Algorithm] = "adapt_then_combine",
+        communication: str | None = None,
+        topology: GraphOrSchedule | None = None,
+        num_steps_per_communication: int = 1,
+        *,
+        bucket_size_in_mb: float = 25,
+        update_in_backward: bool = False,
+        max_staleness: int | None = None,
+        window_prefix: str | None = None,
+        scale_steps: bool | None = None,
+    ) -> None:
+        self._wrapped = checked_optimizer(optimizer, DistributedOptimizer)
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        context, method = current(), checked_algorithm(algorithm)
+        label = checked_prefix(window_prefix, method) or _next_label(context)
+        self._averager = ModelAverager(context, method, communication, topology, label)
+        self._averager.max_staleness = checked_staleness(max_staleness, method)
+        self._averager.windows.scales_steps = checked_scale_steps(scale_steps, method)
+        models = checked_models(model)
+        config = PhaseConfig(
+            self._averager,
+            optimizer,
+            models,
+            checked_steps(num_steps_per_communication),
+            checked_bucket_bytes(bucket_size_in_mb),
+            tracer_for(context, models),
+        )
+        self._training_tracer = config.training_tracer
+        require_equal_settings(context, describe_settings(config, update_in_backward))
+        self._phase = phase_for(config, update_in_backward=update_in_backward)
+        claim_parameters((parameter for _, parameter in self._phase.named_parameters), self._phase)
+        if self._training_tracer is not None:
+            self._training_tracer.attach_hooks()
+
+    # weights, algorithm and counters
+
+    self_weight = WeightOverrideDescriptor("self_weight")
+    src_weights = WeightOverrideDescriptor("src_weights")
+    dst_weights = WeightOverrideDescriptor("dst_weights")
+    neighbor_weights = WeightOverrideDescriptor("src_weights")
+    send_neighbors = WeightOverrideDescriptor("dst_weights")
+    src_machine_weights = WeightOverrideDescriptor("src_machine_weights")
+    dst_machine_weights = WeightOverrideDescriptor("dst_machine_weights")
+
+    @property
+    def wrapped(self) -> torch.optim.Optimizer:
+        """Return the wrapped optimizer."""
+        return self._wrapped
+
+    @property
+    def algorithm(self) -> str:
+        """Return the name of the algorithm."""
+        return self._averager.algorithm.name
+
+    @property
+    def communication(self) -> str:
+        """Name of the communication; may be set before any round, on all ranks."""
+        return self._averager.communication.name
+
+    @communication.setter
+    def communication(self, name: str) -> None:
+        """Use another communication from the next round on."""
+        self._averager.set_communication(name)
+
+    @property
+    def round(self) -> int:
+        """Number of averagings completed, which is the index of the schedule's next round."""
+        return self._averager.round
+
+    @property
+    def bytes_sent(self) -> int:
+        """Number of payload bytes that this rank has sent to peers.
+
+        A bucket counts once for each neighbour it is sent to; an allreduce of s bytes among n
+        counts 2 (n - 1) / n s, what a ring sends, and halves are summed as float32.
+        """
+        return self._averager.bytes_sent
+
+    # the torch.optim.Optimizer interface
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Parameter groups of the wrapped optimizer."""
+        return self._wrapped.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        """Replace the wrapped optimizer's parameter groups."""
+        if self._initialized:
+            self._wrapped.param_groups = groups
+
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:
+        """State of the wrapped optimizer."""
+        return self._wrapped.state
+
+    @state.setter
+    def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
+        """Replace the wrapped optimizer's state."""
+        if self._initialized:
+            self._wrapped.state = state
+
+    @property
+    def _initialized(self) -> bool:
+        return "_phase" in self.__dict__
+
+    @uncompiled
+    def step(self, closure: Closure | None = None) -> Any:
+        """Make one step of the wrapped optimizer, and average when it is time to.
+
+        Args:
+            closure: Evaluates the model and gives the loss; the parameters average after the
+                first evaluation, so that its gradient is taken where the method says.
+
+        Returns:
+            What the wrapped optimizer's step returns; None where GradScaler skips the update.
+
+        Raises:
+            NotInitializedError: The world has ended, or this process was forked from its rank.
+            UsageError: Parameters or gradients were changed where the method does not allow it.
+            TopologyError: The method cannot live with the topology in use.
+            PeerError: A peer failed, or does something else.
+        """
+        if not self._averager.single_rank:
+            self._averager.context.engine.ensure_open("DistributedOptimizer.step()")
+        scaled = getattr(self, "found_inf", None) is not None
+        if self._training_tracer is None:
+            return self._phase.step(self._update, closure, scaled=scaled)
+        result = self._phase.step(
+            self._training_tracer.update(self._update), closure, scaled=scaled
+        )
+        self._training_tracer.end_step()
+        return result
+
+    def synchronize(self) -> None:
+        """Average the gradients that are not averaged yet, before they are clipped or unscaled.
+
+        With ``gradient_allreduce`` gradients are averaged when the backward pass returns, and with
+        ``num_steps_per_communication=J`` when the J-th returns. Where fewer passes were made, such
+        as at the end of an epoch, ``step()`` averages what they have accumulated. This call does so
+        at once, and ``step()`` does not repeat it. All ranks must call it. Without effect where
+        gradients are averaged already, and with all other methods, which average parameters.
+
+        Raises:
+            PeerError: A peer failed, or does something else.
+        """
+        self._phase.synchronize()
+
+    def _update(self, closure: Closure | None) -> Any:
+        """Run the wrapped optimizer's step, unless a GradScaler has found infinities."""
+        if found_infinities(self):
+            return None
+        unscale_gradients(self)
+        return self._wrapped.step() if closure is None else self._wrapped.step(closure)
+
+    @uncompiled
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients, as the wrapped optimizer does."""
+        self._wrapped.zero_grad(set_to_none)
+        self._phase.on_zero_grad()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters of the model; all ranks must add the same.
+
+        Args:
+            param_group: As in ``torch.optim.Optimizer.add_param_group``.
+
+        Raises:
+            ArgumentError: A parameter belongs to none of the models.
+        """
+        if not self._initialized:
+            return  # called by torch's constructor about groups that are there
+        self._wrapped.add_param_group(param_group)
+        try:
+            self._phase.config.trainable_parameters()
+        except ArgumentError:
+            self._wrapped.param_groups.pop()
+            raise
+        self._phase.wait_for_reads()
+        claim_parameters(param_group["params"], self._phase)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Counters of this wrapper: rounds completed and backward passes since the last one."""
+        return {"round": self._averager.round, "passes": self._phase.accumulation.carried_passes}
+
+    @counters.setter
+    def counters(self, counters: dict[str, int]) -> None:
+        """Continue from other counters."""
+        self._averager.round = counters["round"]
+        self._phase.accumulation.carried_passes = counters["passes"]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the wrapped optimizer's state, with this wrapper's counters in ``"asyncddp"``."""
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        state = dict(self._wrapped.state_dict())
+        state[_KEY] = self.counters
+        for after in self._optimizer_state_dict_post_hooks.values():
+            state = after(self, state) or state
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a state; one of a plain optimizer starts the counters anew.
+
+        With one-sided methods what neighbours have published before is forgotten, and push-sum goes
+        on from the de-biased parameters with p = 1; so load on all ranks between two barriers, or
+        before the first step.
+
+        Args:
+            state_dict: What :meth:`state_dict` of this or of the wrapped optimizer gave.
+        """
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = before(self, state_dict) or state_dict
+        self._phase.reset()
+        self._averager.windows.reset()
+        self._wrapped.load_state_dict({k: v for k, v in state_dict.items() if k != _KEY})
+        self.counters = state_dict.get(_KEY, {"round": 0, "passes": 0})
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute that only the wrapped optimizer has, such as its ``train()``."""
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self._wrapped, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            f"{type(self).__name__} belongs to a running world and cannot be copied or pickled; "
+            "keep its state_dict() and wrap a new optimizer"
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.algorithm}, {self.communication}, {self._wrapped!r})"
+
+
+_labels: WeakKeyDictionary[Context, int] = WeakKeyDictionary()
+
+
+def _next_label(context: Context) -> str:
+    """Return a label for the next wrapper, equal on all ranks that create them in one order."""
+    number = _labels.get(context, 0)
+    _labels[context] = number + 1
+    return f"DistributedOptimizer{number}"

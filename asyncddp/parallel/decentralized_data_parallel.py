@@ -1,0 +1,387 @@
+"""``DecentralizedDataParallel``: a model wrapper that updates and averages during backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from asyncddp.algorithms.training_tracer import tracer_for
+from asyncddp.context import current
+from asyncddp.errors import ArgumentError, UsageError
+from asyncddp.ops.named_tensors import require_equal_tensors, tensors_of
+from asyncddp.parallel.averaged_parameters import AveragedParameters
+from asyncddp.parallel.module_arguments import (
+    checked_bucket_bytes,
+    checked_function,
+    checked_model,
+    checked_norm,
+    checked_scaler,
+    trainable_parameters,
+)
+from asyncddp.parallel.module_wrapper import TransparentModuleWrapper
+from asyncddp.parallel.optim_state import check_state
+from asyncddp.parallel.optimizer_buckets import LRSchedulerFn, OptimFn
+from asyncddp.parallel.reducer import Reducer, TrainingConfig
+from asyncddp.parallel.wrapper_setup import (
+    broadcast_tensors,
+    make_communicator,
+    next_label,
+    require_equal_model,
+)
+from asyncddp.windows import Staleness
+from topology import GraphOrSchedule
+
+
+class DecentralizedDataParallel(TransparentModuleWrapper):
+    r"""Wrap a model so that its backward pass updates it and averages it with the neighbours'.
+
+    .. math:: X_{k+1} = W_k X_k - U\big(X_k, G(X_k)\big)
+
+    with :math:`U` the update of the user's own optimizer: ``adapt_with_combine``, bucket by bucket.
+    The training loop has no optimizer calls::
+
+        for x, y in batches:
+            loss_fn(ddp(x), y).backward()
+
+    As soon as all gradients of a bucket are there, its average with the neighbours is awaited and
+    put in place, its optimizer makes a step, its gradients are dropped, its scheduler makes a step,
+    and the result is sent; the next forward and backward pass hide the message. Each backward pass
+    that reaches a parameter is one step, in training mode and outside :meth:`no_sync`. Which
+    buckets there are is settled by the first pass, in which the order of gradients is traced and
+    compared over the ranks; its own step is made when it ends. Parameters that it did not use get
+    buckets of their own, which travel too, and are updated in steps in which gradients come.
+
+    ``sync=False`` goes through windows: a rank mixes with what its neighbours have put last and
+    waits for nobody,
+
+    .. math:: x_i \leftarrow w_{ii} x_i + \sum_j w_{ij} \hat{x}_j - u_i
+
+    with :math:`\hat{x}_j` the newest of rank j that has come, and :math:`x_i` as it is now. This
+    does not keep the mean over ranks; it keeps the ranks together.
+
+    Making one is collective, as are the end of the first backward pass, :meth:`global_avg` and
+    :meth:`eval`, and with ``sync=False`` also :meth:`set_topology`, :meth:`close` and loading a
+    state. A pass that fails half-way is ended by the next forward pass: what was not updated is
+    mixed all the same, and its gradients are dropped.
+
+    Args:
+        model: The module to train, on its device and in its dtype. Which parameters require
+            gradients is settled here. The others stay as they are.
+        optim_fn: ``optim_fn([(name, parameter), ...])`` gives the optimizer of a bucket; it is
+            called at the end of the first backward pass.
+        lr_scheduler_fn: ``lr_scheduler_fn(optimizer)`` gives its scheduler, which makes a step in
+            each step.
+        topology: Graph or schedule of ranks, with the step as its round; None takes the one set
+            with ``set_topology`` in each step.
+        sync: Whether a step waits for the neighbours' last step.
+        scaler: A GradScaler, by which the user scales the loss; everything else is done here. One
+            decision holds for all buckets of a rank; a rank that skips its update mixes all the
+            same.
+        grad_clip_norm: Largest norm of the rank's gradients together; 0 clips nothing. With it, or
+            with a scaler, all buckets make their steps at the end of the backward pass: messages
+            still travel during the next forward and backward, updates hide behind nothing.
+        bucket_size_in_mb: MiB of parameters that travel in one message at most.
+        param_as_bucket_view: Whether parameters become views of the buckets, in their own memory
+            format; they are copied to and fro otherwise.
+        sync_buffer_in_global_avg: Whether :meth:`global_avg` and :meth:`eval` average
+            floating-point buffers as well.
+        init_sync: Whether all ranks begin with the parameters and buffers of rank 0.
+
+    Attributes:
+        module: The model. Its parameters, buffers and submodules are the wrapper's, under the same
+            names.
+
+    Raises:
+        NotInitializedError: ``init()`` was not called.
+        ArgumentError: An argument that cannot be.
+        TopologyError: The topology does not fit.
+        MismatchError: Ranks differ in parameters or settings.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def train():
+        ...     model = torch.nn.Linear(1, 1, bias=False)
+        ...     torch.nn.init.constant_(model.weight, bf.rank())
+        ...     sgd = lambda named: torch.optim.SGD([p for _, p in named], lr=0.0)
+        ...     ddp = bf.DecentralizedDataParallel(model, sgd, init_sync=False)
+        ...     ddp(torch.ones(1, 1)).sum().backward()
+        ...     return ddp.weight.item()
+        >>> with bf.local_world(2) as world:
+        ...     world.run(train)
+        [0.5, 0.5]
+
+    References:
+        Wang et al., "From promise to practice: realizing high-performance decentralized training",
+        ICLR 2025.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optim_fn: OptimFn,
+        lr_scheduler_fn: LRSchedulerFn | None = None,
+        topology: GraphOrSchedule | None = None,
+        sync: bool = True,
+        scaler: torch.amp.GradScaler | None = None,
+        grad_clip_norm: float = 0.0,
+        bucket_size_in_mb: float = 25,
+        param_as_bucket_view: bool = True,
+        sync_buffer_in_global_avg: bool = False,
+        *,
+        init_sync: bool = True,
+    ) -> None:
+        super().__init__(checked_model(model, DecentralizedDataParallel))
+        checked_function(optim_fn, "optim_fn", "an optimizer")
+        checked_function(lr_scheduler_fn, "lr_scheduler_fn", "a scheduler, or None", optional=True)
+        checked_scaler(scaler)
+        norm, cap = checked_norm(grad_clip_norm), checked_bucket_bytes(bucket_size_in_mb)
+        config = TrainingConfig(
+            optim_fn, lr_scheduler_fn, scaler, norm, cap, bool(param_as_bucket_view)
+        )
+        context, buffers = current(), bool(sync_buffer_in_global_avg)
+        named, label = trainable_parameters(model), next_label(context)
+        communicator = make_communicator(context, label, topology, sync=bool(sync))
+        settings = [f"wrapper {label!r}", f"sync={bool(sync)}", f"init_sync={bool(init_sync)}"]
+        settings += [f"bucket size {cap} bytes", f"sync_buffer_in_global_avg={buffers}"]
+        require_equal_model(context, settings, named)
+        every = tensors_of(model)
+        require_equal_tensors(context, "DecentralizedDataParallel", every)
+        if init_sync:
+            broadcast_tensors(context, every.values())
+        self._averaged_parameters = AveragedParameters(context, model, buffers=buffers)
+        tracer = tracer_for(context, [model])
+        self._reducer = Reducer(named, communicator, config, tracer)
+        if tracer is not None:
+            tracer.attach_hooks()
+        self._closed = False
+
+    # training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model's forward pass."""
+        trains = self.training and torch.is_grad_enabled() and not self._closed
+        if trains:
+            self._reducer.end_failed_step()
+        output = self.module(*args, **kwargs)
+        if trains:
+            self._reducer.hook_backward(output)
+        return output
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients add up: no backward pass inside is a step.
+
+        Example:
+            >>> import asyncddp as bf, torch
+            >>> def train():
+            ...     sgd = lambda named: torch.optim.SGD([p for _, p in named], lr=1.0)
+            ...     ddp = bf.DecentralizedDataParallel(torch.nn.Linear(1, 1), sgd)
+            ...     with ddp.no_sync():
+            ...         ddp(torch.ones(1, 1)).sum().backward()
+            ...     ddp(torch.ones(1, 1)).sum().backward()
+            ...     return ddp.steps
+            >>> with bf.local_world(2) as world:
+            ...     world.run(train)
+            [1, 1]
+        """
+        before = self._reducer.accumulating
+        self.set_accumulate_grad(True)
+        try:
+            yield
+        finally:
+            self.set_accumulate_grad(before)
+
+    def set_accumulate_grad(self, enable: bool = True) -> None:
+        """Let gradients add up from now on; set it back before the pass that ends the step."""
+        self._reducer.accumulating = bool(enable)
+
+    def set_topology(self, topology: GraphOrSchedule | None) -> None:
+        """Take another topology in mid-run; all ranks call it after the same step.
+
+        Args:
+            topology: Graph or schedule; None for the context's. With ``sync=True`` it counts from
+                the next message on, the pending one is averaged by the old one. With
+                ``sync=False`` the windows are made anew, which is collective.
+
+        Raises:
+            TopologyError: It does not fit; the old one stays in use.
+            UsageError: After :meth:`close`.
+        """
+        self._require_open("set_topology")
+        self._reducer.communicator.set_topology(topology)
+
+    @property
+    def steps(self) -> int:
+        """Steps completed so far, which is the round of the topology that comes next."""
+        return self._reducer.steps
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Optimizers, one for each bucket; none before the end of the first backward pass."""
+        return [bucket.optimizer for bucket in self._reducer.buckets]
+
+    @property
+    def lr_schedulers(self) -> list[LRScheduler]:
+        """Learning rate schedulers, one for each bucket, all in the same state."""
+        every = [bucket.scheduler for bucket in self._reducer.buckets]
+        return [scheduler for scheduler in every if scheduler is not None]
+
+    @property
+    def bucket_names(self) -> list[list[str]]:
+        """Names of the parameters of each bucket, in the order of their gradients."""
+        return [list(bucket.names) for bucket in self._reducer.buckets]
+
+    def staleness(self) -> dict[int, Staleness]:
+        """Return how old the last averaged tensors were, by neighbour; empty with ``sync=True``.
+
+        Of several buckets the oldest counts; the fields are those of ``win_staleness``.
+        """
+        return self._reducer.communicator.staleness()
+
+    def conclude(self) -> None:
+        """Announce that no step follows here for now; with ``sync=True`` it has no effect.
+
+        Neighbours that make more steps than this rank has made then give its weight to themselves,
+        until its next step. :meth:`global_avg` and
+        :meth:`eval` say so while they wait for the other ranks, and so does the end of the script.
+        """
+        self._reducer.end_failed_step()
+        self._reducer.communicator.conclude()
+
+    @property
+    def departed(self) -> tuple[int, ...]:
+        """Neighbours that had departed in the last step, ascending; none with ``sync=True``.
+
+        With ``sync=False`` one has departed when it has made fewer steps than this rank and makes
+        no more: it has announced so by :meth:`conclude`, its script has ended, or it has made no
+        step for more than 100 steps of this rank and more than 20 times as many as it usually
+        takes. Its weight is this rank's own until it makes a step again.
+        """
+        return self._reducer.communicator.departed
+
+    # the average model
+
+    def global_avg(self) -> None:
+        r"""Replace the parameters of all ranks by their average, and continue from it; collective.
+
+        .. math:: x_i \leftarrow \frac{1}{n} \sum_j x_j
+
+        Pending averages are written before. Optimizers, schedulers and gradients stay as they are.
+
+        Raises:
+            UsageError: After :meth:`close`.
+            PeerError: A rank failed.
+        """
+        self._require_open("global_avg")
+        self._averaged_parameters.restore()
+        self._reducer.end_failed_step()
+        self._reducer.communicator.mix_pending(self.steps)
+        self._reducer.communicator.conclude()
+        self._averaged_parameters.average()
+        self._reducer.communicator.restart(mixed=True)
+
+    def train(self, mode: bool = True) -> DecentralizedDataParallel:
+        """Set training mode, and give each rank its own parameters back after :meth:`eval`.
+
+        Args:
+            mode: False is ``eval(average=False)``.
+        """
+        if mode:
+            self._averaged_parameters.restore()
+        self._reducer.training = mode
+        return super().train(mode)
+
+    def eval(self, average: bool = True) -> DecentralizedDataParallel:
+        """Set evaluation mode, with the ranks' average model in place until :meth:`train`.
+
+        Collective, unless ``average=False``. The state dict is the average model's meanwhile.
+        :meth:`train` brings every rank's own parameters back, bit by bit, and sends nothing;
+        pending averages are written in their step. In evaluation mode no backward pass is a step.
+
+        Args:
+            average: False shows this rank's own parameters.
+
+        Raises:
+            PeerError: A rank failed.
+        """
+        if average and not self._averaged_parameters.applied and not self._closed:
+            self._reducer.end_failed_step()
+            self._reducer.communicator.wait_for_reads()
+            self._reducer.communicator.conclude()
+            self._averaged_parameters.apply()
+            self._reducer.communicator.resume()
+        return self.train(False)
+
+    # checkpoints
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Give the model another state; all ranks do, after the same step.
+
+        Pending averages are dropped, and sent anew by the next backward pass: a run that is resumed
+        with this and :meth:`load_optim_state_dict` goes on as if it had not been interrupted.
+
+        Args:
+            state_dict: What ``state_dict()`` of this or of the plain model gave; each rank's own.
+            strict: As for the model.
+            assign: Must be False: parameters keep their memory.
+
+        Raises:
+            ArgumentError: ``assign=True``.
+        """
+        if assign:
+            raise ArgumentError(
+                "load_state_dict: argument assign: expected False, since parameters live in "
+                "buckets, got True; load into the model before DecentralizedDataParallel gets it"
+            )
+        self._reducer.end_failed_step()
+        self._reducer.communicator.wait_for_reads()
+        self._averaged_parameters.discard_backup()
+        found = self.module.load_state_dict(state_dict, strict)
+        self._reducer.communicator.restart(mixed=False)
+        return found
+
+    def optim_state_dict(self) -> dict[str, Any]:
+        """Return the state of all optimizers and schedulers by parameter name, and the step.
+
+        It does not depend on the buckets, so that a run may go on with others. As torch's own it
+        refers to the tensors in use; save it, or copy it, before the next step.
+        """
+        return self._reducer.state
+
+    def load_optim_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from what :meth:`optim_state_dict` gave, at any time between two steps.
+
+        Args:
+            state_dict: This rank's own; all ranks load one.
+
+        Raises:
+            ArgumentError: It is something else, or of another model.
+        """
+        check_state(state_dict, [name for name, _ in self._reducer.named_parameters])
+        self._reducer.end_failed_step()
+        self._reducer.state = state_dict
+        self._reducer.communicator.restart(mixed=False)
+
+    # closing
+
+    def close(self) -> None:
+        """Stop training and release the model, which keeps this rank's own parameters.
+
+        Nobody has to: a wrapper that is dropped lets go by itself, its windows when the world ends.
+        With ``sync=False`` it is collective.
+        """
+        if not self._closed:
+            self._closed = True
+            self._averaged_parameters.restore()
+            self._reducer.detach()
+            self._reducer.communicator.close()
+
+    def _require_open(self, caller: str) -> None:
+        if self._closed:
+            raise UsageError(f"{caller}: called after close(); make another wrapper")

@@ -1,0 +1,200 @@
+"""Optimizer buckets: parameters sent in one message, with an optimizer of their own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+from torch.autograd.graph import increment_version
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from asyncddp.errors import ArgumentError, UsageError
+from asyncddp.tensors.buckets import FlatBucket, ParameterBucket, TensorFactory
+
+NamedParameters: TypeAlias = Sequence[tuple[str, torch.nn.Parameter]]
+OptimFn: TypeAlias = Callable[[list[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
+LRSchedulerFn: TypeAlias = Callable[[torch.optim.Optimizer], LRScheduler]
+
+
+class OptimizerBucket(ABC):
+    """Bucket of parameters sent in one message, with its own optimizer and scheduler (base class).
+
+    Args:
+        index: Index of the bucket in the model, from 0.
+        named: Names and parameters of one dtype and device.
+
+    Attributes:
+        flat: The flat tensor that is sent.
+        optimizer, scheduler: Set by :meth:`create_optimizer`.
+    """
+
+    flat: torch.Tensor
+    optimizer: torch.optim.Optimizer
+    scheduler: LRScheduler | None
+
+    def __init__(self, index: int, named: NamedParameters) -> None:
+        self.index = index
+        self.names = [name for name, _ in named]
+        self.parameters = [parameter for _, parameter in named]
+        self._versions: list[int] = []
+
+    # values
+
+    @abstractmethod
+    def pack(self) -> None:
+        """Copy the parameters' values into ``flat``, where they are not views.
+
+        Raises:
+            UsageError: A parameter was moved or cast.
+        """
+
+    @abstractmethod
+    def unpack(self) -> None:
+        """Copy the values of ``flat`` into the parameters, where they are not views."""
+
+    def detached_indices(self) -> list[int]:
+        """Return indices of parameters that are no longer views of the bucket."""
+        return []
+
+    def assign(self, mixed: torch.Tensor) -> None:
+        """Assign new values to the parameters."""
+        self.flat.copy_(mixed)
+        self.unpack()
+
+    def record_versions(self) -> None:
+        """Record the parameters' version counters, for :meth:`check_unchanged`."""
+        self._versions = [parameter._version for parameter in self.parameters]
+
+    def check_unchanged(self) -> None:
+        """Raise an error if a parameter was changed since versions were recorded.
+
+        Raises:
+            UsageError: A parameter was changed.
+        """
+        changed = self.detached_indices()
+        pairs = zip(self.parameters, self._versions, strict=True)
+        changed += [position for position, (one, then) in enumerate(pairs) if one._version != then]
+        if changed:
+            raise UsageError(
+                f"parameter {self.names[changed[0]]} was changed between two backward passes, "
+                "while it was being averaged with the neighbours'; give parameters new values with "
+                "load_state_dict() of the DecentralizedDataParallel, or use sync=False"
+            )
+
+    def _moved_error(self, name: str) -> UsageError:
+        return UsageError(
+            f"parameter {name} has another dtype, device, shape or memory format than in the first "
+            "backward pass; move or cast the model before DecentralizedDataParallel gets it"
+        )
+
+    # updates
+
+    def create_optimizer(self, optim_fn: OptimFn, lr_scheduler_fn: LRSchedulerFn | None) -> None:
+        """Create the bucket's optimizer and scheduler.
+
+        Raises:
+            ArgumentError: The user's functions returned something unusable.
+        """
+        optimizer = optim_fn(list(zip(self.names, self.parameters, strict=True)))
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ArgumentError(
+                "argument optim_fn: expected a function that gives a torch.optim.Optimizer, got "
+                f"{type(optimizer).__name__} from it"
+            )
+        own = {id(parameter) for parameter in self.parameters}
+        if any(
+            id(parameter) not in own for g in optimizer.param_groups for parameter in g["params"]
+        ):
+            raise ArgumentError(
+                "argument optim_fn: its optimizer holds parameters that it was not given; it is "
+                "called once for each bucket, with the names and parameters of that bucket"
+            )
+        self.optimizer, self.scheduler = optimizer, None
+        if lr_scheduler_fn is not None:
+            self.scheduler = _checked(lr_scheduler_fn(optimizer))
+
+    def step(self, *, update: bool) -> None:
+        """Step the optimizer and the scheduler, and drop the gradients.
+
+        Args:
+            update: Whether the optimizer steps; the scheduler always does.
+        """
+        if update:
+            self.optimizer.step()
+        for parameter in self.parameters:
+            parameter.grad = None
+        if self.scheduler is not None:
+            if not update:  # what torch warns of, here on purpose
+                self.optimizer._opt_called = True  # type: ignore[attr-defined]
+            self.scheduler.step()
+
+
+class ViewOptimizerBucket(OptimizerBucket):
+    """Optimizer bucket whose parameters are views of its flat tensor.
+
+    Args:
+        index: Index of the bucket in the model.
+        named: Names and parameters.
+        make: Factory for the memory of ``flat``; None for ordinary memory.
+    """
+
+    def __init__(self, index: int, named: NamedParameters, make: TensorFactory | None) -> None:
+        super().__init__(index, named)
+        self._storage = ParameterBucket(named, make)
+        self.flat = self._storage.flat
+
+    def pack(self) -> None:
+        """Make detached parameters views again; all other values are in place."""
+        detached = self.detached_indices()
+        if detached and not self._storage.reattach():
+            raise self._moved_error(self.names[detached[0]])
+
+    def unpack(self) -> None:
+        """Increment the parameters' version counters, since the views have new values."""
+        for parameter in self.parameters:
+            increment_version(parameter)
+
+    def detached_indices(self) -> list[int]:
+        """Return indices of parameters that are no longer views."""
+        return self._storage.detached_indices()
+
+
+class CopyOptimizerBucket(OptimizerBucket):
+    """Optimizer bucket whose parameters are copied to and from its flat tensor.
+
+    Args:
+        index: Index of the bucket in the model.
+        named: Names and parameters.
+        make: Factory for the memory of ``flat``; None for ordinary memory.
+    """
+
+    def __init__(self, index: int, named: NamedParameters, make: TensorFactory | None) -> None:
+        super().__init__(index, named)
+        self._storage = FlatBucket([parameter.data for parameter in self.parameters], make=make)
+        self.flat = self._storage.flat
+
+    def pack(self) -> None:
+        """Copy the parameters' values into the flat tensor."""
+        positions = zip(self.names, self.parameters, self._storage.views, strict=True)
+        for name, one, view in positions:
+            if (one.dtype, one.device, one.shape) != (view.dtype, view.device, view.shape):
+                raise self._moved_error(name)
+            view.copy_(one.data)
+
+    def unpack(self) -> None:
+        """Copy the flat tensor's values into the parameters."""
+        with torch.no_grad():
+            for parameter, view in zip(self.parameters, self._storage.views, strict=True):
+                parameter.copy_(view)
+
+
+def _checked(scheduler: object) -> LRScheduler:
+    if isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau):
+        return scheduler
+    raise ArgumentError(
+        "argument lr_scheduler_fn: expected a function that gives a "
+        "torch.optim.lr_scheduler.LRScheduler whose step() needs no argument, got "
+        f"{type(scheduler).__name__} from it"
+    )

@@ -1,0 +1,326 @@
+"""The reducer: during a backward pass it averages, updates and publishes bucket after bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+from weakref import finalize
+
+import torch
+from torch.autograd import Variable
+from torch.utils.hooks import RemovableHandle
+
+from asyncddp.algorithms.hook_registry import claim_parameters
+from asyncddp.algorithms.phases.weak_hooks import WeakMethodHook, hook_backward
+from asyncddp.algorithms.training_tracer import TrainingTracer
+from asyncddp.errors import UsageError
+from asyncddp.ops.consistency import require_equal_on_all_ranks
+from asyncddp.parallel.bucket_communicator import BucketCommunicator
+from asyncddp.parallel.optim_state import collect_state, restore_state
+from asyncddp.parallel.optimizer_buckets import (
+    CopyOptimizerBucket,
+    LRSchedulerFn,
+    NamedParameters,
+    OptimFn,
+    OptimizerBucket,
+    ViewOptimizerBucket,
+)
+from asyncddp.parallel.ready_order import GradientReadyOrder
+from asyncddp.tensors.buckets import partition
+
+
+class ReducerObserver(Protocol):
+    """Interface of an observer of a reducer's updates and steps, such as a monitor."""
+
+    def before_update(self, bucket: OptimizerBucket) -> None:
+        """Handle that the optimizer of a bucket is about to use its gradients."""
+        ...
+
+    def after_step(self) -> None:
+        """Handle that a step was completed."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Training configuration of a reducer: optimizers, schedulers, scaler, clipping, bucket size.
+
+    Attributes:
+        optim_fn: Creates the optimizer of a bucket.
+        lr_scheduler_fn: Creates the scheduler of an optimizer.
+        scaler: GradScaler of the gradients, or None.
+        grad_clip_norm: Largest norm of all gradients together; 0 for any.
+        bucket_bytes: Largest size of a bucket, in bytes.
+        as_view: Whether parameters are views of the buckets.
+    """
+
+    optim_fn: OptimFn
+    lr_scheduler_fn: LRSchedulerFn | None
+    scaler: torch.amp.GradScaler | None
+    grad_clip_norm: float
+    bucket_bytes: int
+    as_view: bool
+
+    @property
+    def updates_together(self) -> bool:
+        """True if an update needs the gradients of all buckets."""
+        return self.scaler is not None or self.grad_clip_norm > 0
+
+
+class Reducer:
+    """Reducer of one model: averages and updates each bucket as its gradients become ready.
+
+    Each backward pass makes one step. The order of gradients is recorded in the first pass; at its
+    end the buckets are created, and its step is made. From then on a bucket makes its step as soon
+    as all its gradients are ready; buckets whose gradients are not all ready by the end of the pass
+    make theirs then, as all buckets do where the update needs all gradients.
+
+    Args:
+        named: Names and parameters to train.
+        communicator: Averages buckets with the neighbours.
+        config: How to train.
+        tracer: Records the training loop in the timeline; None where it is off.
+
+    Attributes:
+        buckets: The buckets; none before the end of the first pass.
+        steps: Steps completed.
+        training: Whether backward passes make steps.
+        accumulating: Whether gradients only accumulate for now.
+        observer: Notified of updates and steps.
+    """
+
+    def __init__(
+        self,
+        named: NamedParameters,
+        communicator: BucketCommunicator,
+        config: TrainingConfig,
+        tracer: TrainingTracer | None = None,
+    ) -> None:
+        self.named_parameters, self.communicator, self._config = named, communicator, config
+        self._tracer = tracer
+        self.buckets: list[OptimizerBucket] = []
+        self.steps = 0
+        self.observer: ReducerObserver | None = None
+        self.training, self.accumulating = True, False
+        self._ready_order = GradientReadyOrder()
+        self._end_callback_queued = self._step_open = False
+        self._parameter_indices: list[list[int]] = []
+        self._bucket_of: dict[int, OptimizerBucket] = {}
+        self._missing_gradients: list[dict[int, int]] = []
+        self._stepped_buckets: set[int] = set()
+        self._pending_state: dict[str, Any] | None = None
+        self._hooks: list[RemovableHandle] = []
+        for index, (_, parameter) in enumerate(named):
+            hook = WeakMethodHook(self._on_gradient, index)
+            handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            self._hooks.append(handle)
+        finalize(self, _remove, self._hooks).atexit = False
+        claim_parameters((parameter for _, parameter in named), self)
+
+    # a backward pass
+
+    def hook_backward(self, output: Any) -> None:
+        """Register a hook that runs when a backward pass reaches the model's output."""
+        hook_backward(output, WeakMethodHook(self._queue_end_callback))
+
+    def _queue_end_callback(self, gradient: torch.Tensor | None = None) -> None:
+        """Queue the callback that ends the step at the end of the current backward pass."""
+        del gradient
+        if not self._end_callback_queued and self.training and not self.accumulating:
+            self._end_callback_queued = True
+            Variable._execution_engine.queue_callback(WeakMethodHook(self._on_backward_end))
+
+    def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
+        """Handle that a parameter has accumulated a gradient."""
+        del parameter
+        if not self.training or self.accumulating:
+            return
+        self._queue_end_callback()
+        if not self.buckets:
+            self._step_open = True
+            self._ready_order.record(index)
+            return
+        if not self._step_open:
+            self._begin_step()
+        if not self._config.updates_together:
+            self._count_gradient(index)
+
+    def _begin_step(self) -> None:
+        self._step_open, self._stepped_buckets = True, set()
+        self._missing_gradients = [
+            {
+                index: max(1, self._ready_order.gradient_count(index))
+                for index in self._parameter_indices[bucket.index]
+            }
+            for bucket in self.buckets
+        ]
+        with self.communicator.exposed_time:
+            self.communicator.begin_step(self.steps)
+
+    def _count_gradient(self, index: int) -> None:
+        """Count a gradient, and make the step of its bucket if that was the last one."""
+        bucket = self._bucket_of[index]
+        if bucket.index in self._stepped_buckets:
+            raise UsageError(
+                f"parameter {self.named_parameters[index][0]} got another gradient after its "
+                "update in the same backward pass, which it did not in the first; use "
+                "checkpoint(..., use_reentrant=False), or a grad_clip_norm, which updates at the "
+                "end of the pass"
+            )
+        missing = self._missing_gradients[bucket.index]
+        left = missing.pop(index, 1) - 1
+        if left:
+            missing[index] = left
+        if not missing:
+            self._step_bucket(bucket, update=True)
+
+    def _step_bucket(self, bucket: OptimizerBucket, *, update: bool) -> None:
+        r"""Make the step of one bucket: :math:`x \leftarrow (W x) - u`, then publish it."""
+        communicator = self.communicator
+        with communicator.exposed_time:
+            communicator.mix(bucket, self.steps)
+        if update and self.observer is not None and not self._config.updates_together:
+            self.observer.before_update(bucket)
+        step = bucket.step
+        if update and self._tracer is not None:
+            step = self._tracer.update(step, bucket.index)
+        step(update=update)
+        with communicator.exposed_time:
+            communicator.publish(bucket, self.steps + 1)
+        self._stepped_buckets.add(bucket.index)
+
+    def _step_remaining(self, *, update: bool) -> None:
+        for bucket in self.buckets:
+            if bucket.index not in self._stepped_buckets:
+                self._step_bucket(bucket, update=update)
+
+    def _on_backward_end(self) -> None:
+        """Make the steps of remaining buckets when a backward pass has ended."""
+        self._end_callback_queued = False
+        if not self._step_open:
+            return
+        if not self.buckets:
+            self._build_buckets()
+            self._begin_step()
+        if self._config.updates_together:
+            self._update_all()
+        self._step_remaining(update=True)
+        self._end_step()
+
+    def _end_step(self) -> None:
+        """Count a completed step, and notify observer and tracer."""
+        self._step_open = False
+        self.steps += 1
+        if self.observer is not None:
+            self.observer.after_step()
+        if self._tracer is not None:
+            self._tracer.end_step()
+
+    def _update_all(self) -> None:
+        """Unscale, clip and update all buckets together, or none of them."""
+        scaler, limit = self._config.scaler, self._config.grad_clip_norm
+        parameters: list[torch.Tensor] = [parameter for _, parameter in self.named_parameters]
+        combined: Any = _CombinedOptimizer(parameters, lambda: self._step_remaining(update=True))
+        if scaler is not None:
+            scaler.unscale_(combined)
+        if self.observer is not None:
+            for bucket in self.buckets:  # before anything is clipped
+                self.observer.before_update(bucket)
+        if limit > 0:
+            torch.nn.utils.clip_grad_norm_(parameters, limit)
+        if scaler is not None:
+            scaler.step(combined)
+            scaler.update()
+            self._step_remaining(update=False)
+
+    def end_failed_step(self) -> None:
+        """End the step of a backward pass that has failed half-way, so that neighbours go on.
+
+        Its gradients are dropped; buckets that were not updated are averaged all the same.
+        """
+        if torch._C._current_graph_task_id() != -1:
+            return  # it is still running
+        self._end_callback_queued = False
+        if not self._step_open:
+            return
+        if not self.buckets:
+            self._ready_order.clear()
+        self._step_remaining(update=False)
+        for _, parameter in self.named_parameters:
+            parameter.grad = None
+        self._step_open = False
+        if self.buckets:
+            self._end_step()
+
+    # the buckets
+
+    def _build_buckets(self) -> None:
+        """Create the buckets in the recorded order of gradients; collective."""
+        names = [name for name, _ in self.named_parameters]
+        require_equal_on_all_ranks(
+            self.communicator.context,
+            "DecentralizedDataParallel needs gradients in the same order on all ranks",
+            self._ready_order.describe(names),
+        )
+        buckets: list[OptimizerBucket] = []
+        self._parameter_indices = []
+        bucket_type: Callable[..., OptimizerBucket] = (
+            ViewOptimizerBucket if self._config.as_view else CopyOptimizerBucket
+        )
+        for part in (self._ready_order.order, self._ready_order.unused(len(names))):
+            tensors = [self.named_parameters[index][1] for index in part]
+            for positions in partition(tensors, self._config.bucket_bytes):
+                members = [part[position] for position in positions]
+                chosen = [self.named_parameters[index] for index in members]
+                with torch.no_grad():
+                    bucket = bucket_type(len(buckets), chosen, self.communicator.tensor_factory)
+                bucket.create_optimizer(self._config.optim_fn, self._config.lr_scheduler_fn)
+                if self._pending_state is not None:
+                    restore_state(bucket, self._pending_state)
+                buckets.append(bucket)
+                self._parameter_indices.append(members)
+        self.communicator.register_buckets(buckets)
+        for bucket, members in zip(buckets, self._parameter_indices, strict=True):
+            self._bucket_of.update(dict.fromkeys(members, bucket))
+        self.buckets, self._pending_state = buckets, None
+
+    # around backward passes
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """State of all optimizers and schedulers, by parameter name."""
+        if self._pending_state is not None:
+            return self._pending_state
+        return collect_state(self.buckets, self.steps)
+
+    @state.setter
+    def state(self, state: dict[str, Any]) -> None:
+        """Continue from another state."""
+        self.steps = int(state["step"])
+        if not self.buckets:
+            self._pending_state = state
+        for bucket in self.buckets:
+            restore_state(bucket, state)
+
+    def wait_for_reads(self) -> None:
+        """Wait until no message or peer reads a parameter any more."""
+        self.communicator.wait_for_reads()
+
+    def detach(self) -> None:
+        """Remove all hooks."""
+        _remove(self._hooks)
+
+
+class _CombinedOptimizer:
+    """Stand-in for one optimizer over all buckets, with the attributes that GradScaler uses."""
+
+    def __init__(self, parameters: list[torch.Tensor], step: Callable[[], None]) -> None:
+        self.param_groups = [{"params": parameters}]
+        self.step = step
+
+
+def _remove(hooks: list[RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()
+    hooks.clear()

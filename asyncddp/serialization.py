@@ -1,0 +1,39 @@
+"""Serialization of messages between ranks as MessagePack, with a type check when decoding."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from asyncddp.errors import PeerError
+
+T = TypeVar("T")
+
+
+def pack(value: Any) -> bytes:
+    """Encode numbers, strings, bytes, None, and tuples, lists, mappings and records of them."""
+    return msgspec.msgpack.encode(value)
+
+
+def unpack(data: bytes | bytearray | memoryview, kind: type[T], what: str) -> T:
+    """Decode the bytes of :func:`pack`.
+
+    Args:
+        data: The bytes.
+        kind: The expected type: a class, or such as ``list[int]``.
+        what: Description of the value and its sender, for the error message.
+
+    Raises:
+        PeerError: The bytes do not encode a value of that type.
+
+    Example:
+        >>> unpack(pack((1, "a")), tuple[int, str], "an example")
+        (1, 'a')
+    """
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PeerError(
+            f"{what} cannot be read ({error}); run the same version of asyncddp on all ranks"
+        ) from error

@@ -1,0 +1,1 @@
+"""Shared memory between the processes of one machine: arena, buddy allocator and rings."""

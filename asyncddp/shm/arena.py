@@ -1,0 +1,256 @@
+"""Arena of shared memory between the processes of one machine, made of anonymous files.
+
+A chunk has no name in any file system. Its owner opens it, peers open it again through the owner's
+entry in ``/proc``, and the system frees it with the last process that maps it, however that ends:
+nothing can be left behind, and the size of ``/dev/shm`` does not matter.
+
+Many tensors share a chunk of 64 MiB, and what is freed is used again for tensors of any size. So a
+process has one open file (two, counting the mapping's) for each 64 MiB and for each larger tensor
+that it has used at a time, and no more than 1 GiB of free memory keeps its pages.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import mmap
+import os
+import platform
+import threading
+import weakref
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from asyncddp.shm.buddy_allocator import AllocatedBlock, BuddyAllocator
+from asyncddp.torch_modes import normal_mode
+
+_fence_lock = threading.Lock()
+STORES_ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
+"""True if this processor's stores become visible to others in program order (x86)."""
+_CHUNK = 1 << 26  # bytes that small tensors share
+_LIMIT = 1 << 30  # bytes of free memory that keep their pages at most
+
+
+def store_fence() -> None:
+    """Order stores: earlier ones become visible to other processors before later ones.
+
+    x86 processors do so by themselves; elsewhere a lock's instructions do it.
+    """
+    if not STORES_ORDERED:
+        full_memory_fence()
+
+
+def full_memory_fence() -> None:
+    """Order all memory accesses: earlier stores become visible before later loads."""
+    for _ in range(1 if STORES_ORDERED else 2):
+        with _fence_lock:
+            pass
+
+
+class SharedMemoryHandle(NamedTuple):
+    """Handle by which another process finds shared memory: file descriptor, size and offset."""
+
+    descriptor: int
+    size: int
+    offset: int
+
+
+class MappedChunk:
+    """A chunk of shared memory that is mapped into this process.
+
+    Args:
+        descriptor: An open file, of which ``size`` bytes are mapped.
+        size: How many.
+
+    Attributes:
+        memory: All bytes.
+        address: Where they begin in this process.
+    """
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self.size = size
+        self._map = mmap.mmap(descriptor, size)
+        self.memory: npt.NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
+        self.address: int = self.memory.ctypes.data
+
+    def words(self, offset: int, count: int) -> memoryview:
+        """Return a view of ``count`` 64-bit words, each read and written atomically."""
+        return memoryview(self._map)[offset : offset + 8 * count].cast("Q")
+
+    def raw(self, offset: int, size: int) -> memoryview:
+        """Return a view of ``size`` bytes from ``offset`` on."""
+        return memoryview(self._map)[offset : offset + size]
+
+    def tensor(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Make a tensor over the bytes from ``offset`` on."""
+        end = offset + math.prod(shape) * dtype.itemsize
+        return _tensor_over(self.memory[offset:end], shape, dtype)
+
+
+class OwnedChunk(MappedChunk):
+    """A chunk of shared memory that this process has allocated, as an anonymous file.
+
+    Args:
+        size: Bytes.
+
+    Attributes:
+        descriptor: The open file, by whose number peers find it.
+
+    Raises:
+        OSError: The system gives no such memory.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.descriptor = os.memfd_create("asyncddp", os.MFD_CLOEXEC)
+        os.ftruncate(self.descriptor, size)
+        super().__init__(self.descriptor, size)
+
+    def drop(self, offset: int, size: int) -> bool:
+        """Return pages to the system; they read as zero from then on, also at peers.
+
+        Returns:
+            Whether it could: a part of a page stays.
+        """
+        if size >= mmap.PAGESIZE:
+            self._map.madvise(mmap.MADV_REMOVE, offset, size)
+        return size >= mmap.PAGESIZE
+
+    def close(self) -> None:
+        """Close the file, so that no more peers can map it."""
+        os.close(self.descriptor)
+
+
+def handle_of_block(block: AllocatedBlock[OwnedChunk]) -> SharedMemoryHandle:
+    """Make the handle by which another process finds a block."""
+    return SharedMemoryHandle(block.chunk.descriptor, block.chunk.size, block.offset)
+
+
+class Arena:
+    """Arena of this process's shared memory; it also maps that of peers.
+
+    Args:
+        limit: Bytes of free memory that keep their pages at most.
+
+    Example:
+        >>> arena = Arena()
+        >>> tensor = arena.empty((4,), torch.float32)
+        >>> place = arena.locate(tensor)
+        >>> _ = tensor.fill_(7.0)
+        >>> arena.open(os.getpid(), place).tensor(place.offset, (4,), torch.float32)
+        tensor([7., 7., 7., 7.])
+    """
+
+    def __init__(self, limit: int = _LIMIT) -> None:
+        self._lock = threading.Lock()
+        self._blocks: BuddyAllocator[OwnedChunk] = BuddyAllocator(
+            self._add, _dropped, chunk=_CHUNK, limit=limit
+        )
+        self._addresses: list[int] = []
+        self._chunks: list[OwnedChunk] = []
+        self._foreign: dict[tuple[int, int], MappedChunk] = {}
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of free memory that may hold pages."""
+        return self._blocks.free_bytes
+
+    def take(self, size: int, zeroed: int = 0) -> AllocatedBlock[OwnedChunk]:
+        """Allocate a block.
+
+        Args:
+            size: Number of bytes at least.
+            zeroed: How many of them, from the first one on, are zero.
+
+        Raises:
+            OSError: The system gives no more such memory.
+        """
+        block = self._blocks.take(size)
+        block.chunk.memory[block.offset : block.offset + zeroed] = 0
+        return block
+
+    def give(self, block: AllocatedBlock[OwnedChunk]) -> None:
+        """Free a block that neither this process nor any peer uses any more."""
+        self._blocks.give(block)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Make a contiguous, uninitialised tensor in shared memory.
+
+        Its memory is used again once nothing refers to the tensor any more. Where the system gives
+        no more shared memory it is an ordinary tensor.
+        """
+        size = math.prod(shape) * dtype.itemsize
+        try:
+            block = self._blocks.take(size)
+        except OSError:  # too many open files, say: then peers cannot read it in place
+            with normal_mode():
+                return torch.empty(shape, dtype=dtype, device="cpu")
+        memory = block.chunk.memory[block.offset : block.offset + size]
+        weakref.finalize(memory, self._blocks.give, block).atexit = False
+        return _tensor_over(memory, shape, dtype)
+
+    def locate(self, tensor: torch.Tensor) -> SharedMemoryHandle | None:
+        """Return the handle of a contiguous tensor's memory, or None if it is not shared."""
+        address = tensor.data_ptr()
+        with self._lock:
+            index = bisect.bisect_right(self._addresses, address) - 1
+            if index < 0:
+                return None
+            chunk = self._chunks[index]
+        offset = address - chunk.address
+        if offset + tensor.nbytes > chunk.size:
+            return None
+        return SharedMemoryHandle(chunk.descriptor, chunk.size, offset)
+
+    def open(self, process: int, handle: SharedMemoryHandle) -> MappedChunk:
+        """Map a peer's chunk, or return the existing mapping.
+
+        Raises:
+            OSError: The peer is gone, or lives where this process cannot see it.
+        """
+        key = (process, handle.descriptor)
+        with self._lock:
+            view = self._foreign.get(key)
+            if view is None:
+                descriptor = os.open(f"/proc/{process}/fd/{handle.descriptor}", os.O_RDWR)
+                try:
+                    view = self._foreign[key] = MappedChunk(descriptor, handle.size)
+                finally:
+                    os.close(descriptor)
+            return view
+
+    def close(self) -> None:
+        """Free everything; tensors that are still in use keep their memory."""
+        self._blocks.clear()
+        with self._lock:
+            for chunk in self._chunks:
+                chunk.close()
+            self._chunks.clear()
+            self._addresses.clear()
+            self._foreign.clear()
+
+    def _make(self, size: int) -> OwnedChunk:
+        return OwnedChunk(size)
+
+    def _add(self, size: int) -> OwnedChunk:
+        chunk = self._make(size)
+        with self._lock:
+            index = bisect.bisect(self._addresses, chunk.address)
+            self._chunks.insert(index, chunk)
+            self._addresses.insert(index, chunk.address)
+        return chunk
+
+
+def _dropped(chunk: OwnedChunk, offset: int, size: int) -> bool:
+    """Return pages of a chunk to the system."""
+    return chunk.drop(offset, size)
+
+
+def _tensor_over(
+    memory: npt.NDArray[np.uint8], shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    """Make a tensor over existing bytes."""
+    with normal_mode():
+        return torch.from_numpy(memory).view(dtype).view(shape)

@@ -1,0 +1,184 @@
+"""Buddy allocator: splits large chunks of memory into blocks and merges free blocks again.
+
+The size of a block is a power of two bytes. Two free halves of one block are merged into that block
+again, so that memory that was allocated in one size is available in every other size.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar, cast
+
+C = TypeVar("C")
+_BlockAddress: TypeAlias = tuple[int, int]
+"""A block's address: the number of its chunk, and the offset, a multiple of the block's size."""
+_MIN_BLOCK_BYTES = 64
+"""Least bytes of a block: a cache line."""
+
+
+@dataclass(slots=True)
+class AllocatedBlock(Generic[C]):
+    """A block of memory within a chunk, as the buddy allocator has handed it out.
+
+    Attributes:
+        chunk: The chunk.
+        number: How many chunks were made before it.
+        offset: Where in it the block begins.
+        size: Bytes, a power of two.
+        used: Bytes from its start on that may have been written.
+    """
+
+    chunk: C
+    number: int
+    offset: int
+    size: int
+    used: int
+
+
+class BuddyAllocator(Generic[C]):
+    """Buddy allocator of blocks of memory, in chunks of one kind.
+
+    Args:
+        make: Allocates a chunk of a given number of bytes; it may raise.
+        release: Returns pages of a chunk to the system: chunk, offset, bytes.
+            Tells whether the system took them.
+        chunk: Bytes of a chunk, a power of two; what does not fit gets a chunk of its own.
+        limit: Most free bytes that keep their pages.
+        forget: Whether a chunk that is free as a whole is given up beyond the limit.
+
+    Attributes:
+        chunks: All chunks by number; None for those that were given up.
+        free_bytes: Bytes of free memory that may hold pages.
+
+    Example:
+        >>> pages = lambda chunk, offset, size: True
+        >>> blocks = BuddyAllocator(bytearray, pages, chunk=1024, limit=512)
+        >>> first, second = blocks.take(100), blocks.take(300)
+        >>> (first.offset, first.size), (second.offset, second.size)
+        ((0, 128), (512, 512))
+        >>> blocks.give(first)
+        >>> blocks.give(second)
+        >>> blocks.take(1000).offset, len(blocks.chunks)
+        (0, 1)
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int], C],
+        release: Callable[[C, int, int], bool],
+        *,
+        chunk: int,
+        limit: int,
+        forget: bool = False,
+    ) -> None:
+        self._make, self._release = make, release
+        self._chunk, self._limit, self._forget = chunk, limit, forget
+        self._lock = threading.Lock()
+        self._given: deque[AllocatedBlock[C]] = deque()
+        self._free: dict[
+            int, dict[_BlockAddress, int]
+        ] = {}  # by size: bytes used of each free block
+        self._sizes: list[int] = []
+        self.chunks: list[C | None] = []
+        self.free_bytes = 0
+
+    def take(self, size: int) -> AllocatedBlock[C]:
+        """Allocate a block of at least ``size`` bytes, uninitialised.
+
+        Raises:
+            OSError: The system gives no more memory of this kind.
+        """
+        rounded = max(_MIN_BLOCK_BYTES, 1 << max(0, size - 1).bit_length())
+        with self._lock:
+            self._insert_freed()
+            if rounded not in self._free:
+                self._merge_buddies()
+                self._split(rounded)
+            address, used = self._free[rounded].popitem()
+            self.free_bytes -= used
+            if not self._free[rounded]:
+                del self._free[rounded]
+            chunk = cast("C", self.chunks[address[0]])  # one that was given up has no free blocks
+            return AllocatedBlock(chunk, *address, rounded, max(used, size))
+
+    def give(self, block: AllocatedBlock[C]) -> None:
+        """Free a block; callable from any thread, and from a finalizer at any time."""
+        self._given.append(block)
+        if self._lock.acquire(blocking=False):  # else whoever holds it, or the next one, settles
+            try:
+                self._insert_freed()
+            finally:
+                self._lock.release()
+
+    def clear(self) -> None:
+        """Give up all chunks; blocks in use keep theirs, and are not reused."""
+        with self._lock:
+            self._free.clear()
+            self.chunks = [None] * len(self.chunks)
+            self.free_bytes = 0
+
+    def _insert_freed(self) -> None:
+        """Insert the blocks that were freed."""
+        while self._given:
+            block = self._given.popleft()
+            if self.chunks[block.number] is not None:
+                self._insert(block.size, (block.number, block.offset), block.used)
+        if self.free_bytes > self._limit:
+            self._trim()
+
+    def _split(self, size: int) -> None:
+        """Split the smallest block that is large enough, in a new chunk if need be."""
+        larger = min((free for free in self._free if free >= size), default=0)
+        if not larger:
+            larger = max(size, self._chunk)
+            chunk = self._make(larger)
+            self._insert(larger, (len(self.chunks), 0), 0)
+            self.chunks.append(chunk)
+            self._sizes.append(larger)
+        address = next(reversed(self._free[larger]))
+        used = self._remove(larger, address)
+        number, offset = address
+        while larger > size:
+            larger //= 2
+            self._insert(larger, (number, offset + larger), max(0, used - larger))
+            used = min(used, larger)
+        self._insert(size, address, used)
+
+    def _merge_buddies(self) -> None:
+        """Merge two halves of a block wherever both are free."""
+        size = min(self._free, default=0)
+        while size and size <= max(self._free):
+            for number, offset in sorted(self._free.get(size, ())):
+                other = number, offset + size
+                if offset % (2 * size) == 0 and other in self._free.get(size, ()):
+                    right, left = self._remove(size, other), self._remove(size, (number, offset))
+                    self._insert(2 * size, (number, offset), size + right if right else left)
+            size *= 2
+
+    def _trim(self) -> None:
+        """Return the pages of all free blocks to the system."""
+        self._merge_buddies()
+        for size, free in list(self._free.items()):
+            for address, used in list(free.items()):
+                chunk = self.chunks[address[0]]
+                if self._forget and size == self._sizes[address[0]]:
+                    self._remove(size, address)
+                    self.chunks[address[0]] = None
+                elif used and chunk is not None and self._release(chunk, address[1], size):
+                    self._remove(size, address)
+                    self._insert(size, address, 0)
+
+    def _insert(self, size: int, address: _BlockAddress, used: int) -> None:
+        self._free.setdefault(size, {})[address] = used
+        self.free_bytes += used
+
+    def _remove(self, size: int, address: _BlockAddress) -> int:
+        free = self._free[size]
+        used = free.pop(address)
+        if not free:
+            del self._free[size]
+        self.free_bytes -= used
+        return used

@@ -1,0 +1,312 @@
+"""Ring buffers in shared memory, through which one rank sends tensors to peers on its machine.
+
+One ring buffer carries the tensors of one name and signature from one rank to all its readers. It
+begins with a header of 64-byte lines, read and written as 64-bit words::
+
+    lines 0, 1    for even and odd steps: chunks published, where the tensor lies, for which ranks
+    lines 2 …     for each rank of the machine: chunks that it has read (its acknowledgement)
+
+and goes on with slots for chunks of the tensor, those of even and of odd steps apart (double
+buffering), so that the sender may publish the next step while a peer still reads the last one.
+"Published" and "read" are a step and a number of chunks packed into one word, which only ever grows
+and which only one rank writes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from asyncddp.shm.arena import (
+    STORES_ORDERED,
+    Arena,
+    MappedChunk,
+    SharedMemoryHandle,
+    handle_of_block,
+    store_fence,
+)
+
+MAX_RANKS = 256
+_CHUNK_SIZES = ((1 << 25, 1 << 20), (0, 1 << 19))
+"""Bytes of a tensor, and bytes of the chunks into which tensors from that size on are split: small
+enough to stay in a cache between write and read, large enough to outweigh Python's own time."""
+_MAX_SLOTS = 4
+_BITS = 24
+_CHUNK_BITS = (1 << _BITS) - 1
+_LINE = 8  # words
+_DESCRIPTOR, _SIZE, _OFFSET, _MASK = 1, 2, 3, 4  # offsets in a line, after its progress word
+_MASK_WORDS = 4
+
+
+def pack_progress(step: int, chunks: int) -> int:
+    """Pack a step and a number of its chunks into one word; zero comes before every step."""
+    return (step + 1) << _BITS | chunks
+
+
+def unpack_step(value: int) -> int:
+    """Extract the step from a packed word; -1 where there was none yet."""
+    return (value >> _BITS) - 1
+
+
+def unpack_chunks(value: int) -> int:
+    """Extract the number of chunks from a packed word."""
+    return value & _CHUNK_BITS
+
+
+@dataclass(frozen=True)
+class ChunkLayout:
+    """Layout by which tensors of one shape and dtype are split into chunks of equal size.
+
+    Attributes:
+        shape, dtype: Of the tensors.
+        numel: Elements of the tensor.
+        chunk_numel: Elements of a chunk; the last one may be shorter.
+        num_chunks: How many chunks there are.
+        num_slots: Chunks that a ring has room for at a time.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    numel: int
+    chunk_numel: int
+    num_chunks: int
+    num_slots: int
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], dtype: torch.dtype) -> ChunkLayout:
+        """Choose a layout whose chunks fit into a processor's cache."""
+        numel = math.prod(shape)
+        size = next(chunk for least, chunk in _CHUNK_SIZES if numel * dtype.itemsize >= least)
+        chunk_numel = max(1, min(numel, size // dtype.itemsize))
+        num_chunks = max(1, -(-numel // chunk_numel))
+        return cls(shape, dtype, numel, chunk_numel, num_chunks, min(num_chunks, _MAX_SLOTS))
+
+    @classmethod
+    def single(cls, shape: tuple[int, ...], dtype: torch.dtype) -> ChunkLayout:
+        """Build the layout that leaves a tensor in one chunk."""
+        numel = math.prod(shape)
+        return cls(shape, dtype, numel, numel, 1, 1)
+
+    def split(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Split a contiguous tensor into all of its chunks."""
+        return torch.split(tensor.view(-1), self.chunk_numel)
+
+    def chunk(self, flat: torch.Tensor, number: int) -> torch.Tensor:
+        """Return one chunk of a flat tensor, as a view."""
+        size = self.chunk_numel
+        return flat if self.num_chunks == 1 else flat[number * size : (number + 1) * size]
+
+
+class _RingBufferLayout:
+    """Memory layout of a ring buffer, header and slots, as its sender and its readers map it."""
+
+    def __init__(self, view: MappedChunk, offset: int, ranks: int, layout: ChunkLayout) -> None:
+        self.layout = layout
+        header = _LINE * (2 + ranks)
+        self.words = view.words(offset, header)
+        start, size = offset + 8 * header, layout.chunk_numel * layout.dtype.itemsize
+        self.slots = tuple(
+            tuple(
+                view.tensor(
+                    start + (half * layout.num_slots + slot) * size,
+                    (layout.chunk_numel,),
+                    layout.dtype,
+                )
+                for slot in range(layout.num_slots)
+            )
+            for half in (0, 1)
+        )
+        whole = layout.num_chunks == 1
+        self.whole_slots = tuple(half[0].view(layout.shape) for half in self.slots) if whole else ()
+        """The slots in the tensor's own shape, where it is a single chunk."""
+
+    def slot(self, step: int, number: int) -> torch.Tensor:
+        """Return the slot that holds one chunk of a step."""
+        layout = self.layout
+        slot = self.slots[step & 1][number % layout.num_slots]
+        last = number == layout.num_chunks - 1 and layout.num_chunks > 1
+        return slot[: layout.numel - number * layout.chunk_numel] if last else slot
+
+    @staticmethod
+    def nbytes(ranks: int, layout: ChunkLayout) -> int:
+        """Compute the size of a ring in bytes."""
+        return (
+            8 * _LINE * (2 + ranks)
+            + 2 * layout.num_slots * layout.chunk_numel * layout.dtype.itemsize
+        )
+
+
+class SendRingBuffer(_RingBufferLayout):
+    """Ring buffer in shared memory through which this rank sends tensors to peers on its machine.
+
+    Args:
+        arena: The shared memory from which the ring is allocated.
+        ranks: The ranks of the machine, in the order that all of them know.
+        layout: How its tensors are split into chunks.
+
+    Raises:
+        OSError: There is no more memory.
+    """
+
+    def __init__(self, arena: Arena, ranks: tuple[int, ...], layout: ChunkLayout) -> None:
+        block = arena.take(self.nbytes(len(ranks), layout), zeroed=8 * _LINE * (2 + len(ranks)))
+        self.handle = handle_of_block(block)
+        super().__init__(block.chunk, block.offset, len(ranks), layout)
+        self._ranks = {rank: index for index, rank in enumerate(ranks)}
+        self.ranks = frozenset(ranks)
+        self._readers: list[tuple[int, tuple[tuple[int, int], ...]]] = [(-1, ()), (-1, ())]
+        self._masks: dict[tuple[int, ...], tuple[tuple[int, ...], tuple[tuple[int, int], ...]]] = {}
+
+    def has_room(self, step: int) -> bool:
+        """Tell whether all readers have read what this step's slots held before."""
+        earlier, readers = self._readers[step & 1]
+        if not readers:
+            return True
+        done, words = pack_progress(earlier, self.layout.num_chunks), self.words
+        return all([words[index] >= done for _, index in readers])
+
+    def begin(
+        self, step: int, targets: tuple[int, ...], handle: SharedMemoryHandle | None = None
+    ) -> None:
+        """Announce a step: its readers, and a handle to its tensor if it is not in the slots."""
+        known = self._masks.get(targets)
+        if known is None:
+            known = self._masks[targets] = self._address(targets)
+        mask, readers = known
+        words, line = self.words, _LINE * (step & 1)
+        words[line] = pack_progress(
+            step, 0
+        )  # before the rest, so that no reader mixes up two steps
+        store_fence()
+        words[line + _DESCRIPTOR] = 0
+        if handle is not None:
+            words[line + _DESCRIPTOR] = handle.descriptor + 1
+            words[line + _SIZE], words[line + _OFFSET] = handle.size, handle.offset
+        for index, bits in enumerate(mask):
+            words[line + _MASK + index] = bits
+        self._readers[step & 1] = step, readers
+
+    def _address(
+        self, targets: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+        """Build the bit mask of some readers, and find where each writes its acknowledgement."""
+        mask = [0] * (1 + max(self._ranks.values()) // 64)
+        for target in targets:
+            index = self._ranks[target]
+            mask[index // 64] |= 1 << index % 64
+        readers = tuple((target, _LINE * (2 + self._ranks[target])) for target in targets)
+        return tuple(mask), readers
+
+    def try_send(self, step: int, targets: tuple[int, ...], tensor: torch.Tensor) -> bool:
+        """Send a tensor of one chunk if there is room: has_room, begin and publish in one call.
+
+        Returns:
+            Whether there was room.
+        """
+        words, half = self.words, step & 1
+        earlier, readers = self._readers[half]
+        for _, index in readers:
+            if words[index] < (earlier + 1) << _BITS | 1:
+                return False
+        known = self._masks.get(targets)
+        if known is None or known[1] is not readers or words[_LINE * half + _DESCRIPTOR]:
+            self.begin(step, targets)
+        else:
+            self._readers[half] = step, readers
+        self.whole_slots[half].copy_(tensor)
+        if not STORES_ORDERED:
+            store_fence()
+        words[_LINE * half] = (step + 1) << _BITS | 1
+        return True
+
+    def publish(self, step: int, chunks: int) -> None:
+        """Let readers read the first ``chunks`` chunks of a step."""
+        store_fence()
+        self.words[_LINE * (step & 1)] = pack_progress(step, chunks)
+
+    def pending_readers(self, step: int, chunks: int) -> list[tuple[int, int]]:
+        """List readers yet to read so many chunks of a step, or of an earlier one in its slots.
+
+        Returns:
+            Ranks, and the step that each has yet to read.
+        """
+        published, readers = self._readers[step & 1]
+        goal = pack_progress(published, chunks if published == step else self.layout.num_chunks)
+        return [(rank, published) for rank, index in readers if self.words[index] < goal]
+
+
+class ReceiveRingBuffer(_RingBufferLayout):
+    """Reading end of a peer's ring buffer in shared memory, as this rank maps it.
+
+    Args:
+        view: The peer's memory, mapped here.
+        offset: Where in it the ring begins.
+        ranks: The ranks of the machine, in the order that all of them know.
+        rank: This rank.
+        layout: How its tensors are split into chunks.
+    """
+
+    def __init__(
+        self, view: MappedChunk, offset: int, ranks: tuple[int, ...], rank: int, layout: ChunkLayout
+    ) -> None:
+        super().__init__(view, offset, len(ranks), layout)
+        index = ranks.index(rank)
+        self._acknowledged = _LINE * (2 + index)
+        self._mask, self._bit = _MASK + index // 64, 1 << index % 64
+
+    def read_whole(self, step: int) -> torch.Tensor | None:
+        """Return a one-chunk tensor if it is published in the slots for this rank, else None."""
+        words, half = self.words, step & 1
+        line = _LINE * half
+        if words[line] != (step + 1) << _BITS | 1:
+            return None
+        if not STORES_ORDERED:
+            store_fence()
+        if not words[line + self._mask] & self._bit or words[line + _DESCRIPTOR]:
+            return None
+        return self.whole_slots[half] if words[line] == (step + 1) << _BITS | 1 else None
+
+    def published(self, step: int) -> int:
+        """Return how many chunks of a step may be read."""
+        value = self.words[_LINE * (step & 1)]
+        store_fence()
+        return unpack_chunks(value) if unpack_step(value) == step else 0
+
+    def is_addressed(self, step: int) -> bool:
+        """Tell whether a published step is meant for this rank."""
+        words, line = self.words, _LINE * (step & 1)
+        meant = words[line + self._mask] & self._bit
+        store_fence()
+        return bool(meant) and unpack_step(words[line]) == step
+
+    def tensor_handle(self, step: int) -> SharedMemoryHandle | None:
+        """Return a handle to the tensor of a step, where that is not in the slots."""
+        line = _LINE * (step & 1)
+        descriptor = self.words[line + _DESCRIPTOR]
+        if not descriptor:
+            return None
+        return SharedMemoryHandle(
+            descriptor - 1, self.words[line + _SIZE], self.words[line + _OFFSET]
+        )
+
+    def acknowledge(self, step: int, chunks: int) -> None:
+        """Tell the sender that this rank has read the first ``chunks`` chunks of a step."""
+        if not STORES_ORDERED:
+            store_fence()
+        self.words[self._acknowledged] = pack_progress(step, chunks)
+
+    def unread_steps(self) -> Iterable[int]:
+        """Yield steps of which something is meant for this rank that it has not read."""
+        for half in (0, 1):
+            value = self.words[_LINE * half]
+            store_fence()
+            step = unpack_step(value)
+            if (
+                unpack_chunks(value)
+                and self.is_addressed(step)
+                and self.words[self._acknowledged] < value
+            ):
+                yield step

@@ -1,0 +1,1 @@
+"""Tensors: the dtype table, creation, byte views and flat buckets of many tensors."""

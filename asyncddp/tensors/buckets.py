@@ -1,0 +1,148 @@
+"""Flat buckets: many tensors laid out in one, so that few messages carry a whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+import torch
+
+from asyncddp.tensors.allocation import zeros
+
+TensorFactory: TypeAlias = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+
+ALIGNMENT = 64
+"""Bytes to whose multiples each tensor in a bucket is aligned."""
+
+
+def partition(tensors: Iterable[torch.Tensor], cap: int) -> list[list[int]]:
+    """Assign tensors to buckets, in order, by dtype, device and size.
+
+    Args:
+        tensors: Dense tensors.
+        cap: Most bytes of a bucket; a larger tensor gets a bucket of its own.
+
+    Returns:
+        Indices into ``tensors``, a list for each bucket, buckets in order of their first tensor.
+
+    Example:
+        >>> a, b = torch.zeros(4), torch.zeros(2, dtype=torch.float64)
+        >>> partition([a, b, a, a], cap=32)
+        [[0, 2], [1], [3]]
+    """
+    buckets: list[list[int]] = []
+    filling: dict[tuple[torch.dtype, torch.device], tuple[list[int], int]] = {}
+    for index, tensor in enumerate(tensors):
+        key, size = (tensor.dtype, tensor.device), tensor.numel() * tensor.element_size()
+        bucket, used = filling.get(key, ([], cap))
+        if used + size > cap:
+            bucket, used = [], 0
+            buckets.append(bucket)
+        bucket.append(index)
+        filling[key] = bucket, used + size
+    return buckets
+
+
+class FlatBucket:
+    """A flat tensor that holds several tensors, each a view in its own shape.
+
+    Dense tensors keep their strides (``channels_last`` stays what it is), all others lie
+    contiguously. The padding between them is zero.
+
+    Args:
+        like: Tensors of one dtype and device, whose shapes and strides count.
+        extra: Elements to add at the end.
+        make: Allocates the flat tensor of a shape and dtype, for tensors on the host.
+
+    Attributes:
+        flat: The flat tensor.
+        views: Views of it, one for each tensor.
+        tail: The extra elements.
+
+    Example:
+        >>> bucket = FlatBucket([torch.zeros(2, 3), torch.zeros(5)])
+        >>> bucket.flat.shape, bucket.views[1].storage_offset()
+        (torch.Size([32]), 16)
+    """
+
+    def __init__(
+        self, like: Sequence[torch.Tensor], extra: int = 0, make: TensorFactory | None = None
+    ) -> None:
+        first, self._offsets = like[0], []
+        step, end = ALIGNMENT // first.element_size(), 0
+        for tensor in like:
+            self._offsets.append(end)
+            end += -(-tensor.numel() // step) * step
+        if make is not None and first.is_cpu:
+            self.flat = make((end + extra,), first.dtype).zero_()
+        else:
+            self.flat = zeros((end + extra,), first.dtype, first.device)
+        self.tail = self.flat[end:]
+        self.views = [
+            self.flat.as_strided(tensor.shape, _strides(tensor), offset)
+            for tensor, offset in zip(like, self._offsets, strict=True)
+        ]
+
+
+class ParameterBucket(FlatBucket):
+    """A flat bucket that stores parameters: each parameter's ``data`` is a view of it.
+
+    Args:
+        named: Names and parameters, of one dtype and device.
+        make: As for :class:`FlatBucket`.
+    """
+
+    def __init__(
+        self, named: Sequence[tuple[str, torch.Tensor]], make: TensorFactory | None = None
+    ) -> None:
+        self.names = [name for name, _ in named]
+        self.parameters = [parameter for _, parameter in named]
+        super().__init__([parameter.data for parameter in self.parameters], make=make)
+        self._addresses = [view.data_ptr() for view in self.views]
+        for index in range(len(self.parameters)):
+            self._attach(index)
+
+    def _attach(self, index: int) -> None:
+        """Copy a parameter's value into the bucket, and make the parameter a view of it."""
+        parameter, view = self.parameters[index], self.views[index]
+        view.copy_(parameter.data)
+        parameter.data = view
+
+    def detached_indices(self) -> list[int]:
+        """Return indices of parameters that are no longer views: moved, loaded or reassigned."""
+        homes = zip(self.parameters, self.views, self._addresses, strict=True)
+        return [
+            index
+            for index, (parameter, view, address) in enumerate(homes)
+            if parameter.data_ptr() != address or parameter.shape != view.shape
+        ]
+
+    def reattach(self) -> bool:
+        """Make all parameters views again; False where that needs another bucket.
+
+        A parameter whose dtype, device, shape or strides have changed does.
+        """
+        for index in self.detached_indices():
+            data, view = self.parameters[index].data, self.views[index]
+            if (data.dtype, data.device, data.shape) != (view.dtype, view.device, view.shape):
+                return False
+            if _strides(data) != view.stride():
+                return False
+            self._attach(index)
+        return True
+
+    def versions(self) -> list[int]:
+        """Return each parameter's version counter, which grows with each in-place change."""
+        return [parameter._version for parameter in self.parameters]
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the tensor's own strides if it is dense without overlap, else contiguous ones."""
+    expected = 1
+    for size, stride in sorted(
+        zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: (pair[1], pair[0])
+    ):
+        if size != 1 and stride != expected:
+            return torch.empty(tensor.shape, device="meta").stride()
+        expected *= size
+    return tensor.stride()

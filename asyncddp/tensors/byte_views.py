@@ -1,0 +1,46 @@
+"""Conversion between tensors and bytes, without copies where possible."""
+
+from __future__ import annotations
+
+import torch
+
+from asyncddp.tensors.allocation import empty
+from asyncddp.torch_modes import normal_mode
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """View a contiguous tensor as a flat uint8 tensor that shares its storage.
+
+    Example:
+        >>> as_bytes(torch.zeros(2, 3, dtype=torch.bfloat16)).shape
+        torch.Size([12])
+    """
+    flat = tensor.detach().reshape(-1)
+    if flat.stride(0) != 1:  # of a single element, whose stride means nothing
+        flat = flat.as_strided(flat.shape, (1,))
+    with normal_mode():  # in inference mode this view of an ordinary tensor would be none
+        return flat.view(torch.uint8)
+
+
+def from_bytes(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Make a tensor that owns a copy of ``data``.
+
+    Example:
+        >>> from_bytes(bytes([1, 0, 2, 0]), torch.int16, (2, 1))
+        tensor([[1],
+                [2]], dtype=torch.int16)
+    """
+    out = empty(shape, dtype)
+    if data:
+        as_bytes(out).numpy()[:] = memoryview(data)
+    return out
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous tensor of the same values outside autograd, on the same device."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous CPU tensor of the same values outside autograd; copies if needed."""
+    return tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()

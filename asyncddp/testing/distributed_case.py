@@ -1,0 +1,133 @@
+"""Distributed test cases: a function to run on every rank, and its execution on one rank."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import asyncddp as bf
+from asyncddp.config import Config
+from asyncddp.testing.outcome import Outcome
+from asyncddp.transport import TRANSPORTS
+
+RANK_FUNCTION = "body_on_ranks"
+"""Attribute of a test that holds the function which its ranks run."""
+
+DEFAULT_SETTINGS = {"timeout": 90.0, "warn_after": 75.0}
+"""Default settings of a test's context: timeouts longer than any step takes on a busy machine."""
+
+
+@dataclass(frozen=True)
+class DistributedTestCase:
+    """A test case: a function that every rank runs, its arguments and its transport.
+
+    Attributes:
+        function: ``"module:qualified.name"``.
+        args, kwargs: Its arguments; where ``bare``, a transport is the first one.
+        transport: Name of the transport.
+        bare: True to run on the transport alone, without a context.
+        settings: Fields of :class:`asyncddp.config.Config`.
+        path: Directories in which modules are searched.
+    """
+
+    function: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    transport: str
+    bare: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    path: tuple[str, ...] = ()
+
+    @classmethod
+    def name_of(cls, function: Callable[..., Any]) -> str:
+        """Return the name by which other processes import a function of a module's top level.
+
+        Raises:
+            TypeError: The function is not at the top level of its module.
+        """
+        name = f"{function.__module__}:{function.__qualname__}"
+        if "<" in name:
+            raise TypeError(
+                f"{name} is not at the top of its module, where the ranks of mpirun could import "
+                "it; move it there, or use a loopback world"
+            )
+        return name
+
+    def load(self) -> Callable[..., Any]:
+        """Import the function; of a test made by ``asyncddp.testing.ranks``, the one it wraps."""
+        for folder in self.path:
+            if folder not in sys.path:
+                sys.path.append(folder)
+        module, _, name = self.function.partition(":")
+        found: Any = importlib.import_module(module)
+        found = functools.reduce(getattr, name.split("."), found)
+        body: Callable[..., Any] = getattr(found, RANK_FUNCTION, found)
+        return body
+
+
+def capture_outcome(
+    rank: int, outcomes: dict[int, Outcome], function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Call a function and store its outcome; exceptions propagate."""
+    started = time.monotonic()
+    try:
+        value = function(*args, **kwargs)
+    except BaseException as error:
+        outcomes[rank] = Outcome.of(rank, time.monotonic() - started, error)
+        raise
+    outcomes[rank] = Outcome(rank, time.monotonic() - started, value)
+    return value
+
+
+def run_case(rank: int, case: DistributedTestCase) -> Outcome:
+    """Run a case on this process's rank, in a fresh context."""
+    outcomes: dict[int, Outcome] = {}
+    started = time.monotonic()
+    try:
+        with _environment(case):
+            if case.bare:
+                _run_bare(rank, outcomes, case)
+            else:
+                _run_in_context(rank, outcomes, case)
+    except BaseException as error:  # noqa: BLE001 - whatever a case raises is the test's result
+        if rank not in outcomes or outcomes[rank].error is None:  # raised by the shutdown
+            outcomes[rank] = Outcome.of(rank, time.monotonic() - started, error)
+    return outcomes[rank]
+
+
+def _run_bare(rank: int, outcomes: dict[int, Outcome], case: DistributedTestCase) -> None:
+    transport = TRANSPORTS[case.transport]()
+    try:
+        capture_outcome(rank, outcomes, case.load(), transport, *case.args, **case.kwargs)
+    finally:
+        transport.close()
+
+
+def _run_in_context(rank: int, outcomes: dict[int, Outcome], case: DistributedTestCase) -> None:
+    function = case.load()
+    bf.init(transport=case.transport)
+    try:
+        capture_outcome(rank, outcomes, function, *case.args, **case.kwargs)
+    finally:
+        bf.shutdown()
+
+
+@contextmanager
+def _environment(case: DistributedTestCase) -> Iterator[None]:
+    """Set the case's settings as environment variables while the case runs."""
+    names = {item.name: item.metadata["name"] for item in fields(Config)}
+    before = dict(os.environ)
+    for key, value in {**DEFAULT_SETTINGS, **case.settings}.items():
+        os.environ[names[key]] = str(value)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

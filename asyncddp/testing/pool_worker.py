@@ -1,0 +1,36 @@
+"""Worker process of the rank pool: runs the test cases that it receives until told to end."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+from multiprocessing.connection import Client
+
+from asyncddp.testing.distributed_case import run_case
+from asyncddp.testing.outcome import Outcome
+from asyncddp.transport.mpi.runtime import MPI, initialize_mpi
+
+
+def main(address: str) -> None:
+    """Connect to the pool at ``address`` and run its cases."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    initialize_mpi()
+    rank = MPI.COMM_WORLD.rank
+    with Client(address, family="AF_UNIX") as connection:
+        connection.send_bytes(pickle.dumps((rank, os.getpid())))
+        while (case := pickle.loads(connection.recv_bytes())) is not None:
+            connection.send_bytes(_pickle_outcome(run_case(rank, case)))
+
+
+def _pickle_outcome(outcome: Outcome) -> bytes:
+    try:
+        return pickle.dumps(outcome)
+    except (TypeError, AttributeError, pickle.PicklingError) as problem:
+        return pickle.dumps(Outcome.of(outcome.rank, outcome.seconds, problem))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,186 @@
+"""Pool of rank processes under ``mpirun`` that run one test case after the other.
+
+Starting ``mpirun`` and torch takes seconds, a case milliseconds. A pool that hangs or dies is ended
+with all its processes and started again by the next case.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+from asyncddp.testing.distributed_case import DistributedTestCase
+from asyncddp.testing.mpi_processes import end_session, launch
+from asyncddp.testing.outcome import Outcome
+
+LAUNCHER_PIDS: set[int] = set()
+"""Process ids of the pools' running ``mpirun`` processes."""
+
+_START = 180.0  # seconds for mpirun and the import of torch, on a busy machine too
+_GRACE = 10.0  # seconds in which the ranks beside a dead one may still answer
+
+
+class ProcessPoolError(AssertionError):
+    """Error of a pool whose ranks hung or died; the message shows what they printed."""
+
+
+@dataclass(frozen=True)
+class _RankProcess:
+    """A rank of the pool: its process id and the connection to it."""
+
+    rank: int
+    pid: int
+    connection: Connection[Any, Any]
+
+
+class MpiProcessPool:
+    """Pool of rank processes under one ``mpirun``, reused from test case to test case.
+
+    Args:
+        ranks: How many.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self._process: subprocess.Popen[bytes] | None = None
+        self._members: list[_RankProcess] = []
+        self._log: IO[bytes] | None = None
+
+    def run_case(self, case: DistributedTestCase, limit: float = 120.0) -> list[Outcome]:
+        """Run a case on all ranks.
+
+        Args:
+            case: What to run.
+            limit: Seconds after which ranks that have not ended it count as hanging.
+
+        Raises:
+            ProcessPoolError: A rank hung or died.
+        """
+        if self._process is None:
+            self._start()
+        for member in self._members:
+            member.connection.send_bytes(pickle.dumps(case))
+        outcomes, dead, mute = self._gather(limit)
+        if dead or mute:
+            raise ProcessPoolError(self._describe_failure(case, outcomes, dead, mute))
+        return [outcomes[rank] for rank in range(self.ranks)]
+
+    def close(self) -> None:
+        """End the processes of the ranks."""
+        if self._process is None:
+            return
+        for member in self._members:
+            try:
+                member.connection.send_bytes(pickle.dumps(None))
+            except OSError:
+                continue
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10.0)
+        self._end()
+
+    def _start(self) -> None:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the pool
+        with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+            address = str(Path(folder, "pool"))
+            listener.bind(address)
+            listener.listen(self.ranks)
+            listener.settimeout(0.2)
+            command, variables = launch(
+                self.ranks, sys.executable, "-m", "asyncddp.testing.pool_worker", address
+            )
+            self._process = subprocess.Popen(
+                command,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                start_new_session=True,
+            )
+            LAUNCHER_PIDS.add(self._process.pid)
+            self._members = sorted(self._accept_ranks(listener), key=lambda member: member.rank)
+
+    def _accept_ranks(self, listener: socket.socket) -> Iterable[_RankProcess]:
+        deadline = time.monotonic() + _START
+        for _ in range(self.ranks):
+            while True:
+                try:
+                    end, _ = listener.accept()
+                    break
+                except TimeoutError:
+                    ended = self._process is None or self._process.poll() is not None
+                    if ended or time.monotonic() > deadline:
+                        raise ProcessPoolError(
+                            self._end(f"a pool of {self.ranks} did not start")
+                        ) from None
+            end.setblocking(True)
+            connection: Connection[Any, Any] = Connection(end.detach())
+            rank, pid = pickle.loads(connection.recv_bytes())
+            yield _RankProcess(rank, pid, connection)
+
+    def _gather(self, limit: float) -> tuple[dict[int, Outcome], set[int], set[int]]:
+        """Collect the ranks' outcomes, the ranks that died, and those without an answer in time."""
+        waiting = list(self._members)
+        outcomes: dict[int, Outcome] = {}
+        dead: set[int] = set()
+        deadline = time.monotonic() + limit
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            ready = wait([member.connection for member in waiting], timeout=left)
+            for member in [member for member in waiting if member.connection in ready]:
+                waiting.remove(member)
+                try:
+                    outcomes[member.rank] = pickle.loads(member.connection.recv_bytes())
+                except (EOFError, ConnectionResetError):
+                    dead.add(member.rank)
+                    deadline = min(deadline, time.monotonic() + _GRACE)
+        return outcomes, dead, {member.rank for member in waiting}
+
+    def _describe_failure(
+        self,
+        case: DistributedTestCase,
+        outcomes: dict[int, Outcome],
+        dead: set[int],
+        mute: set[int],
+    ) -> str:
+        """End the pool and describe the failure."""
+        for member in self._members:
+            if member.rank in mute and psutil.pid_exists(member.pid):
+                psutil.Process(member.pid).send_signal(signal.SIGUSR1)  # prints all its stacks
+        time.sleep(0.3 if mute else 0.0)
+        lines = [f"{case.function} on {self.ranks} ranks:"]
+        lines += [f"rank {rank} died" for rank in sorted(dead)]
+        lines += [f"rank {rank} hung" for rank in sorted(mute)]
+        for rank, outcome in sorted(outcomes.items()):
+            lines.append(
+                f"rank {rank} " + (f"failed\n{outcome.trace}" if outcome.error else "ended")
+            )
+        return self._end("\n".join(lines))
+
+    def _end(self, why: str = "") -> str:
+        """End all processes; return ``why`` with what they had printed."""
+        if self._process is not None:
+            end_session(self._process)
+            LAUNCHER_PIDS.discard(self._process.pid)
+            self._process = None
+        for member in self._members:
+            member.connection.close()
+        self._members = []
+        if self._log is None:
+            return why
+        with self._log as log:
+            log.seek(0)
+            printed = log.read().decode("utf-8", "replace")
+        self._log = None
+        return f"{why}\n--- printed by the pool ---\n{printed[-8000:]}"

@@ -1,0 +1,139 @@
+"""Decorator ``ranks``, which runs a pytest test on several ranks."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from asyncddp.errors import ArgumentError, EnvironmentProblem
+from asyncddp.packages import install_command
+from asyncddp.testing.distributed_case import RANK_FUNCTION
+from asyncddp.testing.outcome import Outcome, returned_values
+from asyncddp.testing.worlds import World, world_of
+from asyncddp.transport import TRANSPORTS
+
+if TYPE_CHECKING:
+    import pytest
+
+_WORLD = "ranks_world"
+_opened: WeakKeyDictionary[pytest.Config, dict[tuple[str, int], World]] = WeakKeyDictionary()
+
+
+def ranks(
+    *sizes: int, wires: str | Sequence[str] = "loopback", limit: float = 120.0, **settings: Any
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Run a test on several ranks: the function is called on each, and fails where one fails.
+
+    ::
+
+        from asyncddp.testing import ranks
+
+
+        @ranks(2, 4)
+        def test_average():
+            x = torch.full((3,), float(bf.rank()))
+            assert bf.allreduce(x).tolist() == [(bf.size() - 1) / 2] * 3
+
+    Each test gets a world of its own, with timeouts of 90 seconds, so that what would hang fails.
+    Fixtures and parameters are handed to every rank. ``"loopback"`` runs the ranks as threads of
+    pytest's process: nothing needs to be installed, and the code paths are those of processes, but
+    what belongs to a process is shared, such as torch's random generator. Other wires run them as
+    processes under ``mpirun``, which stay up from test to test; the function must then stand at the
+    top of its module, and fixtures must be such that pickle can carry them.
+
+    Args:
+        *sizes: Numbers of ranks; the test runs once with each.
+        wires: One or several of ``"loopback"``, ``"mpi"`` and ``"shared_memory"``.
+        limit: Seconds after which ranks that are processes count as hanging.
+        **settings: Fields of :class:`asyncddp.config.Config`, such as ``timeout`` or
+            ``ranks_per_machine``.
+
+    Returns:
+        A decorator, which goes below other marks.
+
+    Raises:
+        ArgumentError: Numbers or wires that cannot be.
+        EnvironmentProblem: pytest is not installed.
+    """
+    pytest = _pytest()
+    wires = (wires,) if isinstance(wires, str) else tuple(wires)
+    _check(sizes, wires)
+    chosen = [
+        pytest.param((transport, size), id=f"{transport}-{size}")
+        for transport in wires
+        for size in sizes
+    ]
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., None]:
+        """Create the test of a function."""
+        takes_request = "request" in inspect.signature(function).parameters
+
+        @functools.wraps(function)
+        def test(*args: Any, **kwargs: Any) -> None:
+            """Run the function on all ranks and raise the failures."""
+            which = kwargs.pop(_WORLD)
+            request = kwargs["request"] if takes_request else kwargs.pop("request")
+            world = _world(request.config, *which)
+            case = function if world.transport == "loopback" else test
+            _raise_failures(world.outcomes(case, *args, settings=settings, limit=limit, **kwargs))
+
+        del test.__wrapped__  # pytest would look at its parameters
+        setattr(test, RANK_FUNCTION, function)
+        test.__signature__ = _with_world(function)  # type: ignore[attr-defined]
+        marked: Callable[..., None] = pytest.mark.parametrize(_WORLD, chosen)(test)
+        return marked
+
+    return decorate
+
+
+def _pytest() -> Any:
+    try:
+        import pytest
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"asyncddp.testing.ranks needs pytest; install it with {install_command('testing')}"
+        ) from error
+    return pytest
+
+
+def _check(sizes: Sequence[int], wires: Sequence[str]) -> None:
+    if not sizes or not all(isinstance(size, int) and size >= 1 for size in sizes):
+        raise ArgumentError(
+            f"ranks: arguments sizes: expected numbers of ranks, such as ranks(2, 4), got {sizes!r}"
+        )
+    for transport in wires or ("",):
+        if transport not in TRANSPORTS:
+            known = ", ".join(TRANSPORTS)
+            raise ArgumentError(
+                f"ranks: argument wires: expected some of {known}, got {transport!r}"
+            )
+
+
+def _with_world(function: Callable[..., Any]) -> inspect.Signature:
+    """Add the decorator's own fixtures to a function's signature."""
+    own = inspect.signature(function)
+    extra = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY)
+        for name in ("request", _WORLD)
+        if name not in own.parameters
+    ]
+    return own.replace(parameters=[*own.parameters.values(), *extra])
+
+
+def _world(config: pytest.Config, transport: str, size: int) -> World:
+    """Return the ranks of a transport, started once in a pytest session."""
+    opened = _opened.setdefault(config, {})
+    if (transport, size) not in opened:
+        opened[transport, size] = world = world_of(transport, size)
+        config.add_cleanup(world.close)
+    return opened[transport, size]
+
+
+def _raise_failures(outcomes: Sequence[Outcome]) -> None:
+    """Fail where a rank has failed; skip where all have skipped."""
+    if all("Skipped" in outcome.bases for outcome in outcomes):
+        _pytest().skip(outcomes[0].message)
+    returned_values(outcomes)

@@ -1,0 +1,9 @@
+"""Self-test of an installation: every verb once on the started ranks, with a check of its result.
+
+``asyncddp doctor --check`` starts ``python -m asyncddp.testing.self_test`` on two ranks for each
+transport and reports which of them work.
+"""
+
+from asyncddp.testing.self_test.verb_checks import CHECKS, SelfTestData, problems
+
+__all__ = ["CHECKS", "SelfTestData", "problems"]

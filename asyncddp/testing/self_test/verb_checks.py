@@ -1,0 +1,211 @@
+"""Checks of the self-test: each verb's result against the one computed from all ranks' input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+import asyncddp as bf
+import topology
+
+_COUNTS = {"cpu": (6, 200_003), "cuda": (6, 2_500_003)}
+"""Elements for each kind of device: in one message, and in several pieces."""
+
+_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class SelfTestData:
+    r"""Input and expected results of the self-test.
+
+    Rank r holds :math:`x_r = (r + 1)\, b`, where b repeats the quarters from −4 to 4.
+
+    Args:
+        rank: This rank.
+        size: How many there are.
+        count: Elements of a tensor.
+        device: Where this rank's tensors are.
+    """
+
+    rank: int
+    size: int
+    count: int
+    device: torch.device
+
+    def of(self, rank: int) -> torch.Tensor:
+        """Return a rank's input, in float64 on the host."""
+        return (rank + 1) * (torch.arange(self.count, dtype=torch.float64) % 33 - 16) / 4
+
+    def own(self) -> torch.Tensor:
+        """Return this rank's input, in float32 on its device."""
+        return self.of(self.rank).to(self.device, torch.float32)
+
+    def average(self, ranks: Sequence[int]) -> torch.Tensor:
+        """Average the input of some ranks."""
+        return torch.stack([self.of(rank) for rank in ranks]).mean(dim=0)
+
+    @property
+    def row(self) -> Mapping[int, float]:
+        """This rank's row of W for the ring, its own weight included."""
+        near = topology.as_schedule(topology.ring(self.size)).neighbors(self.rank, 0)
+        return {self.rank: near.self_weight, **near.src_weights}
+
+    def mixed(self, of: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
+        """Compute the average with the ring's neighbours."""
+        held = self.of if of is None else of
+        return torch.stack([weight * held(rank) for rank, weight in self.row.items()]).sum(dim=0)
+
+    @property
+    def sources(self) -> list[int]:
+        """The ring's neighbours, ascending."""
+        return sorted(rank for rank in self.row if rank != self.rank)
+
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""Actual and expected result."""
+
+
+def _allreduce(data: SelfTestData) -> Iterator[Pair]:
+    yield bf.allreduce(data.own()), data.average(range(data.size))
+
+
+def _allgather(data: SelfTestData) -> Iterator[Pair]:
+    yield bf.allgather(data.own()), torch.cat([data.of(rank) for rank in range(data.size)])
+
+
+def _broadcast(data: SelfTestData) -> Iterator[Pair]:
+    yield bf.broadcast(data.own(), data.size - 1), data.of(data.size - 1)
+
+
+def _reduce_scatter(data: SelfTestData) -> Iterator[Pair]:
+    whole = data.average(range(data.size)).repeat(data.size)
+    part = whole.view(data.size, -1)[data.rank]
+    yield bf.reduce_scatter(data.own().repeat(data.size)), part
+
+
+def _neighbor_allreduce(data: SelfTestData) -> Iterator[Pair]:
+    yield bf.neighbor_allreduce(data.own()), data.mixed()
+
+
+def _neighbor_allgather(data: SelfTestData) -> Iterator[Pair]:
+    if data.sources:
+        expected = torch.cat([data.of(rank) for rank in data.sources])
+        yield bf.neighbor_allgather(data.own()), expected
+
+
+def _pair_gossip(data: SelfTestData) -> Iterator[Pair]:
+    partner = data.rank ^ 1
+    if partner < data.size:  # an odd one out has none
+        yield bf.pair_gossip(data.own(), partner), data.average([data.rank, partner])
+
+
+def _local_allreduce(data: SelfTestData) -> Iterator[Pair]:
+    yield bf.local_allreduce(data.own()), data.average(bf.current().local_ranks)
+
+
+def _hierarchical_neighbor_allreduce(data: SelfTestData) -> Iterator[Pair]:
+    if not bf.is_homogeneous():
+        return
+    machines = bf.current().machines.members
+    bf.set_machine_topology(topology.ring(len(machines)))
+    twins = SelfTestData(bf.machine_rank(), len(machines), data.count, data.device)
+    expected = twins.mixed(lambda machine: data.average(machines[machine]))
+    yield bf.hierarchical_neighbor_allreduce(data.own()), expected
+
+
+def _windows(data: SelfTestData) -> Iterator[Pair]:
+    name, others = f"self-test {data.count}", {rank: data.row[rank] for rank in data.sources}
+    bf.win_create(data.own(), name)
+    bf.win_put(data.own(), name)
+    bf.barrier()
+    yield bf.win_update(name, data.row[data.rank], others, clone=True), data.mixed()
+    bf.barrier()
+    bf.win_get(name)
+    yield bf.win_update(name, data.row[data.rank], others, clone=True), data.mixed()
+    bf.barrier()
+    bf.win_free(name)
+
+
+class _SumModel(torch.nn.Module):
+    """Model of one parameter, whose gradient is 1 everywhere."""
+
+    def __init__(self, start: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(start)
+
+    def forward(self) -> torch.Tensor:
+        """Return the loss."""
+        return self.weight.sum()
+
+
+def _training_step(data: SelfTestData) -> Iterator[Pair]:
+    model = _SumModel(data.own())
+    optimizer = bf.DistributedAdaptThenCombineOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.5), model, topology=topology.ring(data.size)
+    )
+    model().backward()
+    optimizer.step()
+    yield model.weight.detach(), data.mixed(lambda rank: data.of(rank) - 0.5)
+
+
+CHECKS: Mapping[str, Callable[[SelfTestData], Iterable[Pair]]] = {
+    "allreduce": _allreduce,
+    "allgather": _allgather,
+    "broadcast": _broadcast,
+    "reduce_scatter": _reduce_scatter,
+    "neighbor_allreduce": _neighbor_allreduce,
+    "neighbor_allgather": _neighbor_allgather,
+    "pair_gossip": _pair_gossip,
+    "local_allreduce": _local_allreduce,
+    "hierarchical_neighbor_allreduce": _hierarchical_neighbor_allreduce,
+    "windows": _windows,
+    "training step": _training_step,
+}
+"""All checks, in the order in which they run; each is collective."""
+
+
+def problems(device: torch.device) -> list[str]:
+    """Run all checks; collective.
+
+    Args:
+        device: Where this rank's tensors are.
+
+    Returns:
+        A sentence for each check that gave this rank something wrong; empty where all is well.
+
+    Example:
+        >>> import torch
+        >>> with bf.local_world(3) as world:
+        ...     world.run(problems, torch.device("cpu"))
+        [[], [], []]
+    """
+    bf.set_topology(topology.ring(bf.size()))
+    found = []
+    for count in _COUNTS[device.type]:
+        data = SelfTestData(bf.rank(), bf.size(), count, device)
+        for name, check in CHECKS.items():
+            for got, expected in check(data):
+                if problem := _difference(got, expected, device):
+                    found.append(f"{name} of {count} elements on rank {data.rank}: {problem}")
+    return found
+
+
+def _difference(got: torch.Tensor, expected: torch.Tensor, device: torch.device) -> str:
+    """Describe the difference; empty where there is none beyond rounding."""
+    if got.shape != expected.shape or got.device.type != device.type:
+        return (
+            f"expected {tuple(expected.shape)} on {device.type}, "
+            f"got {tuple(got.shape)} on {got.device.type}"
+        )
+    error = (got.to("cpu", torch.float64) - expected).abs()
+    allowed = _TOLERANCE * max(1.0, float(expected.abs().max()))
+    wrong = torch.nonzero(~(error <= allowed))  # a NaN is wrong, too
+    if not len(wrong):
+        return ""
+    first = int(wrong[0])
+    return (
+        f"{len(wrong)} wrong, the first at {first}: "
+        f"expected {expected[first]:g}, got {float(got[first]):g}"
+    )

@@ -1,0 +1,53 @@
+r"""Offset of rank 0's clock from another rank's, estimated from round trips.
+
+A rank asks at :math:`t_1`, rank 0 answers with its own time :math:`t_0`, which arrives at
+:math:`t_2`. Then rank 0's clock is ahead by
+
+.. math:: o = t_0 - \tfrac{1}{2} (t_1 + t_2) \pm \tfrac{1}{2} (t_2 - t_1),
+
+and of many round trips the shortest gives the best estimate.
+
+Source: Cristian, "Probabilistic clock synchronization", Distributed Computing 3, 1989.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class ClockSample(NamedTuple):
+    """One measurement of a clock's offset from rank 0's, in nanoseconds.
+
+    Attributes:
+        time: Time on this rank's clock at which the offset holds.
+        offset: How far rank 0's clock was ahead.
+        error: Half of the round-trip time.
+    """
+
+    time: int
+    offset: int
+    error: int
+
+    @classmethod
+    def from_round_trip(cls, sent: int, answer: int, received: int) -> ClockSample:
+        """Estimate the offset from the times of a request and its reply.
+
+        Example:
+            >>> ClockSample.from_round_trip(100, 1000, 140)
+            ClockSample(time=120, offset=880, error=20)
+        """
+        middle = (sent + received) // 2
+        return cls(middle, answer - middle, max(1, (received - sent + 1) // 2))
+
+
+def most_precise(samples: Iterable[ClockSample]) -> ClockSample:
+    """Select the sample with the smallest error.
+
+    Example:
+        >>> most_precise(
+        ...     [ClockSample.from_round_trip(0, 100, 30), ClockSample.from_round_trip(50, 151, 54)]
+        ... ).error
+        2
+    """
+    return min(samples, key=lambda sample: sample.error)

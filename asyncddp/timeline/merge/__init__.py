@@ -1,0 +1,1 @@
+"""Merging of the ranks' trace files into one trace on rank 0's clock."""

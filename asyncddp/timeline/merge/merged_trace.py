@@ -1,0 +1,270 @@
+"""One trace of all ranks on rank 0's clock, merged from their files for Perfetto.
+
+Events are streamed: of each file one line is in memory, and of each arrow the end that came first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import heapq
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, TypeAlias, cast
+
+from asyncddp.errors import ArgumentError
+from asyncddp.timeline.merge.clock_alignment import ClockAlignment, align_clocks
+from asyncddp.timeline.trace_files import (
+    JsonEvent,
+    RankTraceInfo,
+    find_trace_files,
+    read_events,
+    scan_trace,
+)
+
+FileProgressCallback: TypeAlias = Callable[[Path, int], object]
+
+_encode = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":")).encode
+_HELD = 100_000  # ends of arrows that wait for their other ends
+
+
+def _ignore_progress(_: Path, __: int) -> None:
+    """Ignore the progress."""
+
+
+class FlowArrowMatcher:
+    """Matcher of the two ends of message arrows, which are numbered once both ends are found.
+
+    Perfetto drops arrows whose names are not numbers, and those with one end lead nowhere. The end
+    that comes first is held until the other is found; the oldest is dropped where too many are
+    held.
+
+    Args:
+        held: How many ends may be held.
+
+    Attributes:
+        kept: Number of arrows with both ends.
+
+    Example:
+        >>> arrows = FlowArrowMatcher()
+        >>> events = [{"ph": "s", "id": "0>1"}, {"ph": "s", "id": "0>2"}, {"ph": "f", "id": "0>1"}]
+        >>> list(arrows.matched(events))
+        [{'ph': 's', 'id': 1}, {'ph': 'f', 'id': 1}]
+        >>> arrows.kept, arrows.dropped
+        (1, 1)
+    """
+
+    def __init__(self, held: int = _HELD) -> None:
+        self.kept = 0
+        self._given_up = 0
+        self._held = held
+        self._waiting: dict[tuple[str, str], JsonEvent] = {}
+
+    @property
+    def dropped(self) -> int:
+        """Number of ends whose other end is in no file."""
+        return self._given_up + len(self._waiting)
+
+    def matched(self, events: Iterable[JsonEvent]) -> Iterator[JsonEvent]:
+        """Yield the events, without arrows that have one end only."""
+        for event in events:
+            if event["ph"] in ("s", "f"):
+                yield from self._match(event)
+            else:
+                yield event
+
+    def _match(self, event: JsonEvent) -> Iterator[JsonEvent]:
+        name = str(event.get("id"))
+        other = self._waiting.pop((name, "f" if event["ph"] == "s" else "s"), None)
+        if other is None:
+            self._given_up += (name, event["ph"]) in self._waiting
+            self._waiting[name, event["ph"]] = event
+            if len(self._waiting) > self._held:
+                del self._waiting[next(iter(self._waiting))]
+                self._given_up += 1
+            return
+        self.kept += 1
+        for end in (other, event) if event["ph"] == "f" else (event, other):
+            yield {**end, "id": self.kept}
+
+
+@dataclass(frozen=True)
+class MergedTrace:
+    """Trace files of all ranks of a run, read as one stream of events.
+
+    Attributes:
+        files: Metadata of the ranks' files, in order of rank.
+        size: Number of ranks of the run.
+        silent: Files that are empty.
+        clocks: Alignment of each rank's clock with rank 0's.
+        origin: Time on rank 0's clock that becomes 0, in µs: rank 0's start, or another rank's
+            first event where that is earlier, because viewers drop what is negative.
+        arrows: Counts of matched and dropped arrows, once the events were read.
+    """
+
+    files: tuple[RankTraceInfo, ...]
+    size: int
+    silent: tuple[Path, ...]
+    clocks: dict[int, ClockAlignment]
+    origin: float
+    arrows: FlowArrowMatcher
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks without events."""
+        return sorted(set(range(self.size)) - {file.rank for file in self.files})
+
+    @property
+    def unmeasured(self) -> list[int]:
+        """Ranks whose clocks are aligned by wall-clock time only."""
+        return [rank for rank, clock in self.clocks.items() if not clock.measured]
+
+    @property
+    def clock_error(self) -> float | None:
+        """The largest error of any rank's clock in µs; None where one is unknown."""
+        errors = [self.clocks[file.rank].error(file.first, file.last) for file in self.files]
+        known = [error for error in errors if error is not None]
+        return max(known) if len(known) == len(errors) else None
+
+    @property
+    def drift(self) -> float:
+        """The largest drift of a clock beyond errors of measurement, as a fraction."""
+        return max((clock.drift() for clock in self.clocks.values() if clock.drifting), default=0.0)
+
+    def events(self, advance: FileProgressCallback = _ignore_progress) -> Iterator[JsonEvent]:
+        """Yield all events on rank 0's clock, nearly in order of time.
+
+        Args:
+            advance: Called now and then with a file and the bytes of it that were read.
+
+        Raises:
+            ArgumentError: If a line other than a file's last is no event.
+        """
+        yield _metadata(
+            "asyncddp.merged",
+            version=1,
+            size=self.size,
+            ranks=[file.rank for file in self.files],
+            missing=self.missing,
+            clock_error=self.clock_error,
+            clock_unmeasured=self.unmeasured,
+        )
+        streams = (
+            _aligned_events(f, self.clocks[f.rank], self.origin, advance) for f in self.files
+        )
+        merged = heapq.merge(*streams, key=lambda pair: pair[0])
+        yield from self.arrows.matched(event for _, event in merged)
+        yield _metadata("asyncddp.arrows", kept=self.arrows.kept, dropped=self.arrows.dropped)
+
+
+def _metadata(name: str, **args: object) -> JsonEvent:
+    return {"name": name, "ph": "M", "pid": 0, "tid": 0, "args": args}
+
+
+def _aligned_events(
+    file: RankTraceInfo, clock: ClockAlignment, origin: float, advance: FileProgressCallback
+) -> Iterator[tuple[float, JsonEvent]]:
+    """Yield a rank's events on rank 0's clock, each with its end time."""
+    over = 0.0
+    for event in read_events(file.path, partial(advance, file.path)):
+        if event.get("name") == "asyncddp.clock":
+            continue
+        if "ts" in event:
+            begin = event["ts"]
+            event["ts"] = over = round(clock(begin) - origin, 3)
+            if "dur" in event:  # by its end, so that what ends together goes on doing so
+                over = round(clock(begin + event["dur"]) - origin, 3)
+                event["dur"] = round(over - event["ts"], 3)
+        yield over, event
+
+
+def open_traces(
+    sources: Iterable[str | Path], advance: FileProgressCallback = _ignore_progress
+) -> MergedTrace:
+    """Read the metadata of a run's trace files, and check that they belong together.
+
+    Args:
+        sources: Folders, prefixes, or names of ranks' files.
+        advance: Called now and then with a file and the bytes of it that were read.
+
+    Raises:
+        ArgumentError: If a source leads to no file, a file is no rank's timeline, none holds an
+            event, two are of the same rank, or they are of runs with different numbers of ranks.
+    """
+    paths = find_trace_files(sources)
+    if not paths:
+        raise ArgumentError("timelines of no rank were given; give a folder, a prefix, or files.")
+    scanned = [(path, scan_trace(path, partial(advance, path))) for path in paths]
+    files = sorted((file for _, file in scanned if file is not None), key=lambda f: f.rank)
+    silent = tuple(path for path, file in scanned if file is None)
+    if not files:
+        raise ArgumentError(
+            f"{', '.join(map(str, silent))}: empty; the run was ended before it wrote an event. "
+            "Run it again."
+        )
+    _check_together(files)
+    clocks = align_clocks(files)
+    starts = [clocks[file.rank](file.first) for file in files]
+    origin = min(clocks[files[0].rank](files[0].start), *starts)
+    return MergedTrace(tuple(files), files[0].size, silent, clocks, origin, FlowArrowMatcher())
+
+
+def _check_together(files: Sequence[RankTraceInfo]) -> None:
+    for one, other in itertools.pairwise(files):
+        if one.rank == other.rank:
+            raise ArgumentError(
+                f"{one.path} and {other.path} are both of rank {one.rank}; give the files of one "
+                "run, a file per rank."
+            )
+        if one.size != other.size:
+            raise ArgumentError(
+                f"{one.path} is of a run with {one.size} ranks, {other.path} of one with "
+                f"{other.size}; remove the older files, or give a run's files by name."
+            )
+
+
+@contextlib.contextmanager
+def _open_atomically(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that appears under its name only once it is complete."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as raw:
+            if path.suffix == ".gz":
+                with gzip.GzipFile(path.name, "wb", compresslevel=5, fileobj=raw, mtime=0) as file:
+                    yield cast("IO[bytes]", file)
+            else:
+                yield raw
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_merged_trace(
+    merge: MergedTrace, path: Path, advance: FileProgressCallback = _ignore_progress
+) -> int:
+    """Write one file, gzipped if its name ends with ``.gz``, and return the number of events.
+
+    Args:
+        merge: The result of :func:`open_traces`.
+        path: Where to write; a file that is there is replaced once the new one is whole.
+        advance: Called now and then with a file and the bytes of it that were read.
+
+    Raises:
+        ArgumentError: If it is one of the files to read, or cannot be written.
+    """
+    if path.resolve() in {file.path.resolve() for file in merge.files}:
+        raise ArgumentError(f"{path} is one of the files to merge; write to another one.")
+    events = 0
+    try:
+        with _open_atomically(path) as file:
+            for event in merge.events(advance):
+                file.write((b",\n" if events else b"[\n") + _encode(event).encode())
+                events += 1
+            file.write(b"\n]\n")
+    except OSError as error:
+        raise ArgumentError(f"{path} cannot be written: {error}.") from error
+    return events

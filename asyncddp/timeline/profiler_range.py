@@ -1,0 +1,56 @@
+"""Named ranges in torch's profiler and, by NVTX, in NVIDIA's tools."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import torch
+from torch.autograd import profiler
+
+
+def profiler_enabled() -> bool:
+    """Return True while torch's profiler is on."""
+    return bool(profiler._is_profiler_enabled)
+
+
+def nvtx_enabled(*, wanted: bool) -> bool:
+    """Return True if NVTX ranges are wanted and CUDA is available."""
+    return wanted and torch.cuda.is_available()
+
+
+class ProfilerRange:
+    """Context manager that names its block in torch's profiler, and in NVIDIA's tools by NVTX.
+
+    Args:
+        name: The name.
+        nvtx: Whether to push an NVTX range as well.
+
+    Example:
+        >>> from torch.profiler import profile
+        >>> with profile() as trace, ProfilerRange("MIX"):
+        ...     _ = torch.ones(2).sum()
+        >>> any(event.key == "MIX" for event in trace.key_averages())
+        True
+    """
+
+    def __init__(self, name: str, *, nvtx: bool = False) -> None:
+        self._name, self._nvtx = name, nvtx
+        self._function: profiler.record_function | None = None
+
+    def __enter__(self) -> None:
+        if profiler_enabled():
+            self._function = profiler.record_function(self._name)
+            self._function.__enter__()  # type: ignore[no-untyped-call]
+        if self._nvtx:
+            torch.cuda.nvtx.range_push(self._name)  # type: ignore[no-untyped-call]
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._nvtx:
+            torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
+        if self._function is not None:
+            self._function.__exit__(kind, error, trace)

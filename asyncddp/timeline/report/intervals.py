@@ -1,0 +1,84 @@
+"""Sets of disjoint time intervals: union, intersection and length within windows.
+
+A set is an array of shape ``(k, 2)``, sorted, with ``[begin, end)`` in each row.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Intervals: TypeAlias = NDArray[np.float64]
+
+
+def union(*spans: ArrayLike) -> Intervals:
+    """Unite spans, however they overlap or nest, into disjoint intervals.
+
+    Args:
+        spans: Arrays of shape ``(k, 2)``, in any order; spans of no length add nothing.
+
+    Example:
+        >>> union([(4, 6), (0, 2), (1, 3)], [(6, 7)]).tolist()
+        [[0.0, 3.0], [4.0, 7.0]]
+    """
+    rows = np.concatenate([np.asarray(one, np.float64).reshape(-1, 2) for one in spans])
+    rows = rows[rows[:, 1] > rows[:, 0]]
+    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    if not len(rows):
+        return rows
+    reach = np.maximum.accumulate(rows[:, 1])
+    fresh = np.flatnonzero(np.r_[True, rows[1:, 0] > reach[:-1]])
+    last = np.r_[fresh[1:] - 1, len(rows) - 1]
+    return np.stack([rows[fresh, 0], reach[last]], axis=1)
+
+
+def _length_until(intervals: Intervals, times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Compute the total length of the intervals before each time."""
+    if not len(intervals):
+        return np.zeros(len(times))
+    behind = np.r_[0.0, np.cumsum(intervals[:, 1] - intervals[:, 0])]
+    k = np.searchsorted(intervals[:, 0], times, side="right")
+    beyond = np.where(k > 0, intervals[k - 1, 1] - times, 0.0)
+    before: NDArray[np.float64] = behind[k] - np.clip(beyond, 0.0, None)
+    return before
+
+
+def length_within(intervals: Intervals, windows: ArrayLike) -> NDArray[np.float64]:
+    """Compute the total length of the intervals within each window.
+
+    Args:
+        intervals: A result of :func:`union`.
+        windows: Shape ``(n, 2)``, in any order; they may overlap.
+
+    Returns:
+        Shape ``(n,)``.
+
+    Example:
+        >>> length_within(union([(0, 3), (4, 7)]), [(2, 5), (7, 9)]).tolist()
+        [2.0, 0.0]
+    """
+    rows = np.asarray(windows, np.float64).reshape(-1, 2)
+    return _length_until(intervals, rows[:, 1]) - _length_until(intervals, rows[:, 0])
+
+
+def intersection(one: Intervals, other: Intervals) -> Intervals:
+    """Intersect two sets of intervals.
+
+    Example:
+        >>> intersection(union([(0, 3), (4, 7)]), union([(2, 5)])).tolist()
+        [[2.0, 3.0], [4.0, 5.0]]
+    """
+    if not len(one) or not len(other):
+        return np.empty((0, 2))
+    edges = np.unique(np.r_[one.ravel(), other.ravel()])
+    pieces = np.stack([edges[:-1], edges[1:]], axis=1)
+    middle = pieces.mean(axis=1)
+    return union(pieces[_contains(one, middle) & _contains(other, middle)])
+
+
+def _contains(intervals: Intervals, times: NDArray[np.float64]) -> NDArray[np.bool_]:
+    k = np.searchsorted(intervals[:, 0], times, side="right")
+    inside: NDArray[np.bool_] = (k > 0) & (times < intervals[k - 1, 1])
+    return inside

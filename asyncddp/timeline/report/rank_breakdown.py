@@ -1,0 +1,170 @@
+r"""Breakdown of one rank's time: compute, exposed communication, and the remainder.
+
+With :math:`B` the times in which the caller is blocked by communication, :math:`C` those of
+forward, backward and optimizer in which it is not, and :math:`T` those in which messages travel or
+are mixed by another thread, a step of length :math:`s` is
+
+.. math:: s = |C| + |B| + \text{other}, \qquad \text{hidden} = |T \cap C|.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncddp.errors import ArgumentError
+from asyncddp.timeline.report.intervals import Intervals, intersection, length_within, union
+from asyncddp.timeline.report.trace_spans import (
+    BACKGROUND,
+    BLOCKING,
+    COMPUTE,
+    TimelineSpans,
+    as_rows,
+)
+
+
+@dataclass(frozen=True)
+class RankBreakdown:
+    """Average time per training step of one rank: compute, exposed communication, other.
+
+    Where no steps were recorded, the figures are of the whole recording. Times are milliseconds;
+    what the trace does not tell is None.
+
+    Attributes:
+        rank: The rank.
+        steps: Number of steps averaged; None where none were recorded.
+        recorded: Time from the first span's begin to the last one's end.
+        step: Mean length of a step: the sum of compute, exposed and other.
+        step_median: Median length of a step.
+        step_low: The 10th percentile of the steps' lengths.
+        step_high: The 90th percentile.
+        compute: Time in forward, backward and optimizer, without what is exposed.
+        exposed: Time in which communication blocked the caller, also within a hook in them.
+        other: The remainder: data, the script's own lines, other programs on the machine.
+        hidden: Time in which messages travelled, or another thread mixed, during compute.
+        waited: Ranks waited for and how long, the longest first; rank -1 where unknown.
+        sent: Bytes sent.
+        received: Bytes received.
+    """
+
+    rank: int
+    steps: int | None
+    recorded: float
+    step: float | None
+    step_median: float | None
+    step_low: float | None
+    step_high: float | None
+    compute: float | None
+    exposed: float | None
+    other: float | None
+    hidden: float | None
+    waited: tuple[tuple[int, float], ...] | None
+    sent: float | None
+    received: float | None
+
+    @property
+    def own(self) -> float | None:
+        """Time of a step in which communication did not block the rank."""
+        return None if self.step is None else self.step - (self.exposed or 0.0)
+
+
+class StepAverages:
+    """Averages of one rank's spans over its training steps, or over all where there are no steps.
+
+    Args:
+        timeline: The spans of all ranks.
+        rank: The rank to average.
+        skip: Steps of warm-up that are left out; if None, the first where there are more.
+
+    Attributes:
+        rank: The rank.
+        spans: Its spans.
+        waits: Its waits, by the rank that came last.
+        stepped: True if steps were recorded.
+        windows: Begin and end in µs of each step, or of the whole recording.
+
+    Raises:
+        ArgumentError: If ``skip`` leaves no step.
+    """
+
+    def __init__(self, timeline: TimelineSpans, rank: int, skip: int | None = None) -> None:
+        self.rank, self.spans = rank, timeline.ranks[rank]
+        self.waits, spans = timeline.waits_of(rank), self.spans
+        steps = as_rows(spans.steps)
+        self.stepped = len(steps) > 0
+        self.windows = np.array([[spans.first, spans.last]])
+        if self.stepped:
+            skip = int(len(steps) > 1) if skip is None else skip
+            if skip >= len(steps):
+                raise ArgumentError(
+                    f"--skip {skip} leaves nothing of the {len(steps)} steps of rank {rank}; skip "
+                    "fewer."
+                )
+            self.windows = steps[np.argsort(steps[:, 0], kind="stable")][skip:]
+
+    def lengths(self) -> NDArray[np.float64]:
+        """Return the length of each window in ms."""
+        long: NDArray[np.float64] = (self.windows[:, 1] - self.windows[:, 0]) / 1e3
+        return long
+
+    def time(self, intervals: Intervals) -> float:
+        """Average the length of a set of intervals over the windows, in ms."""
+        return float(length_within(intervals, self.windows).mean()) / 1e3
+
+    def bytes(self, flat: array[float]) -> float:
+        """Average the bytes per window, of messages between the first begin and the last end."""
+        times, counts = as_rows(flat).T
+        inside = (times >= self.windows[:, 0].min()) & (times < self.windows[:, 1].max())
+        return float(counts[inside].sum()) / len(self.windows)
+
+
+def compute_breakdown(averages: StepAverages) -> RankBreakdown:
+    """Compute the breakdown of one rank's time."""
+    spans, lengths = averages.spans, averages.lengths()
+    step = median = low = high = None
+    if averages.stepped:
+        step = float(lengths.mean())
+        low, median, high = np.quantile(lengths, [0.1, 0.5, 0.9]).tolist()
+    compute, exposed, hidden = _split_time(averages)
+    moved = bool(spans.sent or spans.received)
+    return RankBreakdown(
+        averages.rank,
+        steps=len(lengths) if averages.stepped else None,
+        recorded=(spans.last - spans.first) / 1e3,
+        step=step,
+        step_median=median,
+        step_low=low,
+        step_high=high,
+        compute=compute,
+        exposed=exposed,
+        other=None if step is None or compute is None else step - compute - (exposed or 0.0),
+        hidden=hidden,
+        waited=_waited(averages),
+        sent=averages.bytes(spans.sent) if moved else None,
+        received=averages.bytes(spans.received) if moved else None,
+    )
+
+
+def _split_time(averages: StepAverages) -> tuple[float | None, float | None, float | None]:
+    """Return compute time, exposed and hidden communication."""
+    spans = averages.spans
+    busy, blocked = spans.intervals(*COMPUTE), spans.intervals(*BLOCKING)
+    background = spans.intervals(*BACKGROUND)
+
+    def computing(intervals: Intervals) -> float:
+        """Return the time of these intervals in which the caller was not blocked."""
+        return averages.time(intervals) - averages.time(intersection(intervals, blocked))
+
+    compute = computing(busy) if len(busy) else None
+    exposed = averages.time(blocked) if len(blocked) or len(background) else None
+    known = len(busy) and len(background)
+    return compute, exposed, computing(intersection(background, busy)) if known else None
+
+
+def _waited(averages: StepAverages) -> tuple[tuple[int, float], ...] | None:
+    """Return ranks waited for and how long, the longest first."""
+    waits = {whom: averages.time(union(spans)) for whom, spans in averages.waits.items()}
+    return tuple(sorted(waits.items(), key=lambda pair: -pair[1])) if waits else None

@@ -1,0 +1,160 @@
+"""Report of where all ranks' time goes, which rank holds up the others, and what is unknown."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from asyncddp.errors import ArgumentError
+from asyncddp.rank_lists import list_ranks
+from asyncddp.timeline.report.rank_breakdown import RankBreakdown, StepAverages, compute_breakdown
+from asyncddp.timeline.report.trace_spans import RankSpans, TimelineSpans
+
+
+@dataclass(frozen=True)
+class TimelineReport:
+    """Breakdown of every rank's time, with the slowest rank and those waited for.
+
+    Attributes:
+        size: Number of ranks of the run.
+        ranks: Breakdown of each rank with spans.
+        waited_for: How long all others waited for each rank, the longest first, in ms.
+        left_out: Sentences on what the trace does not tell.
+    """
+
+    size: int
+    ranks: tuple[RankBreakdown, ...]
+    waited_for: tuple[tuple[int, float], ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def slowest_by_compute(self) -> int | None:
+        """The rank with the longest compute; None where fewer than two are known."""
+        return _argmax({one.rank: one.compute for one in self.ranks})
+
+    @property
+    def slowest(self) -> int | None:
+        """The rank whose step takes longest without exposed communication."""
+        return _argmax({one.rank: one.own for one in self.ranks})
+
+    @property
+    def waited_for_most(self) -> int | None:
+        """The rank for which the others wait longest in total."""
+        return self.waited_for[0][0] if self.waited_for and self.waited_for[0][1] > 0 else None
+
+    @property
+    def holds_up(self) -> int | None:
+        """The rank for which the others wait longest beyond what it waits itself.
+
+        Where everybody waits for somebody who waits, it is this one that all wait for in the end.
+        """
+        waits = {one.rank: sum(long for _, long in one.waited or ()) for one in self.ranks}
+        most = max(self.waited_for, key=lambda pair: pair[1] - waits.get(pair[0], 0), default=None)
+        return most[0] if most is not None and most[1] > 0 else None
+
+    def others(self, rank: int, name: str) -> float:
+        """Return the median of a figure over all ranks but one.
+
+        Args:
+            rank: The one that is left out.
+            name: An attribute of :class:`RankBreakdown`.
+        """
+        values: list[float | None] = [getattr(o, name) for o in self.ranks if o.rank != rank]
+        return statistics.median(value for value in values if value is not None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON, without what is unknown."""
+        named = {
+            "size": self.size,
+            "ranks": [_without_unknown(dataclasses.asdict(one)) for one in self.ranks],
+            "slowest": self.slowest,
+            "slowest_by_compute": self.slowest_by_compute,
+            "waited_for": self.waited_for,
+            "waited_for_most": self.waited_for_most,
+            "holds_up": self.holds_up,
+            "left_out": self.left_out,
+        }
+        return {"version": 1, "unit": "milliseconds", **_without_unknown(named)}
+
+
+def _without_unknown(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _argmax(values: Mapping[int, float | None]) -> int | None:
+    known = {rank: value for rank, value in values.items() if value is not None}
+    return max(known, key=lambda rank: known[rank]) if len(known) > 1 else None
+
+
+def build_report(timeline: TimelineSpans, skip: int | None = None) -> TimelineReport:
+    """Compute the report of all ranks: figures per step on average.
+
+    Args:
+        timeline: Result of :func:`asyncddp.timeline.report.trace_spans.collect_spans`.
+        skip: Steps of warm-up that are left out on every rank; if None, the first where there are
+            more.
+
+    Raises:
+        ArgumentError: If a rank has no step beyond ``skip``, or nothing was recorded at all.
+    """
+    spans = {rank: timeline.ranks[rank] for rank in sorted(timeline.ranks)}
+    busy = {rank: one for rank, one in spans.items() if one.last >= one.first}
+    if not busy:
+        raise ArgumentError(
+            "the timeline has no spans; nothing was computed or sent while it was recorded."
+        )
+    averages = [StepAverages(timeline, rank, skip) for rank in busy]
+    ranks = tuple(map(compute_breakdown, averages))
+    return TimelineReport(
+        timeline.size or len(spans),
+        ranks,
+        _waited_for(ranks),
+        tuple(_left_out(timeline, spans, ranks)),
+    )
+
+
+def _waited_for(ranks: Iterable[RankBreakdown]) -> tuple[tuple[int, float], ...]:
+    """Sum how long each rank held up the others, the longest first."""
+    total: dict[int, float] = {}
+    for one in ranks:
+        for whom, long in one.waited or ():
+            if whom >= 0:
+                total[whom] = total.get(whom, 0.0) + long
+    return tuple(sorted(total.items(), key=lambda pair: -pair[1]))
+
+
+def _left_out(
+    timeline: TimelineSpans, spans: Mapping[int, RankSpans], ranks: tuple[RankBreakdown, ...]
+) -> list[str]:
+    """List what the trace does not tell, and why."""
+    notes = []
+    if timeline.missing:
+        notes.append(f"Of {list_ranks(timeline.missing)} no file is there.")
+    if idle := [rank for rank in spans if rank not in {one.rank for one in ranks}]:
+        notes.append(f"Of {list_ranks(idle)} nothing is known: no span is in the file.")
+    if stepless := [one.rank for one in ranks if one.steps is None]:
+        notes.append(
+            f"Step times of {list_ranks(stepless)} are not known, because no distributed optimizer "
+            "stepped there: the figures are of all that was recorded."
+        )
+    if unseen := [one.rank for one in ranks if one.compute is None]:
+        notes.append(
+            f"Compute of {list_ranks(unseen)} is not known: no module was followed. Give the "
+            "distributed optimizer the model: model=…."
+        )
+    if quiet := [one.rank for one in ranks if one.exposed is None]:
+        notes.append(f"Of {list_ranks(quiet)} no communication is in the trace.")
+    if unnamed := [one.rank for one in ranks if dict(one.waited or ()).get(-1)]:
+        notes.append(
+            f"Some of the time that {list_ranks(unnamed)} waited was for nobody who is known to "
+            "have been late: messages were under way, or the processors busy."
+        )
+    verbs = {verb for one in spans.values() for verb in one.verbs}
+    if unseen_verbs := sorted(verbs - {verb for one in spans.values() for verb in one.moved}):
+        notes.append(
+            f"Bytes leave out {', '.join(unseen_verbs)}: how they travel is not in the trace."
+        )
+    return notes

@@ -1,0 +1,179 @@
+"""Spans of a merged timeline by rank and kind, collected for reports: 16 bytes a span."""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncddp.timeline.report.intervals import Intervals, union
+from asyncddp.timeline.report.wait_attribution import (
+    NOBODY,
+    PeerWaits,
+    VerbCalls,
+    find_last_callers,
+)
+from asyncddp.timeline.trace_files import JsonEvent
+
+COMPUTE = ("forward", "backward", "optimizer")
+BLOCKING = ("enqueue", "mix", "wait", "window")  # by a thread that calls verbs
+BACKGROUND = ("collective", "mixing", "transfer")
+_MIXING = 3  # the track of the thread that mixes while others compute
+
+
+@dataclass
+class RankSpans:
+    """Spans of one rank, in µs on rank 0's clock.
+
+    Attributes:
+        steps: Begin and end of each step, flat.
+        kinds: Begin and end of each forward, backward and optimizer; of enqueue, wait, mix and
+            window on the callers' threads; of transfer, collective, and "mixing" by the progress
+            thread.
+        waits: The callers' waits.
+        calls: Times at which each verb was called.
+        sent: Time and bytes of each message sent, flat.
+        received: Time and bytes of each message received, flat.
+        verbs: The verbs that were called with a tensor.
+        moved: Those of them whose messages are in the trace.
+        first: Begin of the rank's first span.
+        last: End of the rank's last span.
+    """
+
+    steps: array[float] = field(default_factory=lambda: array("d"))
+    kinds: dict[str, array[float]] = field(default_factory=lambda: defaultdict(lambda: array("d")))
+    waits: PeerWaits = field(default_factory=PeerWaits)
+    calls: VerbCalls = field(default_factory=VerbCalls)
+    sent: array[float] = field(default_factory=lambda: array("d"))
+    received: array[float] = field(default_factory=lambda: array("d"))
+    verbs: set[str] = field(default_factory=set)
+    moved: set[str] = field(default_factory=set)
+    first: float = float("inf")
+    last: float = float("-inf")
+
+    def intervals(self, *kinds: str) -> Intervals:
+        """Return the times during which at least one span of these kinds lasted."""
+        return union(*(as_rows(self.kinds[kind]) for kind in kinds if kind in self.kinds), ())
+
+
+@dataclass
+class TimelineSpans:
+    """Spans of all ranks of a timeline.
+
+    Attributes:
+        ranks: The spans of each rank.
+        size: Number of ranks of the run.
+        missing: Ranks without a file.
+        clock_error: The largest error of the ranks' clocks in µs, None if unknown.
+        arrows: Time and rank of each message's departure and arrival, flat.
+        collectives: The verbs in which all ranks take part.
+    """
+
+    ranks: dict[int, RankSpans] = field(default_factory=lambda: defaultdict(RankSpans))
+    size: int = 0
+    missing: list[int] = field(default_factory=list)
+    clock_error: float | None = None
+    arrows: array[float] = field(default_factory=lambda: array("d"))
+    collectives: set[str] = field(default_factory=set)
+
+    def waits_of(self, rank: int) -> dict[int, NDArray[np.float64]]:
+        """Return a rank's waits by the rank that came last."""
+        spans = self.ranks[rank]
+        found = {whom: [as_rows(flat)] for whom, flat in spans.waits.single.items()}
+        for (verb, name, peers), flat in spans.waits.joint.items():
+            rows = as_rows(flat)
+            whom = [peers[-1]] * len(rows)
+            if verb in self.collectives:
+                others = {
+                    p: self.ranks[p].calls.times(verb, name) for p in peers if p in self.ranks
+                }
+                known = len(others) == len(peers)
+                mine = spans.calls.times(verb, name)
+                whom = find_last_callers(mine, others, rows) if known else [NOBODY] * len(rows)
+            for one in set(whom):
+                found.setdefault(one, []).append(rows[np.array(whom) == one])
+        return {one: np.concatenate(parts) for one, parts in found.items()}
+
+
+def as_rows(flat: array[float], columns: int = 2) -> NDArray[np.float64]:
+    """Reshape a flat array to rows."""
+    return np.array(flat, dtype=np.float64).reshape(-1, columns)
+
+
+def collect_spans(events: Iterable[JsonEvent]) -> TimelineSpans:
+    """Collect the spans from the events of a merged timeline.
+
+    Example:
+        >>> span = {"ph": "X", "cat": "forward", "ts": 1.0, "dur": 2.0, "pid": 0, "tid": 1}
+        >>> collect_spans([span]).ranks[0].intervals("forward").tolist()
+        [[1.0, 3.0]]
+    """
+    timeline = TimelineSpans()
+    departure: JsonEvent | None = None
+    for event in events:
+        phase = event["ph"]
+        if phase == "X":
+            _add_span(timeline, event)
+        elif phase == "s":
+            departure = event
+        elif phase == "f" and departure is not None and departure["id"] == event["id"]:
+            ends = (departure["ts"], departure["pid"], event["ts"], event["pid"])
+            timeline.arrows.extend(ends)
+        elif event.get("name") == "asyncddp.merged":
+            args = event["args"]
+            timeline.size, timeline.missing = args["size"], args["missing"]
+            timeline.clock_error = args["clock_error"]
+        elif event.get("name") == "asyncddp.rank":
+            _ = timeline.ranks[event["pid"]]  # creates the rank's entry, even if it did nothing
+    return timeline
+
+
+def _add_span(timeline: TimelineSpans, event: JsonEvent) -> None:
+    """Add one span; unknown categories are ignored."""
+    spans = timeline.ranks[event["pid"]]
+    begin, end = event["ts"], event["ts"] + event["dur"]
+    spans.first, spans.last = min(spans.first, begin), max(spans.last, end)
+    kind, args = event.get("cat"), event.get("args", {})
+    if kind == "step":
+        spans.steps.extend((begin, end))
+    elif kind in COMPUTE:
+        spans.kinds[kind].extend((begin, end))
+    elif kind == "collective":
+        spans.kinds[kind].extend((begin, end))
+        timeline.collectives.add(args["verb"])
+    elif kind == "transfer":
+        spans.kinds[kind].extend((begin, end))
+        _add_bytes(spans, event, args)
+    elif kind in BLOCKING:
+        _add_call(spans, event, args, begin, end)
+
+
+def _add_call(
+    spans: RankSpans, event: JsonEvent, args: dict[str, Any], begin: float, end: float
+) -> None:
+    """Add a span of communication on a caller's thread, or of mixing on another."""
+    kind, verb, name = event["cat"], args.get("verb", ""), args.get("name", "")
+    if kind == "enqueue":
+        spans.calls.add(verb, name, begin)
+        if args.get("bytes"):
+            spans.verbs.add(verb)
+    if event["tid"] != _MIXING:
+        spans.kinds[kind].extend((begin, end))
+        if kind == "wait":
+            spans.waits.add(verb, name, args.get("for", ()), begin, end)
+    elif kind == "mix":
+        spans.kinds["mixing"].extend((begin, end))
+
+
+def _add_bytes(spans: RankSpans, event: JsonEvent, args: dict[str, Any]) -> None:
+    """Add the bytes that a transfer sent, received, or read from a peer's memory."""
+    if "verb" in args:
+        spans.moved.add(args["verb"])
+    if "bytes" in args:
+        flat = spans.sent if event["name"] == "send" else spans.received
+        flat.extend((event["ts"], args["bytes"]))

@@ -1,0 +1,256 @@
+"""Trace files of ranks: found by folder, prefix or name, and read event by event.
+
+A file is a Chrome trace with one event per line, of any length; only one line is held. Where a rank
+was killed, the end is missing and the last line may be torn.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NoReturn, TypeAlias, cast
+
+from asyncddp.errors import ArgumentError
+
+JsonEvent: TypeAlias = dict[str, Any]
+ProgressCallback: TypeAlias = Callable[[int], object]
+
+_HINT = "ranks write them under 'asyncddp run --timeline DIR …'"
+_RANK_FILE = re.compile(r"(.*?)(\d+)\.json(\.gz)?")
+_TIME = re.compile(rb'"ts": ?(-?\d+(?:\.\d+)?)')
+_PADDING = b"[], \t\r\n"  # of an event in its line
+_CHUNK = 1 << 20  # bytes between two calls of advance
+
+
+@dataclass(frozen=True)
+class RankTraceInfo:
+    """Metadata of one rank's trace file.
+
+    Attributes:
+        path: The file.
+        rank: The rank that wrote it.
+        size: Number of ranks of the run.
+        host: Host name of the rank's machine.
+        started: Unix time of the rank's start in seconds.
+        clocks: ``(ts, offset, error)`` of each measurement against rank 0's clock, in µs.
+        start: Time of the rank's start, in µs on its own clock.
+        first: Time stamp of the first event.
+        last: Time stamp of the last event.
+    """
+
+    path: Path
+    rank: int
+    size: int
+    host: str
+    started: float
+    clocks: tuple[tuple[float, float, float], ...]
+    start: float
+    first: float
+    last: float
+
+
+def find_trace_files(sources: Iterable[str | Path]) -> list[Path]:
+    """Find the files of folders (``out``), prefixes (``out/bf_``) and names, in order of rank.
+
+    Raises:
+        ArgumentError: Where a source leads to no file.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> for rank in (0, 1, 10):
+        ...     _ = (folder / f"rank{rank}.json").write_text("[")
+        >>> [path.name for path in find_trace_files([folder])]
+        ['rank0.json', 'rank1.json', 'rank10.json']
+    """
+    found: dict[Path, None] = {}
+    for source in map(Path, sources):
+        if source.is_dir():
+            found.update(dict.fromkeys(_in_folder(source)))
+        elif source.exists():
+            found[source] = None
+        else:
+            found.update(dict.fromkeys(_with_prefix(source)))
+    return list(found)
+
+
+def _numbered(folder: Path, prefix: str | None = None) -> dict[str, list[Path]]:
+    """List files named ``<prefix><number>.json`` by prefix, each in order of number."""
+    named = [(path, _RANK_FILE.fullmatch(path.name)) for path in folder.iterdir()]
+    matches = [(path, match) for path, match in named if match is not None]
+    found: dict[str, list[Path]] = {}
+    for path, match in sorted(matches, key=lambda pair: int(pair[1][2])):
+        if prefix in (None, match[1]):
+            found.setdefault(match[1], []).append(path)
+    return found
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    found = _numbered(folder)
+    if "rank" in found:
+        return found["rank"]
+    near = min(found, default=None)
+    hint = "" if near is None else f" There is {found[near][0]}: give its prefix, {folder / near}."
+    raise ArgumentError(f"no rank0.json, rank1.json, … in {folder}; {_HINT}.{hint}")
+
+
+def _with_prefix(prefix: Path) -> list[Path]:
+    if not prefix.parent.is_dir():
+        raise ArgumentError(f"no such folder: '{prefix.parent}'; timelines are files, and {_HINT}.")
+    found = _numbered(prefix.parent, prefix.name)
+    if not found:
+        raise ArgumentError(
+            f"no such file or folder: '{prefix}', nor '{prefix}0.json'; timelines are files, and "
+            f"{_HINT}."
+        )
+    return found[prefix.name]
+
+
+def _ignore_progress(_: int) -> None:
+    """Ignore the progress."""
+
+
+def _lines(path: Path, advance: ProgressCallback) -> Iterator[bytes]:
+    """Yield the lines of a file, gzipped or not, and report the bytes read so far."""
+    behind = 0
+    try:
+        with path.open("rb") as raw:
+            packed = path.suffix == ".gz"
+            file = cast("IO[bytes]", gzip.GzipFile(fileobj=raw)) if packed else raw
+            for line in file:
+                yield line
+                behind += len(line)
+                if behind >= _CHUNK:
+                    behind = 0
+                    advance(raw.tell())
+            advance(raw.tell())
+    except (OSError, EOFError, zlib.error) as error:
+        raise ArgumentError(f"{path} cannot be read: {error}.") from error
+
+
+def _reject_constant(constant: str) -> NoReturn:
+    raise ValueError(constant)
+
+
+_decode = json.JSONDecoder(parse_constant=_reject_constant).decode
+
+
+def _event(text: bytes) -> JsonEvent | None:
+    """Parse an event; None where the line holds no complete one."""
+    try:
+        event = _decode(text.decode())
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "ph" in event else None
+
+
+def read_events(path: Path, advance: ProgressCallback = _ignore_progress) -> Iterator[JsonEvent]:
+    r"""Yield the events of a trace file, a rank's or a merged one, in its order.
+
+    Args:
+        path: A file with an event per line, packed if it ends with ``.gz``.
+        advance: Called now and then with the number of bytes of the file that were read.
+
+    Raises:
+        ArgumentError: Where a line other than the last one is no event, or the file cannot be read.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "rank0.json"
+        >>> _ = path.write_text('[\n{"ph": "X", "ts": 1.0},\n{"ph": "X", "t')
+        >>> list(read_events(path))
+        [{'ph': 'X', 'ts': 1.0}]
+    """
+    torn = 0
+    for number, line in enumerate(_lines(path, advance), 1):
+        text = line.strip(_PADDING)
+        if not text:
+            continue
+        if torn:
+            raise ArgumentError(
+                f"{path}, line {torn} is no trace event; expected a JSON object per line, as "
+                f"{_HINT}. Only the last line may be torn."
+            )
+        event = _event(text)
+        if event is None:
+            torn = number
+        else:
+            yield event
+
+
+def is_merged(path: Path) -> bool:
+    """Return True if a file was written by ``asyncddp timeline merge``.
+
+    Raises:
+        ArgumentError: If it cannot be read.
+    """
+    begin = itertools.islice(_lines(path, _ignore_progress), 2)
+    return any(b'"asyncddp.merged"' in line for line in begin)
+
+
+def scan_trace(path: Path, advance: ProgressCallback = _ignore_progress) -> RankTraceInfo | None:
+    """Read the metadata of a rank's trace file without parsing all events; None if it is empty.
+
+    Raises:
+        ArgumentError: If it is no rank's file of a timeline.
+    """
+    identity: JsonEvent = {}
+    clocks = []
+    first, last, empty = float("inf"), float("-inf"), True
+    for line in _lines(path, advance):
+        found = _TIME.search(line)
+        if b'"asyncddp.' in line:
+            event = _event(line.strip(_PADDING)) or {}
+            _reject_merged(path, event)
+            if event.get("name") == "asyncddp.rank":
+                identity = event["args"]
+            elif event.get("name") == "asyncddp.clock":
+                clocks.append((event["ts"], event["args"]["offset"], event["args"]["error"]))
+        elif found is not None:
+            ts = float(found[1])
+            first, last = min(first, ts), max(last, ts)
+        empty = empty and not line.strip(_PADDING)
+    if empty:
+        return None
+    _check_identity(path, identity)
+    start = min([first, *(ts for ts, _, _ in clocks)])
+    start = start if start < float("inf") else 0.0
+    return RankTraceInfo(
+        path,
+        rank=identity["rank"],
+        size=identity["size"],
+        host=identity.get("host", ""),
+        started=identity.get("started_unix", 0.0),
+        clocks=tuple(sorted(clocks)),
+        start=start,
+        first=max(start, first) if last >= first else start,
+        last=max(start, last),
+    )
+
+
+def _reject_merged(path: Path, event: JsonEvent) -> None:
+    if event.get("name") == "asyncddp.merged":
+        raise ArgumentError(
+            f"{path} is merged already; open it at ui.perfetto.dev, or read it with 'asyncddp "
+            f"timeline report {path}'."
+        )
+
+
+def _check_identity(path: Path, identity: JsonEvent) -> None:
+    """Refuse traces of other programs and of later versions of the format."""
+    if not {"rank", "size"} <= identity.keys():
+        raise ArgumentError(
+            f"{path} is not a rank's timeline: it has no event 'asyncddp.rank'. Give files that "
+            f"asyncddp wrote; {_HINT}."
+        )
+    if identity.get("version", 1) != 1:
+        raise ArgumentError(
+            f"{path} has version {identity['version']} of the format, and this asyncddp reads "
+            "version 1; merge it with the asyncddp that wrote it."
+        )

@@ -1,0 +1,315 @@
+"""Tracer of one rank: records when it computes, sends, waits and mixes, and users' activities."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Any
+from weakref import ref
+
+from asyncddp.timeline import tracks
+from asyncddp.timeline.chrome_trace import Args, PointEvent, Span
+from asyncddp.timeline.clock_offset import ClockSample
+from asyncddp.timeline.profiler_range import ProfilerRange, profiler_enabled
+from asyncddp.timeline.trace_writer import TraceWriter
+from asyncddp.timeline.wait_span import MERGE_GAP, TracedThread, WaitSpan
+
+_NO_RANGE: AbstractContextManager[None] = nullcontext()
+
+
+def message_id(source: int, target: int, name: str, number: int | str) -> str:
+    """Build the identifier that sender and receiver of a message give to its trace events.
+
+    Example:
+        >>> message_id(0, 2, "x", 7)
+        '0>2 x 7'
+    """
+    return f"{source}>{target} {name} {number}"
+
+
+class Tracer:
+    """Recorder of trace events of one rank, for any of its threads; never waits and never fails.
+
+    Args:
+        rank: The rank whose events are recorded.
+        writer: Writes the events to a file; None where only profilers show them.
+        nvtx: Whether events are shown in NVIDIA's tools as NVTX ranges.
+
+    Attributes:
+        cost: CPU seconds that writing one event takes.
+    """
+
+    def __init__(self, rank: int, writer: TraceWriter | None, *, nvtx: bool = False) -> None:
+        self.rank, self._writer, self._nvtx = rank, writer, nvtx
+        self._threads: dict[int, TracedThread] = {}
+        self._main_thread: threading.Thread | None = None
+        self._callers = itertools.count()
+        self._activities: dict[tuple[int, str], int] = {}
+        self._open: dict[int, list[str]] = {}
+        self._lock = threading.Lock()
+        self._claims: dict[str, ref[object]] = {}
+        self.flush_callbacks: list[Callable[[], None]] = []
+        """Functions that the writer thread calls after each flush of its queue."""
+        if writer is not None:
+            writer.on_flush = self._on_flush
+        self._title(tracks.COMPUTATION, "computation")
+        self._title(tracks.COMMUNICATION, "communication")
+
+    # events that the packages above record
+
+    def record(self, event: Span | PointEvent) -> None:
+        """Hand an event to the writer thread."""
+        if self._writer is not None:
+            self._writer.append(event)
+
+    def record_span(
+        self, cat: str, name: str, begin: int, end: int, args: Args = None, track: int | None = None
+    ) -> None:
+        """Record a span of time, on the calling thread's track where none is given."""
+        if track is None:
+            track = self.current_thread().track
+        self.record(Span(cat, name, track, begin, end, args))
+
+    def record_transfer(
+        self,
+        kind: str,
+        verb: str,
+        name: str,
+        peer: int,
+        nbytes: int,
+        begin: int,
+        end: int,
+        number: int | str,
+    ) -> None:
+        """Record that a tensor was sent to a peer or received from one.
+
+        Args:
+            kind: ``"send"``, ``"receive"`` or ``"read"``.
+            verb: The verb that moved the tensor.
+            name: The name of the operation.
+            peer: The other rank.
+            nbytes: The message's length in bytes.
+            begin: When the transfer began, in ns.
+            end: When the transfer ended, in ns.
+            number: Sequence number among the messages of one name between two ranks; equal on
+                both.
+        """
+        args = {"verb": verb, "name": name, "peer": peer, "bytes": nbytes}
+        if kind == "send":
+            arrow, message = "s", message_id(self.rank, peer, name, number)
+        else:
+            arrow, message = "f", message_id(peer, self.rank, name, number)
+        self.record(Span("transfer", kind, tracks.TRANSFER_TRACK, begin, end, args, arrow, message))
+
+    def record_mix(
+        self, verb: str, name: str, begin: int, end: int, nbytes: int, peers: tuple[int, ...]
+    ) -> None:
+        """Record that this thread mixed a piece; consecutive pieces are merged into one span."""
+        thread = self.current_thread()
+        thread.mixes += 1
+        if thread.waiting is not None:
+            thread.waiting.exclude(begin, end)
+        last = _pop_mix(thread)
+        if last is not None:
+            since, until, *what, size, _ = last
+            if begin - until < MERGE_GAP and what == [verb, name]:
+                begin, nbytes = since, nbytes + size
+            else:
+                self._record_mix_span(thread, *last)
+        thread.mix.append((begin, end, verb, name, nbytes, peers))
+
+    def start_wait(self, verb: str, name: str, peers: tuple[int, ...] = ()) -> WaitSpan:
+        """Begin a wait of the calling thread; the caller ends the span that is returned."""
+        return WaitSpan(self, verb, name, peers)
+
+    def enqueue_span(self, verb: str, name: str, nbytes: int) -> EnqueueSpan:
+        """Return a context manager that records the duration of a verb's call."""
+        return EnqueueSpan(self, verb, name, nbytes)
+
+    def profiler_range(self, name: str) -> AbstractContextManager[None]:
+        """Return a context manager that names its block in torch's profiler and NVIDIA's tools."""
+        if self._nvtx or profiler_enabled():
+            return ProfilerRange(name, nvtx=self._nvtx)
+        return _NO_RANGE
+
+    def record_metadata(self, name: str, args: Mapping[str, Any], at: int | None = None) -> None:
+        """Record metadata of the rank, which may hold from a certain time on."""
+        self.record(PointEvent("M", name, 0, at, args))
+
+    def record_clock_offset(self, sample: ClockSample) -> None:
+        """Record a measured offset of rank 0's clock from this rank's clock."""
+        offset, error = round(sample.offset / 1e3, 3), round(sample.error / 1e3, 3)
+        self.record_metadata("asyncddp.clock", {"offset": offset, "error": error}, sample.time)
+
+    def claim(self, what: str, owner: object) -> bool:
+        """Make an object the only recorder of a kind of event; False where another live one is."""
+        with self._lock:
+            known = self._claims.get(what)
+            if known is None or known() is None:
+                self._claims[what] = ref(owner)
+                return True
+        return False
+
+    # threads
+
+    def current_thread(self) -> TracedThread:
+        """Return the tracer's state of the calling thread."""
+        found = self._threads.get(threading.get_ident())
+        return self._register_thread() if found is None else found
+
+    def _register_thread(self) -> TracedThread:
+        """Assign a track to a new thread: the main communication track if no live thread has it."""
+        me = threading.current_thread()
+        with self._lock:
+            if self._main_thread is None or not self._main_thread.is_alive():
+                self._main_thread, track = me, tracks.COMMUNICATION
+            else:
+                track = tracks.thread_track(next(self._callers))
+                self._title(track, f"communication ({me.name})")
+            thread = self._threads[threading.get_ident()] = TracedThread(track)
+        return thread
+
+    def mark_progress_thread(self) -> None:
+        """Mark the calling thread as the progress thread, which mixes while others compute."""
+        self._title(tracks.MIXING, "mixing")
+        self._threads[threading.get_ident()] = TracedThread(tracks.MIXING)
+
+    def flush_mix(self, thread: TracedThread) -> None:
+        """Record the last merged mix span of a thread."""
+        last = _pop_mix(thread)
+        if last is not None:
+            self._record_mix_span(thread, *last)
+
+    def _record_mix_span(
+        self,
+        thread: TracedThread,
+        begin: int,
+        end: int,
+        verb: str,
+        name: str,
+        nbytes: int,
+        peers: tuple[int, ...],
+    ) -> None:
+        args = {"verb": verb, "name": name, "bytes": nbytes, "peers": list(peers)}
+        self.record(Span("mix", "mix", thread.track, begin, end, args))
+
+    # activities of the user
+
+    def start_activity(self, tensor_name: str, activity_name: str) -> bool:
+        """Begin an activity of the calling thread; return True."""
+        key = threading.get_ident(), tensor_name
+        with self._lock:
+            track = self._activities.get(key)
+            if track is None:
+                track = self._activities[key] = tracks.activity_track(len(self._activities))
+                self._title(track, f"{tensor_name} ({threading.current_thread().name})")
+            self._open.setdefault(track, []).append(activity_name)
+            self.record(PointEvent("B", activity_name, track, time.monotonic_ns()))
+        return True
+
+    def end_activity(self, tensor_name: str) -> bool:
+        """End the last activity of this thread, or of another one; return False if none is open."""
+        mine = threading.get_ident()
+        with self._lock:
+            every = [key for key in self._activities if key[1] == tensor_name]
+            for key in sorted(every, key=lambda key: key[0] != mine):
+                track = self._activities[key]
+                if self._open.get(track):
+                    name = self._open[track].pop()
+                    self.record(PointEvent("E", name, track, time.monotonic_ns()))
+                    return True
+        return False
+
+    # the file
+
+    @property
+    def cost(self) -> float:
+        """CPU seconds that writing one event takes."""
+        writer = self._writer
+        return writer.seconds / writer.written if writer is not None and writer.written else 0.0
+
+    def flush(self) -> None:
+        """Write all events recorded so far to the file."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    def close(self) -> None:
+        """End open activities and close the file; harmless when called twice."""
+        for thread in list(self._threads.values()):
+            self.flush_mix(thread)
+        with self._lock:
+            for track, names in self._open.items():
+                while names:
+                    self.record(PointEvent("E", names.pop(), track, time.monotonic_ns()))
+        if self._writer is not None:
+            self.record_metadata(
+                "asyncddp.cost", {"notes": self._writer.written, "seconds": self._writer.seconds}
+            )
+            self._writer.close()
+
+    def _title(self, track: int, title: str) -> None:
+        self.record(PointEvent("M", "thread_name", track, None, {"name": title}))
+        self.record(PointEvent("M", "thread_sort_index", track, None, {"sort_index": track}))
+
+    def _on_flush(self) -> None:
+        """Record finished mix spans; the writer thread calls this after each flush."""
+        for thread in list(self._threads.values()):
+            last = _pop_mix(thread)
+            if last is not None:
+                self._record_mix_span(thread, *last)
+        for callback in self.flush_callbacks:
+            callback()
+
+
+class EnqueueSpan:
+    """Context manager that records how long the call of a verb lasted.
+
+    Args:
+        tracer: Records the span.
+        verb: The verb.
+        name: The name of the operation.
+        nbytes: Size of the tensor in bytes.
+    """
+
+    def __init__(self, tracer: Tracer, verb: str, name: str, nbytes: int) -> None:
+        self._tracer = tracer
+        self._capitals = verb.upper()
+        op = f"MPI_{self._capitals}"  # what scripts of BlueFog look for
+        self._args = {"verb": verb, "name": name, "bytes": nbytes, "op": op}
+
+    def discard(self) -> None:
+        """Discard the span, because the call did nothing."""
+        self._args = {}
+
+    def __enter__(self) -> EnqueueSpan:
+        self._range = self._tracer.profiler_range(f"ENQUEUE_{self._capitals}")
+        self._range.__enter__()
+        self._begin = time.monotonic_ns()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        tracer = self._tracer
+        end = time.monotonic_ns()
+        thread = tracer.current_thread()
+        tracer.flush_mix(thread)
+        name = f"ENQUEUE_{self._capitals}"
+        if self._args:
+            tracer.record(Span("enqueue", name, thread.track, self._begin, end, self._args))
+        self._range.__exit__(kind, error, trace)
+
+
+def _pop_mix(thread: TracedThread) -> tuple[int, int, str, str, int, tuple[int, ...]] | None:
+    """Take a thread's pending mix span, or None; two threads may try at once."""
+    try:
+        return thread.mix.pop()
+    except IndexError:
+        return None

@@ -1,0 +1,68 @@
+"""Creation of a rank's tracer from the settings: its file and the metadata in it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from asyncddp.config import Config
+from asyncddp.timeline.profiler_range import nvtx_enabled
+from asyncddp.timeline.trace_writer import TraceWriter
+from asyncddp.timeline.tracer import Tracer
+
+
+def trace_path(where: str, rank: int) -> Path:
+    """Return the path of a rank's trace file: in a folder, or named after a prefix.
+
+    Args:
+        where: An existing folder, or one to be made, which ends with a separator; a path with
+            ``{rank}`` in it; or else the prefix of a path.
+        rank: The rank.
+
+    Example:
+        >>> [str(trace_path(where, 2)) for where in ("out/", "run-{rank}.json", "run-")]
+        ['out/rank2.json', 'run-2.json', 'run-2.json']
+    """
+    if "{rank}" in where:
+        return Path(where.replace("{rank}", str(rank)))
+    if where.endswith((os.sep, os.altsep or os.sep)) or Path(where).is_dir():
+        return Path(where, f"rank{rank}.json")
+    return Path(f"{where}{rank}.json")
+
+
+def create_tracer(config: Config, rank: int, size: int) -> Tracer | None:
+    """Create the tracer that a rank's settings ask for, or return None.
+
+    Raises:
+        ArgumentError: The file cannot be made.
+    """
+    nvtx = nvtx_enabled(wanted=config.nvtx)
+    if config.timeline is None:
+        return Tracer(rank, None, nvtx=True) if nvtx else None
+    tracer = Tracer(rank, TraceWriter(trace_path(config.timeline, rank), rank), nvtx=nvtx)
+    host = socket.gethostname()
+    tracer.record_metadata("process_name", {"name": f"rank {rank} on {host}"})
+    tracer.record_metadata("process_sort_index", {"sort_index": rank})
+    tracer.record_metadata(
+        "asyncddp.rank",
+        {
+            "rank": rank,
+            "size": size,
+            "host": host,
+            "version": 1,
+            "library": _library_version(),
+            "started_unix": time.time(),
+        },
+    )
+    return tracer
+
+
+def _library_version() -> str:
+    """Return this library's version, or "unknown" where it is not installed."""
+    try:
+        return version("asyncddp")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,95 @@
+"""Protection from torch's modes around a call: inference mode, torch.func, torch.compile."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar, cast
+
+import torch
+from torch._C import _functorch
+from torch._C._dynamo import eval_frame as _eval_frame
+
+from asyncddp.errors import ArgumentError
+
+F = TypeVar("F", bound=Callable[..., Any])
+_NULL_CONTEXT = nullcontext()
+transforming: Callable[[], object | None] = _functorch.peek_interpreter_stack
+"""Returns something other than None within a function that ``torch.func`` transforms."""
+
+
+def normal_mode() -> AbstractContextManager[object]:
+    """Leave ``torch.inference_mode`` while entered, so that tensors made there are ordinary ones.
+
+    A tensor that is made in inference mode is refused by everything in place outside of it, and so
+    must not be kept for later calls.
+
+    Example:
+        >>> with torch.inference_mode(), normal_mode():
+        ...     torch.zeros(1).is_inference()
+        False
+    """
+    return inference_mode(enabled=False)
+
+
+def inference_mode(*, enabled: bool) -> AbstractContextManager[object]:
+    """Enter or leave ``torch.inference_mode``; almost free where the mode is as asked already."""
+    if torch.is_inference_mode_enabled() == enabled:
+        return _NULL_CONTEXT
+    return torch.inference_mode(enabled)
+
+
+def refuse_transforms(verb: str) -> None:
+    """Raise an error within a ``torch.func`` transform, whose tensors have no memory to send.
+
+    Raises:
+        ArgumentError: A transform is active.
+    """
+    if transforming() is not None:
+        raise ArgumentError(
+            f"{verb}: called within a function that torch.func transforms (vmap, grad, jvp, ...); "
+            "expected a call outside of it. Call the transformed function first, and pass its "
+            f"result to {verb}"
+        )
+
+
+def uncompiled(function: F) -> F:
+    """Make ``torch.compile`` call a function without tracing into it.
+
+    The graph of the caller breaks there. ``torch.compiler.disable`` does the same, but imports the
+    compiler, which takes longer than all the rest of a start.
+
+    Args:
+        function: It is marked, and costs no more than before where torch can mark its code.
+
+    Example:
+        >>> @uncompiled
+        ... def double(x):
+        ...     return 2 * x
+        >>> double(4)
+        8
+    """
+    if hasattr(_eval_frame, "set_code_exec_strategy"):
+        skip = _eval_frame._FrameAction.SKIP
+        strategy = _eval_frame._FrameExecStrategy(skip, skip)
+        _eval_frame.set_code_exec_strategy(function.__code__, strategy)
+        function._torchdynamo_disable = True  # type: ignore[attr-defined]
+        return function
+    return _wrap_uncompiled(function)
+
+
+def _wrap_uncompiled(function: F) -> F:
+    """Wrap a function so that the compiler is off in each call, for torch before 2.7."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        """Call the function with the compiler switched off."""
+        before = _eval_frame.set_eval_frame(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _eval_frame.set_eval_frame(before)
+
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return cast("F", call)

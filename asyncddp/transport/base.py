@@ -1,0 +1,219 @@
+"""Abstract base class of transports: control messages, point-to-point tensors, collectives.
+
+A transport moves bytes between the ranks of one group and knows nothing of operations, names or
+weights. Every call is nonblocking and returns a :class:`Request`; the blocking forms with a
+deadline are written once, here. Buffers are contiguous CPU tensors. They stay the caller's, who
+neither reads nor writes them until the request has completed.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+
+from asyncddp.device.streams import DeviceStreams
+from asyncddp.errors import WaitTimeoutError
+from asyncddp.shm.arena import Arena
+from asyncddp.tensors.allocation import empty
+from asyncddp.transport.startup_deadline import StartupDeadline
+
+
+class Request(Protocol):
+    """Handle of a nonblocking send, receive or collective, to test for completion or abandon."""
+
+    def done(self) -> bool:
+        """Test, without blocking, whether the operation has completed.
+
+        Raises:
+            PeerError: The operation has failed.
+        """
+        ...
+
+    def abandon(self) -> None:
+        """Give up waiting for the operation; data that arrives for it later is dropped."""
+        ...
+
+
+@dataclass(frozen=True)
+class SharedMemoryGroup:
+    """Ranks of one machine that can map each other's shared memory.
+
+    Attributes:
+        arena: Allocator of this rank's shared memory, and the mapped memory of the other ranks.
+        processes: Process ids by rank, this rank's own among them.
+    """
+
+    arena: Arena
+    processes: Mapping[int, int]
+
+
+class Transport(ABC):
+    """Base class of transports: the endpoint of rank ``rank`` among ``size`` connected ranks.
+
+    Messages between two ranks arrive in the order in which they were posted. Collectives are
+    started in the same order on all ranks; sums of floats are formed in an order of the
+    transport's choice that is the same on all ranks.
+    """
+
+    name: ClassVar[str]
+    rank: int
+    size: int
+    allows_threads: bool = True
+    """True if several threads of this rank may call the transport, one at a time."""
+    shared_memory_group: SharedMemoryGroup | None = None
+    """Ranks that exchange tensors through shared memory, which bypasses the calls below."""
+    device_transports: dict[DeviceStreams, Transport] | None = None
+    """Transports for device tensors that are built on this one, by the streams of each device."""
+    device_transport_factory: Callable[[DeviceStreams], Transport] | None = None
+    """Makes such a transport where the ranks have agreed on another one than ``cuda_staged``."""
+
+    @classmethod
+    def join(cls, startup: StartupDeadline) -> Transport:
+        """Open the transport between all ranks of this job.
+
+        Args:
+            startup: Deadline of ``init()``, and the settings that all ranks must share.
+
+        Raises:
+            WaitTimeoutError: Some ranks have not called it by the deadline.
+        """
+        del startup
+        return cls()
+
+    @property
+    def window_group(self) -> SharedMemoryGroup | None:
+        """Ranks that read each other's window memory directly, this rank among them."""
+        return self.shared_memory_group
+
+    @abstractmethod
+    def post(self, peer: int, message: bytes) -> None:
+        """Send a short control message; the call never waits for the peer."""
+
+    @abstractmethod
+    def poll(self) -> Iterable[tuple[int, bytes]]:
+        """Return the control messages received since the last call, with their senders."""
+
+    @abstractmethod
+    def isend(self, data: torch.Tensor, peer: int, tag: int) -> Request:
+        """Start sending the bytes of ``data`` to a peer (0 <= tag < 32768)."""
+
+    @abstractmethod
+    def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Request:
+        """Start receiving exactly as many bytes as ``out`` has, into ``out``."""
+
+    @abstractmethod
+    def iallreduce(
+        self,
+        tensor: torch.Tensor,
+        out: torch.Tensor | None = None,
+        divisor: int | None = None,
+    ) -> Request:
+        """Start summing ``tensor`` over all ranks (bool: the logical or).
+
+        Args:
+            tensor: This rank's term; unchanged unless it is ``out``.
+            out: Receives the sum; ``tensor`` if not given.
+            divisor: Divides the sum of floats; 1 if not given.
+        """
+
+    @abstractmethod
+    def ireduce_scatter(
+        self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
+    ) -> Request:
+        """Start summing ``tensor`` over all ranks (bool: the logical or); each rank keeps a part.
+
+        Args:
+            tensor: This rank's term: ``size`` parts of equal length, part r for rank r; flat.
+            out: Receives the sum of part ``rank``; flat, and not a part of ``tensor``.
+            divisor: Divides the sum of floats; 1 if not given.
+        """
+
+    @abstractmethod
+    def ibroadcast(self, tensor: torch.Tensor, root: int) -> Request:
+        """Start replacing ``tensor`` by the root rank's."""
+
+    @abstractmethod
+    def iallgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
+        """Start concatenating all ranks' elements in ``out``; rank r gives ``counts[r]``."""
+
+    @abstractmethod
+    def ibarrier(self) -> Request:
+        """Start a barrier, which completes once all ranks have started it."""
+
+    @abstractmethod
+    def split(self, color: int, key: int) -> Transport:
+        """Make a transport among the ranks of equal color, ordered by (key, rank); collective."""
+
+    @abstractmethod
+    def machine_id(self) -> int:
+        """Return a number that identifies this rank's machine; collective."""
+
+    @abstractmethod
+    def backoff(self, attempt: int, *, background: bool = False) -> None:
+        """Yield the CPU core between two polls, for longer the more polls found nothing.
+
+        Args:
+            attempt: Number of polls in a row that found nothing.
+            background: True if this thread runs beside a computation, which has priority.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the transport's resources; harmless when called twice."""
+
+    def abort(self, code: int) -> None:
+        """End all ranks with this exit code, where the transport can."""
+        raise SystemExit(code)
+
+    def finish(self, request: Request, timeout: float, what: str) -> None:
+        """Wait until a request has completed.
+
+        Raises:
+            WaitTimeoutError: It had not completed after ``timeout`` seconds.
+        """
+        attempt, deadline = 0, time.monotonic() + timeout
+        while not request.done():
+            if time.monotonic() > deadline:
+                request.abandon()
+                raise WaitTimeoutError(f"rank {self.rank}: {what} was not done in {timeout:g} s")
+            self.backoff(attempt)
+            attempt += 1
+
+    def send(self, data: torch.Tensor, peer: int, tag: int, timeout: float) -> None:
+        """Send ``data`` to a peer and wait until it may be changed again."""
+        self.finish(self.isend(data, peer, tag), timeout, f"send to rank {peer}, tag {tag},")
+
+    def receive(self, out: torch.Tensor, peer: int, tag: int, timeout: float) -> None:
+        """Receive into ``out`` from a peer and wait."""
+        self.finish(self.irecv(out, peer, tag), timeout, f"receive from rank {peer}, tag {tag},")
+
+    def allreduce(self, tensor: torch.Tensor, timeout: float) -> None:
+        """Sum over all ranks, in place, and wait."""
+        self.finish(self.iallreduce(tensor), timeout, "allreduce")
+
+    def reduce_scatter(self, tensor: torch.Tensor, timeout: float) -> torch.Tensor:
+        """Sum over all ranks, wait, and return this rank's part of the sum."""
+        out = empty((tensor.numel() // self.size,), tensor.dtype)
+        self.finish(self.ireduce_scatter(tensor, out), timeout, "reduce_scatter")
+        return out
+
+    def broadcast(self, tensor: torch.Tensor, root: int, timeout: float) -> None:
+        """Broadcast from the root rank, in place, and wait."""
+        self.finish(self.ibroadcast(tensor, root), timeout, f"broadcast from rank {root}")
+
+    def allgather(
+        self, tensor: torch.Tensor, counts: Sequence[int], timeout: float
+    ) -> torch.Tensor:
+        """Gather ``counts[r]`` elements of every rank r into one flat tensor, and wait."""
+        out = empty((sum(counts),), tensor.dtype)
+        self.finish(self.iallgather(tensor, out, counts), timeout, "allgather")
+        return out
+
+    def barrier(self, timeout: float) -> None:
+        """Wait until all ranks have called it."""
+        self.finish(self.ibarrier(), timeout, "barrier")

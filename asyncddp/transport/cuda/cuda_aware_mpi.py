@@ -1,0 +1,238 @@
+"""``mpi_cuda``: transport of messages between GPUs by a CUDA-aware MPI library.
+
+Only messages use GPU memory: Open MPI takes it in sends, receives and blocking collectives,
+and not in the non-blocking collectives that we use, which are staged as in ``cuda_staged``. Not run
+on a GPU yet; tests run it over a real MPI library with buffers that lie on the host.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamRole
+from asyncddp.errors import PeerError
+from asyncddp.tensors.byte_views import as_bytes
+from asyncddp.transport.base import Request, Transport
+from asyncddp.transport.cuda.staged_transport import CudaStagedTransport
+from asyncddp.transport.mpi.runtime import MPI
+
+_PIECE = 1 << 30  # bytes in one MPI message: counts are C ints
+_DISABLING_VARIABLES = {
+    "MPICH_GPU_SUPPORT_ENABLED": "Cray's MPICH",
+    "MPIR_CVAR_ENABLE_GPU": "MPICH",
+    "MV2_USE_CUDA": "MVAPICH2",
+    "I_MPI_OFFLOAD": "Intel MPI",
+}
+"""Variables which, set to 0, have a library not take GPU memory though it could."""
+
+
+class CudaArrayBuffer:
+    """Buffer of device memory with the CUDA array interface, as MPI for Python takes it.
+
+    The interface says nothing of streams (version 2), so that nobody waits for any: the transport
+    has waited by event.
+
+    Args:
+        flat: A flat uint8 tensor.
+
+    Example:
+        >>> buffer = CudaArrayBuffer(torch.zeros(5, dtype=torch.uint8))
+        >>> buffer.__cuda_array_interface__["shape"], buffer.__cuda_array_interface__["typestr"]
+        ((5,), '|u1')
+
+    References:
+        "CUDA Array Interface (Version 3)", Numba's documentation; "Support for GPU-aware MPI", the
+        documentation of MPI for Python.
+    """
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        self._flat = flat
+        self.__cuda_array_interface__ = {
+            "shape": (flat.numel(),),
+            "typestr": "|u1",
+            "data": (flat.data_ptr() if flat.numel() else 0, False),
+            "version": 2,
+        }
+
+
+class _CudaMPIRequest:
+    """An MPI send or receive of GPU memory, started once earlier work of the device has ended."""
+
+    def __init__(
+        self, start: Callable[[], list[MPI.Request]], ready: DeviceEvent, drive: Callable[[], None]
+    ) -> None:
+        self._start, self._ready, self._drive = start, ready, drive
+        self._requests: list[MPI.Request] | None = None
+        self._problem: PeerError | None = None
+
+    def ready(self) -> bool:
+        """Start the MPI requests once the device is ready; return whether they have started."""
+        if self._requests is None and self._ready.done():
+            try:
+                self._requests = self._start()
+            except MPI.Exception as error:
+                self._requests, self._problem = (
+                    [],
+                    PeerError(f"a message between GPUs could not be started: {error}"),
+                )
+        return self._requests is not None
+
+    def done(self) -> bool:
+        """Return whether MPI has completed the message; raise its error."""
+        self._drive()
+        ended = self.ended()
+        if self._problem is not None:
+            raise self._problem
+        return ended
+
+    def ended(self) -> bool:
+        """Return whether MPI no longer uses the tensor, after success or an error."""
+        if self._requests is None or self._problem is not None:
+            return self._problem is not None
+        try:
+            return MPI.Request.Testall(self._requests)
+        except MPI.Exception as error:
+            self._problem = PeerError(f"a message between GPUs failed: {error}")
+            return True
+
+    def abandon(self) -> None:
+        """Do nothing: the message is sent all the same, since its receiver counts on it."""
+
+
+class _CudaMPIReceiveRequest(_CudaMPIRequest):
+    """An MPI receive into GPU memory, which can be cancelled."""
+
+    def abandon(self) -> None:
+        """Cancel the receive; the tensor is kept until MPI no longer uses it."""
+        if self._requests is None:
+            self._requests = []
+        for request in self._requests:
+            if request != MPI.REQUEST_NULL:
+                request.Cancel()
+
+
+class CudaAwareMPITransport(CudaStagedTransport):
+    """Transport for tensors on a GPU by CUDA-aware MPI; collectives are staged.
+
+    It waits for the stream on which a tensor is made by an event, never for the whole device.
+
+    Args:
+        base: The transport for tensors on the host, between the same ranks.
+        streams: Streams of the device.
+        comm: A communicator of its own between the same ranks.
+
+    References:
+        Open MPI's FAQ, "Which MPI APIs work with CUDA-aware?"
+    """
+
+    name = "mpi_cuda"
+
+    def __init__(self, base: Transport, streams: DeviceStreams, comm: MPI.Intracomm) -> None:
+        super().__init__(base, streams)
+        self._comm = comm
+        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self._messages: list[_CudaMPIRequest] = []
+
+    @classmethod
+    def open(cls, base: Transport, streams: DeviceStreams) -> CudaAwareMPITransport:
+        """Open the transport between all ranks; collective.
+
+        Args:
+            base: The host transport between all ranks of the job.
+            streams: Streams of the device.
+        """
+        return cls(base, streams, MPI.COMM_WORLD.Dup())
+
+    def for_device(self, streams: DeviceStreams) -> CudaAwareMPITransport:
+        """Make the same transport for another device of this rank."""
+        return CudaAwareMPITransport(self.base, streams, self._comm)
+
+    def split(self, color: int, key: int) -> Transport:
+        """Split the MPI communicator."""
+        part = cast("MPI.Intracomm", self._comm.Split(color, key))
+        return CudaAwareMPITransport(self.base.split(color, key), self.streams, part)
+
+    def isend(self, data: torch.Tensor, peer: int, tag: int) -> Request:
+        """Send directly from the tensor's memory."""
+        return self._begin(data, lambda piece: self._comm.Isend(piece, peer, tag), _CudaMPIRequest)
+
+    def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Request:
+        """Receive directly into the tensor's memory."""
+        return self._begin(
+            out, lambda piece: self._comm.Irecv(piece, peer, tag), _CudaMPIReceiveRequest
+        )
+
+    def _begin(
+        self,
+        tensor: torch.Tensor,
+        start: Callable[[Any], MPI.Request],
+        kind: type[_CudaMPIRequest],
+    ) -> Request:
+        flat = as_bytes(tensor)
+        ranges = range(0, max(1, flat.numel()), _PIECE)
+        pieces = [CudaArrayBuffer(flat[first : first + _PIECE]) for first in ranges]
+
+        def all_pieces() -> list[MPI.Request]:
+            """Start all pieces at once."""
+            return [start([piece, MPI.BYTE]) for piece in pieces]
+
+        message = kind(
+            all_pieces, self.streams.record_event(StreamRole.COMPUTE), self._drive_messages
+        )
+        self._messages.append(message)
+        self._drive_messages()
+        return message
+
+    def _drive_messages(self) -> None:
+        """Start the messages that are ready, in order, and drop those that have ended."""
+        for message in self._messages:
+            if not message.ready():
+                break
+        self._messages = [message for message in self._messages if not message.ended()]
+
+
+def query_cuda_support(environment: Mapping[str, str] | None = None) -> bool | None:
+    """Query whether the MPI library takes GPU memory; None if it does not say.
+
+    Open MPI and its kin are asked by ``MPIX_Query_cuda_support``, MPICH and its kin by
+    ``MPIX_GPU_query_support``; a variable of theirs that turns it off wins.
+
+    Args:
+        environment: Variables; those of this process if not given.
+
+    Example:
+        >>> query_cuda_support({"MPICH_GPU_SUPPORT_ENABLED": "0"})
+        False
+    """
+    environment = os.environ if environment is None else environment
+    if any(environment.get(name) == "0" for name in _DISABLING_VARIABLES):
+        return False
+    answers = [_query_library(ctypes.CDLL(path)) for path in _loaded_mpi_libraries()]
+    known = [answer for answer in answers if answer is not None]
+    return any(known) if known else None
+
+
+def _loaded_mpi_libraries() -> list[str]:
+    """List the MPI libraries that this process has loaded."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return []
+    return sorted(set(re.findall(r"\S+/lib(?:p?mpi|mpich|mpi_cray)[^/\s]*\.so\S*", maps)))
+
+
+def _query_library(library: Any) -> bool | None:
+    if hasattr(library, "MPIX_Query_cuda_support"):
+        return bool(library.MPIX_Query_cuda_support())
+    if hasattr(library, "MPIX_GPU_query_support"):
+        found = ctypes.c_int(0)
+        library.MPIX_GPU_query_support(0, ctypes.byref(found))  # 0 is MPIX_GPU_SUPPORT_CUDA
+        return bool(found.value)
+    return None

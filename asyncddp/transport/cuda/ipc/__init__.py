@@ -1,0 +1,1 @@
+"""CUDA IPC transport: a rank reads the GPU memory of another process of its machine."""

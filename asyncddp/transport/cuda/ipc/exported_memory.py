@@ -1,0 +1,204 @@
+"""Memory exported to peers by CUDA IPC: pooled buffers, and user tensors sent repeatedly."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import defaultdict, deque
+from collections.abc import Collection
+from typing import NamedTuple
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from asyncddp.device.streams import DeviceEvent, DeviceStreams, InterprocessEvent, StreamRole
+
+logger = logging.getLogger("asyncddp")
+
+_MIN_BUFFER_BYTES = 1 << 12  # bytes of a buffer
+
+
+class EventPair:
+    """Pair of events that order one peer's read of exported memory: ready and read; reused.
+
+    Neither is recorded again before the other side has made a stream wait for it: ours not before
+    the done message, the peer's not before the pair's next ready message, after :meth:`free`.
+
+    Args:
+        number: Number by which the peer identifies the pair.
+        ready: Our event, after which the memory can be read.
+        home: List of free pairs to which it returns.
+
+    Attributes:
+        read_event: The peer's event, after which the memory has been read; None at first.
+        handle: Handle of the peer's event.
+    """
+
+    def __init__(self, number: int, ready: InterprocessEvent, home: list[EventPair]) -> None:
+        self.number, self.ready, self._home = number, ready, home
+        self.read_event: DeviceEvent | None = None
+        self.handle = b""
+
+    def free(self, streams: DeviceStreams) -> None:
+        """Make the compute stream wait until the peer has read, and free the pair."""
+        if self.read_event is not None:
+            streams.wait_event(StreamRole.COMPUTE, self.read_event)
+        self._home.append(self)
+
+
+class ExportedMemory:
+    """Device memory that can be exported to peers.
+
+    Args:
+        memory: The bytes of a whole storage.
+        memory_id: Number by which peers identify it.
+
+    Attributes:
+        tokens: Export token for each peer that was told of it.
+        reads: Acknowledged reads for which the compute stream has not waited yet.
+        pending_acks: Number of done messages to come.
+    """
+
+    def __init__(self, memory: torch.Tensor, memory_id: int) -> None:
+        self.memory, self.memory_id = memory, memory_id
+        self.tokens: dict[int, bytes] = {}
+        self.reads: list[EventPair] = []
+        self.pending_acks = 0
+
+    def token(self, peer: int, streams: DeviceStreams) -> bytes:
+        """Return the export token of the memory for one peer.
+
+        Raises:
+            RuntimeError: The memory cannot be exported.
+        """
+        if peer not in self.tokens:
+            self.tokens[peer] = streams.export_memory(self.memory)
+        return self.tokens[peer]
+
+
+class _SentStorage(NamedTuple):
+    """Record of a user's storage that was sent.
+
+    Attributes:
+        weak: Weak reference, which tells whether the storage still exists.
+        place: Its address and size.
+        exported: Its exported memory; None where it was not exported.
+        not_exportable: Whether it cannot be exported.
+    """
+
+    weak: StorageWeakRef
+    place: tuple[int, int]
+    exported: ExportedMemory | None = None
+    not_exportable: bool = False
+
+
+class ExportedMemoryPool:
+    """Pool of the device memory that one rank exports to its peers.
+
+    Args:
+        streams: Streams of the device.
+        limit: Most bytes of free buffers.
+
+    Attributes:
+        num_allocated: Number of buffers allocated so far.
+        retired: Ids of discarded memory that each peer has yet to be told.
+    """
+
+    def __init__(self, streams: DeviceStreams, limit: int) -> None:
+        self._streams, self._limit = streams, limit
+        self._memory_ids = itertools.count()
+        self._free: dict[int, deque[ExportedMemory]] = defaultdict(deque)
+        self._waiting = 0
+        self._sent_storages: dict[int, _SentStorage] = {}
+        self.num_allocated = 0
+        self.retired: dict[int, list[int]] = defaultdict(list)
+
+    def take(self, size: int, pending_acks: int) -> ExportedMemory:
+        """Take a buffer of at least ``size`` bytes, which the compute stream may write.
+
+        Free buffers are used in turn, so that a peer has had time to read what was in them.
+
+        Args:
+            size: Bytes.
+            pending_acks: Number of done messages after which it is free again.
+        """
+        room = max(_MIN_BUFFER_BYTES, 1 << max(0, size - 1).bit_length())
+        free = self._free[room]
+        if free:
+            buffer = free.popleft()
+            self._waiting -= room
+            self._wait_for_reads(buffer)
+        else:
+            buffer = ExportedMemory(self._streams.allocate_exportable(room), next(self._memory_ids))
+            self.num_allocated += 1
+        buffer.pending_acks = pending_acks
+        return buffer
+
+    def acknowledge(self, buffer: ExportedMemory, event_pair: EventPair) -> None:
+        """Note that a peer has enqueued its read of a buffer."""
+        buffer.reads.append(event_pair)
+        buffer.pending_acks -= 1
+        if buffer.pending_acks:
+            return
+        room = buffer.memory.nbytes
+        if self._waiting + room <= self._limit:
+            self._free[room].append(buffer)
+            self._waiting += room
+        else:
+            self._wait_for_reads(buffer)
+            self._retire(buffer)
+
+    def export_if_resent(self, data: torch.Tensor, peers: Collection[int]) -> ExportedMemory | None:
+        """Export a tensor's storage if it was sent before and can be exported to all these peers.
+
+        Opening memory costs a peer more than one copy, so that what is sent once is copied.
+        """
+        storage = data.untyped_storage()
+        key, place = storage._cdata, (storage.data_ptr(), storage.nbytes())
+        known = self._sent_storages.get(key)
+        if known is not None and known.place != place:
+            self._forget(key)
+            known = None
+        if known is None:
+            self._sweep()
+            self._sent_storages[key] = _SentStorage(StorageWeakRef(storage), place)  # type: ignore[no-untyped-call]
+            return None
+        if known.not_exportable:
+            return None
+        try:
+            exported = known.exported or ExportedMemory(
+                self._streams.alias_storage(data), next(self._memory_ids)
+            )
+            for peer in peers:
+                exported.token(peer, self._streams)
+        except RuntimeError as error:  # memory of another allocator, or of another process
+            logger.info("a tensor's memory cannot be shown to peers, and is copied: %s", error)
+            self._sent_storages[key] = known._replace(not_exportable=True, exported=None)
+            return None
+        self._sent_storages[key] = known._replace(exported=exported)
+        return exported
+
+    def close(self) -> None:
+        """Free the buffers and exported storages."""
+        self._free.clear()
+        self._sent_storages.clear()
+        self._waiting = 0
+
+    def _sweep(self) -> None:
+        """Drop storages that no longer exist, and schedule notice to peers."""
+        for key in [key for key, known in self._sent_storages.items() if known.weak.expired()]:  # type: ignore[no-untyped-call]
+            self._forget(key)
+
+    def _forget(self, key: int) -> None:
+        known = self._sent_storages.pop(key)
+        if known.exported is not None:
+            self._retire(known.exported)
+
+    def _wait_for_reads(self, buffer: ExportedMemory) -> None:
+        for event_pair in buffer.reads:
+            event_pair.free(self._streams)
+        buffer.reads.clear()
+
+    def _retire(self, exported: ExportedMemory) -> None:
+        for peer in exported.tokens:
+            self.retired[peer].append(exported.memory_id)

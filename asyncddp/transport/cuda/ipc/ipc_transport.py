@@ -1,0 +1,174 @@
+"""``cuda_ipc``: transport between processes of one machine that read each other's GPU memory.
+
+The sender exports its tensor, or a copy in a buffer of its own where the tensor may be overwritten
+meanwhile. It records an event on its stream and sends a ready message with handles of both. The
+receiver makes its stream wait for that event, enqueues the work that reads the memory in place,
+records an event of its own after it, and sends a done message; the sender makes its stream wait for
+that event before it reuses the memory. The host never waits for a GPU, and only these messages go
+through it. Messages to GPUs without peer access, and collectives, use other transports or are
+staged. Not run on a GPU yet; tests run it between processes with shared host memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+
+import torch
+
+from asyncddp.device.streams import DeviceStreams, StreamRole
+from asyncddp.errors import PeerError
+from asyncddp.transport.base import Request, Transport
+from asyncddp.transport.cuda.composite import CompositeTransport
+from asyncddp.transport.cuda.ipc.exported_memory import ExportedMemoryPool
+from asyncddp.transport.cuda.ipc.exporter import MemoryExporter
+from asyncddp.transport.cuda.ipc.importer import MemoryImporter
+from asyncddp.transport.cuda.ipc.tasks import TaskScheduler
+from asyncddp.transport.cuda.ipc.tensor_receiver import TensorReceiver
+from asyncddp.transport.cuda.ipc.tensor_sender import (
+    MAX_COPY_BYTES,
+    CopiedSendRequest,
+    StagedExportRequest,
+    TensorSender,
+)
+from asyncddp.transport.cuda.peer_access import ExportRequest, ImportRequest, PeerAccess
+
+_FREE_LIMIT = 1 << 28  # bytes of free buffers that are kept on the GPU
+_CLOSE_TIMEOUT = 1.0  # seconds for peers to read exported memory
+
+
+class CudaIPCTransport(CompositeTransport, PeerAccess):
+    """Transport for tensors on GPUs by CUDA IPC, between ranks with peer access.
+
+    Args:
+        base: The transport for tensors on the host, between the same ranks.
+        streams: Streams of the device.
+        reachable: Ranks of this machine with mutual access to GPU memory.
+        ready_transport: A host transport between the same ranks, for ready messages.
+        done_transport: Another one, for done messages.
+
+    References:
+        CUDA C++ Programming Guide, "Interprocess Communication"; CUDA samples, ``simpleIPC``, whose
+        events order streams of several processes as here; torch's ``torch.multiprocessing``,
+        "Sharing CUDA tensors".
+    """
+
+    name = "cuda_ipc"
+
+    def __init__(
+        self,
+        base: Transport,
+        streams: DeviceStreams,
+        reachable: Collection[int],
+        ready_transport: Transport,
+        done_transport: Transport,
+    ) -> None:
+        super().__init__(base, streams)
+        self._reachable, self._ready_transport, self._done_transport = (
+            frozenset(reachable),
+            ready_transport,
+            done_transport,
+        )
+        self._scheduler, self._closed = TaskScheduler(), False
+        self.memory = ExportedMemoryPool(streams, _FREE_LIMIT)
+        self._exporter = MemoryExporter(streams, self.memory, ready_transport, done_transport)
+        self._importer = MemoryImporter(streams, done_transport)
+        drive = self._drive_tasks
+        self._sender = TensorSender(streams, self.memory, self._exporter, self._scheduler, drive)
+        self._receiver = TensorReceiver(
+            streams, self._importer, ready_transport, self._scheduler, drive
+        )
+
+    @classmethod
+    def open(
+        cls, base: Transport, streams: DeviceStreams, reachable: Collection[int]
+    ) -> CudaIPCTransport:
+        """Open the transport, with two more host transports for its messages; collective.
+
+        Args:
+            base: The transport for tensors on the host.
+            streams: Streams of the device.
+            reachable: Ranks with mutual access to GPU memory.
+        """
+        return cls(base, streams, reachable, base.split(0, base.rank), base.split(0, base.rank))
+
+    # sending
+
+    def isend(self, data: torch.Tensor, peer: int, tag: int) -> Request:
+        """Export a copy to the peer; done once it was made and the peer has enqueued its read."""
+        if peer not in self._reachable:
+            return super().isend(data, peer, tag)
+        return CopiedSendRequest(self.export_tensor(data, {peer: tag})[peer], self.streams)
+
+    def export_tensor(
+        self,
+        data: torch.Tensor,
+        tags: Mapping[int, int],
+        *,
+        factor: float = 1.0,
+        lasting: bool = False,
+    ) -> dict[int, ExportRequest]:
+        """Export a tensor to peers with access, and send it to the others."""
+        reachable = {peer: tag for peer, tag in tags.items() if peer in self._reachable}
+        far = {peer: tag for peer, tag in tags.items() if peer not in self._reachable}
+        if factor != 1.0 and (far or data.nbytes > MAX_COPY_BYTES):
+            with self.streams.stream_context(StreamRole.COMPUTE):
+                data, factor = data * factor, 1.0
+            lasting = False
+        requests: dict[int, ExportRequest] = {}
+        for peer, tag in far.items():
+            requests[peer] = StagedExportRequest(super().isend(data, peer, tag))
+        if reachable:
+            requests |= self._sender.export_tensor(data, reachable, factor, lasting=lasting)
+        return requests
+
+    # receiving
+
+    def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Request:
+        """Copy the tensor that the peer exports; done once it has been copied."""
+        if peer not in self._reachable:
+            return super().irecv(out, peer, tag)
+        return self._receiver.copy(out, peer, tag)
+
+    def import_tensor(
+        self, shape: tuple[int, ...], dtype: torch.dtype, peer: int, tag: int
+    ) -> ImportRequest:
+        """Import the tensor that the peer exports, or receive it from a peer without access."""
+        irecv = super().irecv
+        through = None if peer in self._reachable else lambda out: irecv(out, peer, tag)
+        return self._receiver.import_tensor(shape, dtype, peer, tag, through)
+
+    # progress
+
+    def _drive_tasks(self) -> None:
+        self._exporter.drive()
+        self._importer.drive()
+        self._scheduler.move()
+
+    def close(self) -> None:
+        """Wait a second at most for peers to read exported memory, and close all transports."""
+        if not self._closed:
+            self._closed = True
+            with suppress(PeerError):  # an exited peer reads nothing
+                self._drain()
+            self._scheduler.clear()
+            self._importer.close()
+            if not self._exporter.busy:
+                self.memory.close()
+            self._ready_transport.close()
+            self._done_transport.close()
+        super().close()
+
+    def _drain(self) -> None:
+        """Wait until the peers no longer use exported memory and events, or for the timeout."""
+        missing, attempt, deadline = set(self._reachable), 0, time.monotonic() + _CLOSE_TIMEOUT
+        for peer in self._reachable:
+            self._ready_transport.post(peer, b"")
+        while time.monotonic() < deadline:
+            self._drive_tasks()
+            missing -= {peer for peer, _ in self._ready_transport.poll()}
+            if not (missing or self._exporter.busy or self._importer.busy):
+                return
+            self.base.backoff(attempt)
+            attempt += 1

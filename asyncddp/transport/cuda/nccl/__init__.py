@@ -1,0 +1,1 @@
+"""NCCL transport: collectives and point-to-point messages between GPUs, through cupy."""

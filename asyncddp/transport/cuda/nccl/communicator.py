@@ -1,0 +1,185 @@
+"""NCCL communicator with its own stream: opened on a thread, launched, aborted and destroyed.
+
+NCCL's calls that wait for other ranks (opening, destroying) are made on threads of their own, so
+that the caller does not wait.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+import torch
+
+from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamRole
+from asyncddp.errors import PeerError
+from asyncddp.transport.cuda.nccl.cupy_bindings import (
+    CupyBindings,
+    StreamContext,
+    join_communicator,
+)
+
+BYTE = 1
+"""``ncclUint8``."""
+
+_CLOSE_TIMEOUT = 2.0  # seconds for NCCL to end; then it is left to its thread
+
+NCCLCall: TypeAlias = Callable[[Any, int], None]
+"""NCCL call to enqueue: takes cupy's communicator and the address of a stream."""
+
+
+class NCCLCommunicator:
+    """This rank's handle of an NCCL communicator, with a stream of its own.
+
+    Args:
+        streams: Streams of the device.
+        current: Makes the communicator's stream the current one.
+        handle: cupy's communicator.
+
+    Attributes:
+        why: Reason for which it is broken or closed; None while it is usable.
+
+    References:
+        NCCL's documentation, "CUDA Stream Semantics" and "Error handling and communicator abort";
+        cupy's, ``cupy.cuda.nccl.NcclCommunicator``.
+    """
+
+    def __init__(self, streams: DeviceStreams, current: StreamContext, handle: Any) -> None:
+        self._streams, self._current, self._handle = streams, current, handle
+        self._last: DeviceEvent | None = None
+        self.why: str | None = None
+
+    @classmethod
+    def open(
+        cls, library: CupyBindings, streams: DeviceStreams, size: int, unique_id: bytes, rank: int
+    ) -> NCCLCommunicator:
+        """Open a communicator; waits for all its ranks.
+
+        Args:
+            library: The bindings of cupy.
+            streams: Streams of the device.
+            size: Number of ranks.
+            unique_id: The unique id, which one rank has created.
+            rank: This rank's number in the communicator.
+
+        Raises:
+            RuntimeError: NCCL refuses; cupy's message says why.
+        """
+        current = library.stream(streams.device)
+        with current():  # which makes its device the current one
+            handle = join_communicator(library.nccl, size, unique_id, rank)
+        return cls(streams, current, handle)
+
+    def enter(
+        self,
+        what: str,
+        call: NCCLCall,
+        tensors: Iterable[torch.Tensor],
+        after: Iterable[DeviceEvent],
+    ) -> DeviceEvent:
+        """Enqueue a call on the communicator's stream.
+
+        Args:
+            what: Name of the call, for error messages.
+            call: The call.
+            tensors: Device tensors that it reads and writes.
+            after: Events that it waits for.
+
+        Returns:
+            An event after it.
+
+        Raises:
+            PeerError: NCCL refuses; the communicator is broken afterwards.
+        """
+        streams = self._streams
+        with self._current():
+            for event in after:
+                streams.wait_event(StreamRole.CALLER, event)
+            for tensor in tensors:
+                streams.record_stream(tensor, StreamRole.CALLER)
+            try:
+                call(self._handle, streams.stream_pointer(StreamRole.CALLER))
+            except RuntimeError as problem:
+                self.abort(f"{what} could not be started: {problem}")
+                raise PeerError(str(self.why)) from problem
+            self._last = streams.record_event(StreamRole.CALLER)
+        return self._last
+
+    def failed(self) -> str | None:
+        """Check NCCL's asynchronous errors, and abort after one; return the reason."""
+        if self.why is None:
+            try:
+                self._handle.check_async_error()
+            except RuntimeError as problem:
+                self.abort(f"NCCL reports: {problem}")
+        return self.why
+
+    def abort(self, why: str) -> None:
+        """Abort the communicator and its work on the device."""
+        if self.why is None:
+            self.why = why
+            run_in_threads([self._handle.abort])
+
+    def closer(self) -> Callable[[], None] | None:
+        """Return the call that frees it: ``destroy``, or ``abort`` while work is under way.
+
+        Both may wait for the other ranks: the caller runs it on a thread.
+        """
+        if self.why is not None:
+            return None
+        self.why = "it was closed"
+        idle = self._last is None or self._last.done()
+        end: Callable[[], None] = self._handle.destroy if idle else self._handle.abort
+        return end
+
+
+def run_in_threads(calls: Iterable[Callable[[], None]], timeout: float = _CLOSE_TIMEOUT) -> None:
+    """Run calls concurrently, each on its own thread, and wait for them until a timeout."""
+    threads = [threading.Thread(target=call, name="asyncddp-nccl", daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + timeout
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+class PendingCommunicator:
+    """An NCCL communicator that is being opened on a background thread.
+
+    Args:
+        make: Opens the communicator.
+    """
+
+    def __init__(self, make: Callable[[], NCCLCommunicator]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._made: NCCLCommunicator | None = None
+        self._unwanted = False
+        self.problem: str | None = None
+        threading.Thread(target=self._run, name="asyncddp-nccl-opening", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            made = self._make()
+        except RuntimeError as problem:  # NCCL's, or ours for a peer
+            self.problem = str(problem)
+            return
+        with self._lock:
+            self._made = made
+            unwanted = self._unwanted
+        if unwanted:
+            made.abort("nobody waits for it any more")
+
+    def take(self) -> NCCLCommunicator | None:
+        """Return the communicator, or None while it is being opened."""
+        return self._made
+
+    def abandon(self) -> None:
+        """Give up; a communicator that opens later is aborted."""
+        with self._lock:
+            self._unwanted = True
+            made = self._made
+        if made is not None:
+            made.abort("nobody waits for it any more")

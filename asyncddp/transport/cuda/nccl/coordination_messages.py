@@ -1,0 +1,142 @@
+"""Messages by which two ranks coordinate their NCCL sends and receives: who launches what when.
+
+The rank of lower number is the *leader*: it creates the communicator's unique id and decides the
+order. The other one is the *follower*: it announces its requests, and launches what it is told, in
+that order. All class names of the table end in ``Message``.
+
+==================  ========  ==========================================================
+message             sender    meaning
+==================  ========  ==========================================================
+OpenCommunicator    follower  asks to open a communicator, if its budget allows one
+UniqueId            leader    open it with this unique id
+OpenRefused         leader    one of us has no budget: stage our messages
+RequestReady        follower  this send or receive is posted here
+GroupLaunch         leader    launch these requests now, in this order, as I do
+SizeMismatch        leader    the two sizes of this message differ
+Cancel              follower  cancel this receive, unless it was launched
+CancelConfirmed     leader    it is cancelled
+CommunicatorFailed  both      the communicator is broken, and why
+==================  ========  ==========================================================
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from asyncddp.errors import PeerError
+from asyncddp.serialization import pack, unpack
+
+
+class OpenCommunicatorMessage(NamedTuple):
+    """The follower's request to open a communicator; tells whether its budget allows one."""
+
+    has_budget: bool
+
+
+class UniqueIdMessage(NamedTuple):
+    """The leader's unique id, with which both ranks open their communicator."""
+
+    unique_id: bytes
+
+
+class OpenRefusedMessage(NamedTuple):
+    """The leader's refusal to open a communicator: messages are staged."""
+
+
+class RequestReadyMessage(NamedTuple):
+    """Announcement that the follower has posted a send or a receive.
+
+    Attributes:
+        number: Its number on the follower.
+        sends: Whether it is a send.
+        tag: Its tag.
+        size: Its size in bytes.
+    """
+
+    number: int
+    sends: bool
+    tag: int
+    size: int
+
+
+class GroupLaunchMessage(NamedTuple):
+    """The leader's order to launch these requests as one NCCL group; numbers of the follower."""
+
+    numbers: tuple[int, ...]
+
+
+class SizeMismatchMessage(NamedTuple):
+    """Notice of the leader that a request's size differs from its counterpart's."""
+
+    number: int
+    size: int
+
+
+class CancelMessage(NamedTuple):
+    """The follower's wish to cancel a receive."""
+
+    number: int
+
+
+class CancelConfirmedMessage(NamedTuple):
+    """Confirmation of the leader that a receive was cancelled before its launch."""
+
+    number: int
+
+
+class CommunicatorFailedMessage(NamedTuple):
+    """Notice that the communicator is broken, with the reason."""
+
+    why: str
+
+
+CoordinationMessage: TypeAlias = (
+    OpenCommunicatorMessage
+    | UniqueIdMessage
+    | OpenRefusedMessage
+    | RequestReadyMessage
+    | GroupLaunchMessage
+    | SizeMismatchMessage
+    | CancelMessage
+    | CancelConfirmedMessage
+    | CommunicatorFailedMessage
+)
+
+_KINDS: tuple[type[CoordinationMessage], ...] = (
+    OpenCommunicatorMessage,
+    UniqueIdMessage,
+    OpenRefusedMessage,
+    RequestReadyMessage,
+    GroupLaunchMessage,
+    SizeMismatchMessage,
+    CancelMessage,
+    CancelConfirmedMessage,
+    CommunicatorFailedMessage,
+)
+_NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
+
+
+def encode_message(message: CoordinationMessage) -> bytes:
+    """Encode a coordination message.
+
+    Example:
+        >>> decode_message(encode_message(GroupLaunchMessage((3, 1))), peer=0)
+        GroupLaunchMessage(numbers=(3, 1))
+    """
+    return pack((_NUMBERS[type(message)], message))
+
+
+def decode_message(data: bytes, peer: int) -> CoordinationMessage:
+    """Decode a coordination message.
+
+    Raises:
+        PeerError: The bytes are no such message.
+    """
+    what = f"what rank {peer} says of its messages by NCCL"
+    number, fields = unpack(data, tuple[int, list[Any]], what)
+    try:
+        return msgspec.convert(fields, dict(enumerate(_KINDS))[number])
+    except (msgspec.ValidationError, KeyError) as error:
+        raise PeerError(f"{what} cannot be read ({type(error).__name__}: {error})") from error

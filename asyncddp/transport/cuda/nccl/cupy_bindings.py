@@ -1,0 +1,164 @@
+"""NCCL through cupy: bindings, private CUDA streams, and checks of the loaded libraries."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+from asyncddp.errors import EnvironmentProblem
+from asyncddp.packages import install_command
+
+CHANNELS = 8
+"""Channels of a communicator for messages, each of which takes one multiprocessor of the GPU."""
+
+_WHEELS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
+_KEPT_STREAMS: list[Any] = []
+
+StreamContext: TypeAlias = Callable[[], AbstractContextManager[Any]]
+"""Makes a context in which a stream is this thread's current one."""
+
+
+class CupyBindings(NamedTuple):
+    """The parts of cupy that are used: its NCCL module and its streams.
+
+    Attributes:
+        nccl: The module ``cupy.cuda.nccl``.
+        stream: Creates a stream of a device that nobody else uses.
+    """
+
+    nccl: Any
+    stream: Callable[[torch.device], StreamContext]
+
+
+def library() -> CupyBindings:
+    """Import NCCL through cupy.
+
+    Raises:
+        EnvironmentProblem: cupy is not there, or has no NCCL.
+    """
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            from cupy.cuda import Stream, nccl
+    except ImportError as problem:
+        raise EnvironmentProblem(
+            f"NCCL is reached through cupy, which cannot be imported ({problem}); install it with "
+            + install_command("cuda12", "cuda13")
+        ) from problem
+    if not nccl.available:
+        why = "".join(f" ({warning.message})" for warning in said)
+        raise EnvironmentProblem(
+            f"cupy has found no NCCL{why}. torch's wheels for CUDA bring one, which cupy uses; "
+            "without it install nvidia-nccl-cu12 or nvidia-nccl-cu13, whichever is torch's CUDA"
+        )
+
+    def stream(device: torch.device) -> StreamContext:
+        """Create a stream; torch's own come from a pool of 32, where two users may share one."""
+        with torch.cuda.device(device):
+            made = Stream(non_blocking=True)
+        _KEPT_STREAMS.append(
+            made
+        )  # torch's allocator may ask for it long after its communicator's end
+        wrapped = torch.cuda.ExternalStream(made.ptr, device)  # type: ignore[no-untyped-call]
+        return lambda: torch.cuda.stream(wrapped)
+
+    return CupyBindings(nccl, stream)
+
+
+def create_unique_id(nccl: Any) -> bytes:
+    """Create the unique id of a communicator, 128 bytes, which its other ranks need.
+
+    Args:
+        nccl: cupy's module ``cupy.cuda.nccl``.
+    """
+    return bytes(value % 256 for value in nccl.get_unique_id())
+
+
+def join_communicator(nccl: Any, size: int, unique_id: bytes, rank: int) -> Any:
+    """Join a communicator; waits for all its ranks.
+
+    cupy takes the unique id as bytes since version 14, and as a tuple of signed numbers before it.
+
+    Args:
+        nccl: cupy's module ``cupy.cuda.nccl``.
+        size: Number of ranks.
+        unique_id: The unique id, which one of them has created.
+        rank: This rank's number in the communicator.
+
+    Raises:
+        RuntimeError: NCCL refuses; cupy's message says why.
+    """
+    try:
+        return nccl.NcclCommunicator(size, unique_id, rank)
+    except TypeError:
+        signed = tuple(value - 256 if value > 127 else value for value in unique_id)
+        return nccl.NcclCommunicator(size, signed, rank)
+
+
+def limit_channels() -> None:
+    """Set ``NCCL_MAX_P2P_NCHANNELS`` to 8 unless it is set; NCCL reads it once.
+
+    :mod:`~asyncddp.transport.cuda.nccl.point_to_point` says why.
+    """
+    os.environ.setdefault("NCCL_MAX_P2P_NCHANNELS", str(CHANNELS))
+
+
+def versions() -> tuple[str | None, int | None]:
+    """Versions of cupy and of its NCCL, as 22703 for 2.27.3; None for what is not there."""
+    try:
+        import cupy
+    except ImportError:
+        return None, None
+    try:
+        return str(cupy.__version__), int(library().nccl.get_version())
+    except EnvironmentProblem:
+        return str(cupy.__version__), None
+
+
+def describe_conflict(nccl: int | None, maps: Path = Path("/proc/self/maps")) -> str:
+    """Describe a conflict of the process's NCCL libraries; empty where there is none.
+
+    Args:
+        nccl: Version of the one that cupy uses; None where it has none.
+        maps: File in which the system lists the loaded libraries.
+
+    Example:
+        >>> describe_conflict(None)
+        ''
+    """
+    if nccl is None:
+        return ""
+    try:
+        loaded = sorted(set(re.findall(r"\S+/libnccl\.so\S*", maps.read_text())))
+    except OSError:
+        loaded = []
+    remedy = "keep one wheel of nvidia-nccl, and no other NCCL in LD_LIBRARY_PATH"
+    if len(loaded) > 1:
+        return f"this process has loaded several NCCL libraries, {' and '.join(loaded)}: {remedy}"
+    wheel = _wheel()
+    if wheel is not None and _code(wheel[1]) != nccl:
+        return f"cupy has loaded NCCL {nccl}, and torch's wheel is {wheel[0]} {wheel[1]}: {remedy}"
+    return ""
+
+
+def _wheel() -> tuple[str, str] | None:
+    """Return name and version of the wheel from which torch loads NCCL, or None."""
+    for name in _WHEELS:
+        try:
+            return name, version(name)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def _code(text: str) -> int:
+    """Encode a version as NCCL does since 2.9: 22703 for "2.27.3"."""
+    major, minor, patch = (int(part) for part in re.findall(r"\d+", f"{text}.0.0")[:3])
+    return major * 10_000 + minor * 100 + patch

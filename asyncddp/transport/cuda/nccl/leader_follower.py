@@ -1,0 +1,149 @@
+"""Leader and follower of a pair channel: the leader matches requests and decides their order."""
+
+from __future__ import annotations
+
+import time
+
+from asyncddp.transport.cuda.nccl.coordination_messages import (
+    CancelConfirmedMessage,
+    CancelMessage,
+    CommunicatorFailedMessage,
+    CoordinationMessage,
+    GroupLaunchMessage,
+    OpenCommunicatorMessage,
+    OpenRefusedMessage,
+    RequestReadyMessage,
+    SizeMismatchMessage,
+    UniqueIdMessage,
+)
+from asyncddp.transport.cuda.nccl.cupy_bindings import create_unique_id
+from asyncddp.transport.cuda.nccl.match_table import MatchTable, RequestDescriptor, RequestMatch
+from asyncddp.transport.cuda.nccl.pair_channel import PairChannel, PairServices
+
+_GROUPING_DELAY = 0.0002  # seconds in which the other direction may join a group
+
+
+class LeaderChannel(PairChannel):
+    """Leader's side of a pair channel (the lower rank): matches requests and launches groups."""
+
+    pair_rank = 0
+
+    def __init__(self, transport: PairServices, peer: int) -> None:
+        super().__init__(transport, peer)
+        self._match_table = MatchTable()
+        self._waiting_since: float | None = None
+
+    def announce(self, descriptor: RequestDescriptor) -> None:
+        """Announce a request that this rank has posted."""
+        self._match_table.add_local(descriptor)
+
+    def cancelled(self, number: int) -> None:
+        """Remove a request that was cancelled before its launch."""
+        self._match_table.cancel(number, local=True)
+        del self._waiting[number]
+
+    def handle_message(self, message: CoordinationMessage) -> None:
+        """Handle a message of the follower."""
+        if isinstance(message, CommunicatorFailedMessage):
+            self.fail(message.why, tell=False)
+        elif self.failure is not None or self.staged:
+            return
+        elif isinstance(message, OpenCommunicatorMessage):
+            self._answer_open(message)
+        elif isinstance(message, RequestReadyMessage):
+            self._match_table.add_remote(RequestDescriptor(*message))
+        elif isinstance(message, CancelMessage) and self._match_table.cancel(
+            message.number, local=False
+        ):
+            self._transport.tell(self._peer, CancelConfirmedMessage(message.number))
+
+    def _answer_open(self, message: OpenCommunicatorMessage) -> None:
+        if message.has_budget and self._transport.acquire_budget():
+            try:
+                unique_id = create_unique_id(self._transport.library.nccl)
+            except RuntimeError as problem:
+                self.fail(f"rank {self._transport.rank}: NCCL makes no identity ({problem})")
+                return
+            self._transport.tell(self._peer, UniqueIdMessage(unique_id))
+            self.open(unique_id)
+        else:
+            self._transport.tell(self._peer, OpenRefusedMessage())
+            self.stage_all()
+
+    def move(self) -> None:
+        """Launch the matched requests as a group when it is due."""
+        if self._communicator is not None and self.failure is None and self._launch_is_due():
+            self._launch_group(self._match_table.take())
+        super().move()
+
+    def _launch_is_due(self) -> bool:
+        """Return whether to launch the matches; delayed where the other direction may join."""
+        if not self._match_table.has_matches():
+            return False
+        if self._match_table.is_one_way():
+            now = time.monotonic()
+            self._waiting_since = self._waiting_since or now
+            if now - self._waiting_since < _GROUPING_DELAY:
+                return False
+        self._waiting_since = None
+        return True
+
+    def _launch_group(self, matches: list[RequestMatch]) -> None:
+        requests, numbers = [], []
+        for match in matches:
+            request = self._waiting.pop(match.local.number)
+            if match.local.size != match.remote.size:
+                self._transport.tell(
+                    self._peer, SizeMismatchMessage(match.remote.number, match.local.size)
+                )
+                self.fail_size_mismatch(request, match.remote.size)
+                continue
+            requests.append(request)
+            numbers.append(match.remote.number)
+        if requests:
+            self._transport.tell(self._peer, GroupLaunchMessage(tuple(numbers)))
+            self._launches.append(requests)
+
+
+class FollowerChannel(PairChannel):
+    """Follower's side of a pair channel (the higher rank): launches what the leader decides."""
+
+    pair_rank = 1
+
+    def __init__(self, transport: PairServices, peer: int) -> None:
+        super().__init__(transport, peer)
+        self._open_requested = False
+
+    def announce(self, descriptor: RequestDescriptor) -> None:
+        """Announce a request that this rank has posted."""
+        if not self._open_requested:
+            self._open_requested, self._budget = True, self._transport.acquire_budget()
+            self._transport.tell(self._peer, OpenCommunicatorMessage(self._budget))
+        self._transport.tell(self._peer, RequestReadyMessage(*descriptor))
+
+    def cancelled(self, number: int) -> None:
+        """Ask the leader to cancel a request.
+
+        It stays listed until the leader confirms: a group launch that comes before that
+        includes it, and its bytes are dropped.
+        """
+        self._transport.tell(self._peer, CancelMessage(number))
+
+    def handle_message(self, message: CoordinationMessage) -> None:
+        """Handle a message of the leader."""
+        if isinstance(message, CommunicatorFailedMessage):
+            self.fail(message.why, tell=False)
+        elif self.failure is not None:
+            return
+        elif isinstance(message, UniqueIdMessage):
+            self.open(message.unique_id)
+        elif isinstance(message, OpenRefusedMessage):
+            if self._budget:
+                self._transport.release_budget()
+            self.stage_all()
+        elif isinstance(message, GroupLaunchMessage):
+            self._launches.append([self._waiting.pop(number) for number in message.numbers])
+        elif isinstance(message, SizeMismatchMessage):
+            self.fail_size_mismatch(self._waiting.pop(message.number), message.size)
+        elif isinstance(message, CancelConfirmedMessage):
+            del self._waiting[message.number]

@@ -1,0 +1,117 @@
+"""Matching of sends with receives between two ranks, and their order; no I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple, TypeAlias
+
+
+class RequestDescriptor(NamedTuple):
+    """Descriptor of a send or receive that one of two ranks has posted.
+
+    Attributes:
+        number: Its number on the rank that has posted it.
+        sends: Whether it is a send.
+        tag: Its tag.
+        size: Its bytes.
+    """
+
+    number: int
+    sends: bool
+    tag: int
+    size: int
+
+
+class RequestMatch(NamedTuple):
+    """Match of a send and a receive: the leader's (local) and the follower's (remote)."""
+
+    local: RequestDescriptor
+    remote: RequestDescriptor
+
+
+_MatchKey: TypeAlias = tuple[bool, int]  # whether the leader sends, and the tag
+
+
+class MatchTable:
+    """Match table of a pair's leader: the posted sends and receives of both ranks.
+
+    Requests of equal direction and tag match in the order in which each rank has posted them.
+
+    Example:
+        >>> table = MatchTable()
+        >>> table.add_local(RequestDescriptor(0, True, 7, 8))
+        >>> table.add_remote(RequestDescriptor(5, False, 7, 8))
+        >>> [(match.local.number, match.remote.number) for match in table.take()]
+        [(0, 5)]
+    """
+
+    def __init__(self) -> None:
+        self._local: dict[_MatchKey, deque[RequestDescriptor]] = {}
+        self._remote: dict[_MatchKey, deque[RequestDescriptor]] = {}
+
+    def add_local(self, descriptor: RequestDescriptor) -> None:
+        """Add a request of the leader."""
+        self._local.setdefault((descriptor.sends, descriptor.tag), deque()).append(descriptor)
+
+    def add_remote(self, descriptor: RequestDescriptor) -> None:
+        """Add a request of the follower."""
+        self._remote.setdefault((not descriptor.sends, descriptor.tag), deque()).append(descriptor)
+
+    def cancel(self, number: int, *, local: bool) -> bool:
+        """Remove a request that one rank has cancelled.
+
+        Args:
+            number: Its number.
+            local: Whether the leader has begun it.
+
+        Returns:
+            Whether it was there; else it has been matched.
+        """
+        side = self._local if local else self._remote
+        for line, waiting in side.items():
+            for descriptor in waiting:
+                if descriptor.number == number:
+                    waiting.remove(descriptor)
+                    if not waiting:
+                        del side[line]
+                    return True
+        return False
+
+    def _matching_keys(self) -> list[_MatchKey]:
+        return [line for line in self._local if line in self._remote]
+
+    def is_one_way(self) -> bool:
+        """Return whether all matches go one way while the leader waits for the other direction.
+
+        Example:
+            >>> table = MatchTable()
+            >>> for descriptor in (
+            ...     RequestDescriptor(0, True, 1, 8),
+            ...     RequestDescriptor(1, False, 1, 8),
+            ... ):
+            ...     table.add_local(descriptor)
+            >>> table.add_remote(RequestDescriptor(0, False, 1, 8))
+            >>> table.is_one_way()
+            True
+            >>> table.add_remote(RequestDescriptor(1, True, 1, 8))
+            >>> table.is_one_way()
+            False
+        """
+        ways = {sends for sends, _ in self._matching_keys()}
+        return len(ways) == 1 and any(sends not in ways for sends, _ in self._local)
+
+    def has_matches(self) -> bool:
+        """Return whether there is a match."""
+        return bool(self._matching_keys())
+
+    def take(self) -> list[RequestMatch]:
+        """Remove and return all matches, in the order in which they are launched."""
+        found = []
+        for line in self._matching_keys():
+            local, remote = self._local[line], self._remote[line]
+            while local and remote:
+                found.append(RequestMatch(local.popleft(), remote.popleft()))
+            for side in (self._local, self._remote):
+                if not side[line]:
+                    del side[line]
+        return found

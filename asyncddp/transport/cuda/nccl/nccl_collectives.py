@@ -1,0 +1,203 @@
+"""NCCL collectives on device tensors, enqueued on the stream of their communicator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamRole
+from asyncddp.errors import PeerError
+from asyncddp.tensors.allocation import zeros
+from asyncddp.tensors.byte_views import as_bytes
+from asyncddp.transport.base import Request
+from asyncddp.transport.cuda.nccl.communicator import BYTE, NCCLCall, NCCLCommunicator
+
+_SUM, _MAX = 0, 2
+_CODES: dict[torch.dtype, tuple[int, int, int]] = {
+    torch.bool: (1, 1, _MAX),
+    torch.int8: (0, 1, _SUM),
+    torch.uint8: (1, 1, _SUM),
+    torch.int32: (2, 1, _SUM),
+    torch.int64: (4, 1, _SUM),
+    torch.float16: (6, 1, _SUM),
+    torch.float32: (7, 1, _SUM),
+    torch.float64: (8, 1, _SUM),
+    torch.bfloat16: (9, 1, _SUM),
+    torch.complex64: (7, 2, _SUM),
+    torch.complex128: (8, 2, _SUM),
+}
+"""For each dtype: NCCL's type code, how many such make an element, and the reduction."""
+
+_WARM_UP_BYTES = (1 << 4, 1 << 18, 1 << 23)  # bytes: NCCL chooses how to sum by the size
+
+
+def has_sum(dtype: torch.dtype) -> bool:
+    """Return whether NCCL can sum tensors of a dtype.
+
+    Example:
+        >>> has_sum(torch.bfloat16), has_sum(torch.int16)
+        (True, False)
+    """
+    return dtype in _CODES
+
+
+@contextmanager
+def nccl_group(nccl: Any) -> Iterator[None]:
+    """Group the NCCL calls made inside into one launch."""
+    nccl.groupStart()
+    try:
+        yield
+    finally:
+        nccl.groupEnd()
+
+
+class _CollectiveRequest:
+    """Request of an enqueued collective; done once the device has done this rank's part."""
+
+    def __init__(
+        self, owner: NCCLCollectives, event: DeviceEvent, keep: Sequence[torch.Tensor]
+    ) -> None:
+        self._owner, self._event, self._keep = owner, event, keep
+
+    def done(self) -> bool:
+        """Query the event; where it is pending, check NCCL for errors."""
+        if self._event.done():
+            return True
+        self._owner.raise_if_failed()
+        return False
+
+    def abandon(self) -> None:
+        """Abort the communicator, so that the device goes on."""
+        self._owner.communicator.abort(
+            "an earlier collective was given up while some ranks had not joined it"
+        )
+
+
+class NCCLCollectives:
+    """Collectives of NCCL among the ranks of one communicator.
+
+    Args:
+        streams: Streams of the device.
+        nccl: cupy's module ``cupy.cuda.nccl``.
+        communicator: The communicator of all ranks.
+        rank: This rank.
+        size: Number of ranks.
+    """
+
+    def __init__(
+        self,
+        streams: DeviceStreams,
+        nccl: Any,
+        communicator: NCCLCommunicator,
+        rank: int,
+        size: int,
+    ) -> None:
+        self._streams, self._nccl, self.communicator = streams, nccl, communicator
+        self._rank, self._size = rank, size
+
+    def raise_if_failed(self) -> None:
+        """Raise the error that has broken the communicator, if any.
+
+        Raises:
+            PeerError: The communicator is broken; the message says why.
+        """
+        why = self.communicator.failed()
+        if why is not None:
+            raise PeerError(f"collectives cannot go on: {why}. End and restart the run.")
+
+    def _enter(self, what: str, call: NCCLCall, tensors: Sequence[torch.Tensor]) -> Request:
+        self.raise_if_failed()
+        try:
+            event = self.communicator.enter(
+                what, call, tensors, [self._streams.record_event(StreamRole.COMPUTE)]
+            )
+        except PeerError:
+            self.raise_if_failed()
+            raise
+        return _CollectiveRequest(self, event, tensors)
+
+    def allreduce(self, tensor: torch.Tensor, into: torch.Tensor, divisor: int | None) -> Request:
+        """``ncclAllReduce``."""
+        code, width, operation = _CODES[tensor.dtype]
+
+        def call(handle: Any, stream: int) -> None:
+            """Sum, and divide if a divisor is given."""
+            if tensor.numel():
+                pointers = tensor.data_ptr(), into.data_ptr()
+                handle.allReduce(*pointers, tensor.numel() * width, code, operation, stream)
+            if divisor is not None:
+                into.div_(divisor)
+
+        return self._enter("allreduce", call, [tensor, into])
+
+    def reduce_scatter(
+        self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None
+    ) -> Request:
+        """``ncclReduceScatter``."""
+        code, width, operation = _CODES[tensor.dtype]
+
+        def call(handle: Any, stream: int) -> None:
+            """Sum, and divide if a divisor is given."""
+            if out.numel():
+                pointers = tensor.data_ptr(), out.data_ptr()
+                handle.reduceScatter(*pointers, out.numel() * width, code, operation, stream)
+            if divisor is not None:
+                out.div_(divisor)
+
+        return self._enter("reduce_scatter", call, [tensor, out])
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Request:
+        """``ncclBroadcast`` of the bytes."""
+        flat = as_bytes(tensor)
+
+        def call(handle: Any, stream: int) -> None:
+            """Broadcast in place."""
+            if flat.numel():
+                pointers = flat.data_ptr(), flat.data_ptr()
+                handle.broadcast(*pointers, flat.numel(), BYTE, root, stream)
+
+        return self._enter("broadcast", call, [tensor])
+
+    def allgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
+        """``ncclAllGather`` of the bytes; where parts differ in size, a group of broadcasts."""
+        own, whole, size = as_bytes(tensor), as_bytes(out), tensor.element_size()
+
+        def call(handle: Any, stream: int) -> None:
+            """Gather."""
+            start = whole.data_ptr()
+            if len(set(counts)) == 1:
+                if own.numel():
+                    handle.allGather(own.data_ptr(), start, own.numel(), BYTE, stream)
+                return
+            with nccl_group(self._nccl):
+                for root, count in enumerate(counts):
+                    given = own.data_ptr() if root == self._rank else start
+                    if count:
+                        handle.broadcast(given, start, count * size, BYTE, root, stream)
+                    start += count * size
+
+        return self._enter("allgather", call, [tensor, out])
+
+    def warm_up(self) -> Request:
+        """Run each collective once, in several sizes, to set up NCCL's connections; collective.
+
+        NCCL connects ranks in the first call that needs it, and waits for them on the calling
+        thread. Later that could be for ever: the other ranks may need something of this one
+        before they come.
+
+        Returns:
+            The request of the last one.
+        """
+        with self._streams.stream_context(StreamRole.COMPUTE):
+            for size in _WARM_UP_BYTES:
+                count = max(1, size // 4 // self._size)
+                whole = zeros((count * self._size,), torch.float32, self._streams.device)
+                part = zeros((count,), torch.float32, self._streams.device)
+                self.allreduce(whole, whole, None)
+                self.reduce_scatter(whole, part, None)
+                self.allgather(part, whole, [count] * self._size)
+                last = self.broadcast(whole, 0)
+        return last

@@ -1,0 +1,194 @@
+"""``nccl``: transport of tensors on GPUs by NCCL, through cupy, without staging.
+
+Collectives are NCCL's, and so are messages between two ranks:
+:mod:`~asyncddp.transport.cuda.nccl.point_to_point`
+says how messages, which match by tag, use a library that matches by order. Not run on a GPU
+yet; tests run it over a library that checks what it is handed, does on the host what NCCL does on
+GPUs, as late as it likes, and detects deadlocks between ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from asyncddp.device.streams import DeviceStreams
+from asyncddp.errors import EnvironmentProblem
+from asyncddp.tensors.allocation import make_tensor
+from asyncddp.transport.base import Request, Transport
+from asyncddp.transport.cuda.nccl.communicator import NCCLCommunicator, run_in_threads
+from asyncddp.transport.cuda.nccl.cupy_bindings import (
+    CupyBindings,
+    create_unique_id,
+    library,
+    limit_channels,
+)
+from asyncddp.transport.cuda.nccl.nccl_collectives import NCCLCollectives, has_sum
+from asyncddp.transport.cuda.nccl.point_to_point import CommunicatorBudget, NCCLPointToPoint
+from asyncddp.transport.cuda.single_device import SingleDeviceTransport
+from asyncddp.transport.cuda.staged_transport import CudaStagedTransport
+
+_ID_BYTES = 128
+_OPEN_TIMEOUT = 60.0  # seconds for the ranks of a part to find each other
+
+
+class NCCLTransport(SingleDeviceTransport):
+    """Transport for tensors on GPUs by NCCL: collectives and point-to-point messages.
+
+    Collectives run on a stream of their own and messages on one for each peer, after the work that
+    was enqueued before them. What NCCL cannot sum is staged, and so are messages to more peers than
+    the GPU has resources for.
+
+    Args:
+        base: The transport for tensors on the host, between the same ranks.
+        streams: Streams of the device.
+        bindings: The bindings of cupy.
+        communicator: The communicator of all ranks.
+        message_transport: A host transport between the same ranks, for coordination messages.
+        budget: Budget of the communicators of pairs.
+
+    References:
+        NCCL's documentation, "Types", "Point-to-point communication" and "Using multiple NCCL
+        communicators concurrently"; cupy's, ``cupy.cuda.nccl.NcclCommunicator``.
+    """
+
+    name = "nccl"
+
+    def __init__(
+        self,
+        base: Transport,
+        streams: DeviceStreams,
+        bindings: CupyBindings,
+        communicator: NCCLCommunicator,
+        message_transport: Transport,
+        budget: CommunicatorBudget,
+    ) -> None:
+        super().__init__(base, streams)
+        self._bindings, self._budget = bindings, budget
+        self.collectives = NCCLCollectives(
+            streams, bindings.nccl, communicator, base.rank, base.size
+        )
+        self.pairs = NCCLPointToPoint(
+            base.rank, streams, bindings, message_transport, budget, self._staged
+        )
+
+    @classmethod
+    def open(
+        cls,
+        base: Transport,
+        streams: DeviceStreams,
+        timeout: float,
+        bindings: CupyBindings | None = None,
+        budget: CommunicatorBudget | None = None,
+    ) -> NCCLTransport:
+        """Open the transport, with a communicator of all ranks of ``base``; collective.
+
+        Args:
+            base: The transport for tensors on the host.
+            streams: Streams of the device.
+            timeout: Seconds for the ranks to exchange the communicator's unique id, and for the
+                first collectives.
+            bindings: The bindings of cupy, or objects with their interface.
+            budget: Budget of the communicators of pairs; that of the device if not given.
+
+        Raises:
+            EnvironmentProblem: There is no NCCL, or it refuses this group.
+            PeerError: The first collectives have failed, or were not done in time.
+        """
+        if bindings is None:
+            limit_channels()
+            bindings = library()
+        own = create_unique_id(bindings.nccl) if base.rank == 0 else bytes(_ID_BYTES)
+        shared = make_tensor(list(own), torch.uint8)
+        base.broadcast(shared, 0, timeout)
+        unique_id = bytes(shared.tolist())
+        try:
+            communicator = NCCLCommunicator.open(bindings, streams, base.size, unique_id, base.rank)
+        except RuntimeError as problem:
+            raise EnvironmentProblem(
+                f"rank {base.rank}: NCCL makes no communicator of {base.size} ranks ({problem}). "
+                "It refuses two ranks on one GPU; leave it out of ASYNCDDP_DEVICE_WIRES then"
+            ) from problem
+        message_transport = base.split(0, base.rank)
+        budget = CommunicatorBudget.of(streams.device) if budget is None else budget
+        transport = cls(base, streams, bindings, communicator, message_transport, budget)
+        transport.finish(transport.collectives.warm_up(), timeout, "the first collectives of NCCL")
+        return transport
+
+    def for_subgroup(self, base: Transport) -> NCCLTransport:
+        """Open the transport for a subgroup, with a communicator of its own; collective in it.
+
+        Args:
+            base: The host transport between the ranks of the subgroup.
+        """
+        return NCCLTransport.open(base, self.streams, _OPEN_TIMEOUT, self._bindings, self._budget)
+
+    def split(self, color: int, key: int) -> Transport:
+        """Split the host transport, and open a communicator for each part.
+
+        A rank that is alone stages.
+        """
+        base = self.base.split(color, key)
+        return (
+            CudaStagedTransport(base, self.streams, self.pool)
+            if base.size == 1
+            else self.for_subgroup(base)
+        )
+
+    def free(self) -> None:
+        """Free all communicators; waits a few seconds at most, whatever the peers do."""
+        self.pairs.close()
+        end = self.collectives.communicator.closer()
+        run_in_threads([] if end is None else [end])
+
+    def close(self) -> None:
+        """Free all communicators, and close the host transports."""
+        self.free()
+        super().close()
+
+    # messages
+
+    def isend(self, data: torch.Tensor, peer: int, tag: int) -> Request:
+        """Send out of the tensor's memory, once the peer has its receive ready."""
+        if peer == self.rank:
+            return super().isend(data, peer, tag)
+        return self.pairs.begin(data, peer, tag, sends=True)
+
+    def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Request:
+        """Receive into the tensor's memory; a host tensor's data is dropped."""
+        if peer == self.rank:
+            return super().irecv(out, peer, tag)
+        return self.pairs.begin(out, peer, tag, sends=False)
+
+    def _staged(self, data: torch.Tensor, peer: int, tag: int, sends: bool) -> Request:
+        return super().isend(data, peer, tag) if sends else super().irecv(data, peer, tag)
+
+    # collectives
+
+    def iallreduce(
+        self,
+        tensor: torch.Tensor,
+        out: torch.Tensor | None = None,
+        divisor: int | None = None,
+    ) -> Request:
+        """``ncclAllReduce``; dtypes that NCCL does not support are staged."""
+        if not has_sum(tensor.dtype):
+            return super().iallreduce(tensor, out, divisor)
+        return self.collectives.allreduce(tensor, tensor if out is None else out, divisor)
+
+    def ireduce_scatter(
+        self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
+    ) -> Request:
+        """``ncclReduceScatter``; dtypes that NCCL does not support are staged."""
+        if not has_sum(tensor.dtype):
+            return super().ireduce_scatter(tensor, out, divisor)
+        return self.collectives.reduce_scatter(tensor, out, divisor)
+
+    def ibroadcast(self, tensor: torch.Tensor, root: int) -> Request:
+        """``ncclBroadcast`` of the bytes."""
+        return self.collectives.broadcast(tensor, root)
+
+    def iallgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
+        """``ncclAllGather`` of the bytes; where parts differ in size, a group of broadcasts."""
+        return self.collectives.allgather(tensor, out, counts)

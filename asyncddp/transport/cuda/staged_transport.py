@@ -1,0 +1,242 @@
+"""``cuda_staged``: transport of device tensors through pinned host memory, over a host transport.
+
+The default, which always works: it needs nothing of the MPI library and nothing of the peer's
+device. Not run on a GPU yet: tests run it in full over :mod:`asyncddp.device.simulated_streams`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+import torch
+
+from asyncddp.device.pinned_memory import PinnedMemoryPool
+from asyncddp.device.streams import DeviceStreams, StreamRole
+from asyncddp.errors import PeerError
+from asyncddp.tensors.byte_views import as_bytes
+from asyncddp.transport.base import Request, Transport
+from asyncddp.transport.cuda.staged_pipeline import StagedRequest, StagingPlan
+
+_PIECE = 1 << 22  # bytes; the same on all ranks
+_PIECE_ALIGNMENT = 64  # bytes: whole elements of every dtype, and where parts of a buffer begin
+
+
+class CudaStagedTransport(Transport):
+    """Transport for tensors on a device, staged through pinned memory and a host transport.
+
+    It keeps the contract of :class:`~asyncddp.transport.base.Transport` and adds stream order:
+    work on the compute stream when a request is started precedes it, and a request that is done
+    has been done on the device as well. The calling thread never waits for the device.
+
+    Args:
+        base: The host transport.
+        streams: Streams of the device.
+        pool: Pool of pinned buffers; a new one if not given.
+
+    References:
+        The three-stage pipeline of pinned copies and messages is that of Wang et al.,
+        "MVAPICH2-GPU: optimized GPU to GPU communication for InfiniBand clusters", 2011.
+    """
+
+    name = "cuda_staged"
+
+    def __init__(
+        self, base: Transport, streams: DeviceStreams, pool: PinnedMemoryPool | None = None
+    ) -> None:
+        self.base, self.streams = base, streams
+        self.rank, self.size, self.allows_threads = base.rank, base.size, base.allows_threads
+        self.pool = PinnedMemoryPool(streams) if pool is None else pool
+        self._active: list[StagedRequest] = []
+        self._broken = False
+
+    # without the device
+
+    def post(self, peer: int, message: bytes) -> None:
+        """Use the host transport."""
+        self.base.post(peer, message)
+
+    def poll(self) -> Iterable[tuple[int, bytes]]:
+        """Use the host transport."""
+        return self.base.poll()
+
+    def machine_id(self) -> int:
+        """Use the host transport."""
+        return self.base.machine_id()
+
+    def backoff(self, attempt: int, *, background: bool = False) -> None:
+        """Use the host transport."""
+        self.base.backoff(attempt, background=background)
+
+    def abort(self, code: int) -> None:
+        """Use the host transport."""
+        self.base.abort(code)
+
+    def split(self, color: int, key: int) -> Transport:
+        """Split the host transport; the parts use the same pool of pinned buffers."""
+        return CudaStagedTransport(self.base.split(color, key), self.streams, self.pool)
+
+    def close(self) -> None:
+        """Close the host transport."""
+        self._active.clear()
+        self.base.close()
+
+    # with the device
+
+    def isend(self, data: torch.Tensor, peer: int, tag: int) -> Request:
+        """Send in pieces, each once it has been copied to the host."""
+        return self._start(
+            as_bytes(data),
+            None,
+            lambda send_buffer, _: self.base.isend(send_buffer, peer, tag),
+            ("to", peer, tag),
+            must_finish=True,
+        )
+
+    def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Request:
+        """Receive the same pieces, and copy each to the device once it has arrived."""
+        return self._start(
+            None,
+            as_bytes(out),
+            lambda _, receive_buffer: self.base.irecv(receive_buffer, peer, tag),
+            ("from", peer, tag),
+        )
+
+    def iallreduce(
+        self,
+        tensor: torch.Tensor,
+        out: torch.Tensor | None = None,
+        divisor: int | None = None,
+    ) -> Request:
+        """Sum over ranks piece by piece."""
+        into, dtype = tensor if out is None else out, tensor.dtype
+        return self._collective(
+            as_bytes(tensor),
+            as_bytes(into),
+            lambda send_buffer, _: self.base.iallreduce(send_buffer.view(dtype), None, divisor),
+        )
+
+    def ireduce_scatter(
+        self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
+    ) -> Request:
+        """Sum the same columns of all parts, piece by piece."""
+        dtype = tensor.dtype
+        return self._collective(
+            as_bytes(tensor),
+            as_bytes(out),
+            lambda send_buffer, receive_buffer: self.base.ireduce_scatter(
+                send_buffer.view(dtype), receive_buffer.view(dtype), divisor
+            ),
+            parts=self.size,
+        )
+
+    def ibroadcast(self, tensor: torch.Tensor, root: int) -> Request:
+        """Broadcast piece by piece: the root only reads, the others only write."""
+        flat, mine = as_bytes(tensor), root == self.rank
+        return self._collective(
+            flat if mine else None,
+            None if mine else flat,
+            lambda send_buffer, _: self.base.ibroadcast(send_buffer, root),
+        )
+
+    def iallgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
+        """Gather all at once."""
+        dtype = tensor.dtype
+        return self._collective(
+            as_bytes(tensor),
+            as_bytes(out),
+            lambda send_buffer, receive_buffer: self.base.iallgather(
+                send_buffer.view(dtype), receive_buffer.view(dtype), counts
+            ),
+            whole=True,
+        )
+
+    def ibarrier(self) -> Request:
+        """Start a barrier of the host transport, in order with the collectives."""
+        return self._collective(None, None, lambda *_: self.base.ibarrier())
+
+    def _collective(
+        self,
+        read: torch.Tensor | None,
+        write: torch.Tensor | None,
+        start_transfer: Callable[[torch.Tensor, torch.Tensor], Request],
+        *,
+        whole: bool = False,
+        parts: int = 0,
+    ) -> Request:
+        if self._broken:
+            raise PeerError(
+                "collectives cannot go on: an earlier collective was given up while some ranks had "
+                "not joined it. End and restart the run."
+            )
+        return self._start(read, write, start_transfer, "collective", whole=whole, parts=parts)
+
+    def _start(
+        self,
+        read: torch.Tensor | None,
+        write: torch.Tensor | None,
+        start_transfer: Callable[[torch.Tensor, torch.Tensor], Request],
+        order_key: Hashable,
+        *,
+        whole: bool = False,
+        must_finish: bool = False,
+        parts: int = 0,
+    ) -> Request:
+        streams = self.streams
+        preceding = streams.record_event(StreamRole.COMPUTE)
+        for tensor, role in (
+            (read, StreamRole.DEVICE_TO_HOST),
+            (write, StreamRole.HOST_TO_DEVICE),
+        ):
+            if tensor is not None:
+                streams.wait_event(role, preceding)
+                streams.record_stream(tensor, role)
+        piece_bytes = _PIECE // (parts + 1)  # what is read and what is written share a buffer
+        piece_bytes = (
+            0 if whole else max(_PIECE_ALIGNMENT, piece_bytes - piece_bytes % _PIECE_ALIGNMENT)
+        )
+        plan = StagingPlan(read, write, piece_bytes, start_transfer, order_key, must_finish, parts)
+        staged = _NotifyingStagedRequest(plan, self)
+        self._active.append(staged)
+        self.drive()
+        return staged
+
+    def note_abandoned(self, staged: StagedRequest) -> None:
+        """Note that a request was abandoned; an unfinished collective breaks later ones."""
+        if staged.plan.order_key == "collective" and not staged.all_transferred:
+            self._broken = True
+
+    def drive(self) -> None:
+        """Advance all requests, in the order in which they were started."""
+        waiting: set[Hashable] = set()
+        for staged in self._active:
+            order_key = staged.plan.order_key
+            staged.advance(free=order_key not in waiting)
+            if not staged.all_transferred:
+                waiting.add(order_key)
+        self._active = [staged for staged in self._active if not staged.ended]
+
+
+class _NotifyingStagedRequest(StagedRequest):
+    """A staged request that notifies its transport when it is abandoned."""
+
+    def __init__(self, plan: StagingPlan, transport: CudaStagedTransport) -> None:
+        super().__init__(plan, transport.streams, transport.pool, transport.drive)
+        self._transport = transport
+
+    def abandon(self) -> None:
+        """Notify the transport, and abandon the request."""
+        self._transport.note_abandoned(self)
+        super().abandon()
+
+
+def device_transport_for(transport: Transport, streams: DeviceStreams) -> Transport:
+    """Return the device transport over a host transport, made on first use."""
+    transports = transport.device_transports
+    if transports is None:
+        transports = transport.device_transports = {}
+    if streams not in transports:
+        make = transport.device_transport_factory
+        transports[streams] = (
+            CudaStagedTransport(transport, streams) if make is None else make(streams)
+        )
+    return transports[streams]

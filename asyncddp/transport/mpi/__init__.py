@@ -1,0 +1,1 @@
+"""MPI transport: mpi4py loading and startup, communicators, requests and collectives."""

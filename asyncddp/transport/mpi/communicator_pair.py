@@ -1,0 +1,135 @@
+"""Pairs of MPI communicators, which are reused by the next ``init()`` of the same processes.
+
+A communicator is never freed while a message on it may be in flight: MPI would give its context id
+to the next one, which would then receive that message. Nor does each ``init()`` make new ones,
+since each takes some KiB for good and fragments the memory. So the ranks agree at the next
+``init()`` that every message sent has been received, and reuse the old communicators.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncddp.transport.mpi.mpi_requests import translate_mpi_errors
+from asyncddp.transport.mpi.runtime import MPI
+
+_DRAIN_TIMEOUT = 5.0  # seconds for messages in flight to arrive
+_SLEEP_SECONDS = 0.00005  # seconds
+_idle_pairs: list[CommunicatorPair] = []
+"""Pairs released by earlier shutdowns of this process."""
+_serials = itertools.count(1)
+Counts = npt.NDArray[np.int64]
+
+
+class CommunicatorPair:
+    """Two MPI communicators between the same ranks, with counts of the messages sent on them.
+
+    Args:
+        comm: The communicator of control messages and collectives; a duplicate carries tensors.
+        serial: Serial number of the pair among those between all processes of the job.
+
+    Attributes:
+        sent, received: Messages to and from each rank, through ``comm`` and through ``bulk``.
+        collectives: Number of collectives started.
+        pending_collectives: Number of them that have not completed.
+        counts_invalid: True once a request was abandoned: the counts no longer show what is in
+            flight.
+        in_use: True while a transport uses the pair.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, serial: int = 1) -> None:
+        self.comm, self.serial = comm, serial
+        self.comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.bulk = comm.Dup()
+        self.bulk.Set_errhandler(MPI.ERRORS_RETURN)
+        self.sent, self.received = ([[0] * comm.size for _ in range(2)] for _ in range(2))
+        self.collectives = self.pending_collectives = 0
+        self.counts_invalid, self.in_use = False, True
+        self._split_pairs: dict[tuple[int, ...], CommunicatorPair] = {}
+
+    @translate_mpi_errors
+    def split(self, color: int, key: int) -> CommunicatorPair:
+        """Return the pair between the ranks of equal color, ordered by key; collective."""
+        every = np.empty(2 * self.comm.size, dtype=np.int64)
+        self.comm.Allgather(np.array([color, key]), every)
+        wanted = tuple(every.tolist())
+        members = np.flatnonzero(every[::2] == color)
+        if not _reusable(self._split_pairs.get(wanted), self.comm, members):
+            part = cast("MPI.Intracomm", self.comm.Split(color, key))
+            self._split_pairs[wanted] = CommunicatorPair(part)
+        self._split_pairs[wanted].in_use = True
+        return self._split_pairs[wanted]
+
+    def release(self, *, world: bool) -> None:
+        """Release the pair for reuse by the next ``init()``."""
+        self.in_use = False
+        if world:
+            _idle_pairs.append(self)
+
+    def drain(self) -> bool:
+        """Receive and drop all messages in flight; return True if none is left; collective."""
+        counts = np.ascontiguousarray(np.array(self.sent).T)
+        expected = np.empty_like(counts)
+        self.comm.Alltoall(counts, expected)
+        missing, deadline = expected - np.array(self.received).T, time.monotonic() + _DRAIN_TIMEOUT
+        while (missing > 0).any() and time.monotonic() < deadline:
+            came = [self._receive_one(which, missing) for which in range(2)]
+            time.sleep(0.0 if any(came) else _SLEEP_SECONDS)
+        return not missing.any()
+
+    def _receive_one(self, which: int, missing: Counts) -> bool:
+        """Receive and drop one message from ``comm`` or ``bulk``, if there is one."""
+        status = MPI.Status()
+        comm = self.bulk if which else self.comm
+        found = comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+        if found is None:
+            return False
+        found.Recv([bytearray(status.Get_count(MPI.BYTE)), MPI.BYTE])
+        missing[status.Get_source(), which] -= 1
+        self.received[which][status.Get_source()] += 1
+        return True
+
+
+@translate_mpi_errors
+def acquire_world_pair() -> CommunicatorPair:
+    """Return the last ``init()``'s pair if it can be reused, or a new one; collective."""
+    world = MPI.COMM_WORLD
+    last = max(_idle_pairs, key=lambda pair: pair.serial, default=None)
+    _idle_pairs.clear()
+    if not _reusable(last, world, np.arange(world.size)) or last is None:
+        last = CommunicatorPair(world.Dup(), next(_serials))
+    last.in_use = True
+    return last
+
+
+def _reusable(pair: CommunicatorPair | None, comm: MPI.Intracomm, members: Counts) -> bool:
+    """Return whether all ranks of a communicator can reuse a pair; collective among them.
+
+    Args:
+        pair: The pair; None where this rank has none.
+        comm: Communicator of the ranks that decide together.
+        members: Those of its ranks that the pair connects.
+    """
+    mine = np.zeros(3, dtype=np.int64)
+    if pair is not None:
+        busy = pair.in_use or pair.counts_invalid or pair.pending_collectives > 0
+        mine[:] = pair.serial, pair.collectives, not busy
+    every = np.empty((comm.size, 3), dtype=np.int64)
+    comm.Allgather(mine, every)
+    serials, collectives, usable = every.T
+    alike = len({*serials.tolist()}) == 1 and len({*collectives[members].tolist()}) == 1
+    if not _true_on_all(comm, mine=alike and bool(usable.all())) or pair is None:
+        return False
+    return _true_on_all(comm, mine=pair.drain())
+
+
+def _true_on_all(comm: MPI.Intracomm, *, mine: bool) -> bool:
+    """Return whether a condition holds on all ranks; collective."""
+    found = np.empty(1, dtype=np.int64)
+    comm.Allreduce(np.array([int(mine)]), found, MPI.MIN)
+    return bool(found[0])

@@ -1,0 +1,188 @@
+"""MPI transport, by mpi4py on duplicates of COMM_WORLD, apart from the user's own messages."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from asyncddp.errors import EnvironmentProblem
+from asyncddp.transport.base import Request, Transport
+from asyncddp.transport.mpi.communicator_pair import CommunicatorPair, acquire_world_pair
+from asyncddp.transport.mpi.mpi_requests import MPIReceiveRequest, MPIRequest, translate_mpi_errors
+from asyncddp.transport.mpi.nonblocking_collectives import MPICollectives, allgather_records
+from asyncddp.transport.mpi.runtime import MPI
+from asyncddp.transport.mpi.startup import start_and_synchronize
+from asyncddp.transport.startup_deadline import StartupDeadline
+
+_EAGER_BYTES = 60 << 10  # bytes that MPI libraries send over TCP by the eager protocol
+_MESSAGE_TAG = 0
+_FABRIC = Path("/sys/class/infiniband")  # exists where the network is not TCP
+_CLOSE_TIMEOUT = 1.0  # seconds in which close() tries to send the last messages
+_YIELD_ATTEMPTS = 20_000  # about 20 ms of polling
+_SLEEP_SECONDS = 0.00005  # seconds
+
+
+class MPITransport(MPICollectives):
+    """Transport over MPI between the ranks of one communicator.
+
+    Args:
+        pair: The communicators; duplicates of ``COMM_WORLD`` if not given.
+        startup: Deadline for the other ranks, where no communicators are given.
+
+    Raises:
+        EnvironmentProblem: The MPI library gives less than ``MPI_THREAD_FUNNELED``.
+        WaitTimeoutError: Some ranks have not arrived by the deadline.
+        MismatchError: A setting that all ranks must share differs.
+    """
+
+    name = "mpi"
+
+    def __init__(
+        self, pair: CommunicatorPair | None = None, startup: StartupDeadline | None = None
+    ) -> None:
+        if pair is None:
+            start_and_synchronize(
+                StartupDeadline.for_single_process() if startup is None else startup
+            )
+        level = MPI.Query_thread()
+        if level < MPI.THREAD_FUNNELED:
+            raise EnvironmentProblem(
+                "MPI was initialised with MPI_THREAD_SINGLE, which this library cannot use. Let "
+                "mpi4py initialise it, or ask for MPI_THREAD_MULTIPLE in your own MPI_Init_thread."
+            )
+        self.allows_threads = level >= MPI.THREAD_SERIALIZED
+        self._world = pair is None
+        self._pair = acquire_world_pair() if pair is None else pair
+        self._comm, self._bulk = self._pair.comm, self._pair.bulk
+        self.rank, self.size = self._comm.rank, self._comm.size
+        self._pending_sends: list[tuple[MPI.Request, bytes]] = []
+        self._abandoned: list[MPIRequest] = []
+        self._status = MPI.Status()
+        self._same_host: frozenset[int] | None = None
+        self._spin_attempts = 200 if _available_cores() >= self._comm.size else 0
+        self._closed = False
+
+    @classmethod
+    def join(cls, startup: StartupDeadline) -> Transport:
+        """Open the transport between all processes of the job."""
+        return cls(startup=startup)
+
+    @translate_mpi_errors
+    def post(self, peer: int, message: bytes) -> None:
+        """Send the message by Isend; its bytes are kept until MPI has sent them."""
+        if len(self._pending_sends) > 16:
+            self._pending_sends = [pair for pair in self._pending_sends if not pair[0].Test()]
+        request = self._comm.Isend([message, MPI.BYTE], peer, _MESSAGE_TAG)
+        self._pair.sent[0][peer] += 1
+        self._pending_sends.append((request, message))
+
+    @translate_mpi_errors
+    def poll(self) -> Iterable[tuple[int, bytes]]:
+        """Receive every message that a matching probe finds, from any rank."""
+        came = []
+        while (found := self._comm.Improbe(MPI.ANY_SOURCE, _MESSAGE_TAG, self._status)) is not None:
+            message = bytearray(self._status.Get_count(MPI.BYTE))
+            source = self._status.Get_source()
+            found.Recv([message, MPI.BYTE])
+            self._pair.received[0][source] += 1
+            came.append((source, bytes(message)))
+        if self._abandoned:
+            self._abandoned = [request for request in self._abandoned if not request.is_finished()]
+        return came
+
+    def keep_until_complete(self, requests: MPIRequest) -> None:
+        """Keep an abandoned request's buffers alive until MPI has completed it."""
+        self._pair.counts_invalid = True
+        self._abandoned.append(requests)
+
+    def _piece_limit(self, peer: int) -> int | None:
+        """Return the largest piece for a peer in bytes, the same on both ends; None: unlimited.
+
+        A longer piece goes by the rendezvous protocol, and over TCP the peer's reply waits in its
+        socket behind what the peer itself is sending here: both directions of a link would take
+        turns.
+        """
+        return None if self._same_host is None or peer in self._same_host else _EAGER_BYTES
+
+    @translate_mpi_errors
+    def isend(self, data: torch.Tensor, peer: int, tag: int) -> Request:
+        """Send by Isend in pieces that are sent eagerly, or that C ints can count."""
+        pieces = self._pieces(data, self._piece_limit(peer))
+        started = [self._bulk.Isend([piece, MPI.BYTE], peer, tag) for piece in pieces]
+        self._pair.sent[1][peer] += len(pieces)
+        return MPIRequest(self, started, pieces)
+
+    @translate_mpi_errors
+    def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Request:
+        """Receive by Irecv in the same pieces as the sender's."""
+        pieces = self._pieces(out, self._piece_limit(peer))
+        started = [self._bulk.Irecv([piece, MPI.BYTE], peer, tag) for piece in pieces]
+        self._pair.received[1][peer] += len(pieces)
+        return MPIReceiveRequest(self, started, pieces)
+
+    def split(self, color: int, key: int) -> Transport:
+        """Split the communicators."""
+        return MPITransport(self._pair.split(color, key))
+
+    @translate_mpi_errors
+    def machine_id(self) -> int:
+        """Return the lowest rank on this machine, and learn which peers are on it."""
+        node = self._comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
+        try:
+            near = allgather_records(node, self.rank, int)
+        finally:
+            node.Free()
+        fabric = any(allgather_records(self._comm, _FABRIC.is_dir(), bool))
+        self._same_host = None if fabric else frozenset(near)
+        return near[0]
+
+    def backoff(self, attempt: int, *, background: bool = False) -> None:
+        """Spin if no core is shared, then yield, then sleep; in the background only sleep."""
+        if background:
+            time.sleep(_SLEEP_SECONDS if attempt < 1000 else 10 * _SLEEP_SECONDS)
+        elif attempt >= self._spin_attempts + _YIELD_ATTEMPTS:
+            time.sleep(_SLEEP_SECONDS if attempt < 2 * _YIELD_ATTEMPTS else 10 * _SLEEP_SECONDS)
+        elif attempt >= self._spin_attempts:
+            os.sched_yield()
+
+    def close(self) -> None:
+        """Wait until the posted messages are sent, for a second at most.
+
+        The communicators are kept for the next ``init()``.
+        """
+        if self._closed or MPI.Is_finalized():
+            return
+        self._closed = True
+        deadline = time.monotonic() + _CLOSE_TIMEOUT
+        while self._pending_sends and time.monotonic() < deadline:
+            time.sleep(_SLEEP_SECONDS)
+            self._release_completed()
+        self._pair.release(world=self._world)
+        _DRAINING.append(self)
+        for transport in _DRAINING[:]:
+            transport._release_completed()
+            if not (transport._pending_sends or transport._abandoned):
+                _DRAINING.remove(transport)
+
+    @translate_mpi_errors
+    def _release_completed(self) -> None:
+        """Release the buffers of completed sends and abandoned requests."""
+        self._pending_sends = [pair for pair in self._pending_sends if not pair[0].Test()]
+        self._abandoned = [request for request in self._abandoned if not request.is_finished()]
+
+    def abort(self, code: int) -> None:
+        """End all processes of the job by MPI_Abort."""
+        MPI.COMM_WORLD.Abort(code)
+
+
+_DRAINING: list[MPITransport] = []
+"""Closed transports whose buffers MPI still uses."""
+
+
+def _available_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,1 @@
+"""Shared-memory transport: memory mapped by all ranks of a machine, and MPI between machines."""

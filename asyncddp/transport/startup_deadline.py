@@ -1,0 +1,139 @@
+"""Deadline of ``init()``: which ranks have not called it yet, when to warn and when to give up."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from asyncddp.config import Config
+from asyncddp.errors import WaitTimeoutError
+
+logger = logging.getLogger("asyncddp")
+
+_MPI_STARTUP_SECONDS = 60.0  # seconds that MPI itself may take once all processes have come
+_LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+_NONE_MISSING = "all ranks have called it, but MPI has not started"
+
+
+class InitArrivalTracker:
+    """Tracker of the local ranks that have entered ``init()``, known before MPI starts.
+
+    While the context is open, a rank holds a name among the abstract Unix sockets of the machine,
+    which the system frees when the process ends; nothing is sent, and no socket listens. Linux
+    only.
+
+    Args:
+        job: Identifier of the run, the same on all of its ranks.
+        rank: This rank.
+        local_size: Number of ranks on this machine.
+    """
+
+    def __init__(self, job: str, rank: int, local_size: int) -> None:
+        self._prefix, self._rank, self.local_size = f"\0asyncddp-{job}-", rank, local_size
+        self._held: socket.socket | None = None
+
+    @classmethod
+    def from_environment(cls, rank: int, environ: Mapping[str, str]) -> InitArrivalTracker | None:
+        """Make this process's tracker from the launcher's variables; None where they are unset."""
+        job = environ.get("PMIX_NAMESPACE") or f"parent-{os.getppid()}"
+        local_size = next(
+            (environ[name] for name in _LOCAL_SIZE_VARIABLES if name in environ), None
+        )
+        return None if local_size is None else cls(f"{os.getuid()}-{job}", rank, int(local_size))
+
+    def __enter__(self) -> InitArrivalTracker:
+        """Show that this rank is in ``init()``."""
+        with contextlib.suppress(OSError):
+            self._held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._held.bind(f"{self._prefix}{self._rank}")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Show that this rank no longer waits in ``init()``."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+    def arrived(self, size: int) -> list[int]:
+        """Return the ranks of this machine that are in ``init()``, of ``size`` in all."""
+        return [other for other in range(size) if other == self._rank or self._holds(other)]
+
+    def _holds(self, other: int) -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect(f"{self._prefix}{other}")
+            except OSError:
+                return False
+        return True
+
+
+@dataclass
+class StartupDeadline:
+    """Deadline of one rank's ``init()``, with the settings that all ranks must share.
+
+    Attributes:
+        rank, size: This rank and the number of ranks, by the launcher's variables.
+        config: The deadlines, and the settings that must be the same on all ranks.
+        end_process: Ends this process with an error, where an exception cannot be raised.
+        arrival_tracker: Shows which ranks of this machine have arrived, where that can be known.
+    """
+
+    rank: int
+    size: int
+    config: Config
+    end_process: Callable[[BaseException], NoReturn]
+    arrival_tracker: InitArrivalTracker | None = None
+    started_at: float = field(default_factory=time.monotonic, init=False)
+    _warned: bool = field(default=False, init=False)
+
+    @classmethod
+    def for_single_process(cls) -> StartupDeadline:
+        """Make the deadline of a transport that is opened without ``init()``."""
+
+        def end_process(error: BaseException) -> NoReturn:
+            """Print the error and end the process."""
+            os.write(2, f"{type(error).__name__}: {error}\n".encode())
+            os._exit(1)
+
+        return cls(0, 1, Config.from_environment(), end_process)
+
+    def check(self) -> WaitTimeoutError | None:
+        """Warn once when that is due; return the error to raise once the deadline has passed."""
+        waited, config = time.monotonic() - self.started_at, self.config
+        warns = waited > config.warn_after and not self._warned
+        if not warns and waited <= config.timeout:
+            return None
+        missing = self._missing()
+        extra = _MPI_STARTUP_SECONDS if missing == _NONE_MISSING else 0.0
+        if waited > config.timeout + extra:
+            return WaitTimeoutError(
+                f"rank {self.rank}: init() was not done in {waited:.1f} s "
+                f"(ASYNCDDP_TIMEOUT={config.timeout:g}); {missing}"
+            )
+        if warns and waited > config.warn_after + extra:
+            self._warned = True
+            logger.warning(
+                "rank %d: init() has been waiting for %.0f s; %s", self.rank, waited, missing
+            )
+        return None
+
+    def _missing(self) -> str:
+        """Describe which ranks have yet to call ``init()``."""
+        if self.arrival_tracker is None:
+            return f"not all {self.size} ranks have called it"
+        arrived, here = self.arrival_tracker.arrived(self.size), self.arrival_tracker.local_size
+        if here == self.size:
+            missing = sorted(set(range(self.size)) - set(arrived))
+            names = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+            return f"missing: {names}" if missing else _NONE_MISSING
+        machine = f"of machine {socket.gethostname()}"
+        if len(arrived) == here:
+            return f"missing: ranks of other machines; all {here} {machine} have called it"
+        away = here - len(arrived)
+        return f"missing: {away} of the {here} ranks {machine}, where {arrived} are here"

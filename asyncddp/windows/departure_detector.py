@@ -1,0 +1,93 @@
+"""Detection of neighbours that have left asynchronous averaging, from their step counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+CONCLUDED = 1 << 62
+"""Added to the step count that a rank publishes when no step of it follows: it is never behind."""
+
+_SILENT = 100
+"""Rounds without a new step of a neighbour, at least, before it counts as having left."""
+_USUAL = 20
+"""The same, as a multiple of the rounds that it usually takes for a step."""
+
+
+@dataclass
+class _NeighborProgress:
+    """Progress of a neighbour: its step, the round of the last change, and the steps observed."""
+
+    step: int
+    since: int
+    first: int
+    steps: int = 0
+
+    def max_silence(self) -> float:
+        """Return how many rounds without a new step are tolerated."""
+        usual = (self.since - self.first) / self.steps if self.steps else 1.0
+        return max(_SILENT, _USUAL * usual)
+
+
+class DepartureDetector:
+    """Detector of neighbours that have left averaging, from the step counts that they publish.
+
+    A neighbour has left when it has made fewer steps than this rank and makes no more:
+
+    - it has said that no step follows: :data:`CONCLUDED` was added to its step count;
+    - it has left the world: its script has ended, or it has called ``shutdown()``;
+    - its step count has stayed the same for more than 100 rounds of this rank, and for more than 20
+      times as many rounds as it usually takes for a step.
+
+    One that makes a step again is back.
+
+    Args:
+        gone: Returns True for a rank that has left the world.
+
+    Attributes:
+        now: Those that had left when :meth:`look` was called last, ascending.
+
+    Example:
+        >>> departures = DepartureDetector(gone=lambda rank: rank == 2)
+        >>> departures.look(7, {1: 7, 2: 7, 3: CONCLUDED + 7})
+        ()
+        >>> departures.look(8, {1: 7, 2: 7, 3: CONCLUDED + 7})
+        (2, 3)
+        >>> silent = [departures.look(step, {1: 7}) for step in range(9, 109)]
+        >>> silent[-2:], departures.look(109, {1: 8})
+        ([(), (1,)], ())
+    """
+
+    def __init__(self, gone: Callable[[int], bool]) -> None:
+        self._gone = gone
+        self._rounds = 0
+        self._known: dict[int, _NeighborProgress] = {}
+        self.now: tuple[int, ...] = ()
+
+    def look(self, own: int, steps: Mapping[int, int]) -> tuple[int, ...]:
+        """Evaluate the step counts, once in each round of this rank.
+
+        Args:
+            own: Steps that this rank has made.
+            steps: The newest count that is known of each neighbour.
+
+        Returns:
+            Those that have left, ascending.
+        """
+        self._rounds += 1
+        left = [rank for rank, step in steps.items() if self._has_left(rank, step, own)]
+        self.now = tuple(sorted(left))
+        return self.now
+
+    def _has_left(self, rank: int, step: int, own: int) -> bool:
+        concluded, step = divmod(step, CONCLUDED)
+        known = self._known.get(rank)
+        if known is None:
+            known = self._known[rank] = _NeighborProgress(step, self._rounds, self._rounds)
+        if step != known.step:
+            known.steps += max(1, step - known.step)
+            known.step, known.since = step, self._rounds
+        if own <= step:
+            return False
+        silent = self._rounds - known.since > known.max_silence()
+        return bool(concluded) or silent or self._gone(rank)

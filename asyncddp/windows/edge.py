@@ -1,0 +1,164 @@
+"""Interfaces of a window edge between two ranks: its writer, its reader, and their buffers."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from asyncddp.shm.arena import SharedMemoryHandle
+
+
+class RefCountedBuffer:
+    """Reference-counted tensor that a window publishes: written once, then unchanged while in use.
+
+    Attributes:
+        tensor: The values.
+        place: Their location in shared memory; None if they are not shared.
+        holds: The number of references by threads and messages of this rank.
+    """
+
+    counting = threading.Lock()
+    """Lock held while references are counted, or checked to find a free buffer."""
+
+    def __init__(self, tensor: torch.Tensor, place: SharedMemoryHandle | None) -> None:
+        self.tensor, self.place, self.holds = tensor, place, 0
+
+    def hold(self) -> None:
+        """Add a reference: the values stay unchanged."""
+        with self.counting:
+            self.holds += 1
+
+    def drop(self) -> None:
+        """Drop a reference."""
+        with self.counting:
+            self.holds -= 1
+
+
+class Snapshot(NamedTuple):
+    """Snapshot of what a writer has published along an edge: ``weight * tensor``, and its p.
+
+    Attributes:
+        version: The number of puts and accumulates along the edge.
+        floor: The version by which all earlier ones were overwritten; 0 where it adds to them.
+        weight: Factor of the tensor.
+        p: The associated scalar, of push-sum.
+        clock: The writer's step when it published.
+        time: The time of publication, in seconds of the reader's monotonic clock.
+        tensor: The values; they stay unchanged until the reader releases them.
+    """
+
+    version: int
+    floor: int
+    weight: float
+    p: float
+    clock: int
+    time: float
+    tensor: torch.Tensor
+
+
+class EdgeWriter(ABC):
+    """Writer's end of a window edge (abstract)."""
+
+    _version = 0
+
+    @abstractmethod
+    def put(self, buffer: RefCountedBuffer, weight: float, p: float, clock: int) -> int:
+        """Publish ``weight * buffer`` in place of all that was published before.
+
+        Returns:
+            The version, for :meth:`arrived`.
+        """
+
+    @abstractmethod
+    def add(
+        self,
+        buffer: RefCountedBuffer,
+        weight: float,
+        p: float,
+        clock: int,
+        acquire_buffer: Callable[[], RefCountedBuffer],
+    ) -> int:
+        """Publish ``weight * buffer`` added to what the reader has not taken yet.
+
+        Args:
+            buffer: Values.
+            weight: Their factor.
+            p: The associated scalar.
+            clock: The writer's step.
+            acquire_buffer: Returns a buffer for a sum, where one has to be formed.
+
+        Returns:
+            The version, for :meth:`arrived`.
+        """
+
+    @abstractmethod
+    def set_clock(self, clock: int) -> None:
+        """Tell the reader the step count, at the latest with the next message."""
+
+    def tell(self, clock: int) -> None:
+        """Tell the reader at once how many steps the writer has made."""
+        self.set_clock(clock)
+
+    visible_at_once = True
+    """True if the reader sees at once what is published."""
+
+    @property
+    def published(self) -> int:
+        """The version that was published last; 0 before the first."""
+        return self._version
+
+    def arrived(self, version: int) -> bool:
+        """Return True if the reader can see a version, or a later one."""
+        del version
+        return True
+
+    def reader_gets(self) -> bool:
+        """Return True if the reader has ever got a tensor."""
+        return False
+
+    @abstractmethod
+    def has_unread(self) -> bool:
+        """Return True if the reader is not known to have taken all that was published."""
+
+    @abstractmethod
+    def in_use(self) -> Sequence[RefCountedBuffer]:
+        """Return the buffers that the reader reads, or may begin to; call after a full fence."""
+
+
+class EdgeReader(ABC):
+    """Reader's end of a window edge (abstract); a snapshot is valid until :meth:`release`."""
+
+    taken = 0
+    """The version up to which everything was taken."""
+
+    @abstractmethod
+    def look(self) -> Snapshot | None:
+        """Return a snapshot of what was published last; None if it was taken.
+
+        Raises:
+            PeerLeftError: It cannot be read any more.
+        """
+
+    @abstractmethod
+    def take(self) -> Snapshot | None:
+        """Return a snapshot as :meth:`look` does, and mark it as taken: later sums start anew.
+
+        Raises:
+            PeerLeftError: It cannot be read any more.
+        """
+
+    @abstractmethod
+    def release(self) -> None:
+        """Release the snapshot."""
+
+    @abstractmethod
+    def version(self) -> int:
+        """Return the version that was published last."""
+
+    @abstractmethod
+    def clock(self) -> int:
+        """Return the writer's last known step count."""

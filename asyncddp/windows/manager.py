@@ -1,0 +1,322 @@
+"""All windows of one rank: creation, look-up by name, and messages from other ranks."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+
+from asyncddp.context import Context
+from asyncddp.device.streams import DeviceStreams, streams_of
+from asyncddp.errors import ArgumentError, PeerError, UnknownNameError
+from asyncddp.shm.arena import OwnedChunk, SharedMemoryHandle, handle_of_block
+from asyncddp.shm.buddy_allocator import AllocatedBlock
+from asyncddp.torch_modes import refuse_transforms
+from asyncddp.windows.device_staging import DeviceResources
+from asyncddp.windows.edge import Snapshot
+from asyncddp.windows.message_edge import (
+    ADD,
+    ARRIVED,
+    PUT,
+    TAKEN,
+    TICK,
+    MessageReader,
+    MessageWriter,
+    PendingGet,
+)
+from asyncddp.windows.mutex import FREE, LOCK, LOCKED, WindowMutex
+from asyncddp.windows.shared_memory_edge import WORDS, SharedMemoryReader, SharedMemoryWriter
+from asyncddp.windows.traced_window import TracedWindow
+from asyncddp.windows.window import Window, WindowEdges
+from topology import Schedule
+
+_SERVICE = "windows"
+_making = threading.Lock()
+_GET, _GOT, _GONE = "get", "got", "gone"
+_POLL_INTERVAL = 0.002  # seconds between polls of the transport while peers may send at any time
+_EDGE_BYTES = 16 * WORDS  # bytes of the words of both edges to a peer
+
+
+class WindowManager:
+    """Manager of all windows of a rank: creates, finds and frees them, and handles their messages.
+
+    Args:
+        context: The rank's context.
+
+    Attributes:
+        with_p: True if the verbs map the associated p as well.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._engine = context, context.engine
+        self._by_name: dict[str, Window] = {}
+        self._by_number: dict[int, Window] = {}
+        self._mutexes: dict[int, WindowMutex] = {}
+        self._edge_words: dict[int, list[AllocatedBlock[OwnedChunk]]] = {}
+        self._tickets = itertools.count()
+        self._pending_gets: weakref.WeakValueDictionary[int, PendingGet] = (
+            weakref.WeakValueDictionary()
+        )
+        group = context.transport.window_group
+        self._arena = None if group is None else group.arena
+        self._devices: dict[DeviceStreams, DeviceResources] = {}
+        self._made = 0
+        self._pause = self._engine.idle_interval
+        self.with_p = False
+        self._message_handlers: dict[str, Callable[[Window, int, list[Any], Any], None]] = {
+            PUT: partial(self._handle_put, PUT),
+            ADD: partial(self._handle_put, ADD),
+            ARRIVED: self._handle_arrived,
+            TAKEN: self._handle_taken,
+            TICK: self._handle_clock,
+            _GET: self._handle_get_request,
+            _GOT: self._handle_get_reply,
+            _GONE: self._handle_freed,
+            **{word: self._lock_handler(word) for word in (LOCK, LOCKED, FREE)},
+        }
+        with self._engine.active_messages() as active_messages:
+            active_messages.handlers[_SERVICE] = self._handle_message
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all windows, sorted."""
+        return sorted(self._by_name)
+
+    def find(self, verb: str, name: str) -> Window:
+        """Return the window of a name.
+
+        Raises:
+            UnknownNameError: There is none.
+            ArgumentError: ``torch.func`` transforms the caller.
+        """
+        refuse_transforms(verb)
+        window = self._by_name.get(name)
+        if window is None:
+            known = ", ".join(map(repr, self.names)) or "none"
+            raise UnknownNameError(
+                f"{verb}: argument name: there is no window {name!r}; there are: {known}. Call "
+                "win_create first, on all ranks"
+            )
+        return window
+
+    def mutex(self, window: Window) -> WindowMutex:
+        """Return the mutex of a window."""
+        return self._mutexes[window.number]
+
+    # creation
+
+    def prepare(
+        self, name: str, tensor: torch.Tensor, schedule: Schedule, *, zero_init: bool
+    ) -> Window:
+        """Make a window whose edges are not known yet."""
+        number = self._made
+        self._made += 1
+        facts = self._context, name, number, tensor, schedule, self._arena, self._device_of(tensor)
+        if self._context.tracer is None:
+            return Window(*facts, zero_init=zero_init)
+        return TracedWindow(self._context.tracer, *facts, zero_init=zero_init)
+
+    def _device_of(self, tensor: torch.Tensor) -> DeviceResources | None:
+        streams = streams_of(tensor)
+        if streams is None:
+            return None
+        if streams not in self._devices:
+            self._devices[streams] = DeviceResources(streams)
+        return self._devices[streams]
+
+    def reserve_edge_words(
+        self, targets: list[int]
+    ) -> tuple[
+        dict[int, tuple[SharedMemoryHandle, SharedMemoryHandle]],
+        dict[int, AllocatedBlock[OwnedChunk]],
+    ]:
+        """Reserve shared memory for the control words of the edges to ranks of this machine.
+
+        Returns:
+            Where the two edges to each of them begin, for the others; and the same for
+            :meth:`connect`.
+        """
+        group, places, own = self._context.transport.window_group, {}, {}
+        for target in targets:
+            if group is not None and target in group.processes:
+                block = own[target] = group.arena.take(_EDGE_BYTES, zeroed=_EDGE_BYTES)
+                first = handle_of_block(block)
+                places[target] = first, first._replace(offset=first.offset + 8 * WORDS)
+        return places, own
+
+    def release_edge_words(self, blocks: Iterable[AllocatedBlock[OwnedChunk]]) -> None:
+        """Free the control words of edges."""
+        for block in blocks:
+            if self._arena is not None:
+                self._arena.give(block)
+
+    def connect(
+        self,
+        window: Window,
+        targets: list[int],
+        sources: dict[int, tuple[SharedMemoryHandle, SharedMemoryHandle] | None],
+        own: dict[int, AllocatedBlock[OwnedChunk]],
+    ) -> None:
+        """Make a window's edges, and register it by name.
+
+        Args:
+            window: The window.
+            targets: Out-neighbours.
+            sources: In-neighbours, and the places of their control words in shared memory, if any.
+            own: The second result of :meth:`reserve_edge_words`.
+
+        Raises:
+            PeerLeftError: The memory of a neighbour on this machine cannot be read.
+        """
+        edges = WindowEdges({}, {}, {}, {})
+        for peer in targets:
+            if peer in own:
+                chunk, first = own[peer].chunk, own[peer].offset
+                edges.outgoing[peer] = SharedMemoryWriter(chunk, first)
+                edges.get_writers[peer] = SharedMemoryWriter(chunk, first + 8 * WORDS)
+            else:
+                edges.outgoing[peer] = MessageWriter(self._engine, peer, _SERVICE, window.number)
+        group = self._context.transport.window_group
+        for peer, places in sources.items():
+            if places is not None and group is not None:
+                form = (window.shape, window.dtype, self._what(window, peer))
+                process, arena = group.processes[peer], group.arena
+                edges.incoming[peer] = SharedMemoryReader(arena, process, places[0], *form)
+                edges.get_readers[peer] = SharedMemoryReader(arena, process, places[1], *form)
+            else:
+                edges.incoming[peer] = MessageReader(
+                    partial(self._send, peer, window.number, TAKEN)
+                )
+        window.open(edges)
+        number, what = window.number, f"the mutex of window {window.name!r}"
+        self._mutexes[number] = WindowMutex(
+            self._engine,
+            self._context.rank,
+            lambda peer, word, ticket: self._send(peer, number, word, ticket),
+            window.require_open,
+            what,
+        )
+        self._edge_words[number] = list(own.values())
+        self._by_name[window.name] = self._by_number[number] = window
+        if len(own) < len(targets) or None in sources.values():
+            self._engine.idle_interval = _POLL_INTERVAL
+
+    def _what(self, window: Window, peer: int) -> str:
+        return f"rank {self._context.rank}: window {window.name!r}: rank {peer}"
+
+    def drop(self, name: str) -> None:
+        """Remove a window that no peer uses any more."""
+        with self._engine.active_messages():  # while no message about it is handled
+            window = self._by_name.pop(name)
+            del self._by_number[window.number], self._mutexes[window.number]
+        window.close(ArgumentError(f"window {name!r} was freed by win_free"))
+        self.release_edge_words(self._edge_words.pop(window.number))
+        self._context.topologies.pinned.discard(name)
+        if not self._by_name:
+            self._engine.idle_interval = self._pause
+
+    # messages
+
+    def _send(self, peer: int, *content: Any, tensor: torch.Tensor | None = None) -> None:
+        with self._engine.active_messages() as active_messages:
+            active_messages.send(peer, _SERVICE, content, tensor)
+
+    def request_tensor(self, window: Window, peer: int) -> PendingGet:
+        """Request the tensor that a rank of another machine lets others get."""
+        request, ticket = PendingGet(), next(self._tickets)
+        self._pending_gets[ticket] = request
+        self._send(peer, window.number, _GET, ticket)
+        return request
+
+    def _handle_message(
+        self, peer: int, content: tuple[Any, ...], tensor: torch.Tensor | None
+    ) -> None:
+        """Handle a message of a peer; called by the engine, under its lock."""
+        number, word, *facts = content
+        window = self._by_number.get(number)
+        if window is not None:
+            self._message_handlers[word](window, peer, facts, tensor)
+        elif word in (PUT, ADD, _GET, LOCK):
+            self._send(peer, number, _GONE)
+
+    def _handle_put(
+        self, kind: str, window: Window, peer: int, facts: list[Any], tensor: torch.Tensor | None
+    ) -> None:
+        edge = window.edges.incoming[peer]
+        if isinstance(edge, MessageReader) and tensor is not None:
+            edge.receive(kind, tuple(facts), tensor)
+        self._send(peer, window.number, ARRIVED, facts[-1])
+
+    def _handle_arrived(self, window: Window, peer: int, facts: list[Any], tensor: Any) -> None:
+        del tensor
+        edge = window.edges.outgoing[peer]
+        if isinstance(edge, MessageWriter):
+            edge.handle_arrived(facts[0])
+
+    def _handle_taken(self, window: Window, peer: int, facts: list[Any], tensor: Any) -> None:
+        del tensor
+        edge = window.edges.outgoing[peer]
+        if isinstance(edge, MessageWriter):
+            edge.handle_taken(facts[0])
+
+    def _handle_clock(self, window: Window, peer: int, facts: list[Any], tensor: Any) -> None:
+        del tensor
+        edge = window.edges.incoming[peer]
+        if isinstance(edge, MessageReader):
+            edge.handle_clock(facts[0])
+
+    def _handle_get_request(self, window: Window, peer: int, facts: list[Any], tensor: Any) -> None:
+        del tensor
+        window.remote_get_received = True
+        published = window.published()
+        if published is not None:
+            values, clock = published
+            self._send(peer, window.number, _GOT, facts[0], clock, tensor=values)
+
+    def _handle_get_reply(
+        self, window: Window, peer: int, facts: list[Any], tensor: torch.Tensor | None
+    ) -> None:
+        del window, peer
+        ticket, clock = facts
+        request = self._pending_gets.get(ticket)
+        if request is not None and tensor is not None:
+            request.reply = Snapshot(0, 0, 1.0, 0.0, clock, time.monotonic(), tensor)
+
+    def _handle_freed(self, window: Window, peer: int, facts: list[Any], tensor: Any) -> None:
+        del facts, tensor
+        window.end = PeerError(
+            f"rank {self._context.rank}: window {window.name!r} was freed by rank {peer}; call "
+            "win_free on all ranks"
+        )
+
+    def _lock_handler(self, word: str) -> Callable[[Window, int, list[Any], Any], None]:
+        def handle(window: Window, peer: int, facts: list[Any], tensor: Any) -> None:
+            """Pass a lock message on to the window's mutex."""
+            del tensor
+            # whoever waits for a slot waits for this rank to poll
+            self._engine.idle_interval = _POLL_INTERVAL
+            self._mutexes[window.number].handle_message(peer, word, facts[0])
+
+        return handle
+
+
+def windows_of(context: Context) -> WindowManager:
+    """Return the window manager of a context; made on first use.
+
+    Raises:
+        NotInitializedError: The world has ended, or this process is a fork of the one that made it.
+    """
+    context.engine.ensure_open("window")
+    found: WindowManager | None = context.extensions.get(_SERVICE)
+    if found is None:
+        with _making:
+            found = context.extensions.get(_SERVICE)
+            if found is None:
+                found = context.extensions[_SERVICE] = WindowManager(context)
+    return found

@@ -1,0 +1,201 @@
+"""Window edge to a rank of another machine: tensors are sent by message, at most one at a time.
+
+While one is under way, the next one waits at the writer, where a later put replaces it and a later
+accumulate is added to it: a slow network makes readers see fewer versions, and never makes a writer
+wait or its memory grow. The reader's engine stores what arrives, on whichever thread drives it, and
+confirms it to the writer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from asyncddp.engine import ProgressEngine
+from asyncddp.kernels.weighted_sum import weighted_sum
+from asyncddp.tensors.allocation import empty
+from asyncddp.windows.edge import EdgeReader, EdgeWriter, RefCountedBuffer, Snapshot
+
+PUT, ADD, ARRIVED, TAKEN, TICK = "put", "add", "arrived", "taken", "tick"
+
+
+class PendingGet:
+    """Pending get: request for the tensor of a rank on another machine.
+
+    Attributes:
+        reply: The tensor that was received; None until then.
+    """
+
+    reply: Snapshot | None = None
+
+
+class _PendingPut:
+    """A put or accumulate message that waits to be sent, or is being sent."""
+
+    def __init__(
+        self, kind: str, buffer: RefCountedBuffer, weight: float, p: float, clock: int, version: int
+    ) -> None:
+        self.kind, self.buffer, self.weight, self.p = kind, buffer, weight, p
+        self.clock, self.version = clock, version
+        buffer.hold()
+
+    def drop(self) -> None:
+        """Release the buffer, which is not read any more."""
+        self.buffer.drop()
+
+
+class MessageWriter(EdgeWriter):
+    """Writer's end of a window edge that sends tensors by message.
+
+    Args:
+        engine: Sends and receives messages.
+        peer: The reader.
+        service: The name of the active-message handler of windows.
+        window: The window's number.
+    """
+
+    visible_at_once = False
+
+    def __init__(self, engine: ProgressEngine, peer: int, service: str, window: int) -> None:
+        self._engine, self._peer, self._address = engine, peer, (service, window)
+        self._version = self._arrived = self._taken = 0
+        self._sent: _PendingPut | None = None
+        self._next: _PendingPut | None = None
+
+    def put(self, buffer: RefCountedBuffer, weight: float, p: float, clock: int) -> int:
+        """Send a tensor, or queue it in place of the queued one."""
+        with self._engine.active_messages():
+            self._version += 1
+            if self._next is not None:
+                self._next.drop()
+            self._next = _PendingPut(PUT, buffer, weight, p, clock, self._version)
+            self._send_next()
+            return self._version
+
+    def add(
+        self,
+        buffer: RefCountedBuffer,
+        weight: float,
+        p: float,
+        clock: int,
+        acquire_buffer: Callable[[], RefCountedBuffer],
+    ) -> int:
+        """Send a tensor to be added, or queue it, added to the queued one."""
+        with self._engine.active_messages():
+            self._version += 1
+            before, kind = self._next, ADD
+            if before is not None:
+                total = acquire_buffer()
+                terms = [(before.buffer.tensor, before.weight), (buffer.tensor, weight)]
+                weighted_sum(total.tensor, terms)
+                before.drop()
+                buffer, weight, p, kind = total, 1.0, before.p + p, before.kind
+            self._next = _PendingPut(kind, buffer, weight, p, clock, self._version)
+            if before is not None:
+                buffer.drop()  # the message holds it now
+            self._send_next()
+            return self._version
+
+    def set_clock(self, clock: int) -> None:
+        """Do nothing: the step count goes with the next message."""
+
+    def tell(self, clock: int) -> None:
+        """Send the step count in a message of its own."""
+        service, window = self._address
+        with self._engine.active_messages() as active_messages:
+            active_messages.send(self._peer, service, (window, TICK, clock))
+
+    def arrived(self, version: int) -> bool:
+        """Return True if the reader has confirmed the version."""
+        return self._arrived >= version
+
+    def handle_arrived(self, version: int) -> None:
+        """Handle the reader's confirmation that it has stored a version."""
+        self._arrived = max(self._arrived, version)
+        if self._sent is not None and self._sent.version <= version:
+            self._sent.drop()
+            self._sent = None
+        self._send_next()
+
+    def has_unread(self) -> bool:
+        """Return True if the reader is not known to have taken the newest version."""
+        return self._taken < self._version
+
+    def handle_taken(self, version: int) -> None:
+        """Handle the reader's message that it has taken a version."""
+        self._taken = max(self._taken, version)
+
+    def in_use(self) -> Sequence[RefCountedBuffer]:
+        """Return no buffers: those being sent are held anyway."""
+        return ()
+
+    def _send_next(self) -> None:
+        """Send the queued message if none is under way."""
+        if self._sent is not None or self._next is None:
+            return
+        message, self._next = self._next, None
+        self._sent = message
+        service, window = self._address
+        content = (window, message.kind, message.weight, message.p, message.clock, message.version)
+        with self._engine.active_messages() as active_messages:
+            active_messages.send(self._peer, service, content, message.buffer.tensor)
+
+
+class MessageReader(EdgeReader):
+    """Reader's end of a window edge, with the received tensor in the reader's own memory.
+
+    Args:
+        tell: Tells the writer which version was taken.
+    """
+
+    def __init__(self, tell: Callable[[int], None]) -> None:
+        self._lock, self._tell = threading.Lock(), tell
+        self._snapshot: Snapshot | None = None
+        self._clock = 0
+        self.taken = 0
+
+    def receive(self, kind: str, facts: tuple[Any, ...], tensor: torch.Tensor) -> None:
+        """Store a received tensor; called by the engine."""
+        weight, p, clock, version = facts
+        with self._lock:
+            known, floor = self._snapshot, version if kind == PUT else 0
+            if kind == ADD and known is not None and known.version > self.taken:
+                total = empty(tuple(tensor.shape), tensor.dtype)
+                weighted_sum(total, [(known.tensor, known.weight), (tensor, weight)])
+                tensor, weight, p, floor = total, 1.0, known.p + p, known.floor
+            self._clock = clock
+            self._snapshot = Snapshot(version, floor, weight, p, clock, time.monotonic(), tensor)
+
+    def look(self) -> Snapshot | None:
+        """Return the stored tensor unless it was taken; a stored tensor is never changed."""
+        snapshot = self._snapshot
+        return None if snapshot is None or snapshot.version <= self.taken else snapshot
+
+    def take(self) -> Snapshot | None:
+        """Return the stored tensor and mark it as taken, so that nothing more is added to it."""
+        with self._lock:
+            snapshot = self.look()
+            if snapshot is not None:
+                self.taken = snapshot.version
+        if snapshot is not None:
+            self._tell(snapshot.version)
+        return snapshot
+
+    def release(self) -> None:
+        """Do nothing: no memory of the writer is held."""
+
+    def version(self) -> int:
+        """Return the version that was received last."""
+        return 0 if self._snapshot is None else self._snapshot.version
+
+    def handle_clock(self, clock: int) -> None:
+        """Store the writer's step count."""
+        self._clock = clock
+
+    def clock(self) -> int:
+        """Return the writer's last known step count."""
+        return self._clock

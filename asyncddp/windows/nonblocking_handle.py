@@ -1,0 +1,104 @@
+"""Handle of a non-blocking window operation: poll, wait, cancel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from asyncddp.windows.message_edge import PendingGet
+from asyncddp.windows.staging import PendingPublish, UndeliveredVersion
+
+if TYPE_CHECKING:
+    from asyncddp.windows.window import Window
+
+
+class WindowHandle:
+    """Handle of a put, accumulate, get or flush; done once neighbours see it, or have answered.
+
+    Args:
+        window: The window.
+        verb: The verb's name, for messages.
+        pending: The pending publication.
+        pending_gets: Pending gets by neighbour.
+        finish: Called once, when all have answered.
+    """
+
+    def __init__(
+        self,
+        window: Window,
+        verb: str,
+        pending: PendingPublish | None = None,
+        pending_gets: Mapping[int, PendingGet] | None = None,
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        self._window, self._verb = window, verb
+        self._pending, self._pending_gets, self._finish = pending, pending_gets, finish
+        self._versions: Sequence[UndeliveredVersion] = ()
+        self._done = self._published() and not self._versions and finish is None
+
+    def poll(self) -> bool:
+        """Return whether the operation is done; never waits.
+
+        Raises:
+            PeerError: The window was freed before.
+        """
+        if not self._done and self._published() and not self._late_peers():
+            self._complete()
+        if not self._done:
+            self._window.require_open()
+            self._window.context.engine.progress_unthreaded()
+        return self._done
+
+    def wait(self) -> bool:
+        """Wait until the operation is done; True.
+
+        Raises:
+            PeerLeftError: A neighbour has ended meanwhile.
+            WaitTimeoutError: The deadline has passed.
+            PeerError: The window was freed before.
+        """
+        if not self._done and not self.poll():
+            what = f"{self._verb} {self._window.name!r}"
+            self._window.context.engine.wait_until(self._is_complete, what, self._late_peers)
+            self._complete()
+        return True
+
+    def cancel(self) -> None:
+        """Stop waiting for the operation; it goes on, and its end is ignored."""
+        self._done, self._pending, self._versions = True, None, ()
+        self._pending_gets, self._finish = None, None
+
+    def _is_complete(self) -> bool:
+        if self._published() and not self._late_peers():
+            return True
+        self._window.require_open()
+        return False
+
+    def _published(self) -> bool:
+        """Return True once the tensor was published, and take over its unconfirmed versions."""
+        pending = self._pending
+        if pending is None:
+            return True
+        if pending.problem is not None:
+            raise pending.problem
+        if pending.versions is None:
+            return False
+        self._pending, self._versions = None, pending.versions
+        return True
+
+    def _late_peers(self) -> list[int]:
+        late = self._versions = [one for one in self._versions if not one[1].arrived(one[2])]
+        peers = [peer for peer, _, _ in late]
+        if self._pending_gets is not None:
+            peers += [peer for peer, asked in self._pending_gets.items() if asked.reply is None]
+        return peers
+
+    def _complete(self) -> None:
+        finish, self._finish = self._finish, None
+        self._done = True
+        if finish is not None:
+            finish()
+
+    def __repr__(self) -> str:
+        state = "done" if self._done else "under way"
+        return f"<WindowHandle {self._verb} {self._window.name!r} {state}>"

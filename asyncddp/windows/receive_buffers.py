@@ -1,0 +1,175 @@
+"""Receive buffers of a window: for each in-neighbour the value that it put, or that was got."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+
+from asyncddp.kernels.weighted_sum import WeightedTensor, weighted_sum
+from asyncddp.tensors.allocation import empty
+from asyncddp.windows.edge import EdgeReader, Snapshot
+
+
+class Staleness(NamedTuple):
+    """Age of the value that was last read from a neighbour.
+
+    Attributes:
+        version: How many times the neighbour had published to this rank; 0: nothing was read yet.
+        steps: Steps that the neighbour is known to have made since.
+        seconds: Time since it was published, or has come where it came from another machine.
+        lag: Steps by which the neighbour was behind this rank's own count; negative if ahead.
+    """
+
+    version: int
+    steps: int
+    seconds: float
+    lag: int
+
+
+class BufferContent(NamedTuple):
+    """Value of a buffer, as terms of a weighted sum, and its push-sum scalar p."""
+
+    terms: list[WeightedTensor]
+    p: float
+
+
+class _BaseValue(NamedTuple):
+    """Base value to which a neighbour's accumulates are added: the initial value, or a got one."""
+
+    tensor: torch.Tensor | None
+    p: float
+    since: int
+
+
+class ReceiveBuffers:
+    """Receive buffers of one window on one rank; guarded by the window's lock.
+
+    A buffer has no memory of its own: its value is the newest version that the neighbour has
+    published, plus a base value until that is overwritten or taken.
+
+    Args:
+        edges: The edges that end here, by the neighbour at the other end.
+        first: The initial value; None for zero.
+        shape: Of the tensors.
+        dtype: Of the tensors.
+    """
+
+    def __init__(
+        self,
+        edges: Mapping[int, EdgeReader],
+        first: torch.Tensor | None,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+    ) -> None:
+        self._edges, self._shape, self._dtype = edges, shape, dtype
+        self._base_values = {source: _BaseValue(first, 0.0, 0) for source in edges}
+        self._updated = dict.fromkeys(edges, 0)
+        self._gets_made = dict.fromkeys(edges, 0)
+        self._read: dict[int, Snapshot] = {}
+        self._made = time.monotonic()
+
+    def content(self, source: int, *, take: bool) -> BufferContent:
+        """Return the value of a neighbour's buffer; valid until :meth:`release`.
+
+        Args:
+            source: The neighbour.
+            take: Set the buffer to zero.
+
+        Raises:
+            PeerLeftError: It cannot be read any more.
+        """
+        edge = self._edges[source]
+        snapshot = edge.take() if take else edge.look()
+        base = self._base_values.get(source)
+        if base is not None:
+            over = snapshot is not None and snapshot.floor > base.since
+            if take or over:
+                del self._base_values[source]
+            if over:
+                base = None
+        terms: list[WeightedTensor] = []
+        p = 0.0
+        if base is not None:
+            p += base.p
+            if base.tensor is not None:
+                terms.append((base.tensor, 1.0))
+        if snapshot is not None:
+            self._read[source] = snapshot
+            terms.append((snapshot.tensor, snapshot.weight))
+            p += snapshot.p
+        return BufferContent(terms, p)
+
+    def contents(self, sources: Iterable[int], *, take: bool) -> dict[int, BufferContent]:
+        """Return the values of some buffers; if one cannot be read, none is taken.
+
+        Raises:
+            PeerLeftError: One of them cannot be read any more.
+        """
+        found: dict[int, BufferContent] = {}
+        try:
+            for source in sorted(sources):
+                found[source] = self.content(source, take=take)
+        except BaseException:
+            for source, content in found.items() if take else ():
+                self._base_values[source] = self._base_value(source, content.terms, content.p)
+            raise
+        return found
+
+    def store_get_result(self, source: int, snapshot: Snapshot, weight: float) -> None:
+        """Replace the value of a neighbour's buffer by a tensor that was got; p stays."""
+        try:
+            _, p = self.content(source, take=True)
+        finally:
+            self.release([source])
+        self._base_values[source] = self._base_value(
+            source, [(snapshot.tensor, weight * snapshot.weight)], p
+        )
+        self._gets_made[source] += 1
+        self._read[source] = snapshot._replace(version=self._edges[source].taken)
+
+    def _base_value(self, source: int, terms: list[WeightedTensor], p: float) -> _BaseValue:
+        total = empty(self._shape, self._dtype)
+        weighted_sum(total, terms)
+        return _BaseValue(total, p, self._edges[source].taken)
+
+    def last_read(self, source: int) -> int:
+        """Return the version that was last read from a neighbour; 0 before the first."""
+        snapshot = self._read.get(source)
+        return 0 if snapshot is None else snapshot.version
+
+    def release(self, sources: Iterable[int]) -> None:
+        """Release the snapshots of some neighbours."""
+        for source in sources:
+            self._edges[source].release()
+
+    # versions and staleness
+
+    def updated(self, sources: Iterable[int]) -> None:
+        """Record that an update has used the buffers of some neighbours."""
+        chosen = set(sources)
+        for source, edge in self._edges.items():
+            seen = self._read.get(source) if source in chosen else None
+            self._updated[source] = edge.version() if seen is None else seen.version
+            self._gets_made[source] = 0
+
+    def versions(self) -> dict[int, int]:
+        """Return how many times each buffer was written since the last update."""
+        return {
+            source: edge.version() - self._updated[source] + self._gets_made[source]
+            for source, edge in self._edges.items()
+        }
+
+    def staleness(self, clock: int) -> dict[int, Staleness]:
+        """Return the age of what was last read from each neighbour, by this rank's step count."""
+        now, found = time.monotonic(), {}
+        for source, edge in self._edges.items():
+            snapshot = self._read.get(source)
+            version, step, when = 0, 0, self._made
+            if snapshot is not None:
+                version, step, when = snapshot.version, snapshot.clock, snapshot.time
+            steps = max(0, edge.clock() - step)
+            found[source] = Staleness(version, steps, max(0.0, now - when), clock - step)
+        return found

@@ -1,0 +1,258 @@
+"""Window edge between two ranks of a machine: wait-free publication of tensors in shared memory.
+
+Each end is used by a single thread at a time. A version is published by one store. A reader
+marks the version that it reads and then looks whether it is still the newest; a writer that looks
+for room sees the mark. So neither ever waits for the other, not even for one that is stopped in
+the middle::
+
+    writer                              reader
+      fill header of version v            mark v as held
+      newest = v                          store_fence
+      fence                               read the header of v
+      a buffer is free if no edge has     newest is still v? then v is safe to read,
+      it as its newest or held version    else look again
+
+A reader that *takes* a version, so that nothing more is added to it, says beforehand that it
+intends to; it has taken the version if that is still the newest then. A writer that adds cannot
+know whether the reader is just succeeding. Therefore it publishes several sums, each of all that
+came after one version: after the one that the reader says it has taken, after the one that it
+intends to take, and after the newest but one, which it may have begun to take since. The reader
+knows which of them fits.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from asyncddp.errors import PeerLeftError
+from asyncddp.kernels.weighted_sum import weighted_sum
+from asyncddp.shm.arena import (
+    Arena,
+    MappedChunk,
+    SharedMemoryHandle,
+    full_memory_fence,
+    store_fence,
+)
+from asyncddp.tensors.allocation import empty
+from asyncddp.windows.edge import EdgeReader, EdgeWriter, RefCountedBuffer, Snapshot
+
+_LINE = 8  # words of 8 bytes in a line of a processor's cache
+WORDS = 8 * _LINE
+"""Words of an edge: the writer's, two headers by the parity of the version, the reader's."""
+
+_NEWEST, _CLOCK = 0, 1
+_HEADER = 3 * _LINE  # words of a header
+_HELD, _TAKEN, _INTENDED, _WANTED = (7 * _LINE + k for k in range(4))
+_HEAD = struct.Struct("=4Q")  # floor, clock, time, number of sums
+_SUM = struct.Struct("=QddQQQ")  # after which version, weight, p, descriptor, size, offset
+_MAX_SUMS = 3  # sums of a version
+_HEADS = {count: struct.Struct("=4Q" + count * "QddQQQ") for count in range(1, _MAX_SUMS + 1)}
+_ONE = _HEADS[1]
+
+
+class _PublishedSum(NamedTuple):
+    """Weighted buffer and its p: the sum of all that was added after some version."""
+
+    buffer: RefCountedBuffer
+    weight: float
+    p: float
+
+
+class SharedMemoryWriter(EdgeWriter):
+    """Writer's end of a window edge in shared memory.
+
+    Args:
+        view: The shared memory.
+        offset: Where the words of the edge begin; all zero.
+    """
+
+    def __init__(self, view: MappedChunk, offset: int) -> None:
+        self._words, self._raw = view.words(offset, WORDS), view.raw(offset, 8 * WORDS)
+        self._version = self._floor = 0
+        self._sums: dict[
+            int, _PublishedSum
+        ] = {}  # of the newest version: after which version → sum
+        self._older: dict[
+            int, list[RefCountedBuffer]
+        ] = {}  # those of versions that may be held still
+
+    def put(self, buffer: RefCountedBuffer, weight: float, p: float, clock: int) -> int:
+        """Publish a tensor that replaces all earlier ones, by one store."""
+        self._floor = self._version + 1
+        return self._publish({self._version: _PublishedSum(buffer, weight, p)}, clock)
+
+    def add(
+        self,
+        buffer: RefCountedBuffer,
+        weight: float,
+        p: float,
+        clock: int,
+        acquire_buffer: Callable[[], RefCountedBuffer],
+    ) -> int:
+        """Publish the buffer itself if all else was taken, or else its sum with what was not."""
+        full_memory_fence()  # between the newest version and what the reader says
+        intended = self._words[_INTENDED]
+        store_fence()  # in this order: what was intended may have been taken meanwhile
+        taken = self._words[_TAKEN]
+        sums = {self._version: _PublishedSum(buffer, weight, p)}
+        totals = []
+        try:
+            for since in {max(version, self._floor - 1) for version in (taken, intended)}:
+                known = self._sums.get(since)
+                if known is None:  # nothing came since, or it is too late for that intention
+                    continue
+                total = acquire_buffer()
+                totals.append(total)
+                terms = [(known.buffer.tensor, known.weight), (buffer.tensor, weight)]
+                weighted_sum(total.tensor, terms)
+                sums[since] = _PublishedSum(total, 1.0, known.p + p)
+            return self._publish(sums, clock)
+        finally:
+            for total in totals:
+                total.drop()  # in use by being the newest
+
+    def set_clock(self, clock: int) -> None:
+        """Store this rank's step count for the reader."""
+        self._words[_CLOCK] = clock
+
+    def reader_gets(self) -> bool:
+        """Return True if the reader has ever got a tensor."""
+        return self._words[_WANTED] > 0
+
+    def has_unread(self) -> bool:
+        """Return True if the reader has not taken the newest version."""
+        return self._words[_TAKEN] < self._version
+
+    def in_use(self) -> Sequence[RefCountedBuffer]:
+        """Return the newest buffers, and those that the reader holds."""
+        buffers = [one.buffer for one in self._sums.values()]
+        if self._older:
+            held = self._words[_HELD]
+            found = self._older.get(held)
+            self._older = {} if found is None else {held: found}
+            if found is not None:
+                buffers += found
+        return buffers
+
+    def _publish(self, sums: dict[int, _PublishedSum], clock: int) -> int:
+        values: list[float] = []
+        for since, (buffer, weight, p) in sums.items():
+            if buffer.place is None:
+                raise RuntimeError("a buffer without a place was shown to a rank of this machine")
+            values += (since, weight, p, *buffer.place)
+        words, version = self._words, self._version + 1
+        if self._sums:
+            self._older[self._version] = [one.buffer for one in self._sums.values()]
+        start, now = 8 * (_LINE + _HEADER * (version % 2)), time.monotonic_ns()
+        store_fence()  # the header of the version before the last is not the newest any more
+        _HEADS[len(sums)].pack_into(self._raw, start, self._floor, clock, now, len(sums), *values)
+        words[_CLOCK] = clock
+        store_fence()
+        words[_NEWEST] = version
+        self._sums, self._version = sums, version
+        return version
+
+
+class SharedMemoryReader(EdgeReader):
+    """Reader's end of a window edge in shared memory.
+
+    Args:
+        arena: Opens the writer's memory.
+        process: The writer's process.
+        place: Where in it the words of the edge begin.
+        shape: Of the tensors.
+        dtype: Of the tensors.
+        what: A description of the edge, for messages.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        process: int,
+        place: SharedMemoryHandle,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        what: str,
+    ) -> None:
+        view = arena.open(process, place)
+        self._arena, self._process, self._what = arena, process, what
+        self._shape, self._dtype = shape, dtype
+        self._words = view.words(place.offset, WORDS)
+        self._raw = view.raw(place.offset, 8 * WORDS)
+        self._tensors: dict[SharedMemoryHandle, torch.Tensor] = {}
+        self.taken = 0
+
+    def look(self) -> Snapshot | None:
+        """Mark the newest version as held, read it, and check that it is still the newest."""
+        return self._read(take=False)
+
+    def take(self) -> Snapshot | None:
+        """Announce the intention to take, then read as :meth:`look` does, and mark it as taken."""
+        snapshot = self._read(take=True)
+        if snapshot is not None:
+            self.taken = self._words[_TAKEN] = snapshot.version
+        return snapshot
+
+    def _read(self, *, take: bool) -> Snapshot | None:
+        words = self._words
+        while (version := words[_NEWEST]) > self.taken:
+            words[_HELD] = version
+            if take:
+                words[_INTENDED] = version
+            full_memory_fence()
+            start = 8 * (_LINE + _HEADER * (version % 2))
+            floor, clock, when, count, *first = _ONE.unpack_from(self._raw, start)
+            sums = [first] if count == 1 else self._sums(start + _HEAD.size, count)
+            store_fence()
+            if words[_NEWEST] == version:
+                after = max(self.taken, floor - 1)
+                for since, weight, p, *place in sums:
+                    if since == after:
+                        tensor = self._tensor(SharedMemoryHandle(*place))
+                        return Snapshot(version, floor, weight, p, clock, when / 1e9, tensor)
+                raise RuntimeError(f"{self._what}: version {version} does not follow upon {after}")
+        return None
+
+    def _sums(self, start: int, count: int) -> list[list[Any]]:
+        """Return the sums of a header; arbitrary values if it is being overwritten."""
+        places = (start + number * _SUM.size for number in range(min(count, _MAX_SUMS)))
+        return [list(_SUM.unpack_from(self._raw, place)) for place in places]
+
+    def release(self) -> None:
+        """Clear the mark of the held version."""
+        store_fence()
+        self._words[_HELD] = 0
+
+    def announce_gets(self) -> None:
+        """Tell the writer that this rank gets its tensor."""
+        self._words[_WANTED] = 1
+
+    def version(self) -> int:
+        """Return the version that was published last."""
+        return self._words[_NEWEST]
+
+    def clock(self) -> int:
+        """Return how many steps the writer has made."""
+        return self._words[_CLOCK]
+
+    def _tensor(self, place: SharedMemoryHandle) -> torch.Tensor:
+        found = self._tensors.get(place)
+        if found is None:
+            found = self._tensors[place] = self._open_tensor(place)
+        return found
+
+    def _open_tensor(self, place: SharedMemoryHandle) -> torch.Tensor:
+        if 0 in self._shape:
+            return empty(self._shape, self._dtype)
+        try:
+            view = self._arena.open(self._process, place)
+        except FileNotFoundError as error:
+            raise PeerLeftError(
+                f"{self._what}: it has ended, and what it published last was never read here"
+            ) from error
+        return view.tensor(place.offset, self._shape, self._dtype)

@@ -1,0 +1,148 @@
+"""Copies between a rank's own tensor, on the host or a device, and host buffers of its window."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+
+from asyncddp.kernels.weighted_sum import WeightedTensor, weighted_sum
+from asyncddp.tensors.allocation import empty, empty_like
+from asyncddp.windows.buffer_pool import BufferPool
+from asyncddp.windows.edge import EdgeWriter, RefCountedBuffer
+
+UndeliveredVersion: TypeAlias = tuple[int, EdgeWriter, int]
+"""A neighbour, the edge to it, and a version that was sent but is not confirmed yet."""
+
+PublishCallback: TypeAlias = Callable[[RefCountedBuffer], Sequence[UndeliveredVersion]]
+"""Publishes a buffer along edges, under the window's lock; returns versions sent by message."""
+
+
+class PendingPublish:
+    """Pending publication of a tensor, which may wait for a copy from a device.
+
+    Attributes:
+        versions: Versions sent by message, once published; None before that.
+        problem: The error if it could not be published.
+    """
+
+    __slots__ = ("problem", "versions")
+
+    def __init__(self, versions: Sequence[UndeliveredVersion] | None = None) -> None:
+        self.versions = versions
+        self.problem: Exception | None = None
+
+
+class TensorStaging(ABC):
+    """Copies between a window's own tensor and its host buffers (abstract); guarded by its lock.
+
+    Args:
+        pool: Buffers of the window.
+    """
+
+    def __init__(self, pool: BufferPool) -> None:
+        self._pool = pool
+
+    @abstractmethod
+    def publish(
+        self, tensor: torch.Tensor, factor: float, publish_buffer: PublishCallback
+    ) -> PendingPublish:
+        """Publish a tensor with its present values, then multiply it by a factor."""
+
+    @abstractmethod
+    def run_after(self, act: Callable[[], Sequence[UndeliveredVersion]]) -> PendingPublish:
+        """Run an action after all that was published before."""
+
+    @abstractmethod
+    def average_into(
+        self,
+        own: torch.Tensor,
+        weight: float,
+        terms: Sequence[WeightedTensor],
+        shares: int,
+        *,
+        clone: bool,
+    ) -> torch.Tensor:
+        r"""Form :math:`w_0 x + \sum_k w_k b_k`; arguments as of :func:`~.sums.weighted_sum`.
+
+        Args:
+            own: x.
+            weight: :math:`w_0`.
+            terms: Tensors on the host, which are not needed afterwards, and their weights.
+            shares: How many tensors are averaged.
+            clone: Return the sum as a new tensor; replace the own one otherwise.
+        """
+
+    @abstractmethod
+    def new_sum(self, own: torch.Tensor, terms: Sequence[WeightedTensor]) -> torch.Tensor:
+        """Return a sum of host tensors, as a new tensor on the own tensor's device."""
+
+    @abstractmethod
+    def throttle(self) -> None:
+        """Wait, without the window's lock, until few enough copies are under way.
+
+        Raises:
+            Exception: An earlier tensor could not be published.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop publishing."""
+
+
+class HostStaging(TensorStaging):
+    """Staging of a window whose tensor is on the host: copies are made at once."""
+
+    def publish(
+        self, tensor: torch.Tensor, factor: float, publish_buffer: PublishCallback
+    ) -> PendingPublish:
+        """Copy the tensor into a buffer and publish that."""
+        buffer = self._pool.acquire_buffer()
+        values = tensor.detach() if tensor.requires_grad else tensor
+        buffer.tensor.copy_(values)
+        try:
+            versions = publish_buffer(buffer)
+        finally:
+            buffer.drop()
+        if factor != 1.0:
+            values.mul_(factor if tensor.is_floating_point() else int(factor))
+        return PendingPublish(versions)
+
+    def run_after(self, act: Callable[[], Sequence[UndeliveredVersion]]) -> PendingPublish:
+        """Run the action at once."""
+        return PendingPublish(act())
+
+    def average_into(
+        self,
+        own: torch.Tensor,
+        weight: float,
+        terms: Sequence[WeightedTensor],
+        shares: int,
+        *,
+        clone: bool,
+    ) -> torch.Tensor:
+        """Sum into the own tensor where that is contiguous and on the host."""
+        values = own.detach() if own.requires_grad else own
+        direct = own.is_cpu and own.is_contiguous()
+        here = values if direct else values.to("cpu").contiguous()
+        out = empty_like(here) if clone or not direct else here
+        weighted_sum(out, [(here, weight), *terms], shares=shares)
+        if clone:
+            return out.to(own.device)
+        if not direct:
+            values.copy_(out)
+        return own
+
+    def new_sum(self, own: torch.Tensor, terms: Sequence[WeightedTensor]) -> torch.Tensor:
+        """Form the sum in new memory."""
+        out = empty(own.shape, own.dtype)
+        weighted_sum(out, terms)
+        return out.to(own.device)
+
+    def throttle(self) -> None:
+        """Do nothing: no copies are under way."""
+
+    def close(self) -> None:
+        """Do nothing: all is published already."""

@@ -1,0 +1,1 @@
+"""Benchmark ``gpu``: averages of tensors on a GPU over each transport."""

@@ -1,0 +1,70 @@
+"""Description of the machine and software on which a benchmark ran."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import asyncddp
+from asyncddp.transport.mpi import runtime as mpi_library
+from benchmarks.tables import RankGroup
+
+__all__ = ["header", "oversubscribed"]
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "no git"
+    return done.stdout.strip()
+
+
+def oversubscribed(world: RankGroup) -> bool:
+    """Return True if there are more ranks than cores; collective."""
+    placed = world.comm.allgather(os.sched_getaffinity(0))
+    return len(set().union(*placed)) < world.size
+
+
+def header(world: RankGroup) -> dict[str, Any]:
+    """Describe machine, MPI, versions and the ranks' placement; collective."""
+    placed = world.comm.allgather(sorted(os.sched_getaffinity(0)))
+    facts = mpi_library.describe_mpi()
+    bound = all(len(place) == 1 for place in placed) and len({p[0] for p in placed}) == world.size
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "load_before": round(os.getloadavg()[0], 2),
+        "system": platform.platform(),
+        "mpi": f"{facts['vendor']} {facts['version']}, {facts['thread_level']}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "mpi4py": facts["mpi4py"],
+        "asyncddp": f"{asyncddp.__version__} ({_commit()})",
+        "wire": asyncddp.current().transport.name,
+        "ranks": world.size,
+        "placement": "each bound to a core of its own" if bound else "not bound",
+        "threads_per_rank": torch.get_num_threads(),
+    }

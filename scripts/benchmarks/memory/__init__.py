@@ -1,0 +1,1 @@
+"""Benchmark ``memory``: peak memory of a training step by every method."""

@@ -1,0 +1,1 @@
+"""Benchmark ``network``: training steps on several hosts over slow links."""

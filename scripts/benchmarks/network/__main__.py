@@ -1,0 +1,113 @@
+"""``network``: a training step on 2, 4 and 8 hosts, over links slower than computing."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from benchmarks.network.namespaces import command as on_hosts
+from benchmarks.network.namespaces import hosts, refusal
+from benchmarks.network.network_tables import (
+    BYTES_COLUMNS,
+    STEP_COLUMNS,
+    NetworkLink,
+    NetworkMeasurement,
+    byte_lines,
+    step_lines,
+)
+from benchmarks.network.step_plot import draw
+from benchmarks.network.synthetic_model import SyntheticWorkload
+from benchmarks.standalone_command import BenchFigures, BenchOptions, command, finished
+from benchmarks.subprocess_runs import RunFailedError, run
+from benchmarks.tables import TimingRow
+
+__all__ = ["main", "measure"]
+
+_HOSTS = (2, 4, 8)
+_LINKS = (
+    NetworkLink("100 Mbit/s", "100mbit", 1e8, SyntheticWorkload(16, 256, 0.200, 8)),
+    NetworkLink("1 Gbit/s", "1gbit", 1e9, SyntheticWorkload(16, 512, 0.070, 8)),
+    NetworkLink("unlimited", "unlimited", None, SyntheticWorkload(16, 512, 0.020, 8)),
+)
+_QUICK = NetworkLink("1 Gbit/s", "1gbit", 1e9, SyntheticWorkload(16, 256, 0.020, 8))
+_ROUNDS, _QUICK_ROUNDS = 30, 3
+_STEPS = 4  # over which bytes are counted
+_STEP_NOTE = (
+    "Hosts are network namespaces of this machine and share its cores. So the model computes "
+    "little (16 square linear layers, batch of 4) and waits for the rest, evenly over the "
+    "layers, a third in forward: as an accelerator computes while the processor is free. "
+    "Compute is the local step, of all hosts at once. DDP and ours cut the model into the same "
+    "8 buckets. Communication alone: a blocking call on a tensor of the model's size. Overlap: "
+    "1 - (step - compute) / communication alone."
+)
+_BYTES_NOTE = (
+    "Of the host that sends most, per step. Own count: bytes_sent of the optimizer. Interface: "
+    "tx_bytes of e0, with acknowledgements and nothing subtracted; a packet of up to 48 KB counts "
+    "with one header, as it comes from the system to a card that cuts it up. With all headers: "
+    "counted by the limiter of the rate, with 66 bytes on each 1448, as they go over a wire."
+)
+
+
+def measure(
+    count: int, link: NetworkLink, rounds: int, advance: Callable[[str], None]
+) -> NetworkMeasurement:
+    """Make hosts, run all methods on them, and take them down."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder, hosts(count, link.rate):
+        out = Path(folder) / "found.json"
+        given = {**asdict(link.workload), "rounds": rounds, "steps": _STEPS, "out": out}
+        words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
+        run(
+            on_hosts(count, "network.network_rank", *words),
+            advance=lambda text: advance(f"{count} hosts, {link.name}, {text}"),
+        )
+        read = json.loads(out.read_text(encoding="utf-8"))
+    rows = [TimingRow(**{**row, "seconds": tuple(row["seconds"])}) for row in read["rows"]]
+    return NetworkMeasurement(count, link, rows, read["sent"], read["missing"], read["header"])
+
+
+def figures(options: BenchOptions, advance: Callable[[str], None]) -> BenchFigures:
+    """Everything that this bench shows.
+
+    Raises:
+        RunFailedError: Hosts cannot be made here, or a run on them failed.
+    """
+    problem = refusal()
+    if problem is not None:
+        raise RunFailedError(f"network measures between hosts of its own, and {problem}")
+    rounds = options.rounds or (_QUICK_ROUNDS if options.quick else _ROUNDS)
+    links, counts = ((_QUICK,), (2,)) if options.quick else (_LINKS, _HOSTS)
+    found = [measure(count, link, rounds, advance) for link in links for count in counts]
+    figure_tables = [
+        finished(
+            f"network_step_{one.hosts}_{one.link.rate}",
+            f"a step, {one.place}",
+            STEP_COLUMNS,
+            list(step_lines(one)),
+            f"{one.note} {_STEP_NOTE if one is found[0] else ''}",
+        )
+        for one in found
+    ]
+    lines = [line for one in found for line in byte_lines(one)]
+    title = "bytes on the wire, per step and host"
+    figure_tables.append(finished("network_bytes", title, BYTES_COLUMNS, lines, _BYTES_NOTE))
+    rows = [
+        replace(row, table=f"{row.table}_{one.hosts}_{one.link.rate}")
+        for one in found
+        for row in one.rows
+    ]
+    missing = [
+        f"{method}, {one.place}, was not measured: {why}"
+        for one in found
+        for method, why in one.missing.items()
+    ]
+    facts = {**found[0].facts, "rounds": rounds}
+    return BenchFigures(facts, figure_tables, lambda path: draw(path, found), rows, missing)
+
+
+main = command("network", figures)
+
+if __name__ == "__main__":
+    main()

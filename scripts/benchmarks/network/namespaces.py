@@ -1,0 +1,77 @@
+"""Hosts simulated by network namespaces with limited links, by ``scripts/testhosts``."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.subprocess_runs import RunFailedError, python_path
+
+__all__ = ["command", "hosts", "refusal"]
+
+_SCRIPT = Path(__file__).parents[2] / "testhosts"
+_NETWORK = "10.77.0.0/24"
+_LIMIT = 1800  # seconds for a run
+_YIELD = "OMPI_MCA_mpi_yield_when_idle"  # the hosts share few cores, and do not know it
+
+
+def _call(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [str(_SCRIPT), *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, start_new_session=True
+    )
+
+
+def refusal() -> str | None:
+    """Why no hosts can be made here now, in a sentence; None where they can."""
+    can = _call("check")
+    if can.returncode != 0:
+        return f"no hosts can be made here: {can.stderr.strip()}"
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False)
+    if "asyncddp-h" in listed.stdout:
+        return (
+            "there are hosts already, which somebody may be using; once nobody is, take them down "
+            "with scripts/testhosts down"
+        )
+    return None
+
+
+@contextmanager
+def hosts(count: int, rate: str) -> Iterator[None]:
+    """Make hosts, and take them down again whatever happens.
+
+    Args:
+        count: How many.
+        rate: Of each host's link, in tc's words, or ``"unlimited"``.
+
+    Raises:
+        RunFailedError: They cannot be made.
+    """
+    try:
+        made = _call("up", str(count), rate)
+        if made.returncode != 0:
+            raise RunFailedError(f"the hosts cannot be made: {made.stderr.strip()}")
+        yield
+    finally:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not stop this
+        _call("down")
+        signal.signal(signal.SIGINT, before)
+
+
+def command(count: int, module: str, *arguments: str) -> list[str]:
+    """The command that runs a module of this package with a rank on every host, from the first."""
+    wanted = {name: value for name, value in os.environ.items() if name.startswith("ASYNCDDP_")}
+    wanted |= {"PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", _YIELD: "1"}
+    wanted["PATH"] = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
+    names = ",".join(f"h{number}:1" for number in range(1, count + 1))
+    launch = [sys.executable, "-m", "asyncddp", "run", "-H", names]
+    launch += ["--remote-shell", str(_SCRIPT), "--network-interface", _NETWORK]
+    launch += ["--timeout", str(_LIMIT), "-x", _YIELD, "-m", f"benchmarks.{module}", *arguments]
+    words = shlex.join(["env", *(f"{name}={value}" for name, value in wanted.items()), *launch])
+    return [str(_SCRIPT), "h1", f"cd / && exec {words}"]

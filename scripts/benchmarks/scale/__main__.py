@@ -1,0 +1,99 @@
+"""``scale``: messages a rank sends at 2 … 64 ranks, counted, and a model up to 100,000."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import asyncddp as bf
+from benchmarks.scale.message_counters import MONITORING
+from benchmarks.scale.scale_plot import draw
+from benchmarks.scale.scale_tables import (
+    WorldCounts,
+    compute_model_costs,
+    counted_lines,
+    model_lines,
+)
+from benchmarks.scale.verb_counts import count_verbs
+from benchmarks.standalone_command import BenchFigures, BenchOptions, command, finished
+from benchmarks.subprocess_runs import on_this_machine, run
+
+__all__ = ["in_processes", "in_threads", "main"]
+
+_TENSOR = 1 << 20  # bytes
+_CALLS = 6
+_PROCESSES, _THREADS = (2, 4, 8, 16), (32, 64)
+_MODEL = (2, 4, 8, 16, 32, 64, 256, 1024, 4096, 16384, 100_000)
+_COUNTED = (
+    "Processes: counted inside Open MPI, every message between ranks, also those of its "
+    "collectives; ranks use MPI alone, as between machines. Threads: counted at the library's "
+    "transport, where allreduce sends nothing but headers and is left out. The model is that of "
+    "topology.communication_cost, of the ring for allreduce; MPI may choose another way."
+)
+_COLUMNS = ("ranks", "verb", "messages", "of them headers", "bytes", "÷ tensor")
+_BESIDE = ("model: messages", "model: bytes ÷ tensor")
+_MODELLED = "Links of 10 Gbit/s, 50 µs until a message of no size has arrived."
+
+
+def in_processes(ranks: int, nbytes: int, calls: int) -> WorldCounts:
+    """Count under ``asyncddp run``."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        out = Path(folder) / "found.json"
+        given = ("--nbytes", str(nbytes), "--calls", str(calls), "--out", str(out))
+        run(on_this_machine(ranks, "scale.scale_rank", *given), environ=MONITORING)
+        read = json.loads(out.read_text(encoding="utf-8"))
+    place = "processes"
+    return WorldCounts(ranks, place, nbytes, calls, read["ranks"], read["why"], read["header"])
+
+
+def in_threads(ranks: int, nbytes: int, calls: int) -> WorldCounts:
+    """Count in a local world."""
+    with bf.local_world(ranks) as world:
+        found = world.run(count_verbs, nbytes, calls)
+    return WorldCounts(ranks, "threads", nbytes, calls, found)
+
+
+def _measured(options: BenchOptions, advance: Callable[[str], None]) -> Iterator[WorldCounts]:
+    """Count at every number of ranks."""
+    calls = options.rounds or _CALLS
+    for ranks in (2,) if options.quick else _PROCESSES:
+        advance(f"{ranks} processes")
+        yield in_processes(ranks, _TENSOR, calls)
+    for ranks in (8,) if options.quick else _THREADS:
+        advance(f"{ranks} threads")
+        yield in_threads(ranks, _TENSOR, calls)
+
+
+def figures(options: BenchOptions, advance: Callable[[str], None]) -> BenchFigures:
+    """Everything that this bench shows."""
+    worlds = list(_measured(options, advance))
+    model = compute_model_costs(_MODEL[:6] if options.quick else _MODEL, _TENSOR, advance)
+    figure_tables = (
+        finished(
+            "scale",
+            "what the busiest rank sends for one call, tensor of 1 MB",
+            (*_COLUMNS, *_BESIDE),
+            [line for world in worlds for line in counted_lines(world)],
+            _COUNTED,
+        ),
+        finished(
+            "scale_model",
+            "topology.communication_cost for 1 MB: bytes per rank ÷ tensor, and seconds",
+            ("ranks", *model[0].costs, *(f"{way}, s" for way in model[0].costs)),
+            list(model_lines(model, _TENSOR)),
+            _MODELLED,
+        ),
+    )
+    missing = [f"allreduce of {one.ranks} {one.started}: {one.why}" for one in worlds if one.why]
+    facts = next(one.facts for one in worlds if one.facts)
+    return BenchFigures(
+        facts, figure_tables, lambda path: draw(path, worlds, model, _TENSOR), missing=missing
+    )
+
+
+main = command("scale", figures)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Runs of ``asyncddp run`` as child processes of a benchmark, ended with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+__all__ = ["RunFailedError", "on_this_machine", "python_path", "run"]
+
+_GRACE = 10.0  # seconds in which a run that is ended takes its ranks along
+_OUTPUT = 2000  # characters of a failed run's last output
+
+
+class RunFailedError(RuntimeError):
+    """Error of a run with a non-zero exit code; the message has its last output."""
+
+
+def python_path() -> str:
+    """Build the PYTHONPATH of a run: this package, then this process's own."""
+    here = str(Path(__file__).parents[1])
+    before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join([here, *(folder for folder in before if folder and folder != here)])
+
+
+def on_this_machine(ranks: int, module: str, *arguments: str) -> list[str]:
+    """Build the command that runs a module of this package on ranks of this machine."""
+    launch = [sys.executable, "-m", "asyncddp", "run", "-np", str(ranks)]
+    return [*launch, "-m", f"benchmarks.{module}", *arguments]
+
+
+def run(
+    command: Sequence[str],
+    advance: Callable[[str], None] = lambda line: None,
+    environ: Mapping[str, str] | None = None,
+) -> None:
+    """Run a command to its end.
+
+    Args:
+        command: The words.
+        advance: Told each line of its output.
+        environ: Variables besides those of this process.
+
+    Raises:
+        RunFailedError: It did not end with 0.
+    """
+    given = {**os.environ, "PYTHONPATH": python_path(), **(environ or {})}
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as words:
+        with _started(command, given, words) as child:
+            for line in child.stdout or ():
+                advance(line.rstrip("\n"))
+            code = child.wait()
+        if code != 0:
+            words.seek(0)
+            last = words.read()[-_OUTPUT:].strip()
+            raise RunFailedError(f"{' '.join(command)}\nended with {code}:\n{last}")
+
+
+@contextlib.contextmanager
+def _started(
+    command: Sequence[str], environ: Mapping[str, str], words: IO[str]
+) -> Iterator[subprocess.Popen[str]]:
+    """A child in a session of its own: Ctrl-C reaches it through us, once and in order."""
+    child = subprocess.Popen(
+        command,
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=words,
+        text=True,
+        start_new_session=True,
+    )
+    with child:
+        try:
+            yield child
+        finally:
+            if child.poll() is None:
+                child.terminate()
+                try:
+                    child.wait(_GRACE)
+                except subprocess.TimeoutExpired:
+                    child.kill()

@@ -1,0 +1,1 @@
+"""Benchmark tables of single verbs beside MPI and gloo."""

@@ -1,0 +1,133 @@
+"""A rank that the MPI library takes for the only one, though the launcher started several."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from asyncddp.context.launcher_environment import (
+    check_launchers,
+    check_size,
+    launcher_rank_and_size,
+)
+from asyncddp.errors import EnvironmentProblem
+from tests.support import RUN_LIMIT
+
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "3"}
+SRUN = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "none"}
+ENV_URL = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "h1"}
+BATCH_SCRIPT = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        (OPEN_MPI, (2, 4)),
+        (HYDRA, (1, 3)),
+        (SRUN, (1, 2)),
+        (BATCH_SCRIPT, (0, 1)),
+        ({}, (0, 1)),
+        (TORCHRUN, (1, 3)),
+        ({**SRUN, **TORCHRUN}, (1, 3)),
+        (ENV_URL, (1, 3)),
+    ],
+)
+def test_rank_and_size_are_the_launchers(environment, expected):
+    assert launcher_rank_and_size(environment) == expected
+
+
+def test_an_mpirun_inside_a_step_of_slurm_comes_first():
+    """mpirun starts its daemons by srun, whose variables their ranks inherit."""
+    assert launcher_rank_and_size({**SRUN, **OPEN_MPI}) == (2, 4)
+    check_size(1, {**SRUN, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"})
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        (OPEN_MPI, ["mpirun", "rank 2 of 4", "another MPI library's", "asyncddp doctor"]),
+        (HYDRA, ["mpiexec", "rank 1 of 3", "another MPI library's"]),
+        (SRUN, ["srun", "rank 1 of 2", "srun --mpi=pmix", "srun --mpi=list"]),
+        (TORCHRUN, ["torchrun has started", "rank 1 of 3", "asyncddp run -np 3 SCRIPT"]),
+        (ENV_URL, ["a launcher of PyTorch has started", "rank 1 of 3", "asyncddp run -np 3"]),
+        ({**TORCHRUN, "ACCELERATE_MIXED_PRECISION": "no"}, ["accelerate launch has", "1 of 3"]),
+    ],
+)
+def test_a_rank_that_is_alone_among_several_is_told_why(environment, words):
+    with pytest.raises(EnvironmentProblem) as caught:
+        check_size(1, environment)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize("environment", [OPEN_MPI, HYDRA, SRUN, BATCH_SCRIPT, {}])
+def test_several_ranks_and_a_script_by_itself_are_left_alone(environment):
+    check_size(4, environment)
+    check_size(1, {} if environment is not BATCH_SCRIPT else environment)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "words"),
+    [
+        (OPEN_MPI, ENV_URL, ["mpirun", "rank 2 of 4", "a launcher of PyTorch as rank 1 of 3"]),
+        (SRUN, TORCHRUN, ["srun", "rank 1 of 2", "torchrun as rank 1 of 3"]),
+        (HYDRA, {**TORCHRUN, "RANK": "2"}, ["mpiexec", "1 of 3", "torchrun as rank 2 of 3"]),
+        (dict.fromkeys(OPEN_MPI, "1"), ENV_URL, ["rank 1 of 1", "rank 1 of 3"]),
+    ],
+)
+def test_two_launchers_that_contradict_each_other_are_both_named(ours, theirs, words):
+    with pytest.raises(EnvironmentProblem) as caught:
+        check_launchers({**ours, **theirs})
+    message = str(caught.value)
+    assert [word for word in [*words, "unset RANK and WORLD_SIZE"] if word not in message] == []
+
+
+@pytest.mark.parametrize("ours", [OPEN_MPI, HYDRA, SRUN, {}])
+@pytest.mark.parametrize("theirs", [{}, {"RANK": "0", "WORLD_SIZE": "1"}, {"WORLD_SIZE": "9"}])
+def test_what_asyncddp_run_sets_and_worlds_of_one_contradict_nobody(ours, theirs):
+    check_launchers({**ours, **theirs})
+    _, size = launcher_rank_and_size(ours)
+    check_size(size, {**ours, **theirs})
+    check_launchers({**ours, "RANK": "0", "WORLD_SIZE": str(size)})
+    check_size(size, {**ours, "RANK": "0", "WORLD_SIZE": str(size)})
+
+
+def test_ranks_of_a_launcher_that_is_not_known_are_believed_where_sizes_agree():
+    check_size(3, ENV_URL)
+    with pytest.raises(EnvironmentProblem, match=r"rank 1 of 3, but .* MPI knows 2"):
+        check_size(2, ENV_URL)
+
+
+def test_init_refuses_a_world_of_torchrun():
+    """Started by the real one."""
+    pytest.importorskip("torch.distributed.run")
+    words = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--no-python"]
+    code = "import asyncddp; asyncddp.init(); print('trains alone')"
+    done = subprocess.run(
+        [sys.executable, *words, sys.executable, "-c", code],
+        env={key: value for key, value in os.environ.items() if not key.startswith("OMPI_")},
+        capture_output=True,
+        text=True,
+        timeout=RUN_LIMIT,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "trains alone" not in done.stdout
+    assert "EnvironmentProblem: torchrun has started this process as rank " in done.stderr
+    assert "start the script by 'asyncddp run -np 2 SCRIPT' instead" in done.stderr
+
+
+def test_init_refuses_to_train_alone_under_another_launcher():
+    """A real MPI library, which knows of one rank, in a process that srun counts among two."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import asyncddp; asyncddp.init()"],
+        env={**os.environ, **SRUN},
+        capture_output=True,
+        text=True,
+        timeout=RUN_LIMIT,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "EnvironmentProblem: srun has started this process as rank 1 of 2" in done.stderr

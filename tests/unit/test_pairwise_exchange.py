@@ -1,0 +1,253 @@
+"""Mixing with one neighbour through two lanes: right when both come, and soon back if not."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+import torch
+
+from asyncddp.engine.pairwise_exchange import PairwiseExchange, poll_briefly
+from asyncddp.shm.arena import Arena
+from asyncddp.shm.ring_buffer import ChunkLayout, ReceiveRingBuffer, SendRingBuffer
+
+RANKS = (0, 1)
+CUTS = {
+    "one piece": ChunkLayout(
+        (6,), torch.float64, numel=6, chunk_numel=6, num_chunks=1, num_slots=1
+    ),
+    "as many as slots": ChunkLayout(
+        (12,), torch.float64, numel=12, chunk_numel=3, num_chunks=4, num_slots=4
+    ),
+    "a short one at the end": ChunkLayout(
+        (31,), torch.float64, numel=31, chunk_numel=3, num_chunks=11, num_slots=4
+    ),
+    "one slot": ChunkLayout((9,), torch.float64, numel=9, chunk_numel=2, num_chunks=5, num_slots=1),
+}
+WEIGHT = 0.25
+
+
+@pytest.fixture
+def arena():
+    made = Arena()
+    yield made
+    made.close()
+
+
+class Side:
+    """One of two ranks: its lane, and how it sees the other's."""
+
+    def __init__(self, arena, layout, rank):
+        self.arena, self.layout, self.rank = arena, layout, rank
+        self.send_ring = SendRingBuffer(arena, RANKS, layout)
+        self.receive_ring: ReceiveRingBuffer
+
+
+def pause():
+    time.sleep(0)
+
+
+def two(arena, layout):
+    sides = [Side(arena, layout, rank) for rank in RANKS]
+    for side, other in zip(sides, reversed(sides), strict=True):
+        view = arena.open(os.getpid(), other.send_ring.handle)
+        side.receive_ring = ReceiveRingBuffer(
+            view, other.send_ring.handle.offset, RANKS, side.rank, layout
+        )
+    return sides
+
+
+def swap_of(side, step):
+    return PairwiseExchange(side.send_ring, side.receive_ring, step, (1 - side.rank,), pause)
+
+
+def values(rank, step, count):
+    return torch.arange(count, dtype=torch.float64) * (rank + 1) + 100 * step
+
+
+def patiently(call):
+    """As the engine goes on where a swap has given up: try again, for a while."""
+    over = time.monotonic() + 60
+    while not call():
+        assert time.monotonic() < over, "it never came"
+        time.sleep(0)
+
+
+def together(*calls):
+    """Both ranks at once; what one raises is raised here."""
+    problems = []
+
+    def guarded(call):
+        try:
+            call()
+        except (AssertionError, RuntimeError, ValueError, IndexError) as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+
+
+# looking for a moment
+
+
+def test_soon_looks_for_a_fraction_of_a_millisecond():
+    looks = []
+    started = time.perf_counter()
+    assert not poll_briefly(lambda: bool(looks.append(1)), None)
+    assert 0.0002 <= time.perf_counter() - started < 20
+    assert len(looks) >= 50
+    assert poll_briefly(lambda: True, None)
+
+
+def test_soon_rests_between_looks_where_cores_are_few():
+    rests, looks = [], []
+    assert poll_briefly(lambda: len(looks) == 10 or bool(looks.append(1)), lambda: rests.append(1))
+    assert len(rests) == len(looks) == 10
+
+
+# both come
+
+
+@pytest.mark.parametrize("same", [False, True], ids=["apart", "over the own tensor"])
+@pytest.mark.parametrize("layout", CUTS.values(), ids=CUTS)
+def test_pieces_go_through_slots(arena, layout, same):
+    """Each side may be ahead, by no more than the slots; the average is y = x + w (peer - x)."""
+    sides = two(arena, layout)
+
+    def rank(side):
+        for step in range(30):
+            own = values(side.rank, step, layout.numel)
+            other = values(1 - side.rank, step, layout.numel)
+            out = own if same else torch.empty_like(own)
+            want = torch.lerp(own, other, WEIGHT)
+            pieces, into, pairwise = layout.split(own), layout.split(out), swap_of(side, step)
+            patiently(lambda pairwise=pairwise: pairwise.begin(None))
+            finish(pairwise, side, step, pieces, into)
+            assert torch.equal(out, want), (side.rank, step)
+
+    def finish(pairwise, side, step, pieces, into):
+        """What is left when the other was not there in time is done here by hand."""
+        if pairwise.average_chunks(pieces, into, WEIGHT):
+            return
+        for taken in range(pairwise.chunks_read, layout.num_chunks):
+            while pairwise.chunks_sent < layout.num_chunks and pairwise.chunks_sent <= taken + 1:
+                if (
+                    side.send_ring.pending_readers(
+                        step, pairwise.chunks_sent - layout.num_slots + 1
+                    )
+                    and pairwise.chunks_sent >= layout.num_slots
+                ):
+                    if pairwise.chunks_sent > taken:
+                        break
+                    continue
+                side.send_ring.slot(step, pairwise.chunks_sent).copy_(pieces[pairwise.chunks_sent])
+                pairwise.chunks_sent += 1
+                side.send_ring.publish(step, pairwise.chunks_sent)
+            patiently(lambda taken=taken: side.receive_ring.published(step) > taken)
+            torch.lerp(pieces[taken], side.receive_ring.slot(step, taken), WEIGHT, out=into[taken])
+            side.receive_ring.acknowledge(step, taken + 1)
+
+    together(lambda: rank(sides[0]), lambda: rank(sides[1]))
+
+
+def neighbours_tensor(arena, layout, pairwise):
+    """The neighbour's tensor where it lies, once it is shown."""
+    found = []
+
+    def there():
+        place = pairwise.peer_handle()
+        found.extend([] if place is None else [place])
+        return bool(found)
+
+    patiently(there)
+    view = arena.open(os.getpid(), found[0])
+    return view.tensor(found[0].offset, (layout.numel,), layout.dtype)
+
+
+def mixed_elsewhere(side, step, pairwise, own, other):
+    out = torch.empty_like(own)
+    if not pairwise.average_mapped(own, other, out, WEIGHT):
+        patiently(lambda: not side.send_ring.pending_readers(step, side.layout.num_chunks))
+    return out
+
+
+@pytest.mark.parametrize("layout", CUTS.values(), ids=CUTS)
+def test_tensors_are_mixed_where_they_lie(arena, layout):
+    """Into other tensors; whoever is back may write over its own."""
+    sides = two(arena, layout)
+    shown = [arena.empty((layout.numel,), layout.dtype) for _ in RANKS]
+
+    def rank(side):
+        for step in range(20):
+            own = shown[side.rank].copy_(values(side.rank, step, layout.numel))
+            want = torch.lerp(own, values(1 - side.rank, step, layout.numel), WEIGHT)
+            pairwise = swap_of(side, step)
+            patiently(lambda pairwise=pairwise, own=own: pairwise.begin(arena.locate(own)))
+            other = neighbours_tensor(arena, layout, pairwise)
+            got = mixed_elsewhere(side, step, pairwise, own, other)
+            assert torch.equal(got, want), (side.rank, step)
+
+    together(lambda: rank(sides[0]), lambda: rank(sides[1]))
+
+
+# one does not come
+
+
+@pytest.mark.parametrize("layout", CUTS.values(), ids=CUTS)
+def test_who_is_alone_is_back_soon_and_knows_how_far_it_came(arena, layout):
+    side, _ = two(arena, layout)
+    own = values(0, 0, layout.numel)
+    out, pairwise = torch.zeros_like(own), swap_of(side, 0)
+    started = time.monotonic()
+    assert pairwise.begin(None)
+    assert not pairwise.average_chunks(layout.split(own), layout.split(out), WEIGHT)
+    assert time.monotonic() - started < 20
+    assert pairwise.chunks_read == 0
+    assert pairwise.chunks_sent == min(2, layout.num_chunks, layout.num_slots), (
+        "shown ahead of what is taken"
+    )
+    assert not out.any()
+    assert pairwise.peer_handle() is None
+
+
+def test_who_finds_no_room_does_not_begin(arena):
+    layout = CUTS["as many as slots"]
+    side, other = two(arena, layout)
+    assert swap_of(side, 0).begin(None)
+    side.send_ring.publish(0, layout.num_chunks)
+    assert not swap_of(side, 2).begin(None)
+    assert other.receive_ring.published(0) == layout.num_chunks, "step 0 is still there"
+    other.receive_ring.acknowledge(0, layout.num_chunks)
+    assert swap_of(side, 2).begin(None)
+
+
+def test_what_a_neighbour_shows_to_others_is_not_taken(arena):
+    layout = CUTS["as many as slots"]
+    side, other = two(arena, layout)
+    other.send_ring.begin(0, ())
+    other.send_ring.publish(0, layout.num_chunks)
+    own = values(0, 0, layout.numel)
+    out, pairwise = torch.zeros_like(own), swap_of(side, 0)
+    assert pairwise.begin(None)
+    assert not pairwise.average_chunks(layout.split(own), layout.split(out), WEIGHT)
+    assert pairwise.chunks_read == 0
+    assert not out.any()
+
+
+def test_what_a_neighbour_shows_where_it_lies_is_not_looked_for_in_its_slots(arena):
+    layout = CUTS["as many as slots"]
+    side, other = two(arena, layout)
+    x = arena.empty((layout.numel,), layout.dtype)
+    assert swap_of(other, 0).begin(arena.locate(x))
+    own = values(0, 0, layout.numel)
+    out, pairwise = torch.zeros_like(own), swap_of(side, 0)
+    assert pairwise.begin(None)
+    assert not pairwise.average_chunks(layout.split(own), layout.split(out), WEIGHT)
+    assert (pairwise.chunks_read, bool(out.any())) == (0, False)
+    assert pairwise.peer_handle() == arena.locate(x)

@@ -1,0 +1,339 @@
+"""A lane shows each step to those for whom it is, whole or piece by piece, and to nobody else."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncddp.shm.arena import Arena, SharedMemoryHandle
+from asyncddp.shm.ring_buffer import (
+    ChunkLayout,
+    ReceiveRingBuffer,
+    SendRingBuffer,
+    pack_progress,
+    unpack_chunks,
+    unpack_step,
+)
+
+SMALL = ChunkLayout.of((3,), torch.float32)
+LONG = ChunkLayout((10,), torch.float32, numel=10, chunk_numel=2, num_chunks=5, num_slots=2)
+"""As :class:`ChunkLayout` makes them of large tensors, but of two elements a piece."""
+
+
+@pytest.fixture
+def arena():
+    made = Arena()
+    yield made
+    made.close()
+
+
+def lane_of(arena, layout, ranks=(0, 1, 2)):
+    """A lane, and how each of the ranks sees it."""
+    send_ring = SendRingBuffer(arena, ranks, layout)
+    view = arena.open(os.getpid(), send_ring.handle)
+    return send_ring, {
+        rank: ReceiveRingBuffer(view, send_ring.handle.offset, ranks, rank, layout)
+        for rank in ranks
+    }
+
+
+# words
+
+
+@given(st.tuples(st.integers(0, 2**38), st.integers(0, 2**24 - 1)), st.data())
+def test_a_word_holds_a_step_and_pieces_and_only_grows(pair, data):
+    """Later steps, and more pieces of the same one, are larger numbers of 64 bits."""
+    step, pieces = pair
+    value = pack_progress(step, pieces)
+    assert (unpack_step(value), unpack_chunks(value)) == pair
+    assert 0 < value < 1 << 64
+    other = data.draw(st.tuples(st.integers(0, 2**38), st.integers(0, 2**24 - 1)))
+    assert (pack_progress(*other) < value) == (other < pair)
+
+
+def test_memory_that_was_never_written_is_before_every_step():
+    assert unpack_step(0) == -1
+    assert unpack_chunks(0) == 0
+    assert pack_progress(0, 0) > 0
+
+
+# cuts
+
+KIB, MIB = 1 << 10, 1 << 20
+PIECES = [  # bytes of a tensor, and of its pieces
+    (512 * KIB - 4, 512 * KIB),
+    (512 * KIB, 512 * KIB),
+    (512 * KIB + 4, 512 * KIB),
+    (32 * MIB - 4, 512 * KIB),
+    (32 * MIB, MIB),
+    (32 * MIB + 4, MIB),
+]
+
+
+@pytest.mark.parametrize(("size", "piece"), PIECES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float64], ids=str)
+def test_pieces_cover_a_tensor_and_none_is_empty(size, piece, dtype):
+    """All but the last are of one size, which depends on the tensor's bytes alone."""
+    count = size // dtype.itemsize
+    layout = ChunkLayout.of((count,), dtype)
+    if count * dtype.itemsize == size:
+        assert layout.chunk_numel * dtype.itemsize == min(piece, size)
+    assert (
+        (layout.num_chunks - 1) * layout.chunk_numel
+        < layout.numel
+        == count
+        <= layout.num_chunks * layout.chunk_numel
+    )
+    assert layout.num_slots == min(layout.num_chunks, 4)
+
+
+@pytest.mark.parametrize("around", [-1, 0, 1])
+@pytest.mark.parametrize("pieces", [1, 2, 4, 5])
+def test_a_cut_splits_as_its_pieces_lie(around, pieces):
+    count = pieces * 131072 + around
+    layout, flat = ChunkLayout.of((count,), torch.float32), torch.arange(count)
+    parts = layout.split(flat)
+    assert len(parts) == layout.num_chunks == pieces + (around > 0)
+    assert torch.equal(torch.cat(parts), flat)
+    for number, part in enumerate(parts):
+        assert torch.equal(layout.chunk(flat, number), part)
+
+
+def test_scalars_and_tensors_left_whole_are_one_piece():
+    assert ChunkLayout.of((), torch.float64) == ChunkLayout((), torch.float64, 1, 1, 1, 1)
+    whole = ChunkLayout.single((3, 1 << 22), torch.float32)
+    assert (whole.num_chunks, whole.chunk_numel) == (1, 3 << 22)
+
+
+# shown and taken
+
+
+def test_a_step_is_shown_piece_by_piece_through_slots_that_are_used_again(arena):
+    """There is no room for a piece before all have taken the one that lay there."""
+    send_ring, receive_ring = lane_of(arena, LONG)
+    flat = torch.arange(10, dtype=torch.float32)
+    send_ring.begin(0, (1, 2))
+    for number in range(5):
+        assert receive_ring[1].published(0) == number
+        goal = number - LONG.num_slots + 1
+        if goal > 0:
+            assert send_ring.pending_readers(0, goal) == [(1, 0), (2, 0)]
+            for rank in (1, 2):
+                receive_ring[rank].acknowledge(0, goal)
+            assert send_ring.pending_readers(0, goal) == []
+        send_ring.slot(0, number).copy_(LONG.chunk(flat, number))
+        send_ring.publish(0, number + 1)
+        assert torch.equal(receive_ring[2].slot(0, number), LONG.chunk(flat, number))
+    assert send_ring.pending_readers(0, 5) == [(1, 0), (2, 0)]
+    receive_ring[1].acknowledge(0, 5)
+    assert send_ring.pending_readers(0, 5) == [(2, 0)]
+
+
+def test_the_last_piece_may_be_short(arena):
+    layout = ChunkLayout((7,), torch.float32, numel=7, chunk_numel=3, num_chunks=3, num_slots=3)
+    send_ring, receive_ring = lane_of(arena, layout)
+    assert [send_ring.slot(0, number).numel() for number in range(3)] == [3, 3, 1]
+    assert [receive_ring[1].slot(1, number).numel() for number in range(3)] == [3, 3, 1]
+
+
+def test_two_steps_lie_apart_and_a_third_waits(arena):
+    """A rank may be one step ahead of its readers, and no more."""
+    send_ring, receive_ring = lane_of(arena, SMALL)
+    for step in (0, 1):
+        assert send_ring.has_room(step)
+        assert send_ring.try_send(step, (1,), torch.full((3,), float(step)))
+    assert not send_ring.has_room(2)
+    assert not send_ring.try_send(2, (1,), torch.full((3,), 2.0))
+    assert [receive_ring[1].read_whole(step).tolist() for step in (0, 1)] == [[0.0] * 3, [1.0] * 3]
+    assert send_ring.pending_readers(2, 1) == [(1, 0)]
+    receive_ring[1].acknowledge(0, 1)
+    assert send_ring.has_room(2)
+    assert not send_ring.has_room(3)
+    assert send_ring.try_send(2, (1,), torch.full((3,), 2.0))
+    assert receive_ring[1].read_whole(0) is None
+    assert receive_ring[1].read_whole(2).tolist() == [2.0] * 3
+    assert receive_ring[1].read_whole(1).tolist() == [1.0] * 3
+
+
+def test_who_has_taken_a_later_step_has_taken_the_earlier_ones(arena):
+    send_ring, receive_ring = lane_of(arena, SMALL)
+    send_ring.try_send(0, (1,), torch.zeros(3))
+    send_ring.try_send(1, (2,), torch.zeros(3))
+    receive_ring[1].acknowledge(4, 1)
+    assert send_ring.has_room(2)
+    assert not send_ring.has_room(3)
+
+
+def test_uses_of_other_forms_leave_steps_out(arena):
+    """The steps of a lane need not follow each other, as long as they grow."""
+    send_ring, receive_ring = lane_of(arena, SMALL)
+    for step in (1, 3, 7, 8, 20):
+        assert send_ring.has_room(step)
+        assert send_ring.try_send(step, (1, 2), torch.full((3,), float(step)))
+        for rank in (1, 2):
+            assert receive_ring[rank].read_whole(step).tolist() == [float(step)] * 3
+            receive_ring[rank].acknowledge(step, 1)
+
+
+# for whom
+
+
+def test_nobody_takes_a_step_that_is_for_others(arena):
+    send_ring, receive_ring = lane_of(arena, SMALL)
+    send_ring.try_send(0, (1,), torch.ones(3))
+    send_ring.try_send(1, (2,), torch.ones(3))
+    assert (receive_ring[1].is_addressed(0), receive_ring[2].is_addressed(0)) == (True, False)
+    assert (receive_ring[1].is_addressed(1), receive_ring[2].is_addressed(1)) == (False, True)
+    assert receive_ring[2].read_whole(0) is None
+    assert receive_ring[1].read_whole(1) is None
+    assert list(receive_ring[1].unread_steps()) == [0]
+    assert list(receive_ring[2].unread_steps()) == [1]
+    receive_ring[1].acknowledge(0, 1)
+    assert list(receive_ring[1].unread_steps()) == []
+
+
+def test_a_step_for_nobody_holds_nobody_up(arena):
+    send_ring, receive_ring = lane_of(arena, SMALL)
+    for step in range(4):
+        assert send_ring.try_send(step, (), torch.ones(3))
+    assert send_ring.pending_readers(3, 1) == []
+    assert not any(receive_ring[rank].is_addressed(step) for rank in (0, 1, 2) for step in range(4))
+
+
+def test_readers_change_from_step_to_step(arena):
+    """A mask of an earlier step does not survive in its half."""
+    send_ring, receive_ring = lane_of(arena, SMALL)
+    mine = random.Random(5)
+    for step in range(40):
+        targets = tuple(sorted(mine.sample([0, 1, 2], mine.randrange(4))))
+        assert send_ring.try_send(step, targets, torch.full((3,), float(step)))
+        for rank in (0, 1, 2):
+            assert receive_ring[rank].is_addressed(step) == (rank in targets)
+            assert (receive_ring[rank].read_whole(step) is not None) == (rank in targets)
+            if rank in targets:
+                receive_ring[rank].acknowledge(step, 1)
+
+
+def test_masks_of_many_ranks(arena):
+    """Ranks of a machine need not be numbered from 0, nor fit into one word."""
+    ranks = tuple(range(100, 100 + 3 * 140, 3))
+    send_ring, receive_ring = lane_of(arena, SMALL, ranks)
+    for step, places in enumerate([(0, 63, 64), (1, 127, 128), (139,), (0, 64, 128)]):
+        targets = tuple(ranks[place] for place in places)
+        assert send_ring.try_send(step, targets, torch.ones(3))
+        assert [rank for rank in ranks if receive_ring[rank].is_addressed(step)] == list(targets)
+        for target in targets:
+            receive_ring[target].acknowledge(step, 1)
+        assert send_ring.pending_readers(step, 1) == []
+
+
+# while the owner moves on
+
+
+def test_a_reader_for_whom_it_is_not_sees_no_other_step_in_its_place(arena):
+    """The owner does not wait for it, and writes the next step while it looks."""
+    send_ring, receive_ring = lane_of(arena, LONG)
+    send_ring.begin(0, (1,))
+    send_ring.publish(0, 5)
+    receive_ring[1].acknowledge(0, 5)
+    send_ring.begin(2, (2,))
+    assert receive_ring[2].published(0) == 0
+    assert not receive_ring[2].is_addressed(0)
+    assert receive_ring[2].is_addressed(2)
+    assert receive_ring[2].published(2) == 0
+    send_ring.publish(2, 1)
+    assert (
+        receive_ring[2].published(2),
+        receive_ring[1].published(2),
+        receive_ring[2].published(0),
+    ) == (1, 1, 0)
+    assert (receive_ring[1].is_addressed(2), receive_ring[2].is_addressed(2)) == (False, True)
+
+
+def looked_for(receive_ring, step, meant):
+    """What a reader finds of a step; one for whom it is not gives up after a few looks."""
+    over = time.monotonic() + 60
+    while (found := receive_ring.read_whole(step)) is None and time.monotonic() < over:
+        if not meant and random.random() < 0.3:
+            return None
+        time.sleep(0)
+    return found
+
+
+def test_two_readers_beside_a_writer_never_mix_steps_up(arena):
+    """Each step is for one of them or both, and holds its number; both look at every step."""
+    send_ring, receive_ring = lane_of(arena, ChunkLayout.of((2000,), torch.float64))
+    drawn = random.Random(11)
+    plan = [drawn.choice([(1,), (2,), (1, 2)]) for _ in range(800)]
+    right = {1: [], 2: []}
+
+    def reads(rank):
+        for step, targets in enumerate(plan):
+            found = looked_for(receive_ring[rank], step, rank in targets)
+            if rank in targets:
+                right[rank].append(found is not None and bool((found == step).all()))
+                receive_ring[rank].acknowledge(step, 1)
+            else:
+                right[rank].append(found is None)
+
+    readers = [threading.Thread(target=reads, args=(rank,)) for rank in (1, 2)]
+    for reader in readers:
+        reader.start()
+    for step, targets in enumerate(plan):
+        x = torch.full((2000,), float(step), dtype=torch.float64)
+        while not send_ring.try_send(step, targets, x) and any(
+            reader.is_alive() for reader in readers
+        ):
+            time.sleep(0)
+    for reader in readers:
+        reader.join()
+    assert right == {1: [True] * len(plan), 2: [True] * len(plan)}
+
+
+# shown where it lies
+
+
+def test_a_tensor_is_shown_where_it_lies_and_slots_come_back_after_it(arena):
+    send_ring, receive_ring = lane_of(arena, SMALL)
+    place = SharedMemoryHandle(7, 4096, 128)
+    send_ring.begin(0, (1,), place)
+    assert receive_ring[1].tensor_handle(0) == place
+    send_ring.publish(0, 1)
+    assert receive_ring[1].published(0) == 1
+    assert receive_ring[1].read_whole(0) is None, "it does not lie in the slots"
+    receive_ring[1].acknowledge(0, 1)
+    assert send_ring.try_send(2, (1,), torch.ones(3))
+    assert receive_ring[1].tensor_handle(2) is None
+    assert receive_ring[1].read_whole(2).tolist() == [1.0] * 3
+
+
+def test_descriptor_zero_is_a_place_as_well(arena):
+    send_ring, receive_ring = lane_of(arena, SMALL)
+    send_ring.begin(1, (1,), SharedMemoryHandle(0, 4096, 0))
+    assert receive_ring[1].tensor_handle(1) == SharedMemoryHandle(0, 4096, 0)
+
+
+def test_lanes_of_one_chunk_lie_apart(arena):
+    """All of their slots and words are their own, whatever their forms."""
+    cuts = [SMALL, LONG, ChunkLayout.of((), torch.int8), ChunkLayout.of((1000,), torch.float64)]
+    lanes = [lane_of(arena, layout)[0] for layout in cuts]
+    for number, send_ring in enumerate(lanes):
+        for half in send_ring.slots:
+            for slot in half:
+                slot.fill_(number + 1)
+        send_ring.publish(0, number + 1)
+    for number, send_ring in enumerate(lanes):
+        assert all(bool((slot == number + 1).all()) for half in send_ring.slots for slot in half)
+        assert unpack_chunks(send_ring.words[0]) == number + 1
+    spans = sorted(
+        (send_ring.handle.offset, SendRingBuffer.nbytes(3, send_ring.layout)) for send_ring in lanes
+    )
+    ends = [offset + size for offset, size in spans]
+    assert all(end <= begin for end, (begin, _) in zip(ends, spans[1:], strict=False))
