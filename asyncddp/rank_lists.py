@@ -1,4 +1,4 @@
-"""Formatting and parsing of rank lists in messages: ranges such as "0–3", cut after a line."""
+"""Formats and parses lists of ranks in messages, as ranges such as "0–3", shortened if long."""
 
 from __future__ import annotations
 

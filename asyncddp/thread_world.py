@@ -1,4 +1,4 @@
-"""Local world: ranks that are threads of one process, for tests and notebooks without MPI."""
+"""Local world: a group of ranks that are threads of one process, for tests and notebooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Protection from torch's modes around a call: inference mode, torch.func, torch.compile."""
+"""Guards calls against torch's modes: inference mode, ``torch.func`` and ``torch.compile``."""
 
 from __future__ import annotations
 

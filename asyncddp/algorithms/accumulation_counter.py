@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class AccumulationCounter:
-    """Counter of accumulated backward passes: averaging is due after every ``passes_per_round``.
+    """Counter of backward passes: ranks average after every ``passes_per_round`` of them.
 
     One rule serves both uses of ``num_steps_per_communication=J``. The unit is the backward pass; a
     ``step()`` counts at least one, whatever it did. So J times backward and step average in the

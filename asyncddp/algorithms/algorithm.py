@@ -1,4 +1,4 @@
-"""Base class of training algorithms: declares what is averaged, when and how, plus two hooks."""
+"""Base class of training algorithms, which declare what ranks average, when, and how."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CommunicationTiming(Enum):
 
 
 class CommunicationPattern(Enum):
-    """Communication pattern of an averaging: which ranks take part, and whether they wait."""
+    """Communication pattern: which ranks average with each other, and whether they wait."""
 
     NEIGHBORS = "neighbors"
     MACHINES = "machines"
@@ -57,7 +57,7 @@ class CommunicationPattern(Enum):
 
 
 class Algorithm:
-    r"""Base class of training algorithms: declares what to average, when and how, plus two hooks.
+    r"""Base class of training algorithms: declares what ranks average, when and how.
 
     A method is one class in one file and one line in the registry. The library moves tensors as
     the data says; the method knows nothing of models, optimizers, threads or transports. With W

@@ -1,24 +1,21 @@
-"""Averaging rounds: buckets are sent one by one, then the averages are written back."""
+"""Averaging rounds: each rank sends its buckets of tensors, then writes the averages into them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-from asyncddp.algorithms.timer import count_exposed_time
+from asyncddp.algorithms.averager_state import AveragerState
+from asyncddp.algorithms.cumulative_timer import count_exposed_time
 from asyncddp.context.context import use
 from asyncddp.engine import Handle
 
-if TYPE_CHECKING:
-    from asyncddp.algorithms.model_averager import ModelAverager
-
 
 class AveragingRound(ABC):
-    """One averaging round in progress (base class): start each bucket, then finish."""
+    """Averaging round in progress (base class): sends each bucket, then writes the averages."""
 
     @abstractmethod
     def start(self, index: int, flat: torch.Tensor) -> None:
@@ -49,8 +46,8 @@ class AveragingRound(ABC):
 
 
 @dataclass(frozen=True)
-class RoundPlan:
-    """Plan of one two-sided averaging round on one rank: functions to apply to each bucket.
+class BucketOperations:
+    """Functions by which an averaging round averages one bucket and counts the bytes sent.
 
     Attributes:
         start: Starts averaging a flat tensor under a name.
@@ -65,14 +62,14 @@ class RoundPlan:
 
 
 class TwoSidedRound(AveragingRound):
-    """Averaging round by messages: the ranks that take part wait for each other.
+    """Averaging round by messages: the ranks that average wait for each other.
 
     Args:
-        averager: The averager whose round it is.
+        averager: State of the averager whose round it is.
         plan: How to average each bucket.
     """
 
-    def __init__(self, averager: ModelAverager, plan: RoundPlan) -> None:
+    def __init__(self, averager: AveragerState, plan: BucketOperations) -> None:
         self._averager, self._plan = averager, plan
         self._pending: dict[int, tuple[torch.Tensor, Handle[torch.Tensor]]] = {}
         self._fast_paths: dict[int, tuple[torch.Tensor, Callable[[], bool]]] = {}

@@ -85,7 +85,7 @@ class BucketWindow:
 
 
 class BucketWindowSet:
-    """Set of one-sided windows for all flat buckets of one averager, one window per bucket.
+    """Set of one-sided windows for the flat buckets of one optimizer, one window per bucket.
 
     Their buffers begin at zero; a neighbour from which nothing has arrived has no weight. Windows
     are created before the first round, and again where the buckets have changed or the user has

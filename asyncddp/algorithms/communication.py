@@ -1,66 +1,36 @@
-"""Communication patterns: how one averaging round exchanges buckets, and with which ranks."""
+"""Ways to average with other ranks, such as allreduce: their base class, and the registry."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 
 from asyncddp.algorithms.algorithm import CommunicationPattern
-from asyncddp.algorithms.averaging_round import AveragingRound, RoundPlan, TwoSidedRound
-from asyncddp.algorithms.join_coordinator import CollectiveKind
+from asyncddp.algorithms.averager_state import AveragerState, WeightOverrides
+from asyncddp.algorithms.averaging_round import AveragingRound
 from asyncddp.context import Context
-from asyncddp.context.context import use
-from asyncddp.engine import Handle
-from asyncddp.errors import UsageError
-from asyncddp.kernels.weight_row import WeightRow
-from asyncddp.ops.allreduce import allreduce_nonblocking
-from asyncddp.ops.hierarchical_neighbor_allreduce import (
-    hierarchical_neighbor_allreduce_nonblocking,
-    machine_schedule,
-)
-from asyncddp.ops.neighbor_allreduce import find_fast_path, neighbor_allreduce_nonblocking
-from asyncddp.ops.uneven_inputs import (
-    average_active_ranks_nonblocking,
-    renormalise,
-    skip_round_nonblocking,
-)
-from asyncddp.ops.weight_resolver import WeightResolver, Weights
+from asyncddp.ops.weight_resolver import Weights
 from asyncddp.registry import Registry
-from asyncddp.tensors.allocation import zeros_like
-from asyncddp.tensors.dtypes import DTYPES
 from topology import GraphOrSchedule, Schedule
-
-if TYPE_CHECKING:
-    from asyncddp.algorithms.model_averager import ModelAverager
-
-
-@dataclass
-class WeightOverrides:
-    """Averaging weights that the user sets for the next round; None takes the topology's."""
-
-    self_weight: float | None = None
-    src_weights: Weights | None = None
-    dst_weights: Weights | Iterable[int] | None = None
-    src_machine_weights: Weights | None = None
-    dst_machine_weights: Weights | Iterable[int] | None = None
 
 
 class Communication(ABC):
-    """Communication of an averaging round (base class), such as neighbor_allreduce.
+    """Way in which ranks average with each other, such as neighbor_allreduce (base class).
 
     Attributes:
         name: Its name in the registry, as users give it.
         how: The pattern that an algorithm must allow for it; None for any algorithm.
         supports_join: Whether rounds can go on without ranks that have joined (are done).
+        uses_windows: Whether rounds go through windows, which all ranks create together.
     """
 
     name: ClassVar[str]
     how: ClassVar[CommunicationPattern | None]
     supports_join: ClassVar[bool] = True
+    uses_windows: ClassVar[bool] = False
 
     def node_count(self, context: Context) -> int | None:
         """Return the number of nodes that its topology must have; None if it uses no topology."""
@@ -79,17 +49,14 @@ class Communication(ABC):
         del overrides
         return {}
 
-    def set_buckets(self, averager: ModelAverager) -> None:  # noqa: B027 - optional hook
-        """Prepare for rounds over the averager's flat buckets, such as by creating windows."""
-
     @abstractmethod
     def begin_round(
-        self, averager: ModelAverager, schedule: Schedule | None
+        self, averager: AveragerState, schedule: Schedule | None
     ) -> AveragingRound | None:
         """Begin the averager's next round; returns None where nothing is to be sent.
 
         Args:
-            averager: The averager whose round begins.
+            averager: State of the averager whose round begins.
             schedule: The averager's own topology; None for the context's.
 
         Raises:
@@ -97,12 +64,12 @@ class Communication(ABC):
         """
 
     def shadow_round(  # noqa: B027 - optional hook
-        self, averager: ModelAverager, flats: Sequence[torch.Tensor], active_ranks: Sequence[int]
+        self, averager: AveragerState, flats: Sequence[torch.Tensor], active_ranks: Sequence[int]
     ) -> None:
         """Take part in a round of the active ranks on a joined rank; a no-op if none waits for it.
 
         Args:
-            averager: The averager of this rank.
+            averager: State of this rank's averager.
             flats: Flat buckets like those of the active ranks; they stay unchanged.
             active_ranks: The ranks that still train.
 
@@ -111,256 +78,21 @@ class Communication(ABC):
         """
 
 
-class TwoSidedCommunication(Communication):
-    """Two-sided communication (base class): the ranks of a round wait for each other."""
-
-    supports_join = False
-
-    def begin_round(
-        self, averager: ModelAverager, schedule: Schedule | None
-    ) -> AveragingRound | None:
-        """Begin a round of messages; inside ``join`` only among the active ranks."""
-        plan = self.plan_round(averager.context, schedule, averager.overrides, averager.round)
-        if plan is not None and averager.join_coordinator is not None:
-            active_ranks = averager.join_coordinator.notify(
-                averager.label, CollectiveKind.AVERAGING_ROUND
-            )
-            if len(active_ranks) < averager.context.size:
-                plan = self.plan_partial_round(averager, schedule, active_ranks)
-        return None if plan is None else TwoSidedRound(averager, plan)
-
-    def shadow_round(
-        self, averager: ModelAverager, flats: Sequence[torch.Tensor], active_ranks: Sequence[int]
-    ) -> None:
-        """Exchange this joined rank's messages of the active ranks' round, and count the round."""
-        plan = self.plan_partial_round(averager, None, active_ranks)
-        with use(averager.context), torch.no_grad():
-            handles = [
-                plan.start(flat, f"{averager.label}.bucket{index}")
-                for index, flat in enumerate(flats)
-            ]
-        for handle in handles:
-            handle.wait()
-        averager.bytes_sent += sum(map(plan.send_bytes, flats))
-        averager.round += 1
-
-    def plan_partial_round(
-        self, averager: ModelAverager, schedule: Schedule | None, active_ranks: Collection[int]
-    ) -> RoundPlan:
-        """Plan this rank's part of the next round where only some ranks are active.
-
-        Args:
-            averager: The averager of this rank.
-            schedule: The averager's own topology; None for the context's.
-            active_ranks: The ranks that still train.
-
-        Raises:
-            UsageError: This communication needs all ranks.
-            ArgumentError: Invalid weight overrides.
-        """
-        raise UsageError(
-            f"join: {self.name} needs all ranks in every round; expected a communication that can "
-            "go on without those that are done, such as neighbor_allreduce or allreduce"
-        )
-
-    @abstractmethod
-    def plan_round(
-        self, context: Context, schedule: Schedule | None, overrides: WeightOverrides, k: int
-    ) -> RoundPlan | None:
-        """Plan this rank's part of round ``k``; returns None where nothing is to be sent.
-
-        Raises:
-            ArgumentError: Invalid weight overrides.
-        """
-
-
-class NeighborAllreduceCommunication(TwoSidedCommunication):
-    """Two-sided weighted average with the neighbours of the topology between ranks."""
-
-    name = "neighbor_allreduce"
-    how = CommunicationPattern.NEIGHBORS
-    supports_join = True
-
-    def node_count(self, context: Context) -> int | None:
-        """Return the number of ranks."""
-        return context.size
-
-    def context_topology(self, context: Context) -> GraphOrSchedule | None:
-        """Return the context's topology between ranks."""
-        return context.topologies.load()
-
-    def relevant_overrides(
-        self, overrides: WeightOverrides
-    ) -> Mapping[str, float | Weights | Iterable[int] | None]:
-        """Select the overrides of weights of ranks."""
-        return {
-            "self_weight": overrides.self_weight,
-            "src_weights": overrides.src_weights,
-            "dst_weights": overrides.dst_weights,
-        }
-
-    def plan_round(
-        self, context: Context, schedule: Schedule | None, overrides: WeightOverrides, k: int
-    ) -> RoundPlan | None:
-        """Plan messages to this round's neighbours."""
-        return self._plan_for(context, self._weight_row(context, schedule, overrides, k))
-
-    def plan_partial_round(
-        self, averager: ModelAverager, schedule: Schedule | None, active_ranks: Collection[int]
-    ) -> RoundPlan:
-        """Plan with the weights of joined neighbours moved to this rank's own tensor."""
-        context = averager.context
-        if context.rank in active_ranks:
-            row = self._weight_row(context, schedule, averager.overrides, averager.round)
-            return self._plan_for(context, renormalise(row, active_ranks))
-        return RoundPlan(lambda flat, name: skip_round_nonblocking(flat, name=name), lambda flat: 0)
-
-    def _weight_row(
-        self, context: Context, schedule: Schedule | None, overrides: WeightOverrides, k: int
-    ) -> WeightRow:
-        schedule = schedule or context.topologies.ranks
-        return WeightResolver(
-            self.name, schedule, context.rank, self.relevant_overrides(overrides), k
-        ).row_at(k)
-
-    def _plan_for(self, context: Context, row: WeightRow) -> RoundPlan:
-        def start(flat: torch.Tensor, name: str) -> Handle[torch.Tensor]:
-            """Start averaging a tensor with the neighbours."""
-            return neighbor_allreduce_nonblocking(
-                flat,
-                self_weight=row.self_weight,
-                src_weights=row.src_weights,
-                dst_weights=row.dst_weights,
-                name=name,
-            )
-
-        def fast_path(flat: torch.Tensor, name: str) -> Callable[[], bool] | None:
-            """Return the fast path for this bucket, if there is one."""
-            return find_fast_path(context, row, flat, name)
-
-        return RoundPlan(start, lambda flat: len(row.dst_weights) * flat.nbytes, fast_path)
-
-
-class HierarchicalNeighborAllreduceCommunication(TwoSidedCommunication):
-    """Two-sided hierarchical average: mean per machine, weighted average between machines."""
-
-    name = "hierarchical_neighbor_allreduce"
-    how = CommunicationPattern.MACHINES
-
-    def node_count(self, context: Context) -> int | None:
-        """Return the number of machines."""
-        return context.machine_size
-
-    def context_topology(self, context: Context) -> GraphOrSchedule | None:
-        """Return the context's topology between machines."""
-        return context.topologies.load_machine()
-
-    def relevant_overrides(
-        self, overrides: WeightOverrides
-    ) -> Mapping[str, float | Weights | Iterable[int] | None]:
-        """Select the overrides of weights of machines."""
-        return {
-            "self_weight": overrides.self_weight,
-            "src_machine_weights": overrides.src_machine_weights,
-            "dst_machine_weights": overrides.dst_machine_weights,
-        }
-
-    def plan_round(
-        self, context: Context, schedule: Schedule | None, overrides: WeightOverrides, k: int
-    ) -> RoundPlan | None:
-        """Plan the mean within the machine and messages to this round's neighbour machines."""
-        given = self.relevant_overrides(overrides)
-        schedule = schedule or machine_schedule(
-            context, by_hand=overrides.dst_machine_weights is not None
-        )
-        row = WeightResolver(self.name, schedule, context.machine_rank, given, k).row_at(k)
-
-        def start(flat: torch.Tensor, name: str) -> Handle[torch.Tensor]:
-            """Start averaging a tensor with the neighbour machines."""
-            return hierarchical_neighbor_allreduce_nonblocking(
-                flat,
-                self_weight=row.self_weight,
-                src_machine_weights=row.src_weights,
-                dst_machine_weights=row.dst_weights,
-                name=name,
-            )
-
-        def send_bytes(flat: torch.Tensor) -> int:
-            """Return the bytes that this rank sends for a bucket."""
-            local, size = context.local_size, _accumulated_bytes(flat)
-            return round((3 * (local - 1) + len(row.dst_weights)) * size / local)
-
-        return RoundPlan(start, send_bytes)
-
-
-class AllreduceCommunication(TwoSidedCommunication):
-    """Two-sided global average over all ranks (allreduce)."""
-
-    name = "allreduce"
-    how = CommunicationPattern.GLOBAL
-    supports_join = True
-
-    def plan_round(
-        self, context: Context, schedule: Schedule | None, overrides: WeightOverrides, k: int
-    ) -> RoundPlan | None:
-        """Plan an allreduce over all ranks."""
-
-        def start(flat: torch.Tensor, name: str) -> Handle[torch.Tensor]:
-            """Start averaging a tensor over all ranks."""
-            return allreduce_nonblocking(flat, name=name)
-
-        return self._plan_over(context.size, start)
-
-    def plan_partial_round(
-        self, averager: ModelAverager, schedule: Schedule | None, active_ranks: Collection[int]
-    ) -> RoundPlan:
-        """Plan an average over the active ranks, to which joined ranks contribute zeros."""
-        active = averager.context.rank in active_ranks
-
-        def start(flat: torch.Tensor, name: str) -> Handle[torch.Tensor]:
-            """Start averaging a tensor over the active ranks."""
-            given = flat if active else zeros_like(flat)
-            return average_active_ranks_nonblocking(given, len(active_ranks), name=name)
-
-        return self._plan_over(averager.context.size, start)
-
-    def _plan_over(
-        self, n: int, start: Callable[[torch.Tensor, str], Handle[torch.Tensor]]
-    ) -> RoundPlan:
-        return RoundPlan(start, lambda flat: round(2 * (n - 1) * _accumulated_bytes(flat) / n))
-
-
-class NoCommunication(TwoSidedCommunication):
-    """Communication pattern that sends nothing: every rank trains alone."""
-
-    name = "empty"
-    how = None
-    supports_join = True
-
-    def plan_round(
-        self, context: Context, schedule: Schedule | None, overrides: WeightOverrides, k: int
-    ) -> RoundPlan | None:
-        """Return None, since nothing is sent."""
-        return None
-
-
-def _accumulated_bytes(flat: torch.Tensor) -> int:
-    """Return the bytes of a tensor in the dtype in which it is accumulated."""
-    return flat.numel() * DTYPES[flat.dtype].accumulate.itemsize
-
-
-_ONE_SIDED = "asyncddp.algorithms.one_sided_communication"
+_TWO_SIDED = "asyncddp.algorithms.two_sided_communication"
+_WINDOW = "asyncddp.algorithms.window_communication"
 
 COMMUNICATIONS: Registry[type[Communication]] = Registry(
     "communication",
     {
-        "allreduce": f"{__name__}:AllreduceCommunication",
-        "empty": f"{__name__}:NoCommunication",
-        "hierarchical_neighbor_allreduce": f"{__name__}:HierarchicalNeighborAllreduceCommunication",
-        "neighbor_allreduce": f"{__name__}:NeighborAllreduceCommunication",
-        "win_accumulate": f"{_ONE_SIDED}:WindowAccumulateCommunication",
-        "win_get": f"{_ONE_SIDED}:WindowGetCommunication",
-        "win_put": f"{_ONE_SIDED}:WindowPutCommunication",
+        "allreduce": f"{_TWO_SIDED}:AllreduceCommunication",
+        "empty": f"{_TWO_SIDED}:NoCommunication",
+        "hierarchical_neighbor_allreduce": (
+            f"{_TWO_SIDED}:HierarchicalNeighborAllreduceCommunication"
+        ),
+        "neighbor_allreduce": f"{_TWO_SIDED}:NeighborAllreduceCommunication",
+        "win_accumulate": f"{_WINDOW}:WindowAccumulateCommunication",
+        "win_get": f"{_WINDOW}:WindowGetCommunication",
+        "win_put": f"{_WINDOW}:WindowPutCommunication",
     },
     group="asyncddp.communications",
 )

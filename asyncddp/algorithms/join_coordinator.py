@@ -1,4 +1,4 @@
-"""Coordination of ``join``: before each round all ranks agree on which of them still train."""
+"""Coordination of ``join`` blocks: before each averaging, ranks agree on who still has data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CollectiveKind(IntEnum):
 
 
 class JoinNotification(NamedTuple):
-    """Announcement by the active ranks of their next collective operation inside ``join``.
+    """Announcement by the ranks that still train of their next collective inside ``join``.
 
     Attributes:
         active_ranks: The ranks that still train, ascending; empty when all have joined.
@@ -40,7 +40,7 @@ class JoinNotification(NamedTuple):
 
 
 class JoinCoordinator:
-    """Coordinator of ``join``: one small allreduce before each round tells all who is active.
+    """Coordinator of ``join``: by a small allreduce all ranks learn which ones still train.
 
     An active rank announces the operation that it is about to run, a joined rank announces that it
     is done, and all ranks learn of all announcements.

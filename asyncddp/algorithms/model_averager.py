@@ -1,4 +1,4 @@
-"""The model averager: begins and counts the averaging rounds of one wrapped optimizer."""
+"""The model averager, which begins and counts the averaging rounds of one wrapped optimizer."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import Any
 import torch
 
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern
+from asyncddp.algorithms.averager_state import AveragerState
 from asyncddp.algorithms.averaging_round import AveragingRound
-from asyncddp.algorithms.bucket_windows import BucketWindowSet
-from asyncddp.algorithms.communication import COMMUNICATIONS, Communication, WeightOverrides
-from asyncddp.algorithms.join_coordinator import JoinCoordinator
-from asyncddp.algorithms.timer import Timer
+from asyncddp.algorithms.communication import COMMUNICATIONS, Communication
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError
@@ -20,13 +18,11 @@ from asyncddp.ops.allreduce import allreduce
 from asyncddp.tensors.allocation import make_tensor
 from topology import GraphOrSchedule, Schedule, TopologyError, as_schedule, describe
 
-__all__ = ["AveragingRound", "ModelAverager"]
 
+class ModelAverager(AveragerState):
+    """Averager of one optimizer's parameters or gradients with those of other ranks, in rounds.
 
-class ModelAverager:
-    """Averager of one optimizer's flat buckets with other ranks, round by round.
-
-    It holds what all rounds share: algorithm, communication, topology, windows and counters.
+    It chooses communication and topology, and checks them against the algorithm.
 
     Args:
         context: The world.
@@ -36,14 +32,8 @@ class ModelAverager:
         label: Prefix of the names of the messages; equal on all ranks.
 
     Attributes:
-        overrides: Averaging weights set by the user.
-        round: Rounds completed so far, which is the index of the schedule's next round.
-        bytes_sent: Payload bytes sent to peers so far.
-        exposed_time: Time that rounds took on the caller's thread, to send, wait and average.
-        join_coordinator: Agrees on the active ranks before each round, inside ``join``.
-        windows: The windows of one-sided communication, while there are any.
-        force_barrier: Whether ranks synchronise before and after they average from windows.
-        max_staleness: How many steps a neighbour may lag before this rank waits for it.
+        communication: How the next round exchanges buckets.
+        topology: The averager's own topology; None for the context's.
 
     Raises:
         UnknownNameError: There is no communication of that name.
@@ -61,16 +51,8 @@ class ModelAverager:
         topology: GraphOrSchedule | None,
         label: str,
     ) -> None:
-        self.context, self.algorithm, self.topology = context, algorithm, topology
-        self.label = label
-        self.overrides = WeightOverrides()
-        self.round = 0
-        self.bytes_sent = 0
-        self.exposed_time = Timer()
-        self.join_coordinator: JoinCoordinator | None = None
-        self.windows = BucketWindowSet(context, label, algorithm)
-        self.force_barrier = False
-        self.max_staleness: int | None = None
+        super().__init__(context, algorithm, label)
+        self.topology = topology
         self._checked_topology: GraphOrSchedule | None = None
         self._schedule: Schedule | None = None
         self.set_communication(communication or self._default())
@@ -142,7 +124,8 @@ class ModelAverager:
         """
         if not self.single_rank:
             self.windows.set_buckets(flats)
-            self.communication.set_buckets(self)
+            if self.communication.uses_windows:
+                self.windows.ensure_created(self.own_schedule() or self.context.topologies.ranks)
 
     def begin_round(self) -> AveragingRound | None:
         """Begin the next round with the current weights; returns None where nothing is sent.

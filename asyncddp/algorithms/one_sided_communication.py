@@ -1,32 +1,34 @@
-"""One-sided communication patterns: averaging through windows, at each rank's own pace."""
+"""Averaging through one-sided windows, where ranks need not wait for each other: base classes."""
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable
+
+import torch
 
 from asyncddp.algorithms.algorithm import CommunicationPattern
+from asyncddp.algorithms.averager_state import AveragerState, WeightOverrides
 from asyncddp.algorithms.averaging_round import AveragingRound
 from asyncddp.algorithms.bucket_windows import BucketWindow, BucketWindowSet
-from asyncddp.algorithms.communication import Communication, WeightOverrides
-from asyncddp.algorithms.model_averager import ModelAverager
-from asyncddp.algorithms.one_sided_round import OneSidedRound
+from asyncddp.algorithms.communication import Communication
+from asyncddp.algorithms.cumulative_timer import count_exposed_time
 from asyncddp.context import Context
-from asyncddp.errors import ArgumentError, PeerLeftError
+from asyncddp.context.context import use
+from asyncddp.errors import PeerLeftError
 from asyncddp.kernels.weight_row import WeightRow
-from asyncddp.ops.weight_resolver import Weights, require_finite
-from asyncddp.ops.windows import win_get_nonblocking
+from asyncddp.ops.barrier import barrier
 from asyncddp.windows.nonblocking_handle import WindowHandle
 from topology import GraphOrSchedule, Neighbors, Schedule
 
 
 class OneSidedCommunication(Communication):
-    """One-sided communication through windows (base class): ranks need not wait for each other.
+    """Averaging through one-sided windows (base class): ranks need not wait for each other.
 
     They wait only where ``force_barrier`` or ``max_staleness`` say so.
     """
+
+    uses_windows = True
 
     def node_count(self, context: Context) -> int | None:
         """Return the number of ranks."""
@@ -36,14 +38,8 @@ class OneSidedCommunication(Communication):
         """Return the context's topology between ranks."""
         return context.topologies.load()
 
-    def set_buckets(self, averager: ModelAverager) -> None:
-        """Create the windows; collective."""
-        averager.windows.ensure_created(
-            averager.own_schedule() or averager.context.topologies.ranks
-        )
-
     def begin_round(
-        self, averager: ModelAverager, schedule: Schedule | None
+        self, averager: AveragerState, schedule: Schedule | None
     ) -> AveragingRound | None:
         """Begin a round through windows; collective where they have to be created."""
         schedule = schedule or averager.context.topologies.ranks
@@ -119,232 +115,108 @@ class OneSidedCommunication(Communication):
         return [s for s in sources if incoming[s].clock() < step and not left(s)]
 
 
-class WindowPutCommunication(OneSidedCommunication):
-    r"""One-sided averaging by puts: :math:`x_i \leftarrow w_{ii} x_i + \sum_j w_{ij} b_j`.
+class OneSidedRound(AveragingRound):
+    """Averaging round that publishes buckets in windows and averages what neighbours published.
 
-    Neighbours put their tensors :math:`b_j` into this rank's window. The weight of one that has not
-    arrived yet goes to the own tensor.
+    Args:
+        averager: State of the averager whose round it is.
+        communication: The one-sided communication to use.
+        row: The weights of this round.
     """
 
-    name = "win_put"
-    how = CommunicationPattern.PUT
+    def __init__(
+        self, averager: AveragerState, communication: OneSidedCommunication, row: WeightRow
+    ) -> None:
+        self._averager, self._communication, self._row = averager, communication, row
+        self._step = averager.round + 1
+        if averager.windows.first_round is None:
+            averager.windows.first_round = averager.round
+        self._flats: dict[int, torch.Tensor] = {}
+        self._published: list[WindowHandle] = []
 
-    def relevant_overrides(
-        self, overrides: WeightOverrides
-    ) -> Mapping[str, float | Weights | Iterable[int] | None]:
-        """Select the overrides of averaging weights and of factors for puts."""
-        return {
-            "self_weight": overrides.self_weight,
-            "src_weights": overrides.src_weights,
-            "dst_weights": overrides.dst_weights,
-        }
-
-    def weight_row(
-        self, overrides: WeightOverrides, near: Neighbors, windows: BucketWindowSet
-    ) -> WeightRow:
-        """Return the topology's weights, with factors of 1 for puts."""
-        own, sources = _receive_weights(overrides, near, windows)
-        targets = _send_weights(
-            self.name, overrides.dst_weights, near.dst_ranks, windows, default=1.0
-        )
-        return WeightRow(own, sources, targets)
-
-    def publish(
-        self, bucket_window: BucketWindow, row: WeightRow, step: int
-    ) -> WindowHandle | None:
-        """Put the tensor into the neighbours' windows."""
-        window = bucket_window.window
-        return window.put(window.tensor, 1.0, row.dst_weights, add=False, with_p=False, step=step)
-
-    def mix(self, bucket_window: BucketWindow, row: WeightRow) -> None:
-        """Average with the latest put of each neighbour."""
-        heard = row.without(
-            [source for source in row.src_weights if not bucket_window.has_put_from(source)]
-        )
-        weights = heard.self_weight, heard.src_weights
-        bucket_window.window.update(*weights, reset=False, clone=False, with_p=False)
-
-
-class WindowGetCommunication(OneSidedCommunication):
-    r"""One-sided averaging by gets: :math:`x_i \leftarrow w_{ii} x_i + \sum_j w_{ij} x_j`.
-
-    A neighbour on this machine is read at once. Another one answers when its engine sees the
-    request, and until then its previous answer is used.
-    """
-
-    name = "win_get"
-    how = CommunicationPattern.GET
-
-    def relevant_overrides(
-        self, overrides: WeightOverrides
-    ) -> Mapping[str, float | Weights | Iterable[int] | None]:
-        """Select the overrides of averaging weights."""
-        return {"self_weight": overrides.self_weight, "src_weights": overrides.src_weights}
-
-    def weight_row(
-        self, overrides: WeightOverrides, near: Neighbors, windows: BucketWindowSet
-    ) -> WeightRow:
-        """Return the topology's weights."""
-        own, sources = _receive_weights(overrides, near, windows)
-        return WeightRow(own, sources, {})
-
-    def publish(
-        self, bucket_window: BucketWindow, row: WeightRow, step: int
-    ) -> WindowHandle | None:
-        """Publish the tensor locally, for neighbours to get."""
-        with bucket_window.window.lock:
-            bucket_window.window.clock = step
-            bucket_window.window.publish()
-        return None
-
-    def fetch(self, bucket_window: BucketWindow, sources: Iterable[int]) -> None:
-        """Request tensors of neighbours from which no get is pending."""
-        self._collect_gets(bucket_window)
-        for source in sources:
-            if source not in bucket_window.pending_gets:
-                with suppress(PeerLeftError):  # what was got of it before still counts
-                    bucket_window.pending_gets[source] = win_get_nonblocking(
-                        bucket_window.window.name, [source]
-                    )
-        self._collect_gets(bucket_window)
-
-    def _collect_gets(self, bucket_window: BucketWindow) -> None:
-        """Record the gets that have completed."""
-        for source in [
-            source for source, handle in bucket_window.pending_gets.items() if handle.poll()
-        ]:
-            del bucket_window.pending_gets[source]
-            bucket_window.received_from.add(source)
-
-    def mix(self, bucket_window: BucketWindow, row: WeightRow) -> None:
-        """Average with the latest tensor got from each neighbour."""
-        self._collect_gets(bucket_window)
-        got = row.without(
-            [source for source in row.src_weights if source not in bucket_window.received_from]
-        )
-        window, weights = bucket_window.window, (got.self_weight, got.src_weights)
-        # a clone, so that neighbours never get a half-averaged tensor
-        window.tensor.copy_(window.update(*weights, reset=False, clone=True, with_p=False))
-
-    def transfer_count(self, row: WeightRow) -> int:
-        """Return the number of gets, which are counted by the rank that gets."""
-        return len(row.src_weights)
-
-    def late_neighbors(
-        self, bucket_window: BucketWindow, sources: Iterable[int], step: int
-    ) -> list[int]:
-        """Get from neighbours that have reached the step; list those still missing."""
-        self._collect_gets(bucket_window)
-        window, left = bucket_window.window, bucket_window.window.context.engine.has_exited
-        late = [source for source in sources if window.read_step(source) < step]
-        near = window.edges.get_readers
-        self.fetch(bucket_window, [s for s in late if s not in near or near[s].clock() >= step])
-        return [s for s in late if window.read_step(s) < step and not left(s)]
-
-
-class WindowAccumulateCommunication(OneSidedCommunication):
-    r"""One-sided push-sum by accumulates: :math:`x_i \leftarrow a_{ii} x_i + \sum_j b_j`, p alike.
-
-    The shares that a rank keeps and gives sum to one: :math:`a_{ji} = 1 / (d_i + 1)` for itself and
-    its :math:`d_i` out-neighbours of the round, whatever weights the graph has. Without barriers, a
-    neighbour that has not collected the last share yet gets no other, so that a slow neighbour does
-    not gather everything.
-    """
-
-    name = "win_accumulate"
-    how = CommunicationPattern.ACCUMULATE
-
-    def relevant_overrides(
-        self, overrides: WeightOverrides
-    ) -> Mapping[str, float | Weights | Iterable[int] | None]:
-        """Select the overrides of the shares to keep and to give."""
-        return {"self_weight": overrides.self_weight, "dst_weights": overrides.dst_weights}
-
-    def weight_row(
-        self, overrides: WeightOverrides, near: Neighbors, windows: BucketWindowSet
-    ) -> WeightRow:
-        """Return equal shares for this rank and its out-neighbours, or the overrides."""
-        targets = near.dst_ranks if overrides.dst_weights is None else overrides.dst_weights
-        count = len(list(targets))
-        share = 1.0 / (count + 1)
-        if overrides.self_weight is not None and count:
-            share = (1.0 - overrides.self_weight) / count
-        shares = _send_weights(
-            self.name, overrides.dst_weights, near.dst_ranks, windows, default=share
-        )
-        given = math.fsum(shares.values())
-        own = 1.0 - given if overrides.self_weight is None else overrides.self_weight
-        if not own > 0.0 or min(shares.values(), default=0.0) < 0.0 or abs(own + given - 1) > 1e-9:
-            raise ArgumentError(
-                f"{self.name}: arguments self_weight, dst_weights: expected a share above 0 to "
-                f"keep, and shares of others, which sum to 1 with it, got {own:.6g} and {shares}"
+    @count_exposed_time
+    def start(self, index: int, flat: torch.Tensor) -> None:
+        """Publish a copy of a bucket, and request the neighbours' where that is needed."""
+        averager, communication = self._averager, self._communication
+        bucket_window = averager.windows[index]
+        with use(averager.context), torch.no_grad():
+            bucket_window.pack(flat)
+            row = (
+                self._row
+                if averager.force_barrier
+                else communication.asynchronous_row(bucket_window, self._row)
             )
-        return WeightRow(own, dict.fromkeys(windows.sources, 1.0), shares)
+            handle = communication.publish(bucket_window, row, self._step)
+            if handle is not None:
+                self._published.append(handle)
+                if averager.max_staleness is not None:
+                    bucket_window.announce_step(self._step, but=row.dst_weights)
+            if not averager.force_barrier:
+                communication.fetch(bucket_window, self._row.src_weights)
+        averager.bytes_sent += communication.transfer_count(row) * flat.nbytes
+        self._flats[index] = flat
 
-    def without(self, row: WeightRow, departed: Collection[int]) -> WeightRow:
-        """Keep the shares of departed neighbours; what they gave before is still collected."""
-        return _withhold_shares(row, departed)
+    def has_started(self, index: int) -> bool:
+        """Return whether bucket ``index`` was published."""
+        return index in self._flats
 
-    def publish(
-        self, bucket_window: BucketWindow, row: WeightRow, step: int
-    ) -> WindowHandle | None:
-        """Add the shares to the neighbours' windows."""
-        window, own = bucket_window.window, row.self_weight
-        return window.put(window.tensor, own, row.dst_weights, add=True, with_p=True, step=step)
+    def wait_for_reads(self) -> None:
+        """Return at once, since peers read copies and never the buckets."""
 
-    def asynchronous_row(self, bucket_window: BucketWindow, row: WeightRow) -> WeightRow:
-        """Keep the shares of neighbours that have not collected the last one yet."""
-        edges, shares = bucket_window.window.edges.outgoing, row.dst_weights
-        return _withhold_shares(row, [peer for peer in shares if edges[peer].has_unread()])
+    @count_exposed_time
+    def finish(self, before_write: Callable[[int], None] | None = None) -> None:
+        """Average in what has arrived by now, and end the round.
 
-    def mix(self, bucket_window: BucketWindow, row: WeightRow) -> None:
-        """Collect the shares received, each once."""
-        bucket_window.window.update(1.0, row.src_weights, reset=True, clone=False, with_p=True)
+        Args:
+            before_write: Called with the index of each bucket before any average is written.
 
+        Raises:
+            PeerError: A neighbour that has to be waited for is late or gone.
+        """
+        for index in self._flats:
+            if before_write is not None:
+                before_write(index)
+        averager = self._averager
+        with use(averager.context), torch.no_grad():
+            self._wait_for_late_neighbors()
+            if averager.force_barrier:
+                self._synchronize()
+            for index, flat in self._flats.items():
+                self._communication.mix_readable(averager.windows[index], self._row)
+                averager.windows[index].unpack(flat)
+            if averager.force_barrier:
+                barrier()
+        averager.round += 1
 
-def _receive_weights(
-    overrides: WeightOverrides, near: Neighbors, windows: BucketWindowSet
-) -> tuple[float, Mapping[int, float]]:
-    """Return the weights for averaging: of the own tensor, and by source rank."""
-    if overrides.src_weights is None:
-        if overrides.self_weight is not None:
-            raise ArgumentError(
-                "arguments self_weight, src_weights: expected none, the second, or both; got "
-                "self_weight alone"
+    def _synchronize(self) -> None:
+        """Wait until all ranks have published, and fetch what neighbours have published."""
+        bucket_windows = [self._averager.windows[index] for index in self._flats]
+        for handle in self._published:
+            handle.wait()
+        for bucket_window in bucket_windows:
+            bucket_window.wait()  # for gets of earlier rounds, whose results are too old
+        barrier()
+        for bucket_window in bucket_windows:
+            self._communication.fetch(bucket_window, self._row.src_weights)
+        for bucket_window in bucket_windows:
+            bucket_window.wait()
+
+    def _wait_for_late_neighbors(self) -> None:
+        """Wait for neighbours that are more than ``max_staleness`` steps behind."""
+        averager, bound = self._averager, self._averager.max_staleness
+        first = averager.windows.first_round or 0
+        if bound is None or self._step - bound <= first:
+            return
+        bucket_windows = [averager.windows[index] for index in self._flats]
+        latest, sources = self._step - bound, self._row.src_weights
+
+        def behind() -> list[int]:
+            """List the neighbours that lag too far behind."""
+            late = (
+                self._communication.late_neighbors(bucket_window, sources, latest)
+                for bucket_window in bucket_windows
             )
-        return near.self_weight, near.src_weights
-    sources = {
-        int(s): require_finite("win_update", "src_weights", w)
-        for s, w in overrides.src_weights.items()
-    }
-    windows.check_neighbors("src_weights", sources, outgoing=False)
-    if overrides.self_weight is None:
-        return 1.0 - math.fsum(sources.values()), sources
-    return require_finite("win_update", "self_weight", overrides.self_weight), sources
+            return sorted({source for some in late for source in some})
 
-
-def _send_weights(
-    verb: str,
-    given: Weights | Iterable[int] | None,
-    targets: Iterable[int],
-    windows: BucketWindowSet,
-    *,
-    default: float,
-) -> dict[int, float]:
-    """Return the factors for publishing, by target rank."""
-    if given is None:
-        return dict.fromkeys(targets, default)
-    factors = given if isinstance(given, Mapping) else dict.fromkeys(given, default)
-    windows.check_neighbors("dst_weights", factors, outgoing=True)
-    return {
-        int(rank): require_finite(verb, "dst_weights", factor) for rank, factor in factors.items()
-    }
-
-
-def _withhold_shares(row: WeightRow, ranks: Collection[int]) -> WeightRow:
-    """Move the shares of some target ranks to the own tensor."""
-    kept = [share for peer, share in row.dst_weights.items() if peer in ranks]
-    if not kept:
-        return row
-    given = {peer: share for peer, share in row.dst_weights.items() if peer not in ranks}
-    return WeightRow(math.fsum([row.self_weight, *kept]), row.src_weights, given)
+        what = f"step {self._step} of {averager.label} with max_staleness={bound}"
+        averager.context.engine.wait_until(lambda: not behind(), what, behind)

@@ -1,4 +1,4 @@
-"""Estimation of the ranks' step rates, and the update scale that makes them count equally."""
+"""Estimation of how often each rank steps, to scale updates so that all ranks count equally."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _JUMP = 32.0
 
 
 class StepRateEstimator:
-    r"""Estimator of how often each rank steps, and of the scale for this rank's updates.
+    r"""Estimator of how often each rank steps, and of the scale that evens out its updates.
 
     With :math:`r_j` the steps that rank j makes per step of this rank, averaged over some 200
     steps, an update is scaled by

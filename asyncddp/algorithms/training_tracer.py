@@ -21,7 +21,7 @@ from asyncddp.algorithms.pass_tracers import (
     has_compiled,
     module_tracing_cost,
 )
-from asyncddp.algorithms.phases.weak_hooks import WeakMethodHook
+from asyncddp.algorithms.weak_hooks import WeakMethodHook
 from asyncddp.context import Context
 from asyncddp.timeline.tracer import Tracer
 from asyncddp.timeline.tracks import COMPUTATION

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,14 +12,15 @@ from typing import Any
 
 import click
 
+from asyncddp.cli.console import make_console
 from asyncddp.cli.doctor import CheckResult
 from asyncddp.cli.doctor.machine_checks import check_machine, check_mixed_devices, list_gpus
 from asyncddp.cli.doctor.mpi_checks import check_launcher, check_mpi_library, query_cuda_awareness
 from asyncddp.cli.doctor.package_checks import check_packages, torch_cuda_version
+from asyncddp.cli.doctor.probe_answer import find_answer
 from asyncddp.cli.doctor.transport_self_test import self_test, summarise_self_test
 from asyncddp.cli.options import placement_options
 
-_MARK = "asyncddp-probe: "
 _RUN_ERROR_PREFIX = "asyncddp run: "
 _PROBE_TIMEOUT = 120.0  # seconds for importing torch and starting MPI on a slow file system
 
@@ -126,23 +126,18 @@ def _run_json(
         )
     except subprocess.TimeoutExpired:
         return {"mpi": {"problem": f"no answer in {timeout:.0f} s from {' '.join(command)}"}}
-    for line in answer.stdout.splitlines():
-        _, mark, data = line.partition(_MARK)
-        if mark:
-            said: dict[str, Any] = json.loads(data)
-            return said
+    found = find_answer(answer.stdout)
+    if found is not None:
+        return found
     said_last = answer.stderr.strip().splitlines()[-1:] or [f"exit code {answer.returncode}"]
     errors = [line for line in answer.stderr.splitlines() if line.startswith(_RUN_ERROR_PREFIX)]
     return {"mpi": {"problem": (errors or said_last)[0].removeprefix(_RUN_ERROR_PREFIX)}}
 
 
 def _print_report(report: dict[str, Any]) -> None:
-    from rich.console import Console
-
     from asyncddp.cli.doctor.results_table import print_check_results, print_rows
 
-    width = None if sys.stdout.isatty() else max(100, shutil.get_terminal_size().columns)
-    console = Console(highlight=False, width=width)
+    console = make_console(piped_width=100)
     print_check_results(console, [CheckResult(**finding) for finding in report["findings"]])
     print_rows(console, "What carries a tensor", report["routes"])
     print_rows(console, "Wires for tensors on GPUs", report["device_wires"])

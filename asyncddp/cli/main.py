@@ -71,7 +71,7 @@ class SuggestingCommandGroup(click.Group):
 
 
 class _LazyCommandGroup(SuggestingCommandGroup):
-    """A command group that lists names and one-line help without importing the subcommands."""
+    """Command group that lists names and one-line help without importing the subcommands."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """List the subcommands in alphabetical order."""

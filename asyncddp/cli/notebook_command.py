@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from asyncddp.cli.main import SuggestingCommandGroup
-from asyncddp.cli.options import PORT_NUMBER, NumberParamType, placement_options
+from asyncddp.cli.options import PORT_NUMBER, NumberParamType, cluster_options
 from asyncddp.launch.cluster import (
     ClusterProcess,
     ClusterSpec,
@@ -54,22 +54,10 @@ _start_timeout = click.option(
 _foreground = click.option(
     "--foreground", is_flag=True, help="Stay until Ctrl-C, which ends the cluster."
 )
-_exports = click.option(
-    "-x", "exports", metavar="VAR[=V]", multiple=True, help="Variable for the ranks; repeatable."
-)
-_mpi_args = click.option(
-    "--mpi-args",
-    "--extra-mpi-flags",
-    metavar="ARGS",
-    multiple=True,
-    help="Further arguments for the launcher, in one string.",
-)
 
 
 @notebook_command.command("start", context_settings=_HELP)
-@placement_options
-@_exports
-@_mpi_args
+@cluster_options
 @_profile
 @_start_timeout
 @_foreground
@@ -181,14 +169,12 @@ _ipython_profile = click.option(
 
 
 @_ibfrun.command("start", context_settings=_HELP)
-@placement_options
+@cluster_options
 @click.option("-p", "bluefog_port", type=PORT_NUMBER, hidden=True, help="The same as --ssh-port.")
 @click.option("-hostfile", "bluefog_hostfile", hidden=True, help="The same as --hostfile.")
 @click.option("--use-infiniband", is_flag=True, hidden=True, help="MPI finds it by itself.")
 @click.option("--enable-heartbeat", is_flag=True, hidden=True, help="Hearts always beat here.")
 @click.option("--verbose", is_flag=True, help="Keep all of the launcher's words in the log.")
-@_exports
-@_mpi_args
 @_ipython_profile
 @_start_timeout
 @_foreground

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -85,7 +85,7 @@ _PLACEMENT_OPTIONS = (
     click.option("--remote-shell", metavar="PROGRAM", help="Called like ssh, in place of it."),
     click.option("--launcher", metavar="PROGRAM", help="mpirun, srun, or a path [found]."),
 )
-_LAUNCH_OPTIONS = (
+_PROGRAM_OPTIONS = (
     click.option(
         "-x",
         "exports",
@@ -100,6 +100,9 @@ _LAUNCH_OPTIONS = (
         multiple=True,
         help="Further arguments for the launcher, in one string.",
     ),
+)
+_LAUNCH_OPTIONS = (
+    *_PROGRAM_OPTIONS,
     click.option(
         "--bind-to",
         type=click.Choice(["none", "core", "socket", "numa"]),
@@ -137,15 +140,22 @@ _LAUNCH_OPTIONS = (
 )
 
 
-def placement_options(command: F) -> F:
-    """Add the options for the number of ranks and their hosts to a click command."""
-    for option in reversed(_PLACEMENT_OPTIONS):
+def _add_options(command: F, options: Sequence[Callable[[F], F]]) -> F:
+    for option in reversed(options):
         command = option(command)
     return command
 
 
+def placement_options(command: F) -> F:
+    """Add the options for the number of ranks and their hosts to a click command."""
+    return _add_options(command, _PLACEMENT_OPTIONS)
+
+
+def cluster_options(command: F) -> F:
+    """Add the options for ranks that stay: placement, variables and launcher arguments."""
+    return _add_options(command, (*_PLACEMENT_OPTIONS, *_PROGRAM_OPTIONS))
+
+
 def run_options(command: F) -> F:
     """Add all options of :class:`~asyncddp.launch.run_options.RunOptions` to a click command."""
-    for option in reversed(_LAUNCH_OPTIONS):
-        command = option(command)
-    return placement_options(command)
+    return _add_options(command, (*_PLACEMENT_OPTIONS, *_LAUNCH_OPTIONS))

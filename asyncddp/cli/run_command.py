@@ -22,7 +22,7 @@ from asyncddp.launch.output_filter import OutputFilter
 from asyncddp.launch.run_options import RunOptions
 from asyncddp.launch.supervisor import supervise
 from asyncddp.launch.wait_warnings import WaitWarningAggregator
-from asyncddp.listening import confine_while_it_runs
+from asyncddp.listening_sockets import confine_while_it_runs
 from asyncddp.rank_lists import list_ranks
 
 _REPORT_DIR = "ASYNCDDP_REPORT_DIR"

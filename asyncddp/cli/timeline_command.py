@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,14 +11,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
+from asyncddp.cli.console import make_console
 from asyncddp.cli.main import SuggestingCommandGroup
 from asyncddp.cli.options import IntegerParamType
 from asyncddp.errors import ArgumentError
 from asyncddp.rank_lists import list_ranks
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from asyncddp.timeline.merge.merged_trace import MergedTrace
     from asyncddp.timeline.report.timeline_report import TimelineReport
     from asyncddp.timeline.report.trace_spans import TimelineSpans
@@ -93,7 +91,7 @@ def merge_command(sources: tuple[str, ...], output: Path) -> None:
     "--skip", type=IntegerParamType(least=0), metavar="N",
     help="Steps of warm-up to leave out [1, if there are more].",
 )  # fmt: skip
-def report_command(
+def timeline_report_command(
     sources: tuple[str, ...], as_json: Path | None, plot: Path | None, skip: int | None
 ) -> None:
     """Show where the time of each rank goes, from a merged file or from the ranks' own.
@@ -114,7 +112,7 @@ def report_command(
     if as_json != Path("-"):
         from asyncddp.cli.timeline_table import show_report
 
-        show_report(_console(), figures)
+        show_report(make_console(), figures)
     if as_json is not None:
         _write_json(figures, as_json)
     if plot is not None:
@@ -175,14 +173,6 @@ def _progress_bar(sources: tuple[str, ...]) -> Iterator[Advance]:
             progress.advance(task, behind - before if behind > before else behind)
 
         yield advance
-
-
-def _console() -> Console:
-    """Return a console wide enough not to wrap the table when output is piped."""
-    from rich.console import Console
-
-    width = None if sys.stdout.isatty() else max(160, shutil.get_terminal_size().columns)
-    return Console(width=width, highlight=False)
 
 
 def _write_json(figures: TimelineReport, path: Path) -> None:

@@ -23,8 +23,8 @@ def format_milliseconds(value: float | None) -> str:
     """Format milliseconds with three digits; a dash if unknown.
 
     Example:
-        >>> milliseconds(0.01234), milliseconds(12.34), milliseconds(1234.5), milliseconds(None)
-        ('0.012', '12.3', '1234', '-')
+        >>> [format_milliseconds(time) for time in (0.01234, 12.34, 1234.5, None)]
+        ['0.012', '12.3', '1234', '-']
     """
     if value is None:
         return _NONE

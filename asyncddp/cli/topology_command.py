@@ -1,20 +1,19 @@
-"""``asyncddp topology``: compares graphs and schedules by consensus rate and cost."""
+"""``asyncddp topology``: compares graphs and time-varying schedules by consensus rate and cost."""
 
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
+from asyncddp.cli.console import make_console
 from asyncddp.cli.options import IntegerParamType, NumberParamType
 from asyncddp.registry import nearest
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from topology import GraphOrSchedule
@@ -101,7 +100,7 @@ def topology_command(
     import topology
     from topology import GRAPHS, SCHEDULES
 
-    console = _console()
+    console = make_console()
     if not names:
         console.print(_list_families(GRAPHS, "Graphs"))
         console.print(_list_families(SCHEDULES, "Schedules"))
@@ -122,13 +121,6 @@ def topology_command(
         raise click.ClickException(str(error)) from error
     if refused:
         raise click.ClickException("\n  ".join(refused))
-
-
-def _console() -> Console:
-    """Return a console wide enough not to wrap the table when output is piped."""
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else 160)
 
 
 def _find_builder(name: str, parameter: str) -> Builder:

@@ -62,7 +62,7 @@ def measure_clock_offset(
 
 
 class ClockSync:
-    """Clock synchronisation while the program runs: queries rank 0 regularly; rank 0 answers.
+    """Repeated measurement of a rank's clock offset, by queries that rank 0 answers.
 
     Args:
         engine: Sends and receives messages.

@@ -1,4 +1,4 @@
-"""Context of one rank: its transports, machines, topologies and engine; and the current context."""
+"""Context of one rank (transport, topologies, progress engine), and look-up of the current one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class MachineLayout:
 
 
 class Context:
-    """State of one rank that its verbs use; :func:`asyncddp.current` returns it.
+    """State of one rank that its communication operations use; see :func:`asyncddp.current`.
 
     Args:
         transport: The transport between all ranks.
@@ -130,7 +130,7 @@ class Context:
 
 
 class _CurrentContext:
-    """Current context: the process's, unless a thread of a local world has its own."""
+    """Holder of the current context: one per process, or one per thread where ranks are threads."""
 
     def __init__(self) -> None:
         self.process: Context | None = None

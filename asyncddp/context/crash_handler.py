@@ -1,4 +1,4 @@
-"""Handling of uncaught exceptions: report the error, then end all ranks."""
+"""Crash handler: reports an exception that nobody caught on this rank, then ends all ranks."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _FORWARD_DELAY = 0.1  # seconds for the launcher to forward what was written
 _REPORT_DELAY = 0.25  # seconds for ranks that fail at the same time to report it too
 
 
-class _CrashHandlerState:
-    """State of the crash handler: the context whose ranks it ends, and the process of this rank."""
+class _CrashHandlerTarget:
+    """State of the crash handler: the context whose ranks it ends, and this rank's process id."""
 
     context: Context | None = None
     process = 0
@@ -39,13 +39,13 @@ def install_crash_handler(context: Context | None = None) -> None:
     Args:
         context: This rank's context; None while it is being made.
     """
-    _CrashHandlerState.context, _CrashHandlerState.process = context, os.getpid()
+    _CrashHandlerTarget.context, _CrashHandlerTarget.process = context, os.getpid()
     sys.excepthook = _excepthook
 
 
 def uninstall_crash_handler() -> None:
     """Uninstall the crash handler."""
-    _CrashHandlerState.context = None
+    _CrashHandlerTarget.context = None
     if sys.excepthook is _excepthook:
         sys.excepthook = sys.__excepthook__
 
@@ -96,9 +96,9 @@ def end_run(error: BaseException) -> NoReturn:
         error: What was raised; a ``SystemExit`` or ``KeyboardInterrupt`` is reported without a
             traceback.
     """
-    if _CrashHandlerState.process not in (0, os.getpid()):
+    if _CrashHandlerTarget.process not in (0, os.getpid()):
         _end_fork(error)
-    context = _CrashHandlerState.context
+    context = _CrashHandlerTarget.context
     rank, size = (context.rank, context.size) if context else launcher_rank_and_size(os.environ)
     code = exit_code(error)
     quiet = isinstance(error, (SystemExit, KeyboardInterrupt))

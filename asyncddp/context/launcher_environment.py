@@ -1,4 +1,4 @@
-"""Rank and size from the launcher's environment variables, and checks of them against MPI."""
+"""Reading of rank and world size from the launcher's environment, and checks against MPI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Public functions that return this rank's number, sizes, topology and neighbours."""
+"""Public functions that return ranks, sizes and neighbours, and set or return topologies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Public functions that record the user's own activities in the timeline."""
+"""Public functions that record named activities of the user's program in the timeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The communication topologies in use: between ranks, and between machines."""
+"""Communication graphs that a rank uses, static or varying: between ranks and between machines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger("asyncddp")
 
 
 class Topologies:
-    """Topologies in use on one rank, between ranks and between machines.
+    """Communication topologies in use on one rank: between ranks, and between machines.
 
     Args:
         size: Number of ranks.

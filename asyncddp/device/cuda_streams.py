@@ -1,4 +1,4 @@
-"""CUDA implementation of device streams and events. Not run on a GPU yet: ``docs/gpu.md``."""
+"""CUDA implementation of device streams and events; not run on a GPU yet, see ``docs/gpu.md``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _CudaEvent:
 
 
 class _CudaInterprocessEvent(_CudaEvent):
-    """A CUDA event with a CUDA IPC handle."""
+    """A CUDA event that other processes can open by its CUDA IPC handle."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class _CudaInterprocessEvent(_CudaEvent):
 
 
 class _CudaArrayView:
-    """View of device memory by the CUDA array interface; it does not own the memory."""
+    """View of device memory through the CUDA array interface; it does not own the memory."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__ = {
@@ -65,7 +65,7 @@ class _CudaArrayView:
 
 
 class CudaStreams(DeviceStreams):
-    """Streams of a CUDA device: side streams for our work and the caller's current stream.
+    """Streams of a CUDA device: the library's own side streams, and the caller's current stream.
 
     The host never waits for the device: events are queried, streams wait for each other.
 

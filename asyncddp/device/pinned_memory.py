@@ -10,7 +10,7 @@ from asyncddp.device.streams import DeviceStreams
 
 
 class PinnedMemoryPool:
-    """Pool of free pinned host buffers of one device.
+    """Pool of free pinned host buffers for copies to and from one device.
 
     It never refuses a buffer, so that no transfer waits for another one's; it keeps at most
     ``limit`` bytes of free buffers.

@@ -1,23 +1,20 @@
-"""Events of the simulated device streams, within one process and between processes."""
+"""Events of device streams that are simulated on the CPU, within and between processes."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from asyncddp.device.simulated_queues import SimulatedTaskQueues
 from asyncddp.device.streams import StreamRole
 from asyncddp.serialization import pack, unpack
 from asyncddp.shm.arena import Arena, SharedMemoryHandle, handle_of_block, store_fence
-
-if TYPE_CHECKING:
-    from asyncddp.device.simulated_streams import SimulatedStreams
 
 
 class SimulatedEvent:
     """An event recorded on a simulated stream of this process."""
 
-    def __init__(self, owner: SimulatedStreams, role: StreamRole) -> None:
+    def __init__(self, owner: SimulatedTaskQueues, role: StreamRole) -> None:
         self.owner, self.role = owner, role
         self.reached = False
 
@@ -33,7 +30,7 @@ class SimulatedEvent:
 
 
 class ImportedSimulatedEvent:
-    """A simulated event of any process, in shared memory that this process has mapped.
+    """A simulated stream's event, of this or another process, queried through shared memory.
 
     Two counters hold how often it was recorded, and which recording was reached last.
 
@@ -66,11 +63,11 @@ class InterprocessSimulatedEvent(ImportedSimulatedEvent):
     """A simulated event of this process that can be exported to other processes.
 
     Args:
-        owner: The streams on which it is recorded.
+        owner: Queues of the streams on which it is recorded.
         arena: Shared memory.
     """
 
-    def __init__(self, owner: SimulatedStreams, arena: Arena) -> None:
+    def __init__(self, owner: SimulatedTaskQueues, arena: Arena) -> None:
         block = arena.take(16)
         self._owner, self._role = owner, StreamRole.COMPUTE
         super().__init__(block.chunk.words(block.offset, 2), lambda: owner.advance(self._role))

@@ -1,4 +1,4 @@
-"""Interface of a device's streams and events, and the ordering of an operation among them.
+"""Interfaces of device streams and events, and ordering of an operation after its caller's work.
 
 A device runs the work of one stream in order and the work of two streams in any order, unless one
 stream waits for an event of the other. :class:`DeviceStreams` has one stream for each
@@ -9,8 +9,7 @@ stream waits for an event of the other. :class:`DeviceStreams` has one stream fo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from enum import Enum
 from typing import ClassVar, Protocol
 
@@ -35,7 +34,7 @@ class StreamRole(Enum):
 
 
 class DeviceEvent(Protocol):
-    """An event recorded on a stream of a device."""
+    """Interface of an event recorded on a device stream, which can be polled for completion."""
 
     def done(self) -> bool:
         """Return whether all work enqueued before the event has ended; never waits."""
@@ -43,7 +42,7 @@ class DeviceEvent(Protocol):
 
 
 class InterprocessEvent(DeviceEvent, Protocol):
-    """An event that other processes of this machine can wait for; it is recorded repeatedly."""
+    """Interface of a reusable event that other processes of this machine can wait for."""
 
     @property
     def handle(self) -> bytes:
@@ -56,7 +55,7 @@ class InterprocessEvent(DeviceEvent, Protocol):
 
 
 class DeviceStreams(ABC):
-    """The streams of one device, one for each role.
+    """Interface of one device's streams: one stream for each role, such as compute or copies.
 
     Attributes:
         kind: Device type that peers are told: ``"cuda"``.
@@ -136,7 +135,7 @@ class DeviceStreams(ABC):
 
 
 class StreamOrdering:
-    """Stream ordering of one operation relative to its caller's stream, without host waits.
+    """Ordering of one operation's device work after its caller's stream, without blocking the host.
 
     Work that the caller has enqueued before the operation precedes all work of the operation, and
     what the caller enqueues once it has the result follows it.
@@ -176,39 +175,6 @@ class StreamOrdering:
             self._streams.record_stream(result, StreamRole.CALLER)
 
 
-class _StreamRegistry:
-    """Registry of this process's streams by device, and of a simulated device on the CPU."""
-
-    def __init__(self) -> None:
-        self.by_device: dict[torch.device, DeviceStreams] = {}
-        self.simulated: DeviceStreams | None = None
-
-
-_registry = _StreamRegistry()
-
-
-def streams_of(tensor: torch.Tensor) -> DeviceStreams | None:
-    """Return the streams of a tensor's device; None for the CPU and devices without streams.
-
-    Example:
-        >>> streams_of(torch.zeros(1)) is None
-        True
-    """
-    if tensor.is_cpu:
-        return _registry.simulated
-    return streams_of_device(tensor.device) if tensor.is_cuda else None
-
-
-def streams_of_device(device: torch.device) -> DeviceStreams:
-    """Return the streams of a CUDA device, created on first use."""
-    found = _registry.by_device.get(device)
-    if found is None:
-        from asyncddp.device.cuda_streams import CudaStreams
-
-        found = _registry.by_device.setdefault(device, CudaStreams(device))
-    return found
-
-
 def empty_on(
     streams: DeviceStreams | None, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
@@ -223,30 +189,3 @@ def empty_on(
         return empty(shape, dtype)
     with streams.stream_context(StreamRole.COMPUTE):
         return empty(shape, dtype, streams.device)
-
-
-def stream_ordering_of(tensor: torch.Tensor, *others: torch.Tensor | None) -> StreamOrdering | None:
-    """Make an operation's stream ordering after the caller's stream; None on the host.
-
-    Args:
-        tensor: Tensor that the operation reads.
-        *others: Other tensors that it reads or writes.
-    """
-    streams = streams_of(tensor)
-    if streams is None:
-        return None
-    kept = [other for other in others if other is not None and other.device == tensor.device]
-    return StreamOrdering(streams, (tensor, *kept))
-
-
-@contextmanager
-def simulate_device(streams: DeviceStreams) -> Iterator[None]:
-    """Treat CPU tensors as tensors on a simulated device, in all threads, while entered.
-
-    For tests: all code for GPUs then runs in full, on CPU tensors.
-    """
-    before, _registry.simulated = _registry.simulated, streams
-    try:
-        yield
-    finally:
-        _registry.simulated = before

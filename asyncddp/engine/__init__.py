@@ -9,7 +9,7 @@ from __future__ import annotations
 from asyncddp.engine.chunked_exchange import ChunkedExchange
 from asyncddp.engine.exchange_signature import ExchangeSignature
 from asyncddp.engine.handle import Handle
-from asyncddp.engine.operation_context import OperationContext
+from asyncddp.engine.operation_exchanges import OperationExchanges
 from asyncddp.engine.progress_engine import ProgressEngine
 from asyncddp.engine.work import OperationSpec, Steps, WaitCondition, Work
 
@@ -17,7 +17,7 @@ __all__ = [
     "ChunkedExchange",
     "ExchangeSignature",
     "Handle",
-    "OperationContext",
+    "OperationExchanges",
     "OperationSpec",
     "ProgressEngine",
     "Steps",

@@ -8,16 +8,21 @@ from typing import Any, TypeAlias
 
 import torch
 
-from asyncddp.engine.messages import DECODE_ERRORS, ActiveMessage, HandlerArguments, Message
+from asyncddp.engine.messages import (
+    DECODE_ERRORS,
+    INLINE_BYTES,
+    ActiveMessage,
+    HandlerArguments,
+    Message,
+)
 from asyncddp.errors import AsyncDDPError, PeerError
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.byte_views import as_bytes, from_bytes
-from asyncddp.transport.base import Request, Transport
+from asyncddp.transport.base import Request, Transport, has_ended
 
 ActiveMessageHandler: TypeAlias = Callable[[int, tuple[Any, ...], torch.Tensor | None], None]
 """Function that is called with the sender's rank, the arguments, and the tensor sent along."""
 
-_INLINE = 16 * 1024  # bytes of a tensor that travel inside the message
 _Received: TypeAlias = tuple[ActiveMessage, torch.Tensor | None, Request | None]
 
 
@@ -74,7 +79,7 @@ class ActiveMessages:
             return
         dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
         raw = as_bytes(tensor)
-        if raw.numel() <= _INLINE:
+        if raw.numel() <= INLINE_BYTES:
             data = raw.numpy().tobytes()
             self._put(peer, ActiveMessage(handler, arguments, dtype, shape, data, -1))
             return
@@ -100,14 +105,14 @@ class ActiveMessages:
     def progress(self) -> bool:
         """Deliver complete messages, each peer's in order, and tell whether there were any."""
         if self._sends:
-            self._sends = [pair for pair in self._sends if not _ended(pair[0])]
+            self._sends = [pair for pair in self._sends if not has_ended(pair[0])]
         return any([self._deliver(peer) for peer in list(self._received)])
 
     def close(self) -> None:
         """Abandon transfers in progress, and remove all handlers."""
         receives = [request for waiting in self._received.values() for _, _, request in waiting]
         for request in (*(request for request, _ in self._sends), *receives):
-            if request is not None and not _ended(request):
+            if request is not None and not has_ended(request):
                 request.abandon()
         self._sends.clear()
         self._received.clear()
@@ -148,11 +153,3 @@ class ActiveMessages:
         except PeerError:
             waiting.clear()
             return False
-
-
-def _ended(request: Request) -> bool:
-    """Tell whether a request has ended, well or not."""
-    try:
-        return request.done()
-    except PeerError:
-        return True

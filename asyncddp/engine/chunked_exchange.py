@@ -1,4 +1,4 @@
-"""Chunked exchange: one exchange with peers that moves tensors chunk by chunk.
+"""Chunked exchange: sends a tensor to several peers and receives theirs, one chunk after another.
 
 Chunks go through ring buffers in shared memory where these are set up, and by message elsewhere.
 While the calling thread drives the exchange and all chunks come at once, it has no exchange
@@ -24,7 +24,7 @@ _WHOLE = ChunkLayout.single((), torch.uint8)
 
 
 class ChunkReceiver:
-    """Receiver of one peer's chunks in a chunked exchange; done once the current one is here.
+    """Receiver of one peer's chunks: a wait condition that holds once the chosen chunk can be read.
 
     Args:
         chunked_exchange: The exchange that it is a part of.
@@ -94,7 +94,7 @@ class ChunkReceiver:
 
 
 class ChunkedExchange:
-    """Exchange of one step with peers, chunk by chunk.
+    """Exchange in which a rank sends its tensor to peers and receives theirs, chunk by chunk.
 
     As a wait condition it is done once the ring has room for the current chunk.
 
@@ -279,7 +279,7 @@ class ChunkedExchange:
 
 
 class ChunkReadCompletion:
-    """Completion condition of a chunked exchange: the targets have read this rank's chunks.
+    """Wait condition that holds once the receiving ranks have read a number of this rank's chunks.
 
     Args:
         chunked_exchange: The exchange.

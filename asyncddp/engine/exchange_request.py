@@ -1,4 +1,4 @@
-"""Exchange request: one rank's part in one exchange of tensors, and its completion conditions.
+"""Exchange request: tensors that one rank sends and receives together, and when each is complete.
 
 Nothing in here communicates: the matcher and the send queue fill in what was received and sent.
 """
@@ -6,19 +6,16 @@ Nothing in here communicates: the matcher and the send queue fill in what was re
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 
 from asyncddp.device.streams import DeviceStreams
 from asyncddp.engine.exchange_signature import ExchangeSignature
 from asyncddp.engine.messages import MatchKey, TensorMessage
+from asyncddp.engine.persistent_channels import PersistentChannel
 from asyncddp.errors import PeerError
 from asyncddp.transport.base import Request
-from asyncddp.transport.cuda.peer_access import ExportRequest, ImportRequest
-
-if TYPE_CHECKING:
-    from asyncddp.engine.persistent_channels import PersistentChannel
+from asyncddp.transport.cuda.direct_read import ExportRequest, ImportRequest
 
 
 class PendingReceive:
@@ -155,7 +152,7 @@ class ExchangeRequest:
 
 
 class SendCompletion:
-    """Completion condition of an exchange's sends: transferred, and acknowledged where asked."""
+    """Condition that all sends of an exchange are transferred, and acknowledged where requested."""
 
     def __init__(self, exchange: ExchangeRequest) -> None:
         self.exchange = exchange
@@ -177,7 +174,7 @@ class SendCompletion:
 
 
 class SendBufferRelease:
-    """Completion condition of an exchange: its send buffers may be overwritten, in stream order."""
+    """Condition that later work on the device's stream may overwrite an exchange's send buffers."""
 
     def __init__(self, exchange: ExchangeRequest) -> None:
         self.exchange = exchange

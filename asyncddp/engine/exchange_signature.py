@@ -1,4 +1,4 @@
-"""Signature of an exchange: the verb, dtype, shape and device on which both sides must agree."""
+"""Signature of an exchange: operation, dtype, shape and device on which both sides must agree."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from asyncddp.engine.messages import TensorMessage
 
 @dataclass(frozen=True)
 class ExchangeSignature:
-    """Signature that both sides of an exchange must share: verb, dtype, shape, kind of device.
+    """Signature that both sides of an exchange must share: operation, dtype, shape, device type.
 
     Attributes:
         verb: The verb's name.

@@ -1,14 +1,12 @@
-"""Handle that a non-blocking call returns."""
+"""Handle that a non-blocking operation returns, to poll or to wait for its result."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
+from asyncddp.engine.progress_driver import ProgressDriver
+from asyncddp.engine.work import Work
 from asyncddp.torch_modes import uncompiled
-
-if TYPE_CHECKING:
-    from asyncddp.engine.progress_engine import ProgressEngine
-    from asyncddp.engine.work import Work
 
 R = TypeVar("R")
 
@@ -23,13 +21,13 @@ class Handle(Generic[R]):
         [1.0, 1.0]
     """
 
-    def __init__(self, engine: ProgressEngine, work: Work[R]) -> None:
-        self._engine, self._work = engine, work
+    def __init__(self, driver: ProgressDriver, work: Work[R]) -> None:
+        self._driver, self._work = driver, work
 
     @uncompiled
     def poll(self) -> bool:
         """Tell whether the call has ended, well or not; never waits."""
-        self._engine.progress_unthreaded()
+        self._driver.progress_unthreaded()
         return self._work.finished.is_set()
 
     @uncompiled
@@ -47,7 +45,7 @@ class Handle(Generic[R]):
             WaitTimeoutError: The time has passed.
             PeerError: The operation has failed because of another rank.
         """
-        self._engine.drive(self._work, timeout)
+        self._driver.drive(self._work, timeout)
         stream_ordering = self._work.spec.stream_ordering
         if stream_ordering is not None:
             stream_ordering.arrive(self._work.result)

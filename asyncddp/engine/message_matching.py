@@ -1,4 +1,4 @@
-"""Message matching: pairs incoming messages with this rank's exchange requests, by match key.
+"""Message matching: pairs incoming messages with this rank's exchange requests, by name and step.
 
 As in MPI there are two queues: requests that wait for their messages, and unexpected messages that
 wait for their request.
@@ -6,21 +6,14 @@ wait for their request.
 
 from __future__ import annotations
 
-import math
-import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import torch
-
-from asyncddp.device.simulated_streams import SimulatedStreams
-from asyncddp.device.streams import empty_on
 from asyncddp.engine.active_messages import ActiveMessages
-from asyncddp.engine.exchange_request import ExchangeRequest, PendingReceive
+from asyncddp.engine.exchange_request import ExchangeRequest
 from asyncddp.engine.exchange_signature import ExchangeSignature
 from asyncddp.engine.messages import (
-    SIGNATURE_ONLY,
     Ack,
     ActiveMessage,
     MatchKey,
@@ -29,53 +22,29 @@ from asyncddp.engine.messages import (
     TensorMessage,
     decode,
 )
-from asyncddp.engine.send_queue import SendQueue
-from asyncddp.engine.transfer_tracing import trace_transfer
+from asyncddp.engine.nacks import error_of_nack, mismatch_found_by, nack_of
+from asyncddp.engine.tensor_receiver import TensorReceiver
 from asyncddp.errors import (
-    DeadlockError,
     MismatchError,
     PeerError,
-    PeerLeftError,
-    WaitTimeoutError,
 )
-from asyncddp.tensors.allocation import empty
-from asyncddp.tensors.byte_views import from_bytes
 from asyncddp.timeline.tracer import Tracer
-from asyncddp.transport.base import Request, Transport
-from asyncddp.transport.cuda.peer_access import PeerAccess
+from asyncddp.transport.base import Transport
 
 _MAX_FINISHED = 4096  # exchanges remembered after their end
 _ACK_EVERY = 64  # uses of a name after which a sender waits for its receivers
-_DISCARD_STREAMS = (
-    SimulatedStreams()
-)  # for bytes that come from a device and are dropped on the host
-
-
-_SENDABLE_ERRORS: dict[str, type[PeerError]] = {
-    kind.__name__: kind
-    for kind in (DeadlockError, MismatchError, PeerError, PeerLeftError, WaitTimeoutError)
-}
-"""Errors that a :class:`Nack` carries: the peers of a rank that failed raise the same one."""
 
 
 class _FinishedExchange(NamedTuple):
-    """Record of an exchange that has ended here: its peers, and its error if it failed."""
+    """Record of a finished exchange: its source and target ranks, and its error if it failed."""
 
     sources: frozenset[int]
     targets: frozenset[int]
     error: PeerError | None
 
 
-def _ended(unwanted: Request) -> bool:
-    """Tell whether a request that nobody waits for has ended, well or not."""
-    try:
-        return unwanted.done()
-    except PeerError:
-        return True
-
-
-class MessageMatcher(SendQueue):
-    """Matcher of incoming messages with one rank's exchange requests, by match key.
+class MessageMatcher(TensorReceiver):
+    """Matcher that pairs incoming messages with one rank's exchange requests, by name and step.
 
     Messages that no request expects yet are kept; those that contradict a request fail the exchange
     on both sides. It is not thread-safe: the engine's lock guards it.
@@ -96,7 +65,6 @@ class MessageMatcher(SendQueue):
         tracer: Tracer | None = None,
     ) -> None:
         super().__init__(transport, tracer)
-        self.rank, self.size = transport.rank, transport.size
         self._use_counts = {} if uses is None else uses
         self._suspects: set[tuple[int, MatchKey]] = set()
         self._posted: dict[MatchKey, ExchangeRequest] = {}
@@ -104,7 +72,6 @@ class MessageMatcher(SendQueue):
         self._unexpected: dict[MatchKey, dict[int, TensorMessage]] = defaultdict(dict)
         self._early_nacks: dict[MatchKey, tuple[int, Nack]] = {}
         self._acknowledged: set[tuple[int, ExchangeSignature]] = set()
-        self._discards: list[tuple[Request, torch.Tensor | None]] = []
         self.active_messages = ActiveMessages(
             transport, self.put, self.flush, self._next_tag, self.fail_next_call
         )
@@ -172,7 +139,7 @@ class MessageMatcher(SendQueue):
                 offered = exchange.targets & exchange.channel.send_ring.ranks
                 exchange.channel.readers.update(offered)
             return
-        nack = self._nack_for(exchange.key, error, exchange.reason)
+        nack = nack_of(self.rank, exchange.key, error, exchange.reason)
         for peer in exchange.peers() | exchange.audience:
             self.put(peer, nack)
         for receive in exchange.receives.values():
@@ -224,7 +191,8 @@ class MessageMatcher(SendQueue):
                 self.active_messages.receive(peer, message)
             else:
                 others.append(message)
-        self._discards = [pair for pair in self._discards if not _ended(pair[0])]
+        if self._discards:
+            self._drop_discards()
         return others
 
     def _receive_tensor(self, peer: int, message: TensorMessage) -> None:
@@ -274,80 +242,29 @@ class MessageMatcher(SendQueue):
         if problem:
             self._discard(peer, message)
             reason = f"rank {self.rank} {reason}"
-            error = self._new_mismatch(f"{self._describe(exchange)}, peer rank {peer}: {problem}")
+            error = mismatch_found_by(
+                self.rank, f"{self._describe(exchange)}, peer rank {peer}: {problem}"
+            )
             exchange.fail(error, reason)
             self.put(peer, Nack(message.key, reason, origin=self.rank))
             return
         if receive is not None:
             self._accept(exchange, receive.peer, message)
 
-    def _accept(self, exchange: ExchangeRequest, peer: int, message: TensorMessage) -> None:
-        """Take a tensor from its message, or begin to receive it, and acknowledge it if asked."""
-        receive, dtype = exchange.receives[peer], getattr(torch, message.dtype)
-        begun = 0 if self.tracer is None else time.monotonic_ns()
-        if message.send_ring is not None and exchange.channel is not None:
-            try:
-                self.channels.attach_ring(exchange.channel, peer, message.send_ring)
-            except OSError as error:
-                problem = f"rank {self.rank} cannot map the memory of rank {peer}: {error}"
-                exchange.fail(self._new_mismatch(problem), problem)
-        if message.tag == SIGNATURE_ONLY:
-            receive.tensor = empty((0,), dtype)
-        elif message.payload is not None:
-            receive.tensor = from_bytes(message.payload, dtype, message.shape)
-        else:
-            self._begin(exchange, receive, message)
-        if self.tracer is not None and message.tag != SIGNATURE_ONLY:
-            details = "receive", exchange, peer, math.prod(message.shape) * dtype.itemsize
-            receive.request = trace_transfer(self.tracer, *details, begun, receive.request)
-        acknowledged_by_data = (
-            peer in exchange.targets - exchange.ring_targets and not message.weights
-        )
-        if message.wants_ack and not acknowledged_by_data:
-            self.put(peer, Ack(message.key))
-        if message.mutual and not exchange.rows.get(peer):
-            exchange.unacknowledged.discard(peer)
-
-    def _begin(
-        self, exchange: ExchangeRequest, receive: PendingReceive, message: TensorMessage
-    ) -> None:
-        """Begin to receive a tensor, or to read it in the peer's memory."""
-        transport, dtype = self._transport_for(exchange.streams), getattr(torch, message.dtype)
-        if exchange.peer_access and isinstance(transport, PeerAccess):
-            receive.import_request = transport.import_tensor(
-                message.shape, dtype, receive.peer, message.tag
-            )
-            receive.request = receive.import_request
-            return
-        receive.tensor = empty_on(exchange.streams, message.shape, dtype)
-        receive.request = transport.irecv(receive.tensor, receive.peer, message.tag)
-
     def _receive_late(self, peer: int, message: TensorMessage, finished: _FinishedExchange) -> None:
         """Refuse a tensor for an exchange that has ended here without it."""
         self._discard(peer, message)
         if finished.error is not None:
-            self.put(peer, self._nack_for(message.key, finished.error))
+            self.put(peer, nack_of(self.rank, message.key, finished.error))
             return
         problem = (
             f"expected nothing from rank {peer} in {message.verb} {message.key}, got a tensor: "
             f"{_describe_neighbors(finished)}"
         )
-        self._fail_finished(message.key, self._new_mismatch(f"rank {self.rank} {problem}"))
+        self._fail_finished(
+            message.key, mismatch_found_by(self.rank, f"rank {self.rank} {problem}")
+        )
         self.put(peer, Nack(message.key, f"rank {self.rank} {problem}", origin=self.rank))
-
-    def _discard(self, peer: int, message: TensorMessage) -> None:
-        """Receive and drop the bytes of an unwanted tensor, so that its sender can go on."""
-        if message.payload is not None:
-            return
-        dtype = getattr(torch, message.dtype)
-        transport = self._transport_for(None if message.device == "cpu" else _DISCARD_STREAMS)
-        if isinstance(transport, PeerAccess):
-            import_request = transport.import_tensor(message.shape, dtype, peer, message.tag)
-            import_request.release()
-            self._discards.append((import_request, None))
-            return
-        scratch = empty(message.shape, dtype)
-        self._discards.append((transport.irecv(scratch, peer, message.tag), scratch))
 
     def _receive_nack(self, peer: int, nack: Nack) -> None:
         """Fail the exchange that a peer has refused, or keep the nack until it is requested."""
@@ -357,7 +274,7 @@ class MessageMatcher(SendQueue):
         elif finished is None:
             self._early_nacks[nack.key] = (peer, nack)
         elif finished.error is None:
-            self._fail_finished(nack.key, self._error_of_nack(f"{nack.key}", peer, nack))
+            self._fail_finished(nack.key, error_of_nack(self.rank, f"{nack.key}", peer, nack))
 
     def _fail_finished(self, key: MatchKey, error: PeerError) -> None:
         """Fail an exchange that had ended well; the next verb raises the error, once."""
@@ -370,29 +287,7 @@ class MessageMatcher(SendQueue):
 
     def _fail_by_nack(self, exchange: ExchangeRequest, peer: int, nack: Nack) -> None:
         what = f"{exchange.signature.verb} {exchange.key}"
-        exchange.fail(self._error_of_nack(what, peer, nack), nack.reason)
-
-    def _error_of_nack(self, what: str, peer: int, nack: Nack) -> PeerError:
-        """Build the error that a peer's nack means here, of the kind that the peer met itself."""
-        kind = _SENDABLE_ERRORS.get(nack.kind, PeerError)
-        did = "refused" if issubclass(kind, MismatchError) else "given up"
-        error = kind(f"rank {self.rank}, {what}, {did} by rank {peer}: {nack.reason}")
-        error.origin = nack.origin if nack.origin >= 0 else peer
-        return error
-
-    def _new_mismatch(self, problem: str) -> MismatchError:
-        """Build the error of a contradiction that this rank has found."""
-        error = MismatchError(problem)
-        error.origin = self.rank
-        return error
-
-    def _nack_for(self, key: MatchKey, error: PeerError, reason: str = "") -> Nack:
-        """Build the nack that tells peers of an exchange that has failed here."""
-        origin = self.rank if error.origin is None else error.origin
-        kind = type(error).__name__
-        return Nack(
-            key, reason or str(error), kind if kind in _SENDABLE_ERRORS else "PeerError", origin
-        )
+        exchange.fail(error_of_nack(self.rank, what, peer, nack), nack.reason)
 
     def _describe(self, exchange: ExchangeRequest) -> str:
         """Describe this rank and an exchange, for the message of an error."""

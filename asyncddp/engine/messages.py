@@ -23,7 +23,7 @@ MACHINE_COLLECTIVE = "<collective of the machine>"
 
 
 class MatchKey(NamedTuple):
-    """Match key of an exchange: a name and its step, which say which sends and receives pair up.
+    """Match key, a name and a use count, by which one rank's sends pair with another's receives.
 
     Attributes:
         name: The name that both sides use.
@@ -51,6 +51,8 @@ class MatchKey(NamedTuple):
 
 SIGNATURE_ONLY = -1
 """Tag of a :class:`TensorMessage` that carries its exchange's signature, without a tensor."""
+INLINE_BYTES = 16 * 1024
+"""Bytes of a tensor up to which it travels inside its message."""
 
 DECODE_ERRORS = (
     ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError, OSError,
@@ -63,12 +65,12 @@ HandlerArguments: TypeAlias = tuple[bool | int | float | str | None, ...]
 """Arguments of an active message's handler."""
 
 
-class _MessageStruct(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Base of all messages: an immutable struct that is encoded as an array of its fields."""
 
 
-class TensorMessage(_MessageStruct, frozen=True, tag=0):
-    """A message with a tensor's header; its bytes are inside, or follow in bulk under ``tag``."""
+class TensorMessage(_Message, frozen=True, tag=0):
+    """Message with a tensor's header, and its bytes or the tag under which these follow."""
 
     key: MatchKey
     verb: str
@@ -83,14 +85,14 @@ class TensorMessage(_MessageStruct, frozen=True, tag=0):
     weights: str = ""  # the receiver's row of W by the sender's topology, in check mode
 
 
-class Ack(_MessageStruct, frozen=True, tag=1):
-    """An acknowledgement: the tensor under this key was expected, and its signature fits."""
+class Ack(_Message, frozen=True, tag=1):
+    """Acknowledgement: the receiver expected the tensor under this key, and its signature fits."""
 
     key: MatchKey
 
 
-class Nack(_MessageStruct, frozen=True, tag=2):
-    """A negative acknowledgement: the exchange under this key has failed on the sending rank."""
+class Nack(_Message, frozen=True, tag=2):
+    """Negative acknowledgement: the exchange under this key has failed on the sending rank."""
 
     key: MatchKey
     reason: str
@@ -99,34 +101,34 @@ class Nack(_MessageStruct, frozen=True, tag=2):
 
 
 class WaitForEdge(NamedTuple):
-    """Edge of the wait-for graph: ``rank`` waits in ``verb`` until another rank submits ``key``."""
+    """Edge of a wait-for graph: a blocked rank, the operation it is in, and the call it awaits."""
 
     rank: int
     verb: str
     key: MatchKey
 
 
-class DeadlockProbe(_MessageStruct, frozen=True, tag=3):
-    """A deadlock probe: a chain of waiting ranks that is passed along wait-for edges."""
+class DeadlockProbe(_Message, frozen=True, tag=3):
+    """Deadlock probe: a chain of waiting ranks, to which each blocked rank adds itself."""
 
     chain: tuple[WaitForEdge, ...]
 
 
-class DeadlockCycle(_MessageStruct, frozen=True, tag=4):
-    """A report of a deadlock to the ranks in it: their wait-for edges form a cycle."""
+class DeadlockCycle(_Message, frozen=True, tag=4):
+    """Report to deadlocked ranks of the cycle in which they wait for each other."""
 
     chain: tuple[WaitForEdge, ...]
 
 
-class PeerExit(_MessageStruct, frozen=True, tag=5):
-    """An announcement that the sending rank exits, after so many collectives of each kind."""
+class PeerExit(_Message, frozen=True, tag=5):
+    """Announcement that the sending rank exits, with the number of collectives it has submitted."""
 
     reason: str
     collective_counts: Mapping[str, int]
 
 
-class ActiveMessage(_MessageStruct, frozen=True, tag=6):
-    """A one-sided message that runs a handler of the receiver; a tensor may be attached.
+class ActiveMessage(_Message, frozen=True, tag=6):
+    """One-sided message that runs a handler on the receiving rank; a tensor may be attached.
 
     The tensor's bytes are inside, or follow under ``tag``.
     """

@@ -1,4 +1,4 @@
-"""Persistent channels: state kept for a name and signature that peers exchange repeatedly.
+"""Persistent channels: ring buffers that ranks keep to exchange tensors of one name repeatedly.
 
 The first exchange of a name goes by message: header, bytes, acknowledgement. With the second one a
 rank offers its peers on this machine a ring buffer; from the third one on, tensors of that name and
@@ -16,7 +16,7 @@ import torch
 
 from asyncddp.engine.exchange_signature import ExchangeSignature
 from asyncddp.engine.messages import MatchKey, TensorMessage
-from asyncddp.engine.transfer_tracing import TracedReceiveRingBuffer, TracedSendRingBuffer
+from asyncddp.engine.traced_ring_buffers import TracedReceiveRingBuffer, TracedSendRingBuffer
 from asyncddp.errors import PeerError
 from asyncddp.shm.arena import Arena, MappedChunk, SharedMemoryHandle
 from asyncddp.shm.ring_buffer import MAX_RANKS, ChunkLayout, ReceiveRingBuffer, SendRingBuffer
@@ -30,7 +30,7 @@ _MAX_HISTORY = 256  # steps of a channel whose partners are remembered
 
 
 class PersistentChannel:
-    """Persistent channel of one name and signature between this rank and peers on its machine.
+    """Persistent channel: ring buffers to peers on this machine, reused for tensors of one name.
 
     Args:
         name: The name.
@@ -76,7 +76,7 @@ class PersistentChannel:
 
 
 class ChannelTable:
-    """Table of one rank's persistent channels, by name and signature.
+    """Table of one rank's persistent channels, by name and signature (operation, dtype, shape).
 
     Args:
         shared_memory_group: The ranks with which it shares memory, or None.

@@ -5,26 +5,22 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
 
+from asyncddp.engine.progress_loop import SCAN_EVERY, ProgressLoop
 from asyncddp.transport.base import Transport
 
-if TYPE_CHECKING:
-    from asyncddp.engine.progress_engine import ProgressEngine
-
 _SUBMIT_WINDOW = 0.0001  # seconds in which a caller may submit more before the first one starts
-_SCAN_EVERY = 256  # rounds without progress after which the peers' rings are scanned
 
 
 class ProgressThread:
-    """Background thread that drives a progress engine while no caller does.
+    """Background thread that drives a progress loop while no caller does.
 
     While nothing is in progress it polls at intervals, so that a rank that computes, or sleeps,
     still answers its peers.
     """
 
-    def __init__(self, engine: ProgressEngine, transport: Transport) -> None:
-        self._engine = weakref.ref(engine)
+    def __init__(self, loop: ProgressLoop, transport: Transport) -> None:
+        self._loop = weakref.ref(loop)
         self._transport = transport
         self._awake = threading.Event()
         self._stopping = False
@@ -48,25 +44,25 @@ class ProgressThread:
         self._mark_in_timeline()
         attempt = 0
         while not self._stopping:
-            engine = self._engine()
-            if engine is None:
+            loop = self._loop()
+            if loop is None:
                 return
-            idle = engine.has_driver or not engine.busy
+            idle = loop.has_driver or not loop.busy
             if idle:
                 attempt = 0
-                if self._awake.wait(engine.idle_interval) and not self._stopping:
+                if self._awake.wait(loop.idle_interval) and not self._stopping:
                     time.sleep(_SUBMIT_WINDOW)
                 self._awake.clear()
-            if engine.has_driver or self._stopping:
+            if loop.has_driver or self._stopping:
                 continue
-            scan = idle or attempt % _SCAN_EVERY == _SCAN_EVERY - 1
-            moved = engine.progress_and_scan() if scan else engine.progress()
+            scan = idle or attempt % SCAN_EVERY == SCAN_EVERY - 1
+            moved = loop.progress_and_scan() if scan else loop.progress()
             attempt = 0 if moved else attempt + 1
-            if engine.busy:
+            if loop.busy:
                 self._transport.backoff(attempt, background=True)
 
     def _mark_in_timeline(self) -> None:
         """Mark this thread as the progress thread in the timeline, if there is one."""
-        engine = self._engine()
-        if engine is not None and engine.tracer is not None:
-            engine.tracer.mark_progress_thread()
+        loop = self._loop()
+        if loop is not None and loop.tracer is not None:
+            loop.tracer.mark_progress_thread()

@@ -11,16 +11,15 @@ import torch
 
 from asyncddp.device.streams import DeviceStreams
 from asyncddp.engine.exchange_request import ExchangeRequest
-from asyncddp.engine.messages import SIGNATURE_ONLY, Message, TensorMessage, encode
+from asyncddp.engine.messages import INLINE_BYTES, SIGNATURE_ONLY, Message, TensorMessage, encode
 from asyncddp.engine.persistent_channels import ChannelTable
 from asyncddp.engine.transfer_tracing import trace_transfer
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.timeline.tracer import Tracer
 from asyncddp.transport.base import Request, Transport
-from asyncddp.transport.cuda.peer_access import PeerAccess
+from asyncddp.transport.cuda.direct_read import DirectReadTransport
 from asyncddp.transport.cuda.staged_transport import device_transport_for
 
-_INLINE = 16 * 1024  # bytes of a tensor that travel inside the message
 _TAGS = 32768
 _BYTES_AHEAD = 256 << 20  # bytes after which a sender waits: they may lie in the receiver's memory
 
@@ -60,7 +59,7 @@ class SendQueue:
 
     def send(self, exchange: ExchangeRequest, peer: int, tensor: torch.Tensor) -> None:
         """Send a contiguous tensor as part of an open exchange."""
-        inline = tensor.nbytes <= _INLINE and exchange.streams is None
+        inline = tensor.nbytes <= INLINE_BYTES and exchange.streams is None
         begun = 0 if self.tracer is None else time.monotonic_ns()
         tag = self._announce(exchange, peer, tensor, inline=inline)
         sent: Request | None = None
@@ -90,7 +89,7 @@ class SendQueue:
             lasting: Whether the tensor stays unchanged until the exchange is over.
         """
         transport = self._transport_for(exchange.streams)
-        if not isinstance(transport, PeerAccess):
+        if not isinstance(transport, DirectReadTransport):
             sent = tensor if factor == 1.0 else tensor * factor
             for peer in peers:
                 self.send(exchange, peer, sent)

@@ -1,4 +1,4 @@
-"""Watchdog: bounds every wait by deadlines, exited peers, and the detection of deadlocks."""
+"""Watchdog: ends waits that exceed a deadline, that need an exited peer, or that are deadlocked."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from asyncddp.config import Config
 from asyncddp.engine import deadlock
+from asyncddp.engine.lost_peers import LostPeers
 from asyncddp.engine.message_matching import MessageMatcher
 from asyncddp.engine.messages import (
     DeadlockCycle,
@@ -21,24 +22,11 @@ from asyncddp.engine.messages import (
     PeerExit,
     WaitForEdge,
 )
-from asyncddp.engine.work import Work
-from asyncddp.errors import DeadlockError, PeerError, PeerLeftError, WaitTimeoutError
+from asyncddp.engine.work import PROBE_AFTER, Work
+from asyncddp.errors import DeadlockError, WaitTimeoutError
 from asyncddp.rank_lists import list_ranks
 
 logger = logging.getLogger("asyncddp")
-
-_GRACE = 0.5  # seconds for messages that a rank sent before its exit
-_RAISED = "it raised "  # begins the reason of a rank that has failed
-_PROBE_AFTER = 0.25  # seconds of waiting before the peers are asked whether they wait as well
-
-
-class _ExitedPeer(NamedTuple):
-    """Record of a rank that has exited: why, when, and after how many collectives of each kind."""
-
-    reason: str
-    collective_counts: Mapping[str, int]
-    since: float
-    failed: bool = False
 
 
 class Watchdog:
@@ -49,16 +37,20 @@ class Watchdog:
     Args:
         config: Deadlines.
         matcher: The rank's message matcher, through which it also asks the peers.
+        lost_peers: The peers that this rank has lost.
         submitted: Tells whether this rank has submitted a key.
     """
 
     def __init__(
-        self, config: Config, matcher: MessageMatcher, submitted: Callable[[MatchKey], bool]
+        self,
+        config: Config,
+        matcher: MessageMatcher,
+        lost_peers: LostPeers,
+        submitted: Callable[[MatchKey], bool],
     ) -> None:
         self._config, self._matcher, self._submitted = config, matcher, submitted
+        self._lost_peers = lost_peers
         self._rank, self._size = matcher.rank, matcher.size
-        self._exited: dict[int, _ExitedPeer] = {}
-        self._unreadable: dict[int, PeerError] = {}  # peers whose messages cannot be read
         self._blocked: dict[int, Work[Any]] = {}  # by thread
         self._timed_waiters: set[int] = set()  # threads that wait with a time limit of their own
         self._callers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -82,7 +74,7 @@ class Watchdog:
         self._blocked[thread] = work
         if not forever:
             self._timed_waiters.add(thread)
-        work.next_probe = time.monotonic() + _PROBE_AFTER
+        work.next_probe = time.monotonic() + PROBE_AFTER
         try:
             yield
         finally:
@@ -115,41 +107,12 @@ class Watchdog:
             if not all(0 <= rank < self._size for rank in ranks):
                 raise ValueError(f"a chain of ranks {ranks}, where there are {self._size} ranks")
         if isinstance(message, PeerExit):
-            self._exited[peer] = _ExitedPeer(
-                message.reason, message.collective_counts, time.monotonic()
-            )
+            self._lost_peers.mark_exited(peer, message)
         elif isinstance(message, DeadlockProbe):
             return self._receive_probe(message)
         elif isinstance(message, DeadlockCycle):
             return self._receive_cycle(message.chain)
         return None
-
-    def mark_failed(self, peer: int, reason: str) -> None:
-        """Note that a peer has failed; operations that need it fail after a moment."""
-        self._exited[peer] = _ExitedPeer(reason, {}, time.monotonic(), failed=True)
-
-    def has_exited(self, peer: int) -> bool:
-        """Tell whether a rank has announced its exit, without having failed."""
-        exited = self._exited.get(peer)
-        return exited is not None and not exited.failed
-
-    def mark_unreadable(self, peer: int, error: Exception, *, tell_next_verb: bool) -> None:
-        """Note that a peer's messages cannot be read; operations that need it fail."""
-        problem = (
-            f"rank {self._rank}: a message of rank {peer} cannot be read "
-            f"({type(error).__name__}: {error}); run the same version of asyncddp on all ranks"
-        )
-        known = self._unreadable.setdefault(peer, PeerError(problem))
-        if tell_next_verb:
-            self._matcher.fail_next_call(known)
-
-    def _unreadable_error(self, peers: Iterable[int]) -> PeerError | None:
-        """Return the error about the first of some peers whose messages cannot be read."""
-        known = next((self._unreadable[peer] for peer in peers if peer in self._unreadable), None)
-        if known is None:
-            return None
-        self._matcher.channels.discard_error(known)
-        return PeerError(str(known))
 
     def wait_guard(self, what: str) -> Callable[[list[int]], None]:
         """Return a function that bounds a wait for peers in a one-sided operation.
@@ -167,13 +130,9 @@ class Watchdog:
             """Raise if one of the peers has left, or the deadline has passed."""
             nonlocal warned
             now = time.monotonic()
-            unreadable = self._unreadable_error(peers)
-            if unreadable is not None:
-                raise unreadable
-            for peer in peers:
-                exited = self._exited.get(peer)
-                if exited is not None and now - exited.since > _GRACE:
-                    raise _peer_left_error(f"rank {self._rank}: {what}", peer, exited)
+            error = self._lost_peers.error_of_wait(what, peers, now)
+            if error is not None:
+                raise error
             missing = f"missing: {list_ranks(peers)}"
             missing = missing if peers else "this rank's device has yet to do its part"
             if now - since > config.timeout:
@@ -189,10 +148,6 @@ class Watchdog:
                 )
 
         return check
-
-    def readmit_peers(self) -> None:
-        """Forget all exits: the peers are back."""
-        self._exited.clear()
 
     def _receive_probe(self, probe: DeadlockProbe) -> Work[Any] | None:
         asking = probe.chain[-1]
@@ -235,14 +190,9 @@ class Watchdog:
         """Check one waiting operation: fail it, warn, or probe its peers for a deadlock."""
         now = time.monotonic()
         waited = now - work.started
-        if self._unreadable:
-            unreadable = self._unreadable_error(peer for peer, _ in work.missing())
-            if unreadable is not None:
-                work.fail(unreadable)
-                return
-        peer = self._find_exited(work, now) if self._exited else None
-        if peer is not None:
-            work.fail(_peer_left_error(self.describe_work(work), peer, self._exited[peer]))
+        error = self._lost_peers.error_of_work(work, now) if self._lost_peers.any else None
+        if error is not None:
+            work.fail(error)
         elif now > work.deadline:
             work.fail(
                 WaitTimeoutError(
@@ -254,7 +204,7 @@ class Watchdog:
             work.warned = True
             self._warn(work, waited)
         if now > work.next_probe and self._blocking() is work:
-            work.next_probe = now + min(10.0, max(_PROBE_AFTER, waited))
+            work.next_probe = now + min(10.0, max(PROBE_AFTER, waited))
             missing, verb = work.missing(), work.spec.verb
             for peer, probe in deadlock.start_probes(self._rank, verb, missing):
                 self._matcher.put(peer, probe)
@@ -293,16 +243,6 @@ class Watchdog:
         subject, missing = self.describe_work(work), self.describe_missing(work)
         logger.warning("%s has been waiting for %.0f s; %s", subject, waited, missing)
 
-    def _find_exited(self, work: Work[Any], now: float) -> int | None:
-        """Return a peer that an operation waits for, but that has exited, if there is one."""
-        for peer, key in work.missing():
-            exited = self._exited.get(peer)
-            if exited is None or now - exited.since < _GRACE:
-                continue
-            if key.step >= exited.collective_counts.get(key.base, 0):
-                return peer
-        return None
-
     def describe_work(self, work: Work[Any]) -> str:
         """Describe this rank and its operation, for messages."""
         return f"rank {self._rank}: {work.describe()}"
@@ -318,18 +258,3 @@ class Watchdog:
             for message in self._matcher.unexpected_from(peer)[:3]:
                 text += f"; rank {peer} has sent {message.verb} {message.key} instead"
         return text
-
-
-def _peer_left_error(subject: str, peer: int, exited: _ExitedPeer) -> PeerLeftError:
-    """Build the error of a rank that needs an exited peer, with advice on the likely cause."""
-    advice = ""
-    if not exited.reason.startswith(_RAISED):
-        advice = (
-            "; if ranks have different numbers of batches, put the training loop inside "
-            "`with bf.join(optimizer):`"
-        )
-    error = PeerLeftError(
-        f"{subject}: rank {peer} has left ({exited.reason}), but is needed{advice}"
-    )
-    error.origin = peer
-    return error

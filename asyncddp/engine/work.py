@@ -12,9 +12,12 @@ import torch
 
 from asyncddp.device.streams import StreamOrdering
 from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, MatchKey
-from asyncddp.engine.operation_context import OperationContext
+from asyncddp.engine.operation_exchanges import OperationExchanges
 from asyncddp.errors import AsyncDDPError, NotInitializedError, PeerError, PeerLeftError
 from asyncddp.torch_modes import inference_mode
+
+PROBE_AFTER = 0.25
+"""Seconds of waiting after which the peers are asked whether they wait as well."""
 
 
 class WaitCondition(Protocol):
@@ -37,11 +40,11 @@ Steps: TypeAlias = Generator[WaitCondition, None, R]
 
 @dataclass(frozen=True)
 class OperationSpec(Generic[R]):
-    """Specification of an operation: its verb, its name, and the steps that run it.
+    """Specification of an operation: its type (such as allreduce), its name, and the steps to run.
 
     Attributes:
         verb: The verb's name, for messages.
-        steps: Creates the generator that runs the operation, given an :class:`OperationContext`.
+        steps: Creates the generator that runs the operation, given an :class:`OperationExchanges`.
         name: The user's name for this call, or None: matched by call order.
         ordered: Whether all ranks must submit it in the same order, as collectives are.
         local: Whether, being ordered, it concerns the ranks of this machine alone.
@@ -50,7 +53,7 @@ class OperationSpec(Generic[R]):
     """
 
     verb: str
-    steps: Callable[[OperationContext], Steps[R]]
+    steps: Callable[[OperationExchanges], Steps[R]]
     name: str | None = None
     ordered: bool = False
     local: bool = False
@@ -73,12 +76,14 @@ class OperationSpec(Generic[R]):
 class Work(Generic[R]):
     """Operation in progress: its state, deadline, and result or error once it has ended."""
 
-    def __init__(self, spec: OperationSpec[R], operation: OperationContext, timeout: float) -> None:
+    def __init__(
+        self, spec: OperationSpec[R], operation: OperationExchanges, timeout: float
+    ) -> None:
         self.spec, self.operation = spec, operation
         self.started = time.monotonic()
         self.deadline = self.started + timeout
         self.warned = False
-        self.next_probe = self.started + 0.25
+        self.next_probe = self.started + PROBE_AFTER
         self.result: R | None = None
         self.error: BaseException | None = None
         self.finished = Event()

@@ -9,6 +9,7 @@ from functools import cached_property
 
 import torch
 
+from asyncddp.kernels.weighted_sum import WEIGHT_TOLERANCE
 from asyncddp.tensors.dtypes import DTYPES, DtypeKind
 
 
@@ -64,15 +65,16 @@ class WeightRow:
         """True if all weights are equal: the mean is then formed as a sum and one division."""
         share = 1.0 / (len(self.src_weights) + 1)
         weights = (self.self_weight, *self.src_weights.values())
-        return all(math.isclose(weight, share, rel_tol=1e-12) for weight in weights)
+        return all(math.isclose(weight, share, rel_tol=WEIGHT_TOLERANCE) for weight in weights)
 
     @cached_property
     def lerp_weight(self) -> float | None:
         """The weight of the only source, if it and the own weight add up to 1; None otherwise."""
         weights = list(self.src_weights.values())
-        if len(weights) == 1 and math.isclose(self.self_weight + weights[0], 1.0, rel_tol=1e-12):
-            return weights[0]
-        return None
+        if len(weights) != 1:
+            return None
+        total = self.self_weight + weights[0]
+        return weights[0] if math.isclose(total, 1.0, rel_tol=WEIGHT_TOLERANCE) else None
 
     @cached_property
     def is_pairwise(self) -> bool:

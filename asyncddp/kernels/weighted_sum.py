@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -10,6 +11,8 @@ import torch
 from asyncddp.tensors.dtypes import DTYPES, DtypeKind
 
 WeightedTensor: TypeAlias = tuple[torch.Tensor, float]
+WEIGHT_TOLERANCE = 1e-12
+"""Relative error within which weights count as equal to 1/n, or as adding up to 1."""
 _BLOCK_BYTES = 1 << 19  # bytes
 _NATIVE_DTYPES = (torch.float32, torch.float64)
 
@@ -68,14 +71,19 @@ def weighted_sum(
 
 def uses_lerp(dtype: torch.dtype, weights: Sequence[float]) -> bool:
     """Return True if a sum is formed as :math:`a + w (b - a)`, which is exact for a = b."""
-    return dtype in _NATIVE_DTYPES and len(weights) == 2 and abs(sum(weights) - 1.0) < 1e-15
+    return (
+        dtype in _NATIVE_DTYPES
+        and len(weights) == 2
+        and math.isclose(sum(weights), 1.0, rel_tol=WEIGHT_TOLERANCE)
+    )
 
 
 def mean_divisor(weights: Sequence[float], shares: int | None) -> int:
     """Return the divisor of a plain mean if all weights are 1 / shares; 1 otherwise."""
-    if shares is None or [weight for weight in weights if abs(weight * shares - 1.0) > 1e-12]:
+    if shares is None:
         return 1
-    return shares
+    alike = [math.isclose(weight * shares, 1.0, rel_tol=WEIGHT_TOLERANCE) for weight in weights]
+    return shares if all(alike) else 1
 
 
 def _sum(

@@ -1,4 +1,4 @@
-"""CPU cores available to this process, with affinity and container quota taken into account."""
+"""Counts the CPU cores that this process may use, by affinity and container quota."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Explains in one sentence why a run failed, from failure reports and the launcher's messages."""
+"""Explains in one sentence why a run failed, from ranks' reports and the launcher's messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from asyncddp.launch.launchers import Launcher, RankExit
+from asyncddp.launch.launchers import FailedRank, Launcher
 from asyncddp.launch.supervisor import RunOutcome
 from asyncddp.rank_lists import list_ranks
 
@@ -178,7 +178,7 @@ def _hint_lines(number: int) -> tuple[str, ...]:
 
 
 def _diagnose_exit_codes(
-    outcome: RunOutcome, rank_exit: RankExit | None, reports: Sequence[FailureReport]
+    outcome: RunOutcome, rank_exit: FailedRank | None, reports: Sequence[FailureReport]
 ) -> Diagnosis:
     if not all(report.is_consequence for report in reports):
         return _diagnose_reports(reports, outcome.lost)
@@ -211,7 +211,7 @@ def _describe_wait_in_init(outcome: RunOutcome) -> str:
     return f"{ended} came to the end of the script without calling init(), {waiting}"
 
 
-def _describe_end_by_mpi(rank_exit: RankExit, lost: Sequence[int]) -> str:
+def _describe_end_by_mpi(rank_exit: FailedRank, lost: Sequence[int]) -> str:
     """Describe a rank that MPI itself ended, as after a connection to a lost peer closed."""
     who = _describe_rank(rank_exit.rank, rank_exit.host)
     if lost and lost[0] != rank_exit.rank:

@@ -57,7 +57,7 @@ class Job:
 
 @dataclass(frozen=True)
 class LaunchCommand:
-    """A command line and the variables to add to the environment in which it runs."""
+    """Command line that starts a job, and the variables to add to its environment."""
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str]

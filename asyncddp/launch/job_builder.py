@@ -17,6 +17,7 @@ from asyncddp.launch.hosts import (
     parse_hosts,
 )
 from asyncddp.launch.job import Job
+from asyncddp.launch.rank_command_line import build_rank_program
 from asyncddp.launch.rank_environment import (
     forwarded_variables,
     launch_variables,
@@ -24,7 +25,6 @@ from asyncddp.launch.rank_environment import (
     rendezvous_variables,
     specifies_hosts,
 )
-from asyncddp.launch.rank_program import build_rank_program
 from asyncddp.launch.run_options import RunOptions
 
 

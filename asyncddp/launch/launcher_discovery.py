@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncddp.errors import EnvironmentProblem
+from asyncddp.install_commands import install_command
 from asyncddp.launch.launchers import LAUNCHERS, Launcher
-from asyncddp.packages import install_command
 
 _NAMES = ("mpirun", "mpiexec", "mpiexec.hydra")
 _INSTALL = (

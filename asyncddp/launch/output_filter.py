@@ -1,4 +1,4 @@
-"""Filters a launcher's own failure messages out of the output stream of the ranks.
+"""Filters a launcher's own failure messages out of the output that the ranks print.
 
 No input or output here: bytes are fed in, and the ranks' bytes are returned at once and in order.
 Only bytes that may belong to a launcher's message are buffered, until :meth:`OutputFilter.flush`.

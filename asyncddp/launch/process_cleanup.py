@@ -1,4 +1,4 @@
-"""Finds and kills the processes of a run on this machine, also when its parent dies."""
+"""Finds and kills all processes of a run on this machine, also when their parent dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environment variables that are set for ranks and forwarded to other machines."""
+"""Chooses the environment variables to set for ranks, and those to forward to other machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tracks the rank processes of this machine: started, waiting in ``init()``, ended or lost.
+"""Tracks the rank processes of this machine: which are in ``init()``, have ended or are lost.
 
 Every rank that :mod:`asyncddp.launch.rank` runs writes a file ``started-<rank>`` into the report
 directory and renames it to ``ended-<rank>`` when it ends regularly; while it waits in ``init()``
@@ -33,7 +33,7 @@ def _rank_of(path: Path) -> int:
 
 
 class RankTracker:
-    """Tracker of the rank processes on this machine, from their files and pidfds.
+    """Tracker of the rank processes on this machine, by the files they write and by pidfds.
 
     Args:
         report_directory: Directory of the start and end files and of failure reports.

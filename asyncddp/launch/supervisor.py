@@ -1,4 +1,4 @@
-"""Runs the launcher process: forwards output and signals, and kills leftover processes."""
+"""Runs the launcher process: forwards its output and signals to it, and kills what it leaves."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _write(target: int, data: bytes) -> None:
 
 
 class _LauncherTerminator:
-    """Terminator of the launcher that escalates: SIGINT or SIGTERM, SIGTERM, SIGKILL to all."""
+    """Ends the launcher by ever stronger signals, at last by SIGKILL to the whole run."""
 
     def __init__(self, child: subprocess.Popen[bytes], marker: str) -> None:
         self._child, self._marker = child, marker
@@ -200,7 +200,7 @@ def supervise(
 
 
 class _SupervisorLoop:
-    """Event loop of the supervisor: output of the launcher, signals, starts and ends of ranks."""
+    """Event loop of the supervisor: handles launcher output, signals, rank starts and ends."""
 
     def __init__(
         self, pipes: list[_OutputPipe], wakeups: socket.socket, report_directory: Path

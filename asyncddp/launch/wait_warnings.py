@@ -19,8 +19,8 @@ _COLLECTION_TIME = 1.5  # seconds from the first warning until all are shown
 
 
 @dataclass(frozen=True)
-class _WaitWarning:
-    """A parsed warning: which rank waits, in which operation, how long, for which ranks."""
+class _ParsedWaitWarning:
+    """Parsed warning of a waiting rank: its operation, how long, and the missing ranks."""
 
     line: str
     rank: int
@@ -30,7 +30,7 @@ class _WaitWarning:
 
 
 class WaitWarningAggregator:
-    """Collector of warning lines that match :data:`WAIT_WARNING`, merged after a short delay.
+    """Collector of the ranks' "has been waiting" warnings, merged after a short delay.
 
     Example:
         >>> aggregator = WaitWarningAggregator()
@@ -43,7 +43,7 @@ class WaitWarningAggregator:
     """
 
     def __init__(self) -> None:
-        self._held: list[_WaitWarning] = []
+        self._held: list[_ParsedWaitWarning] = []
         self._since = 0.0
 
     @property
@@ -63,7 +63,7 @@ class WaitWarningAggregator:
             self._since = self._since if self._held else time.monotonic()
             missing = frozenset(parse_ranks(match["missing"]))
             rank, seconds = int(match["rank"]), int(match["seconds"])
-            self._held.append(_WaitWarning(line, rank, match["what"], seconds, missing))
+            self._held.append(_ParsedWaitWarning(line, rank, match["what"], seconds, missing))
 
     def flush(self) -> list[str]:
         """Return one merged line, or all lines unchanged if there is no common cause."""

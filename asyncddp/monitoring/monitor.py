@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-from asyncddp.algorithms.timer import Timer
+from asyncddp.algorithms.cumulative_timer import CumulativeTimer
 from asyncddp.context.context import use
 from asyncddp.errors import UsageError
 from asyncddp.monitoring.monitor_arguments import MONITORS_KEY, check_monitor_arguments
@@ -20,7 +20,7 @@ from asyncddp.monitoring.report_collector import MonitorReport, ReportCollector
 from asyncddp.monitoring.report_sender import ROOT, ReportSender
 from asyncddp.monitoring.sinks import Sink, sink_opener
 from asyncddp.monitoring.step_timing import StepTimer
-from asyncddp.ops.consistency import require_equal_on_all_ranks
+from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 from asyncddp.optim.model_average import squared_deviation
 from asyncddp.rank_lists import list_ranks
 
@@ -110,7 +110,7 @@ def monitor(
 
 
 class Monitor:
-    """Running monitor of a training run; created by :func:`monitor`.
+    """Running monitor, which reports a training run's progress; created by :func:`monitor`.
 
     Attributes:
         latest: On rank 0 the newest :class:`asyncddp.monitoring.Record` of each rank; elsewhere
@@ -131,7 +131,7 @@ class Monitor:
         self._consensus, self._step = consensus, first_step
         self._projection = RandomProjection() if consensus == "projection" else None
         self.latest: dict[int, Record] = {}
-        self._cost = Timer()
+        self._cost = CumulativeTimer()
         self._sender = ReportSender(context, target.label)
         self._collector = ReportCollector(
             context.size, _PATIENCE if target.in_step else 0, _PATIENCE_SECONDS

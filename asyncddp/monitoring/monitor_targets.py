@@ -1,4 +1,4 @@
-"""Targets of a monitor: adapters that give optimizers and modules one interface."""
+"""Adapters that give a monitor one interface to the optimizer or module that it watches."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from asyncddp.context import Context
 from asyncddp.errors import ArgumentError
 from asyncddp.optim import DistributedOptimizer
 from asyncddp.parallel import DecentralizedDataParallel
-from asyncddp.parallel.asynchronous_communicator import AsynchronousBucketCommunicator
 from asyncddp.parallel.optimizer_buckets import OptimizerBucket
+from asyncddp.parallel.window_communicator import WindowBucketCommunicator
 from asyncddp.windows import Staleness
 
 
 class MonitorTarget(ABC):
-    """Interface of a monitored optimizer or module, which makes steps and averages.
+    """Interface through which a monitor watches an optimizer or module that trains and averages.
 
     Attributes:
         context: The context of its ranks.
@@ -86,7 +86,7 @@ class MonitorTarget(ABC):
 
 
 class OptimizerTarget(MonitorTarget):
-    """Monitor target for a distributed optimizer, with any method.
+    """Adapter through which a monitor watches a distributed optimizer.
 
     Args:
         optimizer: The optimizer.
@@ -187,7 +187,7 @@ class OptimizerTarget(MonitorTarget):
 
 
 class ModuleTarget(MonitorTarget):
-    """Monitor target for a decentralized module, whose gradients are read at each update.
+    """Adapter through which a monitor watches a decentralized module; reads its gradients.
 
     Args:
         module: The module.
@@ -202,7 +202,7 @@ class ModuleTarget(MonitorTarget):
     @property
     def in_step(self) -> bool:
         """True if averaging is synchronous."""
-        return not isinstance(self._communicator, AsynchronousBucketCommunicator)
+        return not isinstance(self._communicator, WindowBucketCommunicator)
 
     @property
     def parameters(self) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Random projection of model parameters to few numbers that preserve distances."""
+"""Random projection of model parameters to a few numbers, which nearly preserves distances."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WORKING_DTYPES: dict[torch.dtype, torch.dtype] = {
 
 
 class RandomProjection:
-    r"""Random projection of a model's d parameters to k numbers, equal on ranks of equal seed.
+    r"""Random projection of a model's parameters to k numbers; the same on ranks of equal seed.
 
     .. math:: P(x) = \tfrac{1}{\sqrt k} B S x, \qquad
               \mathbb{E} \lVert P(x) \rVert^2 = \lVert x \rVert^2, \qquad

@@ -1,4 +1,4 @@
-"""Record of one rank's figures at one monitor report."""
+"""Record of one rank's training figures in one report of a monitor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Record:
-    """One rank's figures at one report; times are means over the steps since the last report.
+    """One rank's training figures in one monitor report; times are means since the last report.
 
     Attributes:
         rank: The rank.

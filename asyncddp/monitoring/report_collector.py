@@ -1,4 +1,4 @@
-"""Collection of the ranks' monitor reports by step, and their consensus distances; no I/O."""
+"""Grouping of all ranks' monitor reports by step, and their consensus distances; no I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncddp.monitoring.rank_record import Record
 
 @dataclass(frozen=True)
 class MonitorReport:
-    """Report of one rank for one step.
+    """Report that one rank sends to the monitor on rank 0 for one step.
 
     Attributes:
         record: The rank's figures.

@@ -1,16 +1,16 @@
-"""Mean step times between two monitor reports."""
+"""Timing of training steps: mean seconds per step between two monitor reports."""
 
 from __future__ import annotations
 
 from time import perf_counter
 from typing import NamedTuple
 
-from asyncddp.algorithms.timer import Timer
+from asyncddp.algorithms.cumulative_timer import CumulativeTimer
 from asyncddp.monitoring.monitor_targets import MonitorTarget
 
 
 class StepTimes(NamedTuple):
-    """Mean seconds per step: in total, in exposed communication, and in monitoring."""
+    """Mean seconds per step: in total, in averaging on the caller's thread, in monitoring."""
 
     step: float
     exposed: float
@@ -18,7 +18,7 @@ class StepTimes(NamedTuple):
 
 
 class StepTimer:
-    """Timer of the mean step time since the last report.
+    """Timer of the mean time per training step since the last monitor report.
 
     Args:
         target: The optimizer or module that makes the steps.
@@ -26,7 +26,7 @@ class StepTimer:
         step: Steps made so far.
     """
 
-    def __init__(self, target: MonitorTarget, cost: Timer, step: int) -> None:
+    def __init__(self, target: MonitorTarget, cost: CumulativeTimer, step: int) -> None:
         self._target, self._cost = target, cost
         self._last = self._now(step)
 

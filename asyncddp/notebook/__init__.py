@@ -15,6 +15,7 @@ Where no MPI is installed, ``asyncddp.local_world(4).activate()`` gives the same
 from __future__ import annotations
 
 from asyncddp.notebook.cluster import Cluster
-from asyncddp.notebook.local_view import LocalView, activate
+from asyncddp.notebook.local_activation import activate
+from asyncddp.notebook.local_view import LocalView
 
 __all__ = ["Cluster", "LocalView", "activate"]

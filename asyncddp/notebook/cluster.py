@@ -34,7 +34,7 @@ _OUT_OF_STEP = (
 
 
 class Cluster:
-    """Cluster of ``n`` engines, the ranks of one MPI run, on which ``%%px`` cells run.
+    """Cluster of ``n`` ipyparallel engines, the ranks of an MPI run; ``%%px`` cells run on all.
 
     It lives on this machine's loopback, with keys, unless other hosts take part, and ends with
     this process, however that ends.

@@ -1,4 +1,4 @@
-"""IPython magics ``%px`` and ``%%px`` for a cluster; an error of several ranks is shown once."""
+"""IPython magics ``%px`` and ``%%px``, which run notebook cells on the ranks of a cluster."""
 
 from __future__ import annotations
 
@@ -6,29 +6,47 @@ import functools
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from ipyparallel.client.magics import ParallelMagics
 from ipyparallel.error import RemoteError
 
 from asyncddp.notebook.error_grouping import CellFailure, group_failures
 
-if TYPE_CHECKING:
-    from asyncddp.notebook.cluster import Cluster
-
 _STREAM_AFTER = 0.5  # seconds after which printed output is streamed
 _OUTPUT_TIMEOUT = 1.0  # seconds for printed output to arrive after the results
 
 
+class CellRanks(Protocol):
+    """Interface by which cell magics run, interrupt and check cells on a cluster's ranks."""
+
+    @property
+    def view(self) -> Any:
+        """The ``ipyparallel.DirectView`` of all ranks in order."""
+        ...
+
+    def check(self) -> None:
+        """Raise if no cell can run."""
+        ...
+
+    def interrupt(self) -> list[int]:
+        """End the cells that run, and return the ranks that were busy."""
+        ...
+
+    def after_errors(self, *, died: bool = False) -> None:
+        """Let the ranks go on after errors, or give up where they have lost step."""
+        ...
+
+
 class ClusterCellMagics(ParallelMagics):  # type: ignore[misc]  # ipyparallel has no types
-    """IPython magics ``%px``, ``%%px``, ``%pxresult`` and ``%autopx`` for one cluster.
+    """IPython magics ``%px``, ``%%px``, ``%pxresult`` and ``%autopx`` for a cluster's ranks.
 
     Args:
         shell: The IPython session.
-        cluster: The cluster.
+        cluster: The ranks.
     """
 
-    def __init__(self, shell: Any, cluster: Cluster) -> None:
+    def __init__(self, shell: Any, cluster: CellRanks) -> None:
         super().__init__(shell, cluster.view)
         self._cluster = cluster
 

@@ -1,4 +1,4 @@
-"""Groups the errors of many ranks: an error that several ranks share is shown once."""
+"""Groups the errors of a notebook cell by rank: an error that ranks share is shown once."""
 
 from __future__ import annotations
 

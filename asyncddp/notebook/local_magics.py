@@ -1,4 +1,4 @@
-"""IPython magics ``%px`` and ``%%px`` for a local world, whose ranks are threads."""
+"""IPython magics ``%px`` and ``%%px``, which run notebook cells on ranks that are threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @magics_class
 class LocalCellMagics(Magics):
-    """IPython magics ``%px`` and ``%%px``, which run cells on the ranks of a local world.
+    """IPython magics ``%px`` and ``%%px``, which run notebook cells on ranks that are threads.
 
     Args:
         shell: The IPython session.

@@ -1,9 +1,8 @@
-"""View of a local world, whose ranks are threads, that runs ``%%px`` cells on all ranks."""
+"""View of all ranks of a local world, which are threads, to run ``%%px`` cells on them."""
 
 from __future__ import annotations
 
 import ast
-import atexit
 import contextlib
 import copy
 import sys
@@ -13,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from asyncddp.context.context import current
-from asyncddp.errors import ArgumentError, RankError, UsageError
-from asyncddp.launch.cluster.profile_directory import missing_package
+from asyncddp.errors import ArgumentError, RankError
 from asyncddp.notebook.error_grouping import CellFailure, group_failures, with_traceback_lines
 from asyncddp.thread_world import LocalWorld
 
@@ -26,7 +24,7 @@ _RENEWED = (
 
 
 class LocalView:
-    """View of all ranks of a local world: runs code and moves variables, one namespace per rank.
+    """View of all ranks of a local world: runs code and moves variables, a namespace per rank.
 
     It implements the part of an ``ipyparallel.DirectView`` that notebooks use most.
 
@@ -200,27 +198,3 @@ def _prefixed_output() -> Iterator[None]:
         sys.stdout, sys.stderr = before
         for stream in streams:
             stream.flush_lines()
-
-
-def activate(world: LocalWorld) -> LocalView:
-    """Register ``%%px`` for the ranks of a local world; see :meth:`asyncddp.LocalWorld.activate`.
-
-    Raises:
-        UsageError: This is no IPython session.
-        EnvironmentProblem: IPython is not installed.
-    """
-    try:
-        from IPython.core.getipython import get_ipython
-    except ImportError as problem:
-        raise missing_package("IPython") from problem
-    shell: Any = get_ipython()
-    if shell is None:
-        raise UsageError("activate: cells need IPython or a notebook; in a script use world.run()")
-    if not world.contexts:
-        world.__enter__()
-        atexit.register(world.__exit__, None, None, None)
-    view = LocalView(world)
-    from asyncddp.notebook.local_magics import LocalCellMagics
-
-    shell.register_magics(LocalCellMagics(shell, view))
-    return view

@@ -1,4 +1,4 @@
-"""Communication verbs that users call: collectives, neighbour averages and window operations.
+"""Communication operations (verbs) that users call: collectives, neighbour averages, windows.
 
 Every verb comes as ``verb(...)``, which gives the result, and ``verb_nonblocking(...)``, which
 gives a :class:`~asyncddp.engine.Handle`; where the result has the input's shape there is also

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 
 from asyncddp.context import current
-from asyncddp.device.streams import empty_on, stream_ordering_of, streams_of
-from asyncddp.engine import OperationContext, OperationSpec, Steps
+from asyncddp.device.stream_registry import stream_ordering_of, streams_of
+from asyncddp.device.streams import empty_on
+from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.ops.validation import check_tensor, prepare_for_transport, signature_of, write_result
 from asyncddp.ops.variants import blocking, nonblocking
 from asyncddp.tensors.allocation import empty, make_tensor
@@ -50,7 +51,7 @@ def allgather(
     check_tensor("allgather", tensor, min_ndim=1)
     title = "allgather" + (f" {name!r}" if name else "")
 
-    def steps(op: OperationContext) -> Steps[torch.Tensor]:
+    def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         """Gather the sizes, then the tensors."""
         group, transport = range(context.size), context.transport
         return (yield from gather_over_group(op, group, transport, tensor, title))
@@ -69,7 +70,7 @@ allgather_nonblocking = nonblocking(allgather)
 
 
 def gather_over_group(
-    op: OperationContext,
+    op: OperationExchanges,
     group: Sequence[int],
     transport: Transport,
     tensor: torch.Tensor,

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from asyncddp.context import Context, current
-from asyncddp.device.streams import empty_on, stream_ordering_of, streams_of
-from asyncddp.engine import OperationContext, OperationSpec, Steps
+from asyncddp.device.stream_registry import stream_ordering_of, streams_of
+from asyncddp.device.streams import empty_on
+from asyncddp.engine import OperationExchanges, OperationSpec, Steps
+from asyncddp.ops.result_memory import can_write_result
 from asyncddp.ops.validation import (
     averaging_dtype,
     check_tensor,
@@ -17,7 +19,6 @@ from asyncddp.ops.validation import (
     write_result,
 )
 from asyncddp.ops.variants import blocking, in_place, nonblocking
-from asyncddp.ops.weighted_exchange import can_write_result
 from asyncddp.transport import Transport
 
 
@@ -103,7 +104,7 @@ def _program(
     group, transport = group_and_transport(context, local=local)
     title = f"{name}({'average' if average else 'sum'})" + (f" {label!r}" if label else "")
 
-    def steps(op: OperationContext) -> Steps[torch.Tensor]:
+    def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         """Sum over the group and write the result."""
         divisor = len(group) if average else None
         total = yield from sum_over_group(op, group, transport, tensor, dtype, title, divisor, out)
@@ -128,7 +129,7 @@ def group_and_transport(context: Context, *, local: bool) -> tuple[Sequence[int]
 
 
 def sum_over_group(
-    op: OperationContext,
+    op: OperationExchanges,
     group: Sequence[int],
     transport: Transport,
     tensor: torch.Tensor,

@@ -1,4 +1,4 @@
-"""Average many tensors, or a module's parameters, over all ranks in few messages (buckets)."""
+"""Average many tensors, or a module's parameters, over all ranks, packed into few messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from asyncddp.ops.named_tensors import tensors_of
 from asyncddp.tensors.allocation import detached_copy
 from asyncddp.tensors.buckets import FlatBucket, partition
 
-_CAP = 32 << 20  # bytes that are averaged at a time
+AVERAGED_BYTES = 32 << 20
+"""Most bytes of tensors that are averaged at a time."""
 
 
 def average_tensors(tensors: Sequence[torch.Tensor]) -> None:
@@ -39,7 +40,7 @@ def average_tensors(tensors: Sequence[torch.Tensor]) -> None:
     """
     content = [tensor.data for tensor in tensors]
     under_way = []
-    for indices in partition(content, _CAP):
+    for indices in partition(content, AVERAGED_BYTES):
         bucket = FlatBucket([content[index] for index in indices])
         for view, index in zip(bucket.views, indices, strict=True):
             view.copy_(content[index])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncddp.context import current
-from asyncddp.engine import ExchangeSignature, OperationContext, OperationSpec, Steps
+from asyncddp.engine import ExchangeSignature, OperationExchanges, OperationSpec, Steps
 from asyncddp.ops.variants import blocking, nonblocking
 
 
@@ -28,7 +28,7 @@ def barrier(*, name: str | None = None) -> OperationSpec[None]:
     context = current()
     form = ExchangeSignature("barrier" + (f" {name!r}" if name else ""), "uint8", ())
 
-    def steps(op: OperationContext) -> Steps[None]:
+    def steps(op: OperationExchanges) -> Steps[None]:
         """Run the transport's barrier."""
         yield from op.collective(range(context.size), form, context.transport.ibarrier)
 

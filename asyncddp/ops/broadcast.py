@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from asyncddp.context import current
-from asyncddp.device.streams import stream_ordering_of
-from asyncddp.engine import OperationContext, OperationSpec, Steps
+from asyncddp.device.stream_registry import stream_ordering_of
+from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.ops.validation import (
     check_rank,
     check_tensor,
@@ -59,7 +59,7 @@ def broadcast(
     root = check_rank("broadcast", "root_rank", root_rank, context.size)
     title = f"broadcast(root_rank={root})" + (f" {name!r}" if name else "")
 
-    def steps(op: OperationContext) -> Steps[torch.Tensor]:
+    def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         """Broadcast the root's tensor and write the result."""
         own, transport = prepare_for_transport(context.transport, tensor)
         value = detached_copy(own) if context.rank == root else empty_like(own)

@@ -1,10 +1,10 @@
-"""Handles of non-blocking averages that send at once and are computed when waited for."""
+"""Handles of non-blocking averages that send at once and compute the result when waited for."""
 
 from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 
@@ -14,22 +14,50 @@ from asyncddp.engine.persistent_channels import PersistentChannel
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.torch_modes import uncompiled
 
-if TYPE_CHECKING:
-    from asyncddp.ops.fast_path import FastPath
-
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor detached from autograd."""
     return tensor.detach() if tensor.requires_grad else tensor
 
 
+class DeferrablePath(Protocol):
+    """Interface of a fast path that sends a tensor at once and may compute the average later."""
+
+    @property
+    def deferred_handles(self) -> dict[int, Any]:
+        """Deferred averages of this rank that have not been waited for, by id."""
+        ...
+
+    def finish(
+        self,
+        step: int,
+        row: WeightRow,
+        own: torch.Tensor,
+        out: torch.Tensor | None,
+        sent_chunks: int,
+    ) -> torch.Tensor | Handle[torch.Tensor]:
+        """Average a tensor that was sent, or submit the rest to the engine."""
+        ...
+
+    def hand_to_engine(
+        self,
+        step: int,
+        row: WeightRow,
+        own: torch.Tensor,
+        out: torch.Tensor | None,
+        sent_chunks: int,
+    ) -> Handle[torch.Tensor]:
+        """Submit the rest of an average to the engine."""
+        ...
+
+
 class DeferredWork(Handle[torch.Tensor]):
-    """Handle of an average that was sent, and that is computed when the caller polls or waits.
+    """Handle of an average whose tensor was sent; the caller computes it on polling or waiting.
 
     If the caller does not wait soon, the engine completes it, so that neighbours need not wait.
 
     Args:
-        path: The fast path.
+        path: The fast path, which finishes the average.
         channel: The persistent channel.
         step: The number of earlier uses of the name.
         row: The weights.
@@ -40,7 +68,7 @@ class DeferredWork(Handle[torch.Tensor]):
 
     def __init__(
         self,
-        path: FastPath,
+        path: DeferrablePath,
         channel: PersistentChannel,
         step: int,
         row: WeightRow,

@@ -5,16 +5,17 @@ from __future__ import annotations
 import torch
 
 from asyncddp.device.streams import DeviceStreams
-from asyncddp.engine import OperationContext, Steps
+from asyncddp.engine import OperationExchanges, Steps
 from asyncddp.kernels.device_weighted_sum import weighted_sum_on_device
 from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.ops.result_memory import can_write_result
 from asyncddp.ops.validation import signature_of
 from asyncddp.tensors.allocation import empty_like
 from asyncddp.tensors.byte_views import dense
 
 
 def exchange_and_average_on_device(
-    op: OperationContext,
+    op: OperationExchanges,
     tensor: torch.Tensor,
     row: WeightRow,
     dtype: torch.dtype,
@@ -38,7 +39,7 @@ def exchange_and_average_on_device(
         The sum on the device, in the tensor's dtype: in ``out`` where that is possible.
     """
     own = dense(tensor)
-    into = out.detach() if out is not None and _writable(out, own) else empty_like(own)
+    into = out.detach() if out is not None and can_write_result(out, own) else empty_like(own)
     in_place = into.data_ptr() == own.data_ptr()
     form = signature_of(op.verb, own)
     rows = row.describe_rows() if op.check else None
@@ -56,11 +57,3 @@ def exchange_and_average_on_device(
         request.receives[peer].release()
     yield request.sent()  # peers have queued what reads ours
     return out if out is not None and into.data_ptr() == out.data_ptr() else into
-
-
-def _writable(out: torch.Tensor, own: torch.Tensor) -> bool:
-    alike = (out.device, out.dtype, out.shape) == (own.device, own.dtype, own.shape)
-    if not alike or not out.is_contiguous():
-        return False
-    same = out.data_ptr() == own.data_ptr()
-    return same or out.untyped_storage().data_ptr() != own.untyped_storage().data_ptr()

@@ -1,4 +1,4 @@
-"""Fast path of neighbour averages: shared memory, on the calling thread, without the engine.
+"""Fast path of repeated neighbour averages: shared memory, on the calling thread, no engine.
 
 A tensor that was averaged before under the same name, dtype and shape goes through the rings of
 its persistent channel. Where a neighbour does not come at once, or anything differs from the last
@@ -15,15 +15,15 @@ import torch
 from torch.autograd import profiler
 
 from asyncddp.context import Context
-from asyncddp.engine import ChunkedExchange, Handle, OperationContext, OperationSpec, Steps
+from asyncddp.engine import ChunkedExchange, Handle
 from asyncddp.engine.messages import MatchKey
-from asyncddp.engine.pairwise_exchange import PairwiseExchange, poll_briefly
+from asyncddp.engine.pairwise_averaging import PairwiseAveraging, poll_briefly
 from asyncddp.engine.persistent_channels import PersistentChannel
-from asyncddp.engine.progress_engine import SequenceNumber
+from asyncddp.engine.progress_engine import CallSequence
 from asyncddp.errors import PeerError
 from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.ops.adopted_exchange import failing_operation, resuming_operation
 from asyncddp.ops.deferred_work import DeferredWork, detached
-from asyncddp.ops.validation import signature_of
 from asyncddp.ops.weighted_exchange import average_chunks
 from asyncddp.tensors.allocation import empty
 from asyncddp.timeline.profiler_range import ProfilerRange
@@ -33,7 +33,7 @@ R = TypeVar("R")
 
 
 class FastPath:
-    """Fast path of a neighbour average for one name, dtype and shape, without the engine.
+    """Fast path that averages tensors of one name, dtype and shape on the calling thread.
 
     Args:
         context: The world.
@@ -190,8 +190,8 @@ class FastPath:
         exchange = self._make_exchange(step, row, sent_chunks)
         steps = average_chunks(exchange, own, row, own.dtype, out)
         return self._engine.submit(
-            self._resuming_spec(exchange, steps),
-            SequenceNumber(MatchKey(self._name, step), 0),
+            resuming_operation(self._channel, exchange, steps),
+            CallSequence(MatchKey(self._name, step), 0),
         )
 
     def _abort(self, step: int, row: WeightRow) -> None:
@@ -199,7 +199,10 @@ class FastPath:
         if step in self._channel.in_flight:
             exchange, key = self._make_exchange(step, row, 0), MatchKey(self._name, step)
             error = PeerError(f"rank {self._rank}: {self._verb} {key} was interrupted")
-            self._engine.submit(self._failing_spec(exchange, error), SequenceNumber(key, 0))
+            self._engine.submit(
+                failing_operation(self._channel, exchange, error),
+                CallSequence(key, 0),
+            )
 
     @property
     def deferred_handles(self) -> dict[int, Any]:
@@ -212,7 +215,7 @@ class FastPath:
         """Average a tensor of many chunks with that of one neighbour."""
         channel = self._channel
         result = empty(own.shape, own.dtype) if out is None else out
-        pairwise = PairwiseExchange(
+        pairwise = PairwiseAveraging(
             channel.send_ring, channel.receive_rings[row.sources[0]], step, row.targets, self._pause
         )
         if self._try_pairwise(pairwise, row, own, result):
@@ -224,7 +227,7 @@ class FastPath:
         )
 
     def _try_pairwise(
-        self, pairwise: PairwiseExchange, row: WeightRow, own: torch.Tensor, out: torch.Tensor
+        self, pairwise: PairwiseAveraging, row: WeightRow, own: torch.Tensor, out: torch.Tensor
     ) -> bool:
         """Try the pairwise exchange; return True if it has completed."""
         weight: float = row.lerp_weight  # type: ignore[assignment]  # a number where the row is pairwise
@@ -253,7 +256,7 @@ class FastPath:
         """Average chunk by chunk while there is progress; then submit the rest to the engine."""
         exchange, sequence = (
             self._make_exchange(step, row, sent_chunks),
-            SequenceNumber(MatchKey(self._name, step), 0),
+            CallSequence(MatchKey(self._name, step), 0),
         )
         steps = average_chunks(exchange, own, row, own.dtype, out, start)
         try:
@@ -264,8 +267,8 @@ class FastPath:
             result: torch.Tensor = stop.value
             return result
         except PeerError as error:
-            return self._engine.submit(self._failing_spec(exchange, error), sequence)
-        return self._engine.submit(self._resuming_spec(exchange, steps), sequence)
+            return self._engine.submit(failing_operation(self._channel, exchange, error), sequence)
+        return self._engine.submit(resuming_operation(self._channel, exchange, steps), sequence)
 
     def _make_exchange(self, step: int, row: WeightRow, sent_chunks: int) -> ChunkedExchange:
         key, layout = MatchKey(self._name, step), self._channel.layout
@@ -280,59 +283,7 @@ class FastPath:
             published=sent_chunks,
         )
 
-    def _resuming_spec(
-        self, exchange: ChunkedExchange, rest: Steps[torch.Tensor]
-    ) -> OperationSpec[torch.Tensor]:
-        def steps(op: OperationContext) -> Steps[torch.Tensor]:
-            """Adopt the chunked exchange, and continue where it stands."""
-            op.adopt(exchange, self._channel.signature)
-            return (yield from rest)
-
-        return OperationSpec(self._verb, steps, self._name)
-
-    def _failing_spec(
-        self, exchange: ChunkedExchange, error: PeerError
-    ) -> OperationSpec[torch.Tensor]:
-        """Build an operation that adopts the exchange and fails, so that peers are told."""
-
-        def steps(op: OperationContext) -> Steps[torch.Tensor]:
-            """Adopt the chunked exchange, and raise the error."""
-            op.adopt(exchange, self._channel.signature)
-            yield from ()
-            raise error
-
-        return OperationSpec(self._verb, steps, self._name)
-
 
 def _is_oversubscribed(context: Context) -> bool:
     """Return True if this machine has fewer cores than ranks."""
     return (os.cpu_count() or 1) < context.local_size
-
-
-def make_fast_path(context: Context, verb: str, name: str, channel: PersistentChannel) -> FastPath:
-    """Make a fast path; it is traced if there is a timeline."""
-    if context.tracer is None:
-        return FastPath(context, verb, name, channel)
-    from asyncddp.ops.traced_fast_path import TracedFastPath
-
-    return TracedFastPath(context.tracer, context, verb, name, channel)
-
-
-def register_fast_path(
-    context: Context, verb: str, given: str | None, name: str, tensor: torch.Tensor
-) -> None:
-    """Register a fast path for tensors like this one, if they have a persistent channel.
-
-    Args:
-        context: The world.
-        verb: The verb.
-        given: The name that the user has given, or None.
-        name: The name under which neighbours match it.
-        tensor: What was averaged.
-    """
-    fast_paths = context.engine.fast_paths
-    key = given, tensor.dtype, tensor.shape
-    if key not in fast_paths and context.transport.shared_memory_group is not None:
-        channel = context.engine.matcher.channels.get(name, signature_of(verb, tensor))
-        if channel is not None and tensor.is_cpu:
-            fast_paths[key] = make_fast_path(context, verb, name, channel)

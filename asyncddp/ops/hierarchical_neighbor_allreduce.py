@@ -1,4 +1,4 @@
-"""``hierarchical_neighbor_allreduce``: mean inside each machine, then neighbour average between."""
+"""``hierarchical_neighbor_allreduce``: average within machines, then with neighbour machines."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from asyncddp.context import Context, current
-from asyncddp.device.streams import stream_ordering_of
-from asyncddp.engine import OperationContext, OperationSpec, Steps
+from asyncddp.device.stream_registry import stream_ordering_of
+from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.allgather import gather_over_group
@@ -98,7 +98,7 @@ def hierarchical_neighbor_allreduce(
         round,
     )
 
-    def steps(op: OperationContext) -> Steps[torch.Tensor]:
+    def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         """Average inside the machine, then with neighbour machines, and gather the result."""
         row = to_rank_row(context, weights.row_at(op.round_number))
         group, transport = group_and_transport(context, local=True)

@@ -1,4 +1,4 @@
-"""A module's tensors by name, in the same order on all ranks, and a check that all ranks match."""
+"""Listing of a module's tensors, sorted by name, and a check that they match on all ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from asyncddp.context import Context
 from asyncddp.errors import MismatchError
-from asyncddp.ops.consistency import gather_if_unequal
+from asyncddp.ops.settings_agreement import gather_if_unequal
 
 _SHOWN = 5  # names of a message
 

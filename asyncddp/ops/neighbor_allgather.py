@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from asyncddp.context import current
-from asyncddp.device.streams import stream_ordering_of, streams_of
-from asyncddp.engine import OperationContext, OperationSpec, Steps
+from asyncddp.device.stream_registry import stream_ordering_of, streams_of
+from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.validation import (
     check_rank,
@@ -80,7 +80,7 @@ def neighbor_allgather(
                 f"{title}: argument {argument}: expected each rank once, got {ranks}"
             )
 
-    def steps(op: OperationContext) -> Steps[torch.Tensor]:
+    def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         """Send, and gather the neighbours' tensors."""
         sources, targets = given
         if src_ranks is None:

@@ -8,14 +8,16 @@ from typing import Any
 import torch
 
 from asyncddp.context import Context, current
-from asyncddp.device.streams import stream_ordering_of
-from asyncddp.engine import Handle, OperationContext, OperationSpec, Steps
+from asyncddp.device.stream_registry import stream_ordering_of
+from asyncddp.engine import Handle, OperationExchanges, OperationSpec, Steps
 from asyncddp.kernels.weight_row import WeightRow
-from asyncddp.ops.fast_path import FastPath, register_fast_path
+from asyncddp.ops.fast_path import FastPath
+from asyncddp.ops.fast_path_registry import register_fast_path
+from asyncddp.ops.result_memory import can_write_result
 from asyncddp.ops.validation import averaging_dtype, check_tensor, write_result
 from asyncddp.ops.variants import blocking_with_fast_path, in_place, nonblocking
 from asyncddp.ops.weight_resolver import WeightResolver, Weights, refuse_scaling
-from asyncddp.ops.weighted_exchange import can_write_result, exchange_and_average
+from asyncddp.ops.weighted_exchange import exchange_and_average
 from asyncddp.torch_modes import transforming
 
 _VERB = "neighbor_allreduce"
@@ -142,7 +144,7 @@ def neighbor_allreduce(
     given = {"self_weight": self_weight, "src_weights": src_weights, "dst_weights": dst_weights}
     weights = WeightResolver(_VERB, context.topologies.ranks, context.rank, given, round)
 
-    def steps(op: OperationContext) -> Steps[torch.Tensor]:
+    def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         """Exchange, average and write the result."""
         total = yield from exchange_and_average(
             op, tensor, weights.row_at(op.round_number), dtype, out

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from asyncddp.context import Context, current
-from asyncddp.engine import ExchangeSignature, OperationContext, OperationSpec, Steps
+from asyncddp.engine import ExchangeSignature, OperationExchanges, OperationSpec, Steps
 from asyncddp.ops.allgather import gather_over_group
 from asyncddp.ops.validation import check_rank
 from asyncddp.ops.variants import blocking, nonblocking
@@ -58,7 +58,7 @@ def broadcast_object(
     here = context.rank == root
     data = _pickled(obj) if here else empty((0,), torch.uint8)
 
-    def steps(op: OperationContext) -> Steps[Any]:
+    def steps(op: OperationExchanges) -> Steps[Any]:
         """Send the size of the root's object, then the object."""
         everyone, transport = range(context.size), context.transport
         length = make_tensor([data.numel()], torch.int64)
@@ -135,7 +135,7 @@ def _gathering(
     data: torch.Tensor,
     read: Callable[[int, torch.Tensor], T],
 ) -> OperationSpec[list[T]]:
-    def steps(op: OperationContext) -> Steps[list[T]]:
+    def steps(op: OperationExchanges) -> Steps[list[T]]:
         """Gather sizes, then objects."""
         everyone, transport = range(context.size), context.transport
         length = make_tensor([data.numel()], torch.int64)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from asyncddp.context import current
-from asyncddp.device.streams import stream_ordering_of
-from asyncddp.engine import OperationContext, OperationSpec, Steps
+from asyncddp.device.stream_registry import stream_ordering_of
+from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.validation import averaging_dtype, check_rank, check_tensor, write_result
@@ -71,7 +71,7 @@ def pair_gossip(
     other = require_finite(title, "pair_weight", 0.5 if pair_weight is None else pair_weight)
     row = WeightRow(own, {peer: other}, {peer: 1.0})
 
-    def steps(op: OperationContext) -> Steps[torch.Tensor]:
+    def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         """Exchange, average and write the result."""
         total = yield from exchange_and_average(op, tensor, row, dtype, out)
         return write_result(total, tensor, out)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 
 from asyncddp.context import current
-from asyncddp.device.streams import empty_on, stream_ordering_of, streams_of
-from asyncddp.engine import OperationContext, OperationSpec, Steps
+from asyncddp.device.stream_registry import stream_ordering_of, streams_of
+from asyncddp.device.streams import empty_on
+from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.errors import ArgumentError
+from asyncddp.ops.result_memory import can_write_result
 from asyncddp.ops.validation import (
     averaging_dtype,
     check_tensor,
@@ -16,7 +18,6 @@ from asyncddp.ops.validation import (
     write_result,
 )
 from asyncddp.ops.variants import blocking, nonblocking
-from asyncddp.ops.weighted_exchange import can_write_result
 
 _NAME = "reduce_scatter"
 
@@ -80,7 +81,7 @@ def reduce_scatter(
         dtype = averaging_dtype(_NAME, traits, round_integers=round_integers)
     title = f"{_NAME}({'average' if average else 'sum'})" + (f" {name!r}" if name else "")
 
-    def steps(op: OperationContext) -> Steps[torch.Tensor]:
+    def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         """Sum over all ranks and write this rank's part."""
         own, transport = prepare_for_transport(context.transport, tensor)
         given = own.to(dtype)

@@ -9,9 +9,9 @@ import torch
 
 from asyncddp.context import Context
 from asyncddp.engine import Handle
-from asyncddp.engine.pairwise_exchange import PairwiseExchange
+from asyncddp.engine.pairwise_averaging import PairwiseAveraging
 from asyncddp.engine.persistent_channels import PersistentChannel
-from asyncddp.engine.transfer_tracing import TracedReceiveRingBuffer
+from asyncddp.engine.traced_ring_buffers import TracedReceiveRingBuffer
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.fast_path import FastPath
 from asyncddp.timeline.tracer import Tracer
@@ -91,7 +91,7 @@ class TracedFastPath(FastPath):
             waiting.end()
 
     def _try_pairwise(
-        self, pairwise: PairwiseExchange, row: WeightRow, own: torch.Tensor, out: torch.Tensor
+        self, pairwise: PairwiseAveraging, row: WeightRow, own: torch.Tensor, out: torch.Tensor
     ) -> bool:
         step, layout = self._channel.in_flight[0], self._channel.layout
         waiting = self._tracer.start_wait(self._verb, self._name, row.sources)

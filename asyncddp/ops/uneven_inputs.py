@@ -1,4 +1,4 @@
-"""Averaging rounds in which some ranks have run out of input and no longer train (join)."""
+"""Averaging while some ranks have run out of input and no longer train (as torch's ``Join``)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Collection
 import torch
 
 from asyncddp.context import current
-from asyncddp.device.streams import stream_ordering_of
-from asyncddp.engine import OperationContext, OperationSpec, Steps
+from asyncddp.device.stream_registry import stream_ordering_of
+from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.allreduce import sum_over_group
@@ -63,7 +63,7 @@ def skip_round(tensor: torch.Tensor, *, name: str) -> OperationSpec[torch.Tensor
         The tensor as it is.
     """
 
-    def steps(op: OperationContext) -> Steps[torch.Tensor]:
+    def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         """Return the tensor unchanged."""
         del op
         yield from ()
@@ -108,7 +108,7 @@ def average_active_ranks(
     dtype = averaging_dtype("allreduce", traits, round_integers=False)
     title = f"allreduce(average over {number} that train) {name!r}"
 
-    def steps(op: OperationContext) -> Steps[torch.Tensor]:
+    def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         """Sum over all ranks and divide by the number of those that train."""
         group, transport = range(context.size), context.transport
         total = yield from sum_over_group(op, group, transport, tensor, dtype, title, number)

@@ -1,4 +1,4 @@
-"""Argument checks of verbs, and conversion of tensors for the transport and back."""
+"""Argument checks of communication operations, and conversion of their tensors and results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from asyncddp.device.streams import streams_of
+from asyncddp.device.stream_registry import streams_of
 from asyncddp.engine import ExchangeSignature
 from asyncddp.errors import ArgumentError
 from asyncddp.tensors.byte_views import dense, on_host

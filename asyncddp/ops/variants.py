@@ -1,4 +1,4 @@
-"""Decorators that make the blocking, non-blocking and in-place variants of a verb.
+"""Decorators that make the blocking, non-blocking and in-place variants of an operation.
 
 A verb is written once, as a function from its arguments to a
 :class:`~asyncddp.engine.OperationSpec`; the decorators here make what users call.

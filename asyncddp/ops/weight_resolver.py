@@ -1,4 +1,4 @@
-"""Weights of one averaging call: validated when called, resolved once the round is known."""
+"""Weights of one averaging call: validated at the call, looked up once its round is known."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Weights: TypeAlias = Mapping[int, float]
 
 
 class WeightResolver:
-    """Resolver of a call's weights: those that the caller gave, or the topology's of a round.
+    """Resolver of an averaging call's weights: the caller's, or the topology's for its round.
 
     Args:
         verb: The verb's name, for messages.

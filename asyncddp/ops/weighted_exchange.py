@@ -6,18 +6,19 @@ import time
 
 import torch
 
-from asyncddp.device.streams import streams_of
-from asyncddp.engine import ChunkedExchange, OperationContext, Steps
+from asyncddp.device.stream_registry import streams_of
+from asyncddp.engine import ChunkedExchange, OperationExchanges, Steps
 from asyncddp.engine.chunked_exchange import ChunkReceiver
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.device_exchange import exchange_and_average_on_device
+from asyncddp.ops.result_memory import can_write_result, is_same_memory
 from asyncddp.ops.validation import signature_of
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.byte_views import on_host
 
 
 def exchange_and_average(
-    op: OperationContext,
+    op: OperationExchanges,
     tensor: torch.Tensor,
     row: WeightRow,
     dtype: torch.dtype,
@@ -48,7 +49,7 @@ def exchange_and_average(
     for peer in by_message:
         factor = row.dst_weights[peer]
         op.send(exchange, peer, own if factor == 1.0 else own * factor)
-    if by_message and can_write_result(out, own) and _is_same_memory(out, own):
+    if by_message and can_write_result(out, own) and is_same_memory(out, own):
         yield exchange.sent()
     result = yield from average_chunks(exchange, own, row, dtype, out)
     yield exchange.sent()
@@ -77,7 +78,7 @@ def average_chunks(
     flat, layout = own.reshape(-1), exchange.layout
     factor = row.dst_weights[exchange.targets[0]] if exchange.targets else 1.0
     place = None
-    if exchange.targets and factor == 1.0 and not _is_same_memory(result, own):
+    if exchange.targets and factor == 1.0 and not is_same_memory(result, own):
         place = exchange.handle_of(own)  # in place, neighbours would read what is being written
     for number in range(start, layout.num_chunks):
         while not exchange.for_chunk(number).done():
@@ -125,23 +126,3 @@ def _result_memory(
     """Return memory for the result: that of a tensor received by message, or new memory."""
     spare = exchange.first_received() if own.dtype == dtype and row.reuses_received else None
     return empty(own.shape, own.dtype) if spare is None else spare
-
-
-def can_write_result(out: torch.Tensor | None, own: torch.Tensor) -> bool:
-    """Return True if the average can be written directly into ``out``, chunk by chunk."""
-    return (
-        out is not None
-        and out.device == own.device
-        and out.dtype == own.dtype
-        and out.shape == own.shape
-        and out.is_contiguous()
-        and (_is_same_memory(out, own) or _storage(out) != _storage(own))
-    )
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-def _is_same_memory(out: torch.Tensor | None, own: torch.Tensor) -> bool:
-    return out is not None and out.data_ptr() == own.data_ptr()

@@ -1,4 +1,4 @@
-"""``AccumAdam`` and ``AccumAdamW``: Adam variants that update their moments every K steps."""
+"""``AccumAdam`` and ``AccumAdamW``: Adam variants that update their moments every K-th step."""
 
 from __future__ import annotations
 
@@ -166,10 +166,10 @@ class AccumAdam(torch.optim.Optimizer):
 
 
 class AccumAdamW(AccumAdam):
-    r""":class:`AccumAdam` with decoupled weight decay: :math:`x \leftarrow (1 - \gamma \lambda) x`.
+    r""":class:`AccumAdam` with decoupled weight decay, as ``AdamW`` has it.
 
-    In place of :math:`g \leftarrow g + \lambda x`, at the beginning of each step. With K = 1 it is
-    ``torch.optim.AdamW`` bit for bit.
+    Each step begins with :math:`x \leftarrow (1 - \gamma \lambda) x`, in place of
+    :math:`g \leftarrow g + \lambda x`. With K = 1 it is ``torch.optim.AdamW`` bit for bit.
 
     Args:
         params: Parameters, or groups of them.

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
 from asyncddp.algorithms import Algorithm
-from asyncddp.algorithms.hook_registry import claim_parameters
+from asyncddp.algorithms.hook_owners import claim_parameters
 from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.algorithms.phases import Closure, PhaseConfig, phase_for
+from asyncddp.algorithms.training_setup import checked_bucket_bytes, next_label, require_equal_setup
 from asyncddp.algorithms.training_tracer import tracer_for
-from asyncddp.context import Context, current
+from asyncddp.context import current
 from asyncddp.errors import ArgumentError
+from asyncddp.optim.compared_settings import describe_settings
 from asyncddp.optim.grad_scaler import found_infinities, unscale_gradients
 from asyncddp.optim.optimizer_arguments import (
     WeightOverrideDescriptor,
     checked_algorithm,
-    checked_bucket_bytes,
     checked_models,
     checked_optimizer,
     checked_prefix,
@@ -28,16 +27,17 @@ from asyncddp.optim.optimizer_arguments import (
     checked_staleness,
     checked_steps,
 )
-from asyncddp.optim.rank_consistency import describe_settings, require_equal_settings
+from asyncddp.optim.optimizer_wrapper import TransparentOptimizerWrapper
 from asyncddp.optim.window_controls import WindowControlsMixin
 from asyncddp.torch_modes import uncompiled
 from topology import GraphOrSchedule
 
 _KEY = "asyncddp"
+_NAME = "DistributedOptimizer"
 
 
-class DistributedOptimizer(WindowControlsMixin, torch.optim.Optimizer):
-    r"""Wrap an optimizer so that its steps also average with other ranks.
+class DistributedOptimizer(WindowControlsMixin, TransparentOptimizerWrapper):
+    r"""Wrap an optimizer so that its steps also average models or gradients with other ranks.
 
     .. math:: X^{+} = W X - U(G(X)), \qquad X^{+} = W (X - U(G(X))), \qquad
               x^{+} = x - U\big(\tfrac{1}{n} \textstyle\sum_i g_i\big)
@@ -131,10 +131,9 @@ class DistributedOptimizer(WindowControlsMixin, torch.optim.Optimizer):
         window_prefix: str | None = None,
         scale_steps: bool | None = None,
     ) -> None:
-        self._wrapped = checked_optimizer(optimizer, DistributedOptimizer)
-        super().__init__(optimizer.param_groups, optimizer.defaults)
+        super().__init__(checked_optimizer(optimizer, DistributedOptimizer))
         context, method = current(), checked_algorithm(algorithm)
-        label = checked_prefix(window_prefix, method) or _next_label(context)
+        label = checked_prefix(window_prefix, method) or next_label(context, _NAME)
         self._averager = ModelAverager(context, method, communication, topology, label)
         self._averager.max_staleness = checked_staleness(max_staleness, method)
         self._averager.windows.scales_steps = checked_scale_steps(scale_steps, method)
@@ -148,8 +147,10 @@ class DistributedOptimizer(WindowControlsMixin, torch.optim.Optimizer):
             tracer_for(context, models),
         )
         self._training_tracer = config.training_tracer
-        require_equal_settings(context, describe_settings(config, update_in_backward))
+        settings = describe_settings(config, update_in_backward)
+        require_equal_setup(context, _NAME, settings, config.optimizer_parameters())
         self._phase = phase_for(config, update_in_backward=update_in_backward)
+        self._initialized = True
         claim_parameters((parameter for _, parameter in self._phase.named_parameters), self._phase)
         if self._training_tracer is not None:
             self._training_tracer.attach_hooks()
@@ -163,11 +164,6 @@ class DistributedOptimizer(WindowControlsMixin, torch.optim.Optimizer):
     send_neighbors = WeightOverrideDescriptor("dst_weights")
     src_machine_weights = WeightOverrideDescriptor("src_machine_weights")
     dst_machine_weights = WeightOverrideDescriptor("dst_machine_weights")
-
-    @property
-    def wrapped(self) -> torch.optim.Optimizer:
-        """Return the wrapped optimizer."""
-        return self._wrapped
 
     @property
     def algorithm(self) -> str:
@@ -199,32 +195,6 @@ class DistributedOptimizer(WindowControlsMixin, torch.optim.Optimizer):
         return self._averager.bytes_sent
 
     # the torch.optim.Optimizer interface
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """Parameter groups of the wrapped optimizer."""
-        return self._wrapped.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        """Replace the wrapped optimizer's parameter groups."""
-        if self._initialized:
-            self._wrapped.param_groups = groups
-
-    @property
-    def state(self) -> defaultdict[torch.Tensor, Any]:
-        """State of the wrapped optimizer."""
-        return self._wrapped.state
-
-    @state.setter
-    def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
-        """Replace the wrapped optimizer's state."""
-        if self._initialized:
-            self._wrapped.state = state
-
-    @property
-    def _initialized(self) -> bool:
-        return "_phase" in self.__dict__
 
     @uncompiled
     def step(self, closure: Closure | None = None) -> Any:
@@ -294,7 +264,7 @@ class DistributedOptimizer(WindowControlsMixin, torch.optim.Optimizer):
             return  # called by torch's constructor about groups that are there
         self._wrapped.add_param_group(param_group)
         try:
-            self._phase.config.trainable_parameters()
+            self._phase.config.optimizer_parameters()
         except ArgumentError:
             self._wrapped.param_groups.pop()
             raise
@@ -341,27 +311,5 @@ class DistributedOptimizer(WindowControlsMixin, torch.optim.Optimizer):
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute that only the wrapped optimizer has, such as its ``train()``."""
-        if name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(self._wrapped, name)
-
-    def __getstate__(self) -> dict[str, Any]:
-        raise TypeError(
-            f"{type(self).__name__} belongs to a running world and cannot be copied or pickled; "
-            "keep its state_dict() and wrap a new optimizer"
-        )
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.algorithm}, {self.communication}, {self._wrapped!r})"
-
-
-_labels: WeakKeyDictionary[Context, int] = WeakKeyDictionary()
-
-
-def _next_label(context: Context) -> str:
-    """Return a label for the next wrapper, equal on all ranks that create them in one order."""
-    number = _labels.get(context, 0)
-    _labels[context] = number + 1
-    return f"DistributedOptimizer{number}"

@@ -1,4 +1,4 @@
-"""Support of ``torch.amp.GradScaler`` in step(): overflow check and unscaling of gradients."""
+"""Support of ``torch.amp.GradScaler`` by the optimizer wrapper: overflow check and unscaling."""
 
 from __future__ import annotations
 

@@ -10,17 +10,16 @@ import torch
 
 from asyncddp.algorithms import AveragedQuantity, CommunicationPattern
 from asyncddp.algorithms.join_coordinator import CollectiveKind, JoinCoordinator, JoinNotification
-from asyncddp.algorithms.phases.in_backward import InBackwardPhase
+from asyncddp.algorithms.phases.update_in_backward import UpdateInBackwardPhase
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError, UsageError
+from asyncddp.ops.average_tensors import AVERAGED_BYTES
 from asyncddp.ops.uneven_inputs import average_active_ranks
 from asyncddp.optim.distributed_optimizer import DistributedOptimizer
 from asyncddp.optim.parameter_sync import broadcast_parameters
 from asyncddp.optim.state_broadcast import broadcast_optimizer_state
 from asyncddp.tensors.buckets import FlatBucket, partition
-
-_CAP = 32 << 20  # bytes of parameters that are averaged at a time
 
 
 @contextmanager
@@ -167,7 +166,7 @@ def _check_supports_join(optimizer: DistributedOptimizer) -> None:
             "allreduce"
         )
     if (
-        isinstance(optimizer._phase, InBackwardPhase)
+        isinstance(optimizer._phase, UpdateInBackwardPhase)
         and averager.communication.how is CommunicationPattern.GLOBAL
     ):
         raise ArgumentError(
@@ -224,7 +223,7 @@ def _average_over_last(
     context: Context, tensors: list[torch.Tensor], last: Sequence[int], label: str
 ) -> None:
     """Replace tensors by their averages over the ranks ``last``."""
-    for indices in partition(tensors, _CAP):
+    for indices in partition(tensors, AVERAGED_BYTES):
         bucket = FlatBucket([tensors[index] for index in indices])
         if context.rank in last:
             for view, index in zip(bucket.views, indices, strict=True):

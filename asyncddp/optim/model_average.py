@@ -1,4 +1,4 @@
-"""Average of the ranks' models, and the consensus distance of the ranks from it."""
+"""Averages the ranks' models, and measures their consensus distance from that average."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from typing import TypeVar
 
 import torch
 
-from asyncddp.algorithms.hook_registry import wait_for_reads
+from asyncddp.algorithms.hook_owners import wait_for_reads
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.allreduce import allreduce
-from asyncddp.ops.average_tensors import average_module
+from asyncddp.ops.average_tensors import AVERAGED_BYTES, average_module
 from asyncddp.ops.named_tensors import require_equal_tensors, tensors_of
-from asyncddp.tensors.allocation import detached_copy, make_tensor, zeros
+from asyncddp.tensors.allocation import make_tensor, zeros
+from asyncddp.tensors.backup import TensorBackup
 from asyncddp.tensors.buckets import partition
-
-_CAP = 32 << 20  # bytes of parameters that are averaged at a time
 
 M = TypeVar("M", bound=torch.nn.Module)
 
@@ -67,7 +66,7 @@ def squared_deviation(tensors: Sequence[torch.Tensor]) -> float:
         MismatchError: Ranks differ in shapes.
     """
     square = zeros((), torch.float64)
-    for indices in partition(tensors, _CAP):
+    for indices in partition(tensors, AVERAGED_BYTES):
         parts = [tensors[index].detach().to("cpu").reshape(-1) for index in indices]
         wide = torch.complex128 if parts[0].is_complex() else torch.float64
         flat = torch.cat([part.to(wide) for part in parts])
@@ -126,13 +125,12 @@ def average_model(model: M, *, buffers: bool = True) -> Iterator[M]:
     parameters = list(model.parameters())
     kept = [b for b in model.buffers() if b.layout == torch.strided]
     wait_for_reads(parameters)
-    own = [(tensor, detached_copy(tensor)) for tensor in (*parameters, *kept)]
+    own = TensorBackup([*parameters, *kept])
     try:
         average_module(model, buffers=buffers)
         yield model
     finally:
-        for tensor, value in own:
-            tensor.data.copy_(value)
+        own.restore()
 
 
 def _tensors_of(model: torch.nn.Module | Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:

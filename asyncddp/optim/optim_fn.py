@@ -1,4 +1,4 @@
-"""Factories of optimizers and schedulers, as ``DecentralizedDataParallel`` takes them."""
+"""Functions that create optimizers and schedulers, to pass to ``DecentralizedDataParallel``."""
 
 from __future__ import annotations
 

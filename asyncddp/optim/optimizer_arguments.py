@@ -1,4 +1,4 @@
-"""Validation of DistributedOptimizer's arguments, and its weight override attributes."""
+"""Validation of DistributedOptimizer's arguments, and attributes that set averaging weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncddp.errors import ArgumentError
 
 
 class WeightOverrideDescriptor:
-    """Descriptor of a DistributedOptimizer attribute that overrides averaging weights."""
+    """Descriptor of a DistributedOptimizer attribute by which users set averaging weights."""
 
     def __init__(self, field: str) -> None:
         self._field = field
@@ -88,19 +88,6 @@ def checked_steps(steps: Any) -> int:
             f"{steps!r}"
         )
     return steps
-
-
-def checked_bucket_bytes(megabytes: Any) -> int:
-    """Convert the bucket size from MiB to bytes.
-
-    Raises:
-        ArgumentError: It is no positive number.
-    """
-    if not isinstance(megabytes, (int, float)) or not megabytes > 0:
-        raise ArgumentError(
-            f"argument bucket_size_in_mb: expected a number above 0, got {megabytes!r}"
-        )
-    return max(1, int(megabytes * 2**20))
 
 
 def checked_staleness(bound: Any, algorithm: Algorithm) -> int | None:

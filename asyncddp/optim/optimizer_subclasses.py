@@ -1,4 +1,4 @@
-"""Subclasses of DistributedOptimizer with the algorithm or communication fixed by the name."""
+"""Subclasses of DistributedOptimizer that fix the algorithm or communication by their name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _Models = torch.nn.Module | Iterable[torch.nn.Module]
 
 
 class DistributedAdaptWithCombineOptimizer(DistributedOptimizer):
-    """Optimizer wrapper with ``algorithm="adapt_with_combine"``: averages during backward."""
+    """Optimizer wrapper that averages parameters during forward and backward.
+
+    It is :class:`DistributedOptimizer` with ``algorithm="adapt_with_combine"``.
+    """
 
     def __init__(
         self,
@@ -39,7 +42,10 @@ class DistributedAdaptWithCombineOptimizer(DistributedOptimizer):
 
 
 class DistributedAdaptThenCombineOptimizer(DistributedOptimizer):
-    """Optimizer wrapper with ``algorithm="adapt_then_combine"``: steps, then averages."""
+    """Optimizer wrapper that averages parameters after the optimizer's step.
+
+    It is :class:`DistributedOptimizer` with ``algorithm="adapt_then_combine"``.
+    """
 
     def __init__(
         self,
@@ -65,7 +71,11 @@ class DistributedAdaptThenCombineOptimizer(DistributedOptimizer):
 
 
 class DistributedNeighborAllreduceOptimizer(DistributedAdaptWithCombineOptimizer):
-    """Optimizer wrapper with ``adapt_with_combine`` among neighbours in the graph of ranks."""
+    """Optimizer wrapper that averages parameters with neighbours during forward and backward.
+
+    It is :class:`DistributedOptimizer` with ``algorithm="adapt_with_combine"`` and
+    ``communication="neighbor_allreduce"``.
+    """
 
     def __init__(
         self,
@@ -87,7 +97,11 @@ class DistributedNeighborAllreduceOptimizer(DistributedAdaptWithCombineOptimizer
 
 
 class DistributedHierarchicalNeighborAllreduceOptimizer(DistributedAdaptWithCombineOptimizer):
-    """Optimizer wrapper with ``adapt_with_combine`` on machine means, in the graph of machines."""
+    """Optimizer wrapper that averages parameters per machine, then with neighbour machines.
+
+    It is :class:`DistributedOptimizer` with ``algorithm="adapt_with_combine"`` and
+    ``communication="hierarchical_neighbor_allreduce"``.
+    """
 
     def __init__(
         self,
@@ -109,10 +123,12 @@ class DistributedHierarchicalNeighborAllreduceOptimizer(DistributedAdaptWithComb
 
 
 class DistributedAllreduceOptimizer(DistributedAdaptWithCombineOptimizer):
-    """Optimizer wrapper with ``adapt_with_combine``: averages parameters (not gradients) globally.
+    """Optimizer wrapper that averages parameters (not gradients) over all ranks.
 
-    That is what the name means in BlueFog. Horovod and DistributedDataParallel average gradients,
-    as :class:`DistributedGradientAllreduceOptimizer` does; a warning on rank 0 says so.
+    It is :class:`DistributedOptimizer` with ``algorithm="adapt_with_combine"`` and
+    ``communication="allreduce"``, as the name means in BlueFog. Horovod and DistributedDataParallel
+    average gradients, as :class:`DistributedGradientAllreduceOptimizer` does; a warning on rank 0
+    says so.
     """
 
     def __init__(
@@ -143,7 +159,10 @@ class DistributedAllreduceOptimizer(DistributedAdaptWithCombineOptimizer):
 
 
 class DistributedGradientAllreduceOptimizer(DistributedOptimizer):
-    """Optimizer wrapper with ``algorithm="gradient_allreduce"``: averages gradients globally."""
+    """Optimizer wrapper that averages gradients over all ranks, as Horovod does.
+
+    It is :class:`DistributedOptimizer` with ``algorithm="gradient_allreduce"``.
+    """
 
     def __init__(
         self,
@@ -163,7 +182,10 @@ class DistributedGradientAllreduceOptimizer(DistributedOptimizer):
 
 
 class DistributedWinPutOptimizer(DistributedOptimizer):
-    """Optimizer wrapper with ``algorithm="win_put"``: puts parameters into neighbours' windows."""
+    """Optimizer wrapper that averages parameters through puts into neighbours' windows.
+
+    It is :class:`DistributedOptimizer` with ``algorithm="win_put"``.
+    """
 
     def __init__(
         self,
@@ -189,7 +211,10 @@ class DistributedWinPutOptimizer(DistributedOptimizer):
 
 
 class DistributedPullGetOptimizer(DistributedOptimizer):
-    """Optimizer wrapper with ``algorithm="pull_get"``: gets parameters from neighbours' windows."""
+    """Optimizer wrapper that averages with parameters read from neighbours' windows.
+
+    It is :class:`DistributedOptimizer` with ``algorithm="pull_get"``.
+    """
 
     def __init__(
         self,
@@ -215,7 +240,10 @@ class DistributedPullGetOptimizer(DistributedOptimizer):
 
 
 class DistributedPushSumOptimizer(DistributedOptimizer):
-    """Optimizer wrapper with ``algorithm="push_sum"``: push-sum on any connected digraph."""
+    """Optimizer wrapper that averages parameters by push-sum, on any connected digraph.
+
+    It is :class:`DistributedOptimizer` with ``algorithm="push_sum"``.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Window-related properties and methods of DistributedOptimizer, for one-sided algorithms."""
+"""DistributedOptimizer's controls of averaging through one-sided windows, such as staleness."""
 
 from __future__ import annotations
 

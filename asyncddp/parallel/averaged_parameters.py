@@ -7,7 +7,7 @@ import torch
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.ops.average_tensors import average_module, dense_floats
-from asyncddp.tensors.allocation import detached_copy
+from asyncddp.tensors.backup import TensorBackup
 
 
 class AveragedParameters:
@@ -21,7 +21,7 @@ class AveragedParameters:
 
     def __init__(self, context: Context, model: torch.nn.Module, *, buffers: bool) -> None:
         self._context, self._model, self._buffers = context, model, buffers
-        self._backup: list[tuple[torch.Tensor, torch.Tensor]] | None = None
+        self._backup: TensorBackup | None = None
 
     @property
     def applied(self) -> bool:
@@ -35,14 +35,13 @@ class AveragedParameters:
 
     def apply(self) -> None:
         """Back up this rank's own parameters, and replace them by the averages; collective."""
-        tensors = dense_floats(self._model, buffers=self._buffers)
-        self._backup = [(tensor, detached_copy(tensor)) for tensor in tensors]
+        self._backup = TensorBackup(dense_floats(self._model, buffers=self._buffers))
         self.average()
 
     def restore(self) -> None:
         """Restore this rank's own parameters bit by bit, if there is a backup."""
-        for tensor, own in self._backup or ():
-            tensor.data.copy_(own)
+        if self._backup is not None:
+            self._backup.restore()
         self.discard_backup()
 
     def discard_backup(self) -> None:

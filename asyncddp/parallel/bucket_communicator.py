@@ -1,4 +1,4 @@
-"""Interface of communicators that average buckets with neighbours, and a no-op implementation."""
+"""Interface of communicators that average a model's buckets with neighbours, and a no-op one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from asyncddp.algorithms import TopologyRequirements
-from asyncddp.algorithms.timer import Timer
+from asyncddp.algorithms.cumulative_timer import CumulativeTimer
 from asyncddp.context import Context
 from asyncddp.parallel.optimizer_buckets import OptimizerBucket
 from asyncddp.tensors.buckets import TensorFactory
@@ -18,7 +18,7 @@ _WHO = "DecentralizedDataParallel"
 
 
 class BucketCommunicator(ABC):
-    """Communicator of a reducer (base class): publishes buckets and averages them with neighbours.
+    """Base class of communicators, which send a model's buckets and average with neighbours.
 
     A bucket is published after a step, and averaged with the neighbours' before the next update.
 
@@ -42,7 +42,7 @@ class BucketCommunicator(ABC):
     def __init__(self, context: Context, label: str, topology: GraphOrSchedule | None) -> None:
         self.context, self.label = context, label
         self.buckets: Sequence[OptimizerBucket] = ()
-        self.bytes_sent, self.exposed_time = 0, Timer()
+        self.bytes_sent, self.exposed_time = 0, CumulativeTimer()
         self._own: Schedule | None = None
         self._context_topology: GraphOrSchedule | None = None
         self.set_topology(topology)
@@ -168,7 +168,7 @@ class BucketCommunicator(ABC):
 
 
 class NoOpBucketCommunicator(BucketCommunicator):
-    """Communicator that does nothing, for a world of one rank."""
+    """Communicator of a model's buckets that sends nothing, for a world of one rank."""
 
     def begin_step(self, step: int) -> None:
         """Do nothing, since there is nothing to send."""

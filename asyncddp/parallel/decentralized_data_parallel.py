@@ -1,4 +1,4 @@
-"""``DecentralizedDataParallel``: a model wrapper that updates and averages during backward."""
+"""``DecentralizedDataParallel``: wraps a model so that backward passes update and average it."""
 
 from __future__ import annotations
 
@@ -9,31 +9,29 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from asyncddp.algorithms.training_setup import checked_bucket_bytes, next_label, require_equal_setup
 from asyncddp.algorithms.training_tracer import tracer_for
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError, UsageError
 from asyncddp.ops.named_tensors import require_equal_tensors, tensors_of
 from asyncddp.parallel.averaged_parameters import AveragedParameters
+from asyncddp.parallel.bucket_construction import TrainingConfig
+from asyncddp.parallel.bucket_optimizer_state import check_state
 from asyncddp.parallel.module_arguments import (
-    checked_bucket_bytes,
     checked_function,
     checked_model,
     checked_norm,
+    checked_parameters,
     checked_scaler,
-    trainable_parameters,
 )
 from asyncddp.parallel.module_wrapper import TransparentModuleWrapper
-from asyncddp.parallel.optim_state import check_state
 from asyncddp.parallel.optimizer_buckets import LRSchedulerFn, OptimFn
-from asyncddp.parallel.reducer import Reducer, TrainingConfig
-from asyncddp.parallel.wrapper_setup import (
-    broadcast_tensors,
-    make_communicator,
-    next_label,
-    require_equal_model,
-)
+from asyncddp.parallel.reducer import Reducer
+from asyncddp.parallel.wrapper_setup import broadcast_tensors, make_communicator
 from asyncddp.windows import Staleness
 from topology import GraphOrSchedule
+
+_NAME = "DecentralizedDataParallel"
 
 
 class DecentralizedDataParallel(TransparentModuleWrapper):
@@ -143,13 +141,13 @@ class DecentralizedDataParallel(TransparentModuleWrapper):
             optim_fn, lr_scheduler_fn, scaler, norm, cap, bool(param_as_bucket_view)
         )
         context, buffers = current(), bool(sync_buffer_in_global_avg)
-        named, label = trainable_parameters(model), next_label(context)
+        named, label = checked_parameters(model), next_label(context, _NAME)
         communicator = make_communicator(context, label, topology, sync=bool(sync))
         settings = [f"wrapper {label!r}", f"sync={bool(sync)}", f"init_sync={bool(init_sync)}"]
         settings += [f"bucket size {cap} bytes", f"sync_buffer_in_global_avg={buffers}"]
-        require_equal_model(context, settings, named)
+        require_equal_setup(context, _NAME, settings, named)
         every = tensors_of(model)
-        require_equal_tensors(context, "DecentralizedDataParallel", every)
+        require_equal_tensors(context, _NAME, every)
         if init_sync:
             broadcast_tensors(context, every.values())
         self._averaged_parameters = AveragedParameters(context, model, buffers=buffers)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from asyncddp.algorithms.training_setup import require_dense
 from asyncddp.errors import ArgumentError
 
 
@@ -23,7 +24,7 @@ def checked_model(model: Any, wrapper: type) -> torch.nn.Module:
     return model
 
 
-def trainable_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+def checked_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
     """List names and parameters of a model that require gradients.
 
     Raises:
@@ -37,11 +38,7 @@ def trainable_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Par
             )
         if parameter.requires_grad and parameter.numel():
             named.append((name, parameter))
-        if parameter.layout != torch.strided or parameter.is_meta:
-            what = "on the meta device" if parameter.is_meta else str(parameter.layout)
-            raise ArgumentError(
-                f"argument model: parameter {name} is {what}; expected a dense tensor in memory"
-            )
+        require_dense(name, parameter)
     if not named:
         raise ArgumentError(
             "argument model: expected one with parameters to train, got "
@@ -86,16 +83,3 @@ def checked_norm(value: Any) -> float:
             f"to clip nothing, got {value!r}"
         )
     return float(value)
-
-
-def checked_bucket_bytes(megabytes: Any) -> int:
-    """Convert the bucket size from MiB to bytes.
-
-    Raises:
-        ArgumentError: It is no positive number.
-    """
-    if not isinstance(megabytes, (int, float)) or not megabytes > 0:
-        raise ArgumentError(
-            f"argument bucket_size_in_mb: expected a number above 0, got {megabytes!r}"
-        )
-    return max(1, int(megabytes * 2**20))

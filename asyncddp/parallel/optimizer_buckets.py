@@ -1,4 +1,4 @@
-"""Optimizer buckets: parameters sent in one message, with an optimizer of their own."""
+"""Buckets of parameters that are sent in one message and have an optimizer of their own."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class OptimizerBucket(ABC):
 
 
 class ViewOptimizerBucket(OptimizerBucket):
-    """Optimizer bucket whose parameters are views of its flat tensor.
+    """Bucket whose parameters are views of one flat tensor, with an optimizer of its own.
 
     Args:
         index: Index of the bucket in the model.
@@ -162,7 +162,7 @@ class ViewOptimizerBucket(OptimizerBucket):
 
 
 class CopyOptimizerBucket(OptimizerBucket):
-    """Optimizer bucket whose parameters are copied to and from its flat tensor.
+    """Bucket whose parameters are copied to and from one flat tensor, with its own optimizer.
 
     Args:
         index: Index of the bucket in the model.

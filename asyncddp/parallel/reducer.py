@@ -1,9 +1,8 @@
-"""The reducer: during a backward pass it averages, updates and publishes bucket after bucket."""
+"""The reducer, which averages, updates and sends each bucket of a model in the backward pass."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import finalize
 
@@ -11,27 +10,20 @@ import torch
 from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 
-from asyncddp.algorithms.hook_registry import claim_parameters
-from asyncddp.algorithms.phases.weak_hooks import WeakMethodHook, hook_backward
+from asyncddp.algorithms.hook_owners import claim_parameters
 from asyncddp.algorithms.training_tracer import TrainingTracer
+from asyncddp.algorithms.weak_hooks import WeakMethodHook, hook_backward, remove_hooks
 from asyncddp.errors import UsageError
-from asyncddp.ops.consistency import require_equal_on_all_ranks
+from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 from asyncddp.parallel.bucket_communicator import BucketCommunicator
-from asyncddp.parallel.optim_state import collect_state, restore_state
-from asyncddp.parallel.optimizer_buckets import (
-    CopyOptimizerBucket,
-    LRSchedulerFn,
-    NamedParameters,
-    OptimFn,
-    OptimizerBucket,
-    ViewOptimizerBucket,
-)
+from asyncddp.parallel.bucket_construction import TrainingConfig, build_buckets
+from asyncddp.parallel.bucket_optimizer_state import collect_state, restore_state
+from asyncddp.parallel.optimizer_buckets import NamedParameters, OptimizerBucket
 from asyncddp.parallel.ready_order import GradientReadyOrder
-from asyncddp.tensors.buckets import partition
 
 
 class ReducerObserver(Protocol):
-    """Interface of an observer of a reducer's updates and steps, such as a monitor."""
+    """Interface of an observer that a reducer tells of updates and steps, such as a monitor."""
 
     def before_update(self, bucket: OptimizerBucket) -> None:
         """Handle that the optimizer of a bucket is about to use its gradients."""
@@ -40,32 +32,6 @@ class ReducerObserver(Protocol):
     def after_step(self) -> None:
         """Handle that a step was completed."""
         ...
-
-
-@dataclass(frozen=True)
-class TrainingConfig:
-    """Training configuration of a reducer: optimizers, schedulers, scaler, clipping, bucket size.
-
-    Attributes:
-        optim_fn: Creates the optimizer of a bucket.
-        lr_scheduler_fn: Creates the scheduler of an optimizer.
-        scaler: GradScaler of the gradients, or None.
-        grad_clip_norm: Largest norm of all gradients together; 0 for any.
-        bucket_bytes: Largest size of a bucket, in bytes.
-        as_view: Whether parameters are views of the buckets.
-    """
-
-    optim_fn: OptimFn
-    lr_scheduler_fn: LRSchedulerFn | None
-    scaler: torch.amp.GradScaler | None
-    grad_clip_norm: float
-    bucket_bytes: int
-    as_view: bool
-
-    @property
-    def updates_together(self) -> bool:
-        """True if an update needs the gradients of all buckets."""
-        return self.scaler is not None or self.grad_clip_norm > 0
 
 
 class Reducer:
@@ -115,7 +81,7 @@ class Reducer:
             hook = WeakMethodHook(self._on_gradient, index)
             handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             self._hooks.append(handle)
-        finalize(self, _remove, self._hooks).atexit = False
+        finalize(self, remove_hooks, self._hooks).atexit = False
         claim_parameters((parameter for _, parameter in named), self)
 
     # a backward pass
@@ -263,25 +229,19 @@ class Reducer:
             "DecentralizedDataParallel needs gradients in the same order on all ranks",
             self._ready_order.describe(names),
         )
-        buckets: list[OptimizerBucket] = []
-        self._parameter_indices = []
-        bucket_type: Callable[..., OptimizerBucket] = (
-            ViewOptimizerBucket if self._config.as_view else CopyOptimizerBucket
+        built = build_buckets(
+            self.named_parameters,
+            [self._ready_order.order, self._ready_order.unused(len(names))],
+            self._config,
+            self.communicator.tensor_factory,
         )
-        for part in (self._ready_order.order, self._ready_order.unused(len(names))):
-            tensors = [self.named_parameters[index][1] for index in part]
-            for positions in partition(tensors, self._config.bucket_bytes):
-                members = [part[position] for position in positions]
-                chosen = [self.named_parameters[index] for index in members]
-                with torch.no_grad():
-                    bucket = bucket_type(len(buckets), chosen, self.communicator.tensor_factory)
-                bucket.create_optimizer(self._config.optim_fn, self._config.lr_scheduler_fn)
-                if self._pending_state is not None:
-                    restore_state(bucket, self._pending_state)
-                buckets.append(bucket)
-                self._parameter_indices.append(members)
+        buckets = [bucket for bucket, _ in built]
+        self._parameter_indices = [members for _, members in built]
+        if self._pending_state is not None:
+            for bucket in buckets:
+                restore_state(bucket, self._pending_state)
         self.communicator.register_buckets(buckets)
-        for bucket, members in zip(buckets, self._parameter_indices, strict=True):
+        for bucket, members in built:
             self._bucket_of.update(dict.fromkeys(members, bucket))
         self.buckets, self._pending_state = buckets, None
 
@@ -309,7 +269,7 @@ class Reducer:
 
     def detach(self) -> None:
         """Remove all hooks."""
-        _remove(self._hooks)
+        remove_hooks(self._hooks)
 
 
 class _CombinedOptimizer:
@@ -318,9 +278,3 @@ class _CombinedOptimizer:
     def __init__(self, parameters: list[torch.Tensor], step: Callable[[], None]) -> None:
         self.param_groups = [{"params": parameters}]
         self.step = step
-
-
-def _remove(hooks: list[RemovableHandle]) -> None:
-    for hook in hooks:
-        hook.remove()
-    hooks.clear()

@@ -1,4 +1,4 @@
-"""``LocalStepRandomBatchSampler``: random batches determined by a seed and a step."""
+"""``LocalStepRandomBatchSampler``: random batches on each rank, determined by seed and step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SEED_STRIDE = 10_000  # between the seeds of two ranks
 
 
 class LocalStepRandomBatchSampler(Sampler[list[int]]):
-    r"""Sampler of random batches per rank from the whole data set; seed and step determine each.
+    r"""Sampler that draws each rank's batches from the whole data set, by seed and step.
 
     With B batches in a round, step s takes batch s mod B of the permutation that is drawn with the
     seed

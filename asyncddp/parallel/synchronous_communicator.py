@@ -20,7 +20,7 @@ from topology import GraphOrSchedule
 
 
 class SynchronousBucketCommunicator(BucketCommunicator):
-    """Synchronous communicator: each step averages with the neighbours' parameters of the last one.
+    """Synchronous communicator: averages each bucket with the neighbours' of the last step.
 
     There is one message per bucket, step and neighbour. A bucket is pending from its publication to
     its averaging; in between its parameters are read, by the model and by neighbours, and must not
@@ -101,7 +101,7 @@ class SynchronousBucketCommunicator(BucketCommunicator):
 
 
 class _PendingAverages(dict[int, Handle[torch.Tensor]]):
-    """Handles of pending averages by bucket; also an exit callback that waits for them.
+    """Handles of averages in progress, by bucket; as an exit callback it waits for them.
 
     A rank must not leave the world before its neighbours have its messages.
 

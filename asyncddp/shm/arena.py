@@ -1,4 +1,4 @@
-"""Arena of shared memory between the processes of one machine, made of anonymous files.
+"""Arena that allocates memory shared between the processes of one machine, in anonymous files.
 
 A chunk has no name in any file system. Its owner opens it, peers open it again through the owner's
 entry in ``/proc``, and the system frees it with the last process that maps it, however that ends:
@@ -129,7 +129,7 @@ def handle_of_block(block: AllocatedBlock[OwnedChunk]) -> SharedMemoryHandle:
 
 
 class Arena:
-    """Arena of this process's shared memory; it also maps that of peers.
+    """Arena that allocates this process's shared memory, and maps the shared memory of peers.
 
     Args:
         limit: Bytes of free memory that keep their pages at most.

@@ -39,7 +39,7 @@ class AllocatedBlock(Generic[C]):
 
 
 class BuddyAllocator(Generic[C]):
-    """Buddy allocator of blocks of memory, in chunks of one kind.
+    """Buddy allocator, which hands out power-of-two blocks of large chunks of memory.
 
     Args:
         make: Allocates a chunk of a given number of bytes; it may raise.

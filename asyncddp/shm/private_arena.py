@@ -1,4 +1,4 @@
-"""Arena of private memory for ranks that are threads, with the interface of shared memory."""
+"""Arena of process-private memory for ranks that are threads, in place of shared memory."""
 
 from __future__ import annotations
 

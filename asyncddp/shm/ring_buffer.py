@@ -38,7 +38,6 @@ _BITS = 24
 _CHUNK_BITS = (1 << _BITS) - 1
 _LINE = 8  # words
 _DESCRIPTOR, _SIZE, _OFFSET, _MASK = 1, 2, 3, 4  # offsets in a line, after its progress word
-_MASK_WORDS = 4
 
 
 def pack_progress(step: int, chunks: int) -> int:

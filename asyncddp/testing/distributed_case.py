@@ -26,7 +26,7 @@ DEFAULT_SETTINGS = {"timeout": 90.0, "warn_after": 75.0}
 
 @dataclass(frozen=True)
 class DistributedTestCase:
-    """A test case: a function that every rank runs, its arguments and its transport.
+    """Test case for several ranks: a function that each rank runs, arguments and transport.
 
     Attributes:
         function: ``"module:qualified.name"``.

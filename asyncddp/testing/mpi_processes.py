@@ -1,4 +1,4 @@
-"""Launch and termination of rank processes on this machine."""
+"""Builds the command that starts rank processes on this machine, and ends such processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test oracle: expected results of the verbs, computed from all ranks' input."""
+"""Test oracle: computes the expected results of operations from the input of all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outcome of a test case on each rank, and their combination to one result."""
+"""Outcome of a test case on each rank, and the combination of outcomes to one test result."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Outcome:
 
 
 class RanksFailedError(AssertionError):
-    """Error of a case that failed on some ranks, with each one's traceback, the causes first."""
+    """Error of a test case that failed on some ranks, with their tracebacks, causes first."""
 
     def __init__(self, outcomes: Sequence[Outcome]) -> None:
         failed = [outcome for outcome in outcomes if outcome.error is not None]

@@ -1,4 +1,4 @@
-"""Worker process of the rank pool: runs the test cases that it receives until told to end."""
+"""Worker process of the pool of rank processes: runs test cases until it is told to end."""
 
 from __future__ import annotations
 

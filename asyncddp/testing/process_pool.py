@@ -34,12 +34,12 @@ _GRACE = 10.0  # seconds in which the ranks beside a dead one may still answer
 
 
 class ProcessPoolError(AssertionError):
-    """Error of a pool whose ranks hung or died; the message shows what they printed."""
+    """Error of a pool of rank processes that hung or died; the message shows their output."""
 
 
 @dataclass(frozen=True)
 class _RankProcess:
-    """A rank of the pool: its process id and the connection to it."""
+    """Process of one rank in a pool: its process id and the connection to it."""
 
     rank: int
     pid: int

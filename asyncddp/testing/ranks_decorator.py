@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from asyncddp.errors import ArgumentError, EnvironmentProblem
-from asyncddp.packages import install_command
+from asyncddp.install_commands import install_command
 from asyncddp.testing.distributed_case import RANK_FUNCTION
 from asyncddp.testing.outcome import Outcome, returned_values
 from asyncddp.testing.worlds import World, world_of

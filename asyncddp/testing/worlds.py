@@ -10,7 +10,7 @@ from typing import Any
 
 import asyncddp as bf
 from asyncddp.errors import EnvironmentProblem
-from asyncddp.packages import install_command
+from asyncddp.install_commands import install_command
 from asyncddp.testing.distributed_case import DEFAULT_SETTINGS, DistributedTestCase, capture_outcome
 from asyncddp.testing.outcome import Outcome, returned_values
 from asyncddp.transport import TRANSPORTS
@@ -18,7 +18,7 @@ from asyncddp.transport.loopback import LoopbackTransport
 
 
 class World(ABC):
-    """Group of ``size`` ranks on which test cases run, each in a fresh context.
+    """Group of ``size`` ranks on which test cases run (base class), each in a fresh context.
 
     Attributes:
         transport: Name of the transport.

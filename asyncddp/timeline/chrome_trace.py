@@ -1,4 +1,4 @@
-"""Trace events as recorded, and their format as lines of a Chrome trace.
+"""Types of trace events, and a formatter that writes them as lines of a Chrome trace.
 
 An event is recorded as a tuple, which is cheap; the writer thread formats it as a line. Times are
 those of :func:`time.monotonic_ns`.

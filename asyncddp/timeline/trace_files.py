@@ -1,4 +1,4 @@
-"""Trace files of ranks: found by folder, prefix or name, and read event by event.
+"""Search for the ranks' trace files by folder, prefix or name, and their reading event by event.
 
 A file is a Chrome trace with one event per line, of any length; only one line is held. Where a rank
 was killed, the end is missing and the last line may be torn.

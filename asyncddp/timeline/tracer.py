@@ -1,4 +1,4 @@
-"""Tracer of one rank: records when it computes, sends, waits and mixes, and users' activities."""
+"""Tracer of one rank: records when it computes, sends, waits and averages, and user activities."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
 from typing import Any
 from weakref import ref
 
@@ -15,8 +14,8 @@ from asyncddp.timeline import tracks
 from asyncddp.timeline.chrome_trace import Args, PointEvent, Span
 from asyncddp.timeline.clock_offset import ClockSample
 from asyncddp.timeline.profiler_range import ProfilerRange, profiler_enabled
+from asyncddp.timeline.thread_spans import MERGE_GAP, CallSpan, TracedThread, WaitSpan
 from asyncddp.timeline.trace_writer import TraceWriter
-from asyncddp.timeline.wait_span import MERGE_GAP, TracedThread, WaitSpan
 
 _NO_RANGE: AbstractContextManager[None] = nullcontext()
 
@@ -126,9 +125,9 @@ class Tracer:
         """Begin a wait of the calling thread; the caller ends the span that is returned."""
         return WaitSpan(self, verb, name, peers)
 
-    def enqueue_span(self, verb: str, name: str, nbytes: int) -> EnqueueSpan:
+    def enqueue_span(self, verb: str, name: str, nbytes: int) -> CallSpan:
         """Return a context manager that records the duration of a verb's call."""
-        return EnqueueSpan(self, verb, name, nbytes)
+        return CallSpan(self, verb, name, nbytes)
 
     def profiler_range(self, name: str) -> AbstractContextManager[None]:
         """Return a context manager that names its block in torch's profiler and NVIDIA's tools."""
@@ -263,48 +262,6 @@ class Tracer:
                 self._record_mix_span(thread, *last)
         for callback in self.flush_callbacks:
             callback()
-
-
-class EnqueueSpan:
-    """Context manager that records how long the call of a verb lasted.
-
-    Args:
-        tracer: Records the span.
-        verb: The verb.
-        name: The name of the operation.
-        nbytes: Size of the tensor in bytes.
-    """
-
-    def __init__(self, tracer: Tracer, verb: str, name: str, nbytes: int) -> None:
-        self._tracer = tracer
-        self._capitals = verb.upper()
-        op = f"MPI_{self._capitals}"  # what scripts of BlueFog look for
-        self._args = {"verb": verb, "name": name, "bytes": nbytes, "op": op}
-
-    def discard(self) -> None:
-        """Discard the span, because the call did nothing."""
-        self._args = {}
-
-    def __enter__(self) -> EnqueueSpan:
-        self._range = self._tracer.profiler_range(f"ENQUEUE_{self._capitals}")
-        self._range.__enter__()
-        self._begin = time.monotonic_ns()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        tracer = self._tracer
-        end = time.monotonic_ns()
-        thread = tracer.current_thread()
-        tracer.flush_mix(thread)
-        name = f"ENQUEUE_{self._capitals}"
-        if self._args:
-            tracer.record(Span("enqueue", name, thread.track, self._begin, end, self._args))
-        self._range.__exit__(kind, error, trace)
 
 
 def _pop_mix(thread: TracedThread) -> tuple[int, int, str, str, int, tuple[int, ...]] | None:

@@ -1,4 +1,4 @@
-"""Creation of a rank's tracer from the settings: its file and the metadata in it."""
+"""Creation of a rank's tracer as its settings ask for; opens the trace file, records metadata."""
 
 from __future__ import annotations
 

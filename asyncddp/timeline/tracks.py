@@ -1,4 +1,4 @@
-"""Tracks (rows) of a rank in the timeline, and their numbers."""
+"""Numbering of a rank's tracks, the rows of the timeline: activities, threads and transfers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def thread_track(number: int) -> int:
 
 
 class TransferTracks:
-    """Allocator of tracks for transfers, such that transfers on one track never overlap.
+    """Allocator of timeline tracks (rows), such that transfers on one track never overlap.
 
     Example:
         >>> tracks = TransferTracks()

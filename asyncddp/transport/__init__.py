@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from asyncddp.registry import Registry
 from asyncddp.transport.base import Request, Transport
+from asyncddp.transport.cuda.device_transport import DeviceTransport
 
 __all__ = ["DEVICE_TRANSPORTS", "TRANSPORTS", "Request", "Transport"]
 
@@ -19,13 +20,20 @@ TRANSPORTS: Registry[type[Transport]] = Registry(
     group="asyncddp.transports",
 )
 
-DEVICE_TRANSPORTS: Registry[type[Transport]] = Registry(
+DEFAULT_TRANSPORT = "shared_memory"
+"""Name of the transport where the user names none."""
+
+_PREFERRED = {
+    "cuda_ipc": "asyncddp.transport.cuda.ipc.ipc_transport:CudaIPCTransport",
+    "nccl": "asyncddp.transport.cuda.nccl.nccl_transport:NCCLTransport",
+    "mpi_cuda": "asyncddp.transport.cuda.cuda_aware_mpi:CudaAwareMPITransport",
+}
+
+DEVICE_TRANSPORTS: Registry[type[DeviceTransport]] = Registry(
     "transport for device tensors",
-    {
-        "cuda_ipc": "asyncddp.transport.cuda.ipc.ipc_transport:CudaIPCTransport",
-        "cuda_staged": "asyncddp.transport.cuda.staged_transport:CudaStagedTransport",
-        "mpi_cuda": "asyncddp.transport.cuda.cuda_aware_mpi:CudaAwareMPITransport",
-        "nccl": "asyncddp.transport.cuda.nccl.nccl_transport:NCCLTransport",
-    },
+    {"cuda_staged": "asyncddp.transport.cuda.staged_transport:CudaStagedTransport", **_PREFERRED},
     group="asyncddp.device_wires",
 )
+
+PREFERRED_DEVICE_TRANSPORTS = tuple(_PREFERRED)
+"""Names of the transports for which ``ASYNCDDP_DEVICE_WIRES=auto`` stands, the best first."""

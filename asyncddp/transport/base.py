@@ -12,12 +12,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import ClassVar, Protocol
 
 import torch
 
 from asyncddp.device.streams import DeviceStreams
-from asyncddp.errors import WaitTimeoutError
+from asyncddp.errors import PeerError, WaitTimeoutError
 from asyncddp.shm.arena import Arena
 from asyncddp.tensors.allocation import empty
 from asyncddp.transport.startup_deadline import StartupDeadline
@@ -37,6 +38,22 @@ class Request(Protocol):
     def abandon(self) -> None:
         """Give up waiting for the operation; data that arrives for it later is dropped."""
         ...
+
+
+def has_ended(request: Request) -> bool:
+    """Tell whether a request has ended, with success or an error."""
+    try:
+        return request.done()
+    except PeerError:
+        return True
+
+
+class Scope(Enum):
+    """Scope of a transport: which ranks it can connect."""
+
+    PROCESS = "threads of one process"
+    MACHINE = "processes of one machine"
+    ANY = "any"
 
 
 @dataclass(frozen=True)
@@ -61,6 +78,12 @@ class Transport(ABC):
     """
 
     name: ClassVar[str]
+    scope: ClassVar[Scope] = Scope.ANY
+    """Ranks between which it carries tensors itself."""
+    messages_by: ClassVar[str | None] = None
+    """Name of the transport of messages, also of those out of scope, where it is another one."""
+    local_path: ClassVar[str] = "straight from the tensor's memory"
+    """Path of a host tensor's bytes to a rank of the same machine, for ``asyncddp doctor``."""
     rank: int
     size: int
     allows_threads: bool = True
@@ -73,16 +96,17 @@ class Transport(ABC):
     """Makes such a transport where the ranks have agreed on another one than ``cuda_staged``."""
 
     @classmethod
-    def join(cls, startup: StartupDeadline) -> Transport:
+    def join(cls, startup: StartupDeadline, *, required: bool = True) -> Transport:
         """Open the transport between all ranks of this job.
 
         Args:
             startup: Deadline of ``init()``, and the settings that all ranks must share.
+            required: False if the user has not named it, so that a lesser one will do.
 
         Raises:
             WaitTimeoutError: Some ranks have not called it by the deadline.
         """
-        del startup
+        del startup, required
         return cls()
 
     @property

@@ -14,7 +14,7 @@ from asyncddp.errors import MismatchError
 from asyncddp.shm.private_arena import PrivateArena
 from asyncddp.tensors.allocation import detached_copy
 from asyncddp.tensors.byte_views import as_bytes
-from asyncddp.transport.base import Request, SharedMemoryGroup, Transport
+from asyncddp.transport.base import Request, Scope, SharedMemoryGroup, Transport
 from asyncddp.transport.startup_deadline import StartupDeadline
 
 _CollectiveFunction = Callable[[list[Any]], list[Any]]
@@ -49,7 +49,7 @@ class _LoopbackRequest:
 
 
 class _LoopbackGroup:
-    """State shared by a group's ranks: inboxes, unmatched messages and open collectives."""
+    """State shared by ranks that are threads: inboxes, unmatched messages, open collectives."""
 
     def __init__(self, size: int) -> None:
         self.lock = threading.Lock()
@@ -132,6 +132,7 @@ class LoopbackTransport(Transport):
     """
 
     name = "loopback"
+    scope = Scope.PROCESS
 
     def __init__(self, group: _LoopbackGroup, rank: int) -> None:
         self._group, self.rank, self.size = group, rank, group.size
@@ -144,9 +145,9 @@ class LoopbackTransport(Transport):
         return self._group.window_group
 
     @classmethod
-    def join(cls, startup: StartupDeadline) -> Transport:
+    def join(cls, startup: StartupDeadline, *, required: bool = True) -> Transport:
         """Open a group of one rank: this process."""
-        del startup
+        del startup, required
         return cls.group(1)[0]
 
     @classmethod

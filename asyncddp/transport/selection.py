@@ -1,20 +1,42 @@
-"""Selection of the transport for each kind of tensor and peer, also for ``asyncddp doctor``."""
+"""Selection of transports: opens the requested one, and lists which ones carry which tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from asyncddp.transport import DEVICE_TRANSPORTS, TRANSPORTS
+from asyncddp.transport import DEFAULT_TRANSPORT, DEVICE_TRANSPORTS, TRANSPORTS
 from asyncddp.transport.base import Transport
-from asyncddp.transport.cuda.group_selection import select_for_group
-from asyncddp.transport.cuda.pair_selection import FALLBACK, DeviceCapabilities, select_for_pair
+from asyncddp.transport.cuda.capabilities import DeviceCapabilities
+from asyncddp.transport.cuda.selection import FALLBACK, select_for_group
 from asyncddp.transport.startup_deadline import StartupDeadline
+
+
+def open_transport(
+    transport: str | None = None, startup: StartupDeadline | None = None
+) -> Transport:
+    """Open the transport between all ranks of this job.
+
+    Args:
+        transport: Name of the transport; if not given, ``shared_memory``, which warns
+            where ranks of one machine cannot share memory and uses MPI there.
+        startup: Deadline of ``init()``, and the settings that all ranks must share.
+
+    Raises:
+        UnknownNameError: No transport has that name.
+        EnvironmentProblem: The transport cannot be used on this machine.
+        WaitTimeoutError: Some ranks have not arrived by the deadline.
+        MismatchError: A setting that all ranks must share differs.
+    """
+    startup = StartupDeadline.for_single_process() if startup is None else startup
+    if transport is None:
+        return TRANSPORTS[DEFAULT_TRANSPORT].join(startup, required=False)
+    return TRANSPORTS[transport].join(startup)
 
 
 @dataclass(frozen=True)
 class TransportRoute:
-    """Transport that carries tensors of one kind of device to a peer, and how it moves them.
+    """Route of one device type's tensors to a peer: the transport, and how it moves the bytes.
 
     Attributes:
         device: ``torch.device.type`` of the tensor.
@@ -29,14 +51,9 @@ class TransportRoute:
     how: str
 
 
-_DIRECT = "straight from the tensor's memory"
-_SHARED = "read where they lie, or piece by piece out of shared memory"
-_STAGED = "in pieces through pinned host memory, mixed on the GPU"
-_OTHER = "copied to host memory, sent, copied back"
-_DEFAULT = "shared_memory"
-
-
-def select_route(device: str, same_machine: bool, transport: str = _DEFAULT) -> TransportRoute:
+def select_route(
+    device: str, same_machine: bool, transport: str = DEFAULT_TRANSPORT
+) -> TransportRoute:
     """Select the transport for a kind of tensor and a peer.
 
     Args:
@@ -56,21 +73,19 @@ def select_route(device: str, same_machine: bool, transport: str = _DEFAULT) -> 
         >>> select_route("cpu", same_machine=False).transport
         'mpi'
     """
-    name = TRANSPORTS[transport].name
-    shares = name == "shared_memory" and same_machine
-    peer = "same machine" if same_machine else "other machine"
-    if name == "shared_memory" and not same_machine:
-        name = "mpi"
+    chosen = TRANSPORTS[transport]
+    messages = chosen.messages_by or chosen.name
+    name = chosen.name if same_machine else messages
+    how = chosen.local_path if same_machine else Transport.local_path
     if device == "cuda":
-        base = "mpi" if name == "shared_memory" else name
-        return TransportRoute(device, peer, f"{FALLBACK} over {base}", _STAGED)
-    if device != "cpu":
-        return TransportRoute(device, peer, name, _OTHER)
-    return TransportRoute(device, peer, name, _SHARED if shares else _DIRECT)
+        name, how = f"{FALLBACK} over {messages}", DEVICE_TRANSPORTS[FALLBACK].local_path
+    elif device != "cpu":
+        how = "copied to host memory, sent, copied back"
+    return TransportRoute(device, "same machine" if same_machine else "other machine", name, how)
 
 
 def list_routes(
-    devices: Sequence[str] = ("cpu", "cuda"), transport: str = _DEFAULT
+    devices: Sequence[str] = ("cpu", "cuda"), transport: str = DEFAULT_TRANSPORT
 ) -> list[TransportRoute]:
     """List the routes from every kind of device to both kinds of peer, for ``asyncddp doctor``."""
     return [select_route(device, same, transport) for device in devices for same in (True, False)]
@@ -96,8 +111,8 @@ def list_device_transports(
 ) -> list[DeviceTransportStatus]:
     """List the status of each GPU transport between this rank and a similar one.
 
-    The other rank is on this machine and has a GPU of its own; for ``cuda_ipc`` it may share this
-    one's. A transport that would carry tensors to a rank on another machine is in use as well.
+    The other rank is on this machine and has a GPU of its own or shares this one's. A transport
+    that would carry tensors to a rank on another machine is in use as well.
 
     Args:
         mine: Facts about this rank's device.
@@ -112,53 +127,28 @@ def list_device_transports(
     """
     other = replace(mine, rank=mine.rank + 1, gpu=f"{mine.gpu}, the next one" if mine.gpu else "")
     sharing, far = replace(other, gpu=mine.gpu), replace(other, machine=mine.machine + 1)
-    used_transports: set[str] = set()
+    used: set[str] = set()
     for peer in (other, sharing, far):
-        routing = select_for_group([mine, peer], wanted)
-        used_transports |= {
-            routing.transport_between(mine, peer),
-            *routing.used_transports([mine, peer]),
-        }
+        selected = select_for_group([mine, peer], wanted)
+        used.update(
+            (selected.transport_between(mine, peer), *selected.used_transports([mine, peer]))
+        )
     rows = []
-    for transport in DEVICE_TRANSPORTS:
-        peer = sharing if transport == "cuda_ipc" else other
-        against = select_for_pair(mine, peer, [transport]).refused.get(transport)
-        doubt = f"; but {mine.doubt}" if transport == "nccl" and mine.doubt else ""
-        if against is not None:
-            rows.append(DeviceTransportStatus(transport, "cannot be used", against))
-        elif transport in used_transports:
-            why = _REQUESTED_REASON if transport in wanted else _DEFAULT_REASON
-            rows.append(DeviceTransportStatus(transport, "in use", why + doubt))
+    for name, transport in DEVICE_TRANSPORTS.items():
+        obstacle = transport.obstacle(mine, other)
+        doubt = f"; but {found}" if (found := transport.doubt(mine)) else ""
+        if obstacle is not None and transport.obstacle(mine, sharing) is not None:
+            row = DeviceTransportStatus(name, "cannot be used", obstacle)
+        elif name not in used:
+            row = DeviceTransportStatus(
+                name, "can be asked for", f"ASYNCDDP_DEVICE_WIRES={name}{doubt}"
+            )
+        elif name in wanted:
+            row = DeviceTransportStatus(
+                name, "in use", f"asked for by ASYNCDDP_DEVICE_WIRES{doubt}"
+            )
         else:
-            why = f"ASYNCDDP_DEVICE_WIRES={transport}"
-            rows.append(DeviceTransportStatus(transport, "can be asked for", why + doubt))
+            why = "needs nothing of MPI or of the peer's GPU"
+            row = DeviceTransportStatus(name, "in use", why)
+        rows.append(row)
     return rows
-
-
-_REQUESTED_REASON = "asked for by ASYNCDDP_DEVICE_WIRES"
-_DEFAULT_REASON = "needs nothing of MPI or of the peer's GPU"
-
-
-def open_transport(
-    transport: str | None = None, startup: StartupDeadline | None = None
-) -> Transport:
-    """Open the transport between all ranks of this job.
-
-    Args:
-        transport: Name of the transport; if not given, ``shared_memory``, which warns
-            where ranks of one machine cannot share memory and uses MPI there.
-        startup: Deadline of ``init()``, and the settings that all ranks must share.
-
-    Raises:
-        UnknownNameError: No transport has that name.
-        EnvironmentProblem: The transport cannot be used on this machine.
-        WaitTimeoutError: Some ranks have not arrived by the deadline.
-        MismatchError: A setting that all ranks must share differs.
-    """
-    if transport is None:
-        from asyncddp.transport.shared_memory.shared_memory_transport import SharedMemoryTransport
-
-        return SharedMemoryTransport(startup=startup, required=False)
-    return TRANSPORTS[transport].join(
-        StartupDeadline.for_single_process() if startup is None else startup
-    )

@@ -22,7 +22,7 @@ _NONE_MISSING = "all ranks have called it, but MPI has not started"
 
 
 class InitArrivalTracker:
-    """Tracker of the local ranks that have entered ``init()``, known before MPI starts.
+    """Tracker of which ranks on this machine have called ``init()``, usable before MPI starts.
 
     While the context is open, a rank holds a name among the abstract Unix sockets of the machine,
     which the system frees when the process ends; nothing is sent, and no socket listens. Linux

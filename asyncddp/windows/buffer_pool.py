@@ -12,7 +12,7 @@ _NOWHERE = SharedMemoryHandle(0, 0, 0)  # of tensors without elements
 
 
 class BufferPool:
-    """Pool of publish buffers of one window: one is free once no peer reads it.
+    """Pool of the buffers in which a window publishes; a buffer is reused once no peer reads it.
 
     Args:
         arena: Shared memory; None if no peer shares it.

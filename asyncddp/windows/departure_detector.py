@@ -16,7 +16,7 @@ _USUAL = 20
 
 @dataclass
 class _NeighborProgress:
-    """Progress of a neighbour: its step, the round of the last change, and the steps observed."""
+    """Progress of a neighbour: its step count, and in which of this rank's rounds it changed."""
 
     step: int
     since: int

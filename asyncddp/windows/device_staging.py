@@ -18,14 +18,8 @@ from functools import partial
 import torch
 
 from asyncddp.device.pinned_memory import PinnedMemoryPool
-from asyncddp.device.streams import (
-    DeviceEvent,
-    DeviceStreams,
-    StreamOrdering,
-    StreamRole,
-    empty_on,
-    streams_of,
-)
+from asyncddp.device.stream_registry import streams_of
+from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamOrdering, StreamRole, empty_on
 from asyncddp.engine import ProgressEngine
 from asyncddp.errors import AsyncDDPError
 from asyncddp.kernels.weighted_sum import WeightedTensor, mean_divisor, uses_lerp, weighted_sum
@@ -56,7 +50,7 @@ class DeviceResources:
         self.streams, self.pinned = streams, PinnedMemoryPool(streams)
 
 
-class _QueuedAction:
+class _ActionAfterEvent:
     """Action to run once a device event has completed, and the pinned memory that it needs."""
 
     def __init__(
@@ -74,7 +68,7 @@ class _QueuedAction:
 
 
 class DeviceStaging(TensorStaging):
-    """Staging of a window whose tensor is on a device, by asynchronous copies in pinned memory.
+    """Asynchronous copies, through pinned host memory, for a window whose tensor is on a device.
 
     Args:
         pool: Buffers of the window.
@@ -95,7 +89,7 @@ class DeviceStaging(TensorStaging):
         super().__init__(pool)
         self._streams, self._pinned = device.streams, device.pinned
         self._engine, self._lock, self._what = engine, lock, what
-        self._queued: deque[_QueuedAction] = deque()
+        self._queued: deque[_ActionAfterEvent] = deque()
         self._copies_in: deque[tuple[DeviceEvent, torch.Tensor]] = deque()
         self._watched = self._closed = False
         self._problem: Exception | None = None
@@ -129,14 +123,14 @@ class DeviceStaging(TensorStaging):
                     with order.stream_context():
                         tensor.mul_(_number(tensor, factor))
         return self._enqueue(
-            _QueuedAction(event, partial(self._copy_and_publish, here, publish_buffer), staging)
+            _ActionAfterEvent(event, partial(self._copy_and_publish, here, publish_buffer), staging)
         )
 
     def run_after(self, act: Callable[[], Sequence[UndeliveredVersion]]) -> PendingPublish:
         """Run an action after all queued copies; at once if there are none."""
-        return self._enqueue(_QueuedAction(None, act))
+        return self._enqueue(_ActionAfterEvent(None, act))
 
-    def _enqueue(self, waiting: _QueuedAction) -> PendingPublish:
+    def _enqueue(self, waiting: _ActionAfterEvent) -> PendingPublish:
         self._queued.append(waiting)
         if not self._advance() and not self._watched:
             self._watched = True

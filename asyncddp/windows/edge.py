@@ -1,4 +1,4 @@
-"""Interfaces of a window edge between two ranks: its writer, its reader, and their buffers."""
+"""Interfaces of a window edge, along which a rank publishes tensors to a neighbour."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RefCountedBuffer:
 
 
 class Snapshot(NamedTuple):
-    """Snapshot of what a writer has published along an edge: ``weight * tensor``, and its p.
+    """Snapshot of what a rank has published to a neighbour: ``weight * tensor``, push-sum weight p.
 
     Attributes:
         version: The number of puts and accumulates along the edge.
@@ -61,7 +61,7 @@ class Snapshot(NamedTuple):
 
 
 class EdgeWriter(ABC):
-    """Writer's end of a window edge (abstract)."""
+    """Interface of the writing end of a window edge, which publishes tensors to one neighbour."""
 
     _version = 0
 
@@ -130,7 +130,7 @@ class EdgeWriter(ABC):
 
 
 class EdgeReader(ABC):
-    """Reader's end of a window edge (abstract); a snapshot is valid until :meth:`release`."""
+    """Interface of the reading end of a window edge; a snapshot is valid until :meth:`release`."""
 
     taken = 0
     """The version up to which everything was taken."""

@@ -1,4 +1,4 @@
-"""All windows of one rank: creation, look-up by name, and messages from other ranks."""
+"""Manager of one rank's windows: creates them, finds them by name, handles peers' messages."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
 from asyncddp.context import Context
-from asyncddp.device.streams import DeviceStreams, streams_of
+from asyncddp.device.stream_registry import streams_of
+from asyncddp.device.streams import DeviceStreams
 from asyncddp.errors import ArgumentError, PeerError, UnknownNameError
-from asyncddp.shm.arena import OwnedChunk, SharedMemoryHandle, handle_of_block
+from asyncddp.shm.arena import OwnedChunk, SharedMemoryHandle
 from asyncddp.shm.buddy_allocator import AllocatedBlock
 from asyncddp.torch_modes import refuse_transforms
 from asyncddp.windows.device_staging import DeviceResources
@@ -31,16 +32,15 @@ from asyncddp.windows.message_edge import (
     PendingGet,
 )
 from asyncddp.windows.mutex import FREE, LOCK, LOCKED, WindowMutex
-from asyncddp.windows.shared_memory_edge import WORDS, SharedMemoryReader, SharedMemoryWriter
 from asyncddp.windows.traced_window import TracedWindow
-from asyncddp.windows.window import Window, WindowEdges
+from asyncddp.windows.window import Window
+from asyncddp.windows.window_edges import EdgeFactory
 from topology import Schedule
 
 _SERVICE = "windows"
 _making = threading.Lock()
 _GET, _GOT, _GONE = "get", "got", "gone"
 _POLL_INTERVAL = 0.002  # seconds between polls of the transport while peers may send at any time
-_EDGE_BYTES = 16 * WORDS  # bytes of the words of both edges to a peer
 
 
 class WindowManager:
@@ -51,6 +51,7 @@ class WindowManager:
 
     Attributes:
         with_p: True if the verbs map the associated p as well.
+        edge_factory: Makes the edges of new windows.
     """
 
     def __init__(self, context: Context) -> None:
@@ -66,6 +67,7 @@ class WindowManager:
         group = context.transport.window_group
         self._arena = None if group is None else group.arena
         self._devices: dict[DeviceStreams, DeviceResources] = {}
+        self.edge_factory = EdgeFactory(context, _SERVICE, self._send)
         self._made = 0
         self._pause = self._engine.idle_interval
         self.with_p = False
@@ -130,32 +132,6 @@ class WindowManager:
             self._devices[streams] = DeviceResources(streams)
         return self._devices[streams]
 
-    def reserve_edge_words(
-        self, targets: list[int]
-    ) -> tuple[
-        dict[int, tuple[SharedMemoryHandle, SharedMemoryHandle]],
-        dict[int, AllocatedBlock[OwnedChunk]],
-    ]:
-        """Reserve shared memory for the control words of the edges to ranks of this machine.
-
-        Returns:
-            Where the two edges to each of them begin, for the others; and the same for
-            :meth:`connect`.
-        """
-        group, places, own = self._context.transport.window_group, {}, {}
-        for target in targets:
-            if group is not None and target in group.processes:
-                block = own[target] = group.arena.take(_EDGE_BYTES, zeroed=_EDGE_BYTES)
-                first = handle_of_block(block)
-                places[target] = first, first._replace(offset=first.offset + 8 * WORDS)
-        return places, own
-
-    def release_edge_words(self, blocks: Iterable[AllocatedBlock[OwnedChunk]]) -> None:
-        """Free the control words of edges."""
-        for block in blocks:
-            if self._arena is not None:
-                self._arena.give(block)
-
     def connect(
         self,
         window: Window,
@@ -169,31 +145,14 @@ class WindowManager:
             window: The window.
             targets: Out-neighbours.
             sources: In-neighbours, and the places of their control words in shared memory, if any.
-            own: The second result of :meth:`reserve_edge_words`.
+            own: The second result of :meth:`EdgeFactory.reserve`.
 
         Raises:
             PeerLeftError: The memory of a neighbour on this machine cannot be read.
         """
-        edges = WindowEdges({}, {}, {}, {})
-        for peer in targets:
-            if peer in own:
-                chunk, first = own[peer].chunk, own[peer].offset
-                edges.outgoing[peer] = SharedMemoryWriter(chunk, first)
-                edges.get_writers[peer] = SharedMemoryWriter(chunk, first + 8 * WORDS)
-            else:
-                edges.outgoing[peer] = MessageWriter(self._engine, peer, _SERVICE, window.number)
-        group = self._context.transport.window_group
-        for peer, places in sources.items():
-            if places is not None and group is not None:
-                form = (window.shape, window.dtype, self._what(window, peer))
-                process, arena = group.processes[peer], group.arena
-                edges.incoming[peer] = SharedMemoryReader(arena, process, places[0], *form)
-                edges.get_readers[peer] = SharedMemoryReader(arena, process, places[1], *form)
-            else:
-                edges.incoming[peer] = MessageReader(
-                    partial(self._send, peer, window.number, TAKEN)
-                )
-        window.open(edges)
+        what = f"rank {self._context.rank}: window {window.name!r}: rank"
+        tensor = window.shape, window.dtype
+        window.open(self.edge_factory.make(window.number, *tensor, targets, sources, own, what))
         number, what = window.number, f"the mutex of window {window.name!r}"
         self._mutexes[number] = WindowMutex(
             self._engine,
@@ -207,16 +166,13 @@ class WindowManager:
         if len(own) < len(targets) or None in sources.values():
             self._engine.idle_interval = _POLL_INTERVAL
 
-    def _what(self, window: Window, peer: int) -> str:
-        return f"rank {self._context.rank}: window {window.name!r}: rank {peer}"
-
     def drop(self, name: str) -> None:
         """Remove a window that no peer uses any more."""
         with self._engine.active_messages():  # while no message about it is handled
             window = self._by_name.pop(name)
             del self._by_number[window.number], self._mutexes[window.number]
         window.close(ArgumentError(f"window {name!r} was freed by win_free"))
-        self.release_edge_words(self._edge_words.pop(window.number))
+        self.edge_factory.release(self._edge_words.pop(window.number))
         self._context.topologies.pinned.discard(name)
         if not self._by_name:
             self._engine.idle_interval = self._pause

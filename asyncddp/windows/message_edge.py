@@ -24,7 +24,7 @@ PUT, ADD, ARRIVED, TAKEN, TICK = "put", "add", "arrived", "taken", "tick"
 
 
 class PendingGet:
-    """Pending get: request for the tensor of a rank on another machine.
+    """Pending get: a request for the tensor of a rank on another machine, and its reply.
 
     Attributes:
         reply: The tensor that was received; None until then.
@@ -49,7 +49,7 @@ class _PendingPut:
 
 
 class MessageWriter(EdgeWriter):
-    """Writer's end of a window edge that sends tensors by message.
+    """Writing end of a window edge, which sends tensors by message to a rank on another machine.
 
     Args:
         engine: Sends and receives messages.
@@ -146,7 +146,7 @@ class MessageWriter(EdgeWriter):
 
 
 class MessageReader(EdgeReader):
-    """Reader's end of a window edge, with the received tensor in the reader's own memory.
+    """Reading end of a window edge, which stores tensors received by message from a neighbour.
 
     Args:
         tell: Tells the writer which version was taken.

@@ -1,4 +1,4 @@
-"""Distributed mutex of a window: one slot per pair of a rank and an in-neighbour, by message.
+"""Distributed mutex of a window: a lock (slot) per pair of a rank and an in-neighbour, by message.
 
 Rank h has one *slot* for each in-neighbour w. Whoever holds slot (h, w), be it h or w, excludes the
 other; two writers of one rank do not exclude each other. The slots are kept by the holder's engine,
@@ -21,14 +21,14 @@ LOCK, LOCKED, FREE = "lock", "locked", "free"
 
 
 class _LockRequest(NamedTuple):
-    """Request for a lock slot by a rank; the ticket tells it from earlier ones."""
+    """Request of a rank for one lock of a window's mutex; its ticket tells it from earlier ones."""
 
     rank: int
     ticket: int
 
 
-class _LockSlot:
-    """Lock slot: the request that owns it, and those that wait."""
+class _LockState:
+    """State of one lock of a window's mutex: the request that holds it, and those that wait."""
 
     def __init__(self) -> None:
         self.owner: _LockRequest | None = None
@@ -36,7 +36,7 @@ class _LockSlot:
 
 
 class _ReentrantThreadLock:
-    """Reentrant lock of this rank's threads for one slot, with its depth and ticket."""
+    """Reentrant lock by which one thread of this rank at a time may hold a distributed lock."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -44,7 +44,7 @@ class _ReentrantThreadLock:
 
 
 class WindowMutex:
-    """Mutex of a window: this rank's lock slots, and locking of those of others by message.
+    """Mutex of a window: keeps this rank's locks, and acquires those of other ranks by message.
 
     Args:
         engine: Waits, and tells which ranks have exited; its lock guards the slots.
@@ -64,7 +64,7 @@ class WindowMutex:
     ) -> None:
         self._engine, self._rank, self._send_message, self._what = engine, rank, send_message, what
         self._insist = require_open
-        self._slots: dict[int, _LockSlot] = {}
+        self._slots: dict[int, _LockState] = {}
         self._guards: dict[tuple[int, int], _ReentrantThreadLock] = {}
         self._tickets = itertools.count(1)
         self._granted: dict[int, bool] = {}  # this rank's tickets that are out
@@ -172,13 +172,13 @@ class WindowMutex:
     # the slots of this rank, under the engine's lock
 
     def _request_slot(self, writer: int, claim: _LockRequest) -> None:
-        slot = self._slots.setdefault(writer, _LockSlot())
+        slot = self._slots.setdefault(writer, _LockState())
         if slot.owner is None:
             self._grant(slot, claim)
         else:
             slot.waiting.append(claim)
 
-    def _grant(self, slot: _LockSlot, claim: _LockRequest) -> None:
+    def _grant(self, slot: _LockState, claim: _LockRequest) -> None:
         slot.owner = claim
         if claim.rank == self._rank:
             self._granted[claim.ticket] = True
@@ -186,7 +186,7 @@ class WindowMutex:
             self._send_message(claim.rank, LOCKED, claim.ticket)
 
     def _free_slot(self, writer: int, claim: _LockRequest) -> None:
-        slot = self._slots.setdefault(writer, _LockSlot())
+        slot = self._slots.setdefault(writer, _LockState())
         if slot.owner != claim:
             if claim in slot.waiting:
                 slot.waiting.remove(claim)

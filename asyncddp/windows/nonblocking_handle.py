@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from asyncddp.context import Context
 from asyncddp.windows.message_edge import PendingGet
 from asyncddp.windows.staging import PendingPublish, UndeliveredVersion
 
-if TYPE_CHECKING:
-    from asyncddp.windows.window import Window
+
+class OpenWindow(Protocol):
+    """Interface of a window as its handles use it: context, name, and a check that it is open.
+
+    Attributes:
+        context: The world.
+        name: The window's name.
+    """
+
+    context: Context
+    name: str
+
+    def require_open(self) -> None:
+        """Raise if the window was freed, here or by a peer."""
+        ...
 
 
 class WindowHandle:
-    """Handle of a put, accumulate, get or flush; done once neighbours see it, or have answered.
+    """Handle of a put, accumulate, get or flush, which ends once neighbours see it or have replied.
 
     Args:
         window: The window.
@@ -25,7 +39,7 @@ class WindowHandle:
 
     def __init__(
         self,
-        window: Window,
+        window: OpenWindow,
         verb: str,
         pending: PendingPublish | None = None,
         pending_gets: Mapping[int, PendingGet] | None = None,

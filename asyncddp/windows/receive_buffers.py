@@ -1,4 +1,4 @@
-"""Receive buffers of a window: for each in-neighbour the value that it put, or that was got."""
+"""Receive buffers of a window: per in-neighbour, the value that it put or that this rank got."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class Staleness(NamedTuple):
     lag: int
 
 
-class BufferContent(NamedTuple):
-    """Value of a buffer, as terms of a weighted sum, and its push-sum scalar p."""
+class WeightedTerms(NamedTuple):
+    """Value of a receive buffer, as terms of a weighted sum, and its push-sum weight p."""
 
     terms: list[WeightedTensor]
     p: float
 
 
 class _BaseValue(NamedTuple):
-    """Base value to which a neighbour's accumulates are added: the initial value, or a got one."""
+    """Base value to which a neighbour's accumulates are added: initial, or read by a get."""
 
     tensor: torch.Tensor | None
     p: float
@@ -71,7 +71,7 @@ class ReceiveBuffers:
         self._read: dict[int, Snapshot] = {}
         self._made = time.monotonic()
 
-    def content(self, source: int, *, take: bool) -> BufferContent:
+    def content(self, source: int, *, take: bool) -> WeightedTerms:
         """Return the value of a neighbour's buffer; valid until :meth:`release`.
 
         Args:
@@ -100,15 +100,15 @@ class ReceiveBuffers:
             self._read[source] = snapshot
             terms.append((snapshot.tensor, snapshot.weight))
             p += snapshot.p
-        return BufferContent(terms, p)
+        return WeightedTerms(terms, p)
 
-    def contents(self, sources: Iterable[int], *, take: bool) -> dict[int, BufferContent]:
+    def contents(self, sources: Iterable[int], *, take: bool) -> dict[int, WeightedTerms]:
         """Return the values of some buffers; if one cannot be read, none is taken.
 
         Raises:
             PeerLeftError: One of them cannot be read any more.
         """
-        found: dict[int, BufferContent] = {}
+        found: dict[int, WeightedTerms] = {}
         try:
             for source in sorted(sources):
                 found[source] = self.content(source, take=take)

@@ -56,7 +56,7 @@ _ONE = _HEADS[1]
 
 
 class _PublishedSum(NamedTuple):
-    """Weighted buffer and its p: the sum of all that was added after some version."""
+    """Sum of all accumulates after some version: buffer, its factor, and push-sum weight p."""
 
     buffer: RefCountedBuffer
     weight: float
@@ -64,7 +64,7 @@ class _PublishedSum(NamedTuple):
 
 
 class SharedMemoryWriter(EdgeWriter):
-    """Writer's end of a window edge in shared memory.
+    """Writing end of a window edge, which publishes tensors to a neighbour in shared memory.
 
     Args:
         view: The shared memory.
@@ -159,7 +159,7 @@ class SharedMemoryWriter(EdgeWriter):
 
 
 class SharedMemoryReader(EdgeReader):
-    """Reader's end of a window edge in shared memory.
+    """Reading end of a window edge, which reads a neighbour's tensors from shared memory.
 
     Args:
         arena: Opens the writer's memory.

@@ -36,7 +36,7 @@ class PendingPublish:
 
 
 class TensorStaging(ABC):
-    """Copies between a window's own tensor and its host buffers (abstract); guarded by its lock.
+    """Interface of copies between a window's own tensor and its host buffers, under its lock.
 
     Args:
         pool: Buffers of the window.
@@ -92,8 +92,8 @@ class TensorStaging(ABC):
         """Stop publishing."""
 
 
-class HostStaging(TensorStaging):
-    """Staging of a window whose tensor is on the host: copies are made at once."""
+class HostTensorStaging(TensorStaging):
+    """Copies for a window whose own tensor is on the host: they are made at once."""
 
     def publish(
         self, tensor: torch.Tensor, factor: float, publish_buffer: PublishCallback

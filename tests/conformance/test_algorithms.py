@@ -124,7 +124,8 @@ def test_the_problem_is_the_known_one():
 @every_method
 def test_exactness_is_as_declared(name):
     """On LS(8) over the ring an exact method reaches the optimum; another keeps its known bias."""
-    bias = distance(LoopbackWorld(8).run(fit, name, topology.ring(8), 700), 8)
+    steps = 700 if ALGORITHMS[name].exact else 350  # the bias is seen long before 1e-11
+    bias = distance(LoopbackWorld(8).run(fit, name, topology.ring(8), steps), 8)
     if ALGORITHMS[name].exact:
         assert bias <= 1e-11
     else:
@@ -144,7 +145,7 @@ def test_the_bias_shrinks_with_the_step_size(name):
             model.weight.data[0] = optimum
             optimizer = torch.optim.SGD(model.parameters(), lr=lr)
             optimizer = distributed(optimizer, model, name, topology=topology.ring(4))
-            for _ in range(int(12 / lr)):
+            for _ in range(int(8 / lr)):
                 optimizer.zero_grad()
                 ((model(a)[:, 0] - b).square().sum() / 100).backward()
                 optimizer.step()

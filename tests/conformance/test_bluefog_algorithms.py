@@ -12,7 +12,7 @@ import torch
 import asyncddp.integrations.bluefog as bf
 from tests.support import on
 
-RANKS, STEP, RHO, STEPS = 4, 0.2, 1e-2, 800
+RANKS, STEP, RHO, STEPS = 4, 0.2, 1e-2, 500
 
 
 def data(rank):
@@ -121,11 +121,11 @@ def found_by(name):
 @on("shared_memory-4")
 @pytest.mark.parametrize("name", METHODS)
 def test_exact_methods_reach_the_optimum_and_diffusion_does_not(world, name):
-    """Below 1e-8 after 800 steps, against a bias of the order of the step size."""
+    """Below 1e-6 after 500 steps, against a bias of the order of the step size."""
     found, best = world.run(found_by, name), optimum()
     for w in found:
         error = (w - best).norm().item()
-        assert (1e-4 < error < 0.5) if name == "diffusion" else (error < 1e-8)
+        assert (1e-4 < error < 0.5) if name == "diffusion" else (error < 1e-6)
 
 
 def consensus(make):

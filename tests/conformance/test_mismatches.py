@@ -11,12 +11,15 @@ import torch
 import asyncddp as bf
 import topology
 from tests.support import BEFORE_DEADLINE, DELAY, WORLDS, FileEvent, deadline_of, on, until
+from tests.support.pairwise import pairwise
 
-SEVERAL = on(*(name for name, (_, size) in WORLDS.items() if size > 1))
+OF_SEVERAL = [name for name, (_, size) in WORLDS.items() if size > 1]
+SEVERAL = on(*OF_SEVERAL)
 ODD = 1
 """The rank that differs."""
 
 FORMS = ["blocking", "nonblocking"]
+CHECKS = {"plain": False, "checked": True}
 
 
 def caught(call):
@@ -80,10 +83,7 @@ def differs(expected, got):
     return rf"(expected {first}, got {second}|expected {back}, got {forth})"
 
 
-@SEVERAL
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("check", [False, True], ids=["plain", "checked"])
-@pytest.mark.parametrize("kind", EXPECTED)
+@pairwise(kind=EXPECTED.keys(), check=CHECKS, form=FORMS, world=OF_SEVERAL)
 def test_a_neighbour_with_another(world, kind, check, form):
     """Shape, dtype or verb: all ranks name the name, two ranks, expected and got, and go on."""
     expected = differs(*EXPECTED[kind])
@@ -196,10 +196,7 @@ COLLECTIVES = {
 }
 
 
-@SEVERAL
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("check", [False, True], ids=["plain", "checked"])
-@pytest.mark.parametrize("kind", COLLECTIVES)
+@pairwise(kind=COLLECTIVES.keys(), check=CHECKS, form=FORMS, world=OF_SEVERAL)
 def test_ranks_that_meet_in_collectives_with_another(world, kind, check, form):
     """The rank and its neighbours in the ring raise at once; nobody gets a wrong result."""
     expected, got = COLLECTIVES[kind]

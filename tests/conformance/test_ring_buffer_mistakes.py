@@ -25,6 +25,7 @@ from tests.conformance.test_mismatches import (
     works_on,
 )
 from tests.support import BEFORE_DEADLINE, DELAY, FileEvent, deadline_of, on, until
+from tests.support.pairwise import pairwise
 
 NEAR = on("shared_memory-2", "shared_memory-4")
 USES = 4
@@ -81,10 +82,12 @@ def another(kind, form, size):
     return told
 
 
-@NEAR
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", EXPECTED)
+@pairwise(
+    kind=EXPECTED.keys(),
+    form=FORMS,
+    size=SIZES.keys(),
+    world=["shared_memory-2", "shared_memory-4"],
+)
 def test_a_neighbour_with_another(world, kind, form, size):
     """Shape, dtype or verb: all ranks name the use, two ranks, expected and got, and go on."""
     expected, got = EXPECTED[kind]

@@ -19,6 +19,7 @@ import topology
 from asyncddp.engine import persistent_channels as channels
 from tests.support import on, oracle
 from tests.support.oracle import LAYOUTS, check, mixed, options
+from tests.support.pairwise import pairwise
 
 NEAR = on("shared_memory-2", "shared_memory-4")
 USES = 6
@@ -117,10 +118,10 @@ def average(form, x, name, out=None, **more):
 
 
 def checked(form, shape, dtype, seed, name, place=ordinary, out=None, k=0):
-    """One use, on values of its own, against the oracle."""
+    """One use, on other values than the two uses before it, against the oracle."""
 
     def of(rank):
-        return held(rank, shape, dtype, seed=seed)
+        return held(rank, shape, dtype, seed=seed % 3)
 
     near = row(k)
     x = place(of(bf.rank()))
@@ -152,9 +153,7 @@ def in_form(form, place, shapes):
         assert through_lanes(name) == (0 not in shape)
 
 
-@NEAR
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("form", FORMS)
+@pairwise(form=FORMS, place=PLACES.keys(), world=["shared_memory-2", "shared_memory-4"])
 def test_every_form_wherever_the_tensor_lies(world, form, place):
     """Nothing but the values counts, and the tensor may be written over once the verb is back."""
     world.run(in_form, form, place, [(), (0,), (5,), (3, 4), (PIECE + 1,), (150, 1001)])
@@ -278,6 +277,7 @@ def cut_in(sizes, dtype, places):
     ids=["one piece", "more pieces than slots", "another size of pieces"],
 )
 def test_sizes_around_the_cuts(world, sizes):
+    """One element more or less than whole pieces, and than the slots of a ring."""
     world.run(cut_in, sizes, torch.float32, ("ordinary", "shared"))
 
 
@@ -309,11 +309,12 @@ def on_graph(name):
     mine = random.Random(bf.rank())
     set_graph(name)
     for shape in [(), (5,), (PIECE,), (PIECE + 1,), (5 * PIECE + 3,)]:
+        uses = 8 if shape in [(), (5,)] else 4
         for place in (ordinary, shared):
-            for k in range(8):
+            for k in range(uses):
                 lag(mine)
                 form = "in place" if k % 2 else "blocking"
-                round_ = k + (0 if place is ordinary else 8)
+                round_ = k + (0 if place is ordinary else uses)
                 checked(form, shape, torch.float64, round_, f"{shape}", place, k=round_)
         assert through_lanes(f"{shape}", 0)
         assert through_lanes(f"{shape}", 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 
+import pytest
 import torch
 
 import asyncddp as bf
@@ -78,17 +79,30 @@ def torn(seconds, folder):
 def test_no_read_is_torn_and_no_writer_waits(world, tmp_path):
     """4 MB tensors as fast as they come; one of the readers holds each for 50 ms, and the first one
     until ten have been written."""
-    count, *readers = world.run(torn, 1.5, tmp_path)
+    assert_whole(world.run(torn, 0.2, tmp_path))
+
+
+@pytest.mark.soak
+@on(*WIRES)
+def test_no_read_is_torn_in_a_long_run(world, tmp_path):
+    """The same for ten seconds."""
+    assert_whole(world.run(torn, 10.0, tmp_path))
+
+
+def assert_whole(found):
+    """Readers have seen several versions, and none that was not yet written."""
+    count, *readers = found
     for seen, last in readers:
         assert seen > 2
         assert last <= count
 
 
-def sums(seconds):
+def sums(seconds, seed):
     """The same where values are added: a sum is whole, and of as many as were made."""
     bf.set_topology(topology.star(bf.size()))
     bf.win_create(torch.zeros(ELEMENTS), "x", zero_init=True)
     bf.barrier()
+    drawn = random.Random(1000 * seed + bf.rank())
     end, one, made, got = time.monotonic() + seconds, torch.ones(ELEMENTS), 0, 0.0
     while time.monotonic() < end:
         if bf.rank() == 0:
@@ -96,7 +110,7 @@ def sums(seconds):
             made += 1
         else:
             got += collected()
-            time.sleep(random.random() * 0.01)
+            time.sleep(drawn.random() * 0.01)
     if bf.rank() == 0:
         bf.win_accumulate(one, "x")
         made += 1
@@ -116,7 +130,15 @@ def collected():
 
 @on(*WIRES)
 def test_no_sum_is_torn_and_each_counts_once(world):
-    world.run(sums, 1.0)
+    """Readers that collect at random moments get all of it in the end."""
+    world.run(sums, 0.2, 1)
+
+
+@pytest.mark.soak
+@on(*WIRES)
+def test_no_sum_is_torn_in_a_long_run(world, seed):
+    """The same for ten seconds, at other moments each time."""
+    world.run(sums, 10.0, seed)
 
 
 def conserve(operations, seed):
@@ -152,7 +174,19 @@ def conserve(operations, seed):
 
 @on(*WIRES)
 def test_mass_is_conserved_under_any_interleaving(world):
-    """20,000 operations of four ranks: the sums of x and of p change by less than 1e-12."""
-    for x, p in world.run(conserve, 5_000, 1):
+    """2,000 operations of four ranks: the sums of x and of p change by less than 1e-12."""
+    assert_conserved(world.run(conserve, 500, 1))
+
+
+@pytest.mark.soak
+@on(*WIRES)
+def test_mass_is_conserved_in_a_long_run(world, seed):
+    """20,000 operations of four ranks, others each time."""
+    assert_conserved(world.run(conserve, 5_000, seed))
+
+
+def assert_conserved(found):
+    """The sums of x and of p have changed by less than 1e-12 of them."""
+    for x, p in found:
         assert x < 1e-12
         assert p < 1e-12

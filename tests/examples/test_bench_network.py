@@ -163,7 +163,7 @@ def test_overlap_is_the_part_of_the_communication_that_the_step_does_not_show():
 
 
 @pytest.mark.parametrize(
-    ("hosts", "ddp", "awc", "aims"),
+    ("hosts", "ddp", "awc", "targets"),
     [
         (4, 600, 380, {"DDP gloo": True, "one-peer AWC": True}),
         (4, 560, 390, {"DDP gloo": False, "one-peer AWC": False}),

@@ -13,7 +13,7 @@ import torch
 import asyncddp as bf
 import topology
 from asyncddp.context import current
-from asyncddp.device.streams import streams_of_device
+from asyncddp.device.stream_registry import streams_of_device
 from asyncddp.transport.cuda.staged_transport import device_transport_for
 from tests.support.oracle import held, options
 

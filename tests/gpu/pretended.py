@@ -17,7 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from asyncddp.device import streams as known
+from asyncddp.device import stream_registry as known
 from asyncddp.device.simulated_streams import SimulatedStreams
 from asyncddp.device.streams import StreamRole
 from asyncddp.transport.cuda import staged_transport as cuda_staged

@@ -7,7 +7,8 @@ import re
 import pytest
 import torch
 
-from asyncddp.device.streams import StreamRole, streams_of
+from asyncddp.device.stream_registry import streams_of
+from asyncddp.device.streams import StreamRole
 from tests.gpu import cases, conformance
 from tests.support import LoopbackWorld
 from tests.support.oracle import AVERAGING

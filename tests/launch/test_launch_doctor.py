@@ -10,15 +10,15 @@ import pytest
 from click.testing import CliRunner
 
 from asyncddp.cli.doctor import machine_checks as machine
-from asyncddp.cli.doctor import mpi_probe as probe
 from asyncddp.cli.doctor import package_checks as packages
 from asyncddp.cli.doctor.mpi_checks import (
     check_mpi_library,
     describe_launcher,
     query_cuda_awareness,
 )
+from asyncddp.cli.doctor.probe_answer import find_answer, print_answer
 from asyncddp.cli.doctor.transport_self_test import summarise_self_test
-from asyncddp.cli.doctor_command import _MARK, _launch_failure
+from asyncddp.cli.doctor_command import _launch_failure
 from asyncddp.cli.main import main
 from asyncddp.launch.launcher_discovery import InstalledLauncher
 
@@ -36,8 +36,11 @@ def by_name(findings):
     return {finding.name: finding for finding in findings}
 
 
-def test_the_two_sides_of_the_probe_agree():
-    assert probe.MARK == _MARK
+def test_an_answer_is_found_among_other_output(capsys):
+    print_answer({"mpi": {"version": 1}})
+    printed = f"a library's greeting\n{capsys.readouterr().out}and its farewell\n"
+    assert find_answer(printed) == {"mpi": {"version": 1}}
+    assert find_answer("nothing\n") is None
 
 
 def test_a_good_library_needs_no_advice():

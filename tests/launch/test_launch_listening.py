@@ -8,10 +8,16 @@ import sys
 import psutil
 import pytest
 
-from asyncddp import listening
+from asyncddp import listening_sockets as listening
 from asyncddp.launch.job import Job
 from asyncddp.launch.launcher_discovery import find_launcher
-from asyncddp.listening import confine, inodes, listeners, local_open_mpi, ranks_of_one_machine
+from asyncddp.listening_sockets import (
+    confine,
+    inodes,
+    listeners,
+    local_open_mpi,
+    ranks_of_one_machine,
+)
 from tests.support.sockets import answers_at_other_addresses, device_of, open_to_others
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sockets are found in /proc")
@@ -79,7 +85,7 @@ if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
     from mpi4py import MPI
 import socket, torch
 import asyncddp as bf
-from asyncddp.listening import listeners
+from asyncddp.listening_sockets import listeners
 def device(one):
     with socket.socket(fileno=os.dup(one.descriptor)) as copy:
         return copy.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16)

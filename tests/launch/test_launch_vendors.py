@@ -9,7 +9,7 @@ from asyncddp.errors import ArgumentError
 from asyncddp.launch.hosts import parse_hosts
 from asyncddp.launch.job import Job
 from asyncddp.launch.launcher_discovery import identify_launcher
-from asyncddp.launch.launchers import LAUNCHERS, Launcher, RankExit
+from asyncddp.launch.launchers import LAUNCHERS, FailedRank, Launcher
 
 
 @pytest.mark.parametrize(
@@ -218,24 +218,24 @@ def test_srun_has_no_remote_shell(flag, given):
 @pytest.mark.parametrize(
     ("vendor", "said", "rank_exit"),
     [
-        ("open_mpi_5", recorded.OPEN_MPI_5_KILLED, RankExit(2, "vm", signal=9)),
-        ("open_mpi_5", recorded.OPEN_MPI_5_EXIT, RankExit(2, code=3)),
-        ("open_mpi_5", recorded.OPEN_MPI_5_ABORT, RankExit(2, code=3)),
-        ("open_mpi_5", recorded.OPEN_MPI_5_HOST_LOST, RankExit(None, "h2", lost_host=True)),
-        ("open_mpi_5", recorded.OPEN_MPI_5_HOST_SILENT, RankExit(None, "h2", lost_host=True)),
-        ("open_mpi_5", recorded.OPEN_MPI_5_CONNECTION_CLOSED, RankExit(0, "h1")),
+        ("open_mpi_5", recorded.OPEN_MPI_5_KILLED, FailedRank(2, "vm", signal=9)),
+        ("open_mpi_5", recorded.OPEN_MPI_5_EXIT, FailedRank(2, code=3)),
+        ("open_mpi_5", recorded.OPEN_MPI_5_ABORT, FailedRank(2, code=3)),
+        ("open_mpi_5", recorded.OPEN_MPI_5_HOST_LOST, FailedRank(None, "h2", lost_host=True)),
+        ("open_mpi_5", recorded.OPEN_MPI_5_HOST_SILENT, FailedRank(None, "h2", lost_host=True)),
+        ("open_mpi_5", recorded.OPEN_MPI_5_CONNECTION_CLOSED, FailedRank(0, "h1")),
         ("open_mpi_5", recorded.OPEN_MPI_5_NO_SLOTS, None),
-        ("open_mpi_4", recorded.OPEN_MPI_4_KILLED, RankExit(2, "vm", signal=11)),
-        ("open_mpi_4", recorded.OPEN_MPI_4_EXIT, RankExit(2, code=3)),
-        ("mpich", recorded.MPICH_KILLED, RankExit(None, signal=11)),
-        ("mpich", recorded.HYDRA_ABORT, RankExit(2, code=5)),
-        ("intel_mpi", recorded.INTEL_KILLED_ALONE, RankExit(2, "vm", signal=9)),
-        ("intel_mpi", recorded.INTEL_KILLED_ALL, RankExit(None, "vm", signal=9)),
-        ("intel_mpi", recorded.INTEL_CRASHED, RankExit(2, "vm", signal=11)),
-        ("intel_mpi", recorded.HYDRA_ABORT, RankExit(2, code=5)),
-        ("slurm", recorded.SRUN_EXIT, RankExit(2, "node7", code=3)),
-        ("slurm", recorded.SRUN_KILLED, RankExit(2, "node7", signal=9)),
-        ("slurm", recorded.SRUN_CRASHED, RankExit(2, "node7", signal=11)),
+        ("open_mpi_4", recorded.OPEN_MPI_4_KILLED, FailedRank(2, "vm", signal=11)),
+        ("open_mpi_4", recorded.OPEN_MPI_4_EXIT, FailedRank(2, code=3)),
+        ("mpich", recorded.MPICH_KILLED, FailedRank(None, signal=11)),
+        ("mpich", recorded.HYDRA_ABORT, FailedRank(2, code=5)),
+        ("intel_mpi", recorded.INTEL_KILLED_ALONE, FailedRank(2, "vm", signal=9)),
+        ("intel_mpi", recorded.INTEL_KILLED_ALL, FailedRank(None, "vm", signal=9)),
+        ("intel_mpi", recorded.INTEL_CRASHED, FailedRank(2, "vm", signal=11)),
+        ("intel_mpi", recorded.HYDRA_ABORT, FailedRank(2, code=5)),
+        ("slurm", recorded.SRUN_EXIT, FailedRank(2, "node7", code=3)),
+        ("slurm", recorded.SRUN_KILLED, FailedRank(2, "node7", signal=9)),
+        ("slurm", recorded.SRUN_CRASHED, FailedRank(2, "node7", signal=11)),
     ],
 )
 def test_the_launchers_words_say_who_died(vendor, said, rank_exit):

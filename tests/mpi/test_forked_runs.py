@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 
 import pytest
 
-from tests.support.processes import mpirun, run_to_end
+from tests.support.processes import REPO, mpirun, run_to_end, warm_server
 
 SCRIPT = """
 import multiprocessing, os, sys, time, traceback
@@ -123,7 +122,8 @@ def test_a_forked_process_never_speaks_for_its_rank(tmp_path):
     script, reports = tmp_path / "script.py", tmp_path / "reports"
     script.write_text(SCRIPT)
     reports.mkdir()
-    command = mpirun(2, sys.executable, "-m", "asyncddp.launch.rank", str(script))
+    rank = str(REPO / "asyncddp" / "launch" / "rank.py")
+    command = mpirun(2, *warm_server().command(rank, str(script)))
     settings = {"ASYNCDDP_TIMEOUT": "60", "ASYNCDDP_REPORT_DIR": str(reports)}
     done = run_to_end(command, environ=settings)
     assert done.code == 0, done

@@ -69,7 +69,7 @@ raise SystemExit
 @pytest.mark.mpi(3)
 def test_ranks_may_import_mpi4py_in_any_order(tmp_path):
     """What ranks must share is set once all are there; what is their own, before MPI starts."""
-    done = run_on_mpirun(3, MIXED, tmp_path)
+    done = run_on_mpirun(3, MIXED, tmp_path, warm=False)
     assert done.code == 0, done
     assert done.stdout.count("[1.0] 131072") == 3, done
     assert done.stdout.count("algorithm 3 ranks 3") == 3, done
@@ -81,7 +81,8 @@ def test_ranks_may_import_mpi4py_in_any_order(tmp_path):
 def test_a_rank_that_never_calls_init_is_named_in_time(tmp_path, mpi_first):
     """First a warning on each waiting rank, then an error, also while MPI itself still waits."""
     settings = {"ASYNCDDP_TIMEOUT": "4", "ASYNCDDP_WARN_AFTER": "2"}
-    done = run_on_mpirun(3, LATE.replace("MPI_FIRST", str(mpi_first)), tmp_path, environ=settings)
+    script = LATE.replace("MPI_FIRST", str(mpi_first))
+    done = run_on_mpirun(3, script, tmp_path, environ=settings, warm=False)
     assert not done.timed_out, done
     assert done.code != 0, done
     for rank in (0, 2):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 import textwrap
 
 import pytest
 
 from tests.support import run_on_mpirun
-from tests.support.processes import mpirun, run_to_end
 
 METHODS = ["async_model_average", "pull_get", "push_sum", "win_put"]
 HEAD = """
@@ -91,10 +89,8 @@ def test_survivors_of_a_killed_neighbour_train_on(tmp_path):
     time.sleep(0.5)
     os._exit(0)
     """
-    path = tmp_path / "script.py"
-    path.write_text(HEAD + ALL + textwrap.dedent(body), encoding="utf-8")
-    launcher, *rest = mpirun(4, sys.executable, str(path))
-    done = run_to_end([launcher, "--with-ft", "ulfm", *rest])
+    script = HEAD + ALL + textwrap.dedent(body)
+    done = run_on_mpirun(4, script, tmp_path, options=["--with-ft", "ulfm"])
     assert not done.timed_out, done
     assert done.left == (), done
     assert_went_on(done)

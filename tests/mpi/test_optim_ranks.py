@@ -10,6 +10,7 @@ import torch
 import asyncddp as bf
 import topology
 from tests.support import on
+from tests.support.pairwise import pairwise
 from tests.unit.optim_reference import (
     METHODS,
     PARAMETER_METHODS,
@@ -21,7 +22,8 @@ from tests.unit.optim_reference import (
     vector,
 )
 
-processes = on("mpi-2", "mpi-4", "shared_memory-2", "shared_memory-4")
+PROCESSES = ["mpi-2", "mpi-4", "shared_memory-2", "shared_memory-4"]
+processes = on(*PROCESSES)
 sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 adam = partial(torch.optim.AdamW, lr=0.01)
 STEPS = 4
@@ -32,13 +34,15 @@ def assert_all_close(got, expected):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
 
 
-@processes
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("make", [sgd, adam], ids=["SGD", "AdamW"])
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"bucket_size_in_mb": 1e-5}, {"closure": True}],
-    ids=["one bucket", "many buckets", "closure"],
+@pairwise(
+    world=PROCESSES,
+    method=METHODS,
+    make={"SGD": sgd, "AdamW": adam},
+    options={
+        "one bucket": {},
+        "many buckets": {"bucket_size_in_mb": 1e-5},
+        "closure": {"closure": True},
+    },
 )
 def test_steps(world, method, make, options):
     """X+ = W X − U, W (X − U), or the central average, over a time-varying graph."""

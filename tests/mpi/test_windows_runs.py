@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 import textwrap
 
 import pytest
 
-from tests.support import RUN_LIMIT, run_on_mpirun, run_to_end
-from tests.support.processes import mpirun
+from tests.support import RUN_LIMIT, run_on_mpirun
 
 HEAD = """
 import gc, os, signal, sys, threading, time
@@ -23,13 +21,13 @@ WIRES = ("shared_memory", "mpi")
 
 def run_on(transport, body, folder, ranks=2, options=(), timeout=RUN_LIMIT, **environ):
     """Run a script on ranks whose launcher is given some options."""
-    path = folder / "script.py"
-    path.write_text(HEAD + textwrap.dedent(body), encoding="utf-8")
-    launcher, *rest = mpirun(ranks, sys.executable, str(path))
-    return run_to_end(
-        [launcher, *options, *rest],
+    return run_on_mpirun(
+        ranks,
+        HEAD + textwrap.dedent(body),
+        folder,
         timeout=timeout,
         environ={"ASYNCDDP_TRANSPORT": transport, **environ},
+        options=options,
     )
 
 
@@ -201,6 +199,7 @@ def test_windows_that_come_and_go_do_not_add_up(tmp_path, transport):
 
 @pytest.mark.mpi(2)
 def test_a_script_that_ends_with_windows_open_prints_nothing(tmp_path):
+    """Windows and handles that nobody has closed are no error."""
     script = HEAD + textwrap.dedent("""
     bf.init()
     x = torch.ones(1_000_000)

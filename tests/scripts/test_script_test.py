@@ -1,4 +1,4 @@
-"""scripts/test: the whole suite is shared among workers, anything less is not unless asked."""
+"""scripts/test: the whole suite is shared among workers; quick, soak and areas are parts of it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,55 @@ def suite(machine):
         machine.install("nproc", f"echo ${{OMP_NUM_THREADS:-{processors}}}")
         done = machine.run(clone / "scripts" / "test", *arguments, **environ)
         assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1].startswith("left out: ")
         return [call for call in machine.calls() if call.startswith("python [-m] [pytest]")][-1]
 
     return called
 
 
+PROGRESS = "[-o] [console_output_style=count] [--durations] [10] [--durations-min] [0.1]"
+
+
 @pytest.mark.parametrize(("processors", "workers"), [(1, 2), (2, 2), (4, 2), (6, 3), (16, 8)])
 def test_all_of_it_is_shared_among_half_as_many_workers_as_processors(suite, processors, workers):
-    """Two at least, for each waits half of its time; the slowest tests are told."""
+    """Two at least, for each waits half of its time; the ten slowest tests are told."""
     call = suite(processors=processors, OMP_NUM_THREADS="1")
-    assert call == f"python [-m] [pytest] [-n] [{workers}] [--durations] [25] [--durations-min] [1]"
+    assert call == f"python [-m] [pytest] [-n] [{workers}] {PROGRESS}"
+
+
+def test_quick_runs_in_one_process_what_launches_nothing(suite):
+    """Unit tests and topology without worlds of processes; further arguments are pytest's."""
+    marks = "not (soak or slow or mpi or hosts or launches or training)"
+    expected = f"python [-m] [pytest] [tests/unit] [tests/topology] [-m] [{marks}] {PROGRESS} [-x]"
+    assert suite("quick", "-x") == expected
+
+
+def test_soak_runs_the_soaks_alone_and_shows_their_seeds(suite):
+    """Nothing is captured, so that the seeds are seen; a seed is handed on."""
+    expected = f"python [-m] [pytest] [tests] [-m] [soak] [-s] {PROGRESS} [--seed] [7]"
+    assert suite("soak", "--seed", "7") == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "left out: soaks; scripts/test soak runs them"),
+        (["unit"], "left out: soaks; scripts/test soak runs them"),
+        (["soak"], "left out: all but the soaks; scripts/test runs it"),
+        (
+            ["quick"],
+            "left out: launches, most of training, slow tests, soaks; "
+            "scripts/test runs all but the soaks",
+        ),
+    ],
+    ids=["all", "area", "soak", "quick"],
+)
+def test_the_last_line_says_what_was_left_out(suite, machine, arguments, told):
+    """Also where tests fail, whose exit code is kept."""
+    suite()
+    machine.install("python", "[[ $2 != pytest ]] || exit 3")
+    done = machine.run(machine.root / "clone" / "scripts" / "test", *arguments)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (3, told), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -47,4 +86,5 @@ def test_all_of_it_is_shared_among_half_as_many_workers_as_processors(suite, pro
     ],
 )
 def test_workers_come_with_a_part_of_it_only_where_they_are_asked_for(suite, arguments, handed):
+    """An area, a file or pytest's options run in one process."""
     assert suite(*arguments) == f"python [-m] [pytest] {handed}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncddp as bf
 from asyncddp.context import current
-from asyncddp.device.streams import simulate_device
+from asyncddp.device.stream_registry import simulate_device
 from asyncddp.transport.cuda.nccl.nccl_transport import NCCLTransport
 from asyncddp.transport.loopback import LoopbackTransport
 from tests.support.case import DEFAULT_SETTINGS
@@ -46,7 +46,7 @@ class NcclWorld(LoopbackWorld):
         def body():
             transport = current().transport
             device_transport = NCCLTransport.open(
-                transport, device, SECONDS, self.nccl.library(bf.rank())
+                transport, device, (), SECONDS, self.nccl.library(bf.rank())
             )
             opened.append(device_transport)
             transport.device_transport_factory = device_transport.for_device
@@ -63,7 +63,7 @@ class NcclWorld(LoopbackWorld):
 
         def body():
             base = ends[bf.rank()]
-            transport = NCCLTransport.open(base, device, SECONDS, self.nccl.library(bf.rank()))
+            transport = NCCLTransport.open(base, device, (), SECONDS, self.nccl.library(bf.rank()))
             try:
                 return case(transport, *args, **kwargs)
             finally:

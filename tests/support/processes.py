@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import subprocess
 import sys
@@ -14,8 +16,19 @@ from pathlib import Path
 import psutil
 
 from asyncddp.testing.mpi_processes import end_session, session_processes
+from asyncddp.testing.process_pool import LAUNCHER_PIDS
+from tests.support.warm_ranks import WarmServer
 
-__all__ = ["REPO", "RUN_LIMIT", "Finished", "environment", "mpirun", "run_on_mpirun", "run_to_end"]
+__all__ = [
+    "REPO",
+    "RUN_LIMIT",
+    "Finished",
+    "environment",
+    "mpirun",
+    "run_on_mpirun",
+    "run_to_end",
+    "warm_server",
+]
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -84,11 +97,28 @@ def _command_lines(processes: Sequence[psutil.Process]) -> tuple[str, ...]:
     return tuple(lines)
 
 
+@functools.cache
+def warm_server() -> WarmServer:
+    """The server of warm ranks, which stays up until the tests end."""
+    server = WarmServer(environment())
+    LAUNCHER_PIDS.add(server.pid)
+    return server
+
+
+def _processes_of(session: int) -> list[psutil.Process]:
+    """Processes of a command: those of its session, and its ranks that were forked warm."""
+    found = session_processes(session)
+    if warm_server.cache_info().currsize:
+        for rank in warm_server().sessions_of(session):
+            found += session_processes(rank)
+    return found
+
+
 def _outlived(session: int, grace: float = 2.0) -> tuple[str, ...]:
     deadline = time.monotonic() + grace
-    while session_processes(session) and time.monotonic() < deadline:
+    while _processes_of(session) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return _command_lines(session_processes(session))
+    return _command_lines(_processes_of(session))
 
 
 def run_to_end(
@@ -117,6 +147,9 @@ def run_to_end(
         seconds, ended = time.monotonic() - started, time.time()
         left = () if timed_out else _outlived(process.pid)
         end_session(process)
+        for process_left in _processes_of(process.pid):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process_left.kill()
         texts = []
         for stream in (out, err):
             stream.seek(0)
@@ -131,6 +164,8 @@ def run_on_mpirun(
     *,
     timeout: float = RUN_LIMIT,
     environ: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
+    warm: bool = True,
 ) -> Finished:
     """Run the text of a Python script on ranks under ``mpirun`` to its end.
 
@@ -140,8 +175,12 @@ def run_on_mpirun(
         folder: Where to put it, such as ``tmp_path``.
         timeout: Seconds after which all of it is ended.
         environ: Further environment variables.
+        options: Further options of ``mpirun``.
+        warm: Fork the ranks of a process that has imported torch and the library; False starts a
+            Python for each, as users do, where importing is what is tested.
     """
     path = folder / "script.py"
     path.write_text(script, encoding="utf-8")
-    command = mpirun(ranks, sys.executable, str(path))
-    return run_to_end(command, timeout=timeout, environ=environ)
+    program = warm_server().command(str(path)) if warm else [sys.executable, str(path)]
+    launcher, *rest = mpirun(ranks, *program)
+    return run_to_end([launcher, *options, *rest], timeout=timeout, environ=environ)

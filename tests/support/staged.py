@@ -8,7 +8,7 @@ from typing import Any
 
 import asyncddp as bf
 from asyncddp.device.simulated_streams import SimulatedStreams
-from asyncddp.device.streams import simulate_device
+from asyncddp.device.stream_registry import simulate_device
 from asyncddp.transport.cuda import staged_transport as cuda_staged
 from asyncddp.transport.loopback import LoopbackTransport
 from tests.support.case import DEFAULT_SETTINGS

@@ -168,6 +168,7 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
+@pytest.mark.launches
 def test_all_families_are_the_same_in_every_process():
     """Ranks build their schedules alone: nothing may depend on a process' hash seed or state."""
     env = {**os.environ, "PYTHONHASHSEED": "4711", "PYTHONPATH": str(Path(__file__).parent)}

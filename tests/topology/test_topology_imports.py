@@ -29,6 +29,7 @@ def run(code: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.launches
 def test_everything_but_pictures_and_large_spectra_works_without_optional_packages():
     code = """
 for graph in (topology.grid_2d(12), topology.exponential_two(12), topology.base_k(12, 1),
@@ -44,6 +45,7 @@ print(topology.finite_time_length(topology.base_k(600, 1)),
     assert run(BLOCK + code) == "16 0.846154 4"
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -72,6 +74,7 @@ def test_what_is_missing_is_named_with_its_install_line(call, message):
     assert run(BLOCK + code) == message
 
 
+@pytest.mark.launches
 def test_import_loads_neither_optional_packages_nor_the_library():
     heavy = {"torch", "mpi4py", "scipy", "matplotlib", "asyncddp"}
     loaded = run("import topology, sys; print(*(name.split('.')[0] for name in sys.modules))")

@@ -11,6 +11,8 @@ from asyncddp.windows.departure_detector import CONCLUDED, DepartureDetector
 from tests.support import LoopbackWorld
 from tests.unit.uneven_training import Pace, trained
 
+pytestmark = pytest.mark.training
+
 METHODS = ["win_put", "pull_get", "async_model_average", "DecentralizedDataParallel"]
 RANKS, STEPS, EARLY = 4, 300, 40
 

@@ -42,6 +42,7 @@ def run(code, **environ):
     )
 
 
+@pytest.mark.launches
 def test_an_uncaught_error_is_told_with_rank_and_traceback():
     done = run("raise ValueError('no data')")
     assert done.returncode == 1
@@ -51,6 +52,7 @@ def test_an_uncaught_error_is_told_with_rank_and_traceback():
     assert done.stderr.rstrip().endswith("ValueError: no data")
 
 
+@pytest.mark.launches
 def test_under_the_launcher_it_is_reported_and_left_to_the_launcher_to_print(tmp_path):
     done = run("raise ValueError('no data')", ASYNCDDP_REPORT_DIR=str(tmp_path))
     assert (done.returncode, done.stderr) == (1, "")
@@ -62,6 +64,7 @@ def test_under_the_launcher_it_is_reported_and_left_to_the_launcher_to_print(tmp
     assert [path.name for path in tmp_path.iterdir()] == ["rank-0.json"]
 
 
+@pytest.mark.launches
 def test_a_process_that_a_rank_has_started_speaks_for_itself(tmp_path):
     """It inherits the variable, and its failure is its parent's business."""
     (tmp_path / "started-0").write_text("1 here")
@@ -71,11 +74,13 @@ def test_a_process_that_a_rank_has_started_speaks_for_itself(tmp_path):
     assert not (tmp_path / "rank-0.json").exists()
 
 
+@pytest.mark.launches
 def test_what_was_printed_before_is_not_lost():
     done = run("print('before'); raise ValueError('x')")
     assert done.stdout == "before\n"
 
 
+@pytest.mark.launches
 def test_a_rank_that_was_left_alone_prints_no_traceback():
     """The rank that left has said why."""
     done = run("raise bf.PeerLeftError('rank 1 has left')")
@@ -83,11 +88,13 @@ def test_a_rank_that_was_left_alone_prints_no_traceback():
     assert done.stderr == "[asyncddp] rank 0 of 1 failed: PeerLeftError: rank 1 has left\n"
 
 
+@pytest.mark.launches
 def test_a_report_folder_that_is_gone_hides_no_error(tmp_path):
     done = run("raise ValueError('x')", ASYNCDDP_REPORT_DIR=str(tmp_path / "gone"))
     assert "ValueError: x" in done.stderr
 
 
+@pytest.mark.launches
 def test_exits_of_the_script_s_own_choice_stay_as_they_are():
     done = run("raise SystemExit(5)")
     assert (done.returncode, done.stderr) == (5, "")

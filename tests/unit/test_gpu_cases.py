@@ -18,6 +18,8 @@ from tests.gpu.places import PretendedGPU, on_a_pretended_gpu
 from tests.gpu.pretended import Pretended, pretended_gpu, waits
 from tests.support import LoopbackWorld, RanksFailedError, on
 
+pytestmark = pytest.mark.training
+
 
 @pytest.fixture
 def place():
@@ -108,7 +110,7 @@ def test_a_rank_on_the_host_beside_one_on_a_gpu_is_named(place, ranks):
 
 
 def test_the_wire_of_threads_is_the_one_that_always_works(place, ranks):
-    assert ranks.run(cases.agreed_wire, place) == ["cuda_staged"] * 2
+    assert ranks.run(cases.agreed_transport, place) == ["cuda_staged"] * 2
 
 
 # ranks that are processes

@@ -14,6 +14,8 @@ from tests.gpu.places import PretendedGPU
 from tests.gpu.pretended import pretended_gpu, waits
 from tests.support import LoopbackWorld
 
+pytestmark = pytest.mark.training
+
 
 @pytest.fixture
 def place():

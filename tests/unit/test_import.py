@@ -20,12 +20,14 @@ def run(code):
     return done.stdout.strip()
 
 
+@pytest.mark.launches
 def test_importing_loads_neither_mpi_nor_torch():
     """``init()`` starts MPI, importing never does."""
     code = "import asyncddp, sys; print(*sorted({'mpi4py.MPI', 'torch'} & set(sys.modules)))"
     assert run(code) == ""
 
 
+@pytest.mark.launches
 def test_using_names_starts_no_mpi():
     """Neither do the public names, nor a world of threads."""
     code = (

@@ -100,6 +100,7 @@ def test_ranks_of_a_launcher_that_is_not_known_are_believed_where_sizes_agree():
         check_size(2, ENV_URL)
 
 
+@pytest.mark.launches
 def test_init_refuses_a_world_of_torchrun():
     """Started by the real one."""
     pytest.importorskip("torch.distributed.run")
@@ -119,6 +120,7 @@ def test_init_refuses_a_world_of_torchrun():
     assert "start the script by 'asyncddp run -np 2 SCRIPT' instead" in done.stderr
 
 
+@pytest.mark.launches
 def test_init_refuses_to_train_alone_under_another_launcher():
     """A real MPI library, which knows of one rank, in a process that srun counts among two."""
     done = subprocess.run(

@@ -214,6 +214,7 @@ with bf.local_world(1) as world:
 """
 
 
+@pytest.mark.launches
 def test_a_run_that_is_killed_leaves_whole_lines(tmp_path):
     """kill -9, with nothing closed or flushed: every report that was made is in the file."""
     done = subprocess.run(

@@ -13,6 +13,8 @@ import topology
 from tests.support import LoopbackWorld
 from tests.unit.optim_reference import METHODS, filled, mlp, train_by_matrix, train_here
 
+pytestmark = pytest.mark.training
+
 STEPS = 4
 RANKS = 4
 

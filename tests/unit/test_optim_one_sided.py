@@ -14,6 +14,7 @@ from torch import nn
 import asyncddp as bf
 import topology
 from tests.support import LoopbackWorld
+from tests.support.pairwise import pairwise
 from tests.unit.optim_reference import (
     assign,
     batch,
@@ -25,6 +26,8 @@ from tests.unit.optim_reference import (
 from tests.unit.test_optim_every_optimizer import OPTIMIZERS, OPTIONS, SPARSE_ONLY
 from tests.unit.test_optim_parameters import channels_last, leaf, odd, tied
 from tests.unit.test_optim_training import SkippingOnce, rowwise_loss
+
+pytestmark = pytest.mark.training
 
 RANKS = 4
 GRAPH = topology.one_peer_exponential(RANKS)
@@ -163,12 +166,14 @@ def assert_all_close(got, expected):
 # the recursions
 
 
-@every_method
-@pytest.mark.parametrize("make", [sgd, adam], ids=["SGD", "AdamW"])
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"bucket_size_in_mb": 1e-5}, {"closure": True}],
-    ids=["one bucket", "many buckets", "closure"],
+@pairwise(
+    method=METHODS,
+    make={"SGD": sgd, "AdamW": adam},
+    options={
+        "one bucket": {},
+        "many buckets": {"bucket_size_in_mb": 1e-5},
+        "closure": {"closure": True},
+    },
 )
 def test_where_ranks_meet_rounds_are_synchronous(method, make, options):
     """X+ = W X − U for those that average rows; SGP, with its p, for push-sum.

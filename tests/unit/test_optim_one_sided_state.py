@@ -32,6 +32,8 @@ from tests.unit.test_optim_one_sided import (
     wrapped,
 )
 
+pytestmark = pytest.mark.training
+
 still = partial(torch.optim.SGD, lr=0.0)
 
 

@@ -27,6 +27,8 @@ from tests.unit.optim_reference import (
     vector,
 )
 
+pytestmark = pytest.mark.training
+
 GRAPH = topology.one_peer_exponential(4)
 RANKS = 4
 sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)

@@ -13,7 +13,10 @@ from torch import nn
 import asyncddp as bf
 import topology
 from tests.support import LoopbackWorld
+from tests.support.pairwise import pairwise
 from tests.unit.optim_reference import METHODS, assign, batch, filled, mlp, square_loss, vector
+
+pytestmark = pytest.mark.training
 
 RANKS = 4
 GRAPH = topology.one_peer_exponential(RANKS)
@@ -43,11 +46,14 @@ def train(model, optimizer, steps):
 # checkpoints
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("make", [sgd, adam], ids=["SGD", "AdamW"])
-@pytest.mark.parametrize(("every", "stop"), [(1, 3), (2, 3), (3, 4)])
-def test_continuing_is_bit_identical(method, make, every, stop):
+@pairwise(
+    method=METHODS,
+    make={"SGD": sgd, "AdamW": adam},
+    stops={"1-3": (1, 3), "2-3": (2, 3), "3-4": (3, 4)},
+)
+def test_continuing_is_bit_identical(method, make, stops):
     """Stopped between rounds of a schedule and between averagings, resumed in a new world."""
+    every, stop = stops
 
     def whole():
         model, optimizer = made(method, make, every)

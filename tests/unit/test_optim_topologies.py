@@ -22,6 +22,8 @@ from tests.unit.optim_reference import (
     vector,
 )
 
+pytestmark = pytest.mark.training
+
 RANKS = 4
 sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 parameter_methods = pytest.mark.parametrize("method", PARAMETER_METHODS)

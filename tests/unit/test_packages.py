@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncddp import packages
-from asyncddp.packages import install_command
+from asyncddp import install_commands as packages
+from asyncddp.install_commands import install_command
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -14,12 +14,12 @@ from asyncddp.errors import PeerError
 from asyncddp.ops.object_collectives import gather_records
 from asyncddp.serialization import pack, unpack
 from asyncddp.shm.arena import SharedMemoryHandle
+from asyncddp.transport.cuda.capabilities import DeviceCapabilities
 from asyncddp.transport.cuda.ipc import ipc_messages as cuda_ipc_notes
 from asyncddp.transport.cuda.nccl import coordination_messages as nccl_notes
-from asyncddp.transport.cuda.pair_selection import DeviceCapabilities
 
 ROOM = Path(bf.__file__).parent
-USERS_OBJECTS = {"ops/objects.py", "testing/pool.py", "testing/pool_rank.py"}
+USERS_OBJECTS = {"ops/object_collectives.py", "testing/process_pool.py", "testing/pool_worker.py"}
 """Objects that verbs take from users, and cases of their tests."""
 
 

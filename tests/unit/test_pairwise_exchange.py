@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from asyncddp.engine.pairwise_exchange import PairwiseExchange, poll_briefly
+from asyncddp.engine.pairwise_averaging import PairwiseAveraging, poll_briefly
 from asyncddp.shm.arena import Arena
 from asyncddp.shm.ring_buffer import ChunkLayout, ReceiveRingBuffer, SendRingBuffer
 
@@ -60,7 +60,7 @@ def two(arena, layout):
 
 
 def swap_of(side, step):
-    return PairwiseExchange(side.send_ring, side.receive_ring, step, (1 - side.rank,), pause)
+    return PairwiseAveraging(side.send_ring, side.receive_ring, step, (1 - side.rank,), pause)
 
 
 def values(rank, step, count):

@@ -28,6 +28,8 @@ from tests.unit.parallel_reference import (
     vector,
 )
 
+pytestmark = pytest.mark.training
+
 GRAPH = topology.one_peer_exponential(4)
 RANKS = 4
 sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)

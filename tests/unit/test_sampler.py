@@ -61,6 +61,7 @@ def test_seeds_ranks_and_rounds_differ():
     assert len(set(orders)) == len(orders)
 
 
+@pytest.mark.launches
 def test_every_process_draws_the_same():
     """Another interpreter gives the same batches, whatever torch's own generator did."""
     torch.manual_seed(3)

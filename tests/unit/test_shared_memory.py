@@ -83,6 +83,7 @@ x.mul_(2)
 """
 
 
+@pytest.mark.launches
 def test_another_process_reads_and_writes_it(arena):
     x = arena.empty((4,), torch.float32).copy_(torch.tensor([0.0, 1.0, 2.0, 3.0]))
     place = arena.locate(x[1:])
@@ -92,6 +93,7 @@ def test_another_process_reads_and_writes_it(arena):
     assert x.tolist() == [0.0, 2.0, 4.0, 6.0]
 
 
+@pytest.mark.launches
 def test_a_process_that_is_gone_is_an_error(arena):
     place = arena.locate(arena.empty((4,), torch.float32))
     ended = subprocess.Popen([sys.executable, "-c", ""])
@@ -305,6 +307,7 @@ print("good")
 """
 
 
+@pytest.mark.launches
 def test_a_process_that_ends_with_tensors_in_use_ends_well():
     """Finalizers that run while the interpreter ends do not trip over what is gone by then."""
     done = subprocess.run(

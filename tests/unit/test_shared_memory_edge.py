@@ -162,6 +162,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.launches
 def test_a_writer_that_is_gone_before_its_memory_was_seen():
     """The words were mapped before it ended, the tensor was not: the error says so."""
     command = [sys.executable, "-c", WRITER]

@@ -10,6 +10,8 @@ from asyncddp.algorithms import ALGORITHMS
 from tests.support import LoopbackWorld
 from tests.unit.uneven_training import Pace, trained
 
+pytestmark = pytest.mark.training
+
 RANKS, TIME = 4, 600.0
 ONE_SIDED = [name for name, method in ALGORITHMS.items() if method.how[0].one_sided]
 

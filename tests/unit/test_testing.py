@@ -107,6 +107,7 @@ def project(tmp_path_factory) -> Finished:
     return run_to_end(command, cwd=folder)
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     "name",
     [
@@ -123,6 +124,7 @@ def test_what_holds_passes(project, name):
     assert f"test_mine.py::{name} PASSED" in project.stdout, project
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("transport", ["loopback", "mpi"])
 def test_a_rank_that_fails_fails_the_test(project, transport):
     """With its traceback, its number and pytest's own words for the assertion."""
@@ -131,24 +133,29 @@ def test_a_rank_that_fails_fails_the_test(project, transport):
     assert "AssertionError: this rank is not the first" in project.stdout
 
 
+@pytest.mark.launches
 def test_what_would_hang_fails_in_time_and_says_what_came_instead(project):
     assert "test_hangs[loopback-2] FAILED" in project.stdout, project
     assert not project.timed_out
 
 
+@pytest.mark.launches
 def test_a_skip_on_all_ranks_is_one(project):
     assert "test_skips[loopback-2] SKIPPED (not today)" in project.stdout, project
 
 
+@pytest.mark.launches
 def test_assertions_between_ranks_say_what_is_wrong(project):
     told = "the parameters of 3 ranks are 1.63299 from their average, expected at most 0.5"
     assert told in project.stdout, project
 
 
+@pytest.mark.launches
 def test_processes_need_functions_that_they_can_import(project):
     assert "is not at the top of its module" in project.stdout, project
 
 
+@pytest.mark.launches
 def test_nothing_is_left_running(project):
     assert project.code == pytest.ExitCode.TESTS_FAILED, project
     assert project.left == ()

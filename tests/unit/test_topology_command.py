@@ -167,6 +167,7 @@ def test_help_teaches_with_examples():
     assert "0 is exact at once, 1 is never" in " ".join(output.split())
 
 
+@pytest.mark.launches
 def test_importing_the_command_loads_no_graph_library():
     code = (
         "import sys, asyncddp.cli.topology_command as c\n"

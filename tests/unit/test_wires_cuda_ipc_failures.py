@@ -8,13 +8,12 @@ import torch
 import asyncddp as bf
 from asyncddp.device.simulated_streams import SimulatedStreams
 from asyncddp.errors import ArgumentError, PeerError
+from asyncddp.transport.cuda.capabilities import DeviceCapabilities, have_peer_access
 from asyncddp.transport.cuda.ipc import tensor_sender as cuda_ipc_sending
 from asyncddp.transport.cuda.ipc.ipc_messages import DoneMessage, ReadyMessage, encode_message
 from asyncddp.transport.cuda.ipc.ipc_transport import CudaIPCTransport
 from asyncddp.transport.cuda.negotiation import negotiate_transport
-from asyncddp.transport.cuda.pair_selection import DeviceCapabilities, have_peer_access
 from asyncddp.transport.cuda.staged_transport import CudaStagedTransport, device_transport_for
-from asyncddp.transport.cuda.verification import verify_transport
 from asyncddp.transport.loopback import LoopbackTransport
 from tests.support import DEFAULT_SETTINGS, on
 from tests.support.ipc import Pair
@@ -214,5 +213,4 @@ def test_a_trial_that_does_not_arrive_as_it_was_sent_keeps_all_ranks_from_the_wi
 
 def test_a_trial_that_never_arrives_has_failed():
     first, _ = LoopbackTransport.group(2)
-    streams = SimulatedStreams()
-    assert verify_transport(CudaStagedTransport(first, streams), streams, timeout=0.05) is False
+    assert CudaStagedTransport(first, SimulatedStreams()).verify(timeout=0.05) is False

@@ -15,7 +15,8 @@ from asyncddp.config import Config
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.device.simulated_streams import SimulatedStreams
-from asyncddp.device.streams import StreamRole, simulate_device
+from asyncddp.device.stream_registry import simulate_device
+from asyncddp.device.streams import StreamRole
 from asyncddp.ops import device_exchange
 from asyncddp.transport.cuda.ipc import tensor_sender as cuda_ipc_sending
 from asyncddp.transport.cuda.ipc.ipc_transport import CudaIPCTransport

@@ -20,14 +20,14 @@ from asyncddp.device.streams import StreamRole
 from asyncddp.errors import MismatchError, PeerError, UnknownNameError
 from asyncddp.transport import DEVICE_TRANSPORTS
 from asyncddp.transport.cuda import cuda_aware_mpi as mpi_cuda
+from asyncddp.transport.cuda.capabilities import DeviceCapabilities
 from asyncddp.transport.cuda.cuda_aware_mpi import MPI, CudaAwareMPITransport, query_cuda_support
 from asyncddp.transport.cuda.negotiation import (
     detect_capabilities,
     negotiate_from_config,
     negotiate_transport,
-    parse_transport_names,
 )
-from asyncddp.transport.cuda.pair_selection import DeviceCapabilities
+from asyncddp.transport.cuda.selection import parse_transport_names
 from asyncddp.transport.cuda.staged_transport import CudaStagedTransport, device_transport_for
 from asyncddp.transport.loopback import LoopbackTransport
 from asyncddp.transport.mpi.runtime import initialize_mpi

@@ -105,7 +105,7 @@ def test_a_part_has_a_communicator_of_its_own_and_a_rank_that_is_alone_stages():
 
 def alone(cupy=14):
     (end,), nccl = LoopbackTransport.group(1), FakeNccl(LateDevice(), cupy)
-    transport = NCCLTransport.open(end, nccl.device, SECONDS, nccl.library(0))
+    transport = NCCLTransport.open(end, nccl.device, (), SECONDS, nccl.library(0))
     return transport, nccl.modules[0].made[0]
 
 
@@ -154,7 +154,7 @@ def test_two_ranks_on_one_gpu_are_explained():
 
     door.nccl.NcclCommunicator = refuse
     with pytest.raises(EnvironmentProblem) as caught:
-        NCCLTransport.open(end, nccl.device, SECONDS, door)
+        NCCLTransport.open(end, nccl.device, (), SECONDS, door)
     assert str(caught.value) == (
         "rank 0: NCCL makes no communicator of 1 ranks (NCCL_ERROR_INVALID_USAGE: invalid usage). "
         "It refuses two ranks on one GPU; leave it out of ASYNCDDP_DEVICE_WIRES then"

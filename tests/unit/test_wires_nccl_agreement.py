@@ -11,12 +11,12 @@ import asyncddp as bf
 from asyncddp.config import Config
 from asyncddp.context import Context
 from asyncddp.context.context import use
-from asyncddp.device.streams import simulate_device
-from asyncddp.transport.cuda import negotiation as device_agreement
+from asyncddp.device.stream_registry import simulate_device
+from asyncddp.transport.cuda.capabilities import DeviceCapabilities
+from asyncddp.transport.cuda.device_transport import DeviceTransport
 from asyncddp.transport.cuda.nccl import nccl_transport as nccl
 from asyncddp.transport.cuda.nccl.nccl_transport import NCCLTransport
 from asyncddp.transport.cuda.negotiation import close_device_transports, negotiate_transport
-from asyncddp.transport.cuda.pair_selection import DeviceCapabilities
 from asyncddp.transport.cuda.staged_transport import device_transport_for
 from asyncddp.transport.loopback import LoopbackTransport
 from asyncddp.transport.selection import list_device_transports
@@ -70,19 +70,19 @@ def test_a_machine_s_ranks_get_a_communicator_of_their_own_and_a_rank_alone_stag
 
 
 def test_a_part_in_which_the_trial_fails_is_staged(monkeypatch, caplog):
-    true = device_agreement.verify_transport
+    true = DeviceTransport.verify
 
-    def fails(transport, streams, timeout, *, messages=True):
-        return true(transport, streams, timeout, messages=messages) and messages
+    def fails(self, timeout, *, messages=True):
+        return true(self, timeout, messages=messages) and messages
 
-    monkeypatch.setattr(device_agreement, "verify_transport", fails)
+    monkeypatch.setattr(DeviceTransport, "verify", fails)
     told, _ = ask(monkeypatch, 2)
     assert told == [("nccl", ["nccl", "cuda_staged"], [2.0, 2.0])] * 2
     assert "sums inside a machine go by cuda_staged: a trial by nccl failed" in caplog.text
 
 
 def test_a_wire_whose_trial_fails_is_given_back(monkeypatch, caplog):
-    monkeypatch.setattr(device_agreement, "verify_transport", lambda *_, **__: False)
+    monkeypatch.setattr(DeviceTransport, "verify", lambda *_, **__: False)
     told, made = ask(monkeypatch, 2)
     assert told == [("cuda_staged", ["cuda_staged", "cuda_staged"], [2.0, 2.0])] * 2
     assert [[comm.ended for comm in comms] for comms in made] == [["destroy"], ["destroy"]]
@@ -114,7 +114,7 @@ def between_processes(base, seed):
     """Messages in random orders, whose notes go by MPI; then the verbs of neighbours."""
     device = LateDevice(seed + base.rank)
     door = ProcessNccl(device, base.split(0, base.rank)).library()
-    transport = NCCLTransport.open(base, device, SECONDS, door)
+    transport = NCCLTransport.open(base, device, (), SECONDS, door)
     count = at_random(transport, seed)
     transports.by_tag_backwards(transport)
     transports.same_tag_in_order(transport)

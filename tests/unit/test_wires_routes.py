@@ -9,15 +9,18 @@ import pytest
 
 from asyncddp.cli.doctor import mpi_probe as probe
 from asyncddp.cli.doctor.machine_checks import check_mixed_devices
+from asyncddp.device.simulated_streams import SimulatedStreams
 from asyncddp.errors import MismatchError
 from asyncddp.transport import DEVICE_TRANSPORTS
-from asyncddp.transport.cuda.group_selection import select_for_group
-from asyncddp.transport.cuda.negotiation import parse_transport_names
-from asyncddp.transport.cuda.pair_selection import (
+from asyncddp.transport.base import Scope
+from asyncddp.transport.cuda.capabilities import (
     DeviceCapabilities,
     default_device_index,
-    select_for_pair,
 )
+from asyncddp.transport.cuda.negotiation import negotiate_transport
+from asyncddp.transport.cuda.selection import parse_transport_names, select_for_group
+from asyncddp.transport.cuda.staged_transport import CudaStagedTransport, device_transport_for
+from asyncddp.transport.loopback import LoopbackTransport
 from asyncddp.transport.selection import list_device_transports, select_route
 
 GOOD = DeviceCapabilities(0, device="cuda", gpu="GPU-a", mpi_cuda=True, cupy="13.6.0", nccl=22703)
@@ -28,14 +31,14 @@ ALL = ["nccl", "mpi_cuda", "cuda_ipc", "cuda_staged"]
 
 def test_the_first_wire_of_the_list_whose_conditions_hold_is_taken():
     for wanted in itertools.permutations(ALL):
-        choice = select_for_pair(GOOD, OTHER, wanted)
-        assert choice.transport == wanted[0]
-        assert not choice.refused
+        routing = select_for_group([GOOD, OTHER], wanted)
+        assert routing.transport_between(GOOD, OTHER) == wanted[0]
+        assert not routing.refused
 
 
 def test_nothing_but_the_wire_that_needs_nothing_is_taken_unasked():
-    choice = select_for_pair(GOOD, OTHER)
-    assert (choice.transport, dict(choice.refused)) == ("cuda_staged", {})
+    routing = select_for_group([GOOD, OTHER])
+    assert (routing.transport_between(GOOD, OTHER), routing.refused) == ("cuda_staged", {})
 
 
 @pytest.mark.parametrize(
@@ -58,12 +61,10 @@ def test_each_condition_that_fails_is_the_reason_why_a_wire_is_not_taken(
     transport, changed, reason
 ):
     other = replace(OTHER, **changed)
-    choice = select_for_pair(GOOD, other, [transport])
-    assert choice.transport == "cuda_staged"
-    assert choice.refused[transport].startswith(reason)
     routing = select_for_group([GOOD, other], [transport])
     assert (routing.usable, routing.collectives) == ((), "cuda_staged")
-    assert routing.refused == choice.refused
+    assert routing.transport_between(GOOD, other) == "cuda_staged"
+    assert routing.refused[transport].startswith(reason)
     assert routing.used_transports([GOOD, other]) == ()
 
 
@@ -75,10 +76,12 @@ def test_both_ranks_come_to_the_same_wire_whatever_their_facts():
         for aware, cupy, gpu in options
     ]
     for one, other in itertools.product(facts, repeat=2):
-        there = select_for_pair(one, replace(other, rank=1), ALL)
-        back = select_for_pair(replace(other, rank=1), one, ALL)
-        assert there.transport == back.transport
-        assert list(there.refused) == list(back.refused) == ALL[: ALL.index(there.transport)]
+        peer = replace(other, rank=1)
+        there, back = select_for_group([one, peer], ALL), select_for_group([peer, one], ALL)
+        assert there.transport_between(one, peer) == back.transport_between(peer, one)
+        assert list(there.refused) == list(back.refused)
+        usable = {transport.name for transport in there.usable}
+        assert usable | set(there.refused) == set(ALL) - {"cuda_staged"}
 
 
 def test_one_pair_that_a_wire_does_not_serve_keeps_a_group_from_it():
@@ -153,7 +156,7 @@ def test_ranks_on_cpus_and_ranks_on_gpus_do_not_go_together():
         "with CUDA_VISIBLE_DEVICES= on all ranks"
     )
     with pytest.raises(MismatchError, match="rank 1 has tensors on cpu"):
-        select_for_pair(group[0], group[1])
+        select_for_group(group[:2])
 
 
 def test_ranks_go_around_the_visible_gpus():
@@ -182,8 +185,35 @@ def test_every_wire_of_the_registry_has_a_row_in_the_table():
     """A new wire is shown by the doctor; one without conditions would be taken blindly."""
     assert {row.transport for row in list_device_transports(GOOD)} == set(DEVICE_TRANSPORTS)
     for transport in DEVICE_TRANSPORTS:
-        assert select_for_pair(GOOD, OTHER, [transport]).transport == transport
+        routing = select_for_group([GOOD, OTHER], [transport])
+        assert routing.transport_between(GOOD, OTHER) == transport
         assert DEVICE_TRANSPORTS[transport].name == transport
+
+
+class OneMore(CudaStagedTransport):
+    """A wire of one class, for ranks on one machine."""
+
+    name = "one_more"
+    scope = Scope.MACHINE
+    serves_collectives = True
+
+    @staticmethod
+    def obstacle(one, other):
+        return None if one.machine == other.machine else "they are apart"
+
+
+def test_a_new_wire_is_one_class_and_one_line_of_the_registry(monkeypatch):
+    monkeypatch.setitem(DEVICE_TRANSPORTS._entries, "one_more", f"{__name__}:OneMore")
+    group = [GOOD, OTHER, replace(OTHER, rank=2, machine=1)]
+    routing = select_for_group(group, parse_transport_names("one_more"))
+    assert routing.transport_between(*group[:2]) == routing.collectives == "one_more"
+    assert routing.transport_between(*group[1:]) == "cuda_staged"
+    rows = {row.transport: row.why for row in list_device_transports(GOOD)}
+    assert rows["one_more"] == "ASYNCDDP_DEVICE_WIRES=one_more"
+    (alone,) = LoopbackTransport.group(1)
+    streams = SimulatedStreams()
+    choice = negotiate_transport(alone, ["one_more"], GOOD, streams, 10.0)
+    assert choice.transport == device_transport_for(alone, streams).name == "one_more"
 
 
 def test_routes_of_gpu_tensors_are_staged_over_the_wire_of_their_host():

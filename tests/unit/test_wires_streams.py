@@ -10,13 +10,8 @@ import torch
 import asyncddp as bf
 import topology
 from asyncddp.device.simulated_streams import SimulatedStreams
-from asyncddp.device.streams import (
-    StreamOrdering,
-    StreamRole,
-    simulate_device,
-    stream_ordering_of,
-    streams_of,
-)
+from asyncddp.device.stream_registry import simulate_device, stream_ordering_of, streams_of
+from asyncddp.device.streams import StreamOrdering, StreamRole
 from asyncddp.engine.exchange_request import ExchangeRequest
 from asyncddp.engine.exchange_signature import ExchangeSignature
 from asyncddp.engine.message_matching import MessageMatcher

@@ -1,4 +1,4 @@
-"""``push_sum``: stochastic gradient push, which finds the mean on any connected digraph."""
+"""``push_sum``: stochastic gradient push, which averages over any connected directed graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncddp.algorithms.topology_requirements import TopologyRequirements
 
 
 class PushSum(Algorithm):
-    r"""Stochastic gradient push (SGP); with asynchronous, delayed messages it is overlap SGP.
+    r"""Stochastic gradient push (SGP): decentralised SGD on directed graphs, by push-sum averaging.
 
     .. math:: x_i^{k+1/2} = x_i^{k} - s_i\, U\big(g_i(z_i^{k})\big), \qquad
               \begin{pmatrix} x_i \\ p_i \end{pmatrix}^{k+1}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from asyncddp.algorithms.algorithm import CommunicationTiming
-from asyncddp.algorithms.phases.after_biased_step import AfterBiasedStepPhase
 from asyncddp.algorithms.phases.after_step import AfterStepPhase
-from asyncddp.algorithms.phases.before_forward import BeforeForwardPhase
 from asyncddp.algorithms.phases.communication_phase import (
     Closure,
     CommunicationPhase,
@@ -13,16 +11,18 @@ from asyncddp.algorithms.phases.communication_phase import (
     Update,
 )
 from asyncddp.algorithms.phases.gradient_ready import GradientReadyPhase
-from asyncddp.algorithms.phases.in_backward import InBackwardPhase
+from asyncddp.algorithms.phases.overlapped import OverlappedPhase
+from asyncddp.algorithms.phases.push_sum_phase import PushSumPhase
 from asyncddp.algorithms.phases.through_step import ThroughStepPhase
+from asyncddp.algorithms.phases.update_in_backward import UpdateInBackwardPhase
 from asyncddp.errors import ArgumentError
 
 __all__ = ["PHASES", "Closure", "CommunicationPhase", "PhaseConfig", "Update", "phase_for"]
 
 PHASES: dict[CommunicationTiming, type[CommunicationPhase]] = {
-    CommunicationTiming.AFTER_BIASED_STEP: AfterBiasedStepPhase,
+    CommunicationTiming.AFTER_BIASED_STEP: PushSumPhase,
     CommunicationTiming.AFTER_STEP: AfterStepPhase,
-    CommunicationTiming.BEFORE_FORWARD: BeforeForwardPhase,
+    CommunicationTiming.BEFORE_FORWARD: OverlappedPhase,
     CommunicationTiming.GRADIENT_READY: GradientReadyPhase,
     CommunicationTiming.THROUGH_STEP: ThroughStepPhase,
 }
@@ -46,4 +46,4 @@ def phase_for(config: PhaseConfig, *, update_in_backward: bool = False) -> Commu
             f"argument update_in_backward: {method.name} averages {method.when.value}; only a "
             "method that averages after_step, such as adapt_then_combine, can update in backward"
         )
-    return InBackwardPhase(config)
+    return UpdateInBackwardPhase(config)

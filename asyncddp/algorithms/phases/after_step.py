@@ -13,7 +13,7 @@ from asyncddp.algorithms.phases.communication_phase import (
 
 
 class AfterStepPhase(ParameterAveragingPhase):
-    """Communication phase of ``adapt_then_combine``: the optimizer steps, then parameters average.
+    """Communication phase of ``adapt_then_combine``: averages after the optimizer's step.
 
     The optimizer steps as it does without the wrapper, so that clipping, scaling, accumulation and
     closures work unchanged; then all buckets are sent at once, and averaged as messages arrive.

@@ -1,11 +1,11 @@
-"""Base classes of communication phases: parameters, buckets, hooks and accumulation count."""
+"""Base classes of communication phases, which decide when in a training step ranks average."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from weakref import finalize
 
 import torch
@@ -13,12 +13,11 @@ from torch.utils.hooks import RemovableHandle
 
 from asyncddp.algorithms.accumulation_counter import AccumulationCounter
 from asyncddp.algorithms.model_averager import ModelAverager
-from asyncddp.algorithms.phases.weak_hooks import WeakMethodHook
+from asyncddp.algorithms.training_setup import require_dense
+from asyncddp.algorithms.training_tracer import TrainingTracer
+from asyncddp.algorithms.weak_hooks import WeakMethodHook, remove_hooks
 from asyncddp.errors import ArgumentError
 from asyncddp.tensors.buckets import ParameterBucket, partition
-
-if TYPE_CHECKING:
-    from asyncddp.algorithms.training_tracer import TrainingTracer
 
 Closure: TypeAlias = Callable[[], Any]
 Update: TypeAlias = Callable[[Closure | None], Any]
@@ -27,7 +26,7 @@ NamedTensors: TypeAlias = list[tuple[str, torch.Tensor]]
 
 @dataclass(frozen=True)
 class PhaseConfig:
-    """Configuration of a communication phase: averager, optimizer, models and bucket size.
+    """Settings of a communication phase: averager, optimizer, models and bucket size.
 
     Attributes:
         averager: Begins the averaging rounds.
@@ -45,7 +44,7 @@ class PhaseConfig:
     bucket_bytes: int
     training_tracer: TrainingTracer | None = None
 
-    def trainable_parameters(self) -> NamedTensors:
+    def optimizer_parameters(self) -> NamedTensors:
         """List names and parameters of the optimizer that require gradients, in its order.
 
         Raises:
@@ -69,16 +68,12 @@ class PhaseConfig:
                 if parameter.requires_grad and parameter.numel():
                     named.append((names[id(parameter)], parameter))
         for name, parameter in named:
-            if parameter.layout != torch.strided or parameter.is_meta:
-                what = "on the meta device" if parameter.is_meta else str(parameter.layout)
-                raise ArgumentError(
-                    f"argument model: parameter {name} is {what}; expected a dense tensor in memory"
-                )
+            require_dense(name, parameter)
         return named
 
 
 class CommunicationPhase(ABC):
-    """Communication phase (base class): when rounds start and finish around an optimizer's step.
+    """Communication phase (base class): decides when in a training step ranks average.
 
     Args:
         config: Averager, optimizer and models of the wrapper.
@@ -95,7 +90,7 @@ class CommunicationPhase(ABC):
         self._gradient_hooks: list[RemovableHandle] = []
         self._model_hooks: list[RemovableHandle] = []
         for hooks in (self._gradient_hooks, self._model_hooks):
-            finalize(self, _remove, hooks).atexit = False
+            finalize(self, remove_hooks, hooks).atexit = False
 
     @abstractmethod
     def step(self, update: Update, closure: Closure | None, *, scaled: bool) -> Any:
@@ -156,8 +151,8 @@ class CommunicationPhase(ABC):
 
     def rebuild(self) -> None:
         """Rebuild all buckets and gradient hooks."""
-        _remove(self._gradient_hooks)
-        self.named_parameters = self.config.trainable_parameters()
+        remove_hooks(self._gradient_hooks)
+        self.named_parameters = self.config.optimizer_parameters()
         self.build_buckets()
         if self.needs_gradient_hooks:
             for index, (_, parameter) in enumerate(self.named_parameters):
@@ -167,8 +162,8 @@ class CommunicationPhase(ABC):
 
     def detach(self) -> None:
         """Remove all hooks; ``step()`` keeps working without overlap."""
-        _remove(self._gradient_hooks)
-        _remove(self._model_hooks)
+        remove_hooks(self._gradient_hooks)
+        remove_hooks(self._model_hooks)
         self.needs_gradient_hooks = False
 
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
@@ -218,9 +213,3 @@ class ParameterAveragingPhase(CommunicationPhase):
 
 def _is(one: object, other: object) -> bool:
     return one is other
-
-
-def _remove(hooks: list[RemovableHandle]) -> None:
-    for hook in hooks:
-        hook.remove()
-    hooks.clear()

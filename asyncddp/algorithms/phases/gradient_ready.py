@@ -7,21 +7,21 @@ from typing import Any
 import torch
 from torch.autograd import Variable
 
-from asyncddp.algorithms.model_averager import AveragingRound
+from asyncddp.algorithms.averaging_round import AveragingRound
 from asyncddp.algorithms.phases.communication_phase import (
     Closure,
     CommunicationPhase,
     PhaseConfig,
     Update,
 )
-from asyncddp.algorithms.phases.weak_hooks import WeakMethodHook, hook_backward
+from asyncddp.algorithms.weak_hooks import WeakMethodHook, hook_backward
 from asyncddp.errors import ArgumentError, UsageError
 from asyncddp.tensors.allocation import empty_like, make_tensor
 from asyncddp.tensors.buckets import FlatBucket, partition
 
 
 class GradientReadyPhase(CommunicationPhase):
-    """Communication phase of ``gradient_allreduce``: gradient buckets are sent as they get ready.
+    """Communication phase of ``gradient_allreduce``: sends each bucket of gradients when ready.
 
     Buckets hold the parameters in reverse order, as gradients get ready. They are sent in that
     order on all ranks, whichever is ready first; averages are written at the end of the backward

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from asyncddp.algorithms.phases.before_forward import BeforeForwardPhase
 from asyncddp.algorithms.phases.communication_phase import Closure, Update
+from asyncddp.algorithms.phases.overlapped import OverlappedPhase
 from asyncddp.tensors.allocation import empty_like
 
 
-class ThroughStepPhase(BeforeForwardPhase):
-    r"""Communication phase of ``async_model_average``: averaging overlaps forward, backward, step.
+class ThroughStepPhase(OverlappedPhase):
+    r"""Communication phase of ``async_model_average``: averages copies while training goes on.
 
     The first forward pass in training mode after an averaging sends a copy s of the parameters, and
     where there was none, ``step()`` does. All steps until the next averaging update the parameters

@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Result of one check: what was found, how serious it is, and what to do.
+    """Result of a check of ``asyncddp doctor``: what was found, how serious it is, what to do.
 
     Attributes:
         section: Section of the report: ``MPI``, ``Python``, ``GPU``, ``Machine``.

@@ -1,4 +1,4 @@
-"""Checks of CPU cores, shared memory, open-file limit, GPUs and batch system."""
+"""Checks by ``asyncddp doctor`` of CPU cores, shared memory, file limit, GPUs, batch system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of the MPI launcher and of the MPI library that mpi4py loads in a child process."""
+"""Checks by ``asyncddp doctor`` of the MPI launcher, and of the MPI library that mpi4py loads."""
 
 from __future__ import annotations
 

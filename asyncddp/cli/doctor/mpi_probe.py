@@ -7,7 +7,6 @@ the argument ``ranks``, rank 0 reports the transport between each two of them.
 from __future__ import annotations
 
 import dataclasses
-import json
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,14 +14,8 @@ from typing import Any
 
 from asyncddp.cli.doctor.machine_checks import list_gpus
 from asyncddp.cli.doctor.package_checks import torch_cuda_version
+from asyncddp.cli.doctor.probe_answer import print_answer
 from asyncddp.errors import EnvironmentProblem
-
-MARK = "asyncddp-probe: "
-
-
-def _print_answer(answer: Mapping[str, Any]) -> None:
-    sys.stdout.write(f"{MARK}{json.dumps(answer)}\n")
-    sys.stdout.flush()
 
 
 def _list_devices() -> list[str]:
@@ -34,18 +27,19 @@ def _report_machine() -> None:
         from asyncddp.transport.mpi.runtime import describe_mpi
         from asyncddp.transport.selection import list_routes
     except (ImportError, EnvironmentProblem) as problem:
-        _print_answer({"mpi": {"problem": str(problem)}, "routes": []})
+        print_answer({"mpi": {"problem": str(problem)}, "routes": []})
         return
     devices = _list_devices()
     rows = [dataclasses.asdict(row) for row in list_routes(devices)]
     transports = _list_device_transports() if "cuda" in devices else []
-    _print_answer({"mpi": describe_mpi(), "routes": rows, "device_wires": transports})
+    print_answer({"mpi": describe_mpi(), "routes": rows, "device_wires": transports})
 
 
 def _list_device_transports() -> list[dict[str, Any]]:
     """List the transports for GPU tensors, and why some are not usable."""
     from asyncddp.config import Config
-    from asyncddp.transport.cuda.negotiation import detect_capabilities, parse_transport_names
+    from asyncddp.transport.cuda.negotiation import detect_capabilities
+    from asyncddp.transport.cuda.selection import parse_transport_names
     from asyncddp.transport.selection import list_device_transports
 
     asked = Config.from_environment().device_wires
@@ -69,13 +63,13 @@ def _report_ranks() -> None:
     }
     ranks = gather_records(me, dict[str, Any], "doctor")
     if asyncddp.rank() == 0:
-        _print_answer({"ranks": ranks, "routes": _rank_pairs(ranks)})
+        print_answer({"ranks": ranks, "routes": _rank_pairs(ranks)})
     asyncddp.shutdown()
 
 
 def _describe_gpu(local_rank: int) -> str:
     """Return the GPU of a rank if the user selects it by local rank, as documented."""
-    from asyncddp.transport.cuda.pair_selection import default_device_index
+    from asyncddp.transport.cuda.capabilities import default_device_index
 
     visible = len(list_gpus()) if torch_cuda_version() else 0
     index = default_device_index(local_rank, visible)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution, version
 
 from asyncddp.cli.doctor.check_result import CheckResult
-from asyncddp.packages import install_command
+from asyncddp.install_commands import install_command
 
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 _NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")

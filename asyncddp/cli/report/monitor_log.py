@@ -1,4 +1,4 @@
-"""Reader of the JSON-lines file that ``asyncddp.monitor`` writes."""
+"""Reads the JSON-lines file into which ``asyncddp.monitor`` writes measurements of training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HOW = "a file that asyncddp.monitor(…, to='run.jsonl') has written"
 
 @dataclass(frozen=True)
 class MonitorSample:
-    """Measurements of one rank at one step: one line of the file."""
+    """Measurements of one rank at one training step, from one line of a monitor's file."""
 
     rank: int
     step: int
@@ -39,7 +39,7 @@ class MonitorSample:
 
 @dataclass(frozen=True)
 class MonitorLog:
-    """Contents of a monitor's file: the samples of each rank by step.
+    """Contents of a monitor's file: the measurements of each rank, by step.
 
     Attributes:
         ranks: The samples of each rank by step; of two of the same step the later one.

@@ -1,4 +1,4 @@
-"""Plots a monitored run: consensus distance, gradient norm and step time over steps."""
+"""Plots a monitored run: consensus distance, gradient norm, times and staleness over steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from asyncddp.cli.report.monitor_log import MonitorLog, MonitorSample, finite_or_none
 from asyncddp.errors import EnvironmentProblem
-from asyncddp.packages import install_command
+from asyncddp.install_commands import install_command
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +19,7 @@ _NAMED = 16  # ranks up to which each has its name
 
 @dataclass(frozen=True)
 class _Subplot:
-    """One subplot: its title, the plotted value and the scale of its axis."""
+    """One subplot of a monitored run: its title, the plotted value, and the scale of its axis."""
 
     title: str
     value: Callable[[MonitorSample], float | None]

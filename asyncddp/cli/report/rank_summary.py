@@ -1,4 +1,4 @@
-"""Summary of a monitored run: a few figures per rank."""
+"""Summarises a monitored run as one row per rank: last values, mean times and bytes sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asyncddp.cli.report.monitor_log import MonitorLog, MonitorSample, finite_or
 
 @dataclass(frozen=True)
 class RankSummary:
-    """Summary of one rank over a monitored run.
+    """Summary of one rank's measurements over a monitored run: one row of the report.
 
     Attributes:
         rank: The rank.

@@ -1,4 +1,4 @@
-"""State of BlueFog's API on one rank: handles, topologies and switches."""
+"""State of BlueFog's API on one rank: pending handles, graphs set by the user, and switches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KEY = "bluefog"
 
 
 class _Pollable(Protocol):
-    """Protocol of handles that can be polled."""
+    """Interface of a handle that tells whether its operation is done."""
 
     def poll(self) -> bool:
         """Return True if the operation is done."""
@@ -31,7 +31,7 @@ H = TypeVar("H", bound=_Pollable)
 
 
 class HandleTable(Generic[H]):
-    """Table of pending handles by integer, counted from 1 as in BlueFog.
+    """Table of pending operations by the integer handles (from 1) that BlueFog's users get.
 
     Args:
         what: The kind of operation, for messages.
@@ -89,7 +89,7 @@ class HandleTable(Generic[H]):
 
 @dataclass(frozen=True)
 class UserTopology:
-    """Topology as the user gave it, and the schedule made of it.
+    """Graph that the user has set, and the averaging schedule built from it.
 
     Attributes:
         graph: The user's own graph.
@@ -104,7 +104,7 @@ class UserTopology:
 
 @dataclass
 class BluefogState:
-    """State of BlueFog's API for one rank of one context."""
+    """State of BlueFog's API on one rank, kept in its context: handles, graphs and switches."""
 
     topology: UserTopology | None = None
     machine_topology: UserTopology | None = None

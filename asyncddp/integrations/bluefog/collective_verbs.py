@@ -1,4 +1,4 @@
-"""BlueFog's verbs among all ranks, such as ``allreduce`` and ``broadcast``."""
+"""BlueFog's communication operations among all ranks, such as ``allreduce`` and ``broadcast``."""
 
 from __future__ import annotations
 

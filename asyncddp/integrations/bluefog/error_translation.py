@@ -1,4 +1,4 @@
-"""Translation of asyncddp's errors to classes that are also BlueFog's built-in ones.
+"""Translation of asyncddp's errors to subclasses of the built-in errors that BlueFog raises.
 
 ::
 
@@ -23,19 +23,19 @@ class NotInitializedValueError(NotInitializedError, ValueError):
 
 
 class MismatchValueError(MismatchError, ValueError):
-    """Error of ranks that use one name with different verbs, dtypes, shapes or neighbours."""
+    """Error of ranks whose calls of one name differ in operation, dtype, shape or neighbours."""
 
 
 class DtypeValueError(DtypeError, ValueError):
-    """Error of a tensor whose dtype the verb does not support."""
+    """Error of a tensor whose dtype the communication operation does not support."""
 
 
 class TopologyAssertionError(TopologyError, AssertionError):
-    """Error of invalid arguments of a graph or schedule."""
+    """Error of an unusable graph or schedule, or of invalid arguments to build one."""
 
 
 class IntegerAverageError(ArgumentError, AssertionError):
-    """Error of an average of integers."""
+    """Error of a call that asks for the average of integer tensors."""
 
 
 _TRANSLATIONS: dict[type[Exception], type[Exception]] = {

@@ -1,4 +1,4 @@
-"""The module in which BlueFog keeps its verbs, with the names that it does not export."""
+"""BlueFog's module ``mpi_ops``: all of its operations, also those that it does not export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BlueFog's verbs among neighbours, such as ``neighbor_allreduce``."""
+"""BlueFog's communication operations among neighbours, such as ``neighbor_allreduce``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BlueFog's one-peer schedules: infinite generators of ``(send_ranks, recv_ranks)``."""
+"""BlueFog's one-peer schedules, which generate a rank's ``(send_ranks, recv_ranks)`` per step."""
 
 from __future__ import annotations
 

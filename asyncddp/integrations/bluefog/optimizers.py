@@ -1,4 +1,4 @@
-"""Optimizer wrapper with BlueFog's attributes, on which its optimizer functions stand."""
+"""Optimizer wrapper with BlueFog's attributes, which BlueFog's optimizer functions create."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Models = torch.nn.Module | Iterable[torch.nn.Module]
 
 
 class CommunicationType(Enum):
-    """The group of ranks among which parameters are averaged."""
+    """Choice of the ranks among which an optimizer averages parameters."""
 
     neighbor_allreduce = "neighbor.allreduce"
     hierarchical_neighbor_allreduce = "hierarchical.neighbor.allreduce"

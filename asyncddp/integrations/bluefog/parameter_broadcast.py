@@ -1,4 +1,4 @@
-"""BlueFog's helpers for equal parameters, optimizer state and objects on all ranks."""
+"""BlueFog's functions that make parameters, optimizer state or objects equal on all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inference of source ranks from every rank's destinations, and the reverse."""
+"""BlueFog's functions that infer source ranks from all ranks' destinations, and the reverse."""
 
 from __future__ import annotations
 

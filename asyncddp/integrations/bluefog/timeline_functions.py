@@ -1,4 +1,4 @@
-"""BlueFog's timeline functions, which are asyncddp's own."""
+"""BlueFog's functions that record activities in the timeline, taken from asyncddp unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Averaging methods that warn of an unsuitable graph where asyncddp's own refuse it."""
+"""Variants of training algorithms that, as in BlueFog, warn of an unsuitable graph and run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger("asyncddp")
 
 
 class _TolerantAlgorithm(Algorithm):
-    """Base class of a method that warns where the method itself would refuse a graph."""
+    """Base class of algorithm variants that warn of an unsuitable graph instead of raising."""
 
     def check(self, graph_or_schedule: GraphOrSchedule) -> None:
         """Warn of a graph that the theory of the method does not allow."""

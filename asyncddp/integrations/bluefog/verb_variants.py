@@ -1,4 +1,4 @@
-"""Blocking and non-blocking variants of BlueFog's verbs, with integer handles."""
+"""Makes blocking and non-blocking variants of BlueFog's operations, with integer handles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class VerbCall(NamedTuple):
-    """Call of an asyncddp verb: both its variants and the arguments.
+    """Call of an asyncddp operation: its blocking function, its non-blocking one, arguments.
 
     Attributes:
         run, start: The blocking variant and the non-blocking one.

@@ -1,4 +1,4 @@
-"""BlueFog's window verbs, whose handles are integers."""
+"""BlueFog's one-sided window operations, such as ``win_put``, whose handles are integers."""
 
 from __future__ import annotations
 

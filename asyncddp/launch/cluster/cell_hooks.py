@@ -1,4 +1,4 @@
-"""Hooks around notebook cells on an engine, so that no rank waits for one whose cell failed.
+"""Hooks around notebook cells, so that no rank waits for another rank whose cell has failed.
 
 A rank whose cell raises announces to its peers, which would otherwise wait until the deadline, that
 it takes no part, and takes part again with the next cell. The client then compares the ranks'

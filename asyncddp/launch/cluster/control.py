@@ -1,4 +1,4 @@
-"""Starts an ipyparallel cluster, waits for its engines, and stops it."""
+"""Starts an ipyparallel cluster for notebooks, waits for its engines, and stops it."""
 
 from __future__ import annotations
 

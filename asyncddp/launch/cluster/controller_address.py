@@ -1,4 +1,4 @@
-"""Address at which the ipyparallel controller listens for engines."""
+"""Finds the address at which an ipyparallel controller listens for engines, the ranks."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _SHUTDOWN_TIMEOUT = 4.0  # seconds for engines, and then for the controller, to 
 
 @dataclass(frozen=True)
 class DaemonConfig:
-    """Configuration of a cluster daemon, sent to it as one line of JSON.
+    """Configuration of a notebook cluster's daemon process, which gets it as a line of JSON.
 
     Attributes:
         profile_directory: Path of the IPython profile.
@@ -57,15 +57,15 @@ class DaemonConfig:
 
 
 class _StopRequested(Exception):  # noqa: N818 - no error
-    """The daemon was asked to end the cluster, or its owner has ended."""
+    """Exception: the daemon was asked to end the cluster, or its owner process has ended."""
 
 
 class _ChildExited(Exception):  # noqa: N818 - the message says what has ended
-    """The controller or the engines have ended unexpectedly."""
+    """Exception: the ipyparallel controller or the engines have ended unexpectedly."""
 
 
 class ClusterDaemon:
-    """Daemon of one cluster: parent process of its controller and its engines.
+    """Daemon of a notebook cluster: parent process of its ipyparallel controller and engines.
 
     Args:
         config: Its configuration.

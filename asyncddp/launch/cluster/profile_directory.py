@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from asyncddp.errors import ArgumentError, EnvironmentProblem
-from asyncddp.packages import install_command
+from asyncddp.install_commands import install_command
 
 _MARKER_VARIABLE = "ASYNCDDP_CLUSTER"
 _TRIES = 5
@@ -29,7 +29,7 @@ def missing_package(module: str) -> EnvironmentProblem:
 
 @dataclass(frozen=True)
 class ClusterRecord:
-    """Record of a running cluster, written into its profile directory.
+    """Record of a running notebook cluster, written into its IPython profile directory.
 
     Attributes:
         pid: Process id of its daemon.
@@ -52,7 +52,7 @@ class ClusterRecord:
 
 @dataclass(frozen=True)
 class ProfileDirectory:
-    """IPython profile directory in which a cluster keeps its files.
+    """IPython profile directory in which a notebook cluster keeps its files.
 
     Attributes:
         path: Path of the directory.

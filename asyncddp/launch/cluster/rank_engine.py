@@ -1,4 +1,4 @@
-"""ipyparallel engine of one rank, on which notebook cells run.
+"""ipyparallel engine of one rank: the process of that rank, in which notebook cells run.
 
 Started on every rank by ``python -m asyncddp.launch.cluster.rank_engine --profile-dir=DIR``. Its
 engine id is its rank. MPI is initialised by ``asyncddp.init()``, which a cell calls.
@@ -23,7 +23,7 @@ _REGISTRATION_TIMEOUT = 60.0  # seconds, as many engines may register at once
 
 
 class RankEngine(IPEngine):  # type: ignore[misc]  # ipyparallel has no types
-    """An ipyparallel engine with cell hooks, run by one rank."""
+    """ipyparallel engine of one rank, which tells its peers when a notebook cell has failed."""
 
     async def complete_registration(self, *args: Any) -> None:
         """Install the cell hooks once the controller has registered the engine."""

@@ -19,7 +19,7 @@ MAX_MISSED_HEARTBEATS = 240
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """Specification of a cluster: number of ranks, options of ``asyncddp run``, address.
+    """Specification of a notebook cluster: ranks, ``asyncddp run`` options, controller address.
 
     Attributes:
         ranks: Number of engines.

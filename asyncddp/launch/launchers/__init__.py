@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from asyncddp.launch.launchers.launcher import Launcher, LauncherOutputPatterns, RankExit
+from asyncddp.launch.launchers.launcher import FailedRank, Launcher, LauncherOutputPatterns
 from asyncddp.registry import Registry
 
-__all__ = ["LAUNCHERS", "Launcher", "LauncherOutputPatterns", "RankExit"]
+__all__ = ["LAUNCHERS", "FailedRank", "Launcher", "LauncherOutputPatterns"]
 
 LAUNCHERS: Registry[Launcher] = Registry(
     "launcher",

@@ -1,4 +1,4 @@
-"""Hydra, the ``mpiexec`` of MPICH and, in a variant, of Intel MPI.
+"""Command line and failure messages of Hydra, the ``mpiexec`` of MPICH and of Intel MPI.
 
 Source: ``mpiexec.hydra -help`` of MPICH 5.0 and of Intel MPI 2021.18; MPICH's guide "Using the
 Hydra process manager"; Intel MPI Library Developer Reference, "mpiexec.hydra".
@@ -15,9 +15,9 @@ from typing import ClassVar
 from asyncddp.errors import ArgumentError
 from asyncddp.launch.job import Job, LaunchCommand
 from asyncddp.launch.launchers.launcher import (
+    FailedRank,
     Launcher,
     LauncherOutputPatterns,
-    RankExit,
     default_option,
     rank_exit_from,
 )
@@ -32,7 +32,7 @@ _INTEL_EXIT = re.compile(
 
 
 class HydraLauncher(Launcher):
-    """Common base of the two Hydra launchers, those of MPICH and Intel MPI."""
+    """Base class of the two Hydra launchers, the ``mpiexec`` of MPICH and of Intel MPI."""
 
     signature: ClassVar[re.Pattern[str]]
     shell_arguments: ClassVar[str]
@@ -93,12 +93,12 @@ class HydraLauncher(Launcher):
             added[self.shell_arguments] = f"-p {job.ssh_port}"
         return added
 
-    def parse_rank_exit(self, output: str) -> RankExit | None:
+    def parse_rank_exit(self, output: str) -> FailedRank | None:
         """Parse messages about signals and aborts."""
         return self._parse_signal(output) or rank_exit_from(_ABORT.search(output))
 
     @abstractmethod
-    def _parse_signal(self, output: str) -> RankExit | None:
+    def _parse_signal(self, output: str) -> FailedRank | None:
         """Parse which rank was killed by a signal, if the messages say so."""
 
 
@@ -109,7 +109,7 @@ class _MpichLauncher(HydraLauncher):
     signature = re.compile(r"HYDRA build details:\s+Version:\s+(?P<version>\S+)")
     shell_arguments = "HYDRA_LAUNCHER_EXTRA_ARGS"
 
-    def _parse_signal(self, output: str) -> RankExit | None:
+    def _parse_signal(self, output: str) -> FailedRank | None:
         """Parse the signal; MPICH shows the lowest rank, not the first killed, so no rank."""
         return rank_exit_from(re.search(r"EXIT STRING: .*?signal:? (?P<signal>\d+)\)", output))
 
@@ -123,7 +123,7 @@ class _IntelMpiLauncher(HydraLauncher):
     )
     shell_arguments = "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"
 
-    def _parse_signal(self, output: str) -> RankExit | None:
+    def _parse_signal(self, output: str) -> FailedRank | None:
         """Parse the rank killed first; Intel MPI also shows those that it killed itself."""
         exits = [rank_exit_from(match) for match in _INTEL_EXIT.finditer(output)]
         shown = [rank_exit for rank_exit in exits if rank_exit is not None]

@@ -1,4 +1,4 @@
-"""Interface of an MPI launcher: version detection, command line, and parsing of its messages.
+"""Interface of MPI launchers: version detection, command line, and parsing of their messages.
 
 A launcher is data plus three small functions without side effects; none starts a process.
 """
@@ -15,7 +15,7 @@ from asyncddp.launch.job import Job, LaunchCommand
 
 
 @dataclass(frozen=True)
-class RankExit:
+class FailedRank:
     """The first failed process as the launcher reports it: rank, host, signal or exit code.
 
     Attributes:
@@ -78,7 +78,7 @@ class Launcher(ABC):
         """
 
     @abstractmethod
-    def parse_rank_exit(self, output: str) -> RankExit | None:
+    def parse_rank_exit(self, output: str) -> FailedRank | None:
         """Parse from the launcher's messages which process failed first."""
 
     def format_hosts(self, job: Job) -> str:
@@ -92,15 +92,15 @@ def earliest_match(patterns: Iterable[re.Pattern[str]], text: str) -> re.Match[s
     return min(found, key=lambda match: match.start(), default=None)
 
 
-def rank_exit_from(match: re.Match[str] | None) -> RankExit | None:
-    """Build a :class:`RankExit` from the groups ``rank``, ``host``, ``signal`` and ``code``."""
+def rank_exit_from(match: re.Match[str] | None) -> FailedRank | None:
+    """Build a :class:`FailedRank` from the groups ``rank``, ``host``, ``signal`` and ``code``."""
     if match is None:
         return None
     found = match.groupdict()
     rank, killed, code = (
         None if found.get(name) is None else int(found[name]) for name in ("rank", "signal", "code")
     )
-    return RankExit(rank, found.get("host"), killed, code)
+    return FailedRank(rank, found.get("host"), killed, code)
 
 
 def default_option(job: Job, names: Sequence[str], *values: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Open MPI: ``mpirun`` of the 4 series (ORTE) and of the 5 series (PRRTE).
+"""Command line and failure messages of Open MPI's ``mpirun``, series 4 (ORTE) and 5 (PRRTE).
 
 Source: the manual pages mpirun(1) of Open MPI 4.1 and 5.0, and prterun(1) of PRRTE 3.
 """
@@ -11,14 +11,14 @@ from typing import ClassVar
 
 from asyncddp.launch.job import Job, LaunchCommand
 from asyncddp.launch.launchers.launcher import (
+    FailedRank,
     Launcher,
     LauncherOutputPatterns,
-    RankExit,
     default_option,
     earliest_match,
     rank_exit_from,
 )
-from asyncddp.listening import local_open_mpi
+from asyncddp.listening_sockets import local_open_mpi
 
 _VERSION = re.compile(r"\((?:Open MPI|OpenRTE)\) (?P<version>(?P<major>\d+)\.[\w.]+)")
 _PROGRAM = r"(?:mpirun|mpiexec|orterun|prterun|prun)(?:\.openmpi)?"
@@ -49,7 +49,7 @@ _HOSTS_LOST = (
 
 
 class OpenMpiLauncher(Launcher):
-    """Common base of Open MPI's launchers, series 4 (ORTE) and 5 (PRRTE)."""
+    """Base class of Open MPI's two launchers, ``mpirun`` of series 4 (ORTE) and 5 (PRRTE)."""
 
     title = "Open MPI"
     series: ClassVar[range]
@@ -128,13 +128,13 @@ class OpenMpiLauncher(Launcher):
             for word in setting
         ]
 
-    def parse_rank_exit(self, output: str) -> RankExit | None:
+    def parse_rank_exit(self, output: str) -> FailedRank | None:
         """Parse messages about lost hosts, signals and exit codes."""
         lost = earliest_match(_HOSTS_LOST, output)
         found = rank_exit_from(earliest_match(_EXITS, output))
         if found is None and (unfinished := _UNFINISHED.search(output)):
-            found = RankExit(int(unfinished["rank"]), unfinished["host"], code=0)
-        return RankExit(host=lost["host"], lost_host=True) if lost and not found else found
+            found = FailedRank(int(unfinished["rank"]), unfinished["host"], code=0)
+        return FailedRank(host=lost["host"], lost_host=True) if lost and not found else found
 
 
 class _OpenMpi4Launcher(OpenMpiLauncher):

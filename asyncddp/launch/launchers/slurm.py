@@ -1,4 +1,4 @@
-"""Slurm's launcher ``srun``, for clusters on which it starts MPI ranks.
+"""Command line and failure messages of ``srun``, for Slurm clusters where it starts MPI ranks.
 
 Source: the manual page srun(1) of Slurm 22.05 to 24.11.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from asyncddp.errors import ArgumentError
 from asyncddp.launch.job import Job, LaunchCommand
-from asyncddp.launch.launchers.launcher import Launcher, LauncherOutputPatterns, RankExit
+from asyncddp.launch.launchers.launcher import FailedRank, Launcher, LauncherOutputPatterns
 
 _BINDING = {"none": "none", "core": "cores", "socket": "sockets", "numa": "ldoms"}
 _LOGIN = ("HOME", "LANG", "LOGNAME", "SHELL", "TERM", "TMPDIR", "USER")
@@ -29,7 +29,7 @@ def _signal_number(words: str) -> int | None:
 
 
 class _SrunLauncher(Launcher):
-    """Launcher of Slurm, ``srun``."""
+    """Slurm's launcher ``srun``: its command line, and patterns of its failure messages."""
 
     title = "srun"
     local = False
@@ -93,14 +93,14 @@ class _SrunLauncher(Launcher):
         kept = {name: value for name, value in wanted.items() if name not in job.environment}
         return {**kept, **job.set_environment}
 
-    def parse_rank_exit(self, output: str) -> RankExit | None:
+    def parse_rank_exit(self, output: str) -> FailedRank | None:
         """Parse messages such as "task 3: Exited with exit code 1"."""
         match = _TASK.search(output)
         if match is None:
             return None
         code = None if match["code"] is None else int(match["code"])
         killed = None if match["words"] is None else _signal_number(match["words"].strip())
-        return RankExit(rank=int(match["rank"]), host=match["host"], signal=killed, code=code)
+        return FailedRank(rank=int(match["rank"]), host=match["host"], signal=killed, code=code)
 
 
 SLURM = _SrunLauncher()

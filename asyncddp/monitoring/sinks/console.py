@@ -21,7 +21,7 @@ _HEADERS = (
 
 
 class ConsoleSink:
-    """Sink that shows the newest figures of all ranks.
+    """Sink that shows the newest figures of all ranks on a terminal, or prints them as lines.
 
     On a terminal a table stays below what the script prints. Elsewhere each report of rank 0 is one
     line, with the median over ranks and the worst.

@@ -1,4 +1,4 @@
-"""Construction of sinks from the argument ``to`` of ``monitor``."""
+"""Construction of a monitor's sinks (console, file, TensorBoard, function) as the user chose."""
 
 from __future__ import annotations
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from asyncddp.errors import EnvironmentProblem
+from asyncddp.install_commands import install_command
 from asyncddp.monitoring.rank_record import Record
-from asyncddp.packages import install_command
 
 _NOT_SCALARS = ("rank", "step", "time", "consensus_error", "departed")
 
 
-class ScalarWriter(Protocol):
-    """Protocol of the part of ``torch.utils.tensorboard.SummaryWriter`` that is used."""
+class SummaryWriterProtocol(Protocol):
+    """Protocol of the methods of ``torch.utils.tensorboard.SummaryWriter`` that a sink calls."""
 
     def add_scalar(
         self, tag: str, scalar_value: float, global_step: int, walltime: float
@@ -27,7 +27,7 @@ class ScalarWriter(Protocol):
 
 
 class TensorBoardSink:
-    """Sink that adds each figure as a scalar ``asyncddp/consensus_distance/rank 0`` and so on.
+    """Sink that writes each rank's figures as TensorBoard scalars, named by figure and rank.
 
     Args:
         writer: A ``SummaryWriter``.

@@ -1,4 +1,4 @@
-r"""Verbs of windows: tensors that neighbours write and read one-sided, without waiting.
+r"""Operations on windows: tensors that neighbours write and read one-sided, without waiting.
 
 Every rank of a window holds its own tensor x and, for each in-neighbour j, a *buffer* :math:`b_j`:
 what j has put there. ``win_put`` and ``win_accumulate`` write into the neighbours' buffers,

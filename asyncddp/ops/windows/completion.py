@@ -1,4 +1,4 @@
-"""Window verbs that flush, wait for, poll and cancel operations under way."""
+"""Functions that flush, wait for, poll and cancel window operations under way."""
 
 from __future__ import annotations
 

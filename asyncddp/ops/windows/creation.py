@@ -1,4 +1,4 @@
-"""Window verbs that create and free windows; both are collective."""
+"""Functions that create and free windows (tensors that neighbours access one-sided); collective."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _WindowSpec(NamedTuple):
 
 
 class _WindowProposal(NamedTuple):
-    """One rank's proposal for a new window, compared on all ranks.
+    """One rank's properties and neighbours for a new window, to be compared on all ranks.
 
     Attributes:
         facts: What must be equal on all ranks.
@@ -102,7 +102,7 @@ def create_along(
         return False
     sources, targets = _neighbors(schedule, context.rank)
     window = windows.prepare(name, tensor, schedule, zero_init=zero_init)
-    places, own = windows.reserve_edge_words(targets)
+    places, own = windows.edge_factory.reserve(targets)
     facts = _WindowSpec(name, tuple(tensor.shape), traits.name, bool(zero_init))
     gathered = gather_records(
         _WindowProposal(facts, sources, targets, places), _WindowProposal, "win_create"
@@ -110,7 +110,7 @@ def create_along(
     try:
         _require_matching_proposals(gathered)
     except MismatchError:
-        windows.release_edge_words(own.values())
+        windows.edge_factory.release(own.values())
         raise
     edge_places = {peer: gathered[peer].places.get(context.rank) for peer in sources}
     windows.connect(window, targets, edge_places, own)

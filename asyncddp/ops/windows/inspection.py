@@ -1,4 +1,4 @@
-"""Window verbs that read counters: writes received, staleness, and the push-sum scalar p."""
+"""Functions that read a window's counters: writes received, staleness, push-sum weight p."""
 
 from __future__ import annotations
 

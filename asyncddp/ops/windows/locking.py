@@ -1,4 +1,4 @@
-"""``win_mutex``: exclusive access to a window's buffers; checks of window verbs' arguments."""
+"""``win_mutex``: exclusive access to a window's buffers; argument checks of window operations."""
 
 from __future__ import annotations
 

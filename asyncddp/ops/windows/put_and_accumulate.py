@@ -1,4 +1,4 @@
-"""``win_put`` and ``win_accumulate``: write into neighbours' buffers."""
+"""``win_put`` and ``win_accumulate``: overwrite neighbours' buffers, or add to them, one-sided."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Self-test of an installation: every verb once on the started ranks, with a check of its result.
+"""Self-test of an installation: calls every operation once on all ranks, and checks its result.
 
 ``asyncddp doctor --check`` starts ``python -m asyncddp.testing.self_test`` on two ranks for each
 transport and reports which of them work.

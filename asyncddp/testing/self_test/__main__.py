@@ -1,8 +1,7 @@
-"""Program of one rank of the self-test: ``python -m asyncddp.testing.self_test cpu|cuda``."""
+"""Runs an installation's self-test as one rank: ``python -m asyncddp.testing.self_test cpu``."""
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -10,11 +9,11 @@ from collections.abc import Sequence
 import torch
 
 import asyncddp as bf
-from asyncddp.cli.doctor.mpi_probe import MARK
+from asyncddp.cli.doctor.probe_answer import print_answer
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.ops.object_collectives import gather_records
 from asyncddp.testing.self_test.verb_checks import CHECKS, problems
-from asyncddp.transport.cuda.pair_selection import default_device_index
+from asyncddp.transport.cuda.capabilities import default_device_index
 
 
 def _device(kind: str) -> torch.device:
@@ -50,8 +49,7 @@ def main(words: Sequence[str]) -> None:
             "refused": dict(choice.refused),
             "seconds": time.monotonic() - start,
         }
-        sys.stdout.write(f"{MARK}{json.dumps(answer)}\n")
-        sys.stdout.flush()
+        print_answer(answer)
     bf.shutdown()
 
 

@@ -1,4 +1,4 @@
-"""Checks of the self-test: each verb's result against the one computed from all ranks' input."""
+"""Checks of the self-test: call each communication operation and compare with known results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class SelfTestData:
-    r"""Input and expected results of the self-test.
+    r"""Input tensors of an installation's self-test, and the results to expect.
 
     Rank r holds :math:`x_r = (r + 1)\, b`, where b repeats the quarters from −4 to 4.
 

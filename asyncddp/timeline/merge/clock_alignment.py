@@ -16,7 +16,9 @@ _WORST_DRIFT = 1e-4  # of two quartz clocks, where there is one measurement only
 
 
 class ClockAlignment:
-    r"""Conversion of a rank's time to rank 0's: :math:`t_0 = t + o(t)`, piecewise linear.
+    """Conversion of a rank's time stamps to rank 0's clock, by a piecewise linear offset.
+
+    With the offset :math:`o(t)` of rank 0's clock from the rank's own, :math:`t_0 = t + o(t)`.
 
     Args:
         points: ``(ts, offset, error)`` in µs, sorted by time, at least one; before the first and

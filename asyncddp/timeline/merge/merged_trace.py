@@ -1,4 +1,4 @@
-"""One trace of all ranks on rank 0's clock, merged from their files for Perfetto.
+"""Merging of all ranks' trace files into one trace on rank 0's clock, for Perfetto.
 
 Events are streamed: of each file one line is in memory, and of each arrow the end that came first.
 """
@@ -37,7 +37,7 @@ def _ignore_progress(_: Path, __: int) -> None:
 
 
 class FlowArrowMatcher:
-    """Matcher of the two ends of message arrows, which are numbered once both ends are found.
+    """Matcher of sends with receives; numbers a message's arrow once both of its ends are found.
 
     Perfetto drops arrows whose names are not numbers, and those with one end lead nowhere. The end
     that comes first is held until the other is found; the oldest is dropped where too many are

@@ -1,4 +1,4 @@
-"""Sets of disjoint time intervals: union, intersection and length within windows.
+"""Sets of disjoint time intervals: union, intersection, and length within given time ranges.
 
 A set is an array of shape ``(k, 2)``, sorted, with ``[begin, end)`` in each row.
 """

@@ -1,4 +1,4 @@
-r"""Breakdown of one rank's time: compute, exposed communication, and the remainder.
+r"""Breakdown of one rank's step time: compute, communication that blocks it, and the remainder.
 
 With :math:`B` the times in which the caller is blocked by communication, :math:`C` those of
 forward, backward and optimizer in which it is not, and :math:`T` those in which messages travel or
@@ -72,7 +72,7 @@ class RankBreakdown:
 
 
 class StepAverages:
-    """Averages of one rank's spans over its training steps, or over all where there are no steps.
+    """Averages of one rank's spans per training step, or of the whole recording if it has no steps.
 
     Args:
         timeline: The spans of all ranks.

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncddp.errors import EnvironmentProblem
-from asyncddp.packages import install_command
+from asyncddp.install_commands import install_command
 from asyncddp.timeline.report.intervals import intersection, union
 from asyncddp.timeline.report.timeline_report import TimelineReport
 from asyncddp.timeline.report.trace_spans import TimelineSpans, as_rows

@@ -16,7 +16,7 @@ from asyncddp.timeline.report.trace_spans import RankSpans, TimelineSpans
 
 @dataclass(frozen=True)
 class TimelineReport:
-    """Breakdown of every rank's time, with the slowest rank and those waited for.
+    """Breakdown of every rank's time, and how long all others waited for each rank.
 
     Attributes:
         size: Number of ranks of the run.

@@ -1,4 +1,4 @@
-"""Spans of a merged timeline by rank and kind, collected for reports: 16 bytes a span."""
+"""Collection of a merged timeline's spans by rank and kind, for reports; 16 bytes per span."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MIXING = 3  # the track of the thread that mixes while others compute
 
 @dataclass
 class RankSpans:
-    """Spans of one rank, in µs on rank 0's clock.
+    """Begin and end times of one rank's spans by kind, in µs on rank 0's clock.
 
     Attributes:
         steps: Begin and end of each step, flat.
@@ -63,7 +63,7 @@ class RankSpans:
 
 @dataclass
 class TimelineSpans:
-    """Spans of all ranks of a timeline.
+    """Spans of all ranks, read from a merged timeline, and what is known of their clocks.
 
     Attributes:
         ranks: The spans of each rank.

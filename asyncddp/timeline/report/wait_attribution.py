@@ -19,7 +19,7 @@ NOBODY = -1
 
 
 class VerbCalls:
-    """Times at which a rank called each verb, in µs on rank 0's clock."""
+    """Times at which a rank called each communication operation, in µs on rank 0's clock."""
 
     def __init__(self) -> None:
         self._times: dict[tuple[str, str], array[float]] = defaultdict(lambda: array("d"))
@@ -34,7 +34,7 @@ class VerbCalls:
 
 
 class PeerWaits:
-    """Waits of one rank by awaited peers: one peer, or several of which one came last."""
+    """Waits of one rank, grouped by the peer, or the set of peers, that it waited for."""
 
     def __init__(self) -> None:
         self.single: dict[int, array[float]] = defaultdict(lambda: array("d"))

@@ -12,14 +12,14 @@ import torch
 
 from asyncddp.device.streams import DeviceStreams
 from asyncddp.transport.base import Request, Transport
-from asyncddp.transport.cuda.single_device import SingleDeviceTransport
+from asyncddp.transport.cuda.device_transport import DeviceTransport
 from asyncddp.transport.cuda.staged_transport import CudaStagedTransport
 
 
-class CompositeTransport(SingleDeviceTransport):
-    """Transport for one device's tensors that delegates to one transport per peer.
+class CompositeTransport(CudaStagedTransport):
+    """Transport of GPU tensors that hands the messages to each peer to one of several transports.
 
-    Collectives go to a transport of their own; messages without a delegate are staged.
+    Collectives go to a transport of their own. What has no delegate is staged.
 
     Args:
         base: The transport for tensors on the host, between the same ranks.
@@ -30,20 +30,35 @@ class CompositeTransport(SingleDeviceTransport):
 
     def __init__(self, base: Transport, streams: DeviceStreams) -> None:
         super().__init__(base, streams)
-        self._messages: Mapping[int, Transport] = {}
-        self._collectives: Transport = CudaStagedTransport(base, streams, self.pool)
+        self._staged = CudaStagedTransport(base, streams, self.pool)
+        self._messages: Mapping[int, DeviceTransport] = {}
+        self._collectives: DeviceTransport = self._staged
 
-    def set_delegates(
-        self, messages: Mapping[int, Transport], collectives: Transport | None
-    ) -> None:
-        """Set the transports to delegate to, before anything is sent.
+    @classmethod
+    def combine(
+        cls, opened: Mapping[str, DeviceTransport], peers: Mapping[int, str], collectives: str
+    ) -> DeviceTransport:
+        """Combine opened transports into one that chooses by peer; a single one is returned.
 
         Args:
-            messages: Transports by peer; they are closed with this one.
-            collectives: The transport of collectives, closed as well; None to stage them.
+            opened: The transports by name, one at least, between the same ranks.
+            peers: For each peer the name of the transport of its messages.
+            collectives: Name of the transport of collectives; these and messages are staged where
+                it is not among ``opened``.
         """
-        self._messages = dict(messages)
-        self._collectives = self._collectives if collectives is None else collectives
+        every = list(opened.values())
+        if len(every) == 1:
+            return every[0]
+        own = [transport for transport in every if isinstance(transport, cls)]
+        top = own[0] if own else cls(every[0].base, every[0].streams)
+        delegates = {name: transport for name, transport in opened.items() if transport is not top}
+        top._messages = {peer: delegates[name] for peer, name in peers.items() if name in delegates}
+        top._collectives = delegates.get(collectives, top._staged)
+        return top
+
+    def for_subgroup(self, base: Transport) -> DeviceTransport | None:
+        """Open the transport of collectives for a subgroup."""
+        return self._collectives.for_subgroup(base)
 
     def split(self, color: int, key: int) -> Transport:
         """Split the transport of collectives."""
@@ -59,19 +74,11 @@ class CompositeTransport(SingleDeviceTransport):
 
     def isend(self, data: torch.Tensor, peer: int, tag: int) -> Request:
         """Start a send by the peer's transport."""
-        transport = self._messages.get(peer)
-        return (
-            super().isend(data, peer, tag)
-            if transport is None
-            else transport.isend(data, peer, tag)
-        )
+        return self._messages.get(peer, self._staged).isend(data, peer, tag)
 
     def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Request:
         """Start a receive by the peer's transport."""
-        transport = self._messages.get(peer)
-        return (
-            super().irecv(out, peer, tag) if transport is None else transport.irecv(out, peer, tag)
-        )
+        return self._messages.get(peer, self._staged).irecv(out, peer, tag)
 
     def iallreduce(
         self,

@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamRole
 from asyncddp.errors import PeerError
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.transport.base import Request, Transport
+from asyncddp.transport.cuda.capabilities import DeviceCapabilities, ranks_without
 from asyncddp.transport.cuda.staged_transport import CudaStagedTransport
 from asyncddp.transport.mpi.runtime import MPI
 
@@ -63,7 +65,7 @@ class CudaArrayBuffer:
 
 
 class _CudaMPIRequest:
-    """An MPI send or receive of GPU memory, started once earlier work of the device has ended."""
+    """MPI send or receive of GPU memory that starts once earlier work on the GPU has ended."""
 
     def __init__(
         self, start: Callable[[], list[MPI.Request]], ready: DeviceEvent, drive: Callable[[], None]
@@ -119,7 +121,7 @@ class _CudaMPIReceiveRequest(_CudaMPIRequest):
 
 
 class CudaAwareMPITransport(CudaStagedTransport):
-    """Transport for tensors on a GPU by CUDA-aware MPI; collectives are staged.
+    """Transport of GPU tensors by CUDA-aware MPI; collectives go through pinned host memory.
 
     It waits for the stream on which a tensor is made by an event, never for the whole device.
 
@@ -133,6 +135,7 @@ class CudaAwareMPITransport(CudaStagedTransport):
     """
 
     name = "mpi_cuda"
+    first_between_machines = True
 
     def __init__(self, base: Transport, streams: DeviceStreams, comm: MPI.Intracomm) -> None:
         super().__init__(base, streams)
@@ -140,14 +143,29 @@ class CudaAwareMPITransport(CudaStagedTransport):
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         self._messages: list[_CudaMPIRequest] = []
 
-    @classmethod
-    def open(cls, base: Transport, streams: DeviceStreams) -> CudaAwareMPITransport:
-        """Open the transport between all ranks; collective.
+    @staticmethod
+    def detect(facts: DeviceCapabilities) -> DeviceCapabilities:
+        """Query whether the MPI library takes GPU memory."""
+        return replace(facts, mpi_cuda=query_cuda_support())
 
-        Args:
-            base: The host transport between all ranks of the job.
-            streams: Streams of the device.
-        """
+    @staticmethod
+    def obstacle(one: DeviceCapabilities, other: DeviceCapabilities) -> str | None:
+        """Refuse MPI libraries that do not say that they take GPU memory."""
+        where = ranks_without(lambda facts: facts.mpi_cuda is True, one, other)
+        return (
+            f"the MPI library of {where} does not say that it takes GPU memory" if where else None
+        )
+
+    @classmethod
+    def open(
+        cls,
+        base: Transport,
+        streams: DeviceStreams,
+        reachable: Collection[int] = (),
+        timeout: float = 0.0,
+    ) -> CudaAwareMPITransport:
+        """Open the transport between all ranks of the job, with a communicator of its own."""
+        del reachable, timeout
         return cls(base, streams, MPI.COMM_WORLD.Dup())
 
     def for_device(self, streams: DeviceStreams) -> CudaAwareMPITransport:

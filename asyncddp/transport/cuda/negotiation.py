@@ -1,4 +1,4 @@
-"""Negotiation between ranks of the transports for tensors on GPUs (ASYNCDDP_DEVICE_WIRES).
+"""Negotiation among all ranks of the transports for GPU tensors, out of those the user allows.
 
 Without ``ASYNCDDP_DEVICE_WIRES`` nothing is sent, and tensors are staged through host memory.
 """
@@ -6,99 +6,63 @@ Without ``ASYNCDDP_DEVICE_WIRES`` nothing is sent, and tensors are staged throug
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from asyncddp.config import Config
-from asyncddp.device.streams import DeviceStreams, streams_of_device
-from asyncddp.errors import UnknownNameError
+from asyncddp.device.stream_registry import streams_of_device
+from asyncddp.device.streams import DeviceStreams
 from asyncddp.serialization import pack, unpack
 from asyncddp.tensors.allocation import make_tensor
 from asyncddp.transport import DEVICE_TRANSPORTS
-from asyncddp.transport.base import Transport
-from asyncddp.transport.cuda.group_selection import select_for_group
-from asyncddp.transport.cuda.openers import OPENERS, OpenedTransport, combine_transports
-from asyncddp.transport.cuda.pair_selection import (
-    FALLBACK,
+from asyncddp.transport.base import Scope, Transport
+from asyncddp.transport.cuda.capabilities import (
     DeviceCapabilities,
-    TransportChoice,
     default_device_index,
+    detect_device,
+)
+from asyncddp.transport.cuda.composite import CompositeTransport
+from asyncddp.transport.cuda.device_transport import DeviceTransport
+from asyncddp.transport.cuda.selection import (
+    FALLBACK,
+    parse_transport_names,
     require_same_device_kind,
+    select_for_group,
 )
 from asyncddp.transport.cuda.staged_transport import device_transport_for
-from asyncddp.transport.cuda.verification import verify_transport
 
 logger = logging.getLogger("asyncddp")
 
-_AUTO = ("cuda_ipc", "nccl", "mpi_cuda")
-_NEGOTIATION_TIMEOUT = 60.0  # seconds: the first use of a GPU may take long
+_TIMEOUT = 60.0  # seconds: the first use of a GPU may take long
 
 
-def parse_transport_names(text: str) -> tuple[str, ...]:
-    """Parse the names of transports in ``ASYNCDDP_DEVICE_WIRES``: comma-separated, the best first.
+@dataclass(frozen=True)
+class TransportChoice:
+    """Choice of the transport for GPU tensors, with reasons why requested ones were not taken.
 
-    ``auto`` stands for all of them: ``cuda_ipc,nccl,mpi_cuda``.
-
-    Raises:
-        UnknownNameError: There is no such transport.
-
-    Example:
-        >>> parse_transport_names("mpi_cuda, cuda_staged")
-        ('mpi_cuda', 'cuda_staged')
+    Attributes:
+        transport: Names of the transports, joined by ``+``.
+        refused: For each transport that was requested and not taken, the reason.
     """
-    if text.strip() == "auto":
-        return _AUTO
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    for name in names or ("",):
-        if name not in DEVICE_TRANSPORTS:
-            known = ", ".join(DEVICE_TRANSPORTS)
-            raise UnknownNameError(
-                f"environment variable ASYNCDDP_DEVICE_WIRES: expected auto, or some of {known}, "
-                f"separated by commas, got {text!r}"
-            )
-    return names
+
+    transport: str
+    refused: Mapping[str, str]
 
 
 def detect_capabilities(rank: int, machine: int, local_rank: int) -> DeviceCapabilities:
-    """Detect the capabilities of the device that this rank would use, from torch and MPI.
+    """Detect the capabilities of this rank's device and of the libraries of all transports.
 
     Args:
         rank: This rank.
         machine: Number of its machine.
         local_rank: Its number there.
     """
-    index = default_device_index(local_rank, torch.cuda.device_count())
-    if index is None:
-        return DeviceCapabilities(rank, machine)
-    from asyncddp.transport.cuda.cuda_aware_mpi import query_cuda_support
-    from asyncddp.transport.cuda.nccl.cupy_bindings import describe_conflict, versions
-
-    cupy, nccl = versions()
-    facts = DeviceCapabilities(
-        rank,
-        machine,
-        "cuda",
-        _gpu_uuid(index),
-        query_cuda_support(),
-        cupy=cupy,
-        nccl=nccl,
-        doubt=describe_conflict(nccl),
-    )
-    return replace(facts, reaches=_accessible_gpus(index))
-
-
-def _gpu_uuid(index: int) -> str:
-    """Return the UUID of a GPU; empty where torch does not tell it."""
-    return str(getattr(torch.cuda.get_device_properties(index), "uuid", ""))
-
-
-def _accessible_gpus(index: int) -> tuple[str, ...]:
-    """Return the UUIDs of the other GPUs whose memory a GPU can access directly."""
-    others = [other for other in range(torch.cuda.device_count()) if other != index]
-    near = [_gpu_uuid(other) for other in others if torch.cuda.can_device_access_peer(index, other)]
-    return tuple(name for name in near if name)
+    facts = detect_device(rank, machine, local_rank)
+    for transport in DEVICE_TRANSPORTS.values() if facts.device == "cuda" else ():
+        facts = transport.detect(facts)
+    return facts
 
 
 def negotiate_from_config(
@@ -131,13 +95,13 @@ def negotiate_from_config(
     if config.device_wires is None:
         return TransportChoice(FALLBACK, {})
     wanted = parse_transport_names(config.device_wires)
-    if transport.name == "loopback":
+    if transport.scope is Scope.PROCESS:
         return TransportChoice(FALLBACK, {})
     mine = detect_capabilities(transport.rank, machine, local_rank)
     index = default_device_index(local_rank, torch.cuda.device_count())
     streams = None if index is None else streams_of_device(torch.device("cuda", index))
     return negotiate_transport(
-        transport, wanted, mine, streams, min(config.timeout, _NEGOTIATION_TIMEOUT), part
+        transport, wanted, mine, streams, min(config.timeout, _TIMEOUT), part
     )
 
 
@@ -171,66 +135,61 @@ def negotiate_transport(
     require_same_device_kind(group)
     if streams is None:
         return TransportChoice(FALLBACK, {})
+    others = [facts for facts in group if facts.rank != mine.rank]
     refused: dict[str, str] = {}
-    opened: dict[str, OpenedTransport] = {}
+    opened: dict[str, DeviceTransport] = {}
     while True:
-        routing = select_for_group(group, [name for name in wanted if name not in refused])
-        refused.update(routing.refused)
-        used = routing.used_transports(group)
+        selected = select_for_group(group, [name for name in wanted if name not in refused])
+        refused.update(selected.refused)
+        used = selected.used_transports(group)
         missing = next((name for name in used if name not in opened), None)
         if missing is None:
             break
-        made = OPENERS[missing](transport, streams, group, timeout)
-        if _all_true(transport, verify_transport(made.transport, streams, timeout), timeout):
+        kind = DEVICE_TRANSPORTS[missing]
+        reachable = [facts.rank for facts in others if kind.obstacle(mine, facts) is None]
+        made = kind.open(transport, streams, reachable, timeout)
+        if _all_true(transport, made.verify(timeout), timeout):
             opened[missing] = made
         else:
             refused[missing] = "a trial out of GPU memory did not arrive as it was sent"
             made.free()
     if used:
-        peers = {
-            facts.rank: routing.transport_between(mine, facts)
-            for facts in group
-            if facts.rank != mine.rank
-        }
-        whole = combine_transports(transport, streams, [opened[name] for name in used], peers)
-        _install(transport, whole, streams)
-        _open_for_subgroup(part, whole, streams, timeout)
+        peers = {facts.rank: selected.transport_between(mine, facts) for facts in others}
+        every = {name: opened[name] for name in used}
+        whole = CompositeTransport.combine(every, peers, selected.collectives)
+        _install(transport, whole)
+        _open_for_subgroup(part, whole, timeout)
     choice = TransportChoice("+".join(used) or FALLBACK, refused)
-    _log_choice(transport.rank, choice, mine.doubt if "nccl" in used else "")
+    _log_choice(transport.rank, choice, [opened[name].doubt(mine) for name in used])
     return choice
 
 
-def _log_choice(rank: int, choice: TransportChoice, doubt: str) -> None:
-    """Warn of requested transports that are not used, and of conflicting NCCL libraries."""
+def _log_choice(rank: int, choice: TransportChoice, doubts: Sequence[str]) -> None:
+    """Warn of requested transports that are not used, and of doubts about those in use."""
     for name, reason in choice.refused.items() if rank == 0 else ():
         logger.warning(
             "tensors on GPUs do not go by %s: %s; they go by %s", name, reason, choice.transport
         )
-    if doubt:
+    for doubt in filter(None, doubts):
         logger.warning("rank %d: %s", rank, doubt)
 
 
-def _install(transport: Transport, opened: OpenedTransport, streams: DeviceStreams) -> None:
+def _install(transport: Transport, opened: DeviceTransport) -> None:
     transport.device_transport_factory = opened.for_device
-    device_transport_for(transport, streams)
+    device_transport_for(transport, opened.streams)
 
 
-def _open_for_subgroup(
-    part: Transport | None, opened: OpenedTransport, streams: DeviceStreams, timeout: float
-) -> None:
+def _open_for_subgroup(part: Transport | None, whole: DeviceTransport, timeout: float) -> None:
     """Open the same transport in a subgroup, where it supports that; collective in the subgroup."""
-    if part is None or part.size == 1 or opened.for_subgroup is None:
+    opened = None if part is None or part.size == 1 else whole.for_subgroup(part)
+    if part is None or opened is None:
         return
-    for_subgroup = opened.for_subgroup(part)
-    if _all_true(
-        part, verify_transport(for_subgroup.transport, streams, timeout, messages=False), timeout
-    ):
-        _install(part, for_subgroup, streams)
+    works = opened.verify(timeout, messages=False)
+    if _all_true(part, works, timeout):
+        _install(part, opened)
     else:
-        logger.warning(
-            "sums inside a machine go by %s: a trial by %s failed", FALLBACK, opened.transport.name
-        )
-        for_subgroup.free()
+        logger.warning("sums inside a machine go by %s: a trial by %s failed", FALLBACK, whole.name)
+        opened.free()
 
 
 def close_device_transports(*transports: Transport) -> None:

@@ -36,7 +36,7 @@ _MIN_BUFFER_BYTES = 4096
 
 
 class PipelineStage(Enum):
-    """Stage of the pipeline: read from the device, transfer, or write to the device."""
+    """Stage of moving a GPU tensor's piece: copy to host, transfer between ranks, copy to GPU."""
 
     READ = "read"
     TRANSFER = "transfer"
@@ -44,7 +44,7 @@ class PipelineStage(Enum):
 
 
 class StagingPlan(NamedTuple):
-    """Plan of a staged request: the bytes to read and write, the piece size and the transfer.
+    """Plan of a transfer through pinned memory: bytes to read and write, piece size, and transfer.
 
     Attributes:
         read: Bytes on the device to read, flat; None for none.
@@ -97,7 +97,7 @@ class StagingPlan(NamedTuple):
 
 
 class _StagedPiece:
-    """A piece under way, in its buffer."""
+    """Piece of a tensor on its way through a pinned host buffer."""
 
     def __init__(self, plan: StagingPlan, number: int, pool: PinnedMemoryPool) -> None:
         rows, width = plan.parts or 1, plan.width
@@ -115,7 +115,7 @@ class _StagedPiece:
 
 
 class StagedRequest:
-    """A request whose pieces go through the stages of a staging plan.
+    """Request that moves a GPU tensor through pinned host memory, piece by piece.
 
     Args:
         plan: The plan.

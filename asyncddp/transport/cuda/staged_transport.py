@@ -15,14 +15,15 @@ from asyncddp.device.streams import DeviceStreams, StreamRole
 from asyncddp.errors import PeerError
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.transport.base import Request, Transport
+from asyncddp.transport.cuda.device_transport import DeviceTransport
 from asyncddp.transport.cuda.staged_pipeline import StagedRequest, StagingPlan
 
 _PIECE = 1 << 22  # bytes; the same on all ranks
 _PIECE_ALIGNMENT = 64  # bytes: whole elements of every dtype, and where parts of a buffer begin
 
 
-class CudaStagedTransport(Transport):
-    """Transport for tensors on a device, staged through pinned memory and a host transport.
+class CudaStagedTransport(DeviceTransport):
+    """Transport of GPU tensors that copies them through pinned memory and uses a host transport.
 
     It keeps the contract of :class:`~asyncddp.transport.base.Transport` and adds stream order:
     work on the compute stream when a request is started precedes it, and a request that is done
@@ -39,12 +40,12 @@ class CudaStagedTransport(Transport):
     """
 
     name = "cuda_staged"
+    local_path = "in pieces through pinned host memory, mixed on the GPU"
 
     def __init__(
         self, base: Transport, streams: DeviceStreams, pool: PinnedMemoryPool | None = None
     ) -> None:
-        self.base, self.streams = base, streams
-        self.rank, self.size, self.allows_threads = base.rank, base.size, base.allows_threads
+        super().__init__(base, streams)
         self.pool = PinnedMemoryPool(streams) if pool is None else pool
         self._active: list[StagedRequest] = []
         self._broken = False
@@ -217,7 +218,7 @@ class CudaStagedTransport(Transport):
 
 
 class _NotifyingStagedRequest(StagedRequest):
-    """A staged request that notifies its transport when it is abandoned."""
+    """Request through pinned host memory that tells its transport when it is abandoned."""
 
     def __init__(self, plan: StagingPlan, transport: CudaStagedTransport) -> None:
         super().__init__(plan, transport.streams, transport.pool, transport.drive)

@@ -1,4 +1,4 @@
-"""Pairs of MPI communicators, which are reused by the next ``init()`` of the same processes.
+"""Pairs of MPI communicators, for control messages and tensors, that the next ``init()`` reuses.
 
 A communicator is never freed while a message on it may be in flight: MPI would give its context id
 to the next one, which would then receive that message. Nor does each ``init()`` make new ones,

@@ -1,4 +1,4 @@
-"""Choice of Open MPI's algorithm for nonblocking allreduce, made by MPI_T in ``init()``.
+"""Choice of Open MPI's algorithm for nonblocking allreduce, through the MPI tools interface.
 
 An environment variable would be read when MPI starts, which on some ranks may be before this
 library is imported; ranks that run different algorithms in one collective hang.

@@ -1,4 +1,4 @@
-"""Requests of the MPI transport around mpi4py's requests, and translation of MPI's errors."""
+"""Requests of the MPI transport: wrap mpi4py's requests, and translate MPI's errors."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def translate_mpi_errors(call: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
-class MPIRequestOwner(Protocol):
-    """Interface of the transport that has started a request."""
+class MPIRequestCallbacks(Protocol):
+    """Interface by which an MPI request reports completion or abandonment to its transport."""
 
     broken: str | None
     """Reason why no further collective can run; None if they can."""
@@ -50,9 +50,9 @@ class MPIRequestOwner(Protocol):
 
 
 class MPIRequest:
-    """Request that consists of one MPI request per piece, with the buffers they use."""
+    """Request of the MPI transport: one mpi4py request per piece of a tensor, and their buffers."""
 
-    def __init__(self, owner: MPIRequestOwner, requests: list[MPI.Request], keep: Any) -> None:
+    def __init__(self, owner: MPIRequestCallbacks, requests: list[MPI.Request], keep: Any) -> None:
         self._owner, self._requests, self._keep = owner, requests, keep
         self._ended = 0
 
@@ -78,7 +78,7 @@ class MPIRequest:
 
 
 class MPIReceiveRequest(MPIRequest):
-    """Receive request, which MPI can cancel."""
+    """Request of an MPI receive, which can be cancelled."""
 
     @translate_mpi_errors
     def abandon(self) -> None:
@@ -90,7 +90,7 @@ class MPIReceiveRequest(MPIRequest):
 
 
 class MPICollectiveRequest(MPIRequest):
-    """Collective request, which MPI cannot cancel: abandoning it breaks the communicator."""
+    """Request of an MPI collective; MPI cannot cancel it: abandoning breaks the communicator."""
 
     _counted = False
 
@@ -109,7 +109,7 @@ class MPICollectiveRequest(MPIRequest):
 
 
 class ScaledReductionRequest:
-    """Reduction request whose sum is divided by a number on completion."""
+    """Request of a reduction whose sum is divided by a number on completion, as for an average."""
 
     def __init__(self, total: Request, tensor: torch.Tensor, divisor: int) -> None:
         self._total, self._tensor, self._divisor = total, tensor, divisor

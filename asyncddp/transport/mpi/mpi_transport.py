@@ -1,4 +1,4 @@
-"""MPI transport, by mpi4py on duplicates of COMM_WORLD, apart from the user's own messages."""
+"""MPI transport through mpi4py, on duplicates of COMM_WORLD that keep user messages apart."""
 
 from __future__ import annotations
 
@@ -67,8 +67,9 @@ class MPITransport(MPICollectives):
         self._closed = False
 
     @classmethod
-    def join(cls, startup: StartupDeadline) -> Transport:
+    def join(cls, startup: StartupDeadline, *, required: bool = True) -> Transport:
         """Open the transport between all processes of the job."""
+        del required
         return cls(startup=startup)
 
     @translate_mpi_errors

@@ -31,7 +31,7 @@ _MAX_COUNT = (1 << 31) - 1
 
 
 class MPICollectives(Transport):
-    """Base of the MPI transport: its nonblocking collectives, from allreduce to barrier."""
+    """Base class of the MPI transport that implements its nonblocking collectives."""
 
     _comm: MPI.Intracomm
     _pair: CommunicatorPair

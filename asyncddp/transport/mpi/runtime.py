@@ -1,4 +1,4 @@
-"""Loading of mpi4py and its MPI library, MPI_Init_thread and MPI_Finalize."""
+"""Functions that load mpi4py and its MPI library, and call MPI_Init_thread and MPI_Finalize."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 from asyncddp.config import tune_open_mpi
 from asyncddp.errors import EnvironmentProblem
-from asyncddp.listening import confine, inodes, local_open_mpi, ranks_of_one_machine
-from asyncddp.packages import install_command
+from asyncddp.install_commands import install_command
+from asyncddp.listening_sockets import confine, inodes, local_open_mpi, ranks_of_one_machine
 
 tune_open_mpi(os.environ)
 _ranks_here = ranks_of_one_machine(os.environ)

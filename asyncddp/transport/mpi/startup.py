@@ -1,4 +1,4 @@
-"""Startup of MPI in ``init()``: initialization and a barrier with a deadline, settings check."""
+"""Startup of MPI in ``init()``: initializes it, waits for all ranks, and compares settings."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 
 import asyncddp
 from asyncddp.errors import MismatchError
+from asyncddp.transport import DEFAULT_TRANSPORT
 from asyncddp.transport.mpi.iallreduce_tuning import (
     ALGORITHM,
     iallreduce_algorithm,
@@ -88,7 +89,7 @@ def _check_settings(startup: StartupDeadline) -> None:
     algorithm = iallreduce_algorithm()
     mine = {
         "the version of asyncddp": asyncddp.__version__,
-        "ASYNCDDP_TRANSPORT": config.transport or "shared_memory",
+        "ASYNCDDP_TRANSPORT": config.transport or DEFAULT_TRANSPORT,
         "ASYNCDDP_DEVICE_WIRES": config.device_wires,
         "ASYNCDDP_RANKS_PER_MACHINE": config.ranks_per_machine,
         "ASYNCDDP_CHECK": config.check,

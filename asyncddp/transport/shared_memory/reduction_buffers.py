@@ -26,7 +26,7 @@ _TOTAL_BYTES = _HEADER_BYTES + 2 * SLOTS * PIECE_BYTES
 
 
 class RankReductionBuffers:
-    """One rank's shared buffers: its progress words, its pieces, and the sums it has computed."""
+    """One rank's shared-memory buffers: its progress counters, input pieces, and computed sums."""
 
     def __init__(self, view: MappedChunk, offset: int) -> None:
         self.words = view.words(offset, _HEADER_BYTES // 8)

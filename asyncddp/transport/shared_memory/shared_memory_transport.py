@@ -10,7 +10,7 @@ import torch
 
 from asyncddp.errors import EnvironmentProblem, PeerError
 from asyncddp.shm.arena import Arena, SharedMemoryHandle, handle_of_block
-from asyncddp.transport.base import Request, SharedMemoryGroup, Transport
+from asyncddp.transport.base import Request, Scope, SharedMemoryGroup, Transport
 from asyncddp.transport.mpi.communicator_pair import CommunicatorPair
 from asyncddp.transport.mpi.mpi_transport import MPITransport
 from asyncddp.transport.mpi.nonblocking_collectives import allgather_records
@@ -25,8 +25,8 @@ logger = logging.getLogger("asyncddp")
 _MAGIC = 0x41_44_44_50
 
 
-class _GroupMember(NamedTuple):
-    """Record of one rank: its process id and its test page in shared memory."""
+class _MappingProbe(NamedTuple):
+    """Process id of a rank, and the shared page by which others test if they can map its memory."""
 
     rank: int
     process: int
@@ -50,6 +50,9 @@ class SharedMemoryTransport(MPITransport):
     """
 
     name = "shared_memory"
+    scope = Scope.MACHINE
+    messages_by = MPITransport.name
+    local_path = "read where they lie, or piece by piece out of shared memory"
 
     def __init__(
         self,
@@ -66,6 +69,11 @@ class SharedMemoryTransport(MPITransport):
             if problem is not None:
                 self._report_unavailable(problem, required=required)
         self._reduction_buffers = self._open_reduction_buffers()
+
+    @classmethod
+    def join(cls, startup: StartupDeadline, *, required: bool = True) -> Transport:
+        """Open the transport between all processes of the job."""
+        return cls(startup=startup, required=required)
 
     def _open_reduction_buffers(self) -> SharedReductionBuffers | None:
         """Allocate the buffers of reductions, if all ranks share memory; collective."""
@@ -150,7 +158,9 @@ def _form_group(comm: MPI.Intracomm) -> tuple[SharedMemoryGroup | None, str | No
         arena, page, problem = Arena(), None, None
         if node.size > 1:
             page, problem = _publish_test_page(arena)
-        entries = allgather_records(node, _GroupMember(comm.rank, os.getpid(), page), _GroupMember)
+        entries = allgather_records(
+            node, _MappingProbe(comm.rank, os.getpid(), page), _MappingProbe
+        )
         processes = {rank: process for rank, process, _ in entries}
         problem = problem or _verify_test_pages(
             arena, [(process, page) for _, process, page in entries]

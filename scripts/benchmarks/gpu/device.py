@@ -11,7 +11,8 @@ import torch
 
 import asyncddp as bf
 from asyncddp.device.simulated_streams import SimulatedStreams
-from asyncddp.device.streams import DeviceStreams, StreamRole, simulate_device, streams_of_device
+from asyncddp.device.stream_registry import simulate_device, streams_of_device
+from asyncddp.device.streams import DeviceStreams, StreamRole
 from asyncddp.transport.cuda.staged_transport import device_transport_for
 
 __all__ = ["Device", "gpus", "open_device"]

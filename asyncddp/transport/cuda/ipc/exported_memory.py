@@ -1,4 +1,4 @@
-"""Memory exported to peers by CUDA IPC: pooled buffers, and user tensors sent repeatedly."""
+"""GPU memory that peers can map by CUDA IPC: pooled buffers, and user tensors sent repeatedly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MIN_BUFFER_BYTES = 1 << 12  # bytes of a buffer
 
 
 class EventPair:
-    """Pair of events that order one peer's read of exported memory: ready and read; reused.
+    """Pair of reused CUDA events: one marks memory as ready to read, one as read by the peer.
 
     Neither is recorded again before the other side has made a stream wait for it: ours not before
     the done message, the peer's not before the pair's next ready message, after :meth:`free`.
@@ -47,7 +47,7 @@ class EventPair:
 
 
 class ExportedMemory:
-    """Device memory that can be exported to peers.
+    """Block of GPU memory that other processes can map and read by CUDA IPC.
 
     Args:
         memory: The bytes of a whole storage.
@@ -77,7 +77,7 @@ class ExportedMemory:
 
 
 class _SentStorage(NamedTuple):
-    """Record of a user's storage that was sent.
+    """Record of a user's tensor storage that was sent: where it lies, and how it was exported.
 
     Attributes:
         weak: Weak reference, which tells whether the storage still exists.
@@ -93,7 +93,7 @@ class _SentStorage(NamedTuple):
 
 
 class ExportedMemoryPool:
-    """Pool of the device memory that one rank exports to its peers.
+    """Pool of the GPU memory that one rank lets its peers map and read by CUDA IPC.
 
     Args:
         streams: Streams of the device.

@@ -1,4 +1,4 @@
-"""Export of GPU memory to peers by CUDA IPC: ready messages, and the done messages they answer."""
+"""Export of GPU memory by CUDA IPC: announces it to peers and awaits their read confirmations."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from asyncddp.transport.cuda.ipc.ipc_messages import (
 )
 
 
-class PendingRead:
-    """Pending read of exported memory by a peer; done once the peer has enqueued its read.
+class PendingPeerRead:
+    """Pending read of this rank's GPU memory by a peer; done once the peer has queued its read.
 
     Args:
         peer: The peer.
@@ -72,7 +72,7 @@ class PendingRead:
 
 
 class MemoryExporter:
-    """Exporter of this rank's GPU memory: announces it to peers and awaits their done messages.
+    """Exporter of this rank's GPU memory: announces it to peers, awaits their read confirmations.
 
     Args:
         streams: Streams of the device.
@@ -92,7 +92,7 @@ class MemoryExporter:
         self._ready_transport, self._done_transport = ready_transport, done_transport
         self._event_pairs: dict[int, list[EventPair]] = defaultdict(list)
         self._made: list[EventPair] = []
-        self._pending_reads: list[PendingRead] = []
+        self._pending_reads: list[PendingPeerRead] = []
 
     @property
     def busy(self) -> bool:
@@ -113,7 +113,7 @@ class MemoryExporter:
         *,
         last: bool = True,
         buffer: bool = True,
-    ) -> PendingRead:
+    ) -> PendingPeerRead:
         """Announce bytes to a peer, which it can read after earlier work of the compute stream.
 
         Args:
@@ -145,7 +145,7 @@ class MemoryExporter:
         message_buffer = allocate_message_buffer(DONE_BYTES)
         done_request = self._done_transport.irecv(message_buffer, peer, tag)
         send_request = self._ready_transport.isend(encode_message(message), peer, tag)
-        pending_read = PendingRead(
+        pending_read = PendingPeerRead(
             peer,
             event_pair,
             send_request,
@@ -174,7 +174,7 @@ class MemoryExporter:
                         f"opened: {error}. Leave cuda_ipc out of ASYNCDDP_DEVICE_WIRES"
                     )
 
-    def _take(self, pending_read: PendingRead) -> None:
+    def _take(self, pending_read: PendingPeerRead) -> None:
         event_pair, done_request = (
             pending_read.event_pair,
             decode_message(pending_read.message_buffer, DoneMessage, pending_read.peer),

@@ -1,4 +1,4 @@
-"""Import of peers' GPU memory by CUDA IPC, and done messages when reads of it are enqueued."""
+"""Import of peers' GPU memory by CUDA IPC: maps it, and tells the peers once reads are queued."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from asyncddp.device.streams import DeviceEvent, DeviceStreams, InterprocessEvent, StreamRole
 from asyncddp.errors import PeerError
 from asyncddp.tensors.allocation import empty
-from asyncddp.transport.base import Request, Transport
+from asyncddp.transport.base import Request, Transport, has_ended
 from asyncddp.transport.cuda.ipc.ipc_messages import DoneMessage, ReadyMessage, encode_message
 
 _MAX_OPEN = 512  # pieces of memory that are kept open
@@ -31,7 +31,7 @@ class _ImportedMemory:
 
 
 class MemoryImporter:
-    """Importer of the GPU memory that peers export to this rank.
+    """Importer that maps peers' GPU memory, and tells the peers once all reads of it are queued.
 
     Args:
         streams: Streams of the device.
@@ -84,7 +84,7 @@ class MemoryImporter:
     def drive(self) -> None:
         """Advance done messages, and close memory that nothing reads any more."""
         if self._outgoing:
-            self._outgoing = [transfer for transfer in self._outgoing if not _has_ended(transfer)]
+            self._outgoing = [transfer for transfer in self._outgoing if not has_ended(transfer)]
         if self._closing:
             with self._streams.stream_context(StreamRole.HOST_TO_DEVICE):  # which is idle
                 self._closing = [one for one in self._closing if not _reads_ended(one)]
@@ -136,11 +136,3 @@ class MemoryImporter:
 
 def _reads_ended(imported: _ImportedMemory) -> bool:
     return imported.read is None or imported.read.done()
-
-
-def _has_ended(transfer: Request) -> bool:
-    """Return whether a request has ended, with success or an error."""
-    try:
-        return transfer.done()
-    except PeerError:
-        return True

@@ -1,4 +1,4 @@
-"""Messages of CUDA IPC: a sender's ready message and a receiver's done message, with encoding."""
+"""Messages of the CUDA IPC transport: memory is ready to read, and all reads of it are queued."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ M = TypeVar("M", bound="ReadyMessage | DoneMessage")
 
 
 class ReadyMessage(NamedTuple):
-    """Ready message: the sender tells the receiver where it can read exported memory.
+    """Ready message: tells the receiver where it can read a tensor in the sender's GPU memory.
 
     Attributes:
         event_pair: Number of the event pair, between these two ranks in this direction.
@@ -46,7 +46,7 @@ class ReadyMessage(NamedTuple):
 
 
 class DoneMessage(NamedTuple):
-    """Done message: the receiver has enqueued all work that reads the exported memory.
+    """Done message: the receiver has queued all work that reads the sender's GPU memory.
 
     Attributes:
         event_pair: As in the ready message.

@@ -19,27 +19,32 @@ import torch
 
 from asyncddp.device.streams import DeviceStreams, StreamRole
 from asyncddp.errors import PeerError
-from asyncddp.transport.base import Request, Transport
+from asyncddp.transport.base import Request, Scope, Transport
+from asyncddp.transport.cuda.capabilities import (
+    DeviceCapabilities,
+    have_peer_access,
+    unknown_gpu,
+)
 from asyncddp.transport.cuda.composite import CompositeTransport
+from asyncddp.transport.cuda.direct_read import DirectReadTransport, ExportRequest, ImportRequest
 from asyncddp.transport.cuda.ipc.exported_memory import ExportedMemoryPool
 from asyncddp.transport.cuda.ipc.exporter import MemoryExporter
 from asyncddp.transport.cuda.ipc.importer import MemoryImporter
 from asyncddp.transport.cuda.ipc.tasks import TaskScheduler
-from asyncddp.transport.cuda.ipc.tensor_receiver import TensorReceiver
+from asyncddp.transport.cuda.ipc.tensor_receiver import IPCTensorReceiver
 from asyncddp.transport.cuda.ipc.tensor_sender import (
     MAX_COPY_BYTES,
     CopiedSendRequest,
+    IPCTensorSender,
     StagedExportRequest,
-    TensorSender,
 )
-from asyncddp.transport.cuda.peer_access import ExportRequest, ImportRequest, PeerAccess
 
 _FREE_LIMIT = 1 << 28  # bytes of free buffers that are kept on the GPU
 _CLOSE_TIMEOUT = 1.0  # seconds for peers to read exported memory
 
 
-class CudaIPCTransport(CompositeTransport, PeerAccess):
-    """Transport for tensors on GPUs by CUDA IPC, between ranks with peer access.
+class CudaIPCTransport(CompositeTransport, DirectReadTransport):
+    """Transport of GPU tensors by CUDA IPC, between ranks that can access each other's GPU memory.
 
     Args:
         base: The transport for tensors on the host, between the same ranks.
@@ -55,6 +60,7 @@ class CudaIPCTransport(CompositeTransport, PeerAccess):
     """
 
     name = "cuda_ipc"
+    scope = Scope.MACHINE
 
     def __init__(
         self,
@@ -75,23 +81,30 @@ class CudaIPCTransport(CompositeTransport, PeerAccess):
         self._exporter = MemoryExporter(streams, self.memory, ready_transport, done_transport)
         self._importer = MemoryImporter(streams, done_transport)
         drive = self._drive_tasks
-        self._sender = TensorSender(streams, self.memory, self._exporter, self._scheduler, drive)
-        self._receiver = TensorReceiver(
+        self._sender = IPCTensorSender(streams, self.memory, self._exporter, self._scheduler, drive)
+        self._receiver = IPCTensorReceiver(
             streams, self._importer, ready_transport, self._scheduler, drive
         )
 
     @classmethod
     def open(
-        cls, base: Transport, streams: DeviceStreams, reachable: Collection[int]
+        cls,
+        base: Transport,
+        streams: DeviceStreams,
+        reachable: Collection[int] = (),
+        timeout: float = 0.0,
     ) -> CudaIPCTransport:
-        """Open the transport, with two more host transports for its messages; collective.
-
-        Args:
-            base: The transport for tensors on the host.
-            streams: Streams of the device.
-            reachable: Ranks with mutual access to GPU memory.
-        """
+        """Open the transport, with two more host transports for its messages; collective."""
+        del timeout
         return cls(base, streams, reachable, base.split(0, base.rank), base.split(0, base.rank))
+
+    @staticmethod
+    def obstacle(one: DeviceCapabilities, other: DeviceCapabilities) -> str | None:
+        """Refuse GPUs without access to each other's memory."""
+        if have_peer_access(one, other):
+            return None
+        apart = f"rank {one.rank} and rank {other.rank} do not read each other's GPU memory"
+        return unknown_gpu(one, other) or apart
 
     # sending
 

@@ -9,14 +9,14 @@ import torch
 
 from asyncddp.device.streams import DeviceEvent
 from asyncddp.transport.base import Request
-from asyncddp.transport.cuda.ipc.exporter import PendingRead
+from asyncddp.transport.cuda.ipc.exporter import PendingPeerRead
 
-TaskSteps: TypeAlias = Generator["DeviceEvent | Request | PendingRead | None", None, None]
+TaskSteps: TypeAlias = Generator["DeviceEvent | Request | PendingPeerRead | None", None, None]
 """Yields events or requests to wait for; None where the next task in its order may start."""
 
 
 class TransferTask:
-    """Task that transfers one tensor, driven without waiting; it is the transfer's request.
+    """Non-blocking task that transfers one tensor by CUDA IPC; it serves as the caller's request.
 
     Args:
         order_key: Tasks with equal keys start one after the other.
@@ -30,7 +30,7 @@ class TransferTask:
     def __init__(self, order_key: Hashable, drive: Callable[[], None]) -> None:
         self.order_key, self._drive = order_key, drive
         self._steps: TaskSteps | None = None
-        self._wait: DeviceEvent | Request | PendingRead | None = None
+        self._wait: DeviceEvent | Request | PendingPeerRead | None = None
         self._problem: Exception | None = None
         self.next_may_start = self.over = False
 
@@ -75,7 +75,7 @@ class TransferTask:
 
 
 class SendTask(TransferTask):
-    """Task that sends a tensor: the peer reads it or a copy of it.
+    """Task that sends a tensor by CUDA IPC: the peer reads it, or a copy of it, in GPU memory.
 
     Attributes:
         copied: Whether the peer reads a copy, which is enqueued.
@@ -89,7 +89,7 @@ class SendTask(TransferTask):
 
 
 class ReceiveTask(TransferTask):
-    """Task that receives a tensor from a peer.
+    """Task that receives a tensor from a peer by CUDA IPC.
 
     Attributes:
         announced: Whether the ready message has come.
@@ -110,7 +110,7 @@ class ReceiveTask(TransferTask):
 
 
 class ImportTask(ReceiveTask):
-    """Task that imports a peer's tensor, in place or as a copy where it came in pieces."""
+    """Task that maps a peer's tensor to be read in place, or copies it where it comes in pieces."""
 
     def __init__(self, order_key: Hashable, drive: Callable[[], None]) -> None:
         super().__init__(order_key, drive)
@@ -151,7 +151,7 @@ class ImportTask(ReceiveTask):
 
 
 class TaskScheduler:
-    """Scheduler of one transport's tasks: runs them in order where their order keys are equal."""
+    """Scheduler of transfer tasks: advances them, and starts those of one peer and tag in order."""
 
     def __init__(self) -> None:
         self._all: list[TransferTask] = []

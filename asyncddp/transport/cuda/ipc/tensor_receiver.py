@@ -1,4 +1,4 @@
-"""Receiving side of CUDA IPC: copies or imports the tensors that peers export."""
+"""Receiving side of CUDA IPC: copies peers' tensors, or lets the caller read them in place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamRole, empty_on
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.transport.base import Request, Transport
-from asyncddp.transport.cuda.ipc.exporter import PendingRead
+from asyncddp.transport.cuda.ipc.exporter import PendingPeerRead
 from asyncddp.transport.cuda.ipc.importer import MemoryImporter
 from asyncddp.transport.cuda.ipc.ipc_messages import (
     READY_BYTES,
@@ -23,8 +23,8 @@ from asyncddp.transport.cuda.ipc.tasks import ImportTask, ReceiveTask, TaskSched
 _ReceiveTaskT = TypeVar("_ReceiveTaskT", ReceiveTask, ImportTask)
 
 
-class TensorReceiver:
-    """Receiver of the tensors that peers export, as copies or in place.
+class IPCTensorReceiver:
+    """Receiver of peers' GPU tensors, which it copies or lets the caller read in place.
 
     Args:
         streams: Streams of the device.
@@ -139,7 +139,7 @@ class TensorReceiver:
 
     def _receive_message(
         self, task: ReceiveTask, peer: int, tag: int
-    ) -> Generator[DeviceEvent | Request | PendingRead | None, None, ReadyMessage]:
+    ) -> Generator[DeviceEvent | Request | PendingPeerRead | None, None, ReadyMessage]:
         message_buffer = allocate_message_buffer(READY_BYTES)
         yield self._ready_transport.irecv(message_buffer, peer, tag)
         task.announced = True

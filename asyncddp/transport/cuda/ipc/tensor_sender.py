@@ -1,4 +1,4 @@
-"""Sending side of CUDA IPC: exports a tensor in place or a copy of it."""
+"""Sending side of CUDA IPC: lets a peer read a tensor in place, or a copy of it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamRole
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.transport.base import Request
+from asyncddp.transport.cuda.direct_read import ExportRequest
 from asyncddp.transport.cuda.ipc.exported_memory import ExportedMemory, ExportedMemoryPool
-from asyncddp.transport.cuda.ipc.exporter import MemoryExporter, PendingRead
+from asyncddp.transport.cuda.ipc.exporter import MemoryExporter, PendingPeerRead
 from asyncddp.transport.cuda.ipc.tasks import SendTask, TaskScheduler, TaskSteps
-from asyncddp.transport.cuda.peer_access import ExportRequest
 
 MAX_COPY_BYTES = 1 << 28
 """Most bytes of a tensor that is copied as a whole; larger ones are copied in pieces."""
@@ -22,8 +22,8 @@ _DEPTH = 2  # most unread pieces
 _MIN_IN_PLACE_BYTES = 1 << 20  # from which a tensor is exported in place where that is safe
 
 
-class TensorSender:
-    """Sender that exports tensors to peers with access to this GPU's memory.
+class IPCTensorSender:
+    """Sender that lets peers with access to this GPU's memory read tensors, or copies, in place.
 
     Args:
         streams: Streams of the device.
@@ -107,7 +107,7 @@ class TensorSender:
         self, task: SendTask, flat: torch.Tensor, peer: int, tag: int
     ) -> TaskSteps:
         """Export copies of pieces, with a few buffers in turn."""
-        pending_reads: deque[PendingRead] = deque()
+        pending_reads: deque[PendingPeerRead] = deque()
         for first in range(0, flat.numel(), _PIECE):
             if len(pending_reads) == _DEPTH:
                 yield pending_reads.popleft()
@@ -146,7 +146,7 @@ class CopiedSendRequest:
 
 
 class StagedExportRequest:
-    """Export request of a tensor that is staged through the host instead.
+    """Export request whose tensor is sent through host memory instead of read in place.
 
     Args:
         transfer: The staged send.

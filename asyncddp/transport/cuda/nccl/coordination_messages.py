@@ -1,4 +1,4 @@
-"""Messages by which two ranks coordinate their NCCL sends and receives: who launches what when.
+"""Messages by which two ranks agree on the order in which both launch NCCL sends and receives.
 
 The rank of lower number is the *leader*: it creates the communicator's unique id and decides the
 order. The other one is the *follower*: it announces its requests, and launches what it is told, in
@@ -30,23 +30,23 @@ from asyncddp.serialization import pack, unpack
 
 
 class OpenCommunicatorMessage(NamedTuple):
-    """The follower's request to open a communicator; tells whether its budget allows one."""
+    """Request by the higher of two ranks to open a communicator; says if its budget allows one."""
 
     has_budget: bool
 
 
 class UniqueIdMessage(NamedTuple):
-    """The leader's unique id, with which both ranks open their communicator."""
+    """NCCL unique id of the leader (lower rank), with which both ranks open a communicator."""
 
     unique_id: bytes
 
 
 class OpenRefusedMessage(NamedTuple):
-    """The leader's refusal to open a communicator: messages are staged."""
+    """Leader's (lower rank's) refusal of a communicator: messages go through host memory."""
 
 
 class RequestReadyMessage(NamedTuple):
-    """Announcement that the follower has posted a send or a receive.
+    """Announcement that the follower (the higher of two ranks) has posted a send or a receive.
 
     Attributes:
         number: Its number on the follower.
@@ -62,32 +62,32 @@ class RequestReadyMessage(NamedTuple):
 
 
 class GroupLaunchMessage(NamedTuple):
-    """The leader's order to launch these requests as one NCCL group; numbers of the follower."""
+    """Order of the leader (lower rank) to launch the numbered requests as one NCCL group."""
 
     numbers: tuple[int, ...]
 
 
 class SizeMismatchMessage(NamedTuple):
-    """Notice of the leader that a request's size differs from its counterpart's."""
+    """Notice of the leader (lower rank) that the sizes of a send and its receive differ."""
 
     number: int
     size: int
 
 
 class CancelMessage(NamedTuple):
-    """The follower's wish to cancel a receive."""
+    """Request of the follower (higher rank) to the leader to cancel a receive not yet launched."""
 
     number: int
 
 
 class CancelConfirmedMessage(NamedTuple):
-    """Confirmation of the leader that a receive was cancelled before its launch."""
+    """Confirmation by the leader (lower rank) that a receive was cancelled before its launch."""
 
     number: int
 
 
 class CommunicatorFailedMessage(NamedTuple):
-    """Notice that the communicator is broken, with the reason."""
+    """Notice by either of two ranks that their NCCL communicator is broken, with the reason."""
 
     why: str
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from asyncddp.errors import EnvironmentProblem
-from asyncddp.packages import install_command
+from asyncddp.install_commands import install_command
 
 CHANNELS = 8
 """Channels of a communicator for messages, each of which takes one multiprocessor of the GPU."""
@@ -27,7 +27,7 @@ StreamContext: TypeAlias = Callable[[], AbstractContextManager[Any]]
 
 
 class CupyBindings(NamedTuple):
-    """The parts of cupy that are used: its NCCL module and its streams.
+    """Parts of the package cupy that the NCCL transport uses: its NCCL module and its streams.
 
     Attributes:
         nccl: The module ``cupy.cuda.nccl``.

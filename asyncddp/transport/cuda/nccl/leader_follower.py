@@ -1,4 +1,4 @@
-"""Leader and follower of a pair channel: the leader matches requests and decides their order."""
+"""Leader (lower rank) and follower of two ranks' NCCL messages: the leader decides the order."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from asyncddp.transport.cuda.nccl.coordination_messages import (
 )
 from asyncddp.transport.cuda.nccl.cupy_bindings import create_unique_id
 from asyncddp.transport.cuda.nccl.match_table import MatchTable, RequestDescriptor, RequestMatch
-from asyncddp.transport.cuda.nccl.pair_channel import PairChannel, PairServices
+from asyncddp.transport.cuda.nccl.pair_channel import PairChannel, PairChannelTransport
 
 _GROUPING_DELAY = 0.0002  # seconds in which the other direction may join a group
 
 
-class LeaderChannel(PairChannel):
-    """Leader's side of a pair channel (the lower rank): matches requests and launches groups."""
+class PairChannelLeader(PairChannel):
+    """Lower rank's side of two ranks' NCCL messages: matches sends with receives, in order."""
 
     pair_rank = 0
 
-    def __init__(self, transport: PairServices, peer: int) -> None:
+    def __init__(self, transport: PairChannelTransport, peer: int) -> None:
         super().__init__(transport, peer)
         self._match_table = MatchTable()
         self._waiting_since: float | None = None
@@ -105,12 +105,12 @@ class LeaderChannel(PairChannel):
             self._launches.append(requests)
 
 
-class FollowerChannel(PairChannel):
-    """Follower's side of a pair channel (the higher rank): launches what the leader decides."""
+class PairChannelFollower(PairChannel):
+    """Higher rank's side of two ranks' NCCL messages: launches them as the lower rank decides."""
 
     pair_rank = 1
 
-    def __init__(self, transport: PairServices, peer: int) -> None:
+    def __init__(self, transport: PairChannelTransport, peer: int) -> None:
         super().__init__(transport, peer)
         self._open_requested = False
 

@@ -1,4 +1,4 @@
-"""Matching of sends with receives between two ranks, and their order; no I/O."""
+"""Matching of two ranks' NCCL sends with receives, in order; does no communication itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RequestDescriptor(NamedTuple):
 
 
 class RequestMatch(NamedTuple):
-    """Match of a send and a receive: the leader's (local) and the follower's (remote)."""
+    """Match of a send and a receive: one of the leader (local), one of the follower (remote)."""
 
     local: RequestDescriptor
     remote: RequestDescriptor
@@ -33,7 +33,7 @@ _MatchKey: TypeAlias = tuple[bool, int]  # whether the leader sends, and the tag
 
 
 class MatchTable:
-    """Match table of a pair's leader: the posted sends and receives of both ranks.
+    """Table in which the lower of two ranks matches the posted sends and receives of both.
 
     Requests of equal direction and tag match in the order in which each rank has posted them.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
@@ -12,19 +12,28 @@ from asyncddp.tensors.allocation import empty
 from asyncddp.transport.base import Request
 from asyncddp.transport.cuda.nccl.match_table import RequestDescriptor
 
-if TYPE_CHECKING:
-    from asyncddp.transport.cuda.nccl.pair_channel import PairChannel
-
 _NOTHING = empty((0,), torch.uint8)
 
 
+class RequestChannel(Protocol):
+    """Interface through which an NCCL request makes progress, or has itself cancelled."""
+
+    def drive(self) -> None:
+        """Advance all requests of the transport."""
+        ...
+
+    def cancel(self, request: MessageRequest) -> None:
+        """Cancel a receive."""
+        ...
+
+
 class MessageRequest:
-    """Request of a send or a receive between two ranks that NCCL carries.
+    """Request of one send or receive between two ranks, carried out by NCCL.
 
     It waits until the other rank has its counterpart, is launched by both, and ends on the device.
 
     Args:
-        pair: The channel of the two ranks.
+        channel: The channel of the two ranks.
         descriptor: Number, direction, tag and size.
         flat: Its bytes, on the device or, for a receive, anywhere.
         ready: Event of the device's work that precedes it.
@@ -38,12 +47,12 @@ class MessageRequest:
 
     def __init__(
         self,
-        pair: PairChannel,
+        channel: RequestChannel,
         descriptor: RequestDescriptor,
         flat: torch.Tensor,
         ready: DeviceEvent,
     ) -> None:
-        self._pair, self.descriptor, self.flat, self.ready = pair, descriptor, flat, ready
+        self._channel, self.descriptor, self.flat, self.ready = channel, descriptor, flat, ready
         self.event: DeviceEvent | None = None
         self.staged: Request | None = None
         self.problem: PeerError | None = None
@@ -67,7 +76,7 @@ class MessageRequest:
 
     def done(self) -> bool:
         """Advance all requests of the transport; return whether this one is completed."""
-        self._pair.drive()
+        self._channel.drive()
         if self.problem is not None:
             raise self.problem
         return self.finished() if self.staged is None else self.staged.done()
@@ -82,4 +91,4 @@ class MessageRequest:
         if self.staged is not None:
             self.staged.abandon()
         elif not (again or self.descriptor.sends or self.over):
-            self._pair.cancel(self)
+            self._channel.cancel(self)

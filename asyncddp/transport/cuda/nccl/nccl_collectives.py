@@ -55,7 +55,7 @@ def nccl_group(nccl: Any) -> Iterator[None]:
 
 
 class _CollectiveRequest:
-    """Request of an enqueued collective; done once the device has done this rank's part."""
+    """Request of an NCCL collective; done once the GPU has done this rank's part."""
 
     def __init__(
         self, owner: NCCLCollectives, event: DeviceEvent, keep: Sequence[torch.Tensor]

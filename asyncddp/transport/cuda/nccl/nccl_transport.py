@@ -1,4 +1,4 @@
-"""``nccl``: transport of tensors on GPUs by NCCL, through cupy, without staging.
+"""``nccl``: transport of tensors on GPUs by NCCL, through the Python package cupy.
 
 Collectives are NCCL's, and so are messages between two ranks:
 :mod:`~asyncddp.transport.cuda.nccl.point_to_point`
@@ -9,7 +9,7 @@ GPUs, as late as it likes, and detects deadlocks between ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -17,6 +17,7 @@ from asyncddp.device.streams import DeviceStreams
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.tensors.allocation import make_tensor
 from asyncddp.transport.base import Request, Transport
+from asyncddp.transport.cuda.nccl import requirements
 from asyncddp.transport.cuda.nccl.communicator import NCCLCommunicator, run_in_threads
 from asyncddp.transport.cuda.nccl.cupy_bindings import (
     CupyBindings,
@@ -26,14 +27,13 @@ from asyncddp.transport.cuda.nccl.cupy_bindings import (
 )
 from asyncddp.transport.cuda.nccl.nccl_collectives import NCCLCollectives, has_sum
 from asyncddp.transport.cuda.nccl.point_to_point import CommunicatorBudget, NCCLPointToPoint
-from asyncddp.transport.cuda.single_device import SingleDeviceTransport
 from asyncddp.transport.cuda.staged_transport import CudaStagedTransport
 
 _ID_BYTES = 128
 _OPEN_TIMEOUT = 60.0  # seconds for the ranks of a part to find each other
 
 
-class NCCLTransport(SingleDeviceTransport):
+class NCCLTransport(CudaStagedTransport):
     """Transport for tensors on GPUs by NCCL: collectives and point-to-point messages.
 
     Collectives run on a stream of their own and messages on one for each peer, after the work that
@@ -54,6 +54,10 @@ class NCCLTransport(SingleDeviceTransport):
     """
 
     name = "nccl"
+    serves_collectives = True
+    detect = staticmethod(requirements.detect_libraries)
+    obstacle = staticmethod(requirements.find_obstacle)
+    doubt = staticmethod(requirements.find_conflict)
 
     def __init__(
         self,
@@ -78,7 +82,8 @@ class NCCLTransport(SingleDeviceTransport):
         cls,
         base: Transport,
         streams: DeviceStreams,
-        timeout: float,
+        reachable: Collection[int] = (),
+        timeout: float = _OPEN_TIMEOUT,
         bindings: CupyBindings | None = None,
         budget: CommunicatorBudget | None = None,
     ) -> NCCLTransport:
@@ -87,6 +92,7 @@ class NCCLTransport(SingleDeviceTransport):
         Args:
             base: The transport for tensors on the host.
             streams: Streams of the device.
+            reachable: All other ranks.
             timeout: Seconds for the ranks to exchange the communicator's unique id, and for the
                 first collectives.
             bindings: The bindings of cupy, or objects with their interface.
@@ -96,6 +102,7 @@ class NCCLTransport(SingleDeviceTransport):
             EnvironmentProblem: There is no NCCL, or it refuses this group.
             PeerError: The first collectives have failed, or were not done in time.
         """
+        del reachable
         if bindings is None:
             limit_channels()
             bindings = library()
@@ -122,7 +129,7 @@ class NCCLTransport(SingleDeviceTransport):
         Args:
             base: The host transport between the ranks of the subgroup.
         """
-        return NCCLTransport.open(base, self.streams, _OPEN_TIMEOUT, self._bindings, self._budget)
+        return NCCLTransport.open(base, self.streams, bindings=self._bindings, budget=self._budget)
 
     def split(self, color: int, key: int) -> Transport:
         """Split the host transport, and open a communicator for each part.

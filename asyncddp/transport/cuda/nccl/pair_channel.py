@@ -1,4 +1,4 @@
-"""Channel between two ranks over an NCCL communicator, on which both launch in one order."""
+"""Message channel of two ranks over NCCL, in which both launch sends and receives in one order."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from asyncddp.transport.cuda.nccl.message_request import MessageRequest
 from asyncddp.transport.cuda.nccl.pair_exchange import exchange, open_connected_pair
 
 
-class PairServices(Protocol):
-    """Services of the transport that a pair channel uses."""
+class PairChannelTransport(Protocol):
+    """Interface of what a message channel of two ranks needs of the NCCL transport."""
 
     rank: int
     streams: DeviceStreams
@@ -55,7 +55,7 @@ class PairServices(Protocol):
 
 
 class PairChannel(ABC):
-    """Channel to one peer over an NCCL communicator; base of the leader's and follower's.
+    """Message channel to a peer over an NCCL communicator; base of leader's and follower's side.
 
     Args:
         transport: The transport.
@@ -69,7 +69,7 @@ class PairChannel(ABC):
     pair_rank: int
     """This rank's number in the communicator, 0 or 1."""
 
-    def __init__(self, transport: PairServices, peer: int) -> None:
+    def __init__(self, transport: PairChannelTransport, peer: int) -> None:
         self._transport, self._peer = transport, peer
         self._waiting: dict[int, MessageRequest] = {}
         self._launched: list[MessageRequest] = []

@@ -1,4 +1,4 @@
-"""Grouped NCCL sends and receives between two ranks, and opening their communicator."""
+"""Functions that open two ranks' NCCL communicator and launch grouped sends and receives on it."""
 
 from __future__ import annotations
 

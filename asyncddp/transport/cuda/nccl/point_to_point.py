@@ -44,14 +44,14 @@ from asyncddp.transport.cuda.nccl.coordination_messages import (
     encode_message,
 )
 from asyncddp.transport.cuda.nccl.cupy_bindings import CHANNELS, CupyBindings
-from asyncddp.transport.cuda.nccl.leader_follower import FollowerChannel, LeaderChannel
+from asyncddp.transport.cuda.nccl.leader_follower import PairChannelFollower, PairChannelLeader
 from asyncddp.transport.cuda.nccl.pair_channel import PairChannel
 
 _DEFAULT_BUDGET = 8  # communicators where it is not known how large a GPU is
 
 
 class CommunicatorBudget:
-    """Budget of NCCL communicators for messages, limited by a device's multiprocessors.
+    """Number of NCCL communicators that a rank may still open, by its GPU's multiprocessors.
 
     Args:
         left: Number of communicators left.
@@ -88,7 +88,7 @@ class CommunicatorBudget:
 
 
 class NCCLPointToPoint:
-    """Point-to-point messages of one rank by NCCL: a channel for each peer.
+    """Point-to-point messages of one rank by NCCL, through one communicator for each peer.
 
     Args:
         rank: This rank.
@@ -125,7 +125,7 @@ class NCCLPointToPoint:
 
     def _with(self, peer: int) -> PairChannel:
         if peer not in self._pairs:
-            side = LeaderChannel if self.rank < peer else FollowerChannel
+            side = PairChannelLeader if self.rank < peer else PairChannelFollower
             self._pairs[peer] = side(self, peer)
         return self._pairs[peer]
 

@@ -1,0 +1,55 @@
+"""State that the averaging rounds of one optimizer share: windows, weights and counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.bucket_windows import BucketWindowSet
+from asyncddp.algorithms.cumulative_timer import CumulativeTimer
+from asyncddp.algorithms.join_coordinator import JoinCoordinator
+from asyncddp.context import Context
+from asyncddp.ops.weight_resolver import Weights
+
+
+@dataclass
+class WeightOverrides:
+    """Averaging weights that the user sets in place of the topology's; None keeps those."""
+
+    self_weight: float | None = None
+    src_weights: Weights | None = None
+    dst_weights: Weights | Iterable[int] | None = None
+    src_machine_weights: Weights | None = None
+    dst_machine_weights: Weights | Iterable[int] | None = None
+
+
+class AveragerState:
+    """State that the averaging rounds of one optimizer share: windows, weights and counters.
+
+    Args:
+        context: The world.
+        algorithm: The algorithm.
+        label: Prefix of the names of the messages; equal on all ranks.
+
+    Attributes:
+        overrides: Averaging weights set by the user.
+        round: Rounds completed so far, which is the index of the schedule's next round.
+        bytes_sent: Payload bytes sent to peers so far.
+        exposed_time: Time that rounds took on the caller's thread, to send, wait and average.
+        join_coordinator: Agrees on the active ranks before each round, inside ``join``.
+        windows: The windows of one-sided communication, while there are any.
+        force_barrier: Whether ranks synchronise before and after they average from windows.
+        max_staleness: How many steps a neighbour may lag before this rank waits for it.
+    """
+
+    def __init__(self, context: Context, algorithm: Algorithm, label: str) -> None:
+        self.context, self.algorithm, self.label = context, algorithm, label
+        self.overrides = WeightOverrides()
+        self.round = 0
+        self.bytes_sent = 0
+        self.exposed_time = CumulativeTimer()
+        self.join_coordinator: JoinCoordinator | None = None
+        self.windows = BucketWindowSet(context, label, algorithm)
+        self.force_barrier = False
+        self.max_staleness: int | None = None

@@ -1,0 +1,157 @@
+"""Communication phase that averages parameters during the forward and backward pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from asyncddp.algorithms.averaging_round import AveragingRound
+from asyncddp.algorithms.phases.communication_phase import (
+    Closure,
+    ParameterAveragingPhase,
+    PhaseConfig,
+    Update,
+)
+from asyncddp.algorithms.weak_hooks import WeakMethodHook
+from asyncddp.errors import UsageError
+
+
+class OverlappedPhase(ParameterAveragingPhase):
+    """Communication phase of ``adapt_with_combine``: averages during forward and backward.
+
+    The first forward pass in training mode after a step starts the round; where there was none,
+    ``step()`` does. The average is written just before the optimizer's update. A forward pass after
+    ``zero_grad()`` with neither backward nor step in between means that the user has skipped a
+    step: the pending round is finished first, so that neighbours need not wait.
+    """
+
+    def __init__(self, config: PhaseConfig) -> None:
+        super().__init__(config)
+        self._round: AveragingRound | None = None
+        self._versions: list[list[int]] | None = None
+        self._forward_seen = False
+        self._forward_discarded = False
+        if not config.averager.single_rank:
+            for model in config.models:
+                self._model_hooks.append(
+                    model.register_forward_pre_hook(WeakMethodHook(self._on_forward))
+                )
+
+    def _on_forward(self, module: torch.nn.Module, args: Any) -> None:
+        del args
+        if self._in_step or not (module.training and torch.is_grad_enabled()):
+            return
+        if self._forward_discarded:
+            self._end_skipped_step()
+        self._forward_seen = True
+        ended = (
+            self.config.averager.context.engine.closed
+        )  # the model is used without its optimizer
+        if self._round is None and not ended and self._should_start_round():
+            self._start_round()
+
+    def _should_start_round(self) -> bool:
+        """Return whether a round starts with this forward pass, if none is pending."""
+        return self.accumulation.due(more=1)
+
+    def _end_skipped_step(self) -> None:
+        """Finish the round of a step that the user has skipped."""
+        self._end_step(averaged=self._finish_round())
+
+    def gradient_ready(self, index: int) -> None:
+        """Count the gradient; forward passes before it belong to the next step."""
+        super().gradient_ready(index)
+        self._forward_discarded = False
+
+    def on_zero_grad(self) -> None:
+        """Mark an earlier forward pass as discarded, unless a backward pass follows."""
+        self._forward_discarded = self._forward_seen
+
+    def step(self, update: Update, closure: Closure | None, *, scaled: bool) -> Any:
+        """Write the average, then run the optimizer's step."""
+        del scaled
+        averaged = self._round is not None or self.accumulation.due()
+        self._in_step = True
+        try:
+            if averaged and self._round is None:
+                self._start_round()
+            if closure is None:
+                self._finish_round()
+                loss = update(None)
+            else:
+                loss = update(self._finish_after_first_evaluation(closure))
+                self._finish_round()
+        finally:
+            self._in_step = False
+        self._end_step(averaged=averaged)
+        return loss
+
+    def _finish_after_first_evaluation(self, closure: Closure) -> Closure:
+        """Wrap a closure so that its first evaluation is followed by the average."""
+
+        def evaluate() -> Any:
+            """Evaluate the closure; after the first evaluation, write the average."""
+            loss = closure()
+            self._finish_round()
+            return loss
+
+        return evaluate
+
+    def _start_round(self) -> None:
+        self.rebuild_if_changed()
+        self._round = self.config.averager.begin_round()
+        if self._round is not None:
+            self._versions = [bucket.versions() for bucket in self.buckets]
+            for index, bucket in enumerate(self.buckets):
+                self._round.start(index, bucket.flat)
+
+    def _finish_round(self) -> bool:
+        """Finish the pending round, if there is one; return whether there was."""
+        pending_round, self._round = self._round, None
+        if pending_round is None:
+            return False
+        pending_round.finish(self._check_unchanged)
+        return True
+
+    def _check_unchanged(self, index: int) -> None:
+        """Raise an error if a bucket was written to while it was being sent."""
+        bucket = self.buckets[index]
+        changed = bucket.detached_indices()
+        if self._versions is not None:
+            pairs = zip(bucket.versions(), self._versions[index], strict=True)
+            changed += [
+                position
+                for position, (current, recorded) in enumerate(pairs)
+                if current != recorded
+            ]
+        if changed:
+            raise UsageError(
+                f"parameter {bucket.names[changed[0]]} was changed between the forward pass and "
+                "step(), while it was being averaged with the neighbours'; change parameters after "
+                "step(), or use algorithm='adapt_then_combine', which averages inside step()"
+            )
+
+    def _end_step(self, *, averaged: bool) -> None:
+        self.accumulation.end(averaged=averaged)
+        self._forward_seen = self._forward_discarded = False
+
+    def conclude(self) -> None:
+        """Finish the round of a forward pass that no step has followed."""
+        if self._round is not None:
+            self._end_step(averaged=self._finish_round())
+
+    def wait_for_reads(self) -> None:
+        """Wait for the messages of the pending round; its result is kept."""
+        if self._round is not None:
+            self._round.wait_for_reads()
+            for index in range(len(self.buckets)):
+                self._check_unchanged(index)
+            self._versions = None
+
+    def reset(self) -> None:
+        """Drop the pending round."""
+        if self._round is not None:
+            self._round.wait_for_reads()
+        self._round = None
+        self._end_step(averaged=True)

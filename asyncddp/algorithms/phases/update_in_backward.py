@@ -1,0 +1,188 @@
+"""Communication phase that updates and sends each bucket of parameters in the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from asyncddp.algorithms.averaging_round import AveragingRound
+from asyncddp.algorithms.phases.communication_phase import (
+    Closure,
+    ParameterAveragingPhase,
+    PhaseConfig,
+    Update,
+)
+from asyncddp.algorithms.weak_hooks import WeakMethodHook
+from asyncddp.errors import UsageError
+
+_INSTEAD = "use update_in_backward=False, which makes the whole update in step()"
+
+
+class UpdateInBackwardPhase(ParameterAveragingPhase):
+    """Communication phase that updates and sends each bucket when its gradients are ready.
+
+    It serves ``adapt_then_combine`` with ``update_in_backward=True``. As soon as all gradients of a
+    bucket are ready, the user's own optimizer steps, restricted to the bucket's parameters, and the
+    bucket is sent. ``step()`` updates and sends the rest, and writes the averages. Changes of
+    gradients between backward and ``step()`` would come too late, and raise an error.
+    """
+
+    def __init__(self, config: PhaseConfig) -> None:
+        super().__init__(config)
+        self._round: AveragingRound | None = None
+        self._ready_by_bucket: dict[int, set[int]] = {}
+        self._updated_gradients: dict[int, tuple[torch.Tensor, int]] = {}
+        if not config.averager.single_rank:
+            for model in config.models:
+                self._model_hooks.append(
+                    model.register_forward_pre_hook(WeakMethodHook(self._on_forward))
+                )
+
+    def _on_forward(self, module: torch.nn.Module, args: Any) -> None:
+        """Rebuild changed buckets before gradients are computed."""
+        del args
+        if module.training and torch.is_grad_enabled() and not self._ready_by_bucket:
+            self.rebuild_if_changed()
+
+    def build_buckets(self) -> None:
+        """Make the parameters views of flat buckets, and index them by parameter."""
+        super().build_buckets()
+        bucket_by_id = {
+            id(parameter): bucket
+            for bucket, content in enumerate(self.buckets)
+            for parameter in content.parameters
+        }
+        self._bucket_of = [bucket_by_id[id(parameter)] for _, parameter in self.named_parameters]
+
+    def gradient_ready(self, index: int) -> None:
+        """Count a gradient, and update its bucket if that was the last one."""
+        count = self.accumulation.record(index)
+        bucket = self._bucket_of[index]
+        if index in self._updated_gradients or index in self._ready_by_bucket.get(bucket, ()):
+            raise UsageError(
+                f"parameter {self.named_parameters[index][0]} got gradient {count} before step(), "
+                "but with update_in_backward=True the one before was the last; give the number of "
+                f"backward passes per step() as num_steps_per_communication, or {_INSTEAD}"
+            )
+        if not self.accumulation.due():
+            return
+        ready = self._ready_by_bucket.setdefault(bucket, set())
+        ready.add(index)
+        if len(ready) == len(self.buckets[bucket].parameters):
+            self._update(bucket)
+
+    def _update(self, bucket: int) -> None:
+        """Run the optimizer on one bucket's parameters, and send the bucket."""
+        if not self._updated_gradients:
+            self._begin_round()
+        content = self.buckets[bucket]
+        optimizer = self.config.optimizer
+        with restricted_to(optimizer, {id(parameter) for parameter in content.parameters}):
+            tracer = self.config.training_tracer
+            (optimizer.step if tracer is None else tracer.update(optimizer.step, bucket))()
+        for index, (_, parameter) in enumerate(self.named_parameters):
+            if self._bucket_of[index] == bucket and parameter.grad is not None:
+                self._updated_gradients[index] = parameter.grad, parameter.grad._version
+        if self._round is not None:
+            self._round.start(bucket, content.flat)
+
+    def _begin_round(self) -> None:
+        with torch.no_grad():
+            fits = self.repair_buckets()
+        if not fits:
+            raise UsageError(
+                "parameters were moved or cast between forward and backward; with "
+                f"update_in_backward=True do that after step(), or {_INSTEAD}"
+            )
+        self._round = self.config.averager.begin_round()
+
+    def step(self, update: Update, closure: Closure | None, *, scaled: bool) -> Any:
+        """Update and send what backward did not, and write the averages."""
+        if closure is not None:
+            raise UsageError(
+                f"step(closure) evaluates more than once and cannot update in backward; {_INSTEAD}"
+            )
+        if scaled:
+            raise UsageError(
+                f"GradScaler unscales gradients after backward, when they were used; {_INSTEAD}"
+            )
+        self._check_gradients_unchanged()
+        averaged = self.accumulation.due()
+        loss: Any = None
+        if not self._updated_gradients:
+            loss = update(None)
+        elif rest := self._not_updated():
+            with restricted_to(self.config.optimizer, rest):
+                update(None)
+        if averaged:
+            self._average()
+        self._end_step(averaged=averaged)
+        return loss
+
+    def _not_updated(self) -> set[int]:
+        """Return the ids of the parameters that backward has not updated."""
+        updated = {id(self.named_parameters[index][1]) for index in self._updated_gradients}
+        return {id(parameter) for parameter in self._parameters()} - updated
+
+    def _average(self) -> None:
+        """Send the remaining buckets, and finish the round."""
+        if not self._updated_gradients:
+            self.rebuild_if_changed()
+            self._round = self.config.averager.begin_round()
+        if self._round is not None:
+            for index, bucket in enumerate(self.buckets):
+                if not self._round.has_started(index):
+                    self._round.start(index, bucket.flat)
+            self._round.finish()
+
+    def _check_gradients_unchanged(self) -> None:
+        """Raise an error if a gradient was changed after the update used it."""
+        for index, (gradient, version) in self._updated_gradients.items():
+            name, parameter = self.named_parameters[index]
+            if parameter.grad is not gradient or gradient._version != version:
+                raise UsageError(
+                    f"the gradient of {name} was changed between backward and step() (clipped, "
+                    "unscaled or zeroed), but with update_in_backward=True the update had used it "
+                    f"already; {_INSTEAD}"
+                )
+
+    def _end_step(self, *, averaged: bool) -> None:
+        self._round = None
+        self._ready_by_bucket, self._updated_gradients = {}, {}
+        self.accumulation.end(averaged=averaged)
+
+    def conclude(self) -> None:
+        """Finish the round of a backward pass that no step has followed."""
+        if self._updated_gradients:
+            self._average()
+            self._end_step(averaged=True)
+
+    def wait_for_reads(self) -> None:
+        """Wait for the messages sent in backward."""
+        if self._round is not None:
+            self._round.wait_for_reads()
+
+    def reset(self) -> None:
+        """Drop the pending round."""
+        self.wait_for_reads()
+        self._end_step(averaged=True)
+
+
+@contextmanager
+def restricted_to(optimizer: torch.optim.Optimizer, chosen: Collection[int]) -> Iterator[None]:
+    """Restrict an optimizer to the parameters of these ids, inside a ``with`` block.
+
+    Changes that it makes to its groups' options are kept.
+    """
+    groups = optimizer.param_groups
+    parts = [{**g, "params": [p for p in g["params"] if id(p) in chosen]} for g in groups]
+    optimizer.param_groups = [part for part in parts if part["params"]]
+    try:
+        yield
+    finally:
+        for group, part in zip(groups, parts, strict=True):
+            group.update({key: value for key, value in part.items() if key != "params"})
+        optimizer.param_groups = groups

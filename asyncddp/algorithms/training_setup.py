@@ -1,0 +1,74 @@
+"""Setup shared by the optimizer and model wrappers: message label, bucket size and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from asyncddp.context import Context
+from asyncddp.errors import ArgumentError
+from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
+
+
+def next_label(context: Context, wrapper: str) -> str:
+    """Return a label for the next wrapper, equal on all ranks that create them in one order.
+
+    Args:
+        context: The world.
+        wrapper: Name of the wrapper's class.
+    """
+    number = context.extensions[wrapper] = context.extensions.get(wrapper, -1) + 1
+    return f"{wrapper}{number}"
+
+
+def checked_bucket_bytes(megabytes: Any) -> int:
+    """Convert the bucket size from MiB to bytes.
+
+    Raises:
+        ArgumentError: It is no positive number.
+    """
+    if not isinstance(megabytes, (int, float)) or not megabytes > 0:
+        raise ArgumentError(
+            f"argument bucket_size_in_mb: expected a number above 0, got {megabytes!r}"
+        )
+    return max(1, int(megabytes * 2**20))
+
+
+def require_dense(name: str, parameter: torch.Tensor) -> None:
+    """Raise an error unless a parameter is a dense tensor in memory.
+
+    Raises:
+        ArgumentError: It is sparse, or on the meta device.
+    """
+    if parameter.layout != torch.strided or parameter.is_meta:
+        what = "on the meta device" if parameter.is_meta else str(parameter.layout)
+        raise ArgumentError(
+            f"argument model: parameter {name} is {what}; expected a dense tensor in memory"
+        )
+
+
+def require_equal_setup(
+    context: Context,
+    wrapper: str,
+    settings: Sequence[str],
+    named: Iterable[tuple[str, torch.Tensor]],
+) -> None:
+    """Raise an error unless settings and parameters are equal on all ranks; collective.
+
+    Args:
+        context: The world.
+        wrapper: Name of the wrapper's class, for messages.
+        settings: Sentences about this rank, in the same order on all ranks.
+        named: Names and parameters to train.
+
+    Raises:
+        MismatchError: On every rank, if any two differ; the message shows the first difference.
+    """
+    facts = [
+        f"parameter {name} of shape {tuple(one.shape)}, strides {one.stride()}, {one.dtype}"
+        for name, one in named
+    ]
+    claim = f"{wrapper} needs the same model and settings on all ranks"
+    require_equal_on_all_ranks(context, claim, [*settings, *facts])

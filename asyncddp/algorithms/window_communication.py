@@ -1,0 +1,256 @@
+"""Ways to average through one-sided windows: by puts, by gets, and push-sum by accumulates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+
+from asyncddp.algorithms.algorithm import CommunicationPattern
+from asyncddp.algorithms.averager_state import WeightOverrides
+from asyncddp.algorithms.bucket_windows import BucketWindow, BucketWindowSet
+from asyncddp.algorithms.one_sided_communication import OneSidedCommunication
+from asyncddp.errors import ArgumentError, PeerLeftError
+from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.ops.weight_resolver import Weights, require_finite
+from asyncddp.ops.windows import win_get_nonblocking
+from asyncddp.windows.nonblocking_handle import WindowHandle
+from topology import Neighbors
+
+
+class WindowPutCommunication(OneSidedCommunication):
+    r"""One-sided averaging by puts: neighbours write their tensors into this rank's window.
+
+    .. math:: x_i \leftarrow w_{ii} x_i + \sum_j w_{ij} b_j
+
+    with :math:`b_j` the tensor that neighbour j has put last. Where none has arrived yet, its
+    weight goes to the own tensor.
+    """
+
+    name = "win_put"
+    how = CommunicationPattern.PUT
+
+    def relevant_overrides(
+        self, overrides: WeightOverrides
+    ) -> Mapping[str, float | Weights | Iterable[int] | None]:
+        """Select the overrides of averaging weights and of factors for puts."""
+        return {
+            "self_weight": overrides.self_weight,
+            "src_weights": overrides.src_weights,
+            "dst_weights": overrides.dst_weights,
+        }
+
+    def weight_row(
+        self, overrides: WeightOverrides, near: Neighbors, windows: BucketWindowSet
+    ) -> WeightRow:
+        """Return the topology's weights, with factors of 1 for puts."""
+        own, sources = _receive_weights(overrides, near, windows)
+        targets = _send_weights(
+            self.name, overrides.dst_weights, near.dst_ranks, windows, default=1.0
+        )
+        return WeightRow(own, sources, targets)
+
+    def publish(
+        self, bucket_window: BucketWindow, row: WeightRow, step: int
+    ) -> WindowHandle | None:
+        """Put the tensor into the neighbours' windows."""
+        window = bucket_window.window
+        return window.put(window.tensor, 1.0, row.dst_weights, add=False, with_p=False, step=step)
+
+    def mix(self, bucket_window: BucketWindow, row: WeightRow) -> None:
+        """Average with the latest put of each neighbour."""
+        heard = row.without(
+            [source for source in row.src_weights if not bucket_window.has_put_from(source)]
+        )
+        weights = heard.self_weight, heard.src_weights
+        bucket_window.window.update(*weights, reset=False, clone=False, with_p=False)
+
+
+class WindowGetCommunication(OneSidedCommunication):
+    r"""One-sided averaging by gets: this rank reads the neighbours' tensors from their windows.
+
+    .. math:: x_i \leftarrow w_{ii} x_i + \sum_j w_{ij} x_j
+
+    A neighbour on this machine is read at once. Another one answers when its engine sees the
+    request, and until then its previous answer is used.
+    """
+
+    name = "win_get"
+    how = CommunicationPattern.GET
+
+    def relevant_overrides(
+        self, overrides: WeightOverrides
+    ) -> Mapping[str, float | Weights | Iterable[int] | None]:
+        """Select the overrides of averaging weights."""
+        return {"self_weight": overrides.self_weight, "src_weights": overrides.src_weights}
+
+    def weight_row(
+        self, overrides: WeightOverrides, near: Neighbors, windows: BucketWindowSet
+    ) -> WeightRow:
+        """Return the topology's weights."""
+        own, sources = _receive_weights(overrides, near, windows)
+        return WeightRow(own, sources, {})
+
+    def publish(
+        self, bucket_window: BucketWindow, row: WeightRow, step: int
+    ) -> WindowHandle | None:
+        """Publish the tensor locally, for neighbours to get."""
+        with bucket_window.window.lock:
+            bucket_window.window.clock = step
+            bucket_window.window.publish()
+        return None
+
+    def fetch(self, bucket_window: BucketWindow, sources: Iterable[int]) -> None:
+        """Request tensors of neighbours from which no get is pending."""
+        self._collect_gets(bucket_window)
+        for source in sources:
+            if source not in bucket_window.pending_gets:
+                with suppress(PeerLeftError):  # what was got of it before still counts
+                    bucket_window.pending_gets[source] = win_get_nonblocking(
+                        bucket_window.window.name, [source]
+                    )
+        self._collect_gets(bucket_window)
+
+    def _collect_gets(self, bucket_window: BucketWindow) -> None:
+        """Record the gets that have completed."""
+        for source in [
+            source for source, handle in bucket_window.pending_gets.items() if handle.poll()
+        ]:
+            del bucket_window.pending_gets[source]
+            bucket_window.received_from.add(source)
+
+    def mix(self, bucket_window: BucketWindow, row: WeightRow) -> None:
+        """Average with the latest tensor got from each neighbour."""
+        self._collect_gets(bucket_window)
+        got = row.without(
+            [source for source in row.src_weights if source not in bucket_window.received_from]
+        )
+        window, weights = bucket_window.window, (got.self_weight, got.src_weights)
+        # a clone, so that neighbours never get a half-averaged tensor
+        window.tensor.copy_(window.update(*weights, reset=False, clone=True, with_p=False))
+
+    def transfer_count(self, row: WeightRow) -> int:
+        """Return the number of gets, which are counted by the rank that gets."""
+        return len(row.src_weights)
+
+    def late_neighbors(
+        self, bucket_window: BucketWindow, sources: Iterable[int], step: int
+    ) -> list[int]:
+        """Get from neighbours that have reached the step; list those still missing."""
+        self._collect_gets(bucket_window)
+        window, left = bucket_window.window, bucket_window.window.context.engine.has_exited
+        late = [source for source in sources if window.read_step(source) < step]
+        near = window.edges.get_readers
+        self.fetch(bucket_window, [s for s in late if s not in near or near[s].clock() >= step])
+        return [s for s in late if window.read_step(s) < step and not left(s)]
+
+
+class WindowAccumulateCommunication(OneSidedCommunication):
+    r"""One-sided push-sum: ranks add shares of their tensors into their neighbours' windows.
+
+    .. math:: x_i \leftarrow a_{ii} x_i + \sum_j b_j
+
+    with :math:`b_j` the shares of neighbour j that this rank has not collected yet; the push-sum
+    weight p is shared likewise. The shares that a rank keeps and gives sum to one:
+    :math:`a_{ji} = 1 / (d_i + 1)` for itself and its :math:`d_i` out-neighbours of the round,
+    whatever weights the graph has. Without barriers, a neighbour that has not collected the last
+    share yet gets no other, so that a slow neighbour does not gather everything.
+    """
+
+    name = "win_accumulate"
+    how = CommunicationPattern.ACCUMULATE
+
+    def relevant_overrides(
+        self, overrides: WeightOverrides
+    ) -> Mapping[str, float | Weights | Iterable[int] | None]:
+        """Select the overrides of the shares to keep and to give."""
+        return {"self_weight": overrides.self_weight, "dst_weights": overrides.dst_weights}
+
+    def weight_row(
+        self, overrides: WeightOverrides, near: Neighbors, windows: BucketWindowSet
+    ) -> WeightRow:
+        """Return equal shares for this rank and its out-neighbours, or the overrides."""
+        targets = near.dst_ranks if overrides.dst_weights is None else overrides.dst_weights
+        count = len(list(targets))
+        share = 1.0 / (count + 1)
+        if overrides.self_weight is not None and count:
+            share = (1.0 - overrides.self_weight) / count
+        shares = _send_weights(
+            self.name, overrides.dst_weights, near.dst_ranks, windows, default=share
+        )
+        given = math.fsum(shares.values())
+        own = 1.0 - given if overrides.self_weight is None else overrides.self_weight
+        if not own > 0.0 or min(shares.values(), default=0.0) < 0.0 or abs(own + given - 1) > 1e-9:
+            raise ArgumentError(
+                f"{self.name}: arguments self_weight, dst_weights: expected a share above 0 to "
+                f"keep, and shares of others, which sum to 1 with it, got {own:.6g} and {shares}"
+            )
+        return WeightRow(own, dict.fromkeys(windows.sources, 1.0), shares)
+
+    def without(self, row: WeightRow, departed: Collection[int]) -> WeightRow:
+        """Keep the shares of departed neighbours; what they gave before is still collected."""
+        return _withhold_shares(row, departed)
+
+    def publish(
+        self, bucket_window: BucketWindow, row: WeightRow, step: int
+    ) -> WindowHandle | None:
+        """Add the shares to the neighbours' windows."""
+        window, own = bucket_window.window, row.self_weight
+        return window.put(window.tensor, own, row.dst_weights, add=True, with_p=True, step=step)
+
+    def asynchronous_row(self, bucket_window: BucketWindow, row: WeightRow) -> WeightRow:
+        """Keep the shares of neighbours that have not collected the last one yet."""
+        edges, shares = bucket_window.window.edges.outgoing, row.dst_weights
+        return _withhold_shares(row, [peer for peer in shares if edges[peer].has_unread()])
+
+    def mix(self, bucket_window: BucketWindow, row: WeightRow) -> None:
+        """Collect the shares received, each once."""
+        bucket_window.window.update(1.0, row.src_weights, reset=True, clone=False, with_p=True)
+
+
+def _receive_weights(
+    overrides: WeightOverrides, near: Neighbors, windows: BucketWindowSet
+) -> tuple[float, Mapping[int, float]]:
+    """Return the weights for averaging: of the own tensor, and by source rank."""
+    if overrides.src_weights is None:
+        if overrides.self_weight is not None:
+            raise ArgumentError(
+                "arguments self_weight, src_weights: expected none, the second, or both; got "
+                "self_weight alone"
+            )
+        return near.self_weight, near.src_weights
+    sources = {
+        int(s): require_finite("win_update", "src_weights", w)
+        for s, w in overrides.src_weights.items()
+    }
+    windows.check_neighbors("src_weights", sources, outgoing=False)
+    if overrides.self_weight is None:
+        return 1.0 - math.fsum(sources.values()), sources
+    return require_finite("win_update", "self_weight", overrides.self_weight), sources
+
+
+def _send_weights(
+    verb: str,
+    given: Weights | Iterable[int] | None,
+    targets: Iterable[int],
+    windows: BucketWindowSet,
+    *,
+    default: float,
+) -> dict[int, float]:
+    """Return the factors for publishing, by target rank."""
+    if given is None:
+        return dict.fromkeys(targets, default)
+    factors = given if isinstance(given, Mapping) else dict.fromkeys(given, default)
+    windows.check_neighbors("dst_weights", factors, outgoing=True)
+    return {
+        int(rank): require_finite(verb, "dst_weights", factor) for rank, factor in factors.items()
+    }
+
+
+def _withhold_shares(row: WeightRow, ranks: Collection[int]) -> WeightRow:
+    """Move the shares of some target ranks to the own tensor."""
+    kept = [share for peer, share in row.dst_weights.items() if peer in ranks]
+    if not kept:
+        return row
+    given = {peer: share for peer, share in row.dst_weights.items() if peer not in ranks}
+    return WeightRow(math.fsum([row.self_weight, *kept]), row.src_weights, given)

@@ -1,0 +1,259 @@
+"""Exchanges and collectives that one running operation opens, and closes when it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+
+from asyncddp.device.streams import DeviceStreams
+from asyncddp.engine.chunked_exchange import ChunkedExchange
+from asyncddp.engine.exchange_request import (
+    ExchangeRequest,
+    PendingReceive,
+    SendCompletion,
+)
+from asyncddp.engine.exchange_signature import ExchangeSignature
+from asyncddp.engine.message_matching import MessageMatcher
+from asyncddp.engine.messages import MatchKey
+from asyncddp.engine.transfer_tracing import trace_collective
+from asyncddp.errors import PeerError
+from asyncddp.transport.base import Request
+
+WeightRows: TypeAlias = tuple[str, Mapping[int, str]]
+"""This rank's row of mixing weights as text, and the row that each target should have."""
+
+_GRACE = 0.3  # seconds for a signature that explains an error of the transport
+
+
+class CollectiveCompletion:
+    """Condition that a collective run by the transport, such as MPI's allreduce, has completed.
+
+    Where the transport fails because ranks called different collectives, it cannot say which; the
+    signatures that they exchange can, and get a moment to arrive.
+    """
+
+    def __init__(self, request: Request, exchange: ExchangeRequest, others: Sequence[int]) -> None:
+        self._request, self._exchange, self._others = request, exchange, others
+        self._problem: PeerError | None = None
+        self._deadline = 0.0
+
+    def done(self) -> bool:
+        """Tell whether the collective has ended; raises what made it fail."""
+        self._exchange.raise_if_failed()
+        if self._problem is None:
+            try:
+                return self._request.done()
+            except PeerError as problem:
+                self._problem, self._deadline = problem, time.monotonic() + _GRACE
+        if time.monotonic() > self._deadline:
+            raise self._problem
+        return False
+
+    def missing(self) -> list[tuple[int, MatchKey]]:
+        """Return all other ranks, since a collective does not tell who is late."""
+        return [(peer, self._exchange.key) for peer in self._others]
+
+
+class OperationExchanges:
+    """Exchanges and collectives of one operation: opens them, and closes them when it ends.
+
+    All calls are made under the engine's lock.
+
+    Args:
+        matcher: The rank's message matcher.
+        verb: The verb's name.
+        key: The key by which peers match this call.
+        round_number: How often this verb was used under this name before: the round of a schedule.
+        check: Whether every exchange must be acknowledged by its targets.
+    """
+
+    def __init__(
+        self, matcher: MessageMatcher, verb: str, key: MatchKey, round_number: int, *, check: bool
+    ) -> None:
+        self._matcher, self.check = matcher, check
+        self.verb, self.key, self.round_number = verb, key, round_number
+        self._exchanges: list[ExchangeRequest] = []
+        self._chunked_exchanges: list[ChunkedExchange] = []
+        self._requests: list[Request] = []
+        self._part = 0
+
+    def exchange(
+        self,
+        signature: ExchangeSignature,
+        sources: Iterable[int],
+        targets: Iterable[int],
+        streams: DeviceStreams | None = None,
+        *,
+        peer_access: bool = False,
+        rows: WeightRows | None = None,
+    ) -> ExchangeRequest:
+        """Open an exchange with peers; a verb with several gives each a name of its own.
+
+        Args:
+            signature: Verb, dtype, shape and device on which they must agree.
+            sources: Ranks from which a tensor is received.
+            targets: Ranks to which one is sent.
+            streams: Of the device on which the tensors lie; None on the host.
+            peer_access: Whether tensors are read in the peers' memory where the transport can do
+                that, and each pending receive then released.
+            rows: This rank's weights, and what its topology gives each target, to be compared.
+
+        Raises:
+            MismatchError: A message received earlier contradicts it.
+        """
+        exchange = ExchangeRequest(
+            self._next_key(), signature, sources, targets, peer_access=peer_access
+        )
+        exchange.streams = streams
+        exchange.row, exchange.rows = rows or ("", {})
+        return self._open(exchange)
+
+    def chunked_exchange(
+        self,
+        signature: ExchangeSignature,
+        sources: Iterable[int],
+        targets: Mapping[int, float],
+        rows: WeightRows | None = None,
+    ) -> ChunkedExchange:
+        """Open an exchange chunk by chunk, through ring buffers where these are set up.
+
+        Args:
+            signature: Verb, dtype, shape and device on which peers must agree.
+            sources: Ranks from which a tensor is received.
+            targets: Ranks to which this rank's tensor goes, and the factor for each; those that
+                do not read it from the send ring are sent it with :meth:`send`.
+            rows: This rank's weights, and what its topology gives each target, to be compared.
+
+        Raises:
+            MismatchError: A message received earlier contradicts it.
+        """
+        exchange = ExchangeRequest(self._next_key(), signature, sources, targets)
+        exchange.row, exchange.rows = rows or ("", {})
+        channels = self._matcher.channels
+        exchange.channel = channel = channels.find_or_open(exchange.key, signature, targets)
+        alike = len(set(targets.values())) == 1 and not self.check
+        if channel is not None and channel.send_ring is not None and alike:
+            exchange.ring_targets = exchange.targets & channel.readers
+        layout = None if channel is None else channel.layout
+        readers = sorted(exchange.ring_targets)
+        chunked_exchange = ChunkedExchange(
+            channels, channel, exchange.key, layout, exchange.receives, readers
+        )
+        self._chunked_exchanges.append(chunked_exchange)
+        chunked_exchange.request = self._open(exchange)
+        return chunked_exchange
+
+    def adopt(self, chunked_exchange: ChunkedExchange, signature: ExchangeSignature) -> None:
+        """Take over a chunked exchange that was begun without the engine.
+
+        Raises:
+            MismatchError: A message received earlier contradicts it.
+        """
+        sources = [source.peer for source in chunked_exchange.sources]
+        exchange = ExchangeRequest(
+            chunked_exchange.key, signature, sources, chunked_exchange.targets
+        )
+        exchange.ring_targets, exchange.channel = exchange.targets, chunked_exchange.channel
+        self._chunked_exchanges.append(chunked_exchange)
+        chunked_exchange.request = self._open(exchange)
+
+    def _next_key(self) -> MatchKey:
+        name = self.key.name if self._part == 0 else f"{self.key.name}/{self._part}"
+        self._part += 1
+        return MatchKey(name, self.key.step)
+
+    def _open(self, exchange: ExchangeRequest) -> ExchangeRequest:
+        self._matcher.open(exchange, check=self.check)
+        self._exchanges.append(exchange)
+        return exchange
+
+    def send(
+        self, exchange: ExchangeRequest | ChunkedExchange, peer: int, tensor: torch.Tensor
+    ) -> None:
+        """Send a contiguous tensor to a target of an open exchange."""
+        request = exchange.request if isinstance(exchange, ChunkedExchange) else exchange
+        if request is not None:
+            self._matcher.send(request, peer, tensor)
+
+    def export(
+        self,
+        exchange: ExchangeRequest,
+        targets: Mapping[int, float],
+        tensor: torch.Tensor,
+        *,
+        lasting: bool,
+    ) -> None:
+        """Let targets read multiples of a contiguous device tensor in this rank's memory.
+
+        Args:
+            exchange: An open exchange.
+            targets: The factor for each target.
+            tensor: The tensor.
+            lasting: Whether the tensor stays unchanged until the exchange is over.
+        """
+        for factor in sorted(set(targets.values())):
+            peers = sorted(peer for peer, other in targets.items() if other == factor)
+            self._matcher.export(exchange, peers, tensor, factor, lasting=lasting)
+
+    def collective(
+        self,
+        group: Sequence[int],
+        signature: ExchangeSignature,
+        start: Callable[[], Request],
+    ) -> Generator[PendingReceive | CollectiveCompletion | SendCompletion, None, None]:
+        """Take part in a collective of the ranks in ``group``.
+
+        Its signature goes to the next rank of the group, so that ranks which call different
+        collectives, dtypes or shapes find out while the collective itself is in progress, and tell
+        all: a rank whose part has ended by then raises in its next verb. In check mode the
+        signature goes to all, and nothing starts before all signatures are known to agree.
+
+        Args:
+            group: World ranks that take part, in the same order on all of them.
+            signature: Verb, dtype and shape on which all must agree.
+            start: Starts the transport's collective.
+        """
+        rank = self._matcher.rank
+        index = group.index(rank)
+        others = [peer for peer in group if peer != rank]
+        before, after = group[index - 1], group[(index + 1) % len(group)]
+        sources, targets = ([before], [after]) if others and not self.check else (others, others)
+        exchange = self.exchange(signature, sources, targets)
+        exchange.audience = frozenset(others)
+        for peer in targets:
+            self._matcher.announce(exchange, peer)
+        for peer in sources if self.check else ():
+            yield exchange.receives[peer]
+        begun = time.monotonic_ns()
+        request = start()
+        self._requests.append(request)
+        yield CollectiveCompletion(request, exchange, others)
+        if self._matcher.tracer is not None:
+            trace_collective(self._matcher.tracer, exchange, len(group), begun)
+        self._requests.remove(request)
+        for peer in sources:
+            yield exchange.receives[peer]
+        if others:
+            yield exchange.sent()
+
+    def raise_if_failed(self) -> None:
+        """Raise what made any of the exchanges fail, also one that had ended here."""
+        for exchange in self._exchanges:
+            exchange.raise_if_failed()
+
+    def close(self, error: PeerError | None) -> None:
+        """End all exchanges, with the error that ended the operation if there was one."""
+        for request in self._requests:
+            request.abandon()
+        for chunked_exchange in self._chunked_exchanges:
+            chunked_exchange.close(failed=error is not None)
+        for exchange in self._exchanges:
+            self._matcher.close(exchange, error)
+            exchange.receives.clear()  # they know each other: without this, memory waits for the gc
+            exchange.channel = None
+        self._chunked_exchanges.clear()
+        self._exchanges.clear()
+        self._requests.clear()

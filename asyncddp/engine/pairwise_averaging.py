@@ -1,0 +1,194 @@
+"""Pairwise averaging of a tensor with one peer, through ring buffers in shared memory.
+
+It polls for the peer, which is the fastest while both ranks make progress, and stops where one does
+not; the engine goes on from there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+
+from asyncddp.shm.arena import SharedMemoryHandle, store_fence
+from asyncddp.shm.ring_buffer import ReceiveRingBuffer, SendRingBuffer, pack_progress, unpack_chunks
+
+_TIMEOUT = 0.0002  # seconds for a peer to begin
+_CHUNK_TIMEOUT = 0.005  # seconds for one that has begun to finish its next chunk
+_POLLS = 50  # polls between two readings of the clock
+Pause: TypeAlias = Callable[[], None]
+
+
+def poll_briefly(check: Callable[[], bool], pause: Pause | None, timeout: float = _TIMEOUT) -> bool:
+    """Poll a condition for a moment, and tell whether it has become true."""
+    limit = 0.0
+    while True:
+        for _ in range(_POLLS):
+            if check():
+                return True
+            if pause is not None:
+                pause()
+        now = time.perf_counter()
+        if limit and now > limit:
+            return False
+        limit = limit or now + timeout
+
+
+def _poll_word(words: memoryview, index: int, goal: int, pause: Pause | None) -> bool:
+    """Poll until a header word reaches a goal; longer for a chunk that is not the first."""
+    timeout = _CHUNK_TIMEOUT if unpack_chunks(goal) > 1 else _TIMEOUT
+    return words[index] >= goal or poll_briefly(lambda: words[index] >= goal, pause, timeout)
+
+
+class PairwiseAveraging:
+    r"""Weighted averaging of this rank's tensor x and one peer's: :math:`y = x + w (x_{peer} - x)`.
+
+    Args:
+        send_ring: This rank's ring buffer, or None where no rank reads it.
+        receive_ring: The peer's ring buffer.
+        step: The step.
+        targets: Ranks that read this rank's ring.
+        pause: Called between two polls, where there are fewer cores than ranks.
+
+    Attributes:
+        chunks_sent, chunks_read: Chunks published here, and chunks of the peer that were averaged.
+    """
+
+    def __init__(
+        self,
+        send_ring: SendRingBuffer | None,
+        receive_ring: ReceiveRingBuffer,
+        step: int,
+        targets: tuple[int, ...],
+        pause: Pause | None,
+    ) -> None:
+        self._send_ring, self._receive_ring, self._step = send_ring, receive_ring, step
+        self._targets, self._pause = targets, pause
+        self.chunks_sent = self.chunks_read = 0
+
+    def begin(self, handle: SharedMemoryHandle | None) -> bool:
+        """Announce this rank's tensor.
+
+        Args:
+            handle: Handle to the tensor, if it is to be read outside the slots.
+
+        Returns:
+            Whether there was room.
+        """
+        send_ring, step = self._send_ring, self._step
+        if send_ring is None:
+            return True
+        if not send_ring.has_room(step) and not poll_briefly(
+            lambda: send_ring.has_room(step), self._pause
+        ):
+            return False
+        send_ring.begin(step, self._targets, handle)
+        if handle is not None:
+            self.chunks_sent = send_ring.layout.num_chunks
+            send_ring.publish(step, self.chunks_sent)
+        return True
+
+    def peer_handle(self) -> SharedMemoryHandle | None:
+        """Return a handle to the peer's tensor, if published soon and outside the slots."""
+        if _poll_word(
+            self._receive_ring.words,
+            8 * (self._step & 1),
+            pack_progress(self._step, 1),
+            self._pause,
+        ):
+            store_fence()
+            if self._receive_ring.is_addressed(self._step):
+                return self._receive_ring.tensor_handle(self._step)
+        return None
+
+    def average_mapped(
+        self, own: torch.Tensor, other: torch.Tensor, out: torch.Tensor, weight: float
+    ) -> bool:
+        """Average two whole tensors, the peer's read in its own memory.
+
+        Args:
+            own: This rank's tensor, flat.
+            other: The peer's tensor, mapped here.
+            out: The result, which is neither of them.
+            weight: :math:`w`.
+
+        Returns:
+            Whether this rank's tensor may be changed by now.
+        """
+        chunks = self._receive_ring.layout.num_chunks
+        torch.lerp(own, other, weight, out=out)
+        self._receive_ring.acknowledge(self._step, chunks)
+        self.chunks_read = chunks
+        return self._read_by_all(chunks)
+
+    def _read_by_all(self, chunks: int) -> bool:
+        """Tell whether all targets read so many chunks of this rank within a moment."""
+        send_ring, step = self._send_ring, self._step
+        if send_ring is None or not send_ring.pending_readers(step, chunks):
+            return True
+        return poll_briefly(
+            lambda: not send_ring.pending_readers(step, chunks), self._pause, _CHUNK_TIMEOUT
+        )
+
+    def average_chunks(
+        self, own: Sequence[torch.Tensor], out: Sequence[torch.Tensor], weight: float
+    ) -> bool:
+        """Copy this rank's chunks into slots, and average with the peer's chunks from its slots.
+
+        Args:
+            own: This rank's chunks.
+            out: The result of each, which may be the chunk itself.
+            weight: :math:`w`.
+
+        Returns:
+            Whether all is done; if not, ``chunks_sent`` and ``chunks_read`` say how far it came.
+        """
+        send_ring, receive_ring, pause, number = (
+            self._send_ring,
+            self._receive_ring,
+            self._pause,
+            len(own),
+        )
+        line, base = 8 * (self._step & 1), pack_progress(self._step, 0)
+        ahead = 1
+        for read in range(number):
+            while self.chunks_sent < number and self.chunks_sent <= read + ahead:
+                if send_ring is not None and not self._send_chunk(send_ring, own[self.chunks_sent]):
+                    if self.chunks_sent <= read:
+                        return False
+                    break
+                self.chunks_sent += 1
+            if not _poll_word(receive_ring.words, line, base | read + 1, pause):
+                return False
+            store_fence()
+            if read == 0 and not self._reads_slots():
+                return False
+            other = receive_ring.slot(self._step, read)
+            torch.lerp(own[read], other, weight, out=out[read])
+            receive_ring.acknowledge(self._step, read + 1)
+            self.chunks_read = read + 1
+        return True
+
+    def _reads_slots(self) -> bool:
+        """Tell whether the peer published this step for this rank, and in its slots."""
+        receive_ring, step = self._receive_ring, self._step
+        return (
+            receive_ring.published(step) > 0
+            and receive_ring.is_addressed(step)
+            and receive_ring.tensor_handle(step) is None
+        )
+
+    def _send_chunk(self, send_ring: SendRingBuffer, chunk: torch.Tensor) -> bool:
+        """Copy one more chunk into its slot and publish it, if the slot is free."""
+        number = self.chunks_sent
+        if number >= send_ring.layout.num_slots:
+            goal = number - send_ring.layout.num_slots + 1
+            if send_ring.pending_readers(self._step, goal) and not poll_briefly(
+                lambda: not send_ring.pending_readers(self._step, goal), self._pause, _CHUNK_TIMEOUT
+            ):
+                return False
+        send_ring.slot(self._step, number).copy_(chunk)
+        send_ring.publish(self._step, number + 1)
+        return True

@@ -1,0 +1,206 @@
+"""Finds a process's listening TCP sockets and closes them to other machines (Linux only).
+
+Open MPI's launcher and its TCP module listen on all interfaces, whichever one names. Where all
+ranks are on one machine no other machine has to reach them: a socket that is bound to the loopback
+device accepts connections from this machine alone. On other systems nothing is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ipaddress
+import os
+import select
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_LISTEN_STATE = "0A"  # the state in /proc/net/tcp
+_PIDFD_GETFD = 438  # number of the system call, which Python does not offer
+_LOOPBACK_DEVICE = b"lo\0"
+_FIRST_PAUSE, _LAST_PAUSE = 0.001, 1.0  # seconds between two scans, growing
+_SEGMENT_BYTES = 18 << 20  # bytes of /dev/shm that Open MPI's shared memory wants for each rank
+_SIZE_VARIABLES = (  # pairs: the number of ranks, and that on this machine
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_SIZE", "MPI_LOCALNRANKS"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
+)
+
+
+@dataclass(frozen=True)
+class ListeningSocketInfo:
+    """Listening TCP socket of a process: its descriptor, inode, address and port.
+
+    Attributes:
+        descriptor: File descriptor in its process.
+        inode: Identifies the socket among all of the machine.
+        address: Address on which it listens.
+        port: Port on which it listens.
+    """
+
+    descriptor: int
+    inode: int
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        """True if the socket is bound to a loopback address, which no other machine can reach."""
+        mapped = getattr(self.address, "ipv4_mapped", None)
+        return bool((mapped or self.address).is_loopback)
+
+
+def _address(text: str) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]:
+    """Parse ``0100007F:1F90``, whose 32-bit words are in the byte order of the processor."""
+    host, _, port = text.partition(":")
+    words = [int(host[start : start + 8], 16) for start in range(0, len(host), 8)]
+    packed = b"".join(word.to_bytes(4, sys.byteorder) for word in words)
+    return ipaddress.ip_address(packed), int(port, 16)
+
+
+def listeners(process: int | None = None) -> list[ListeningSocketInfo]:
+    """List the TCP sockets on which a process listens.
+
+    Args:
+        process: Process id; this process if None.
+
+    Raises:
+        OSError: The process has ended, or is another user's.
+    """
+    folder = Path("/proc") / ("self" if process is None else str(process))
+    found = {}
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+            for line in (folder / "net" / table).read_text().splitlines()[1:]:
+                words = line.split()
+                if words[3] == _LISTEN_STATE:
+                    found[f"socket:[{words[9]}]"] = int(words[9]), *_address(words[1])
+    return [
+        ListeningSocketInfo(descriptor, *found[link])
+        for descriptor, link in _socket_links(folder / "fd")
+        if link in found
+    ]
+
+
+def inodes() -> frozenset[int]:
+    """Return the inodes of this process's listening sockets; empty where that is not known."""
+    with contextlib.suppress(OSError):
+        return frozenset(listener.inode for listener in listeners())
+    return frozenset()
+
+
+def _socket_links(folder: Path) -> Iterator[tuple[int, str]]:
+    """Yield the open descriptors of a process and the targets of their /proc links."""
+    for entry in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            yield int(entry.name), str(entry.readlink())
+
+
+def confine(process: int | None = None, known: frozenset[int] = frozenset()) -> set[int]:
+    """Bind a process's listening sockets to the loopback device, out of other machines' reach.
+
+    Args:
+        process: Process id; this process if None.
+        known: Inodes of sockets that are left alone.
+
+    Returns:
+        Inodes of the sockets that were bound.
+
+    Raises:
+        OSError: The process has ended, is another user's, or the kernel is older than Linux 5.7.
+    """
+    found = set()
+    for listener in listeners(process):
+        if listener.inode in known or listener.is_loopback:
+            continue
+        with socket.socket(fileno=_duplicate(process, listener.descriptor)) as copy:
+            copy.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, _LOOPBACK_DEVICE)
+        found.add(listener.inode)
+    return found
+
+
+def _duplicate(process: int | None, descriptor: int) -> int:
+    """Duplicate a socket of another process into this one and return its descriptor."""
+    if process is None:
+        return os.dup(descriptor)
+    pidfd = os.pidfd_open(process)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        copy = int(libc.syscall(_PIDFD_GETFD, pidfd, descriptor, 0))
+    finally:
+        os.close(pidfd)
+    if copy < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return copy
+
+
+def confine_while_it_runs(process: int) -> None:
+    """Start a thread that confines a child's listening sockets until the child ends."""
+    with contextlib.suppress(OSError, AttributeError):  # not Linux, or an old one
+        pidfd = os.pidfd_open(process)
+        arguments = (process, pidfd)
+        threading.Thread(
+            target=_confine_until_exit, args=arguments, name="confine", daemon=True
+        ).start()
+
+
+def _confine_until_exit(process: int, pidfd: int) -> None:
+    """Confine the new listening sockets of a process again and again, until it ends."""
+    known: frozenset[int] = frozenset()
+    pause = _FIRST_PAUSE
+    try:
+        while not select.select([pidfd], [], [], pause)[0]:
+            known |= confine(process, known)
+            pause = min(_LAST_PAUSE, pause * 1.1)
+    except OSError:
+        return  # the process has ended, or the system does not allow it
+    finally:
+        os.close(pidfd)
+
+
+def ranks_of_one_machine(environment: Mapping[str, str]) -> int | None:
+    """Return the number of ranks if all are on this machine, by the launcher's variables.
+
+    Returns:
+        The number, 1 without a launcher; None where some ranks are or may be on other machines.
+
+    Example:
+        >>> ranks_of_one_machine({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
+        4
+        >>> ranks_of_one_machine({"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
+    """
+    for name, here in _SIZE_VARIABLES:
+        if name in environment:
+            size = environment[name]
+            return int(size) if environment.get(here) == size else None
+    return None if {"PMI_RANK", "PMIX_RANK", "SLURM_PROCID"} & environment.keys() else 1
+
+
+def local_open_mpi(environment: Mapping[str, str], ranks: int, *, all_told: bool) -> dict[str, str]:
+    """Return environment variables that tell Open MPI that no other machine takes part.
+
+    Args:
+        environment: The variables so far; where they choose networks, nothing is added.
+        ranks: Number of ranks, all on this machine.
+        all_told: True if every rank gets the variables before it starts MPI. Else Open MPI warns
+            where only some ranks have TCP, though all use shared memory.
+    """
+    names = ("btl", "btl_tcp_if_include", "btl_tcp_if_exclude")
+    if any(f"OMPI_MCA_{name}" in environment for name in names):
+        return {}
+    if _free_shared_memory(environment) >= ranks * _SEGMENT_BYTES:
+        return {"OMPI_MCA_btl": "^tcp"} if all_told else {}
+    return {"OMPI_MCA_btl_tcp_if_include": "127.0.0.0/8"}
+
+
+def _free_shared_memory(environment: Mapping[str, str]) -> int:
+    """Return the bytes that are free in Open MPI's shared-memory directory."""
+    try:
+        found = os.statvfs(environment.get("OMPI_MCA_btl_sm_backing_directory", "/dev/shm"))
+    except OSError:
+        return 0
+    return found.f_bavail * found.f_frsize

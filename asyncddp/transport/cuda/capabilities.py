@@ -1,0 +1,112 @@
+"""Capabilities of a rank's device, from which ranks select the transports between their GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class DeviceCapabilities:
+    """Capabilities of a rank's device (GPU, NCCL, MPI support), which ranks tell each other.
+
+    Attributes:
+        rank: The rank.
+        machine: Number of its machine.
+        device: ``"cuda"``, or ``"cpu"`` where torch sees no GPU.
+        gpu: The GPU's UUID, the same for ranks that share it; empty if unknown.
+        mpi_cuda: Whether the MPI library says that it takes GPU memory; None if it says nothing.
+        cupy: Version of cupy; None where it cannot be imported.
+        nccl: Version of the NCCL that cupy has loaded, as ``22703`` for 2.27.3; None where none.
+        doubt: Conflict of NCCL libraries in the process, in words; empty where there is none.
+        reaches: UUIDs of the other visible GPUs whose memory its own can access.
+    """
+
+    rank: int
+    machine: int = 0
+    device: str = "cpu"
+    gpu: str = ""
+    mpi_cuda: bool | None = None
+    cupy: str | None = None
+    nccl: int | None = None
+    doubt: str = ""
+    reaches: tuple[str, ...] = ()
+
+
+def detect_device(rank: int, machine: int, local_rank: int) -> DeviceCapabilities:
+    """Detect the device that this rank would use, and which others it can access, from torch.
+
+    Args:
+        rank: This rank.
+        machine: Number of its machine.
+        local_rank: Its number there.
+    """
+    index = default_device_index(local_rank, torch.cuda.device_count())
+    if index is None:
+        return DeviceCapabilities(rank, machine)
+    others = [other for other in range(torch.cuda.device_count()) if other != index]
+    near = [_gpu_uuid(other) for other in others if torch.cuda.can_device_access_peer(index, other)]
+    reaches = tuple(name for name in near if name)
+    return DeviceCapabilities(rank, machine, "cuda", _gpu_uuid(index), reaches=reaches)
+
+
+def _gpu_uuid(index: int) -> str:
+    """Return the UUID of a GPU; empty where torch does not tell it."""
+    return str(getattr(torch.cuda.get_device_properties(index), "uuid", ""))
+
+
+def default_device_index(local_rank: int, visible: int) -> int | None:
+    """Return the GPU that a rank uses by default: its local rank modulo the visible GPUs.
+
+    The library never calls ``torch.cuda.set_device``: which GPU a rank uses is the user's choice.
+
+    Args:
+        local_rank: The rank's number among those of its machine.
+        visible: GPUs that the rank sees.
+
+    Returns:
+        The index; None where there is no GPU.
+
+    Example:
+        >>> [default_device_index(rank, 2) for rank in range(4)], default_device_index(0, 0)
+        ([0, 1, 0, 1], None)
+    """
+    return local_rank % visible if visible else None
+
+
+def have_peer_access(one: DeviceCapabilities, other: DeviceCapabilities) -> bool:
+    """Return whether two ranks have access to each other's GPU memory.
+
+    They have it on one machine, where they share a GPU or each GPU can access the other's memory.
+
+    Example:
+        >>> one = DeviceCapabilities(0, gpu="a", reaches=("b",))
+        >>> [
+        ...     have_peer_access(one, DeviceCapabilities(1, gpu="b", reaches=seen))
+        ...     for seen in (("a",), ())
+        ... ]
+        [True, False]
+    """
+    if one.machine != other.machine or not (one.gpu and other.gpu):
+        return False
+    return one.gpu == other.gpu or (one.gpu in other.reaches and other.gpu in one.reaches)
+
+
+def ranks_without(
+    holds: Callable[[DeviceCapabilities], bool], *pair: DeviceCapabilities
+) -> str | None:
+    """Name those of two ranks for which a condition does not hold; None where it holds for both.
+
+    Example:
+        >>> ranks_without(lambda facts: facts.cupy is not None, *map(DeviceCapabilities, (0, 1)))
+        'rank 0 and rank 1'
+    """
+    return " and ".join(f"rank {facts.rank}" for facts in pair if not holds(facts)) or None
+
+
+def unknown_gpu(one: DeviceCapabilities, other: DeviceCapabilities) -> str | None:
+    """Say which of two ranks use an unknown GPU; None where both GPUs are known."""
+    where = ranks_without(lambda facts: bool(facts.gpu), one, other)
+    return f"it is not known which GPU {where} uses" if where else None

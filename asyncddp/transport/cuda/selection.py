@@ -1,0 +1,143 @@
+"""Selection of transports for GPU tensors in a group of ranks: per pair, and for collectives.
+
+All ranks select from the same capabilities and come to the same result. What a transport needs is
+declared by its :class:`~asyncddp.transport.cuda.device_transport.DeviceTransport`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, takewhile
+
+from asyncddp.errors import MismatchError, UnknownNameError
+from asyncddp.rank_lists import list_ranks
+from asyncddp.transport import DEVICE_TRANSPORTS, PREFERRED_DEVICE_TRANSPORTS
+from asyncddp.transport.base import Scope
+from asyncddp.transport.cuda.capabilities import DeviceCapabilities
+from asyncddp.transport.cuda.device_transport import DeviceTransport
+from asyncddp.transport.cuda.staged_transport import CudaStagedTransport
+
+FALLBACK = CudaStagedTransport.name
+"""Name of the transport that has no conditions."""
+
+
+def parse_transport_names(text: str) -> tuple[str, ...]:
+    """Parse the names of transports in ``ASYNCDDP_DEVICE_WIRES``: comma-separated, the best first.
+
+    ``auto`` stands for all of them: ``cuda_ipc,nccl,mpi_cuda``.
+
+    Raises:
+        UnknownNameError: There is no such transport.
+
+    Example:
+        >>> parse_transport_names("mpi_cuda, cuda_staged")
+        ('mpi_cuda', 'cuda_staged')
+    """
+    if text.strip() == "auto":
+        return PREFERRED_DEVICE_TRANSPORTS
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names or not set(names) <= set(DEVICE_TRANSPORTS):
+        raise UnknownNameError(
+            f"environment variable ASYNCDDP_DEVICE_WIRES: expected auto, or some of "
+            f"{', '.join(DEVICE_TRANSPORTS)}, separated by commas, got {text!r}"
+        )
+    return names
+
+
+@dataclass(frozen=True)
+class GroupSelection:
+    """Transports selected for a group of ranks with GPUs; the same on all its ranks.
+
+    Attributes:
+        usable: The transports that the ranks can use, the best first.
+        collectives: Name of the transport of collectives.
+        refused: For each requested transport that no pair can use, the reason.
+    """
+
+    usable: tuple[type[DeviceTransport], ...]
+    collectives: str
+    refused: Mapping[str, str]
+
+    def transport_between(self, one: DeviceCapabilities, other: DeviceCapabilities) -> str:
+        """Return the name of the transport of messages between two ranks.
+
+        It is the best that both can use; between machines some transports precede the others.
+        """
+        serving = [
+            transport
+            for transport in self.usable
+            if transport.scope is Scope.ANY or transport.obstacle(one, other) is None
+        ]
+        if one.machine != other.machine:
+            serving.sort(key=lambda transport: not transport.first_between_machines)
+        return serving[0].name if serving else FALLBACK
+
+    def used_transports(self, group: Sequence[DeviceCapabilities]) -> tuple[str, ...]:
+        """Return the names of the transports that the group uses at all, the best first."""
+        used = {self.transport_between(one, other) for one, other in combinations(group, 2)}
+        used.add(self.collectives)
+        return tuple(transport.name for transport in self.usable if transport.name in used)
+
+
+def select_for_group(
+    group: Sequence[DeviceCapabilities], wanted: Sequence[str] = ()
+) -> GroupSelection:
+    """Select the transports of a group: those that every two of its ranks can use.
+
+    A transport inside machines is selected where any two ranks can use it, and serves these.
+
+    Args:
+        group: Capabilities of each rank.
+        wanted: Names of allowed transports, the best first; those after ``cuda_staged`` are unused.
+
+    Raises:
+        MismatchError: Some ranks have GPUs and others have none.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> one = DeviceCapabilities(0, machine=0, device="cuda", gpu="a", mpi_cuda=True)
+        >>> group = [one, replace(one, rank=1), replace(one, rank=2, machine=1, gpu="b")]
+        >>> selected = select_for_group(group, ["cuda_ipc", "nccl", "mpi_cuda"])
+        >>> (
+        ...     selected.transport_between(group[0], group[1]),
+        ...     selected.transport_between(group[1], group[2]),
+        ... )
+        ('cuda_ipc', 'mpi_cuda')
+        >>> selected.collectives, *selected.refused
+        ('cuda_staged', 'nccl')
+    """
+    require_same_device_kind(group)
+    usable: list[type[DeviceTransport]] = []
+    refused: dict[str, str] = {}
+    for name in takewhile(lambda name: name != FALLBACK, wanted):
+        transport = DEVICE_TRANSPORTS[name]
+        answers = [transport.obstacle(one, other) for one, other in combinations(group, 2)]
+        obstacles = [answer for answer in answers if answer is not None]
+        serves_some = transport.scope is not Scope.ANY and len(obstacles) < len(answers)
+        if obstacles and not serves_some:
+            refused[name] = obstacles[0]
+        else:
+            usable.append(transport)
+    collectives = [transport.name for transport in usable if transport.serves_collectives]
+    return GroupSelection(tuple(usable), collectives[0] if collectives else FALLBACK, refused)
+
+
+def require_same_device_kind(group: Sequence[DeviceCapabilities]) -> None:
+    """Raise an error for a group of which some ranks have GPUs and others have none.
+
+    Raises:
+        MismatchError: The kinds of devices differ.
+    """
+    kinds: dict[str, list[int]] = {}
+    for facts in group:
+        kinds.setdefault(facts.device, []).append(facts.rank)
+    if len(kinds) > 1:
+        parts = [
+            f"{list_ranks(r)} {'have' if r[1:] else 'has'} tensors on {kind}"
+            for kind, r in sorted(kinds.items())
+        ]
+        raise MismatchError(
+            f"{' and '.join(parts)}: expected all ranks of a run on one kind of device. Start it "
+            "only where there are GPUs, or hide them with CUDA_VISIBLE_DEVICES= on all ranks"
+        )

@@ -1,0 +1,37 @@
+"""Pair-wise parameters: every pair of values of any two parameters occurs, and few rows do it."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+import pytest
+
+from tests.support.pairwise import pairwise, rows_of_pairs
+
+
+@pytest.mark.parametrize("counts", [(2,), (3, 4), (2, 2, 2), (6, 2, 2, 7), (4, 3, 2, 3), (1, 1, 5)])
+def test_every_pair_occurs(counts):
+    """And every value of a parameter that stands alone."""
+    rows = rows_of_pairs(counts)
+    assert len(rows) == len(set(rows))
+    for one, other in combinations(range(len(counts)), 2):
+        found = {(row[one], row[other]) for row in rows}
+        assert found == set(product(range(counts[one]), range(counts[other])))
+    if len(counts) > 1:
+        two_largest = sorted(counts)[-2:]
+        assert len(rows) <= 1.5 * two_largest[0] * two_largest[1]
+
+
+@pairwise(world=["loopback-2", "mpi-2"], kind={"none": None, "some": 1}, form=["a", "b"])
+def marked():
+    """Not a test: its marks are looked at."""
+
+
+def test_worlds_are_indirect_and_marked_and_values_have_their_ids():
+    """What ``on`` gives worlds, they have here too."""
+    (mark,) = marked.pytestmark
+    names, rows = mark.args
+    assert names == ["world", "kind", "form"]
+    assert mark.kwargs == {"indirect": ["world"]}
+    assert [row.id for row in rows][:2] == ["loopback-2-none-a", "loopback-2-some-b"]
+    assert all(bool(row.marks) == (row.values[0] == "mpi-2") for row in rows)

@@ -1,0 +1,67 @@
+"""Warm ranks: forked of a process that has torch loaded, otherwise as in ``python script.py``."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.support import run_on_mpirun
+
+
+def test_a_warm_rank_has_its_own_arguments_environment_folder_and_main(tmp_path):
+    """What a script sees of itself is what it sees in a Python of its own."""
+    script = """
+import os, sys, __main__
+print(sys.argv == [__file__], os.environ["GIVEN"], "OMPI_COMM_WORLD_RANK" in os.environ)
+print(__name__, __main__.__file__ == __file__, sys.path[0] == os.path.dirname(__file__))
+print(sorted(name for name in globals() if not name.startswith("__")))
+"""
+    for warm in (True, False):
+        done = run_on_mpirun(1, script, tmp_path, environ={"GIVEN": "value"}, warm=warm)
+        assert done.stdout.splitlines() == [
+            "True value True",
+            "__main__ True True",
+            "['os', 'sys']",
+        ], done
+
+
+def test_a_warm_rank_has_torch_before_it_imports_it(tmp_path):
+    """And MPI has not begun."""
+    script = "import sys; print('torch' in sys.modules, 'mpi4py.MPI' in sys.modules)"
+    assert run_on_mpirun(1, script, tmp_path).stdout == "True False\n"
+
+
+@pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
+def test_a_rank_that_is_killed_is_told_by_the_launcher(tmp_path, warm):
+    """The small program ends by the signal that ended its process."""
+    script = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    done = run_on_mpirun(1, script, tmp_path, warm=warm)
+    assert done.code == 128 + 9, done
+    assert "signal 9" in done.stderr, done
+
+
+@pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
+def test_ranks_end_with_their_run(tmp_path, warm):
+    """A launcher that ends one rank for another's fault ends its process too."""
+    script = """
+import os, sys, time
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    sys.exit(3)
+time.sleep(60)
+"""
+    begun = time.monotonic()
+    done = run_on_mpirun(2, script, tmp_path, warm=warm)
+    assert (done.code, done.left) == (3, ()), done
+    assert time.monotonic() < begun + 55
+
+
+def test_a_process_that_outlives_a_warm_rank_is_told(tmp_path):
+    """Also where the launcher has lost sight of it."""
+    script = """
+import subprocess
+silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+subprocess.Popen(["sleep", "30"], **silent)
+"""
+    done = run_on_mpirun(1, script, tmp_path)
+    assert [line.partition(": ")[2] for line in done.left] == ["sleep 30"], done

@@ -1,0 +1,204 @@
+"""A server of warm ranks: processes that have imported torch, forked for each rank of a run.
+
+``mpirun`` starts the small program :mod:`tests.support.warm_rank` for each rank, which hands its
+arguments, environment, folder and standard streams to this server. The server forks a process that
+becomes the script, and the small program ends as that process does. Importing torch and the
+library takes seconds of a processor in each rank of each run; a fork takes milliseconds.
+
+The script runs in the true ``__main__``, so that its globals live until the interpreter's end. Each
+rank is the head of a session of its own, which is noted in a folder by the session of its run.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+PROGRAM = Path(__file__).with_name("warm_rank.py")
+_LENGTH = struct.Struct("!I")
+_CREDENTIALS = struct.Struct("3i")
+_KILL = bytes([signal.SIGKILL])
+
+
+class WarmServer:
+    """The server as the process of the tests sees it.
+
+    Args:
+        environ: The environment in which torch is imported.
+    """
+
+    def __init__(self, environ: dict[str, str]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="warm-")
+        self.address = str(Path(self._folder.name, "server"))
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).resolve()), self.address],
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"ready\n", "the server of ranks did not start"
+        atexit.register(self.close)
+
+    @property
+    def pid(self) -> int:
+        """Id of the server's process and session."""
+        return self._process.pid
+
+    def sessions_of(self, run: int) -> list[int]:
+        """The sessions of a run's warm ranks, given the run's own session."""
+        noted = Path(self._folder.name, str(run))
+        return [int(note.name) for note in noted.iterdir()] if noted.exists() else []
+
+    def command(self, *script: str) -> list[str]:
+        """The program, in place of Python, that runs a script as a rank."""
+        return [sys.executable, "-I", "-S", str(PROGRAM), self.address, *script]
+
+    def close(self) -> None:
+        """End the server."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait(20)
+        self._folder.cleanup()
+
+
+def receive_rank(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Receive what a rank is to run, and its three standard streams."""
+    head, streams, _, _ = socket.recv_fds(connection, _LENGTH.size, 3)
+    (length,) = _LENGTH.unpack(head)
+    text = b""
+    while len(text) < length:
+        text += connection.recv(length - len(text))
+    return json.loads(text), streams
+
+
+class _Ranks:
+    """The forked processes, and the connections to the programs that asked for them."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._folder = Path(listener.getsockname()).parent
+        self._connections: dict[int, socket.socket] = {}
+
+    def serve(self) -> dict[str, Any]:
+        """Fork a process for each rank that asks; returns in the forked process alone."""
+        while True:
+            waiting = [0, self._listener, *self._connections.values()]
+            ready, _, _ = select.select(waiting, [], [], 0.02)
+            if 0 in ready:
+                self._end()
+            for pid, connection in list(self._connections.items()):
+                if connection in ready:
+                    self._pass_signals_on(pid, connection)
+            if self._listener in ready and (given := self._fork()) is not None:
+                return given
+            self._tell_endings()
+
+    def _end(self) -> None:
+        """End with the tests, and with all ranks."""
+        for pid in self._connections:
+            os.kill(pid, signal.SIGKILL)
+        os._exit(0)
+
+    def _pass_signals_on(self, pid: int, connection: socket.socket) -> None:
+        """Send a rank what its program got; SIGKILL where the program is gone."""
+        try:
+            numbers = connection.recv(16) or _KILL
+        except ConnectionResetError:
+            numbers = _KILL
+        for number in numbers:
+            os.kill(pid, number)
+        if numbers == _KILL:
+            os.waitpid(pid, 0)
+            self._connections.pop(pid).close()
+
+    def _fork(self) -> dict[str, Any] | None:
+        """Fork a process for a program that asks: what it is to run there, None in the server."""
+        connection, _ = self._listener.accept()
+        given, streams = receive_rank(connection)
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            for one in (self._listener, connection, *self._connections.values()):
+                one.close()
+            for number, stream in enumerate(streams):
+                os.dup2(stream, number)
+        else:
+            self._connections[pid] = connection
+            self._note(connection, pid)
+        for stream in streams:
+            os.close(stream)
+        return given if pid == 0 else None
+
+    def _note(self, connection: socket.socket, rank: int) -> None:
+        """Note a rank by the session of the program that asked for it."""
+        size = _CREDENTIALS.size
+        asker = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        pid, _, _ = _CREDENTIALS.unpack(asker)
+        with contextlib.suppress(ProcessLookupError):
+            run = self._folder / str(os.getsid(pid))
+            run.mkdir(exist_ok=True)
+            (run / str(rank)).touch()
+
+    def _tell_endings(self) -> None:
+        """Tell the programs of the ranks that have ended how they did."""
+        while self._connections:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            code = os.waitstatus_to_exitcode(status)
+            with self._connections.pop(pid) as connection, contextlib.suppress(OSError):
+                connection.sendall(struct.pack("!i", code))
+
+
+def prepare(given: dict[str, Any]) -> str:
+    """Take over a rank's environment, folder and arguments; gives its script."""
+    os.environ.clear()
+    os.environ.update(given["environ"])
+    os.chdir(given["folder"])
+    sys.argv = given["arguments"]
+    sys.path[0] = str(Path(sys.argv[0]).parent)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=stream is sys.stderr or os.isatty(1))
+    return sys.argv[0]
+
+
+def import_all() -> None:
+    """Import what scripts of ranks use, and freeze it for the collector."""
+    import torch
+
+    import asyncddp
+
+    for name in asyncddp.__all__:
+        getattr(asyncddp, name)
+    torch.optim.SGD([torch.zeros(1)], lr=0.1)  # the first optimizer imports torch._dynamo
+    gc.freeze()  # what is here already is not collected again by each rank
+
+
+if __name__ == "__main__":
+    import_all()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(sys.argv[1])
+        listener.listen(64)
+        os.write(1, b"ready\n")
+        given = _Ranks(listener).serve()
+    __file__ = prepare(given)
+    for name in [name for name in globals() if not name.startswith("__")]:
+        del globals()[name]
+    del name
+    exec(compile(__import__("pathlib").Path(__file__).read_text(), __file__, "exec"))
