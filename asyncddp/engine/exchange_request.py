@@ -152,7 +152,7 @@ class ExchangeRequest:
 
 
 class SendCompletion:
-    """Condition that all sends of an exchange are transferred, and acknowledged where requested."""
+    """Wait condition: all sends of an exchange are done, and acknowledged where asked for."""
 
     def __init__(self, exchange: ExchangeRequest) -> None:
         self.exchange = exchange

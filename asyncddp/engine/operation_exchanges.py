@@ -58,7 +58,7 @@ class CollectiveCompletion:
 
 
 class OperationExchanges:
-    """Exchanges and collectives of one operation: opens them, and closes them when it ends.
+    """Messages and collectives of one operation: opens them, and closes them when it ends.
 
     All calls are made under the engine's lock.
 

@@ -19,7 +19,7 @@ from asyncddp.transport.base import Transport
 
 
 class ProgressDriver(ProgressLoop):
-    """Driver of the progress loop: a thread that waits for an operation advances all of them.
+    """Progress driver: any thread that waits for one operation advances all pending operations.
 
     A progress thread drives the operations in progress while no caller does.
 

@@ -21,14 +21,16 @@ class WeightRow:
         self_weight: Weight of the own tensor.
         src_weights: Weight of each tensor received.
         dst_weights: Factor with which each tensor is sent.
-        row_text_of: Formats the row that a target rank has in this rank's topology; None if the
-            weights do not come from the topology.
+        row_of: Returns the own weight and the receive weights that a target rank has in this
+            rank's topology; None if the weights do not come from the topology.
     """
 
     self_weight: float
     src_weights: Mapping[int, float]
     dst_weights: Mapping[int, float]
-    row_text_of: Callable[[int], str] | None = field(default=None, compare=False, repr=False)
+    row_of: Callable[[int], tuple[float, Mapping[int, float]]] | None = field(
+        default=None, compare=False, repr=False
+    )
 
     def without(self, sources: Collection[int]) -> WeightRow:
         r"""Return a row in which the weights of some sources are added to the own weight.
@@ -93,8 +95,8 @@ class WeightRow:
             >>> WeightRow(0.5, {2: 0.25, 1: 0.25}, {}).describe_rows()
             ('(own 0.5, rank 1: 0.25, rank 2: 0.25)', {})
         """
-        row_text_of = self.row_text_of
-        others = {} if row_text_of is None else {peer: row_text_of(peer) for peer in self.targets}
+        row_of = self.row_of
+        others = {} if row_of is None else {r: format_weight_row(*row_of(r)) for r in self.targets}
         return format_weight_row(self.self_weight, self.src_weights), others
 
     def weighted_sum(

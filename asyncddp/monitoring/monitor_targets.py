@@ -187,7 +187,7 @@ class OptimizerTarget(MonitorTarget):
 
 
 class ModuleTarget(MonitorTarget):
-    """Adapter through which a monitor watches a decentralized module; reads its gradients.
+    """Adapter through which a monitor reads a model that is wrapped for averaging with neighbours.
 
     Args:
         module: The module.

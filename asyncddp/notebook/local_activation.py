@@ -1,4 +1,4 @@
-"""Registers the magic ``%%px`` in an IPython session, for ranks that are threads of it."""
+"""Registers the magic ``%%px`` for ranks that are threads of the IPython session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fast path of repeated neighbour averages: shared memory, on the calling thread, no engine.
+"""Fast path of repeated neighbour averages: the calling thread does them over shared memory.
 
 A tensor that was averaged before under the same name, dtype and shape goes through the rings of
 its persistent channel. Where a neighbour does not come at once, or anything differs from the last
@@ -33,7 +33,7 @@ R = TypeVar("R")
 
 
 class FastPath:
-    """Fast path that averages tensors of one name, dtype and shape on the calling thread.
+    """Fast path of one repeated neighbour average: runs on the calling thread, without the engine.
 
     Args:
         context: The world.

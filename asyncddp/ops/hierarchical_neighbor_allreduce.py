@@ -126,12 +126,21 @@ def machine_schedule(context: Context, *, by_hand: bool) -> Schedule:
 
 def to_rank_row(context: Context, row: WeightRow) -> WeightRow:
     """Convert a machine's weight row to one between ranks of the same local rank."""
+    machines, local_rank, row_of = context.machines.members, context.local_rank, row.row_of
 
     def same_local_rank(weights: Mapping[int, float]) -> dict[int, float]:
         """Map machines to their ranks with this rank's local rank."""
-        every = context.machines.members
-        return {every[machine][context.local_rank]: weight for machine, weight in weights.items()}
+        return {machines[machine][local_rank]: weight for machine, weight in weights.items()}
+
+    def row_of_rank(rank: int) -> tuple[float, Mapping[int, float]]:
+        """Return the row of a rank: its machine's."""
+        assert row_of is not None
+        own, sources = row_of(rank // len(machines[0]))
+        return own, same_local_rank(sources)
 
     return WeightRow(
-        row.self_weight, same_local_rank(row.src_weights), same_local_rank(row.dst_weights)
+        row.self_weight,
+        same_local_rank(row.src_weights),
+        same_local_rank(row.dst_weights),
+        None if row_of is None else row_of_rank,
     )

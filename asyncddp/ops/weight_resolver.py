@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeAlias
 
 from asyncddp.errors import ArgumentError
-from asyncddp.kernels.weight_row import WeightRow, format_weight_row
+from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.validation import check_rank
 from asyncddp.tensors.dtypes import DtypeTraits
 from topology import Schedule
@@ -70,10 +70,10 @@ class WeightResolver:
             return WeightRow(self._own, self._sources, self._targets)
         number = step if self._round is None else self._round
         near = self._schedule.neighbors(self._place, number)
-        row_text_of = partial(_row_in_words, self._schedule, number)
+        row_of = partial(_row_of, self._schedule, number)
         targets = dict.fromkeys(near.dst_ranks, 1.0)
         if self._own is None or self._sources is None:
-            return WeightRow(near.self_weight, near.src_weights, targets, row_text_of)
+            return WeightRow(near.self_weight, near.src_weights, targets, row_of)
         strangers = sorted(set(self._sources) - set(near.src_weights))
         if strangers:
             raise ArgumentError(
@@ -82,7 +82,7 @@ class WeightResolver:
                 f"{self._names[2]} as well to choose neighbours freely"
             )
         every = {peer: self._sources.get(peer, 0.0) for peer in near.src_weights}
-        return WeightRow(self._own, every, targets, row_text_of)
+        return WeightRow(self._own, every, targets, row_of)
 
     def _as_mapping(self, targets: object) -> object:
         if isinstance(targets, Mapping) or not isinstance(targets, Iterable):
@@ -108,10 +108,10 @@ class WeightResolver:
         return dict(sorted(checked.items()))
 
 
-def _row_in_words(schedule: Schedule, number: int, rank: int) -> str:
-    """Format the row of the mixing matrix that a rank has in a round."""
+def _row_of(schedule: Schedule, number: int, rank: int) -> tuple[float, Mapping[int, float]]:
+    """Return the row of the mixing matrix that a rank has in a round."""
     near = schedule.neighbors(rank, number)
-    return format_weight_row(near.self_weight, near.src_weights)
+    return near.self_weight, near.src_weights
 
 
 def refuse_scaling(verb: str, argument: str, targets: object, traits: DtypeTraits) -> None:

@@ -1,4 +1,4 @@
-"""Validation of DistributedOptimizer's arguments, and attributes that set averaging weights."""
+"""Checks DistributedOptimizer's arguments; defines its attributes that set averaging weights."""
 
 from __future__ import annotations
 

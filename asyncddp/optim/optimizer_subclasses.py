@@ -1,4 +1,4 @@
-"""Subclasses of DistributedOptimizer that fix the algorithm or communication by their name."""
+"""Subclasses of DistributedOptimizer, each with the algorithm or communication in its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Creates buckets of parameters, each with its own optimizer, in the order of gradients."""
+"""Groups parameters into buckets, in the order in which gradients come, each with an optimizer."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class ReducerObserver(Protocol):
 
 
 class Reducer:
-    """Reducer of one model: averages and updates each bucket as its gradients become ready.
+    """Reducer of one model: averages and updates each bucket once its gradients are ready.
 
     Each backward pass makes one step. The order of gradients is recorded in the first pass; at its
     end the buckets are created, and its step is made. From then on a bucket makes its step as soon

@@ -52,7 +52,7 @@ class SpanRecorder(Protocol):
 
 
 class WaitSpan:
-    """Span in which a thread only waits for other ranks, and averages tensors that have arrived.
+    """Span in which a thread waits for tensors of other ranks, and averages them as they arrive.
 
     Args:
         recorder: Records the spans.

@@ -130,7 +130,7 @@ class EdgeWriter(ABC):
 
 
 class EdgeReader(ABC):
-    """Interface of the reading end of a window edge; a snapshot is valid until :meth:`release`."""
+    """Interface of the reading end of a window's connection from one neighbour."""
 
     taken = 0
     """The version up to which everything was taken."""

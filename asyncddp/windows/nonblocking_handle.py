@@ -27,7 +27,7 @@ class OpenWindow(Protocol):
 
 
 class WindowHandle:
-    """Handle of a put, accumulate, get or flush, which ends once neighbours see it or have replied.
+    """Handle of a put, accumulate, get or flush; done once neighbours see the data or have replied.
 
     Args:
         window: The window.

@@ -29,7 +29,7 @@ from topology import Neighbors, Schedule
 
 
 class PublishingWindow:
-    """Base class of a rank's window, which publishes: puts to neighbours, and what they may get.
+    """Base class of a rank's window: sends tensors to neighbours by put, and offers tensors to get.
 
     One lock guards it against other threads of this rank; other ranks need none.
 

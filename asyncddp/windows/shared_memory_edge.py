@@ -56,7 +56,7 @@ _ONE = _HEADS[1]
 
 
 class _PublishedSum(NamedTuple):
-    """Sum of all accumulates after some version: buffer, its factor, and push-sum weight p."""
+    """Sum of what a rank accumulated since one version of its window, and its push-sum weight."""
 
     buffer: RefCountedBuffer
     weight: float

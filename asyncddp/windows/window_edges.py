@@ -19,7 +19,7 @@ _EDGE_BYTES = 16 * WORDS  # bytes of the words of both edges to a peer
 
 
 class WindowEdges(NamedTuple):
-    """Writers and readers that connect a rank's window with those of its neighbours, by rank.
+    """Writers to and readers from the neighbours of a rank's window, keyed by rank.
 
     Attributes:
         outgoing: Writers of this rank's puts and accumulates.

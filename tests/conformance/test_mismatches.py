@@ -315,6 +315,25 @@ def test_weights_that_differ_are_told_in_check_mode(world, case):
         assert "by the sender's topology; set the same topology" in told[rank], told
 
 
+def other_machine_weights():
+    """A ring of two machines, whose weights are others on the ranks of machine 1."""
+    graph = topology.ring(2)
+    if bf.machine_rank() == 1:
+        for u, v, edge in graph.edges(data=True):
+            edge["weight"] = 0.9 if u == v else 0.1
+    bf.set_machine_topology(graph)
+    return caught(lambda: bf.hierarchical_neighbor_allreduce(torch.ones(4)))[1]
+
+
+@on("loopback-4", "mpi-4")
+def test_weights_of_machines_that_differ_are_told_in_check_mode(world):
+    """Each rank compares its machine's row with what the other machine's topology says of it."""
+    told = world.run(other_machine_weights, settings={"check": True, "ranks_per_machine": 2})
+    for message in told:
+        assert "expected mixing weights (own " in message, told
+        assert "by the sender's topology; set the same topology" in message, told
+
+
 def refused_before_start():
     """In check mode nothing of a collective is sent before the forms agree, so all go on."""
     if bf.rank() < 2:

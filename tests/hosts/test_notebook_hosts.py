@@ -12,7 +12,6 @@ pytestmark = [pytest.mark.hosts, pytest.mark.slow]
 NOTEBOOK = """
 import contextlib, os, socket, time
 import ipyparallel, psutil
-from asyncddp.launch.cluster import Folder
 from asyncddp.notebook import Cluster
 
 doors, here = [], os.stat("/proc/self/ns/net").st_ino

@@ -11,7 +11,7 @@ from asyncddp.algorithms.phases.communication_phase import Closure, Update
 
 
 class PushSumPhase(AfterStepPhase):
-    r"""Communication phase of push-sum: steps on parameters times push-sum weight, then averages.
+    r"""Phase of push-sum: a step on parameters times their push-sum weight, then their average.
 
     .. math:: x \leftarrow p z, \qquad x \leftarrow x - s\, U(g(z)), \qquad
               (x, p) \leftarrow \mathrm{mix}(x, p), \qquad z \leftarrow x / p

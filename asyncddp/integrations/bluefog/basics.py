@@ -12,7 +12,6 @@ from asyncddp.integrations.bluefog import bluefog_variables
 from asyncddp.integrations.bluefog.bluefog_state import current_state
 from asyncddp.integrations.bluefog.error_translation import translate_errors
 from asyncddp.integrations.bluefog.topology_settings import set_topology
-from asyncddp.transport import TRANSPORTS
 
 __all__ = [
     "get_skip_negotiate_stage",
@@ -110,8 +109,8 @@ def unified_mpi_window_model_supported() -> bool:
 
 
 def nccl_built() -> bool:
-    """Return True if there is an NCCL transport."""
-    return "nccl" in TRANSPORTS
+    """Return True if cupy is installed, through which NCCL is called."""
+    return importlib.util.find_spec("cupy") is not None
 
 
 def is_available() -> bool:

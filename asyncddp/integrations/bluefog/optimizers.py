@@ -1,4 +1,4 @@
-"""Optimizer wrapper with BlueFog's attributes, which BlueFog's optimizer functions create."""
+"""Optimizer wrapper with BlueFog's attributes; BlueFog's optimizer functions return it."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class ReceiveTask(TransferTask):
 
 
 class ImportTask(ReceiveTask):
-    """Task that maps a peer's tensor to be read in place, or copies it where it comes in pieces."""
+    """Task that maps a peer's GPU tensor to read it in place, or copies it if sent in pieces."""
 
     def __init__(self, order_key: Hashable, drive: Callable[[], None]) -> None:
         super().__init__(order_key, drive)

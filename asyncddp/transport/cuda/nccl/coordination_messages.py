@@ -30,7 +30,7 @@ from asyncddp.serialization import pack, unpack
 
 
 class OpenCommunicatorMessage(NamedTuple):
-    """Request by the higher of two ranks to open a communicator; says if its budget allows one."""
+    """Request of the higher of two ranks to open an NCCL communicator, if its limit allows."""
 
     has_budget: bool
 
@@ -62,7 +62,7 @@ class RequestReadyMessage(NamedTuple):
 
 
 class GroupLaunchMessage(NamedTuple):
-    """Order of the leader (lower rank) to launch the numbered requests as one NCCL group."""
+    """Message of the lower of two ranks: which requests both launch now as one NCCL group."""
 
     numbers: tuple[int, ...]
 

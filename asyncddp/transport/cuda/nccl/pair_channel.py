@@ -55,7 +55,7 @@ class PairChannelTransport(Protocol):
 
 
 class PairChannel(ABC):
-    """Message channel to a peer over an NCCL communicator; base of leader's and follower's side.
+    """Base class of the messages to one peer over NCCL, one of both ranks ordering the launches.
 
     Args:
         transport: The transport.
