@@ -105,7 +105,7 @@ class Algorithm:
 
     @property
     def plain(self) -> bool:
-        """True if neither hook is overridden: the average simply replaces the bucket."""
+        """True if neither hook is overridden, so that the average replaces the bucket."""
         own = type(self)
         return own.outgoing is Algorithm.outgoing and own.incoming is Algorithm.incoming
 

@@ -273,7 +273,7 @@ class DistributedOptimizer(WindowControlsMixin, TransparentOptimizerWrapper):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Counters of this wrapper: rounds completed and backward passes since the last one."""
+        """Rounds that this wrapper has completed, and backward passes since the last one."""
         return {"round": self._averager.round, "passes": self._phase.accumulation.carried_passes}
 
     @counters.setter

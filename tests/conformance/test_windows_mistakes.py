@@ -317,7 +317,7 @@ def handle_of_a_freed_window():
     window = windows_of(bf.current()).find("test", "x")
     put = bf.win_put_nonblocking(x(), "x")
     bf.win_free("x")
-    if put._missing():  # it has not arrived
+    if put._late_peers():  # it has not arrived
         with pytest.raises(bf.ArgumentError, match="window 'x' was freed by win_free"):
             bf.win_wait(put)
     with pytest.raises(bf.ArgumentError, match="window 'x' was freed by win_free"):
