@@ -78,7 +78,11 @@ def test_without_its_monitoring_open_mpi_is_not_believed(tmp_path):
     from benchmarks.subprocess_runs import on_this_machine, run
 
     out = tmp_path / "found.json"
-    run(on_this_machine(2, "scale_ranks", "--nbytes", "4096", "--calls", "2", "--out", str(out)))
+    run(
+        on_this_machine(
+            2, "scale.scale_rank", "--nbytes", "4096", "--calls", "2", "--out", str(out)
+        )
+    )
     found = json.loads(out.read_text())
     assert "started without its monitoring" in found["why"]
     assert [rank["allreduce"]["mpi"] for rank in found["ranks"]] == [None, None]

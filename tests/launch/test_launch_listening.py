@@ -198,7 +198,7 @@ def test_tcp_is_left_out_only_where_shared_memory_has_room(monkeypatch):
         (1 << 20, True, loopback),
         (1 << 20, False, loopback),
     ):
-        monkeypatch.setattr(listening, "_room", lambda environment, room=room: room)
+        monkeypatch.setattr(listening, "_free_shared_memory", lambda environment, room=room: room)
         assert local_open_mpi({}, 2, all_told=all_told) == found
 
 
