@@ -38,7 +38,7 @@ die() {
 parse() {
     while (($#)); do
         case $1 in
-            -h | --help) usage && exit ;;
+            -h | --help) usage; exit ;;
             --cpu) cpu=yes && shift ;;
             --dry-run) dry_run=yes && shift ;;
             --name | --python | --cuda)
