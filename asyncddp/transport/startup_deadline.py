@@ -19,14 +19,17 @@ logger = logging.getLogger("asyncddp")
 _MPI_STARTUP_SECONDS = 60.0  # seconds that MPI itself may take once all processes have come
 _LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _NONE_MISSING = "all ranks have called it, but MPI has not started"
+_arrival_sockets: dict[str, socket.socket] = {}
+"""Names that this process holds, also after its deadline has passed: it did call ``init()``."""
 
 
 class InitArrivalTracker:
     """Tracker of which ranks on this machine have called ``init()``, usable before MPI starts.
 
     While the context is open, a rank holds a name among the abstract Unix sockets of the machine,
-    which the system frees when the process ends; nothing is sent, and no socket listens. Linux
-    only.
+    which the system frees when the process ends; nothing is sent, and no socket listens. A rank
+    that gives up at its deadline keeps the name, else one whose deadline passes a moment later
+    would call it missing. Linux only.
 
     Args:
         job: Identifier of the run, the same on all of its ranks.
@@ -36,7 +39,7 @@ class InitArrivalTracker:
 
     def __init__(self, job: str, rank: int, local_size: int) -> None:
         self._prefix, self._rank, self.local_size = f"\0asyncddp-{job}-", rank, local_size
-        self._held: socket.socket | None = None
+        self._name = f"{self._prefix}{rank}"
 
     @classmethod
     def from_environment(cls, rank: int, environ: Mapping[str, str]) -> InitArrivalTracker | None:
@@ -48,17 +51,19 @@ class InitArrivalTracker:
         return None if local_size is None else cls(f"{os.getuid()}-{job}", rank, int(local_size))
 
     def __enter__(self) -> InitArrivalTracker:
-        """Show that this rank is in ``init()``."""
-        with contextlib.suppress(OSError):
-            self._held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            self._held.bind(f"{self._prefix}{self._rank}")
+        """Show that this rank has called ``init()``."""
+        if self._name not in _arrival_sockets:
+            with contextlib.suppress(OSError):
+                held = _arrival_sockets[self._name] = socket.socket(
+                    socket.AF_UNIX, socket.SOCK_DGRAM
+                )
+                held.bind(self._name)
         return self
 
-    def __exit__(self, *error: object) -> None:
-        """Show that this rank no longer waits in ``init()``."""
-        if self._held is not None:
-            self._held.close()
-            self._held = None
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Show that this rank no longer waits in ``init()``, unless its deadline has passed."""
+        if kind is not WaitTimeoutError and self._name in _arrival_sockets:
+            _arrival_sockets.pop(self._name).close()
 
     def arrived(self, size: int) -> list[int]:
         """Return the ranks of this machine that are in ``init()``, of ``size`` in all."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import networkx as nx
 import pytest
@@ -433,6 +434,9 @@ def one_leaves_early():
         with pytest.raises(bf.PeerLeftError, match="win_get 'x': rank 1 has left"):
             bf.win_get("x")
         bf.win_update("x")
+    else:  # rank 1 shall be the first that its neighbours miss
+        for r in (0, 2):
+            until(partial(bf.current().engine.has_exited, r), f"the word that rank {r} has left")
     assert time.monotonic() - started < BEFORE_DEADLINE
     return True
 
