@@ -215,6 +215,8 @@ install_newest() {
 
 # install_lowest: the lowest versions that pyproject.toml promises, by the resolver of uv.
 install_lowest() {
+    [[ -z ${ASYNCDDP_TORCH:-}${ASYNCDDP_TORCH_INDEX:-} ]] ||
+        die "--lowest takes the lowest torch that pyproject.toml promises, from where all else comes from: unset ASYNCDDP_TORCH and ASYNCDDP_TORCH_INDEX"
     timed "installing uv" pip_install uv
     timed "installing asyncddp with $extras in the lowest versions, with a torch for CUDA: about 3 GB to download, 6 GB on disk" \
         env UV_SYSTEM_CERTS=1 "$venv/bin/uv" --no-progress pip install --python "$venv/bin/python" \

