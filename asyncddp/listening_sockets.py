@@ -33,14 +33,7 @@ _SIZE_VARIABLES = (  # pairs: the number of ranks, and that on this machine
 
 @dataclass(frozen=True)
 class ListeningSocketInfo:
-    """Listening TCP socket of a process: its descriptor, inode, address and port.
-
-    Attributes:
-        descriptor: File descriptor in its process.
-        inode: Identifies the socket among all of the machine.
-        address: Address on which it listens.
-        port: Port on which it listens.
-    """
+    """Listening TCP socket of a process; its inode identifies it among all of the machine."""
 
     descriptor: int
     inode: int
@@ -63,10 +56,7 @@ def _address(text: str) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, 
 
 
 def listeners(process: int | None = None) -> list[ListeningSocketInfo]:
-    """List the TCP sockets on which a process listens.
-
-    Args:
-        process: Process id; this process if None.
+    """List the TCP sockets on which a process listens; those of this process by default.
 
     Raises:
         OSError: The process has ended, or is another user's.
@@ -103,12 +93,7 @@ def _socket_links(folder: Path) -> Iterator[tuple[int, str]]:
 def confine(process: int | None = None, known: frozenset[int] = frozenset()) -> set[int]:
     """Bind a process's listening sockets to the loopback device, out of other machines' reach.
 
-    Args:
-        process: Process id; this process if None.
-        known: Inodes of sockets that are left alone.
-
-    Returns:
-        Inodes of the sockets that were bound.
+    Sockets of known inodes are left alone; the inodes of those that were bound are returned.
 
     Raises:
         OSError: The process has ended, is another user's, or the kernel is older than Linux 5.7.
@@ -165,8 +150,7 @@ def _confine_until_exit(process: int, pidfd: int) -> None:
 def ranks_of_one_machine(environment: Mapping[str, str]) -> int | None:
     """Return the number of ranks if all are on this machine, by the launcher's variables.
 
-    Returns:
-        The number, 1 without a launcher; None where some ranks are or may be on other machines.
+    It is 1 without a launcher, and None where some ranks are or may be on other machines.
 
     Example:
         >>> ranks_of_one_machine({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
@@ -183,11 +167,8 @@ def ranks_of_one_machine(environment: Mapping[str, str]) -> int | None:
 def local_open_mpi(environment: Mapping[str, str], ranks: int, *, all_told: bool) -> dict[str, str]:
     """Return environment variables that tell Open MPI that no other machine takes part.
 
-    Args:
-        environment: The variables so far; where they choose networks, nothing is added.
-        ranks: Number of ranks, all on this machine.
-        all_told: True if every rank gets the variables before it starts MPI. Else Open MPI warns
-            where only some ranks have TCP, though all use shared memory.
+    Where the environment chooses networks, nothing is added. Where not all ranks are told before
+    they start MPI, TCP stays: else Open MPI warns, though all ranks use shared memory.
     """
     names = ("btl", "btl_tcp_if_include", "btl_tcp_if_exclude")
     if any(f"OMPI_MCA_{name}" in environment for name in names):

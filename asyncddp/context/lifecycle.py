@@ -23,7 +23,8 @@ from asyncddp.context.launcher_environment import (
 )
 from asyncddp.context.topologies import Topology
 from asyncddp.errors import PeerError
-from asyncddp.transport.selection import open_transport
+from asyncddp.transport.base import Scope
+from asyncddp.transport.selection import connects_processes, open_transport
 from asyncddp.transport.startup_deadline import StartupDeadline
 
 
@@ -82,7 +83,7 @@ def init(
             ranks_per_machine=ranks_per_machine,
             timeline=timeline,
         )
-        if config.transport != "loopback":
+        if connects_processes(config.transport):
             check_launchers(os.environ)
         rank, size = launcher_rank_and_size(os.environ)
         if size > 1:
@@ -92,7 +93,7 @@ def init(
             opened = open_transport(
                 config.transport, StartupDeadline(rank, size, config, crash_handler.end_run)
             )
-        if config.transport != "loopback":
+        if opened.scope is not Scope.PROCESS:
             check_size(opened.size, os.environ)
         context = Context(opened, config)
         activate(context)

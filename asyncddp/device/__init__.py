@@ -1,1 +1,1 @@
-"""Device streams, events and pinned host memory, for CUDA and for a simulation on the CPU."""
+"""Device streams, events and pinned host memory."""

@@ -27,8 +27,6 @@ class _StorageIpcHandle(NamedTuple):
 
 
 class _CudaEvent:
-    """A recorded CUDA event."""
-
     def __init__(self, event: torch.cuda.Event) -> None:
         self.event = event
         self.done: Callable[[], bool] = event.query
@@ -47,14 +45,22 @@ class _CudaInterprocessEvent(_CudaEvent):
         self.handle, self._stream_of = handle, stream_of
 
     def record(self, role: StreamRole) -> None:
-        """Record the event on a stream."""
         self.event.record(self._stream_of(role))
 
 
-class _CudaArrayView:
-    """View of device memory through the CUDA array interface; it does not own the memory."""
+class CudaArrayView:
+    """View of device memory by the CUDA array interface, as torch and MPI for Python take it.
 
-    def __init__(self, address: int, size: int) -> None:
+    The interface says nothing of streams (version 2), so that nobody waits for any. The view keeps
+    an owner alive, where it is given one.
+
+    References:
+        "CUDA Array Interface (Version 3)", Numba's documentation; "Support for GPU-aware MPI", the
+        documentation of MPI for Python.
+    """
+
+    def __init__(self, address: int, size: int, owner: torch.Tensor | None = None) -> None:
+        self._owner = owner
         self.__cuda_array_interface__ = {
             "data": (address, False),
             "shape": (size,),
@@ -68,9 +74,6 @@ class CudaStreams(DeviceStreams):
     """Streams of a CUDA device: the library's own side streams, and the caller's current stream.
 
     The host never waits for the device: events are queried, streams wait for each other.
-
-    Args:
-        device: A CUDA device.
 
     References:
         PyTorch documentation, "CUDA semantics" (streams, pinned memory) and
@@ -140,7 +143,7 @@ class CudaStreams(DeviceStreams):
         """
         storage = tensor.untyped_storage()
         with normal_mode():
-            raw = _CudaArrayView(storage.data_ptr(), storage.nbytes())
+            raw = CudaArrayView(storage.data_ptr(), storage.nbytes())
             return torch.as_tensor(raw, device=self.device)
 
     def export_memory(self, tensor: torch.Tensor) -> bytes:

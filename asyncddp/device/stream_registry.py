@@ -12,11 +12,11 @@ from asyncddp.device.streams import DeviceStreams, StreamOrdering
 
 
 class _StreamRegistry:
-    """Registry of this process's streams by device, and of the streams of a simulated device."""
+    """Registry of this process's streams by device."""
 
     def __init__(self) -> None:
         self.by_device: dict[torch.device, DeviceStreams] = {}
-        self.simulated: DeviceStreams | None = None
+        self.on_cpu: DeviceStreams | None = None
 
 
 _registry = _StreamRegistry()
@@ -30,7 +30,7 @@ def streams_of(tensor: torch.Tensor) -> DeviceStreams | None:
         True
     """
     if tensor.is_cpu:
-        return _registry.simulated
+        return _registry.on_cpu
     return streams_of_device(tensor.device) if tensor.is_cuda else None
 
 
@@ -43,12 +43,7 @@ def streams_of_device(device: torch.device) -> DeviceStreams:
 
 
 def stream_ordering_of(tensor: torch.Tensor, *others: torch.Tensor | None) -> StreamOrdering | None:
-    """Make an operation's stream ordering after the caller's stream; None on the host.
-
-    Args:
-        tensor: Tensor that the operation reads.
-        *others: Other tensors that it reads or writes.
-    """
+    """Make the stream ordering of an operation on some tensors; None on the host."""
     streams = streams_of(tensor)
     if streams is None:
         return None
@@ -57,13 +52,13 @@ def stream_ordering_of(tensor: torch.Tensor, *others: torch.Tensor | None) -> St
 
 
 @contextmanager
-def simulate_device(streams: DeviceStreams) -> Iterator[None]:
-    """Treat CPU tensors as tensors on a simulated device, in all threads, while entered.
+def use_streams_on_cpu(streams: DeviceStreams) -> Iterator[None]:
+    """Treat CPU tensors as tensors of a device with these streams, in all threads, while entered.
 
     For tests: all code for GPUs then runs in full, on CPU tensors.
     """
-    before, _registry.simulated = _registry.simulated, streams
+    before, _registry.on_cpu = _registry.on_cpu, streams
     try:
         yield
     finally:
-        _registry.simulated = before
+        _registry.on_cpu = before

@@ -2,8 +2,7 @@
 
 A device runs the work of one stream in order and the work of two streams in any order, unless one
 stream waits for an event of the other. :class:`DeviceStreams` has one stream for each
-:class:`StreamRole`; :mod:`~asyncddp.device.cuda_streams` implements it with CUDA, and
-:mod:`~asyncddp.device.simulated_streams` simulates it on the CPU, so that it runs without a GPU.
+:class:`StreamRole`; :mod:`~asyncddp.device.cuda_streams` implements it with CUDA.
 """
 
 from __future__ import annotations
@@ -57,12 +56,11 @@ class InterprocessEvent(DeviceEvent, Protocol):
 class DeviceStreams(ABC):
     """Interface of one device's streams: one stream for each role, such as compute or copies.
 
-    Attributes:
-        kind: Device type that peers are told: ``"cuda"``.
-        device: The device.
+    Memory and events that other processes can open are for devices that have them.
     """
 
     kind: ClassVar[str]
+    """Device type that peers are told."""
     device: torch.device
 
     @abstractmethod
@@ -93,15 +91,14 @@ class DeviceStreams(ABC):
     def allocate_pinned(self, size: int) -> torch.Tensor:
         """Allocate ``size`` bytes of pinned host memory, for asynchronous copies."""
 
-    @abstractmethod
     def allocate_exportable(self, size: int) -> torch.Tensor:
         """Allocate ``size`` bytes on the device that can be exported to other processes."""
+        raise NotImplementedError
 
-    @abstractmethod
     def alias_storage(self, tensor: torch.Tensor) -> torch.Tensor:
         """Make a tensor of all bytes of a tensor's storage that does not keep them alive."""
+        raise NotImplementedError
 
-    @abstractmethod
     def export_memory(self, tensor: torch.Tensor) -> bytes:
         """Export the storage of a tensor: make a token by which one process can import it.
 
@@ -110,8 +107,8 @@ class DeviceStreams(ABC):
         Raises:
             RuntimeError: Its memory cannot be exported.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def import_memory(self, token: bytes) -> torch.Tensor:
         """Import the memory that another process has exported, without a copy.
 
@@ -119,12 +116,12 @@ class DeviceStreams(ABC):
             RuntimeError: The memory cannot be opened from this process.
             OSError: The same, as the system says it.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def create_interprocess_event(self) -> InterprocessEvent:
         """Create an event that can be exported to other processes."""
+        raise NotImplementedError
 
-    @abstractmethod
     def import_event(self, handle: bytes) -> DeviceEvent:
         """Import another process's event, for :meth:`wait_event`.
 
@@ -132,6 +129,7 @@ class DeviceStreams(ABC):
             RuntimeError: The event cannot be opened from this process.
             OSError: The same, as the system says it.
         """
+        raise NotImplementedError
 
 
 class StreamOrdering:
@@ -139,10 +137,6 @@ class StreamOrdering:
 
     Work that the caller has enqueued before the operation precedes all work of the operation, and
     what the caller enqueues once it has the result follows it.
-
-    Args:
-        streams: Of the device.
-        tensors: Tensors that the operation reads and writes.
     """
 
     def __init__(self, streams: DeviceStreams, tensors: tuple[torch.Tensor, ...]) -> None:
@@ -178,13 +172,7 @@ class StreamOrdering:
 def empty_on(
     streams: DeviceStreams | None, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
-    """Make a contiguous, uninitialised tensor on a device or on the host.
-
-    Args:
-        streams: Of the device; None for the host.
-        shape: Its shape.
-        dtype: Its dtype.
-    """
+    """Make a contiguous, uninitialised tensor on a device, or on the host without streams."""
     if streams is None:
         return empty(shape, dtype)
     with streams.stream_context(StreamRole.COMPUTE):

@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from asyncddp.device.simulated_streams import SimulatedStreams
+from asyncddp.device.host_streams import HostStreams
 from asyncddp.device.streams import empty_on
 from asyncddp.engine.exchange_request import ExchangeRequest, PendingReceive
 from asyncddp.engine.messages import SIGNATURE_ONLY, Ack, TensorMessage
@@ -20,7 +20,7 @@ from asyncddp.timeline.tracer import Tracer
 from asyncddp.transport.base import Request, Transport, has_ended
 from asyncddp.transport.cuda.direct_read import DirectReadTransport
 
-_DISCARD_STREAMS = SimulatedStreams()
+_DISCARD_STREAMS = HostStreams()
 """Streams for bytes that come from a device and are dropped on the host."""
 
 

@@ -59,16 +59,7 @@ class SharedMemoryHandle(NamedTuple):
 
 
 class MappedChunk:
-    """A chunk of shared memory that is mapped into this process.
-
-    Args:
-        descriptor: An open file, of which ``size`` bytes are mapped.
-        size: How many.
-
-    Attributes:
-        memory: All bytes.
-        address: Where they begin in this process.
-    """
+    """A chunk of shared memory that is mapped into this process, of an open file."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self.size = size
@@ -93,11 +84,7 @@ class MappedChunk:
 class OwnedChunk(MappedChunk):
     """A chunk of shared memory that this process has allocated, as an anonymous file.
 
-    Args:
-        size: Bytes.
-
-    Attributes:
-        descriptor: The open file, by whose number peers find it.
+    Peers find it by its descriptor's number.
 
     Raises:
         OSError: The system gives no such memory.
@@ -111,8 +98,7 @@ class OwnedChunk(MappedChunk):
     def drop(self, offset: int, size: int) -> bool:
         """Return pages to the system; they read as zero from then on, also at peers.
 
-        Returns:
-            Whether it could: a part of a page stays.
+        False for a part of a page, which stays.
         """
         if size >= mmap.PAGESIZE:
             self._map.madvise(mmap.MADV_REMOVE, offset, size)
@@ -131,8 +117,7 @@ def handle_of_block(block: AllocatedBlock[OwnedChunk]) -> SharedMemoryHandle:
 class Arena:
     """Arena that allocates this process's shared memory, and maps the shared memory of peers.
 
-    Args:
-        limit: Bytes of free memory that keep their pages at most.
+    Free memory beyond ``limit`` bytes is returned to the system.
 
     Example:
         >>> arena = Arena()
@@ -158,11 +143,7 @@ class Arena:
         return self._blocks.free_bytes
 
     def take(self, size: int, zeroed: int = 0) -> AllocatedBlock[OwnedChunk]:
-        """Allocate a block.
-
-        Args:
-            size: Number of bytes at least.
-            zeroed: How many of them, from the first one on, are zero.
+        """Allocate a block of at least ``size`` bytes, the first ``zeroed`` of which are zero.
 
         Raises:
             OSError: The system gives no more such memory.
@@ -244,13 +225,11 @@ class Arena:
 
 
 def _dropped(chunk: OwnedChunk, offset: int, size: int) -> bool:
-    """Return pages of a chunk to the system."""
     return chunk.drop(offset, size)
 
 
 def _tensor_over(
     memory: npt.NDArray[np.uint8], shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
-    """Make a tensor over existing bytes."""
     with normal_mode():
         return torch.from_numpy(memory).view(dtype).view(shape)

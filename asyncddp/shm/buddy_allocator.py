@@ -47,10 +47,9 @@ class BuddyAllocator(Generic[C]):
             Tells whether the system took them.
         chunk: Bytes of a chunk, a power of two; what does not fit gets a chunk of its own.
         limit: Most free bytes that keep their pages.
-        forget: Whether a chunk that is free as a whole is given up beyond the limit.
 
     Attributes:
-        chunks: All chunks by number; None for those that were given up.
+        chunks: All chunks by number; None for those that were cleared.
         free_bytes: Bytes of free memory that may hold pages.
 
     Example:
@@ -72,16 +71,14 @@ class BuddyAllocator(Generic[C]):
         *,
         chunk: int,
         limit: int,
-        forget: bool = False,
     ) -> None:
         self._make, self._release = make, release
-        self._chunk, self._limit, self._forget = chunk, limit, forget
+        self._chunk, self._limit = chunk, limit
         self._lock = threading.Lock()
         self._given: deque[AllocatedBlock[C]] = deque()
         self._free: dict[
             int, dict[_BlockAddress, int]
         ] = {}  # by size: bytes used of each free block
-        self._sizes: list[int] = []
         self.chunks: list[C | None] = []
         self.free_bytes = 0
 
@@ -121,7 +118,6 @@ class BuddyAllocator(Generic[C]):
             self.free_bytes = 0
 
     def _insert_freed(self) -> None:
-        """Insert the blocks that were freed."""
         while self._given:
             block = self._given.popleft()
             if self.chunks[block.number] is not None:
@@ -137,7 +133,6 @@ class BuddyAllocator(Generic[C]):
             chunk = self._make(larger)
             self._insert(larger, (len(self.chunks), 0), 0)
             self.chunks.append(chunk)
-            self._sizes.append(larger)
         address = next(reversed(self._free[larger]))
         used = self._remove(larger, address)
         number, offset = address
@@ -164,10 +159,7 @@ class BuddyAllocator(Generic[C]):
         for size, free in list(self._free.items()):
             for address, used in list(free.items()):
                 chunk = self.chunks[address[0]]
-                if self._forget and size == self._sizes[address[0]]:
-                    self._remove(size, address)
-                    self.chunks[address[0]] = None
-                elif used and chunk is not None and self._release(chunk, address[1], size):
+                if used and chunk is not None and self._release(chunk, address[1], size):
                     self._remove(size, address)
                     self._insert(size, address, 0)
 

@@ -1,1 +1,1 @@
-"""Tensors: the dtype table, creation, byte views and flat buckets of many tensors."""
+"""Tensors: the dtype table, creation, byte views, flat buckets, and a free list of buffers."""

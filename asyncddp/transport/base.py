@@ -48,6 +48,15 @@ def has_ended(request: Request) -> bool:
         return True
 
 
+COLLECTIVE_GIVEN_UP = "an earlier collective was given up while some ranks had not joined it"
+"""Reason why the later ones cannot run."""
+
+
+def collectives_broken(why: str) -> PeerError:
+    """Make the error of a collective that cannot run for a reason."""
+    return PeerError(f"collectives cannot go on: {why}. End and restart the run.")
+
+
 class Scope(Enum):
     """Scope of a transport: which ranks it can connect."""
 
@@ -86,6 +95,8 @@ class Transport(ABC):
     """Path of a host tensor's bytes to a rank of the same machine, for ``asyncddp doctor``."""
     rank: int
     size: int
+    broken: str | None = None
+    """Reason why no further collective can run; None if they can."""
     allows_threads: bool = True
     """True if several threads of this rank may call the transport, one at a time."""
     shared_memory_group: SharedMemoryGroup | None = None
@@ -132,10 +143,7 @@ class Transport(ABC):
 
     @abstractmethod
     def iallreduce(
-        self,
-        tensor: torch.Tensor,
-        out: torch.Tensor | None = None,
-        divisor: int | None = None,
+        self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
     ) -> Request:
         """Start summing ``tensor`` over all ranks (bool: the logical or).
 

@@ -30,15 +30,12 @@ class _LoopbackRequest:
         self.abandoned = False
 
     def complete(self, value: Any = None) -> None:
-        """Mark the request as completed, with the result of a collective."""
         self.value, self._ended = value, True
 
     def fail(self, error: Exception) -> None:
-        """Mark the request as failed."""
         self._error, self._ended = error, True
 
     def done(self) -> bool:
-        """Test for completion; raises the error with which the request has failed."""
         if self._error is not None:
             raise self._error
         return self._ended
@@ -182,10 +179,7 @@ class LoopbackTransport(Transport):
         return self._group.enter_collective(self.rank, self._collective_count, kind, value, compute)
 
     def iallreduce(
-        self,
-        tensor: torch.Tensor,
-        out: torch.Tensor | None = None,
-        divisor: int | None = None,
+        self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
     ) -> Request:
         """Start an allreduce; the last rank to enter sums for all, in the order of the ranks."""
         both = (tensor, tensor if out is None else out)
@@ -250,7 +244,6 @@ def _reduce(pairs: list[Any], divisor: int | None, verb: str) -> torch.Tensor:
 
 
 def _allreduce(pairs: list[Any], divisor: int | None) -> list[Any]:
-    """Copy the sum into every rank's output."""
     total = _reduce(pairs, divisor, "allreduce")
     for _, out in pairs:
         out.copy_(total)
@@ -266,7 +259,6 @@ def _reduce_scatter(pairs: list[Any], divisor: int | None) -> list[Any]:
 
 
 def _broadcast(tensors: list[Any], root: int) -> list[Any]:
-    """Copy the root's tensor into every other rank's."""
     for tensor in tensors:
         if tensor is not tensors[root]:
             as_bytes(tensor).copy_(as_bytes(tensors[root]))

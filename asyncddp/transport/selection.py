@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from asyncddp.errors import EnvironmentProblem, UnknownNameError
 from asyncddp.transport import DEFAULT_TRANSPORT, DEVICE_TRANSPORTS, TRANSPORTS
-from asyncddp.transport.base import Transport
+from asyncddp.transport.base import Scope, Transport
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities
 from asyncddp.transport.cuda.selection import FALLBACK, select_for_group
 from asyncddp.transport.startup_deadline import StartupDeadline
@@ -17,10 +18,8 @@ def open_transport(
 ) -> Transport:
     """Open the transport between all ranks of this job.
 
-    Args:
-        transport: Name of the transport; if not given, ``shared_memory``, which warns
-            where ranks of one machine cannot share memory and uses MPI there.
-        startup: Deadline of ``init()``, and the settings that all ranks must share.
+    Where the user names none it is ``shared_memory``, which warns where ranks of one machine cannot
+    share memory and uses MPI there.
 
     Raises:
         UnknownNameError: No transport has that name.
@@ -34,15 +33,19 @@ def open_transport(
     return TRANSPORTS[transport].join(startup)
 
 
+def connects_processes(transport: str | None) -> bool:
+    """Tell whether a transport's ranks are processes; True also for one that cannot be loaded."""
+    try:
+        return TRANSPORTS[transport or DEFAULT_TRANSPORT].scope is not Scope.PROCESS
+    except (UnknownNameError, EnvironmentProblem):
+        return True  # opening it raises the same, once this rank can tell the others
+
+
 @dataclass(frozen=True)
 class TransportRoute:
     """Route of one device type's tensors to a peer: the transport, and how it moves the bytes.
 
-    Attributes:
-        device: ``torch.device.type`` of the tensor.
-        peer: Location of the peer: ``"same machine"`` or ``"other machine"``.
-        transport: Name of the transport.
-        how: Path of the bytes, in words.
+    The peer is on the ``"same machine"`` or the ``"other machine"``.
     """
 
     device: str
@@ -54,15 +57,7 @@ class TransportRoute:
 def select_route(
     device: str, same_machine: bool, transport: str = DEFAULT_TRANSPORT
 ) -> TransportRoute:
-    """Select the transport for a kind of tensor and a peer.
-
-    Args:
-        device: ``torch.device.type`` of the tensor.
-        same_machine: True if the peer is on this machine.
-        transport: The transport between all ranks, ``ASYNCDDP_TRANSPORT`` or ``shared_memory``.
-
-    Returns:
-        The route; every device has one.
+    """Select the route of a kind of tensor to a peer, where a transport connects all ranks.
 
     Raises:
         UnknownNameError: No transport has that name.
@@ -93,12 +88,9 @@ def list_routes(
 
 @dataclass(frozen=True)
 class DeviceTransportStatus:
-    """Status of one transport for tensors on GPUs: in use, available or unusable, and why.
+    """Status of one transport for tensors on GPUs, and why.
 
-    Attributes:
-        transport: Name of the transport.
-        state: ``"in use"``, ``"can be asked for"`` or ``"cannot be used"``.
-        why: The reason.
+    It is ``"in use"``, ``"can be asked for"`` or ``"cannot be used"``.
     """
 
     transport: str
@@ -112,11 +104,8 @@ def list_device_transports(
     """List the status of each GPU transport between this rank and a similar one.
 
     The other rank is on this machine and has a GPU of its own or shares this one's. A transport
-    that would carry tensors to a rank on another machine is in use as well.
-
-    Args:
-        mine: Facts about this rank's device.
-        wanted: Transports that ``ASYNCDDP_DEVICE_WIRES`` names.
+    that would carry tensors to a rank on another machine is in use as well. Those that are wanted
+    are in ``ASYNCDDP_DEVICE_WIRES``.
 
     Example:
         >>> rows = list_device_transports(

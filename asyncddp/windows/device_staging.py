@@ -17,7 +17,6 @@ from functools import partial
 
 import torch
 
-from asyncddp.device.pinned_memory import PinnedMemoryPool
 from asyncddp.device.stream_registry import streams_of
 from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamOrdering, StreamRole, empty_on
 from asyncddp.engine import ProgressEngine
@@ -26,6 +25,7 @@ from asyncddp.kernels.weighted_sum import WeightedTensor, mean_divisor, uses_ler
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.byte_views import dense
 from asyncddp.tensors.dtypes import DTYPES, DtypeKind
+from asyncddp.tensors.free_list import FreeList
 from asyncddp.torch_modes import normal_mode
 from asyncddp.windows.buffer_pool import BufferPool
 from asyncddp.windows.staging import (
@@ -47,7 +47,7 @@ class DeviceResources:
     """
 
     def __init__(self, streams: DeviceStreams) -> None:
-        self.streams, self.pinned = streams, PinnedMemoryPool(streams)
+        self.streams, self.pinned = streams, FreeList(streams.allocate_pinned)
 
 
 class _ActionAfterEvent:
@@ -158,7 +158,7 @@ class DeviceStaging(TensorStaging):
             except (AsyncDDPError, RuntimeError, OSError, MemoryError) as error:
                 waiting.pending.problem = self._problem = error
             if waiting.staging is not None:
-                self._pinned.give(waiting.staging)
+                self._pinned.give(waiting.staging, waiting.staging.nbytes)
         return not self._queued
 
     def _copy_and_publish(
@@ -247,7 +247,8 @@ class DeviceStaging(TensorStaging):
     def _reclaim(self) -> None:
         """Take back pinned memory that the device has read."""
         while self._copies_in and self._copies_in[0][0].done():
-            self._pinned.give(self._copies_in.popleft()[1])
+            staging = self._copies_in.popleft()[1]
+            self._pinned.give(staging, staging.nbytes)
 
     def throttle(self) -> None:
         """Wait while the device is more than a few copies behind; raise errors of earlier ones."""

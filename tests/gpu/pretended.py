@@ -3,7 +3,7 @@
 Its tensors say that they lie on ``cuda:0``, and their values lie on the host. What a GPU refuses is
 refused here: arithmetic between a tensor there and one on the host, and its memory as NumPy's.
 What makes the host wait for a GPU is counted. Copies are late, as those of
-:class:`~asyncddp.device.simulated_streams.SimulatedStreams` are; arithmetic is done at once, after
+:class:`~tests.support.simulated_streams.SimulatedStreams` are; arithmetic is done at once, after
 what is queued on its thread's stream.
 """
 
@@ -18,9 +18,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from asyncddp.device import stream_registry as known
-from asyncddp.device.simulated_streams import SimulatedStreams
 from asyncddp.device.streams import StreamRole
 from asyncddp.transport.cuda import staged_transport as cuda_staged
+from tests.support.simulated_streams import SimulatedStreams
 
 __all__ = ["DEVICE", "Pretended", "pretended_gpu", "waits"]
 

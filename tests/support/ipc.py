@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from asyncddp.device.simulated_streams import SimulatedStreams
 from asyncddp.transport.cuda.ipc.ipc_transport import CudaIPCTransport
 from asyncddp.transport.loopback import LoopbackTransport
+from tests.support.simulated_streams import SimulatedStreams
 
 __all__ = ["NEVER", "Device", "Pair", "all_done", "lendable"]
 

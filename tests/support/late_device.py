@@ -168,12 +168,6 @@ class LateDevice(DeviceStreams):
     def allocate_pinned(self, size):
         return torch.empty(size, dtype=torch.uint8)
 
-    def allocate_exportable(self, size):
-        raise AssertionError("nothing is lent here")
-
-    export_memory = import_memory = alias_storage = allocate_exportable
-    import_event = create_interprocess_event = allocate_exportable
-
     # the device
 
     def step(self):

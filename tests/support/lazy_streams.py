@@ -7,8 +7,8 @@ from functools import partial
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from asyncddp.device.simulated_streams import SimulatedStreams
 from asyncddp.device.streams import StreamRole
+from tests.support.simulated_streams import SimulatedStreams
 
 __all__ = ["LazyStreams"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncddp as bf
 from asyncddp.context import current
-from asyncddp.device.stream_registry import simulate_device
+from asyncddp.device.stream_registry import use_streams_on_cpu
 from asyncddp.transport.cuda.nccl.nccl_transport import NCCLTransport
 from asyncddp.transport.loopback import LoopbackTransport
 from tests.support.case import DEFAULT_SETTINGS
@@ -52,7 +52,7 @@ class NcclWorld(LoopbackWorld):
             transport.device_transport_factory = device_transport.for_device
             return case(*args, **kwargs)
 
-        with simulate_device(device):
+        with use_streams_on_cpu(device):
             found = super().outcomes(body, settings=settings, limit=limit)
         for device_transport in opened:
             device_transport.free()

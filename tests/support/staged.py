@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import asyncddp as bf
-from asyncddp.device.simulated_streams import SimulatedStreams
-from asyncddp.device.stream_registry import simulate_device
+from asyncddp.device.stream_registry import use_streams_on_cpu
 from asyncddp.transport.cuda import staged_transport as cuda_staged
 from asyncddp.transport.loopback import LoopbackTransport
 from tests.support.case import DEFAULT_SETTINGS
 from tests.support.outcome import Outcome
+from tests.support.simulated_streams import SimulatedStreams
 from tests.support.worlds import LoopbackWorld
 
 __all__ = ["StagedWorld", "on_a_stand_in"]
@@ -29,7 +29,7 @@ def on_a_stand_in(
     streams, before = SimulatedStreams(laziness, pace=pace), cuda_staged._PIECE
     cuda_staged._PIECE = piece
     try:
-        with simulate_device(streams):
+        with use_streams_on_cpu(streams):
             yield streams
     finally:
         cuda_staged._PIECE = before

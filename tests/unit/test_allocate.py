@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import asyncddp as bf
-from asyncddp.device.simulated_streams import SimulatedStreams
 from asyncddp.shm.arena import Arena
 from asyncddp.shm.private_arena import PrivateArena
 from asyncddp.tensors import allocation as allocate
 from asyncddp.tensors.buckets import FlatBucket
 from asyncddp.tensors.byte_views import from_bytes
+from tests.support.simulated_streams import SimulatedStreams
 
 
 @contextlib.contextmanager

@@ -16,10 +16,10 @@ CHUNK = 1 << 16
 class Memory:
     """Chunks that note which of their parts were given back to the system."""
 
-    def __init__(self, limit=1 << 40, **options):
+    def __init__(self, limit=1 << 40):
         self.released = []
         self.takes_pages = True
-        self.blocks = BuddyAllocator(bytearray, self._release, chunk=CHUNK, limit=limit, **options)
+        self.blocks = BuddyAllocator(bytearray, self._release, chunk=CHUNK, limit=limit)
 
     def _release(self, chunk, offset, size):
         self.released.append((offset, size))
@@ -98,19 +98,6 @@ def test_pages_are_counted_up_to_where_something_was_written():
     assert blocks.free_bytes == CHUNK // 2
     blocks.give(high)
     assert blocks.free_bytes == CHUNK
-
-
-def test_chunks_that_are_free_as_a_whole_can_be_given_up():
-    """Where the system takes no pages."""
-    memory = Memory(limit=CHUNK, forget=True)
-    memory.takes_pages = False
-    first, kept, last = (memory.blocks.take(CHUNK) for _ in range(3))
-    memory.blocks.give(first)
-    memory.blocks.give(last)
-    assert [chunk is None for chunk in memory.blocks.chunks] == [True, False, True]
-    assert (memory.blocks.free_bytes, memory.released) == (0, [])
-    memory.blocks.give(kept)
-    assert memory.blocks.take(10).chunk is kept.chunk
 
 
 def test_after_the_end_nothing_comes_back():

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import asyncddp as bf
-from asyncddp.device.simulated_streams import SimulatedStreams
 from asyncddp.errors import PeerError
 from asyncddp.ops.object_collectives import gather_records
 from asyncddp.serialization import pack, unpack
@@ -17,6 +16,7 @@ from asyncddp.shm.arena import SharedMemoryHandle
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities
 from asyncddp.transport.cuda.ipc import ipc_messages as cuda_ipc_notes
 from asyncddp.transport.cuda.nccl import coordination_messages as nccl_notes
+from tests.support.simulated_streams import SimulatedStreams
 
 ROOM = Path(bf.__file__).parent
 USERS_OBJECTS = {"ops/object_collectives.py", "testing/process_pool.py", "testing/pool_worker.py"}

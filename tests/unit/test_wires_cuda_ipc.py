@@ -7,13 +7,13 @@ import random
 import pytest
 import torch
 
-from asyncddp.device.simulated_streams import SimulatedStreams
 from asyncddp.device.streams import StreamRole
-from asyncddp.transport.cuda.ipc import tensor_sender as cuda_ipc_sending
+from asyncddp.transport.cuda.ipc import exporter as cuda_ipc_sending
 from asyncddp.transport.cuda.ipc.ipc_transport import CudaIPCTransport
 from tests.conformance import test_transports as transports
 from tests.support import on
 from tests.support.ipc import NEVER, Pair, all_done, lendable
+from tests.support.simulated_streams import SimulatedStreams
 
 
 def over_ipc(base, case, *args):
@@ -94,7 +94,7 @@ def test_a_lasting_tensor_is_read_where_it_lies_from_the_second_time_on(small):
         while both.work():
             pass
         assert torch.equal(mixed, data)
-    assert (one.streams.copied, one.memory.num_allocated) == (4000, 1)
+    assert (one.streams.copied, one.memory.buffers.num_allocated) == (4000, 1)
     assert len(other._importer) == 2, "the copy's buffer and the tensor, each opened once"
 
 
@@ -129,7 +129,7 @@ def test_a_tensor_that_is_gone_is_let_go_with_the_next_note(small):
     both.receive(fresh, 9)
     assert len(one.memory._sent_storages) == 1
     other._drive_tasks()
-    assert len(other._importer) == one.memory.num_allocated == 1, "the buffer is kept open"
+    assert len(other._importer) == one.memory.buffers.num_allocated == 1, "the buffer is kept open"
 
 
 def test_a_peer_keeps_little_open(small, monkeypatch):
@@ -167,7 +167,7 @@ def test_a_buffer_is_written_again_only_after_what_reads_it(small):
     loan.release()
     assert all_done(lent)
     one.export_tensor(torch.full((64,), 2.0), {1: 1})
-    assert one.memory.num_allocated == 1
+    assert one.memory.buffers.num_allocated == 1
     while mine._step(StreamRole.COMPUTE):
         pass
     assert mine._queues[StreamRole.COMPUTE], "the second copy waits for the peer"
@@ -212,7 +212,7 @@ def test_peers_share_one_copy_and_each_lets_it_go():
         assert not lent[2].done()
         assert torch.equal(three.receive(data, step, 2), data * 0.5)
         three.finish(*lent.values())
-    assert three.transports[0].memory.num_allocated == 1
+    assert three.transports[0].memory.buffers.num_allocated == 1
 
 
 def test_what_is_larger_than_a_buffer_comes_in_pieces_through_a_few(small):
@@ -226,7 +226,7 @@ def test_what_is_larger_than_a_buffer_comes_in_pieces_through_a_few(small):
     while both.work():
         pass
     assert torch.equal(out, data * 2.0)
-    assert one.memory.num_allocated <= cuda_ipc_sending._DEPTH + 1, (
+    assert one.memory.buffers.num_allocated <= cuda_ipc_sending._DEPTH + 1, (
         "the last one has a size of its own"
     )
     assert torch.equal(both.exchange(data, 4), data)

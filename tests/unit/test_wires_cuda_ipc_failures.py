@@ -6,10 +6,9 @@ import pytest
 import torch
 
 import asyncddp as bf
-from asyncddp.device.simulated_streams import SimulatedStreams
 from asyncddp.errors import ArgumentError, PeerError
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities, have_peer_access
-from asyncddp.transport.cuda.ipc import tensor_sender as cuda_ipc_sending
+from asyncddp.transport.cuda.ipc import exporter as cuda_ipc_sending
 from asyncddp.transport.cuda.ipc.ipc_messages import DoneMessage, ReadyMessage, encode_message
 from asyncddp.transport.cuda.ipc.ipc_transport import CudaIPCTransport
 from asyncddp.transport.cuda.negotiation import negotiate_transport
@@ -17,6 +16,7 @@ from asyncddp.transport.cuda.staged_transport import CudaStagedTransport, device
 from asyncddp.transport.loopback import LoopbackTransport
 from tests.support import DEFAULT_SETTINGS, on
 from tests.support.ipc import Pair
+from tests.support.simulated_streams import SimulatedStreams
 
 SECONDS = 60.0
 
@@ -73,7 +73,7 @@ def test_a_dead_peer_keeps_the_buffer_that_it_was_lent():
         lent = one.export_tensor(data, {2: tag})[2]
         assert torch.equal(three.receive(data, tag, 2), data)
         three.finish(lent)
-    assert one.memory.num_allocated == 2
+    assert one.memory.buffers.num_allocated == 2
 
 
 @pytest.mark.parametrize("what", ["memory", "event"])
@@ -122,7 +122,7 @@ def test_ranks_whose_gpus_are_out_of_reach_are_staged():
     both.finish(loan, lent)
     assert lent.reusable()
     assert torch.equal(loan.tensor, data * 3.0)
-    assert one.memory.num_allocated == 0
+    assert one.memory.buffers.num_allocated == 0
 
 
 def test_a_wire_serves_one_gpu_of_its_rank():

@@ -14,14 +14,14 @@ import topology
 from asyncddp.config import Config
 from asyncddp.context import Context
 from asyncddp.context.context import use
-from asyncddp.device.simulated_streams import SimulatedStreams
-from asyncddp.device.stream_registry import simulate_device
+from asyncddp.device.stream_registry import use_streams_on_cpu
 from asyncddp.device.streams import StreamRole
 from asyncddp.ops import device_exchange
-from asyncddp.transport.cuda.ipc import tensor_sender as cuda_ipc_sending
+from asyncddp.transport.cuda.ipc import exporter as cuda_ipc_sending
 from asyncddp.transport.cuda.ipc.ipc_transport import CudaIPCTransport
 from asyncddp.transport.loopback import LoopbackTransport
 from tests.support import DEFAULT_SETTINGS, on
+from tests.support.simulated_streams import SimulatedStreams
 
 SIZE = 5000
 STEPS = 6
@@ -41,7 +41,7 @@ def on_a_device(base, near=None, laziness=3):
 
     device_exchange.weighted_sum_on_device, cuda_ipc_sending._MIN_IN_PLACE_BYTES = late, 1000
     try:
-        with simulate_device(streams):
+        with use_streams_on_cpu(streams):
             context = Context(base, Config(**DEFAULT_SETTINGS))
             with use(context):
                 yield streams, transport

@@ -15,7 +15,6 @@ import torch
 from asyncddp.config import Config
 from asyncddp.context import current
 from asyncddp.context.context import Context, use
-from asyncddp.device.simulated_streams import SimulatedStreams
 from asyncddp.device.streams import StreamRole
 from asyncddp.errors import MismatchError, PeerError, UnknownNameError
 from asyncddp.transport import DEVICE_TRANSPORTS
@@ -38,6 +37,7 @@ from tests.conformance import test_neighbor_allreduce as neighbors
 from tests.conformance import test_transports as transports
 from tests.support import DEFAULT_SETTINGS, on
 from tests.support.oracle import SHAPES
+from tests.support.simulated_streams import SimulatedStreams
 from tests.support.staged import on_a_stand_in
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import asyncddp as bf
-from asyncddp.device.simulated_streams import SimulatedStreams
 from asyncddp.device.streams import StreamRole
 from asyncddp.errors import ArgumentError, EnvironmentProblem, PeerError
 from asyncddp.transport.cuda.nccl import cupy_bindings as nccl_library
@@ -27,6 +26,7 @@ from tests.conformance import test_transports as transports
 from tests.support.late_device import LateDevice
 from tests.support.nccl import FakeNccl, NcclError
 from tests.support.nccl_world import NcclWorld
+from tests.support.simulated_streams import SimulatedStreams
 
 SECONDS = 60.0
 

@@ -11,7 +11,7 @@ import asyncddp as bf
 from asyncddp.config import Config
 from asyncddp.context import Context
 from asyncddp.context.context import use
-from asyncddp.device.stream_registry import simulate_device
+from asyncddp.device.stream_registry import use_streams_on_cpu
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities
 from asyncddp.transport.cuda.device_transport import DeviceTransport
 from asyncddp.transport.cuda.nccl import nccl_transport as nccl
@@ -119,7 +119,7 @@ def between_processes(base, seed):
     transports.by_tag_backwards(transport)
     transports.same_tag_in_order(transport)
     base.device_transport_factory = transport.for_device
-    with simulate_device(device):
+    with use_streams_on_cpu(device):
         context = Context(base, Config(**DEFAULT_SETTINGS))
         with use(context):
             neighbors.averages_shapes(torch.bfloat16, SHAPES)

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from asyncddp.errors import MismatchError, PeerError
-from asyncddp.transport.cuda.nccl.communicator import run_in_threads
+from asyncddp.transport.cuda.nccl.communicator import communicator_budget, run_in_threads
 from asyncddp.transport.cuda.nccl.cupy_bindings import CHANNELS
-from asyncddp.transport.cuda.nccl.point_to_point import CommunicatorBudget, NCCLPointToPoint
+from asyncddp.transport.cuda.nccl.point_to_point import NCCLPointToPoint
 from asyncddp.transport.loopback import LoopbackTransport
 from tests.support.late_device import LateDevice
 from tests.support.nccl import FakeNccl, NcclError
@@ -32,7 +32,7 @@ class Two:
                 self.nccl.device,
                 self.nccl.library(rank),
                 self.notes[rank],
-                CommunicatorBudget(rooms[rank]),
+                threading.Semaphore(rooms[rank]),
                 self._stage(rank),
             )
             for rank in (0, 1)
@@ -220,7 +220,9 @@ def test_a_pair_without_room_on_one_side_is_staged_in_order(rooms):
     two.until(lambda: all([transfer.done() for transfer in (*sends, *receives)]))
     assert torch.cat(outs).tolist() == [0.0, 1.0, 2.0, 3.0]
     assert [module.made for module in two.nccl.modules.values()] == [[], []]
-    assert two.sides[1]._budget.take() is (rooms[1] == 1), "what was not used was given back"
+    assert two.sides[1].resources.budget.acquire(blocking=False) is (rooms[1] == 1), (
+        "what was not used was given back"
+    )
 
 
 def test_closing_aborts_what_is_under_way(monkeypatch):
@@ -266,8 +268,8 @@ def test_pairs_take_half_of_a_gpu_at_most(processors, channels, expected, monkey
         monkeypatch.setenv("NCCL_MAX_P2P_NCHANNELS", channels)
     facts = SimpleNamespace(multi_processor_count=processors)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
-    room, taken = CommunicatorBudget.of(torch.device("cuda", 0)), 0
-    while room.take():
+    room, taken = communicator_budget(torch.device("cuda", 0)), 0
+    while room.acquire(blocking=False):
         taken += 1
     assert taken == expected
     assert taken == 1 or taken * int(channels if channels == "16" else CHANNELS) <= processors / 2

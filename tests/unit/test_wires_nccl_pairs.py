@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from asyncddp.tensors.dtypes import DTYPES
+from asyncddp.transport.cuda.nccl import communicator
 from asyncddp.transport.cuda.nccl import leader_follower as nccl_sides
 from asyncddp.transport.cuda.nccl import point_to_point as nccl_pairs
 from tests.conformance import test_transports as transports
@@ -76,7 +77,7 @@ def test_messages_of_all_tags_dtypes_and_sizes_in_random_orders(seed):
 @pytest.mark.parametrize("seed", range(2))
 def test_peers_for_whom_there_is_no_room_are_staged(seed, monkeypatch):
     """Two kernels fit on a device: the group's, and that of the one pair that is opened."""
-    monkeypatch.setattr(nccl_pairs, "_DEFAULT_BUDGET", 1)
+    monkeypatch.setattr(communicator, "_DEFAULT_BUDGET", 1)
     world = NcclWorld(4, seed, room=2)
     world.run_bare(at_random, seed)
     pairs = [comm.group for module in world.nccl.modules.values() for comm in module.made]

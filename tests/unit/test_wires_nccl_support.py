@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from asyncddp.device.streams import StreamRole
-from asyncddp.transport.cuda.nccl.communicator import BYTE, PendingCommunicator
+from asyncddp.transport.cuda.nccl.communicator import BYTE, PendingCommunicator, nccl_group
 from asyncddp.transport.cuda.nccl.match_table import MatchTable, RequestDescriptor
-from asyncddp.transport.cuda.nccl.nccl_collectives import nccl_group
 from tests.support.late_device import LateDevice
 from tests.support.nccl import FakeNccl
 

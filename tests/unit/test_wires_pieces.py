@@ -8,11 +8,10 @@ import time
 import pytest
 import torch
 
-from asyncddp.device.pinned_memory import PinnedMemoryPool
-from asyncddp.device.simulated_streams import SimulatedStreams
 from asyncddp.device.streams import DeviceStreams, StreamRole
 from asyncddp.errors import PeerError, WaitTimeoutError
 from asyncddp.tensors.byte_views import as_bytes
+from asyncddp.tensors.free_list import FreeList
 from asyncddp.transport.cuda import staged_transport as cuda_staged
 from asyncddp.transport.cuda.staged_pipeline import (
     MAX_PIECES_IN_FLIGHT,
@@ -22,6 +21,7 @@ from asyncddp.transport.cuda.staged_pipeline import (
 )
 from asyncddp.transport.cuda.staged_transport import CudaStagedTransport, device_transport_for
 from asyncddp.transport.loopback import LoopbackTransport
+from tests.support.simulated_streams import SimulatedStreams
 
 
 class Happening:
@@ -95,8 +95,8 @@ def staged(log, *, read=None, write=None, step=100, free=True):
     transfer = StagedRequest(
         StagingPlan(read, write, step, carry, "line"),
         streams,
-        PinnedMemoryPool(streams),
-        lambda: transfer.advance(free=free),
+        FreeList(streams.allocate_pinned),
+        lambda: transfer.advance(first=free),
     )
     return transfer, streams, carried
 
@@ -184,7 +184,7 @@ def test_a_transfer_that_has_no_turn_reads_and_does_not_carry():
     assert not transfer.done()
     assert copies(log, StreamRole.DEVICE_TO_HOST) == [10]
     assert not carried
-    assert not transfer.all_transferred
+    assert not transfer.next_may_start
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_a_piece_of_several_parts_is_the_same_columns_of_each():
 
     plan = StagingPlan(read, write, 40, carry, "line", parts=3)
     transfer = StagedRequest(
-        plan, streams, PinnedMemoryPool(streams), lambda: transfer.advance(free=True)
+        plan, streams, FreeList(streams.allocate_pinned), lambda: transfer.advance(first=True)
     )
     for _ in range(10):
         for happening in (
@@ -254,10 +254,10 @@ def test_what_fails_on_the_wire_is_raised_by_its_own_transfer_alone():
     carried[0].done = breaks
     with pytest.raises(PeerError, match="the peer is gone"):
         second.done()
-    assert second.ended
+    assert second.over
     assert carried[1].dropped, "the wire may still write into its buffer"
     assert not first.done()
-    assert not first.ended
+    assert not first.over
 
 
 def test_buffers_of_what_was_given_up_are_not_used_again():
@@ -266,7 +266,7 @@ def test_buffers_of_what_was_given_up_are_not_used_again():
     transfer.done()
     transfer.abandon()
     assert all(happening.dropped for happening in carried)
-    assert transfer.ended
+    assert transfer.over
     assert not any(entry[0] == "copy" for entry in log)
 
 
@@ -350,10 +350,10 @@ def test_what_is_read_and_written_of_several_parts_shares_a_buffer():
 
 
 def test_a_pool_keeps_no_more_than_its_limit():
-    pool = PinnedMemoryPool(SimulatedStreams(), limit=10_000)
+    pool = FreeList(SimulatedStreams().allocate_pinned, limit=10_000)
     buffers = [pool.take(4096) for _ in range(3)]
     for buffer in buffers:
-        pool.give(buffer)
+        pool.give(buffer, buffer.nbytes)
     assert pool.free_bytes == 8192
     assert [pool.take(4096).data_ptr() for _ in range(2)] == [
         buffers[1].data_ptr(),

@@ -9,7 +9,6 @@ import pytest
 
 from asyncddp.cli.doctor import mpi_probe as probe
 from asyncddp.cli.doctor.machine_checks import check_mixed_devices
-from asyncddp.device.simulated_streams import SimulatedStreams
 from asyncddp.errors import MismatchError
 from asyncddp.transport import DEVICE_TRANSPORTS
 from asyncddp.transport.base import Scope
@@ -22,6 +21,7 @@ from asyncddp.transport.cuda.selection import parse_transport_names, select_for_
 from asyncddp.transport.cuda.staged_transport import CudaStagedTransport, device_transport_for
 from asyncddp.transport.loopback import LoopbackTransport
 from asyncddp.transport.selection import list_device_transports, select_route
+from tests.support.simulated_streams import SimulatedStreams
 
 GOOD = DeviceCapabilities(0, device="cuda", gpu="GPU-a", mpi_cuda=True, cupy="13.6.0", nccl=22703)
 OTHER = replace(GOOD, rank=1, gpu="GPU-b", reaches=("GPU-a",))

@@ -9,8 +9,7 @@ import torch
 
 import asyncddp as bf
 import topology
-from asyncddp.device.simulated_streams import SimulatedStreams
-from asyncddp.device.stream_registry import simulate_device, stream_ordering_of, streams_of
+from asyncddp.device.stream_registry import stream_ordering_of, streams_of, use_streams_on_cpu
 from asyncddp.device.streams import StreamOrdering, StreamRole
 from asyncddp.engine.exchange_request import ExchangeRequest
 from asyncddp.engine.exchange_signature import ExchangeSignature
@@ -21,6 +20,7 @@ from asyncddp.errors import MismatchError
 from asyncddp.kernels.device_weighted_sum import weighted_sum_on_device
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.transport.loopback import LoopbackTransport
+from tests.support.simulated_streams import SimulatedStreams
 from tests.support.staged import on_a_stand_in
 
 # verbs over a stand-in that is late
@@ -169,7 +169,7 @@ def test_a_verb_that_never_began_is_not_waited_for():
 
 def test_tensors_on_other_devices_are_not_held():
     streams = Noted()
-    with simulate_device(streams):
+    with use_streams_on_cpu(streams):
         order = stream_ordering_of(
             torch.zeros(1), None, torch.zeros(1, device="meta"), torch.zeros(2)
         )

@@ -36,13 +36,7 @@ class DeviceCapabilities:
 
 
 def detect_device(rank: int, machine: int, local_rank: int) -> DeviceCapabilities:
-    """Detect the device that this rank would use, and which others it can access, from torch.
-
-    Args:
-        rank: This rank.
-        machine: Number of its machine.
-        local_rank: Its number there.
-    """
+    """Detect the device that this rank would use, and which others it can access, from torch."""
     index = default_device_index(local_rank, torch.cuda.device_count())
     if index is None:
         return DeviceCapabilities(rank, machine)
@@ -60,14 +54,8 @@ def _gpu_uuid(index: int) -> str:
 def default_device_index(local_rank: int, visible: int) -> int | None:
     """Return the GPU that a rank uses by default: its local rank modulo the visible GPUs.
 
-    The library never calls ``torch.cuda.set_device``: which GPU a rank uses is the user's choice.
-
-    Args:
-        local_rank: The rank's number among those of its machine.
-        visible: GPUs that the rank sees.
-
-    Returns:
-        The index; None where there is no GPU.
+    It is None where there is no GPU. The library never calls ``torch.cuda.set_device``: which GPU a
+    rank uses is the user's choice.
 
     Example:
         >>> [default_device_index(rank, 2) for rank in range(4)], default_device_index(0, 0)

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import torch
 
+from asyncddp.device.cuda_streams import CudaArrayView
 from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamRole
 from asyncddp.errors import PeerError
 from asyncddp.tensors.byte_views import as_bytes
@@ -33,35 +34,6 @@ _DISABLING_VARIABLES = {
     "I_MPI_OFFLOAD": "Intel MPI",
 }
 """Variables which, set to 0, have a library not take GPU memory though it could."""
-
-
-class CudaArrayBuffer:
-    """Buffer of device memory with the CUDA array interface, as MPI for Python takes it.
-
-    The interface says nothing of streams (version 2), so that nobody waits for any: the transport
-    has waited by event.
-
-    Args:
-        flat: A flat uint8 tensor.
-
-    Example:
-        >>> buffer = CudaArrayBuffer(torch.zeros(5, dtype=torch.uint8))
-        >>> buffer.__cuda_array_interface__["shape"], buffer.__cuda_array_interface__["typestr"]
-        ((5,), '|u1')
-
-    References:
-        "CUDA Array Interface (Version 3)", Numba's documentation; "Support for GPU-aware MPI", the
-        documentation of MPI for Python.
-    """
-
-    def __init__(self, flat: torch.Tensor) -> None:
-        self._flat = flat
-        self.__cuda_array_interface__ = {
-            "shape": (flat.numel(),),
-            "typestr": "|u1",
-            "data": (flat.data_ptr() if flat.numel() else 0, False),
-            "version": 2,
-        }
 
 
 class _CudaMPIRequest:
@@ -87,7 +59,6 @@ class _CudaMPIRequest:
         return self._requests is not None
 
     def done(self) -> bool:
-        """Return whether MPI has completed the message; raise its error."""
         self._drive()
         ended = self.ended()
         if self._problem is not None:
@@ -123,12 +94,8 @@ class _CudaMPIReceiveRequest(_CudaMPIRequest):
 class CudaAwareMPITransport(CudaStagedTransport):
     """Transport of GPU tensors by CUDA-aware MPI; collectives go through pinned host memory.
 
-    It waits for the stream on which a tensor is made by an event, never for the whole device.
-
-    Args:
-        base: The transport for tensors on the host, between the same ranks.
-        streams: Streams of the device.
-        comm: A communicator of its own between the same ranks.
+    It has a communicator of its own, and waits for the stream on which a tensor is made by an
+    event, never for the whole device.
 
     References:
         Open MPI's FAQ, "Which MPI APIs work with CUDA-aware?"
@@ -188,17 +155,13 @@ class CudaAwareMPITransport(CudaStagedTransport):
         )
 
     def _begin(
-        self,
-        tensor: torch.Tensor,
-        start: Callable[[Any], MPI.Request],
-        kind: type[_CudaMPIRequest],
+        self, tensor: torch.Tensor, start: Callable[[Any], MPI.Request], kind: type[_CudaMPIRequest]
     ) -> Request:
         flat = as_bytes(tensor)
         ranges = range(0, max(1, flat.numel()), _PIECE)
-        pieces = [CudaArrayBuffer(flat[first : first + _PIECE]) for first in ranges]
+        pieces = [_buffer(flat[first : first + _PIECE]) for first in ranges]
 
         def all_pieces() -> list[MPI.Request]:
-            """Start all pieces at once."""
             return [start([piece, MPI.BYTE]) for piece in pieces]
 
         message = kind(
@@ -216,14 +179,16 @@ class CudaAwareMPITransport(CudaStagedTransport):
         self._messages = [message for message in self._messages if not message.ended()]
 
 
+def _buffer(flat: torch.Tensor) -> CudaArrayView:
+    """Make the buffer of a flat uint8 tensor; the transport waits for its work by event."""
+    return CudaArrayView(flat.data_ptr() if flat.numel() else 0, flat.numel(), flat)
+
+
 def query_cuda_support(environment: Mapping[str, str] | None = None) -> bool | None:
     """Query whether the MPI library takes GPU memory; None if it does not say.
 
     Open MPI and its kin are asked by ``MPIX_Query_cuda_support``, MPICH and its kin by
-    ``MPIX_GPU_query_support``; a variable of theirs that turns it off wins.
-
-    Args:
-        environment: Variables; those of this process if not given.
+    ``MPIX_GPU_query_support``; an environment variable of theirs that turns it off wins.
 
     Example:
         >>> query_cuda_support({"MPICH_GPU_SUPPORT_ENABLED": "0"})
@@ -238,7 +203,6 @@ def query_cuda_support(environment: Mapping[str, str] | None = None) -> bool | N
 
 
 def _loaded_mpi_libraries() -> list[str]:
-    """List the MPI libraries that this process has loaded."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import ClassVar
 
 import torch
+from typing_extensions import override
 
 from asyncddp.device.streams import DeviceStreams, StreamRole
 from asyncddp.errors import ArgumentError
@@ -20,11 +21,8 @@ class DeviceTransport(Transport):
     """Base class of transports for tensors on a rank's GPU, which declares where it can be used.
 
     One of ``Scope.MACHINE`` serves those pairs of ranks that it can; one of ``Scope.ANY`` is used
-    where it can serve every two ranks of the group.
-
-    Args:
-        base: The transport for tensors on the host, between the same ranks.
-        streams: Streams of the device.
+    where it can serve every two ranks of the group. Each stands on a transport for tensors on the
+    host, between the same ranks.
     """
 
     serves_collectives: ClassVar[bool] = False
@@ -35,6 +33,34 @@ class DeviceTransport(Transport):
     def __init__(self, base: Transport, streams: DeviceStreams) -> None:
         self.base, self.streams = base, streams
         self.rank, self.size, self.allows_threads = base.rank, base.size, base.allows_threads
+
+    # messages and ranks: those of the host transport
+
+    @override
+    def post(self, peer: int, message: bytes) -> None:
+        self.base.post(peer, message)
+
+    @override
+    def poll(self) -> Iterable[tuple[int, bytes]]:
+        return self.base.poll()
+
+    @override
+    def machine_id(self) -> int:
+        return self.base.machine_id()
+
+    @override
+    def backoff(self, attempt: int, *, background: bool = False) -> None:
+        self.base.backoff(attempt, background=background)
+
+    @override
+    def abort(self, code: int) -> None:
+        self.base.abort(code)
+
+    @override
+    def close(self) -> None:
+        self.base.close()
+
+    # where it can be used
 
     @staticmethod
     def detect(facts: DeviceCapabilities) -> DeviceCapabilities:
@@ -76,11 +102,7 @@ class DeviceTransport(Transport):
         return cls(base, streams)
 
     def for_subgroup(self, base: Transport) -> DeviceTransport | None:
-        """Open it for some of the ranks; collective in the subgroup; None where it cannot.
-
-        Args:
-            base: The host transport between the ranks of the subgroup.
-        """
+        """Open it between the ranks of a host transport; collective; None where it cannot."""
         del base
         return None
 
@@ -90,14 +112,11 @@ class DeviceTransport(Transport):
     def verify(self, timeout: float, *, messages: bool = True) -> bool:
         """Verify that it moves and sums data rightly, before it is used; collective.
 
-        Args:
-            timeout: Seconds after which it counts as failed.
-            messages: True to send a pattern around the ring; the sum alone is formed otherwise.
+        A pattern goes around the ring and a sum is formed; without ``messages`` the sum alone.
         """
         streams = self.streams
 
         def made(rank: int) -> torch.Tensor:
-            """Make the pattern that a rank sends."""
             pattern = make_tensor(range(_TRIAL_BYTES), torch.int64, streams.device)
             return pattern.mul_(2 * rank + 1).to(torch.uint8)
 

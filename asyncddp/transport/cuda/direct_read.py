@@ -55,17 +55,10 @@ class DirectReadTransport(ABC):
         factor: float = 1.0,
         lasting: bool = False,
     ) -> dict[int, ExportRequest]:
-        """Export a tensor, or a multiple of it, to peers.
+        """Export a contiguous tensor, or its product with a factor, to peers, each under a tag.
 
-        Args:
-            data: The tensor, contiguous.
-            tags: The tag for each peer.
-            factor: Multiplies the tensor.
-            lasting: True if the tensor stays unchanged until all requests are complete; else a
-                copy is exported.
-
-        Returns:
-            A request for each peer.
+        A ``lasting`` one stays unchanged until all requests are complete; of others a copy is
+        exported.
         """
 
     @abstractmethod

@@ -40,25 +40,14 @@ _TIMEOUT = 60.0  # seconds: the first use of a GPU may take long
 
 @dataclass(frozen=True)
 class TransportChoice:
-    """Choice of the transport for GPU tensors, with reasons why requested ones were not taken.
-
-    Attributes:
-        transport: Names of the transports, joined by ``+``.
-        refused: For each transport that was requested and not taken, the reason.
-    """
+    """Choice of the transports for GPU tensors, joined by ``+``, and why others were not taken."""
 
     transport: str
     refused: Mapping[str, str]
 
 
 def detect_capabilities(rank: int, machine: int, local_rank: int) -> DeviceCapabilities:
-    """Detect the capabilities of this rank's device and of the libraries of all transports.
-
-    Args:
-        rank: This rank.
-        machine: Number of its machine.
-        local_rank: Its number there.
-    """
+    """Detect the capabilities of this rank's device and of the libraries of all transports."""
     facts = detect_device(rank, machine, local_rank)
     for transport in DEVICE_TRANSPORTS.values() if facts.device == "cuda" else ():
         facts = transport.detect(facts)
@@ -75,17 +64,8 @@ def negotiate_from_config(
 ) -> TransportChoice:
     """Negotiate the transport if ``ASYNCDDP_DEVICE_WIRES`` is set; collective.
 
-    Ranks that are threads stage in any case.
-
-    Args:
-        transport: The transport between all ranks, which nobody else uses meanwhile.
-        config: The settings.
-        part: The transport between the ranks of this machine.
-        machine: Number of this machine.
-        local_rank: This rank's number there.
-
-    Returns:
-        The choice, the same on all ranks.
+    Ranks that are threads stage in any case. ``part`` connects the ranks of this machine; nobody
+    else uses the transports meanwhile.
 
     Raises:
         UnknownNameError: There is no transport of that name.
@@ -115,17 +95,8 @@ def negotiate_transport(
 ) -> TransportChoice:
     """Negotiate the transport between all ranks from their capabilities; collective.
 
-    Args:
-        transport: The transport between all ranks, for tensors on the host.
-        wanted: Names of allowed transports, the best first.
-        mine: Capabilities of this rank's device.
-        streams: Streams of the device that this rank would use; None where it has none.
-        timeout: Seconds for the ranks to answer each other.
-        part: A transport between some of the ranks, this one among them, for host tensors.
-
-    Returns:
-        The choice, the same on all ranks; it is installed in ``transport``, and in ``part`` where
-        the chosen transport can serve subgroups.
+    The choice is the same on all ranks. It is installed in ``transport``, and in ``part``, which
+    connects some of the ranks, where the chosen transport can serve subgroups.
 
     Raises:
         MismatchError: Some ranks have GPUs and others have none.

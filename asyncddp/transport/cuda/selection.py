@@ -47,12 +47,9 @@ def parse_transport_names(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class GroupSelection:
-    """Transports selected for a group of ranks with GPUs; the same on all its ranks.
+    """Transports selected for a group of ranks with GPUs, best first; the same on all its ranks.
 
-    Attributes:
-        usable: The transports that the ranks can use, the best first.
-        collectives: Name of the transport of collectives.
-        refused: For each requested transport that no pair can use, the reason.
+    It has the reason for each requested transport that no pair can use.
     """
 
     usable: tuple[type[DeviceTransport], ...]
@@ -85,11 +82,8 @@ def select_for_group(
 ) -> GroupSelection:
     """Select the transports of a group: those that every two of its ranks can use.
 
-    A transport inside machines is selected where any two ranks can use it, and serves these.
-
-    Args:
-        group: Capabilities of each rank.
-        wanted: Names of allowed transports, the best first; those after ``cuda_staged`` are unused.
+    A transport inside machines is selected where any two ranks can use it, and serves these. Those
+    that are wanted after ``cuda_staged`` are unused.
 
     Raises:
         MismatchError: Some ranks have GPUs and others have none.

@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 import torch
 
-from asyncddp.device.pinned_memory import PinnedMemoryPool
 from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamRole
 from asyncddp.errors import PeerError
+from asyncddp.tensors.free_list import FreeList
 from asyncddp.transport.base import Request
 
 MAX_PIECES_IN_FLIGHT = 3
@@ -97,9 +97,7 @@ class StagingPlan(NamedTuple):
 
 
 class _StagedPiece:
-    """Piece of a tensor on its way through a pinned host buffer."""
-
-    def __init__(self, plan: StagingPlan, number: int, pool: PinnedMemoryPool) -> None:
+    def __init__(self, plan: StagingPlan, number: int, pool: FreeList[torch.Tensor]) -> None:
         rows, width = plan.parts or 1, plan.width
         self.number, self.start = number, number * plan.piece_bytes
         columns = min(plan.piece_bytes, width - self.start) if plan.piece_bytes else width
@@ -115,23 +113,18 @@ class _StagedPiece:
 
 
 class StagedRequest:
-    """Request that moves a GPU tensor through pinned host memory, piece by piece.
-
-    Args:
-        plan: The plan.
-        streams: Streams of the device.
-        pool: Pool of pinned buffers.
-        drive: Advances all requests of the transport.
-    """
+    """Request that moves a GPU tensor through pinned host memory, piece by piece."""
 
     def __init__(
         self,
         plan: StagingPlan,
         streams: DeviceStreams,
-        pool: PinnedMemoryPool,
+        pool: FreeList[torch.Tensor],
         drive: Callable[[], None],
+        on_abandon: Callable[[StagedRequest], None] = lambda _: None,
     ) -> None:
-        self.plan, self._streams, self._pool, self._drive = plan, streams, pool, drive
+        self.plan, self.order_key, self._streams, self._pool = plan, plan.order_key, streams, pool
+        self._drive, self._on_abandon = drive, on_abandon
         self._stages, self._pieces = plan.stages, plan.pieces
         self._in_flight: deque[_StagedPiece] = deque()
         self._transfers: dict[int, Request] = {}
@@ -140,14 +133,14 @@ class StagedRequest:
         self._given_up = False
 
     @property
-    def ended(self) -> bool:
+    def over(self) -> bool:
         """True if the request has ended: done, failed or abandoned."""
         return self._num_ended == self._pieces or self._problem is not None or self._given_up
 
     @property
-    def all_transferred(self) -> bool:
+    def next_may_start(self) -> bool:
         """True if the next request with the same order key may be transferred."""
-        return self.num_transferred == self._pieces or self.ended
+        return self.num_transferred == self._pieces or self.over
 
     def done(self) -> bool:
         """Return whether all pieces have gone through all stages."""
@@ -158,6 +151,7 @@ class StagedRequest:
 
     def abandon(self) -> None:
         """Give up the request unless it must finish; its buffers are not reused."""
+        self._on_abandon(self)
         if self.plan.must_finish:
             return
         self._given_up = True
@@ -170,29 +164,26 @@ class StagedRequest:
         self._transfers.clear()
         self._in_flight.clear()
 
-    def advance(self, *, free: bool) -> None:
-        """Advance the pieces as far as possible without waiting.
-
-        Args:
-            free: Whether it is the first request with its order key.
-        """
+    def advance(self, *, first: bool) -> None:
+        """Advance the pieces as far as possible without waiting."""
         try:
-            while self._advance_all(free):
+            while self._advance_all(first):
                 pass
         except PeerError as problem:
             self._problem = problem
             self._release()
 
-    def _advance_all(self, free: bool) -> bool:
+    def _advance_all(self, first: bool) -> bool:
         """Advance every piece; return whether that made room for more."""
         self._admit_pieces()
         for piece in list(self._in_flight):
-            self._advance_piece(piece, free)
+            self._advance_piece(piece, first)
         before = self._num_ended
         while self._in_flight and self._in_flight[0].stage == len(self._stages):
-            self._pool.give(self._in_flight.popleft().buffer)
+            buffer = self._in_flight.popleft().buffer
+            self._pool.give(buffer, buffer.nbytes)
             self._num_ended += 1
-        return self._num_ended > before and not self.ended
+        return self._num_ended > before and not self.over
 
     def _admit_pieces(self) -> None:
         """Start more pieces, up to the most in flight."""
@@ -203,7 +194,7 @@ class StagedRequest:
             if self._stages[0] is PipelineStage.READ:
                 self._enter_stage(piece)
 
-    def _advance_piece(self, piece: _StagedPiece, free: bool) -> None:
+    def _advance_piece(self, piece: _StagedPiece, first: bool) -> None:
         while piece.stage < len(self._stages) and (
             piece.waiting_for is None or piece.waiting_for.done()
         ):
@@ -213,12 +204,11 @@ class StagedRequest:
                 piece.stage = following
                 return
             carries = self._stages[following] is PipelineStage.TRANSFER
-            if carries and not (free and self.num_transferred == piece.number):
+            if carries and not (first and self.num_transferred == piece.number):
                 return
             self._enter_stage(piece)
 
     def _enter_stage(self, piece: _StagedPiece) -> None:
-        """Start the next stage of a piece."""
         piece.stage += 1
         plan, stage = self.plan, self._stages[piece.stage]
         if stage is PipelineStage.TRANSFER:

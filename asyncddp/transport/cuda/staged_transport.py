@@ -1,21 +1,21 @@
 """``cuda_staged``: transport of device tensors through pinned host memory, over a host transport.
 
 The default, which always works: it needs nothing of the MPI library and nothing of the peer's
-device. Not run on a GPU yet: tests run it in full over :mod:`asyncddp.device.simulated_streams`.
+device. Not run on a GPU yet: tests run it in full over simulated streams.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
-from asyncddp.device.pinned_memory import PinnedMemoryPool
 from asyncddp.device.streams import DeviceStreams, StreamRole
-from asyncddp.errors import PeerError
 from asyncddp.tensors.byte_views import as_bytes
-from asyncddp.transport.base import Request, Transport
+from asyncddp.tensors.free_list import FreeList
+from asyncddp.transport.base import COLLECTIVE_GIVEN_UP, Request, Transport, collectives_broken
 from asyncddp.transport.cuda.device_transport import DeviceTransport
+from asyncddp.transport.cuda.ordered_requests import OrderedRequests
 from asyncddp.transport.cuda.staged_pipeline import StagedRequest, StagingPlan
 
 _PIECE = 1 << 22  # bytes; the same on all ranks
@@ -29,11 +29,6 @@ class CudaStagedTransport(DeviceTransport):
     work on the compute stream when a request is started precedes it, and a request that is done
     has been done on the device as well. The calling thread never waits for the device.
 
-    Args:
-        base: The host transport.
-        streams: Streams of the device.
-        pool: Pool of pinned buffers; a new one if not given.
-
     References:
         The three-stage pipeline of pinned copies and messages is that of Wang et al.,
         "MVAPICH2-GPU: optimized GPU to GPU communication for InfiniBand clusters", 2011.
@@ -43,45 +38,20 @@ class CudaStagedTransport(DeviceTransport):
     local_path = "in pieces through pinned host memory, mixed on the GPU"
 
     def __init__(
-        self, base: Transport, streams: DeviceStreams, pool: PinnedMemoryPool | None = None
+        self, base: Transport, streams: DeviceStreams, pool: FreeList[torch.Tensor] | None = None
     ) -> None:
         super().__init__(base, streams)
-        self.pool = PinnedMemoryPool(streams) if pool is None else pool
-        self._active: list[StagedRequest] = []
-        self._broken = False
-
-    # without the device
-
-    def post(self, peer: int, message: bytes) -> None:
-        """Use the host transport."""
-        self.base.post(peer, message)
-
-    def poll(self) -> Iterable[tuple[int, bytes]]:
-        """Use the host transport."""
-        return self.base.poll()
-
-    def machine_id(self) -> int:
-        """Use the host transport."""
-        return self.base.machine_id()
-
-    def backoff(self, attempt: int, *, background: bool = False) -> None:
-        """Use the host transport."""
-        self.base.backoff(attempt, background=background)
-
-    def abort(self, code: int) -> None:
-        """Use the host transport."""
-        self.base.abort(code)
+        self.pool = FreeList(streams.allocate_pinned) if pool is None else pool
+        self._requests = OrderedRequests()
 
     def split(self, color: int, key: int) -> Transport:
         """Split the host transport; the parts use the same pool of pinned buffers."""
         return CudaStagedTransport(self.base.split(color, key), self.streams, self.pool)
 
     def close(self) -> None:
-        """Close the host transport."""
-        self._active.clear()
-        self.base.close()
-
-    # with the device
+        """Drop all requests, and close the host transport."""
+        self._requests.clear()
+        super().close()
 
     def isend(self, data: torch.Tensor, peer: int, tag: int) -> Request:
         """Send in pieces, each once it has been copied to the host."""
@@ -103,10 +73,7 @@ class CudaStagedTransport(DeviceTransport):
         )
 
     def iallreduce(
-        self,
-        tensor: torch.Tensor,
-        out: torch.Tensor | None = None,
-        divisor: int | None = None,
+        self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
     ) -> Request:
         """Sum over ranks piece by piece."""
         into, dtype = tensor if out is None else out, tensor.dtype
@@ -164,11 +131,8 @@ class CudaStagedTransport(DeviceTransport):
         whole: bool = False,
         parts: int = 0,
     ) -> Request:
-        if self._broken:
-            raise PeerError(
-                "collectives cannot go on: an earlier collective was given up while some ranks had "
-                "not joined it. End and restart the run."
-            )
+        if self.broken:
+            raise collectives_broken(self.broken)
         return self._start(read, write, start_transfer, "collective", whole=whole, parts=parts)
 
     def _start(
@@ -184,10 +148,7 @@ class CudaStagedTransport(DeviceTransport):
     ) -> Request:
         streams = self.streams
         preceding = streams.record_event(StreamRole.COMPUTE)
-        for tensor, role in (
-            (read, StreamRole.DEVICE_TO_HOST),
-            (write, StreamRole.HOST_TO_DEVICE),
-        ):
+        for tensor, role in ((read, StreamRole.DEVICE_TO_HOST), (write, StreamRole.HOST_TO_DEVICE)):
             if tensor is not None:
                 streams.wait_event(role, preceding)
                 streams.record_stream(tensor, role)
@@ -196,38 +157,17 @@ class CudaStagedTransport(DeviceTransport):
             0 if whole else max(_PIECE_ALIGNMENT, piece_bytes - piece_bytes % _PIECE_ALIGNMENT)
         )
         plan = StagingPlan(read, write, piece_bytes, start_transfer, order_key, must_finish, parts)
-        staged = _NotifyingStagedRequest(plan, self)
-        self._active.append(staged)
-        self.drive()
+        staged = StagedRequest(
+            plan, streams, self.pool, self._requests.advance, self._note_abandoned
+        )
+        self._requests.add(staged)
+        self._requests.advance()
         return staged
 
-    def note_abandoned(self, staged: StagedRequest) -> None:
+    def _note_abandoned(self, staged: StagedRequest) -> None:
         """Note that a request was abandoned; an unfinished collective breaks later ones."""
-        if staged.plan.order_key == "collective" and not staged.all_transferred:
-            self._broken = True
-
-    def drive(self) -> None:
-        """Advance all requests, in the order in which they were started."""
-        waiting: set[Hashable] = set()
-        for staged in self._active:
-            order_key = staged.plan.order_key
-            staged.advance(free=order_key not in waiting)
-            if not staged.all_transferred:
-                waiting.add(order_key)
-        self._active = [staged for staged in self._active if not staged.ended]
-
-
-class _NotifyingStagedRequest(StagedRequest):
-    """Request through pinned host memory that tells its transport when it is abandoned."""
-
-    def __init__(self, plan: StagingPlan, transport: CudaStagedTransport) -> None:
-        super().__init__(plan, transport.streams, transport.pool, transport.drive)
-        self._transport = transport
-
-    def abandon(self) -> None:
-        """Notify the transport, and abandon the request."""
-        self._transport.note_abandoned(self)
-        super().abandon()
+        if staged.order_key == "collective" and not staged.next_may_start:
+            self.broken = COLLECTIVE_GIVEN_UP
 
 
 def device_transport_for(transport: Transport, streams: DeviceStreams) -> Transport:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from asyncddp.serialization import pack, unpack
 from asyncddp.transport.mpi.mpi_requests import translate_mpi_errors
 from asyncddp.transport.mpi.runtime import MPI
 
@@ -24,6 +25,7 @@ _idle_pairs: list[CommunicatorPair] = []
 """Pairs released by earlier shutdowns of this process."""
 _serials = itertools.count(1)
 Counts = npt.NDArray[np.int64]
+T = TypeVar("T")
 
 
 class CommunicatorPair:
@@ -108,13 +110,7 @@ def acquire_world_pair() -> CommunicatorPair:
 
 
 def _reusable(pair: CommunicatorPair | None, comm: MPI.Intracomm, members: Counts) -> bool:
-    """Return whether all ranks of a communicator can reuse a pair; collective among them.
-
-    Args:
-        pair: The pair; None where this rank has none.
-        comm: Communicator of the ranks that decide together.
-        members: Those of its ranks that the pair connects.
-    """
+    """Return whether all ranks of ``comm`` can reuse a pair that connects some; collective."""
     mine = np.zeros(3, dtype=np.int64)
     if pair is not None:
         busy = pair.in_use or pair.counts_invalid or pair.pending_collectives > 0
@@ -133,3 +129,23 @@ def _true_on_all(comm: MPI.Intracomm, *, mine: bool) -> bool:
     found = np.empty(1, dtype=np.int64)
     comm.Allreduce(np.array([int(mine)]), found, MPI.MIN)
     return bool(found[0])
+
+
+def allgather_records(comm: MPI.Comm, mine: T, kind: type[T]) -> list[T]:
+    """Gather one record of a type from every rank, in rank order; collective.
+
+    Records are numbers, strings, None, or named tuples of them.
+
+    Raises:
+        PeerError: A rank has given something else.
+    """
+    data = np.frombuffer(pack(mine), dtype=np.uint8)
+    sizes = np.zeros(comm.size, dtype=np.int32)
+    comm.Allgather(np.array([data.size], dtype=np.int32), sizes)
+    whole = np.empty(int(sizes.sum()), dtype=np.uint8)
+    comm.Allgatherv(data, [whole, sizes, MPI.BYTE])
+    parts = np.split(whole, np.cumsum(sizes)[:-1])
+    return [
+        unpack(part.tobytes(), kind, f"what rank {peer} says of its machine")
+        for peer, part in enumerate(parts)
+    ]

@@ -40,13 +40,11 @@ class _ControlVariable:
             raise OSError(f"an MPI_T function has failed with code {code}")
 
     def read(self) -> int:
-        """Return the variable's value."""
         value = ctypes.c_int()
         self._check(self._lib.MPI_T_cvar_read(self._handle, ctypes.byref(value)))
         return value.value
 
     def write(self, value: int) -> None:
-        """Set the variable's value."""
         self._check(self._lib.MPI_T_cvar_write(self._handle, ctypes.byref(ctypes.c_int(value))))
 
     def enum_value(self, wanted: bytes) -> int:
@@ -67,7 +65,6 @@ class _ControlVariable:
         raise OSError(f"there is no value {wanted!r}")
 
     def close(self) -> None:
-        """Free the variable's handle."""
         self._lib.MPI_T_cvar_handle_free(ctypes.byref(self._handle))
         self._lib.MPI_T_finalize()
 
@@ -75,8 +72,7 @@ class _ControlVariable:
 def iallreduce_algorithm(change: bool = False) -> int | None:
     """Return the algorithm of nonblocking allreduce; None where MPI has no such setting.
 
-    Args:
-        change: Select the one whose traffic does not grow with the ranks; on all ranks or none.
+    With ``change``, on all ranks or none, it selects the one whose traffic does not grow with them.
     """
     try:
         variable = _ControlVariable(ALGORITHM)

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 import torch
 
 from asyncddp.errors import PeerError, PeerLeftError
-from asyncddp.transport.base import Request
+from asyncddp.transport.base import COLLECTIVE_GIVEN_UP, Request
 from asyncddp.transport.mpi.runtime import MPI
 
 P = ParamSpec("P")
@@ -21,7 +21,6 @@ def translate_mpi_errors(call: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(call)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function and translate its MPI errors."""
         try:
             return call(*args, **kwargs)
         except MPI.Exception as error:
@@ -104,7 +103,7 @@ class MPICollectiveRequest(MPIRequest):
 
     def abandon(self) -> None:
         """Mark the owner's collectives as broken and keep the buffers."""
-        self._owner.broken = "an earlier collective was given up while some ranks had not joined it"
+        self._owner.broken = COLLECTIVE_GIVEN_UP
         super().abandon()
 
 

@@ -4,21 +4,38 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from typing_extensions import override
 
-from asyncddp.errors import EnvironmentProblem
-from asyncddp.transport.base import Request, Transport
-from asyncddp.transport.mpi.communicator_pair import CommunicatorPair, acquire_world_pair
-from asyncddp.transport.mpi.mpi_requests import MPIReceiveRequest, MPIRequest, translate_mpi_errors
-from asyncddp.transport.mpi.nonblocking_collectives import MPICollectives, allgather_records
+from asyncddp.errors import ArgumentError, EnvironmentProblem
+from asyncddp.tensors.byte_views import as_bytes
+from asyncddp.tensors.dtypes import DTYPES
+from asyncddp.transport.base import Request, Transport, collectives_broken
+from asyncddp.transport.mpi.communicator_pair import (
+    CommunicatorPair,
+    acquire_world_pair,
+    allgather_records,
+)
+from asyncddp.transport.mpi.mpi_requests import (
+    MPICollectiveRequest,
+    MPIReceiveRequest,
+    MPIRequest,
+    ScaledReductionRequest,
+    translate_mpi_errors,
+)
 from asyncddp.transport.mpi.runtime import MPI
 from asyncddp.transport.mpi.startup import start_and_synchronize
 from asyncddp.transport.startup_deadline import StartupDeadline
 
 _EAGER_BYTES = 60 << 10  # bytes that MPI libraries send over TCP by the eager protocol
+_PIECE_BYTES = 1 << 30  # bytes in one MPI message: counts are C ints
+_MAX_COUNT = (1 << 31) - 1
 _MESSAGE_TAG = 0
 _FABRIC = Path("/sys/class/infiniband")  # exists where the network is not TCP
 _CLOSE_TIMEOUT = 1.0  # seconds in which close() tries to send the last messages
@@ -26,12 +43,10 @@ _YIELD_ATTEMPTS = 20_000  # about 20 ms of polling
 _SLEEP_SECONDS = 0.00005  # seconds
 
 
-class MPITransport(MPICollectives):
+class MPITransport(Transport):
     """Transport over MPI between the ranks of one communicator.
 
-    Args:
-        pair: The communicators; duplicates of ``COMM_WORLD`` if not given.
-        startup: Deadline for the other ranks, where no communicators are given.
+    Without communicators it waits for the other ranks, and takes duplicates of ``COMM_WORLD``.
 
     Raises:
         EnvironmentProblem: The MPI library gives less than ``MPI_THREAD_FUNNELED``.
@@ -100,6 +115,13 @@ class MPITransport(MPICollectives):
         self._pair.counts_invalid = True
         self._abandoned.append(requests)
 
+    def _pieces(self, data: torch.Tensor, most: int | None = None) -> list[npt.NDArray[np.uint8]]:
+        """Split a tensor's bytes into pieces of whole elements that C ints can count."""
+        flat = as_bytes(data).numpy()
+        most = _PIECE_BYTES if most is None else most
+        step = max(data.element_size(), most - most % data.element_size())
+        return [flat[start : start + step] for start in range(0, max(1, flat.size), step)]
+
     def _piece_limit(self, peer: int) -> int | None:
         """Return the largest piece for a peer in bytes, the same on both ends; None: unlimited.
 
@@ -117,16 +139,91 @@ class MPITransport(MPICollectives):
         self._pair.sent[1][peer] += len(pieces)
         return MPIRequest(self, started, pieces)
 
+    @override
     @translate_mpi_errors
     def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Request:
-        """Receive by Irecv in the same pieces as the sender's."""
         pieces = self._pieces(out, self._piece_limit(peer))
         started = [self._bulk.Irecv([piece, MPI.BYTE], peer, tag) for piece in pieces]
         self._pair.received[1][peer] += len(pieces)
         return MPIReceiveRequest(self, started, pieces)
 
+    def _collective(self, start: Callable[[Any], MPI.Request], pieces: Sequence[Any]) -> Request:
+        """Start a collective for each piece, the same number on all ranks."""
+        if self.broken:
+            raise collectives_broken(self.broken)
+        self._pair.collectives += 1
+        self._pair.pending_collectives += 1
+        return MPICollectiveRequest(self, [start(piece) for piece in pieces], pieces)
+
+    def collective_completed(self) -> None:
+        """Count a collective as completed."""
+        self._pair.pending_collectives -= 1
+
+    @override
+    @translate_mpi_errors
+    def iallreduce(
+        self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
+    ) -> Request:
+        datatype, operation = _mpi_reduction(tensor.dtype)
+        into = tensor if out is None else out
+        same = into.data_ptr() == tensor.data_ptr()
+
+        def start(pair: tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]) -> MPI.Request:
+            count = pair[0].size // tensor.element_size()
+            given: Any = MPI.IN_PLACE if same else [pair[0], count, datatype]
+            return self._comm.Iallreduce(given, [pair[1], count, datatype], operation)
+
+        pieces = list(zip(self._pieces(tensor), self._pieces(into), strict=True))
+        request = self._collective(start, pieces)
+        return request if divisor is None else ScaledReductionRequest(request, into, divisor)
+
+    @override
+    @translate_mpi_errors
+    def ireduce_scatter(
+        self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
+    ) -> Request:
+        datatype, operation = _mpi_reduction(tensor.dtype)
+        # larger tensors are copied in blocks of columns
+        step = max(1, _PIECE_BYTES // (self.size * tensor.element_size()))
+
+        def start(pair: tuple[torch.Tensor, torch.Tensor]) -> MPI.Request:
+            count = pair[1].numel()  # per part: mpi4py counts what is sent in the same way
+            given, taken = ([as_bytes(side).numpy(), count, datatype] for side in pair)
+            return self._comm.Ireduce_scatter_block(given, taken, operation)
+
+        parts = torch.split(tensor.view(self.size, out.numel()), step, dim=1)
+        columns = [part.contiguous() for part in parts]
+        pairs = list(zip(columns, torch.split(out, step), strict=True))
+        request = self._collective(start, pairs)
+        return request if divisor is None else ScaledReductionRequest(request, out, divisor)
+
+    @override
+    @translate_mpi_errors
+    def ibroadcast(self, tensor: torch.Tensor, root: int) -> Request:
+        return self._collective(
+            lambda piece: self._comm.Ibcast([piece, MPI.BYTE], root), self._pieces(tensor)
+        )
+
+    @override
+    @translate_mpi_errors
+    def iallgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
+        if out.nbytes > _MAX_COUNT:
+            raise ArgumentError(
+                f"allgather of {out.nbytes} bytes in all: expected at most {_MAX_COUNT}, which MPI "
+                "can count; gather the tensor in parts"
+            )
+        size = tensor.element_size()
+        given = [as_bytes(tensor).numpy(), MPI.BYTE]
+        taken = [as_bytes(out).numpy(), [count * size for count in counts], MPI.BYTE]
+        return self._collective(lambda both: self._comm.Iallgatherv(*both), [(given, taken)])
+
+    @override
+    @translate_mpi_errors
+    def ibarrier(self) -> Request:
+        return self._collective(lambda _: self._comm.Ibarrier(), [None])
+
+    @override
     def split(self, color: int, key: int) -> Transport:
-        """Split the communicators."""
         return MPITransport(self._pair.split(color, key))
 
     @translate_mpi_errors
@@ -175,8 +272,8 @@ class MPITransport(MPICollectives):
         self._pending_sends = [pair for pair in self._pending_sends if not pair[0].Test()]
         self._abandoned = [request for request in self._abandoned if not request.is_finished()]
 
+    @override
     def abort(self, code: int) -> None:
-        """End all processes of the job by MPI_Abort."""
         MPI.COMM_WORLD.Abort(code)
 
 
@@ -185,5 +282,8 @@ _DRAINING: list[MPITransport] = []
 
 
 def _available_cores() -> int:
-    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def _mpi_reduction(dtype: torch.dtype) -> tuple[MPI.Datatype, MPI.Op]:
+    return getattr(MPI, DTYPES[dtype].mpi), MPI.LOR if dtype == torch.bool else MPI.SUM

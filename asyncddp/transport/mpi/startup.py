@@ -55,7 +55,6 @@ def _initialize_with_deadline(startup: StartupDeadline) -> None:
     started = threading.Event()
 
     def watch() -> None:
-        """End this process when the deadline passes."""
         while not started.wait(min(0.1, startup.config.timeout)):
             error = startup.check()
             if error is not None and not started.is_set():
@@ -71,7 +70,6 @@ def _initialize_with_deadline(startup: StartupDeadline) -> None:
 
 
 def _barrier_with_deadline(startup: StartupDeadline) -> None:
-    """Run a barrier of all processes with a deadline."""
     request = _pending_barriers.pop() if _pending_barriers else MPI.COMM_WORLD.Ibarrier()
     attempt = 0
     while not request.Test():

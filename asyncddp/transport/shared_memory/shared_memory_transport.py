@@ -8,16 +8,25 @@ from typing import NamedTuple
 
 import torch
 
-from asyncddp.errors import EnvironmentProblem, PeerError
+from asyncddp.errors import EnvironmentProblem
 from asyncddp.shm.arena import Arena, SharedMemoryHandle, handle_of_block
-from asyncddp.transport.base import Request, Scope, SharedMemoryGroup, Transport
-from asyncddp.transport.mpi.communicator_pair import CommunicatorPair
+from asyncddp.transport.base import (
+    COLLECTIVE_GIVEN_UP,
+    Request,
+    Scope,
+    SharedMemoryGroup,
+    Transport,
+    collectives_broken,
+)
+from asyncddp.transport.mpi.communicator_pair import CommunicatorPair, allgather_records
 from asyncddp.transport.mpi.mpi_transport import MPITransport
-from asyncddp.transport.mpi.nonblocking_collectives import allgather_records
 from asyncddp.transport.mpi.runtime import MPI
-from asyncddp.transport.shared_memory.reduction_buffers import MIN_BYTES, SharedReductionBuffers
-from asyncddp.transport.shared_memory.shared_memory_allreduce import SharedMemoryAllreduce
-from asyncddp.transport.shared_memory.shared_memory_reduce_scatter import SharedMemoryReduceScatter
+from asyncddp.transport.shared_memory.shared_memory_reductions import (
+    MIN_BYTES,
+    SharedMemoryAllreduce,
+    SharedMemoryReduceScatter,
+    SharedReductionBuffers,
+)
 from asyncddp.transport.startup_deadline import StartupDeadline
 
 logger = logging.getLogger("asyncddp")
@@ -39,11 +48,8 @@ class SharedMemoryTransport(MPITransport):
     Short messages, and messages to other machines, go by MPI. A rank whose machine does not let
     processes map each other's memory has :attr:`shared_memory_group` None and uses MPI alone.
 
-    Args:
-        pair: The communicators; duplicates of ``COMM_WORLD`` if not given.
-        shared_memory_group: The ranks that share memory, for a given ``pair``; else they find out.
-        startup: Deadline for the other ranks, where no communicators are given.
-        required: Raise where memory cannot be shared, instead of warning.
+    Without communicators the ranks find out which of them share memory; where none can that is an
+    error if it is ``required``, and else a warning.
 
     Raises:
         EnvironmentProblem: Memory cannot be shared, but is required.
@@ -87,10 +93,7 @@ class SharedMemoryTransport(MPITransport):
         )
 
     def iallreduce(
-        self,
-        tensor: torch.Tensor,
-        out: torch.Tensor | None = None,
-        divisor: int | None = None,
+        self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
     ) -> Request:
         """Start an allreduce: of large tensors through shared memory, where all ranks share it."""
         buffers = self._reduction_buffers_for(tensor)
@@ -117,12 +120,12 @@ class SharedMemoryTransport(MPITransport):
         ):
             return None
         if self.broken:
-            raise PeerError(f"collectives cannot go on: {self.broken}. End and restart the run.")
+            raise collectives_broken(self.broken)
         return self._reduction_buffers
 
     def _mark_broken(self) -> None:
         """Refuse further collectives, after one was abandoned."""
-        self.broken = "an earlier collective was given up while some ranks had not joined it"
+        self.broken = COLLECTIVE_GIVEN_UP
 
     def _report_unavailable(self, problem: str, *, required: bool) -> None:
         """Raise or warn because memory cannot be shared."""

@@ -1,4 +1,4 @@
-"""Device that ``gpu`` measures: a rank's GPU, or its simulation on the host."""
+"""Device that ``gpu`` measures: a rank's GPU, or the host in its place."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 import asyncddp as bf
-from asyncddp.device.simulated_streams import SimulatedStreams
-from asyncddp.device.stream_registry import simulate_device, streams_of_device
+from asyncddp.device.host_streams import HostStreams
+from asyncddp.device.stream_registry import streams_of_device, use_streams_on_cpu
 from asyncddp.device.streams import DeviceStreams, StreamRole
 from asyncddp.transport.cuda.staged_transport import device_transport_for
 
@@ -77,7 +77,7 @@ class _GPU(Device):
 
 
 class _HostDevice(Device):
-    def __init__(self, streams: SimulatedStreams) -> None:
+    def __init__(self, streams: HostStreams) -> None:
         self.place, self.streams, self.memory = streams.device, streams, 1 << 30
 
     def wait(self) -> None:
@@ -93,6 +93,6 @@ def open_device(*, pretend: bool) -> Iterator[Device]:
     if not pretend:
         yield _GPU()
         return
-    streams = SimulatedStreams()
-    with simulate_device(streams):
+    streams = HostStreams()
+    with use_streams_on_cpu(streams):
         yield _HostDevice(streams)

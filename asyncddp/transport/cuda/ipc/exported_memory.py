@@ -4,66 +4,62 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from asyncddp.device.streams import DeviceEvent, DeviceStreams, InterprocessEvent, StreamRole
+from asyncddp.tensors.free_list import FreeList
 
 logger = logging.getLogger("asyncddp")
 
 _MIN_BUFFER_BYTES = 1 << 12  # bytes of a buffer
 
 
+@dataclass(eq=False)
 class EventPair:
     """Pair of reused CUDA events: one marks memory as ready to read, one as read by the peer.
 
     Neither is recorded again before the other side has made a stream wait for it: ours not before
     the done message, the peer's not before the pair's next ready message, after :meth:`free`.
-
-    Args:
-        number: Number by which the peer identifies the pair.
-        ready: Our event, after which the memory can be read.
-        home: List of free pairs to which it returns.
-
-    Attributes:
-        read_event: The peer's event, after which the memory has been read; None at first.
-        handle: Handle of the peer's event.
     """
 
-    def __init__(self, number: int, ready: InterprocessEvent, home: list[EventPair]) -> None:
-        self.number, self.ready, self._home = number, ready, home
-        self.read_event: DeviceEvent | None = None
-        self.handle = b""
+    number: int
+    """Number by which the peer identifies the pair."""
+    ready: InterprocessEvent
+    """Our event, after which the memory can be read."""
+    home: list[EventPair]
+    """List of free pairs to which it returns."""
+    read_event: DeviceEvent | None = None
+    """The peer's event, after which the memory has been read; None at first."""
+    handle: bytes = b""
+    """Handle of the peer's event."""
 
     def free(self, streams: DeviceStreams) -> None:
         """Make the compute stream wait until the peer has read, and free the pair."""
         if self.read_event is not None:
             streams.wait_event(StreamRole.COMPUTE, self.read_event)
-        self._home.append(self)
+        self.home.append(self)
 
 
+@dataclass(eq=False)
 class ExportedMemory:
-    """Block of GPU memory that other processes can map and read by CUDA IPC.
+    """Block of GPU memory that other processes can map and read by CUDA IPC."""
 
-    Args:
-        memory: The bytes of a whole storage.
-        memory_id: Number by which peers identify it.
-
-    Attributes:
-        tokens: Export token for each peer that was told of it.
-        reads: Acknowledged reads for which the compute stream has not waited yet.
-        pending_acks: Number of done messages to come.
-    """
-
-    def __init__(self, memory: torch.Tensor, memory_id: int) -> None:
-        self.memory, self.memory_id = memory, memory_id
-        self.tokens: dict[int, bytes] = {}
-        self.reads: list[EventPair] = []
-        self.pending_acks = 0
+    memory: torch.Tensor
+    """The bytes of a whole storage."""
+    memory_id: int
+    """Number by which peers identify it."""
+    tokens: dict[int, bytes] = field(default_factory=dict)
+    """Export token for each peer that was told of it."""
+    reads: list[EventPair] = field(default_factory=list)
+    """Acknowledged reads for which the compute stream has not waited yet."""
+    pending_acks: int = 0
+    """Number of done messages to come."""
 
     def token(self, peer: int, streams: DeviceStreams) -> bytes:
         """Return the export token of the memory for one peer.
@@ -77,17 +73,11 @@ class ExportedMemory:
 
 
 class _SentStorage(NamedTuple):
-    """Record of a user's tensor storage that was sent: where it lies, and how it was exported.
-
-    Attributes:
-        weak: Weak reference, which tells whether the storage still exists.
-        place: Its address and size.
-        exported: Its exported memory; None where it was not exported.
-        not_exportable: Whether it cannot be exported.
-    """
+    """Record of a user's tensor storage that was sent: where it lies, and how it was exported."""
 
     weak: StorageWeakRef
     place: tuple[int, int]
+    """Its address and size."""
     exported: ExportedMemory | None = None
     not_exportable: bool = False
 
@@ -95,44 +85,30 @@ class _SentStorage(NamedTuple):
 class ExportedMemoryPool:
     """Pool of the GPU memory that one rank lets its peers map and read by CUDA IPC.
 
-    Args:
-        streams: Streams of the device.
-        limit: Most bytes of free buffers.
-
     Attributes:
-        num_allocated: Number of buffers allocated so far.
+        buffers: Buffers, used in turn, so that a peer has had time to read what was in them.
         retired: Ids of discarded memory that each peer has yet to be told.
     """
 
-    def __init__(self, streams: DeviceStreams, limit: int) -> None:
-        self._streams, self._limit = streams, limit
+    def __init__(self, streams: DeviceStreams) -> None:
+        self._streams = streams
         self._memory_ids = itertools.count()
-        self._free: dict[int, deque[ExportedMemory]] = defaultdict(deque)
-        self._waiting = 0
+        self.buffers = FreeList(self._allocate, oldest_first=True)
         self._sent_storages: dict[int, _SentStorage] = {}
-        self.num_allocated = 0
         self.retired: dict[int, list[int]] = defaultdict(list)
 
     def take(self, size: int, pending_acks: int) -> ExportedMemory:
         """Take a buffer of at least ``size`` bytes, which the compute stream may write.
 
-        Free buffers are used in turn, so that a peer has had time to read what was in them.
-
-        Args:
-            size: Bytes.
-            pending_acks: Number of done messages after which it is free again.
+        It is free again after ``pending_acks`` done messages.
         """
-        room = max(_MIN_BUFFER_BYTES, 1 << max(0, size - 1).bit_length())
-        free = self._free[room]
-        if free:
-            buffer = free.popleft()
-            self._waiting -= room
-            self._wait_for_reads(buffer)
-        else:
-            buffer = ExportedMemory(self._streams.allocate_exportable(room), next(self._memory_ids))
-            self.num_allocated += 1
+        buffer = self.buffers.take(max(_MIN_BUFFER_BYTES, 1 << max(0, size - 1).bit_length()))
+        self._wait_for_reads(buffer)
         buffer.pending_acks = pending_acks
         return buffer
+
+    def _allocate(self, size: int) -> ExportedMemory:
+        return ExportedMemory(self._streams.allocate_exportable(size), next(self._memory_ids))
 
     def acknowledge(self, buffer: ExportedMemory, event_pair: EventPair) -> None:
         """Note that a peer has enqueued its read of a buffer."""
@@ -140,11 +116,7 @@ class ExportedMemoryPool:
         buffer.pending_acks -= 1
         if buffer.pending_acks:
             return
-        room = buffer.memory.nbytes
-        if self._waiting + room <= self._limit:
-            self._free[room].append(buffer)
-            self._waiting += room
-        else:
+        if not self.buffers.give(buffer, buffer.memory.nbytes):
             self._wait_for_reads(buffer)
             self._retire(buffer)
 
@@ -180,9 +152,8 @@ class ExportedMemoryPool:
 
     def close(self) -> None:
         """Free the buffers and exported storages."""
-        self._free.clear()
+        self.buffers.clear()
         self._sent_storages.clear()
-        self._waiting = 0
 
     def _sweep(self) -> None:
         """Drop storages that no longer exist, and schedule notice to peers."""

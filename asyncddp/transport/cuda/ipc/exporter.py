@@ -1,14 +1,18 @@
-"""Export of GPU memory by CUDA IPC: announces it to peers and awaits their read confirmations."""
+"""Export of GPU memory by CUDA IPC: lets peers read a tensor, or a copy of it, in place."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 
-from asyncddp.device.streams import DeviceStreams, StreamRole
+from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamRole
 from asyncddp.errors import PeerError
+from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.transport.base import Request, Transport
+from asyncddp.transport.cuda.direct_read import ExportRequest
 from asyncddp.transport.cuda.ipc.exported_memory import (
     EventPair,
     ExportedMemory,
@@ -23,43 +27,37 @@ from asyncddp.transport.cuda.ipc.ipc_messages import (
     decode_message,
     encode_message,
 )
+from asyncddp.transport.cuda.ipc.tasks import SendTask, TaskSteps
+from asyncddp.transport.cuda.ordered_requests import OrderedRequests
+
+MAX_COPY_BYTES = 1 << 28
+"""Most bytes of a tensor that is copied as a whole; larger ones are copied in pieces."""
+_PIECE = 1 << 26  # bytes of the pieces of a larger one
+_DEPTH = 2  # most unread pieces
+_MIN_IN_PLACE_BYTES = 1 << 20  # from which a tensor is exported in place where that is safe
 
 
+@dataclass(eq=False)
 class PendingPeerRead:
-    """Pending read of this rank's GPU memory by a peer; done once the peer has queued its read.
+    """Pending read of this rank's GPU memory by a peer; done once the peer has queued its read."""
 
-    Args:
-        peer: The peer.
-        event_pair: The events of this use of the memory.
-        send_request: The send of the ready message.
-        done_request: The receive of the done message.
-        message_buffer: Buffer of the done message.
-        buffer: The exported buffer; None where the user's tensor is exported itself.
-    """
-
-    def __init__(
-        self,
-        peer: int,
-        event_pair: EventPair,
-        send_request: Request,
-        done_request: Request,
-        message_buffer: torch.Tensor,
-        buffer: ExportedMemory | None,
-    ) -> None:
-        self.peer, self.event_pair, self.message_buffer, self.buffer = (
-            peer,
-            event_pair,
-            message_buffer,
-            buffer,
-        )
-        self._sender, self._done_request = send_request, done_request
-        self.over = False
-        self.problem: PeerError | None = None
+    peer: int
+    event_pair: EventPair
+    send_request: Request
+    """The send of the ready message."""
+    done_request: Request
+    """The receive of the done message."""
+    message_buffer: torch.Tensor
+    """Buffer of the done message."""
+    buffer: ExportedMemory | None
+    """The exported buffer; None where the user's tensor is exported itself."""
+    over: bool = False
+    problem: PeerError | None = None
 
     def poll(self) -> bool:
         """Return whether the done message has come, or never will."""
         try:
-            self.over = all([self._sender.done(), self._done_request.done()])
+            self.over = all([self.send_request.done(), self.done_request.done()])
         except PeerError as problem:
             self.problem, self.over = problem, True
         return self.over
@@ -74,21 +72,13 @@ class PendingPeerRead:
 class MemoryExporter:
     """Exporter of this rank's GPU memory: announces it to peers, awaits their read confirmations.
 
-    Args:
-        streams: Streams of the device.
-        memory: The pool of exported memory.
-        ready_transport: A host transport for ready messages.
-        done_transport: Another one for done messages.
+    Ready messages and done messages go by a host transport each.
     """
 
     def __init__(
-        self,
-        streams: DeviceStreams,
-        memory: ExportedMemoryPool,
-        ready_transport: Transport,
-        done_transport: Transport,
+        self, streams: DeviceStreams, ready_transport: Transport, done_transport: Transport
     ) -> None:
-        self._streams, self._memory = streams, memory
+        self.streams, self.memory = streams, ExportedMemoryPool(streams)
         self._ready_transport, self._done_transport = ready_transport, done_transport
         self._event_pairs: dict[int, list[EventPair]] = defaultdict(list)
         self._made: list[EventPair] = []
@@ -97,10 +87,8 @@ class MemoryExporter:
     @property
     def busy(self) -> bool:
         """True if peers have yet to enqueue or to finish reads."""
-        read = all(
-            event_pair.read_event is None or event_pair.read_event.done()
-            for event_pair in self._made
-        )
+        events = (event_pair.read_event for event_pair in self._made)
+        read = all(event is None or event.done() for event in events)
         return bool(self._pending_reads) or not read
 
     def announce(
@@ -116,39 +104,29 @@ class MemoryExporter:
     ) -> PendingPeerRead:
         """Announce bytes to a peer, which it can read after earlier work of the compute stream.
 
-        Args:
-            peer: The peer.
-            tag: Tag of the tensor.
-            exported: The memory; None for no bytes.
-            offset: Offset of the bytes in it.
-            size: Number of bytes.
-            last: Whether these are the last bytes of the tensor.
-            buffer: Whether the memory is a buffer, reused once the peer has read it.
+        A tensor without bytes has no memory. That of a ``buffer`` is reused once the peer has read
+        it.
         """
         event_pair = self._take_event_pair(peer)
         event_pair.ready.record(StreamRole.COMPUTE)
-        token = b"" if exported is None else exported.token(peer, self._streams)
-        words = self._memory.retired[peer]
-        retired = tuple(words[:MAX_RETIRED_IDS])
-        del words[:MAX_RETIRED_IDS]
-        memory_id = -1 if exported is None else exported.memory_id
+        words = self.memory.retired[peer]
         message = ReadyMessage(
-            event_pair.number,
-            event_pair.ready.handle,
-            memory_id,
-            token,
-            offset,
-            size,
-            last,
-            retired,
+            event_pair=event_pair.number,
+            ready=event_pair.ready.handle,
+            memory_id=-1 if exported is None else exported.memory_id,
+            token=b"" if exported is None else exported.token(peer, self.streams),
+            offset=offset,
+            size=size,
+            last=last,
+            retired=tuple(words[:MAX_RETIRED_IDS]),
         )
+        del words[:MAX_RETIRED_IDS]
         message_buffer = allocate_message_buffer(DONE_BYTES)
         done_request = self._done_transport.irecv(message_buffer, peer, tag)
-        send_request = self._ready_transport.isend(encode_message(message), peer, tag)
         pending_read = PendingPeerRead(
             peer,
             event_pair,
-            send_request,
+            self._ready_transport.isend(encode_message(message), peer, tag),
             done_request,
             message_buffer,
             exported if buffer else None,
@@ -161,9 +139,7 @@ class MemoryExporter:
         ended = [pending_read for pending_read in self._pending_reads if pending_read.poll()]
         if not ended:
             return
-        self._pending_reads = [
-            pending_read for pending_read in self._pending_reads if not pending_read.over
-        ]
+        self._pending_reads = [one for one in self._pending_reads if not one.over]
         for pending_read in ended:
             if pending_read.problem is None:
                 try:
@@ -175,24 +151,131 @@ class MemoryExporter:
                     )
 
     def _take(self, pending_read: PendingPeerRead) -> None:
-        event_pair, done_request = (
-            pending_read.event_pair,
-            decode_message(pending_read.message_buffer, DoneMessage, pending_read.peer),
-        )
-        if event_pair.read_event is None or event_pair.handle != done_request.read_event:
-            event_pair.read_event, event_pair.handle = (
-                self._streams.import_event(done_request.read_event),
-                done_request.read_event,
-            )
+        event_pair = pending_read.event_pair
+        message = decode_message(pending_read.message_buffer, DoneMessage, pending_read.peer)
+        if event_pair.read_event is None or event_pair.handle != message.read_event:
+            event_pair.read_event = self.streams.import_event(message.read_event)
+            event_pair.handle = message.read_event
         if pending_read.buffer is None:
-            event_pair.free(self._streams)
+            event_pair.free(self.streams)
         else:
-            self._memory.acknowledge(pending_read.buffer, event_pair)
+            self.memory.acknowledge(pending_read.buffer, event_pair)
 
     def _take_event_pair(self, peer: int) -> EventPair:
         free = self._event_pairs[peer]
         if free:
             return free.pop()
-        event_pair = EventPair(len(self._made), self._streams.create_interprocess_event(), free)
+        event_pair = EventPair(len(self._made), self.streams.create_interprocess_event(), free)
         self._made.append(event_pair)
         return event_pair
+
+
+class IPCTensorSender:
+    """Sender that lets peers with access to this GPU's memory read tensors, or copies, in place."""
+
+    def __init__(
+        self, exporter: MemoryExporter, tasks: OrderedRequests, drive: Callable[[], None]
+    ) -> None:
+        self._streams, self._memory, self._exporter = exporter.streams, exporter.memory, exporter
+        self._tasks, self._drive = tasks, drive
+
+    def export_tensor(
+        self, data: torch.Tensor, tags: Mapping[int, int], factor: float, *, lasting: bool
+    ) -> dict[int, SendTask]:
+        """Export a tensor, or a multiple of one that is no larger than ``MAX_COPY_BYTES``."""
+        self._streams.record_stream(data, StreamRole.COMPUTE)
+        tasks = {peer: SendTask(("to", peer, tag), self._drive) for peer, tag in tags.items()}
+        exported: ExportedMemory | None = None
+        if lasting and factor == 1.0 and data.nbytes >= _MIN_IN_PLACE_BYTES:
+            exported = self._memory.export_if_resent(data, tags)
+        buffer = None
+        if exported is None and 0 < data.nbytes <= MAX_COPY_BYTES:
+            buffer = self._make_copy(data, factor, len(tags))
+        for peer, task in tasks.items():
+            if exported is not None:
+                start = data.data_ptr() - data.untyped_storage().data_ptr()
+                task.set_steps(
+                    self._export_whole(exported, start, data.nbytes, peer, tags[peer], data)
+                )
+            elif data.nbytes > MAX_COPY_BYTES:
+                task.set_steps(self._export_in_pieces(task, as_bytes(data), peer, tags[peer]))
+            else:
+                task.copied = True
+                task.set_steps(self._export_whole(buffer, 0, data.nbytes, peer, tags[peer]))
+            self._tasks.add(task)
+        self._drive()
+        return tasks
+
+    def _make_copy(self, data: torch.Tensor, factor: float, pending_acks: int) -> ExportedMemory:
+        buffer = self._memory.take(data.nbytes, pending_acks)
+        room = buffer.memory[: data.nbytes]
+        if factor == 1.0:
+            self._streams.copy(room, as_bytes(data), StreamRole.COMPUTE)
+        else:
+            with self._streams.stream_context(StreamRole.COMPUTE):
+                torch.mul(data, factor, out=room.view(data.dtype).view(data.shape))
+        return buffer
+
+    def _export_whole(
+        self,
+        exported: ExportedMemory | None,
+        offset: int,
+        size: int,
+        peer: int,
+        tag: int,
+        in_place: torch.Tensor | None = None,
+    ) -> TaskSteps:
+        """Export all at once; a tensor exported in place is kept until the peer has read it."""
+        pending_read = self._exporter.announce(
+            peer, tag, exported, offset, size, buffer=in_place is None
+        )
+        yield None
+        yield pending_read
+
+    def _export_in_pieces(
+        self, task: SendTask, flat: torch.Tensor, peer: int, tag: int
+    ) -> TaskSteps:
+        """Export copies of pieces, with a few buffers in turn."""
+        pending_reads: deque[PendingPeerRead] = deque()
+        for first in range(0, flat.numel(), _PIECE):
+            if len(pending_reads) == _DEPTH:
+                yield pending_reads.popleft()
+            piece = flat[first : first + _PIECE]
+            buffer = self._make_copy(piece, 1.0, 1)
+            last = first + _PIECE >= flat.numel()
+            pending_reads.append(
+                self._exporter.announce(peer, tag, buffer, 0, piece.numel(), last=last)
+            )
+        task.copied = True
+        yield None
+        yield from pending_reads
+
+
+class CopiedSendRequest:
+    """Send request that is done once the tensor was copied and the peer has enqueued its read."""
+
+    def __init__(self, export: ExportRequest, streams: DeviceStreams) -> None:
+        self._export, self._streams = export, streams
+        self._made: DeviceEvent | None = None
+
+    def done(self) -> bool:
+        """Return whether the copy was made and the peer has enqueued its read."""
+        if self._made is None and self._export.reusable():
+            self._made = self._streams.record_event(StreamRole.COMPUTE)
+        return self._export.done() and self._made is not None and self._made.done()
+
+    def abandon(self) -> None:
+        """Abandon the export request."""
+        self._export.abandon()
+
+
+class StagedExportRequest:
+    """Export request whose tensor is sent through host memory instead of read in place."""
+
+    def __init__(self, transfer: Request) -> None:
+        self._transfer = transfer
+        self.done, self.abandon = transfer.done, transfer.abandon
+
+    def reusable(self) -> bool:
+        """Return whether the tensor was sent."""
+        return self._transfer.done()

@@ -1,45 +1,56 @@
-"""Import of peers' GPU memory by CUDA IPC: maps it, and tells the peers once reads are queued."""
+"""Import of peers' GPU memory by CUDA IPC: copies their tensors, or has them read in place."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
-from asyncddp.device.streams import DeviceEvent, DeviceStreams, InterprocessEvent, StreamRole
+from asyncddp.device.streams import (
+    DeviceEvent,
+    DeviceStreams,
+    InterprocessEvent,
+    StreamRole,
+    empty_on,
+)
 from asyncddp.errors import PeerError
 from asyncddp.tensors.allocation import empty
+from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.transport.base import Request, Transport, has_ended
-from asyncddp.transport.cuda.ipc.ipc_messages import DoneMessage, ReadyMessage, encode_message
+from asyncddp.transport.cuda.ipc.ipc_messages import (
+    READY_BYTES,
+    DoneMessage,
+    ReadyMessage,
+    allocate_message_buffer,
+    decode_message,
+    encode_message,
+)
+from asyncddp.transport.cuda.ipc.tasks import ImportTask, ReceiveTask, TaskSteps
+from asyncddp.transport.cuda.ordered_requests import OrderedRequests
 
+_ReceiveTaskT = TypeVar("_ReceiveTaskT", ReceiveTask, ImportTask)
 _MAX_OPEN = 512  # pieces of memory that are kept open
 
 
+@dataclass(eq=False)
 class _ImportedMemory:
-    """GPU memory of a peer that is mapped into this process.
+    """GPU memory of a peer that is mapped into this process."""
 
-    Attributes:
-        memory: Its bytes.
-        users: Number of ready messages about it without a done message yet.
-        read: Event after which nothing reads it.
-    """
-
-    def __init__(self, memory: torch.Tensor) -> None:
-        self.memory = memory
-        self.users = 0
-        self.read: DeviceEvent | None = None
+    memory: torch.Tensor
+    users: int = 0
+    """Number of ready messages about it without a done message yet."""
+    read: DeviceEvent | None = None
+    """Event after which nothing reads it."""
 
 
 class MemoryImporter:
-    """Importer that maps peers' GPU memory, and tells the peers once all reads of it are queued.
-
-    Args:
-        streams: Streams of the device.
-        done_transport: A host transport for done messages.
-    """
+    """Importer that maps peers' GPU memory, and tells the peers once all reads of it are queued."""
 
     def __init__(self, streams: DeviceStreams, done_transport: Transport) -> None:
-        self._streams, self._done_transport = streams, done_transport
+        self.streams, self._done_transport = streams, done_transport
         self._imported: OrderedDict[tuple[int, int], _ImportedMemory] = OrderedDict()
         self._closing: list[_ImportedMemory] = []
         self._ready: dict[tuple[int, int], tuple[bytes, DeviceEvent]] = {}
@@ -58,7 +69,7 @@ class MemoryImporter:
         """
         try:
             source = self._bytes(peer, message)
-            self._streams.wait_event(StreamRole.COMPUTE, self._ready_event(peer, message))
+            self.streams.wait_event(StreamRole.COMPUTE, self._ready_event(peer, message))
         except (RuntimeError, OSError) as error:
             raise PeerError(
                 f"the memory that rank {peer} shows on its device cannot be opened: {error}. "
@@ -73,7 +84,7 @@ class MemoryImporter:
         key = peer, message.event_pair
         read_event = self._read_events.get(key)
         if read_event is None:
-            read_event = self._read_events[key] = self._streams.create_interprocess_event()
+            read_event = self._read_events[key] = self.streams.create_interprocess_event()
         read_event.record(StreamRole.COMPUTE)
         imported = self._imported.get((peer, message.memory_id))
         if imported is not None:
@@ -86,7 +97,7 @@ class MemoryImporter:
         if self._outgoing:
             self._outgoing = [transfer for transfer in self._outgoing if not has_ended(transfer)]
         if self._closing:
-            with self._streams.stream_context(StreamRole.HOST_TO_DEVICE):  # which is idle
+            with self.streams.stream_context(StreamRole.HOST_TO_DEVICE):  # which is idle
                 self._closing = [one for one in self._closing if not _reads_ended(one)]
 
     def close(self) -> None:
@@ -102,12 +113,12 @@ class MemoryImporter:
 
     def _bytes(self, peer: int, message: ReadyMessage) -> torch.Tensor:
         if message.memory_id < 0:
-            return empty((0,), torch.uint8, self._streams.device)
+            return empty((0,), torch.uint8, self.streams.device)
         key = peer, message.memory_id
         imported = self._imported.get(key)
         if imported is None:
             imported = self._imported[key] = _ImportedMemory(
-                self._streams.import_memory(message.token)
+                self.streams.import_memory(message.token)
             )
             self._make_room()
         self._imported.move_to_end(key)
@@ -118,7 +129,7 @@ class MemoryImporter:
         key = peer, message.event_pair
         handle, event = self._ready.get(key, (b"", None))
         if event is None or handle != message.ready:
-            event = self._streams.import_event(message.ready)
+            event = self.streams.import_event(message.ready)
             self._ready[key] = message.ready, event
         return event
 
@@ -136,3 +147,112 @@ class MemoryImporter:
 
 def _reads_ended(imported: _ImportedMemory) -> bool:
     return imported.read is None or imported.read.done()
+
+
+class IPCTensorReceiver:
+    """Receiver of peers' GPU tensors, which it copies or lets the caller read in place."""
+
+    def __init__(
+        self,
+        importer: MemoryImporter,
+        ready_transport: Transport,
+        tasks: OrderedRequests,
+        drive: Callable[[], None],
+    ) -> None:
+        self._streams, self._importer = importer.streams, importer
+        self._ready_transport, self._tasks, self._drive = ready_transport, tasks, drive
+
+    def copy(self, out: torch.Tensor, peer: int, tag: int) -> ReceiveTask:
+        """Start to copy the tensor that a peer exports; done once it has been copied."""
+        task = ReceiveTask(("from", peer, tag), self._drive)
+        self._streams.record_stream(out, StreamRole.COMPUTE)
+        task.set_steps(self._copy_steps(task, as_bytes(out), peer, tag))
+        return self._started(task)
+
+    def import_tensor(
+        self,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        peer: int,
+        tag: int,
+        through: Callable[[torch.Tensor], Request] | None,
+    ) -> ImportTask:
+        """Start to import the tensor that a peer exports; one that comes in pieces is copied.
+
+        Where the peer cannot export it, ``through`` starts to receive it by another transport.
+        """
+        import_task = ImportTask(("from", peer, tag), self._drive)
+        if through is None:
+            import_task.set_steps(self._import_steps(import_task, shape, dtype, peer, tag))
+        else:
+            import_task.set_steps(
+                self._staged_import_steps(
+                    import_task, empty_on(self._streams, shape, dtype), through
+                )
+            )
+        return self._started(import_task)
+
+    def _started(self, task: _ReceiveTaskT) -> _ReceiveTaskT:
+        self._tasks.add(task)
+        self._drive()
+        return task
+
+    def _copy_steps(self, task: ReceiveTask, out: torch.Tensor, peer: int, tag: int) -> TaskSteps:
+        message = yield from self._receive_message(task, peer, tag)
+        yield from self._receive_pieces(task, out, peer, tag, message)
+        yield None
+        yield self._streams.record_event(StreamRole.COMPUTE)
+
+    def _import_steps(
+        self,
+        import_task: ImportTask,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        peer: int,
+        tag: int,
+    ) -> TaskSteps:
+        message = yield from self._receive_message(import_task, peer, tag)
+        if message.last:
+            source = self._importer.take(peer, message)
+            tensor = source.view(dtype).view(shape)
+            import_task.set_tensor(tensor, lambda: self._importer.acknowledge(peer, tag, message))
+            return
+        whole = empty_on(self._streams, shape, dtype)
+        yield from self._receive_pieces(import_task, as_bytes(whole), peer, tag, message)
+        import_task.set_tensor(whole)
+
+    def _staged_import_steps(
+        self,
+        import_task: ImportTask,
+        whole: torch.Tensor,
+        through: Callable[[torch.Tensor], Request],
+    ) -> TaskSteps:
+        import_task.announced = True
+        transfer = through(whole)
+        yield None
+        yield transfer
+        import_task.set_tensor(whole)
+
+    def _receive_pieces(
+        self, task: ReceiveTask, out: torch.Tensor, peer: int, tag: int, message: ReadyMessage
+    ) -> TaskSteps:
+        """Copy piece after piece, and acknowledge each as soon as its copy is enqueued."""
+        start = 0
+        while True:
+            source = self._importer.take(peer, message)
+            if task.needed and message.size:
+                self._streams.copy(out[start : start + message.size], source, StreamRole.COMPUTE)
+            del source
+            self._importer.acknowledge(peer, tag, message)
+            start += message.size
+            if message.last:
+                return
+            message = yield from self._receive_message(task, peer, tag)
+
+    def _receive_message(
+        self, task: ReceiveTask, peer: int, tag: int
+    ) -> Generator[DeviceEvent | None, None, ReadyMessage]:
+        message_buffer = allocate_message_buffer(READY_BYTES)
+        yield self._ready_transport.irecv(message_buffer, peer, tag)
+        task.announced = True
+        return decode_message(message_buffer, ReadyMessage, peer)

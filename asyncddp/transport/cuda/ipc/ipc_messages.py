@@ -48,9 +48,7 @@ class ReadyMessage(NamedTuple):
 class DoneMessage(NamedTuple):
     """Done message: the receiver has queued all work that reads the sender's GPU memory.
 
-    Attributes:
-        event_pair: As in the ready message.
-        read_event: Handle of the event after which the memory has been read.
+    It has the event pair's number, and the handle of the event after which the memory was read.
     """
 
     event_pair: int
@@ -84,12 +82,7 @@ def encode_message(message: ReadyMessage | DoneMessage) -> torch.Tensor:
 
 
 def decode_message(message_buffer: torch.Tensor, kind: type[M], peer: int) -> M:
-    """Decode a message from a tensor.
-
-    Args:
-        message_buffer: The encoded message.
-        kind: The expected class.
-        peer: Rank of the sender.
+    """Decode a peer's message from a tensor.
 
     Raises:
         PeerError: The bytes are no such message.

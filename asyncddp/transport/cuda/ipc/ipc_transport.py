@@ -20,38 +20,26 @@ import torch
 from asyncddp.device.streams import DeviceStreams, StreamRole
 from asyncddp.errors import PeerError
 from asyncddp.transport.base import Request, Scope, Transport
-from asyncddp.transport.cuda.capabilities import (
-    DeviceCapabilities,
-    have_peer_access,
-    unknown_gpu,
-)
+from asyncddp.transport.cuda.capabilities import DeviceCapabilities, have_peer_access, unknown_gpu
 from asyncddp.transport.cuda.composite import CompositeTransport
 from asyncddp.transport.cuda.direct_read import DirectReadTransport, ExportRequest, ImportRequest
-from asyncddp.transport.cuda.ipc.exported_memory import ExportedMemoryPool
-from asyncddp.transport.cuda.ipc.exporter import MemoryExporter
-from asyncddp.transport.cuda.ipc.importer import MemoryImporter
-from asyncddp.transport.cuda.ipc.tasks import TaskScheduler
-from asyncddp.transport.cuda.ipc.tensor_receiver import IPCTensorReceiver
-from asyncddp.transport.cuda.ipc.tensor_sender import (
+from asyncddp.transport.cuda.ipc.exporter import (
     MAX_COPY_BYTES,
     CopiedSendRequest,
     IPCTensorSender,
+    MemoryExporter,
     StagedExportRequest,
 )
+from asyncddp.transport.cuda.ipc.importer import IPCTensorReceiver, MemoryImporter
+from asyncddp.transport.cuda.ordered_requests import OrderedRequests
 
-_FREE_LIMIT = 1 << 28  # bytes of free buffers that are kept on the GPU
 _CLOSE_TIMEOUT = 1.0  # seconds for peers to read exported memory
 
 
 class CudaIPCTransport(CompositeTransport, DirectReadTransport):
     """Transport of GPU tensors by CUDA IPC, between ranks that can access each other's GPU memory.
 
-    Args:
-        base: The transport for tensors on the host, between the same ranks.
-        streams: Streams of the device.
-        reachable: Ranks of this machine with mutual access to GPU memory.
-        ready_transport: A host transport between the same ranks, for ready messages.
-        done_transport: Another one, for done messages.
+    Ready messages and done messages go by a host transport each, between the same ranks.
 
     References:
         CUDA C++ Programming Guide, "Interprocess Communication"; CUDA samples, ``simpleIPC``, whose
@@ -71,20 +59,14 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
         done_transport: Transport,
     ) -> None:
         super().__init__(base, streams)
-        self._reachable, self._ready_transport, self._done_transport = (
-            frozenset(reachable),
-            ready_transport,
-            done_transport,
-        )
-        self._scheduler, self._closed = TaskScheduler(), False
-        self.memory = ExportedMemoryPool(streams, _FREE_LIMIT)
-        self._exporter = MemoryExporter(streams, self.memory, ready_transport, done_transport)
+        self._reachable, self._closed = frozenset(reachable), False
+        self._ready_transport, self._done_transport = ready_transport, done_transport
+        self._tasks, drive = OrderedRequests(), self._drive_tasks
+        self._exporter = MemoryExporter(streams, ready_transport, done_transport)
         self._importer = MemoryImporter(streams, done_transport)
-        drive = self._drive_tasks
-        self._sender = IPCTensorSender(streams, self.memory, self._exporter, self._scheduler, drive)
-        self._receiver = IPCTensorReceiver(
-            streams, self._importer, ready_transport, self._scheduler, drive
-        )
+        self.memory = self._exporter.memory
+        self._sender = IPCTensorSender(self._exporter, self._tasks, drive)
+        self._receiver = IPCTensorReceiver(self._importer, ready_transport, self._tasks, drive)
 
     @classmethod
     def open(
@@ -157,7 +139,7 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
     def _drive_tasks(self) -> None:
         self._exporter.drive()
         self._importer.drive()
-        self._scheduler.move()
+        self._tasks.advance()
 
     def close(self) -> None:
         """Wait a second at most for peers to read exported memory, and close all transports."""
@@ -165,7 +147,7 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
             self._closed = True
             with suppress(PeerError):  # an exited peer reads nothing
                 self._drain()
-            self._scheduler.clear()
+            self._tasks.clear()
             self._importer.close()
             if not self._exporter.busy:
                 self.memory.close()

@@ -6,31 +6,24 @@ from collections.abc import Callable, Generator, Hashable
 from typing import TypeAlias
 
 import torch
+from typing_extensions import override
 
 from asyncddp.device.streams import DeviceEvent
-from asyncddp.transport.base import Request
-from asyncddp.transport.cuda.ipc.exporter import PendingPeerRead
 
-TaskSteps: TypeAlias = Generator["DeviceEvent | Request | PendingPeerRead | None", None, None]
+TaskSteps: TypeAlias = Generator[DeviceEvent | None, None, None]
 """Yields events or requests to wait for; None where the next task in its order may start."""
 
 
 class TransferTask:
     """Non-blocking task that transfers one tensor by CUDA IPC; it serves as the caller's request.
 
-    Args:
-        order_key: Tasks with equal keys start one after the other.
-        drive: Advances all tasks of the transport.
-
-    Attributes:
-        next_may_start: Whether the next task with the same order key may start.
-        over: Whether the task has ended.
+    Tasks with equal order keys start one after the other; ``drive`` advances all of the transport.
     """
 
     def __init__(self, order_key: Hashable, drive: Callable[[], None]) -> None:
         self.order_key, self._drive = order_key, drive
         self._steps: TaskSteps | None = None
-        self._wait: DeviceEvent | Request | PendingPeerRead | None = None
+        self._wait: DeviceEvent | None = None
         self._problem: Exception | None = None
         self.next_may_start = self.over = False
 
@@ -38,10 +31,10 @@ class TransferTask:
         """Set the steps of the task."""
         self._steps = steps
 
-    def move(self) -> None:
-        """Advance as far as possible without waiting."""
+    def advance(self, *, first: bool) -> None:
+        """Advance as far as possible without waiting, where it is the first with its key."""
         try:
-            while not self.over and (self._wait is None or self._wait.done()):
+            while first and not self.over and (self._wait is None or self._wait.done()):
                 self._step()
         except (RuntimeError, OSError) as problem:  # a peer's, or one of the device's libraries
             self._problem = problem
@@ -75,13 +68,10 @@ class TransferTask:
 
 
 class SendTask(TransferTask):
-    """Task that sends a tensor by CUDA IPC: the peer reads it, or a copy of it, in GPU memory.
-
-    Attributes:
-        copied: Whether the peer reads a copy, which is enqueued.
-    """
+    """Task that sends a tensor by CUDA IPC: the peer reads it, or a copy of it, in GPU memory."""
 
     copied = False
+    """Whether the peer reads a copy, which is enqueued."""
 
     def reusable(self) -> bool:
         """Return whether the tensor may be written again."""
@@ -91,15 +81,13 @@ class SendTask(TransferTask):
 class ReceiveTask(TransferTask):
     """Task that receives a tensor from a peer by CUDA IPC.
 
-    Attributes:
-        announced: Whether the ready message has come.
-        needed: Whether anybody will read it.
+    It knows whether the ready message has come, and whether anybody needs the tensor.
     """
 
     announced, needed = False, True
 
-    def abandon(self) -> None:
-        """Cancel the receive, or drop the data where it was announced already."""
+    @override
+    def abandon(self) -> None:  # the data is dropped where it was announced already
         self.needed = False
         if self.announced or self.over:
             return
@@ -127,11 +115,9 @@ class ImportTask(ReceiveTask):
     def set_tensor(
         self, tensor: torch.Tensor, acknowledge: Callable[[], None] | None = None
     ) -> None:
-        """Set the tensor, which can be read from now on.
+        """Set the tensor, which can be read from now on; ``acknowledge`` tells a peer that owns it.
 
-        Args:
-            tensor: The tensor.
-            acknowledge: Tells the peer that reads are enqueued, where the memory is the peer's.
+        It is called once reads are enqueued.
         """
         self._tensor, self._acknowledge = tensor, acknowledge
         if not self.needed:
@@ -144,32 +130,7 @@ class ImportTask(ReceiveTask):
         if acknowledge is not None:
             acknowledge()
 
+    @override
     def abandon(self) -> None:
-        """Cancel the import, and release the tensor."""
         super().abandon()
         self.release()
-
-
-class TaskScheduler:
-    """Scheduler of transfer tasks: advances them, and starts those of one peer and tag in order."""
-
-    def __init__(self) -> None:
-        self._all: list[TransferTask] = []
-
-    def add(self, task: TransferTask) -> None:
-        """Add a task."""
-        self._all.append(task)
-
-    def move(self) -> None:
-        """Advance all tasks that may run."""
-        waiting: set[Hashable] = set()
-        for task in self._all:
-            if task.order_key not in waiting:
-                task.move()
-            if not task.next_may_start:
-                waiting.add(task.order_key)
-        self._all = [task for task in self._all if not task.over]
-
-    def clear(self) -> None:
-        """Drop all tasks."""
-        self._all.clear()

@@ -6,16 +6,20 @@ that the caller does not wait.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
 
 from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamRole
 from asyncddp.errors import PeerError
+from asyncddp.tensors.allocation import zeros
 from asyncddp.transport.cuda.nccl.cupy_bindings import (
+    CHANNELS,
     CupyBindings,
     StreamContext,
     join_communicator,
@@ -24,22 +28,27 @@ from asyncddp.transport.cuda.nccl.cupy_bindings import (
 BYTE = 1
 """``ncclUint8``."""
 
+_DEFAULT_BUDGET = 8  # communicators where it is not known how large a GPU is
 _CLOSE_TIMEOUT = 2.0  # seconds for NCCL to end; then it is left to its thread
 
 NCCLCall: TypeAlias = Callable[[Any, int], None]
 """NCCL call to enqueue: takes cupy's communicator and the address of a stream."""
 
 
+def communicator_budget(device: torch.device) -> threading.Semaphore:
+    """Count the communicators that a rank may open: one, or half of a GPU's multiprocessors."""
+    if device.type != "cuda":
+        return threading.Semaphore(_DEFAULT_BUDGET)
+    text = os.environ.get("NCCL_MAX_P2P_NCHANNELS", "")
+    channels = int(text) if text.isdecimal() and int(text) > 0 else CHANNELS
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return threading.Semaphore(max(1, processors // (2 * channels)))
+
+
 class NCCLCommunicator:
     """This rank's handle of an NCCL communicator, with a stream of its own.
 
-    Args:
-        streams: Streams of the device.
-        current: Makes the communicator's stream the current one.
-        handle: cupy's communicator.
-
-    Attributes:
-        why: Reason for which it is broken or closed; None while it is usable.
+    :attr:`why` says for which reason it is broken or closed; None while it is usable.
 
     References:
         NCCL's documentation, "CUDA Stream Semantics" and "Error handling and communicator abort";
@@ -57,13 +66,6 @@ class NCCLCommunicator:
     ) -> NCCLCommunicator:
         """Open a communicator; waits for all its ranks.
 
-        Args:
-            library: The bindings of cupy.
-            streams: Streams of the device.
-            size: Number of ranks.
-            unique_id: The unique id, which one rank has created.
-            rank: This rank's number in the communicator.
-
         Raises:
             RuntimeError: NCCL refuses; cupy's message says why.
         """
@@ -79,16 +81,7 @@ class NCCLCommunicator:
         tensors: Iterable[torch.Tensor],
         after: Iterable[DeviceEvent],
     ) -> DeviceEvent:
-        """Enqueue a call on the communicator's stream.
-
-        Args:
-            what: Name of the call, for error messages.
-            call: The call.
-            tensors: Device tensors that it reads and writes.
-            after: Events that it waits for.
-
-        Returns:
-            An event after it.
+        """Enqueue a call on the communicator's stream, after some events; return one after it.
 
         Raises:
             PeerError: NCCL refuses; the communicator is broken afterwards.
@@ -145,12 +138,52 @@ def run_in_threads(calls: Iterable[Callable[[], None]], timeout: float = _CLOSE_
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
-class PendingCommunicator:
-    """An NCCL communicator that is being opened on a background thread.
+@contextmanager
+def nccl_group(nccl: Any) -> Iterator[None]:
+    """Group the NCCL calls made inside into one launch."""
+    nccl.groupStart()
+    try:
+        yield
+    finally:
+        nccl.groupEnd()
 
-    Args:
-        make: Opens the communicator.
+
+def exchange(nccl: Any, pair_rank: int, parts: Sequence[tuple[bool, torch.Tensor]]) -> NCCLCall:
+    """Make the NCCL call of one group of messages: whether each is a send, and its bytes.
+
+    The n-th send of either of the two ranks meets the n-th receive of the other one.
     """
+
+    def call(handle: Any, stream: int) -> None:
+        with nccl_group(nccl):
+            for sends, flat in parts:
+                one = handle.send if sends else handle.recv
+                one(flat.data_ptr(), flat.numel(), BYTE, 1 - pair_rank, stream)
+
+    return call
+
+
+def open_connected_pair(
+    library: CupyBindings, streams: DeviceStreams, unique_id: bytes, pair_rank: int
+) -> NCCLCommunicator:
+    """Open a communicator of two ranks, and exchange a byte each way; waits for the other rank.
+
+    NCCL connects two ranks in their first exchange, for which it waits as it does in opening.
+
+    Raises:
+        RuntimeError: NCCL refuses; cupy's message says why.
+        PeerError: NCCL refuses the exchange.
+    """
+    made = NCCLCommunicator.open(library, streams, 2, unique_id, pair_rank)
+    with streams.stream_context(StreamRole.COMPUTE):
+        both = zeros((2,), torch.uint8, streams.device)
+    first = exchange(library.nccl, pair_rank, [(True, both[:1]), (False, both[1:])])
+    made.enter("the first exchange", first, [both], [streams.record_event(StreamRole.COMPUTE)])
+    return made
+
+
+class PendingCommunicator:
+    """An NCCL communicator that is being opened on a background thread."""
 
     def __init__(self, make: Callable[[], NCCLCommunicator]) -> None:
         self._make = make

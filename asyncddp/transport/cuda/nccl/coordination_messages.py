@@ -21,7 +21,7 @@ CommunicatorFailed  both      the communicator is broken, and why
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
@@ -48,11 +48,7 @@ class OpenRefusedMessage(NamedTuple):
 class RequestReadyMessage(NamedTuple):
     """Announcement that the follower (the higher of two ranks) has posted a send or a receive.
 
-    Attributes:
-        number: Its number on the follower.
-        sends: Whether it is a send.
-        tag: Its tag.
-        size: Its size in bytes.
+    The fields are those of a :class:`~asyncddp.transport.cuda.nccl.match_table.RequestDescriptor`.
     """
 
     number: int
@@ -104,17 +100,7 @@ CoordinationMessage: TypeAlias = (
     | CommunicatorFailedMessage
 )
 
-_KINDS: tuple[type[CoordinationMessage], ...] = (
-    OpenCommunicatorMessage,
-    UniqueIdMessage,
-    OpenRefusedMessage,
-    RequestReadyMessage,
-    GroupLaunchMessage,
-    SizeMismatchMessage,
-    CancelMessage,
-    CancelConfirmedMessage,
-    CommunicatorFailedMessage,
-)
+_KINDS: tuple[type[CoordinationMessage], ...] = get_args(CoordinationMessage)
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 
 

@@ -27,12 +27,7 @@ StreamContext: TypeAlias = Callable[[], AbstractContextManager[Any]]
 
 
 class CupyBindings(NamedTuple):
-    """Parts of the package cupy that the NCCL transport uses: its NCCL module and its streams.
-
-    Attributes:
-        nccl: The module ``cupy.cuda.nccl``.
-        stream: Creates a stream of a device that nobody else uses.
-    """
+    """Parts of cupy that are used: ``cupy.cuda.nccl``, and streams that nobody else uses."""
 
     nccl: Any
     stream: Callable[[torch.device], StreamContext]
@@ -73,11 +68,7 @@ def library() -> CupyBindings:
 
 
 def create_unique_id(nccl: Any) -> bytes:
-    """Create the unique id of a communicator, 128 bytes, which its other ranks need.
-
-    Args:
-        nccl: cupy's module ``cupy.cuda.nccl``.
-    """
+    """Create the unique id of a communicator, 128 bytes, which its other ranks need."""
     return bytes(value % 256 for value in nccl.get_unique_id())
 
 
@@ -85,12 +76,6 @@ def join_communicator(nccl: Any, size: int, unique_id: bytes, rank: int) -> Any:
     """Join a communicator; waits for all its ranks.
 
     cupy takes the unique id as bytes since version 14, and as a tuple of signed numbers before it.
-
-    Args:
-        nccl: cupy's module ``cupy.cuda.nccl``.
-        size: Number of ranks.
-        unique_id: The unique id, which one of them has created.
-        rank: This rank's number in the communicator.
 
     Raises:
         RuntimeError: NCCL refuses; cupy's message says why.
@@ -123,11 +108,7 @@ def versions() -> tuple[str | None, int | None]:
 
 
 def describe_conflict(nccl: int | None, maps: Path = Path("/proc/self/maps")) -> str:
-    """Describe a conflict of the process's NCCL libraries; empty where there is none.
-
-    Args:
-        nccl: Version of the one that cupy uses; None where it has none.
-        maps: File in which the system lists the loaded libraries.
+    """Describe a conflict of cupy's NCCL with the process's others; empty where there is none.
 
     Example:
         >>> describe_conflict(None)
@@ -149,7 +130,6 @@ def describe_conflict(nccl: int | None, maps: Path = Path("/proc/self/maps")) ->
 
 
 def _wheel() -> tuple[str, str] | None:
-    """Return name and version of the wheel from which torch loads NCCL, or None."""
     for name in _WHEELS:
         try:
             return name, version(name)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from typing_extensions import override
+
 from asyncddp.transport.cuda.nccl.coordination_messages import (
     CancelConfirmedMessage,
     CancelMessage,
@@ -18,7 +20,7 @@ from asyncddp.transport.cuda.nccl.coordination_messages import (
 )
 from asyncddp.transport.cuda.nccl.cupy_bindings import create_unique_id
 from asyncddp.transport.cuda.nccl.match_table import MatchTable, RequestDescriptor, RequestMatch
-from asyncddp.transport.cuda.nccl.pair_channel import PairChannel, PairChannelTransport
+from asyncddp.transport.cuda.nccl.pair_channel import PairChannel, PairResources
 
 _GROUPING_DELAY = 0.0002  # seconds in which the other direction may join a group
 
@@ -28,22 +30,22 @@ class PairChannelLeader(PairChannel):
 
     pair_rank = 0
 
-    def __init__(self, transport: PairChannelTransport, peer: int) -> None:
-        super().__init__(transport, peer)
+    def __init__(self, resources: PairResources, peer: int) -> None:
+        super().__init__(resources, peer)
         self._match_table = MatchTable()
         self._waiting_since: float | None = None
 
+    @override
     def announce(self, descriptor: RequestDescriptor) -> None:
-        """Announce a request that this rank has posted."""
         self._match_table.add_local(descriptor)
 
+    @override
     def cancelled(self, number: int) -> None:
-        """Remove a request that was cancelled before its launch."""
         self._match_table.cancel(number, local=True)
         del self._waiting[number]
 
+    @override
     def handle_message(self, message: CoordinationMessage) -> None:
-        """Handle a message of the follower."""
         if isinstance(message, CommunicatorFailedMessage):
             self.fail(message.why, tell=False)
         elif self.failure is not None or self.staged:
@@ -55,23 +57,23 @@ class PairChannelLeader(PairChannel):
         elif isinstance(message, CancelMessage) and self._match_table.cancel(
             message.number, local=False
         ):
-            self._transport.tell(self._peer, CancelConfirmedMessage(message.number))
+            self._resources.tell(self._peer, CancelConfirmedMessage(message.number))
 
     def _answer_open(self, message: OpenCommunicatorMessage) -> None:
-        if message.has_budget and self._transport.acquire_budget():
+        if message.has_budget and self._resources.budget.acquire(blocking=False):
             try:
-                unique_id = create_unique_id(self._transport.library.nccl)
+                unique_id = create_unique_id(self._resources.library.nccl)
             except RuntimeError as problem:
-                self.fail(f"rank {self._transport.rank}: NCCL makes no identity ({problem})")
+                self.fail(f"rank {self._resources.rank}: NCCL makes no identity ({problem})")
                 return
-            self._transport.tell(self._peer, UniqueIdMessage(unique_id))
+            self._resources.tell(self._peer, UniqueIdMessage(unique_id))
             self.open(unique_id)
         else:
-            self._transport.tell(self._peer, OpenRefusedMessage())
+            self._resources.tell(self._peer, OpenRefusedMessage())
             self.stage_all()
 
+    @override
     def move(self) -> None:
-        """Launch the matched requests as a group when it is due."""
         if self._communicator is not None and self.failure is None and self._launch_is_due():
             self._launch_group(self._match_table.take())
         super().move()
@@ -93,7 +95,7 @@ class PairChannelLeader(PairChannel):
         for match in matches:
             request = self._waiting.pop(match.local.number)
             if match.local.size != match.remote.size:
-                self._transport.tell(
+                self._resources.tell(
                     self._peer, SizeMismatchMessage(match.remote.number, match.local.size)
                 )
                 self.fail_size_mismatch(request, match.remote.size)
@@ -101,7 +103,7 @@ class PairChannelLeader(PairChannel):
             requests.append(request)
             numbers.append(match.remote.number)
         if requests:
-            self._transport.tell(self._peer, GroupLaunchMessage(tuple(numbers)))
+            self._resources.tell(self._peer, GroupLaunchMessage(tuple(numbers)))
             self._launches.append(requests)
 
 
@@ -110,27 +112,28 @@ class PairChannelFollower(PairChannel):
 
     pair_rank = 1
 
-    def __init__(self, transport: PairChannelTransport, peer: int) -> None:
-        super().__init__(transport, peer)
+    def __init__(self, resources: PairResources, peer: int) -> None:
+        super().__init__(resources, peer)
         self._open_requested = False
 
+    @override
     def announce(self, descriptor: RequestDescriptor) -> None:
-        """Announce a request that this rank has posted."""
         if not self._open_requested:
-            self._open_requested, self._budget = True, self._transport.acquire_budget()
-            self._transport.tell(self._peer, OpenCommunicatorMessage(self._budget))
-        self._transport.tell(self._peer, RequestReadyMessage(*descriptor))
+            self._open_requested, self._budget = (
+                True,
+                self._resources.budget.acquire(blocking=False),
+            )
+            self._resources.tell(self._peer, OpenCommunicatorMessage(self._budget))
+        self._resources.tell(self._peer, RequestReadyMessage(*descriptor))
 
+    @override
     def cancelled(self, number: int) -> None:
-        """Ask the leader to cancel a request.
+        # it stays listed until the leader confirms: a group launch that comes before that includes
+        # it, and its bytes are dropped
+        self._resources.tell(self._peer, CancelMessage(number))
 
-        It stays listed until the leader confirms: a group launch that comes before that
-        includes it, and its bytes are dropped.
-        """
-        self._transport.tell(self._peer, CancelMessage(number))
-
+    @override
     def handle_message(self, message: CoordinationMessage) -> None:
-        """Handle a message of the leader."""
         if isinstance(message, CommunicatorFailedMessage):
             self.fail(message.why, tell=False)
         elif self.failure is not None:
@@ -139,7 +142,7 @@ class PairChannelFollower(PairChannel):
             self.open(message.unique_id)
         elif isinstance(message, OpenRefusedMessage):
             if self._budget:
-                self._transport.release_budget()
+                self._resources.budget.release()
             self.stage_all()
         elif isinstance(message, GroupLaunchMessage):
             self._launches.append([self._waiting.pop(number) for number in message.numbers])

@@ -7,14 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 
 class RequestDescriptor(NamedTuple):
-    """Descriptor of a send or receive that one of two ranks has posted.
-
-    Attributes:
-        number: Its number on the rank that has posted it.
-        sends: Whether it is a send.
-        tag: Its tag.
-        size: Its bytes.
-    """
+    """Descriptor of a send or receive that one of two ranks has posted, under its own number."""
 
     number: int
     sends: bool
@@ -58,15 +51,7 @@ class MatchTable:
         self._remote.setdefault((not descriptor.sends, descriptor.tag), deque()).append(descriptor)
 
     def cancel(self, number: int, *, local: bool) -> bool:
-        """Remove a request that one rank has cancelled.
-
-        Args:
-            number: Its number.
-            local: Whether the leader has begun it.
-
-        Returns:
-            Whether it was there; else it has been matched.
-        """
+        """Remove a request that one rank has cancelled; False if it has been matched."""
         side = self._local if local else self._remote
         for line, waiting in side.items():
             for descriptor in waiting:

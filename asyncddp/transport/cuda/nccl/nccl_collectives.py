@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,8 +11,8 @@ from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamRole
 from asyncddp.errors import PeerError
 from asyncddp.tensors.allocation import zeros
 from asyncddp.tensors.byte_views import as_bytes
-from asyncddp.transport.base import Request
-from asyncddp.transport.cuda.nccl.communicator import BYTE, NCCLCall, NCCLCommunicator
+from asyncddp.transport.base import COLLECTIVE_GIVEN_UP, Request, collectives_broken
+from asyncddp.transport.cuda.nccl.communicator import BYTE, NCCLCall, NCCLCommunicator, nccl_group
 
 _SUM, _MAX = 0, 2
 _CODES: dict[torch.dtype, tuple[int, int, int]] = {
@@ -44,16 +43,6 @@ def has_sum(dtype: torch.dtype) -> bool:
     return dtype in _CODES
 
 
-@contextmanager
-def nccl_group(nccl: Any) -> Iterator[None]:
-    """Group the NCCL calls made inside into one launch."""
-    nccl.groupStart()
-    try:
-        yield
-    finally:
-        nccl.groupEnd()
-
-
 class _CollectiveRequest:
     """Request of an NCCL collective; done once the GPU has done this rank's part."""
 
@@ -71,21 +60,11 @@ class _CollectiveRequest:
 
     def abandon(self) -> None:
         """Abort the communicator, so that the device goes on."""
-        self._owner.communicator.abort(
-            "an earlier collective was given up while some ranks had not joined it"
-        )
+        self._owner.communicator.abort(COLLECTIVE_GIVEN_UP)
 
 
 class NCCLCollectives:
-    """Collectives of NCCL among the ranks of one communicator.
-
-    Args:
-        streams: Streams of the device.
-        nccl: cupy's module ``cupy.cuda.nccl``.
-        communicator: The communicator of all ranks.
-        rank: This rank.
-        size: Number of ranks.
-    """
+    """Collectives of NCCL among the ranks of one communicator."""
 
     def __init__(
         self,
@@ -106,7 +85,7 @@ class NCCLCollectives:
         """
         why = self.communicator.failed()
         if why is not None:
-            raise PeerError(f"collectives cannot go on: {why}. End and restart the run.")
+            raise collectives_broken(why)
 
     def _enter(self, what: str, call: NCCLCall, tensors: Sequence[torch.Tensor]) -> Request:
         self.raise_if_failed()
@@ -119,42 +98,37 @@ class NCCLCollectives:
             raise
         return _CollectiveRequest(self, event, tensors)
 
-    def allreduce(self, tensor: torch.Tensor, into: torch.Tensor, divisor: int | None) -> Request:
+    def allreduce(self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None) -> Request:
         """``ncclAllReduce``."""
-        code, width, operation = _CODES[tensor.dtype]
-
-        def call(handle: Any, stream: int) -> None:
-            """Sum, and divide if a divisor is given."""
-            if tensor.numel():
-                pointers = tensor.data_ptr(), into.data_ptr()
-                handle.allReduce(*pointers, tensor.numel() * width, code, operation, stream)
-            if divisor is not None:
-                into.div_(divisor)
-
-        return self._enter("allreduce", call, [tensor, into])
+        return self._reduce("allreduce", "allReduce", tensor, out, divisor)
 
     def reduce_scatter(
         self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None
     ) -> Request:
         """``ncclReduceScatter``."""
+        return self._reduce("reduce_scatter", "reduceScatter", tensor, out, divisor)
+
+    def _reduce(
+        self, what: str, method: str, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None
+    ) -> Request:
+        """Enqueue a reduction by a method of cupy's communicator, and the division of the sum."""
         code, width, operation = _CODES[tensor.dtype]
 
         def call(handle: Any, stream: int) -> None:
-            """Sum, and divide if a divisor is given."""
             if out.numel():
                 pointers = tensor.data_ptr(), out.data_ptr()
-                handle.reduceScatter(*pointers, out.numel() * width, code, operation, stream)
+                reduce = getattr(handle, method)
+                reduce(*pointers, out.numel() * width, code, operation, stream)
             if divisor is not None:
                 out.div_(divisor)
 
-        return self._enter("reduce_scatter", call, [tensor, out])
+        return self._enter(what, call, [tensor, out])
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Request:
         """``ncclBroadcast`` of the bytes."""
         flat = as_bytes(tensor)
 
         def call(handle: Any, stream: int) -> None:
-            """Broadcast in place."""
             if flat.numel():
                 pointers = flat.data_ptr(), flat.data_ptr()
                 handle.broadcast(*pointers, flat.numel(), BYTE, root, stream)
@@ -166,7 +140,6 @@ class NCCLCollectives:
         own, whole, size = as_bytes(tensor), as_bytes(out), tensor.element_size()
 
         def call(handle: Any, stream: int) -> None:
-            """Gather."""
             start = whole.data_ptr()
             if len(set(counts)) == 1:
                 if own.numel():
@@ -186,10 +159,7 @@ class NCCLCollectives:
 
         NCCL connects ranks in the first call that needs it, and waits for them on the calling
         thread. Later that could be for ever: the other ranks may need something of this one
-        before they come.
-
-        Returns:
-            The request of the last one.
+        before they come. The request of the last one is returned.
         """
         with self._streams.stream_context(StreamRole.COMPUTE):
             for size in _WARM_UP_BYTES:

@@ -9,26 +9,37 @@ GPUs, as late as it likes, and detects deadlocks between ranks.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import torch
+from typing_extensions import override
 
 from asyncddp.device.streams import DeviceStreams
 from asyncddp.errors import EnvironmentProblem
+from asyncddp.install_commands import install_command
 from asyncddp.tensors.allocation import make_tensor
 from asyncddp.transport.base import Request, Transport
-from asyncddp.transport.cuda.nccl import requirements
-from asyncddp.transport.cuda.nccl.communicator import NCCLCommunicator, run_in_threads
+from asyncddp.transport.cuda.capabilities import DeviceCapabilities, ranks_without, unknown_gpu
+from asyncddp.transport.cuda.nccl.communicator import (
+    NCCLCommunicator,
+    communicator_budget,
+    run_in_threads,
+)
 from asyncddp.transport.cuda.nccl.cupy_bindings import (
     CupyBindings,
     create_unique_id,
+    describe_conflict,
     library,
     limit_channels,
+    versions,
 )
 from asyncddp.transport.cuda.nccl.nccl_collectives import NCCLCollectives, has_sum
-from asyncddp.transport.cuda.nccl.point_to_point import CommunicatorBudget, NCCLPointToPoint
+from asyncddp.transport.cuda.nccl.point_to_point import NCCLPointToPoint
 from asyncddp.transport.cuda.staged_transport import CudaStagedTransport
 
+_MIN_VERSION = 20700  # send and recv came with 2.7
 _ID_BYTES = 128
 _OPEN_TIMEOUT = 60.0  # seconds for the ranks of a part to find each other
 
@@ -38,15 +49,7 @@ class NCCLTransport(CudaStagedTransport):
 
     Collectives run on a stream of their own and messages on one for each peer, after the work that
     was enqueued before them. What NCCL cannot sum is staged, and so are messages to more peers than
-    the GPU has resources for.
-
-    Args:
-        base: The transport for tensors on the host, between the same ranks.
-        streams: Streams of the device.
-        bindings: The bindings of cupy.
-        communicator: The communicator of all ranks.
-        message_transport: A host transport between the same ranks, for coordination messages.
-        budget: Budget of the communicators of pairs.
+    the GPU has resources for. Coordination messages go by a host transport between the same ranks.
 
     References:
         NCCL's documentation, "Types", "Point-to-point communication" and "Using multiple NCCL
@@ -55,9 +58,6 @@ class NCCLTransport(CudaStagedTransport):
 
     name = "nccl"
     serves_collectives = True
-    detect = staticmethod(requirements.detect_libraries)
-    obstacle = staticmethod(requirements.find_obstacle)
-    doubt = staticmethod(requirements.find_conflict)
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class NCCLTransport(CudaStagedTransport):
         bindings: CupyBindings,
         communicator: NCCLCommunicator,
         message_transport: Transport,
-        budget: CommunicatorBudget,
+        budget: threading.Semaphore,
     ) -> None:
         super().__init__(base, streams)
         self._bindings, self._budget = bindings, budget
@@ -77,6 +77,30 @@ class NCCLTransport(CudaStagedTransport):
             base.rank, streams, bindings, message_transport, budget, self._staged
         )
 
+    @staticmethod
+    @override
+    def detect(facts: DeviceCapabilities) -> DeviceCapabilities:
+        cupy, nccl = versions()
+        return replace(facts, cupy=cupy, nccl=nccl, doubt=describe_conflict(nccl))
+
+    @staticmethod
+    @override
+    def doubt(facts: DeviceCapabilities) -> str:
+        return facts.doubt
+
+    @staticmethod
+    @override
+    def obstacle(one: DeviceCapabilities, other: DeviceCapabilities) -> str | None:
+        if where := ranks_without(lambda facts: facts.cupy is not None, one, other):
+            return f"{where} cannot import cupy: {install_command('cuda12', 'cuda13')}"
+        if where := ranks_without(lambda facts: (facts.nccl or 0) >= _MIN_VERSION, one, other):
+            return f"cupy finds no NCCL of at least 2.7 at {where}"
+        if one.nccl != other.nccl:
+            return f"rank {one.rank} has NCCL {one.nccl}, rank {other.rank} has {other.nccl}"
+        if one.gpu == other.gpu != "":
+            return f"rank {one.rank} and rank {other.rank} share one GPU, which NCCL refuses"
+        return unknown_gpu(one, other)
+
     @classmethod
     def open(
         cls,
@@ -85,18 +109,12 @@ class NCCLTransport(CudaStagedTransport):
         reachable: Collection[int] = (),
         timeout: float = _OPEN_TIMEOUT,
         bindings: CupyBindings | None = None,
-        budget: CommunicatorBudget | None = None,
+        budget: threading.Semaphore | None = None,
     ) -> NCCLTransport:
         """Open the transport, with a communicator of all ranks of ``base``; collective.
 
-        Args:
-            base: The transport for tensors on the host.
-            streams: Streams of the device.
-            reachable: All other ranks.
-            timeout: Seconds for the ranks to exchange the communicator's unique id, and for the
-                first collectives.
-            bindings: The bindings of cupy, or objects with their interface.
-            budget: Budget of the communicators of pairs; that of the device if not given.
+        The ranks exchange the communicator's unique id, and then the first collectives, each in the
+        given time.
 
         Raises:
             EnvironmentProblem: There is no NCCL, or it refuses this group.
@@ -118,17 +136,13 @@ class NCCLTransport(CudaStagedTransport):
                 "It refuses two ranks on one GPU; leave it out of ASYNCDDP_DEVICE_WIRES then"
             ) from problem
         message_transport = base.split(0, base.rank)
-        budget = CommunicatorBudget.of(streams.device) if budget is None else budget
+        budget = communicator_budget(streams.device) if budget is None else budget
         transport = cls(base, streams, bindings, communicator, message_transport, budget)
         transport.finish(transport.collectives.warm_up(), timeout, "the first collectives of NCCL")
         return transport
 
     def for_subgroup(self, base: Transport) -> NCCLTransport:
-        """Open the transport for a subgroup, with a communicator of its own; collective in it.
-
-        Args:
-            base: The host transport between the ranks of the subgroup.
-        """
+        """Open the transport for a subgroup, with a communicator of its own; collective in it."""
         return NCCLTransport.open(base, self.streams, bindings=self._bindings, budget=self._budget)
 
     def split(self, color: int, key: int) -> Transport:
@@ -174,10 +188,7 @@ class NCCLTransport(CudaStagedTransport):
     # collectives
 
     def iallreduce(
-        self,
-        tensor: torch.Tensor,
-        out: torch.Tensor | None = None,
-        divisor: int | None = None,
+        self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
     ) -> Request:
         """``ncclAllReduce``; dtypes that NCCL does not support are staged."""
         if not has_sum(tensor.dtype):

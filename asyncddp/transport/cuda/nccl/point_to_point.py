@@ -28,7 +28,7 @@ References:
 
 from __future__ import annotations
 
-import os
+import threading
 from collections.abc import Callable
 
 import torch
@@ -38,67 +38,14 @@ from asyncddp.errors import PeerError
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.transport.base import Request, Transport
 from asyncddp.transport.cuda.nccl.communicator import run_in_threads
-from asyncddp.transport.cuda.nccl.coordination_messages import (
-    CoordinationMessage,
-    decode_message,
-    encode_message,
-)
-from asyncddp.transport.cuda.nccl.cupy_bindings import CHANNELS, CupyBindings
+from asyncddp.transport.cuda.nccl.coordination_messages import decode_message
+from asyncddp.transport.cuda.nccl.cupy_bindings import CupyBindings
 from asyncddp.transport.cuda.nccl.leader_follower import PairChannelFollower, PairChannelLeader
-from asyncddp.transport.cuda.nccl.pair_channel import PairChannel
-
-_DEFAULT_BUDGET = 8  # communicators where it is not known how large a GPU is
-
-
-class CommunicatorBudget:
-    """Number of NCCL communicators that a rank may still open, by its GPU's multiprocessors.
-
-    Args:
-        left: Number of communicators left.
-
-    Example:
-        >>> budget = CommunicatorBudget(1)
-        >>> budget.take(), budget.take()
-        (True, False)
-    """
-
-    def __init__(self, left: int) -> None:
-        self._left = left
-
-    @classmethod
-    def of(cls, device: torch.device) -> CommunicatorBudget:
-        """Make a budget that takes half of a device's multiprocessors, but at least one."""
-        if device.type != "cuda":
-            return cls(_DEFAULT_BUDGET)
-        text = os.environ.get("NCCL_MAX_P2P_NCHANNELS", "")
-        channels = int(text) if text.isdecimal() and int(text) > 0 else CHANNELS
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-        return cls(max(1, processors // (2 * channels)))
-
-    def take(self) -> bool:
-        """Take one communicator; return whether there was one left."""
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
-
-    def give(self) -> None:
-        """Return one communicator."""
-        self._left += 1
+from asyncddp.transport.cuda.nccl.pair_channel import PairChannel, PairResources
 
 
 class NCCLPointToPoint:
-    """Point-to-point messages of one rank by NCCL, through one communicator for each peer.
-
-    Args:
-        rank: This rank.
-        streams: Streams of the device.
-        library: The bindings of cupy.
-        message_transport: A host transport between the ranks, for coordination messages.
-        budget: Budget of communicators.
-        stage: Stages a message through the host: takes the bytes, the peer, the tag and whether
-            it is a send.
-    """
+    """Point-to-point messages of one rank by NCCL, through one communicator for each peer."""
 
     def __init__(
         self,
@@ -106,13 +53,13 @@ class NCCLPointToPoint:
         streams: DeviceStreams,
         library: CupyBindings,
         message_transport: Transport,
-        budget: CommunicatorBudget,
+        budget: threading.Semaphore,
         stage: Callable[[torch.Tensor, int, int, bool], Request],
     ) -> None:
-        self.rank, self.streams, self.library = rank, streams, library
-        self._message_transport, self._budget, self._stage = message_transport, budget, stage
+        self.resources = PairResources(
+            rank, streams, library, message_transport, budget, stage, self.drive
+        )
         self._pairs: dict[int, PairChannel] = {}
-        self._closed = False
 
     def begin(self, data: torch.Tensor, peer: int, tag: int, *, sends: bool) -> Request:
         """Post a send or a receive.
@@ -120,50 +67,33 @@ class NCCLPointToPoint:
         Raises:
             PeerError: Messages with this peer cannot go on.
         """
-        ready = self.streams.record_event(StreamRole.COMPUTE)
+        ready = self.resources.streams.record_event(StreamRole.COMPUTE)
         return self._with(peer).begin(as_bytes(data), tag, ready, sends=sends)
 
     def _with(self, peer: int) -> PairChannel:
         if peer not in self._pairs:
-            side = PairChannelLeader if self.rank < peer else PairChannelFollower
-            self._pairs[peer] = side(self, peer)
+            side = PairChannelLeader if self.resources.rank < peer else PairChannelFollower
+            self._pairs[peer] = side(self.resources, peer)
         return self._pairs[peer]
 
     def drive(self) -> None:
         """Handle all coordination messages, and advance all pairs."""
-        if self._closed:
+        if self.resources.closed:
             return
-        for peer, message in self._message_transport.poll():
+        for peer, message in self.resources.message_transport.poll():
             pair = self._with(peer)
             try:
                 pair.handle_message(decode_message(message, peer))
             except PeerError as problem:
-                pair.fail(f"rank {self.rank}: {problem}")
+                pair.fail(f"rank {self.resources.rank}: {problem}")
         for pair in self._pairs.values():
             pair.move()
 
-    def tell(self, peer: int, message: CoordinationMessage) -> None:
-        """Send a coordination message."""
-        if not self._closed:
-            self._message_transport.post(peer, encode_message(message))
-
-    def acquire_budget(self) -> bool:
-        """Take one communicator from the budget; return whether there was one."""
-        return self._budget.take()
-
-    def release_budget(self) -> None:
-        """Return one communicator to the budget."""
-        self._budget.give()
-
-    def stage(self, data: torch.Tensor, peer: int, tag: int, *, sends: bool) -> Request:
-        """Stage a message through the host."""
-        return self._stage(data, peer, tag, sends)
-
     def close(self) -> None:
         """Free all communicators; waits two seconds at most."""
-        if self._closed:
+        if self.resources.closed:
             return
-        self._closed = True
+        self.resources.closed = True
         endings = [pair.closer() for pair in self._pairs.values()]
         run_in_threads([end for end in endings if end is not None])
-        self._message_transport.close()
+        self.resources.message_transport.close()

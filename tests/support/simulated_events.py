@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from asyncddp.device.simulated_queues import SimulatedTaskQueues
 from asyncddp.device.streams import StreamRole
 from asyncddp.serialization import pack, unpack
 from asyncddp.shm.arena import Arena, SharedMemoryHandle, handle_of_block, store_fence
+from tests.support.simulated_queues import SimulatedTaskQueues
 
 
 class SimulatedEvent:

@@ -15,17 +15,17 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from asyncddp.device.simulated_events import (
-    ImportedSimulatedEvent,
-    InterprocessSimulatedEvent,
-    SimulatedEvent,
-)
-from asyncddp.device.simulated_queues import SimulatedTaskQueues
 from asyncddp.device.streams import DeviceEvent, DeviceStreams, InterprocessEvent, StreamRole
 from asyncddp.serialization import pack, unpack
 from asyncddp.shm.arena import Arena, SharedMemoryHandle
 from asyncddp.tensors.allocation import empty
 from asyncddp.torch_modes import normal_mode
+from tests.support.simulated_events import (
+    ImportedSimulatedEvent,
+    InterprocessSimulatedEvent,
+    SimulatedEvent,
+)
+from tests.support.simulated_queues import SimulatedTaskQueues
 
 
 class SimulatedStreams(SimulatedTaskQueues, DeviceStreams):

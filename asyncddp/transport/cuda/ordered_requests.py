@@ -1,0 +1,53 @@
+"""Progress of a device transport's requests, in order where their order keys are equal."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Protocol
+
+
+class OrderedRequest(Protocol):
+    """Request that its transport advances, without waiting, until it is over."""
+
+    @property
+    def order_key(self) -> Hashable:
+        """Requests with equal keys are transferred one after the other."""
+        ...
+
+    @property
+    def next_may_start(self) -> bool:
+        """True if the next request with the same key may be transferred."""
+        ...
+
+    @property
+    def over(self) -> bool:
+        """True if it has ended: done, failed or abandoned."""
+        ...
+
+    def advance(self, *, first: bool) -> None:
+        """Advance as far as possible; ``first`` of all with its key, or not."""
+        ...
+
+
+class OrderedRequests:
+    """Requests of one transport that are not over, in the order in which they were started."""
+
+    def __init__(self) -> None:
+        self._requests: list[OrderedRequest] = []
+
+    def add(self, request: OrderedRequest) -> None:
+        """Add a request."""
+        self._requests.append(request)
+
+    def advance(self) -> None:
+        """Advance all requests, and drop those that are over."""
+        waiting: set[Hashable] = set()
+        for request in self._requests:
+            request.advance(first=request.order_key not in waiting)
+            if not request.next_may_start:
+                waiting.add(request.order_key)
+        self._requests = [request for request in self._requests if not request.over]
+
+    def clear(self) -> None:
+        """Drop all requests."""
+        self._requests.clear()

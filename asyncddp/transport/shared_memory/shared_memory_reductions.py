@@ -1,0 +1,281 @@
+"""Allreduce and reduce-scatter among the ranks of one machine, through shared memory.
+
+Every rank copies its pieces into slots of its own and publishes how many are there; the others
+read and add them in place, in the order of the ranks, so that all get the same bits. A slot is
+reused once all ranks have consumed its piece.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import torch
+
+from asyncddp.shm.arena import MappedChunk, SharedMemoryHandle, handle_of_block, store_fence
+from asyncddp.transport.base import SharedMemoryGroup
+
+MIN_BYTES = 1 << 16  # of a tensor; below, MPI is quicker
+_PIECE_BYTES = 1 << 19
+_SLOTS = 4
+_PUBLISHED, _REDUCED, _CONSUMED = 0, 8, 16  # progress words, each in a cache line of its own
+_PUBLISH_AHEAD = 2  # pieces published before the first of them is reduced
+_IDLE_POLLS = 100
+_HEADER_BYTES = 3 * 64
+_TOTAL_BYTES = _HEADER_BYTES + 2 * _SLOTS * _PIECE_BYTES
+
+
+class RankReductionBuffers:
+    """One rank's shared-memory buffers: its progress counters, input pieces, and computed sums."""
+
+    def __init__(self, view: MappedChunk, offset: int) -> None:
+        self.words = view.words(offset, _HEADER_BYTES // 8)
+        start = offset + _HEADER_BYTES
+        slots = [
+            view.tensor(start + number * _PIECE_BYTES, (_PIECE_BYTES,), torch.uint8)
+            for number in range(2 * _SLOTS)
+        ]
+        self.slots, self.sums = slots[:_SLOTS], slots[_SLOTS:]
+
+
+class SharedReductionBuffers:
+    """Shared-memory buffers in which the ranks of a communicator reduce tensors.
+
+    The ranks of ``group`` are numbered as in the communicator; ``gather`` is collective there.
+
+    Raises:
+        OSError: There is no more memory, or a peer's cannot be mapped.
+    """
+
+    def __init__(
+        self,
+        group: SharedMemoryGroup,
+        rank: int,
+        gather: Callable[[SharedMemoryHandle], Sequence[SharedMemoryHandle]],
+    ) -> None:
+        handles = gather(handle_of_block(group.arena.take(_TOTAL_BYTES, zeroed=_HEADER_BYTES)))
+        self.rank = rank
+        self.rank_buffers = [
+            RankReductionBuffers(group.arena.open(group.processes[peer], handle), handle.offset)
+            for peer, handle in enumerate(handles)
+        ]
+        self.own = self.rank_buffers[rank]
+        self.queue: deque[SharedMemoryReduction] = deque()
+        """Reductions in progress; the first one has the slots until it completes."""
+        self.piece_count = 0
+        """Number of pieces of all reductions so far."""
+
+    def minimum(self, word: int) -> int:
+        """Return the least value of a progress word over all ranks."""
+        minimum = min([rank_buffer.words[word] for rank_buffer in self.rank_buffers])
+        store_fence()
+        return minimum
+
+
+class SharedMemoryReduction(ABC):
+    """Request of one reduction in shared memory; complete once all result pieces are in place."""
+
+    def __init__(
+        self,
+        buffers: SharedReductionBuffers,
+        pieces: int,
+        divisor: int | None,
+        on_abandon: Callable[[], None],
+    ) -> None:
+        self._reduction_buffers, self._pieces, self._divisor = buffers, pieces, divisor
+        self._on_abandon = on_abandon
+        self._first = buffers.piece_count
+        self._published = self._consumed = 0
+        buffers.piece_count += pieces
+        buffers.queue.append(self)
+
+    def done(self) -> bool:
+        """Progress the earlier reductions and this one; return True once this one is complete."""
+        queue = self._reduction_buffers.queue
+        while queue and queue[0]._progress():
+            queue.popleft()
+        return self._consumed == self._pieces
+
+    def abandon(self) -> None:
+        """Abandon the reduction: no rank can complete it, nor any later one."""
+        self._reduction_buffers.queue.clear()
+        self._on_abandon()
+
+    @abstractmethod
+    def _publish_piece(self, number: int) -> None:
+        """Copy one of this rank's pieces into its slot."""
+
+    @abstractmethod
+    def _advance(self) -> bool:
+        """Reduce or consume one more piece, if possible; return True if there was progress."""
+
+    def _progress(self) -> bool:
+        idle_polls = 0
+        while self._consumed < self._pieces and idle_polls < _IDLE_POLLS:
+            progressed = self._publish_next()
+            progressed = self._advance() or progressed
+            idle_polls = 0 if progressed else idle_polls + 1
+        return self._consumed == self._pieces
+
+    def _publish_next(self) -> bool:
+        """Copy this rank's next piece into its slot and publish it, if the slot is free."""
+        number = self._published
+        if number == self._pieces or number > self._consumed + _PUBLISH_AHEAD:
+            return False
+        if self._reduction_buffers.minimum(_CONSUMED) < self._first + number - _SLOTS + 1:
+            return False
+        self._publish_piece(number)
+        self._published += 1
+        self._announce(_PUBLISHED, self._published)
+        return True
+
+    def _finish_piece(self) -> None:
+        """Count one more result piece as in place, and announce it."""
+        self._consumed += 1
+        self._announce(_CONSUMED, self._consumed)
+
+    def _announce(self, word: int, pieces: int) -> None:
+        """Publish this rank's progress in one of its words."""
+        store_fence()
+        self._reduction_buffers.own.words[word] = self._first + pieces
+
+    def _ready(self, word: int, number: int) -> bool:
+        """Return True if all ranks have announced a piece in a progress word."""
+        return (
+            number < self._published
+            and self._reduction_buffers.minimum(word) > self._first + number
+        )
+
+    def _sum(self, terms: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """Add the terms in the order of the ranks, and divide the sum."""
+        torch.add(terms[0], terms[1], out=out)
+        for term in terms[2:]:
+            out.add_(term)
+        if self._divisor is not None:
+            out.div_(self._divisor)
+
+
+class SharedMemoryAllreduce(SharedMemoryReduction):
+    """Request of one allreduce through shared memory.
+
+    Two ranks add each other's pieces in place; more of them divide the additions: rank r sums part
+    r of each piece for all, and every rank copies all parts.
+    """
+
+    def __init__(
+        self,
+        buffers: SharedReductionBuffers,
+        tensor: torch.Tensor,
+        out: torch.Tensor,
+        divisor: int | None,
+        on_abandon: Callable[[], None],
+    ) -> None:
+        step = _PIECE_BYTES // tensor.element_size()
+        self._dtype = tensor.dtype
+        self._own = torch.split(tensor.view(-1), step)
+        self._out = torch.split(out.view(-1), step)
+        self._reduced = 0
+        super().__init__(buffers, len(self._own), divisor, on_abandon)
+
+    def _slot(self, slots: list[torch.Tensor], number: int) -> torch.Tensor:
+        piece = self._own[number]
+        slot = slots[(self._first + number) % _SLOTS]
+        return slot[: piece.nbytes].view(self._dtype)
+
+    def _publish_piece(self, number: int) -> None:
+        self._slot(self._reduction_buffers.own.slots, number).copy_(self._own[number])
+
+    def _advance(self) -> bool:
+        if len(self._reduction_buffers.rank_buffers) == 2:
+            return self._reduce_pair()
+        added = self._reduce_part()
+        return self._gather_parts() or added
+
+    def _reduce_pair(self) -> bool:
+        number = self._consumed
+        if not self._ready(_PUBLISHED, number):
+            return False
+        self._sum(
+            [self._slot(s.slots, number) for s in self._reduction_buffers.rank_buffers],
+            self._out[number],
+        )
+        self._finish_piece()
+        return True
+
+    def _reduce_part(self) -> bool:
+        """Sum this rank's part of one more piece for all ranks."""
+        number, buffers = self._reduced, self._reduction_buffers
+        if not self._ready(_PUBLISHED, number):
+            return False
+        parts = [
+            self._rank_part(self._slot(s.slots, number), buffers.rank) for s in buffers.rank_buffers
+        ]
+        if parts[0].numel():
+            self._sum(parts, self._rank_part(self._slot(buffers.own.sums, number), buffers.rank))
+        self._reduced += 1
+        self._announce(_REDUCED, self._reduced)
+        return True
+
+    def _gather_parts(self) -> bool:
+        """Copy all ranks' parts of one more piece into the result."""
+        number = self._consumed
+        if number >= self._reduced or not self._ready(_REDUCED, number):
+            return False
+        for rank, rank_buffer in enumerate(self._reduction_buffers.rank_buffers):
+            part = self._rank_part(self._slot(rank_buffer.sums, number), rank)
+            self._rank_part(self._out[number], rank).copy_(part)
+        self._finish_piece()
+        return True
+
+    def _rank_part(self, piece: torch.Tensor, rank: int) -> torch.Tensor:
+        """Return the part of a piece that a rank sums."""
+        share = -(-piece.numel() // len(self._reduction_buffers.rank_buffers))
+        return piece[rank * share : (rank + 1) * share]
+
+
+class SharedMemoryReduceScatter(SharedMemoryReduction):
+    """Request of one reduce-scatter through shared memory.
+
+    A piece is the same columns of all ranks' parts. Every rank publishes those of its rows that
+    other ranks keep, and adds all ranks' rows that it keeps itself.
+    """
+
+    def __init__(
+        self,
+        buffers: SharedReductionBuffers,
+        tensor: torch.Tensor,
+        out: torch.Tensor,
+        divisor: int | None,
+        on_abandon: Callable[[], None],
+    ) -> None:
+        ranks = len(buffers.rank_buffers)
+        step = _PIECE_BYTES // (ranks * tensor.element_size())
+        parts = tensor.view(ranks, -1)
+        self._own = [parts[:, start : start + step] for start in range(0, parts.shape[1], step)]
+        self._out = torch.split(out.view(-1), step)
+        super().__init__(buffers, len(self._own), divisor, on_abandon)
+
+    def _slot(self, rank_buffer: RankReductionBuffers, number: int) -> torch.Tensor:
+        """Return a rank's piece in its slot, with a row for each rank."""
+        piece = self._own[number]
+        slot = rank_buffer.slots[(self._first + number) % _SLOTS]
+        return slot[: piece.numel() * piece.element_size()].view(piece.dtype).view(piece.shape)
+
+    def _publish_piece(self, number: int) -> None:
+        rank, own = self._reduction_buffers.rank, self._own[number]
+        slot = self._slot(self._reduction_buffers.own, number)
+        slot[:rank].copy_(own[:rank])
+        slot[rank + 1 :].copy_(own[rank + 1 :])
+
+    def _advance(self) -> bool:
+        number, buffers = self._consumed, self._reduction_buffers
+        if not self._ready(_PUBLISHED, number):
+            return False
+        terms = [
+            self._slot(rank_buffer, number)[buffers.rank] for rank_buffer in buffers.rank_buffers
+        ]
+        terms[buffers.rank] = self._own[number][buffers.rank]
+        self._sum(terms, self._out[number])
+        self._finish_piece()
+        return True
