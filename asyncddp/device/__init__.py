@@ -1,1 +1,1 @@
-"""Device streams, events and pinned host memory."""
+"""Streams and events of devices, and of the host."""

@@ -82,7 +82,7 @@ def test_anything_else_is_an_error_that_says_whose_it_is(data, kind):
         nccl_notes.OpenCommunicatorMessage(True),
         nccl_notes.UniqueIdMessage(b"id"),
         nccl_notes.OpenRefusedMessage(),
-        nccl_notes.RequestReadyMessage(1, True, 2, 3),
+        nccl_notes.RequestDescriptor(1, True, 2, 3),
         nccl_notes.GroupLaunchMessage((1, 2)),
         nccl_notes.SizeMismatchMessage(1, 2),
         nccl_notes.CancelMessage(1),

@@ -349,19 +349,6 @@ def test_what_is_read_and_written_of_several_parts_shares_a_buffer():
     assert log == [8192] * 2 * MAX_PIECES_IN_FLIGHT
 
 
-def test_a_pool_keeps_no_more_than_its_limit():
-    pool = FreeList(SimulatedStreams().allocate_pinned, limit=10_000)
-    buffers = [pool.take(4096) for _ in range(3)]
-    for buffer in buffers:
-        pool.give(buffer, buffer.nbytes)
-    assert pool.free_bytes == 8192
-    assert [pool.take(4096).data_ptr() for _ in range(2)] == [
-        buffers[1].data_ptr(),
-        buffers[0].data_ptr(),
-    ]
-    assert pool.num_allocated == 3
-
-
 def test_collectives_after_one_that_was_given_up_before_it_began_fail_in_words():
     """The others have joined it, or will; the next one would meet them in it."""
     one, _ = pair(RecordedStreams([]))

@@ -64,13 +64,6 @@ class MPIRequest:
             self._ended += 1
         return True
 
-    def is_finished(self) -> bool:
-        """Return True once MPI has completed the request, with success or an error."""
-        try:
-            return self.done()
-        except PeerError:
-            return True
-
     def abandon(self) -> None:
         """Hand the buffers to the owner until MPI has completed the request."""
         self._owner.keep_until_complete(self)
@@ -95,11 +88,11 @@ class MPICollectiveRequest(MPIRequest):
 
     def done(self) -> bool:
         """Test the MPI requests, and tell the owner once when all have completed."""
-        is_finished = super().done()
-        if is_finished and not self._counted:
+        completed = super().done()
+        if completed and not self._counted:
             self._counted = True
             self._owner.collective_completed()
-        return is_finished
+        return completed
 
     def abandon(self) -> None:
         """Mark the owner's collectives as broken and keep the buffers."""

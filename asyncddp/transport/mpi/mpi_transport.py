@@ -16,7 +16,7 @@ from typing_extensions import override
 from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.tensors.dtypes import DTYPES
-from asyncddp.transport.base import Request, Transport, collectives_broken
+from asyncddp.transport.base import Request, Transport, collectives_broken, has_ended
 from asyncddp.transport.mpi.communicator_pair import (
     CommunicatorPair,
     acquire_world_pair,
@@ -107,7 +107,7 @@ class MPITransport(Transport):
             self._pair.received[0][source] += 1
             came.append((source, bytes(message)))
         if self._abandoned:
-            self._abandoned = [request for request in self._abandoned if not request.is_finished()]
+            self._abandoned = [request for request in self._abandoned if not has_ended(request)]
         return came
 
     def keep_until_complete(self, requests: MPIRequest) -> None:
@@ -270,7 +270,7 @@ class MPITransport(Transport):
     def _release_completed(self) -> None:
         """Release the buffers of completed sends and abandoned requests."""
         self._pending_sends = [pair for pair in self._pending_sends if not pair[0].Test()]
-        self._abandoned = [request for request in self._abandoned if not request.is_finished()]
+        self._abandoned = [request for request in self._abandoned if not has_ended(request)]
 
     @override
     def abort(self, code: int) -> None:

@@ -1,22 +1,8 @@
 """Messages by which two ranks agree on the order in which both launch NCCL sends and receives.
 
 The rank of lower number is the *leader*: it creates the communicator's unique id and decides the
-order. The other one is the *follower*: it announces its requests, and launches what it is told, in
-that order. All class names of the table end in ``Message``.
-
-==================  ========  ==========================================================
-message             sender    meaning
-==================  ========  ==========================================================
-OpenCommunicator    follower  asks to open a communicator, if its budget allows one
-UniqueId            leader    open it with this unique id
-OpenRefused         leader    one of us has no budget: stage our messages
-RequestReady        follower  this send or receive is posted here
-GroupLaunch         leader    launch these requests now, in this order, as I do
-SizeMismatch        leader    the two sizes of this message differ
-Cancel              follower  cancel this receive, unless it was launched
-CancelConfirmed     leader    it is cancelled
-CommunicatorFailed  both      the communicator is broken, and why
-==================  ========  ==========================================================
+order. The other one is the *follower*: it announces its requests, each by its descriptor, and
+launches what it is told, in that order.
 """
 
 from __future__ import annotations
@@ -27,6 +13,7 @@ import msgspec
 
 from asyncddp.errors import PeerError
 from asyncddp.serialization import pack, unpack
+from asyncddp.transport.cuda.nccl.match_table import RequestDescriptor
 
 
 class OpenCommunicatorMessage(NamedTuple):
@@ -43,18 +30,6 @@ class UniqueIdMessage(NamedTuple):
 
 class OpenRefusedMessage(NamedTuple):
     """Leader's (lower rank's) refusal of a communicator: messages go through host memory."""
-
-
-class RequestReadyMessage(NamedTuple):
-    """Announcement that the follower (the higher of two ranks) has posted a send or a receive.
-
-    The fields are those of a :class:`~asyncddp.transport.cuda.nccl.match_table.RequestDescriptor`.
-    """
-
-    number: int
-    sends: bool
-    tag: int
-    size: int
 
 
 class GroupLaunchMessage(NamedTuple):
@@ -92,7 +67,7 @@ CoordinationMessage: TypeAlias = (
     OpenCommunicatorMessage
     | UniqueIdMessage
     | OpenRefusedMessage
-    | RequestReadyMessage
+    | RequestDescriptor
     | GroupLaunchMessage
     | SizeMismatchMessage
     | CancelMessage

@@ -14,7 +14,6 @@ from asyncddp.transport.cuda.nccl.coordination_messages import (
     GroupLaunchMessage,
     OpenCommunicatorMessage,
     OpenRefusedMessage,
-    RequestReadyMessage,
     SizeMismatchMessage,
     UniqueIdMessage,
 )
@@ -52,8 +51,8 @@ class PairChannelLeader(PairChannel):
             return
         elif isinstance(message, OpenCommunicatorMessage):
             self._answer_open(message)
-        elif isinstance(message, RequestReadyMessage):
-            self._match_table.add_remote(RequestDescriptor(*message))
+        elif isinstance(message, RequestDescriptor):
+            self._match_table.add_remote(message)
         elif isinstance(message, CancelMessage) and self._match_table.cancel(
             message.number, local=False
         ):
@@ -124,7 +123,7 @@ class PairChannelFollower(PairChannel):
                 self._resources.budget.acquire(blocking=False),
             )
             self._resources.tell(self._peer, OpenCommunicatorMessage(self._budget))
-        self._resources.tell(self._peer, RequestReadyMessage(*descriptor))
+        self._resources.tell(self._peer, descriptor)
 
     @override
     def cancelled(self, number: int) -> None:
