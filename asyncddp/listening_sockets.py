@@ -12,6 +12,7 @@ import ctypes
 import ipaddress
 import os
 import select
+import shutil
 import socket
 import sys
 import threading
@@ -181,7 +182,7 @@ def local_open_mpi(environment: Mapping[str, str], ranks: int, *, all_told: bool
 def _free_shared_memory(environment: Mapping[str, str]) -> int:
     """Return the bytes that are free in Open MPI's shared-memory directory."""
     try:
-        found = os.statvfs(environment.get("OMPI_MCA_btl_sm_backing_directory", "/dev/shm"))
+        folder = environment.get("OMPI_MCA_btl_sm_backing_directory", "/dev/shm")
+        return shutil.disk_usage(folder).free
     except OSError:
         return 0
-    return found.f_bavail * found.f_frsize

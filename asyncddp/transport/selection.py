@@ -34,11 +34,13 @@ def open_transport(
 
 
 def connects_processes(transport: str | None) -> bool:
-    """Tell whether a transport's ranks are processes; True also for one that cannot be loaded."""
+    """Tell whether a transport's ranks are processes, as those of the default one are."""
+    if transport is None:
+        return True
     try:
-        return TRANSPORTS[transport or DEFAULT_TRANSPORT].scope is not Scope.PROCESS
+        return TRANSPORTS[transport].scope is not Scope.PROCESS
     except (UnknownNameError, EnvironmentProblem):
-        return True  # opening it raises the same, once this rank can tell the others
+        return True  # opening it raises the same, when this rank can tell the others
 
 
 @dataclass(frozen=True)
