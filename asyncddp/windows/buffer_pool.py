@@ -16,8 +16,7 @@ class BufferPool:
 
     Args:
         arena: Shared memory; None if no peer shares it.
-        shape: Of the tensors.
-        dtype: Of the tensors.
+        shape, dtype: Of the tensors.
 
     Attributes:
         edges: The edges whose buffers are in use.

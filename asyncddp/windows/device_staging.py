@@ -14,8 +14,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import NamedTuple
 
 import torch
+from typing_extensions import override
 
 from asyncddp.device.stream_registry import streams_of
 from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamOrdering, StreamRole, empty_on
@@ -39,32 +41,20 @@ _MAX_QUEUED = 4
 """Copies of one window that may be under way each way, before a caller waits for the device."""
 
 
-class DeviceResources:
-    """Streams of a device, and the pinned host memory shared by all windows on it.
+class DeviceResources(NamedTuple):
+    """Streams of a device, and the pinned host memory shared by all windows on it."""
 
-    Args:
-        streams: Its streams.
-    """
-
-    def __init__(self, streams: DeviceStreams) -> None:
-        self.streams, self.pinned = streams, FreeList(streams.allocate_pinned)
+    streams: DeviceStreams
+    pinned: FreeList[torch.Tensor]
 
 
-class _ActionAfterEvent:
+class _ActionAfterEvent(NamedTuple):
     """Action to run once a device event has completed, and the pinned memory that it needs."""
 
-    def __init__(
-        self,
-        event: DeviceEvent | None,
-        act: Callable[[], Sequence[UndeliveredVersion]],
-        staging: torch.Tensor | None = None,
-    ) -> None:
-        self.event, self.act, self.staging = event, act, staging
-        self.pending = PendingPublish()
-
-    def ready(self) -> bool:
-        """Return True if the event has completed."""
-        return self.event is None or self.event.done()
+    pending: PendingPublish
+    act: Callable[[], Sequence[UndeliveredVersion]]
+    event: DeviceEvent | None = None
+    pinned: torch.Tensor | None = None
 
 
 class DeviceStaging(TensorStaging):
@@ -96,13 +86,13 @@ class DeviceStaging(TensorStaging):
 
     # publishing
 
+    @override
     def publish(
         self, tensor: torch.Tensor, factor: float, publish_buffer: PublishCallback
     ) -> PendingPublish:
-        """Queue a copy into pinned memory; the engine publishes it once it has completed."""
         values = tensor = tensor.detach()
         streams = streams_of(tensor)
-        staging, here = self._staging(tensor.shape, tensor.dtype)
+        pinned, here = self._pinned_tensor(tensor.shape, tensor.dtype)
         event: DeviceEvent | None = None
         if streams is None:
             here.copy_(tensor)
@@ -122,20 +112,25 @@ class DeviceStaging(TensorStaging):
                 if factor != 1.0:
                     with order.stream_context():
                         tensor.mul_(_number(tensor, factor))
-        return self._enqueue(
-            _ActionAfterEvent(event, partial(self._copy_and_publish, here, publish_buffer), staging)
-        )
+        return self._enqueue(partial(self._copy_and_publish, here, publish_buffer), event, pinned)
 
+    @override
     def run_after(self, act: Callable[[], Sequence[UndeliveredVersion]]) -> PendingPublish:
-        """Run an action after all queued copies; at once if there are none."""
-        return self._enqueue(_ActionAfterEvent(None, act))
+        return self._enqueue(act)
 
-    def _enqueue(self, waiting: _ActionAfterEvent) -> PendingPublish:
-        self._queued.append(waiting)
+    def _enqueue(
+        self,
+        act: Callable[[], Sequence[UndeliveredVersion]],
+        event: DeviceEvent | None = None,
+        pinned: torch.Tensor | None = None,
+    ) -> PendingPublish:
+        """Run an action after all queued copies and an event; at once if there are none."""
+        pending = PendingPublish()
+        self._queued.append(_ActionAfterEvent(pending, act, event, pinned))
         if not self._advance() and not self._watched:
             self._watched = True
             self._engine.add_progress_hook(self._try_advance)
-        return waiting.pending
+        return pending
 
     def _try_advance(self) -> bool:
         """Advance the queue unless another thread has the window; return True if it is empty."""
@@ -150,15 +145,15 @@ class DeviceStaging(TensorStaging):
 
     def _advance(self) -> bool:
         """Run the actions whose events have completed, in order; return True if none is left."""
-        while self._queued and self._queued[0].ready():
-            waiting = self._queued.popleft()
+        while self._queued and ((event := self._queued[0].event) is None or event.done()):
+            pending, act, _, pinned = self._queued.popleft()
             try:
                 if not self._closed:
-                    waiting.pending.versions = waiting.act()
+                    pending.versions = act()
             except (AsyncDDPError, RuntimeError, OSError, MemoryError) as error:
-                waiting.pending.problem = self._problem = error
-            if waiting.staging is not None:
-                self._pinned.give(waiting.staging, waiting.staging.nbytes)
+                pending.problem = self._problem = error
+            if pinned is not None:
+                self._pinned.give(pinned, pinned.nbytes)
         return not self._queued
 
     def _copy_and_publish(
@@ -174,6 +169,7 @@ class DeviceStaging(TensorStaging):
 
     # reading
 
+    @override
     def average_into(
         self,
         own: torch.Tensor,
@@ -183,7 +179,7 @@ class DeviceStaging(TensorStaging):
         *,
         clone: bool,
     ) -> torch.Tensor:
-        """Sum on the host in the accumulation dtype, and add that to x on the device."""
+        # sum on the host in the accumulation dtype, and add that to x on the device
         values, traits = own.detach(), DTYPES[own.dtype]
         weights = [weight, *(share for _, share in terms)]
         divisor = mean_divisor(weights, shares) if traits.kind is not DtypeKind.INTEGER else 1
@@ -209,8 +205,8 @@ class DeviceStaging(TensorStaging):
         self._streams.record_stream(out, StreamRole.CALLER)
         return out
 
+    @override
     def new_sum(self, own: torch.Tensor, terms: Sequence[WeightedTensor]) -> torch.Tensor:
-        """Sum on the host, and copy the result to the device."""
         with _ordered(self._streams):
             out = self._sum_on_device(own.shape, own.dtype, terms)
         self._streams.record_stream(out, StreamRole.CALLER)
@@ -219,9 +215,9 @@ class DeviceStaging(TensorStaging):
     def _sum_on_device(
         self, shape: torch.Size, dtype: torch.dtype, terms: Sequence[WeightedTensor]
     ) -> torch.Tensor:
-        """A sum of tensors on the host, as a new one on the device for the queue WORK."""
+        """Return a sum of tensors on the host as a new one on the device for the COMPUTE stream."""
         streams = self._streams
-        staging, here = self._staging(shape, dtype)
+        pinned, here = self._pinned_tensor(shape, dtype)
         weighted_sum(here, terms)
         there = empty_on(streams, tuple(shape), dtype)
         streams.wait_event(
@@ -231,18 +227,20 @@ class DeviceStaging(TensorStaging):
         streams.copy(there, here, StreamRole.HOST_TO_DEVICE)
         arrived = streams.record_event(StreamRole.HOST_TO_DEVICE)
         streams.wait_event(StreamRole.COMPUTE, arrived)
-        self._copies_in.append((arrived, staging))
+        self._copies_in.append((arrived, pinned))
         return there
 
     # memory
 
-    def _staging(self, shape: torch.Size, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def _pinned_tensor(
+        self, shape: torch.Size, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a pinned buffer, and the tensor in it."""
         self._reclaim()
         size = shape.numel() * dtype.itemsize
-        staging = self._pinned.take(size)
+        pinned = self._pinned.take(size)
         with normal_mode():
-            return staging, staging[:size].view(dtype).view(shape)
+            return pinned, pinned[:size].view(dtype).view(shape)
 
     def _reclaim(self) -> None:
         """Take back pinned memory that the device has read."""
@@ -250,25 +248,27 @@ class DeviceStaging(TensorStaging):
             staging = self._copies_in.popleft()[1]
             self._pinned.give(staging, staging.nbytes)
 
+    @override
     def throttle(self) -> None:
-        """Wait while the device is more than a few copies behind; raise errors of earlier ones."""
         problem, self._problem = self._problem, None
         if problem is not None:
             raise problem
-        if len(self._queued) < _MAX_QUEUED and len(self._copies_in) < _MAX_QUEUED:
+        if self._few_under_way():
             return
 
         def has_caught_up() -> bool:
-            """Return True if few enough copies are under way."""
             with self._lock:
                 self._advance()
                 self._reclaim()
-                return len(self._queued) < _MAX_QUEUED and len(self._copies_in) < _MAX_QUEUED
+                return self._few_under_way()
 
         self._engine.wait_until(has_caught_up, self._what, list)
 
+    def _few_under_way(self) -> bool:
+        return len(self._queued) < _MAX_QUEUED and len(self._copies_in) < _MAX_QUEUED
+
+    @override
     def close(self) -> None:
-        """Do not publish what is still being copied."""
         self._closed = True
 
 

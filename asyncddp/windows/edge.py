@@ -16,8 +16,7 @@ class RefCountedBuffer:
     """Reference-counted tensor that a window publishes: written once, then unchanged while in use.
 
     Attributes:
-        tensor: The values.
-        place: Their location in shared memory; None if they are not shared.
+        place: Location in shared memory; None if it is not shared.
         holds: The number of references by threads and messages of this rank.
     """
 
@@ -44,8 +43,6 @@ class Snapshot(NamedTuple):
     Attributes:
         version: The number of puts and accumulates along the edge.
         floor: The version by which all earlier ones were overwritten; 0 where it adds to them.
-        weight: Factor of the tensor.
-        p: The associated scalar, of push-sum.
         clock: The writer's step when it published.
         time: The time of publication, in seconds of the reader's monotonic clock.
         tensor: The values; they stay unchanged until the reader releases them.
@@ -64,14 +61,12 @@ class EdgeWriter(ABC):
     """Interface of the writing end of a window edge, which publishes tensors to one neighbour."""
 
     _version = 0
+    visible_at_once = True
+    """True if the reader sees at once what is published."""
 
     @abstractmethod
     def put(self, buffer: RefCountedBuffer, weight: float, p: float, clock: int) -> int:
-        """Publish ``weight * buffer`` in place of all that was published before.
-
-        Returns:
-            The version, for :meth:`arrived`.
-        """
+        """Publish ``weight * buffer`` in place of all that was published before; its version."""
 
     @abstractmethod
     def add(
@@ -82,17 +77,9 @@ class EdgeWriter(ABC):
         clock: int,
         acquire_buffer: Callable[[], RefCountedBuffer],
     ) -> int:
-        """Publish ``weight * buffer`` added to what the reader has not taken yet.
+        """Publish ``weight * buffer`` added to what the reader has not taken yet; its version.
 
-        Args:
-            buffer: Values.
-            weight: Their factor.
-            p: The associated scalar.
-            clock: The writer's step.
-            acquire_buffer: Returns a buffer for a sum, where one has to be formed.
-
-        Returns:
-            The version, for :meth:`arrived`.
+        ``acquire_buffer`` returns a buffer for a sum, where one has to be formed.
         """
 
     @abstractmethod
@@ -102,9 +89,6 @@ class EdgeWriter(ABC):
     def tell(self, clock: int) -> None:
         """Tell the reader at once how many steps the writer has made."""
         self.set_clock(clock)
-
-    visible_at_once = True
-    """True if the reader sees at once what is published."""
 
     @property
     def published(self) -> int:
@@ -130,26 +114,21 @@ class EdgeWriter(ABC):
 
 
 class EdgeReader(ABC):
-    """Interface of the reading end of a window's connection from one neighbour."""
+    """Interface of the reading end of a window edge from one neighbour.
+
+    What a neighbour published last may be gone with it: reading raises a PeerLeftError then.
+    """
 
     taken = 0
     """The version up to which everything was taken."""
 
     @abstractmethod
     def look(self) -> Snapshot | None:
-        """Return a snapshot of what was published last; None if it was taken.
-
-        Raises:
-            PeerLeftError: It cannot be read any more.
-        """
+        """Return a snapshot of what was published last; None if it was taken."""
 
     @abstractmethod
     def take(self) -> Snapshot | None:
-        """Return a snapshot as :meth:`look` does, and mark it as taken: later sums start anew.
-
-        Raises:
-            PeerLeftError: It cannot be read any more.
-        """
+        """Return a snapshot as :meth:`look` does, and mark it as taken: later sums start anew."""
 
     @abstractmethod
     def release(self) -> None:

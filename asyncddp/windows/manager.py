@@ -6,8 +6,6 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +14,8 @@ from asyncddp.context import Context
 from asyncddp.device.stream_registry import streams_of
 from asyncddp.device.streams import DeviceStreams
 from asyncddp.errors import ArgumentError, PeerError, UnknownNameError
-from asyncddp.shm.arena import OwnedChunk, SharedMemoryHandle
-from asyncddp.shm.buddy_allocator import AllocatedBlock
+from asyncddp.shm.arena import SharedMemoryHandle
+from asyncddp.tensors.free_list import FreeList
 from asyncddp.torch_modes import refuse_transforms
 from asyncddp.windows.device_staging import DeviceResources
 from asyncddp.windows.edge import Snapshot
@@ -29,12 +27,12 @@ from asyncddp.windows.message_edge import (
     TICK,
     MessageReader,
     MessageWriter,
-    PendingGet,
 )
 from asyncddp.windows.mutex import FREE, LOCK, LOCKED, WindowMutex
+from asyncddp.windows.nonblocking_handle import PendingGet
 from asyncddp.windows.traced_window import TracedWindow
 from asyncddp.windows.window import Window
-from asyncddp.windows.window_edges import EdgeFactory
+from asyncddp.windows.window_edges import ControlWords, EdgeFactory
 from topology import Schedule
 
 _SERVICE = "windows"
@@ -46,9 +44,6 @@ _POLL_INTERVAL = 0.002  # seconds between polls of the transport while peers may
 class WindowManager:
     """Manager of all windows of a rank: creates, finds and frees them, and handles their messages.
 
-    Args:
-        context: The rank's context.
-
     Attributes:
         with_p: True if the verbs map the associated p as well.
         edge_factory: Makes the edges of new windows.
@@ -59,7 +54,7 @@ class WindowManager:
         self._by_name: dict[str, Window] = {}
         self._by_number: dict[int, Window] = {}
         self._mutexes: dict[int, WindowMutex] = {}
-        self._edge_words: dict[int, list[AllocatedBlock[OwnedChunk]]] = {}
+        self._edge_words: dict[int, ControlWords] = {}
         self._tickets = itertools.count()
         self._pending_gets: weakref.WeakValueDictionary[int, PendingGet] = (
             weakref.WeakValueDictionary()
@@ -71,16 +66,13 @@ class WindowManager:
         self._made = 0
         self._pause = self._engine.idle_interval
         self.with_p = False
-        self._message_handlers: dict[str, Callable[[Window, int, list[Any], Any], None]] = {
-            PUT: partial(self._handle_put, PUT),
-            ADD: partial(self._handle_put, ADD),
-            ARRIVED: self._handle_arrived,
-            TAKEN: self._handle_taken,
-            TICK: self._handle_clock,
+        self._message_handlers = {
+            **dict.fromkeys((PUT, ADD, TICK), self._handle_writer),
+            **dict.fromkeys((ARRIVED, TAKEN), self._handle_reader),
+            **dict.fromkeys((LOCK, LOCKED, FREE), self._handle_lock),
             _GET: self._handle_get_request,
             _GOT: self._handle_get_reply,
             _GONE: self._handle_freed,
-            **{word: self._lock_handler(word) for word in (LOCK, LOCKED, FREE)},
         }
         with self._engine.active_messages() as active_messages:
             active_messages.handlers[_SERVICE] = self._handle_message
@@ -91,12 +83,7 @@ class WindowManager:
         return sorted(self._by_name)
 
     def find(self, verb: str, name: str) -> Window:
-        """Return the window of a name.
-
-        Raises:
-            UnknownNameError: There is none.
-            ArgumentError: ``torch.func`` transforms the caller.
-        """
+        """Return the window of a name, for a verb that no ``torch.func`` may transform."""
         refuse_transforms(verb)
         window = self._by_name.get(name)
         if window is None:
@@ -129,39 +116,28 @@ class WindowManager:
         if streams is None:
             return None
         if streams not in self._devices:
-            self._devices[streams] = DeviceResources(streams)
+            self._devices[streams] = DeviceResources(streams, FreeList(streams.allocate_pinned))
         return self._devices[streams]
 
     def connect(
         self,
         window: Window,
         targets: list[int],
-        sources: dict[int, tuple[SharedMemoryHandle, SharedMemoryHandle] | None],
-        own: dict[int, AllocatedBlock[OwnedChunk]],
+        sources: dict[int, SharedMemoryHandle | None],
+        own: ControlWords,
     ) -> None:
-        """Make a window's edges, and register it by name.
-
-        Args:
-            window: The window.
-            targets: Out-neighbours.
-            sources: In-neighbours, and the places of their control words in shared memory, if any.
-            own: The second result of :meth:`EdgeFactory.reserve`.
-
-        Raises:
-            PeerLeftError: The memory of a neighbour on this machine cannot be read.
-        """
-        what = f"rank {self._context.rank}: window {window.name!r}: rank"
-        tensor = window.shape, window.dtype
-        window.open(self.edge_factory.make(window.number, *tensor, targets, sources, own, what))
-        number, what = window.number, f"the mutex of window {window.name!r}"
+        """Make a window's edges as :meth:`EdgeFactory.make` does, and register it by name."""
+        number, rank = window.number, self._context.rank
+        what = f"rank {rank}: window {window.name!r}: rank"
+        window.open(self.edge_factory.make(number, window.tensor, targets, sources, own, what))
         self._mutexes[number] = WindowMutex(
             self._engine,
-            self._context.rank,
+            rank,
             lambda peer, word, ticket: self._send(peer, number, word, ticket),
             window.require_open,
-            what,
+            f"the mutex of window {window.name!r}",
         )
-        self._edge_words[number] = list(own.values())
+        self._edge_words[number] = own
         self._by_name[window.name] = self._by_number[number] = window
         if len(own) < len(targets) or None in sources.values():
             self._engine.idle_interval = _POLL_INTERVAL
@@ -197,69 +173,59 @@ class WindowManager:
         number, word, *facts = content
         window = self._by_number.get(number)
         if window is not None:
-            self._message_handlers[word](window, peer, facts, tensor)
+            self._message_handlers[word](window, peer, word, facts, tensor)
         elif word in (PUT, ADD, _GET, LOCK):
             self._send(peer, number, _GONE)
 
-    def _handle_put(
-        self, kind: str, window: Window, peer: int, facts: list[Any], tensor: torch.Tensor | None
+    def _handle_writer(
+        self, window: Window, peer: int, word: str, facts: list[Any], tensor: torch.Tensor | None
     ) -> None:
         edge = window.edges.incoming[peer]
+        if word == TICK:
+            if isinstance(edge, MessageReader):
+                edge.handle_clock(facts[0])
+            return
         if isinstance(edge, MessageReader) and tensor is not None:
-            edge.receive(kind, tuple(facts), tensor)
+            edge.receive(word, facts, tensor)
         self._send(peer, window.number, ARRIVED, facts[-1])
 
-    def _handle_arrived(self, window: Window, peer: int, facts: list[Any], tensor: Any) -> None:
-        del tensor
+    def _handle_reader(
+        self, window: Window, peer: int, word: str, facts: list[Any], tensor: torch.Tensor | None
+    ) -> None:
         edge = window.edges.outgoing[peer]
         if isinstance(edge, MessageWriter):
-            edge.handle_arrived(facts[0])
+            (edge.handle_arrived if word == ARRIVED else edge.handle_taken)(facts[0])
 
-    def _handle_taken(self, window: Window, peer: int, facts: list[Any], tensor: Any) -> None:
-        del tensor
-        edge = window.edges.outgoing[peer]
-        if isinstance(edge, MessageWriter):
-            edge.handle_taken(facts[0])
-
-    def _handle_clock(self, window: Window, peer: int, facts: list[Any], tensor: Any) -> None:
-        del tensor
-        edge = window.edges.incoming[peer]
-        if isinstance(edge, MessageReader):
-            edge.handle_clock(facts[0])
-
-    def _handle_get_request(self, window: Window, peer: int, facts: list[Any], tensor: Any) -> None:
-        del tensor
-        window.remote_get_received = True
-        published = window.published()
-        if published is not None:
-            values, clock = published
-            self._send(peer, window.number, _GOT, facts[0], clock, tensor=values)
+    def _handle_get_request(
+        self, window: Window, peer: int, word: str, facts: list[Any], tensor: torch.Tensor | None
+    ) -> None:
+        window.edges.remote_get_received = True
+        values = window.edges.copy_for_get()
+        if values is not None:
+            self._send(peer, window.number, _GOT, facts[0], window.clock, tensor=values)
 
     def _handle_get_reply(
-        self, window: Window, peer: int, facts: list[Any], tensor: torch.Tensor | None
+        self, window: Window, peer: int, word: str, facts: list[Any], tensor: torch.Tensor | None
     ) -> None:
-        del window, peer
         ticket, clock = facts
         request = self._pending_gets.get(ticket)
         if request is not None and tensor is not None:
             request.reply = Snapshot(0, 0, 1.0, 0.0, clock, time.monotonic(), tensor)
 
-    def _handle_freed(self, window: Window, peer: int, facts: list[Any], tensor: Any) -> None:
-        del facts, tensor
+    def _handle_freed(
+        self, window: Window, peer: int, word: str, facts: list[Any], tensor: torch.Tensor | None
+    ) -> None:
         window.end = PeerError(
             f"rank {self._context.rank}: window {window.name!r} was freed by rank {peer}; call "
             "win_free on all ranks"
         )
 
-    def _lock_handler(self, word: str) -> Callable[[Window, int, list[Any], Any], None]:
-        def handle(window: Window, peer: int, facts: list[Any], tensor: Any) -> None:
-            """Pass a lock message on to the window's mutex."""
-            del tensor
-            # whoever waits for a slot waits for this rank to poll
-            self._engine.idle_interval = _POLL_INTERVAL
-            self._mutexes[window.number].handle_message(peer, word, facts[0])
-
-        return handle
+    def _handle_lock(
+        self, window: Window, peer: int, word: str, facts: list[Any], tensor: torch.Tensor | None
+    ) -> None:
+        # whoever waits for a slot waits for this rank to poll
+        self._engine.idle_interval = _POLL_INTERVAL
+        self._mutexes[window.number].handle_message(peer, word, facts[0])
 
 
 def windows_of(context: Context) -> WindowManager:

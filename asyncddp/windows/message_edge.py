@@ -11,9 +11,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from typing_extensions import override
 
 from asyncddp.engine import ProgressEngine
 from asyncddp.kernels.weighted_sum import weighted_sum
@@ -23,29 +24,15 @@ from asyncddp.windows.edge import EdgeReader, EdgeWriter, RefCountedBuffer, Snap
 PUT, ADD, ARRIVED, TAKEN, TICK = "put", "add", "arrived", "taken", "tick"
 
 
-class PendingGet:
-    """Pending get: a request for the tensor of a rank on another machine, and its reply.
+class _PendingPut(NamedTuple):
+    """A put or accumulate message that waits to be sent, or is being sent; it holds its buffer."""
 
-    Attributes:
-        reply: The tensor that was received; None until then.
-    """
-
-    reply: Snapshot | None = None
-
-
-class _PendingPut:
-    """A put or accumulate message that waits to be sent, or is being sent."""
-
-    def __init__(
-        self, kind: str, buffer: RefCountedBuffer, weight: float, p: float, clock: int, version: int
-    ) -> None:
-        self.kind, self.buffer, self.weight, self.p = kind, buffer, weight, p
-        self.clock, self.version = clock, version
-        buffer.hold()
-
-    def drop(self) -> None:
-        """Release the buffer, which is not read any more."""
-        self.buffer.drop()
+    kind: str
+    buffer: RefCountedBuffer
+    weight: float
+    p: float
+    clock: int
+    version: int
 
 
 class MessageWriter(EdgeWriter):
@@ -66,16 +53,14 @@ class MessageWriter(EdgeWriter):
         self._sent: _PendingPut | None = None
         self._next: _PendingPut | None = None
 
+    @override
     def put(self, buffer: RefCountedBuffer, weight: float, p: float, clock: int) -> int:
-        """Send a tensor, or queue it in place of the queued one."""
         with self._engine.active_messages():
-            self._version += 1
             if self._next is not None:
-                self._next.drop()
-            self._next = _PendingPut(PUT, buffer, weight, p, clock, self._version)
-            self._send_next()
-            return self._version
+                self._next.buffer.drop()
+            return self._enqueue(PUT, buffer, weight, p, clock)
 
+    @override
     def add(
         self,
         buffer: RefCountedBuffer,
@@ -84,57 +69,63 @@ class MessageWriter(EdgeWriter):
         clock: int,
         acquire_buffer: Callable[[], RefCountedBuffer],
     ) -> int:
-        """Send a tensor to be added, or queue it, added to the queued one."""
         with self._engine.active_messages():
-            self._version += 1
-            before, kind = self._next, ADD
-            if before is not None:
-                total = acquire_buffer()
-                terms = [(before.buffer.tensor, before.weight), (buffer.tensor, weight)]
-                weighted_sum(total.tensor, terms)
-                before.drop()
-                buffer, weight, p, kind = total, 1.0, before.p + p, before.kind
-            self._next = _PendingPut(kind, buffer, weight, p, clock, self._version)
-            if before is not None:
-                buffer.drop()  # the message holds it now
-            self._send_next()
-            return self._version
+            before = self._next
+            if before is None:
+                return self._enqueue(ADD, buffer, weight, p, clock)
+            total = acquire_buffer()
+            terms = [(before.buffer.tensor, before.weight), (buffer.tensor, weight)]
+            weighted_sum(total.tensor, terms)
+            before.buffer.drop()
+            version = self._enqueue(before.kind, total, 1.0, before.p + p, clock)
+            total.drop()  # the message holds it now
+            return version
 
+    def _enqueue(
+        self, kind: str, buffer: RefCountedBuffer, weight: float, p: float, clock: int
+    ) -> int:
+        """Make a message the next one, and send it if none is under way; return its version."""
+        buffer.hold()
+        self._version += 1
+        self._next = _PendingPut(kind, buffer, weight, p, clock, self._version)
+        self._send_next()
+        return self._version
+
+    @override
     def set_clock(self, clock: int) -> None:
         """Do nothing: the step count goes with the next message."""
 
+    @override
     def tell(self, clock: int) -> None:
-        """Send the step count in a message of its own."""
         service, window = self._address
         with self._engine.active_messages() as active_messages:
             active_messages.send(self._peer, service, (window, TICK, clock))
 
+    @override
     def arrived(self, version: int) -> bool:
-        """Return True if the reader has confirmed the version."""
         return self._arrived >= version
 
     def handle_arrived(self, version: int) -> None:
         """Handle the reader's confirmation that it has stored a version."""
         self._arrived = max(self._arrived, version)
         if self._sent is not None and self._sent.version <= version:
-            self._sent.drop()
+            self._sent.buffer.drop()
             self._sent = None
         self._send_next()
 
+    @override
     def has_unread(self) -> bool:
-        """Return True if the reader is not known to have taken the newest version."""
         return self._taken < self._version
 
     def handle_taken(self, version: int) -> None:
         """Handle the reader's message that it has taken a version."""
         self._taken = max(self._taken, version)
 
+    @override
     def in_use(self) -> Sequence[RefCountedBuffer]:
-        """Return no buffers: those being sent are held anyway."""
-        return ()
+        return ()  # those being sent are held anyway
 
     def _send_next(self) -> None:
-        """Send the queued message if none is under way."""
         if self._sent is not None or self._next is None:
             return
         message, self._next = self._next, None
@@ -156,9 +147,8 @@ class MessageReader(EdgeReader):
         self._lock, self._tell = threading.Lock(), tell
         self._snapshot: Snapshot | None = None
         self._clock = 0
-        self.taken = 0
 
-    def receive(self, kind: str, facts: tuple[Any, ...], tensor: torch.Tensor) -> None:
+    def receive(self, kind: str, facts: Sequence[Any], tensor: torch.Tensor) -> None:
         """Store a received tensor; called by the engine."""
         weight, p, clock, version = facts
         with self._lock:
@@ -170,13 +160,13 @@ class MessageReader(EdgeReader):
             self._clock = clock
             self._snapshot = Snapshot(version, floor, weight, p, clock, time.monotonic(), tensor)
 
+    @override
     def look(self) -> Snapshot | None:
-        """Return the stored tensor unless it was taken; a stored tensor is never changed."""
-        snapshot = self._snapshot
+        snapshot = self._snapshot  # whose tensor is never changed
         return None if snapshot is None or snapshot.version <= self.taken else snapshot
 
+    @override
     def take(self) -> Snapshot | None:
-        """Return the stored tensor and mark it as taken, so that nothing more is added to it."""
         with self._lock:
             snapshot = self.look()
             if snapshot is not None:
@@ -185,17 +175,18 @@ class MessageReader(EdgeReader):
             self._tell(snapshot.version)
         return snapshot
 
+    @override
     def release(self) -> None:
         """Do nothing: no memory of the writer is held."""
 
+    @override
     def version(self) -> int:
-        """Return the version that was received last."""
         return 0 if self._snapshot is None else self._snapshot.version
 
     def handle_clock(self, clock: int) -> None:
         """Store the writer's step count."""
         self._clock = clock
 
+    @override
     def clock(self) -> int:
-        """Return the writer's last known step count."""
         return self._clock

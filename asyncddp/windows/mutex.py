@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -21,18 +21,10 @@ LOCK, LOCKED, FREE = "lock", "locked", "free"
 
 
 class _LockRequest(NamedTuple):
-    """Request of a rank for one lock of a window's mutex; its ticket tells it from earlier ones."""
+    """Request of a rank for one slot; its ticket tells it from earlier ones."""
 
     rank: int
     ticket: int
-
-
-class _LockState:
-    """State of one lock of a window's mutex: the request that holds it, and those that wait."""
-
-    def __init__(self) -> None:
-        self.owner: _LockRequest | None = None
-        self.waiting: deque[_LockRequest] = deque()
 
 
 class _ReentrantThreadLock:
@@ -44,7 +36,7 @@ class _ReentrantThreadLock:
 
 
 class WindowMutex:
-    """Mutex of a window: keeps this rank's locks, and acquires those of other ranks by message.
+    """Mutex of a window: keeps this rank's slots, and acquires those of other ranks by message.
 
     Args:
         engine: Waits, and tells which ranks have exited; its lock guards the slots.
@@ -63,8 +55,9 @@ class WindowMutex:
         what: str,
     ) -> None:
         self._engine, self._rank, self._send_message, self._what = engine, rank, send_message, what
-        self._insist = require_open
-        self._slots: dict[int, _LockState] = {}
+        self._require_open = require_open
+        self._slots: defaultdict[int, deque[_LockRequest]] = defaultdict(deque)
+        """Requests for the slot of each in-neighbour; the first one holds it."""
         self._guards: dict[tuple[int, int], _ReentrantThreadLock] = {}
         self._tickets = itertools.count(1)
         self._granted: dict[int, bool] = {}  # this rank's tickets that are out
@@ -109,10 +102,8 @@ class WindowMutex:
         return sorted({*((h, self._rank) for h in holders), *((self._rank, w) for w in writers)})
 
     def _lock(self, pair: tuple[int, int]) -> None:
-        guard, limit = (
-            self._guards.setdefault(pair, _ReentrantThreadLock()),
-            self._engine.config.timeout,
-        )
+        guard = self._guards.setdefault(pair, _ReentrantThreadLock())
+        limit = self._engine.config.timeout
         if not guard.lock.acquire(timeout=min(limit, threading.TIMEOUT_MAX)):
             raise WaitTimeoutError(
                 f"rank {self._rank}: {self._what} was not free in {limit:g} s "
@@ -149,13 +140,13 @@ class WindowMutex:
             return ticket
 
         def granted() -> bool:
-            """Return True once the slot is granted."""
-            self._insist()
+            self._require_open()
             return self._granted[ticket]
 
-        what = f"{self._what} {'for' if own else 'at'} rank {writer if own else holder}"
+        other = writer if own else holder
+        what = f"{self._what} {'for' if own else 'at'} rank {other}"
         try:
-            self._engine.wait_until(granted, what, lambda: [writer if own else holder])
+            self._engine.wait_until(granted, what, lambda: [other])
         except BaseException:
             self._release_slot(holder, writer, ticket)
             raise
@@ -171,26 +162,22 @@ class WindowMutex:
 
     # the slots of this rank, under the engine's lock
 
-    def _request_slot(self, writer: int, claim: _LockRequest) -> None:
-        slot = self._slots.setdefault(writer, _LockState())
-        if slot.owner is None:
-            self._grant(slot, claim)
-        else:
-            slot.waiting.append(claim)
+    def _request_slot(self, writer: int, request: _LockRequest) -> None:
+        requests = self._slots[writer]
+        requests.append(request)
+        if len(requests) == 1:
+            self._grant(request)
 
-    def _grant(self, slot: _LockState, claim: _LockRequest) -> None:
-        slot.owner = claim
-        if claim.rank == self._rank:
-            self._granted[claim.ticket] = True
+    def _grant(self, request: _LockRequest) -> None:
+        if request.rank == self._rank:
+            self._granted[request.ticket] = True
         else:
-            self._send_message(claim.rank, LOCKED, claim.ticket)
+            self._send_message(request.rank, LOCKED, request.ticket)
 
-    def _free_slot(self, writer: int, claim: _LockRequest) -> None:
-        slot = self._slots.setdefault(writer, _LockState())
-        if slot.owner != claim:
-            if claim in slot.waiting:
-                slot.waiting.remove(claim)
-            return
-        slot.owner = None
-        if slot.waiting:
-            self._grant(slot, slot.waiting.popleft())
+    def _free_slot(self, writer: int, request: _LockRequest) -> None:
+        requests = self._slots[writer]
+        if request in requests:
+            held = requests[0] == request
+            requests.remove(request)
+            if held and requests:
+                self._grant(requests[0])

@@ -6,24 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from asyncddp.context import Context
-from asyncddp.windows.message_edge import PendingGet
+from asyncddp.windows.edge import Snapshot
 from asyncddp.windows.staging import PendingPublish, UndeliveredVersion
 
 
-class OpenWindow(Protocol):
-    """Interface of a window as its handles use it: context, name, and a check that it is open.
+class PendingGet:
+    """Pending get: a request for the tensor of a rank on another machine, and its reply."""
 
-    Attributes:
-        context: The world.
-        name: The window's name.
-    """
+    reply: Snapshot | None = None
+
+
+class _OpenableWindow(Protocol):
+    """Interface of a window as its handles use it."""
 
     context: Context
     name: str
 
-    def require_open(self) -> None:
-        """Raise if the window was freed, here or by a peer."""
-        ...
+    def require_open(self) -> None: ...
 
 
 class WindowHandle:
@@ -39,7 +38,7 @@ class WindowHandle:
 
     def __init__(
         self,
-        window: OpenWindow,
+        window: _OpenableWindow,
         verb: str,
         pending: PendingPublish | None = None,
         pending_gets: Mapping[int, PendingGet] | None = None,

@@ -10,6 +10,7 @@ import torch
 
 from asyncddp.kernels.weighted_sum import WeightedTensor, weighted_sum
 from asyncddp.tensors.allocation import empty
+from asyncddp.windows.departure_detector import CONCLUDED
 from asyncddp.windows.edge import EdgeReader, Snapshot
 
 
@@ -48,13 +49,8 @@ class ReceiveBuffers:
     """Receive buffers of one window on one rank; guarded by the window's lock.
 
     A buffer has no memory of its own: its value is the newest version that the neighbour has
-    published, plus a base value until that is overwritten or taken.
-
-    Args:
-        edges: The edges that end here, by the neighbour at the other end.
-        first: The initial value; None for zero.
-        shape: Of the tensors.
-        dtype: Of the tensors.
+    published, plus a base value, first None for zero, until that is overwritten or taken. A value
+    that cannot be read any more raises a PeerLeftError.
     """
 
     def __init__(
@@ -72,15 +68,7 @@ class ReceiveBuffers:
         self._made = time.monotonic()
 
     def content(self, source: int, *, take: bool) -> WeightedTerms:
-        """Return the value of a neighbour's buffer; valid until :meth:`release`.
-
-        Args:
-            source: The neighbour.
-            take: Set the buffer to zero.
-
-        Raises:
-            PeerLeftError: It cannot be read any more.
-        """
+        """Return a buffer's value, valid until :meth:`release`; zero the buffer if it is taken."""
         edge = self._edges[source]
         snapshot = edge.take() if take else edge.look()
         base = self._base_values.get(source)
@@ -91,11 +79,9 @@ class ReceiveBuffers:
             if over:
                 base = None
         terms: list[WeightedTensor] = []
-        p = 0.0
-        if base is not None:
-            p += base.p
-            if base.tensor is not None:
-                terms.append((base.tensor, 1.0))
+        p = 0.0 if base is None else base.p
+        if base is not None and base.tensor is not None:
+            terms.append((base.tensor, 1.0))
         if snapshot is not None:
             self._read[source] = snapshot
             terms.append((snapshot.tensor, snapshot.weight))
@@ -103,11 +89,7 @@ class ReceiveBuffers:
         return WeightedTerms(terms, p)
 
     def contents(self, sources: Iterable[int], *, take: bool) -> dict[int, WeightedTerms]:
-        """Return the values of some buffers; if one cannot be read, none is taken.
-
-        Raises:
-            PeerLeftError: One of them cannot be read any more.
-        """
+        """Return the values of some buffers; if one cannot be read, none is taken."""
         found: dict[int, WeightedTerms] = {}
         try:
             for source in sorted(sources):
@@ -135,10 +117,10 @@ class ReceiveBuffers:
         weighted_sum(total, terms)
         return _BaseValue(total, p, self._edges[source].taken)
 
-    def last_read(self, source: int) -> int:
-        """Return the version that was last read from a neighbour; 0 before the first."""
+    def last_read(self, source: int) -> tuple[int, int]:
+        """Return the version that was last read from a neighbour, and its step; 0 before that."""
         snapshot = self._read.get(source)
-        return 0 if snapshot is None else snapshot.version
+        return (0, 0) if snapshot is None else (snapshot.version, snapshot.clock)
 
     def release(self, sources: Iterable[int]) -> None:
         """Release the snapshots of some neighbours."""
@@ -166,10 +148,10 @@ class ReceiveBuffers:
         """Return the age of what was last read from each neighbour, by this rank's step count."""
         now, found = time.monotonic(), {}
         for source, edge in self._edges.items():
-            snapshot = self._read.get(source)
-            version, step, when = 0, 0, self._made
-            if snapshot is not None:
-                version, step, when = snapshot.version, snapshot.clock, snapshot.time
-            steps = max(0, edge.clock() - step)
-            found[source] = Staleness(version, steps, max(0.0, now - when), clock - step)
+            snapshot, (version, step) = self._read.get(source), self.last_read(source)
+            when = self._made if snapshot is None else snapshot.time
+            steps, lag = max(0, edge.clock() - step) % CONCLUDED, clock - step
+            if lag <= -(CONCLUDED // 2):  # neighbours that have concluded have no more steps
+                lag += CONCLUDED
+            found[source] = Staleness(version, steps, max(0.0, now - when), lag)
         return found

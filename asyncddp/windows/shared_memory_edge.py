@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from typing_extensions import override
 
 from asyncddp.errors import PeerLeftError
 from asyncddp.kernels.weighted_sum import weighted_sum
@@ -74,18 +75,17 @@ class SharedMemoryWriter(EdgeWriter):
     def __init__(self, view: MappedChunk, offset: int) -> None:
         self._words, self._raw = view.words(offset, WORDS), view.raw(offset, 8 * WORDS)
         self._version = self._floor = 0
-        self._sums: dict[
-            int, _PublishedSum
-        ] = {}  # of the newest version: after which version → sum
-        self._older: dict[
-            int, list[RefCountedBuffer]
-        ] = {}  # those of versions that may be held still
+        self._sums: dict[int, _PublishedSum] = {}
+        """Of the newest version: after which version → sum."""
+        self._older: dict[int, list[RefCountedBuffer]] = {}
+        """Those of versions that may be held still."""
 
+    @override
     def put(self, buffer: RefCountedBuffer, weight: float, p: float, clock: int) -> int:
-        """Publish a tensor that replaces all earlier ones, by one store."""
         self._floor = self._version + 1
         return self._publish({self._version: _PublishedSum(buffer, weight, p)}, clock)
 
+    @override
     def add(
         self,
         buffer: RefCountedBuffer,
@@ -94,7 +94,6 @@ class SharedMemoryWriter(EdgeWriter):
         clock: int,
         acquire_buffer: Callable[[], RefCountedBuffer],
     ) -> int:
-        """Publish the buffer itself if all else was taken, or else its sum with what was not."""
         full_memory_fence()  # between the newest version and what the reader says
         intended = self._words[_INTENDED]
         store_fence()  # in this order: what was intended may have been taken meanwhile
@@ -116,20 +115,20 @@ class SharedMemoryWriter(EdgeWriter):
             for total in totals:
                 total.drop()  # in use by being the newest
 
+    @override
     def set_clock(self, clock: int) -> None:
-        """Store this rank's step count for the reader."""
         self._words[_CLOCK] = clock
 
+    @override
     def reader_gets(self) -> bool:
-        """Return True if the reader has ever got a tensor."""
         return self._words[_WANTED] > 0
 
+    @override
     def has_unread(self) -> bool:
-        """Return True if the reader has not taken the newest version."""
         return self._words[_TAKEN] < self._version
 
+    @override
     def in_use(self) -> Sequence[RefCountedBuffer]:
-        """Return the newest buffers, and those that the reader holds."""
         buffers = [one.buffer for one in self._sums.values()]
         if self._older:
             held = self._words[_HELD]
@@ -165,8 +164,7 @@ class SharedMemoryReader(EdgeReader):
         arena: Opens the writer's memory.
         process: The writer's process.
         place: Where in it the words of the edge begin.
-        shape: Of the tensors.
-        dtype: Of the tensors.
+        shape, dtype: Of the tensors.
         what: A description of the edge, for messages.
     """
 
@@ -187,18 +185,19 @@ class SharedMemoryReader(EdgeReader):
         self._tensors: dict[SharedMemoryHandle, torch.Tensor] = {}
         self.taken = 0
 
+    @override
     def look(self) -> Snapshot | None:
-        """Mark the newest version as held, read it, and check that it is still the newest."""
         return self._read(take=False)
 
+    @override
     def take(self) -> Snapshot | None:
-        """Announce the intention to take, then read as :meth:`look` does, and mark it as taken."""
         snapshot = self._read(take=True)
         if snapshot is not None:
             self.taken = self._words[_TAKEN] = snapshot.version
         return snapshot
 
     def _read(self, *, take: bool) -> Snapshot | None:
+        """Mark the newest version as held, read it, and check that it is still the newest."""
         words = self._words
         while (version := words[_NEWEST]) > self.taken:
             words[_HELD] = version
@@ -213,7 +212,10 @@ class SharedMemoryReader(EdgeReader):
                 after = max(self.taken, floor - 1)
                 for since, weight, p, *place in sums:
                     if since == after:
-                        tensor = self._tensor(SharedMemoryHandle(*place))
+                        known = SharedMemoryHandle(*place)
+                        tensor = self._tensors.get(known)
+                        if tensor is None:
+                            tensor = self._open_tensor(known)
                         return Snapshot(version, floor, weight, p, clock, when / 1e9, tensor)
                 raise RuntimeError(f"{self._what}: version {version} does not follow upon {after}")
         return None
@@ -223,8 +225,8 @@ class SharedMemoryReader(EdgeReader):
         places = (start + number * _SUM.size for number in range(min(count, _MAX_SUMS)))
         return [list(_SUM.unpack_from(self._raw, place)) for place in places]
 
+    @override
     def release(self) -> None:
-        """Clear the mark of the held version."""
         store_fence()
         self._words[_HELD] = 0
 
@@ -232,19 +234,13 @@ class SharedMemoryReader(EdgeReader):
         """Tell the writer that this rank gets its tensor."""
         self._words[_WANTED] = 1
 
+    @override
     def version(self) -> int:
-        """Return the version that was published last."""
         return self._words[_NEWEST]
 
+    @override
     def clock(self) -> int:
-        """Return how many steps the writer has made."""
         return self._words[_CLOCK]
-
-    def _tensor(self, place: SharedMemoryHandle) -> torch.Tensor:
-        found = self._tensors.get(place)
-        if found is None:
-            found = self._tensors[place] = self._open_tensor(place)
-        return found
 
     def _open_tensor(self, place: SharedMemoryHandle) -> torch.Tensor:
         if 0 in self._shape:
@@ -255,4 +251,5 @@ class SharedMemoryReader(EdgeReader):
             raise PeerLeftError(
                 f"{self._what}: it has ended, and what it published last was never read here"
             ) from error
-        return view.tensor(place.offset, self._shape, self._dtype)
+        tensor = self._tensors[place] = view.tensor(place.offset, self._shape, self._dtype)
+        return tensor

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
+from typing_extensions import override
 
 from asyncddp.kernels.weighted_sum import WeightedTensor, weighted_sum
 from asyncddp.tensors.allocation import empty, empty_like
@@ -65,40 +66,34 @@ class TensorStaging(ABC):
         *,
         clone: bool,
     ) -> torch.Tensor:
-        r"""Form :math:`w_0 x + \sum_k w_k b_k`; arguments as of :func:`~.sums.weighted_sum`.
+        r"""Form :math:`w_0 x + \sum_k w_k b_k`, into x, or into a new tensor for ``clone``.
 
-        Args:
-            own: x.
-            weight: :math:`w_0`.
-            terms: Tensors on the host, which are not needed afterwards, and their weights.
-            shares: How many tensors are averaged.
-            clone: Return the sum as a new tensor; replace the own one otherwise.
+        ``terms`` are tensors on the host, which are not needed afterwards, and ``shares`` is how
+        many tensors are averaged, as for :func:`~asyncddp.kernels.weighted_sum.weighted_sum`.
         """
 
     @abstractmethod
     def new_sum(self, own: torch.Tensor, terms: Sequence[WeightedTensor]) -> torch.Tensor:
         """Return a sum of host tensors, as a new tensor on the own tensor's device."""
 
-    @abstractmethod
-    def throttle(self) -> None:
+    def throttle(self) -> None:  # noqa: B027 - copies that are made at once need none
         """Wait, without the window's lock, until few enough copies are under way.
 
         Raises:
             Exception: An earlier tensor could not be published.
         """
 
-    @abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - copies that are made at once are over
         """Stop publishing."""
 
 
 class HostTensorStaging(TensorStaging):
     """Copies for a window whose own tensor is on the host: they are made at once."""
 
+    @override
     def publish(
         self, tensor: torch.Tensor, factor: float, publish_buffer: PublishCallback
     ) -> PendingPublish:
-        """Copy the tensor into a buffer and publish that."""
         buffer = self._pool.acquire_buffer()
         values = tensor.detach() if tensor.requires_grad else tensor
         buffer.tensor.copy_(values)
@@ -110,10 +105,11 @@ class HostTensorStaging(TensorStaging):
             values.mul_(factor if tensor.is_floating_point() else int(factor))
         return PendingPublish(versions)
 
+    @override
     def run_after(self, act: Callable[[], Sequence[UndeliveredVersion]]) -> PendingPublish:
-        """Run the action at once."""
         return PendingPublish(act())
 
+    @override
     def average_into(
         self,
         own: torch.Tensor,
@@ -123,7 +119,6 @@ class HostTensorStaging(TensorStaging):
         *,
         clone: bool,
     ) -> torch.Tensor:
-        """Sum into the own tensor where that is contiguous and on the host."""
         values = own.detach() if own.requires_grad else own
         direct = own.is_cpu and own.is_contiguous()
         here = values if direct else values.to("cpu").contiguous()
@@ -135,14 +130,8 @@ class HostTensorStaging(TensorStaging):
             values.copy_(out)
         return own
 
+    @override
     def new_sum(self, own: torch.Tensor, terms: Sequence[WeightedTensor]) -> torch.Tensor:
-        """Form the sum in new memory."""
         out = empty(own.shape, own.dtype)
         weighted_sum(out, terms)
         return out.to(own.device)
-
-    def throttle(self) -> None:
-        """Do nothing: no copies are under way."""
-
-    def close(self) -> None:
-        """Do nothing: all is published already."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from asyncddp.timeline.tracer import Tracer
 from asyncddp.windows.edge import RefCountedBuffer, Snapshot
 from asyncddp.windows.nonblocking_handle import WindowHandle
 from asyncddp.windows.staging import UndeliveredVersion
 from asyncddp.windows.window import Window
+from asyncddp.windows.window_edges import WindowEdges
 
 
 class TracedWindow(Window):
@@ -20,95 +22,77 @@ class TracedWindow(Window):
 
     A message has the number of the version that its writer published; what a later version has
     replaced before it was read has no end.
-
-    Args:
-        tracer: Records the events.
-        *args: As of every window.
-        **kwargs: As of every window.
     """
 
     def __init__(self, tracer: Tracer, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._tracer = tracer
-        self._nbytes = self.tensor.nbytes
         self._read: dict[int, int] = {}
-
-    def _message_id(self, version: int) -> str:
-        """Return the id of a message, distinct from those of other windows of the name."""
-        return f"w{self.number}.{version}"
 
     def _record_span(self, verb: str, begun: int, peers: Iterable[int], **facts: Any) -> int:
         now, name = time.monotonic_ns(), verb.upper()
-        args = {"name": self.name, "bytes": self._nbytes, "peers": list(peers), **facts}
+        args = {"name": self.name, "bytes": self.tensor.nbytes, "peers": list(peers), **facts}
         bluefog = {"op": f"MPI_{name}", "call": f"ENQUEUE_{name}"}  # what its scripts look for
         self._tracer.record_span("window", name, begun, now, {**args, **bluefog})
         return now
 
+    def _record_transfer(
+        self, kind: str, verb: str, peer: int, begun: int, now: int, version: int
+    ) -> None:
+        number = f"w{self.number}.{version}"  # distinct from those of other windows of the name
+        facts = verb, self.name, peer, self.tensor.nbytes, begun, now, number
+        self._tracer.record_transfer(kind, *facts)
+
+    @override
+    def open(self, edges: WindowEdges) -> None:
+        super().open(edges)
+        self._send = self._traced_send
+
+    @override
     def put(
-        self,
-        tensor: torch.Tensor,
-        self_weight: float,
-        weights: Mapping[int, float],
-        *,
-        add: bool,
-        with_p: bool,
-        step: int | None = None,
+        self, tensor: torch.Tensor, self_weight: float, weights: Mapping[int, float], **how: Any
     ) -> WindowHandle:
-        """Publish a tensor to neighbours, then scale it."""
-        verb, begun = "win_accumulate" if add else "win_put", time.monotonic_ns()
+        verb, begun = "win_accumulate" if how["add"] else "win_put", time.monotonic_ns()
         with self._tracer.profiler_range(verb.upper()):
-            handle = super().put(tensor, self_weight, weights, add=add, with_p=with_p, step=step)
+            handle = super().put(tensor, self_weight, weights, **how)
         self._record_span(verb, begun, weights)
         return handle
 
-    def _sent(
+    def _traced_send(
         self,
         buffer: RefCountedBuffer,
         weights: Mapping[int, float],
         clock: int,
         p: float,
-        *,
-        add: bool,
+        acquire_buffer: Callable[[], RefCountedBuffer] | None,
     ) -> list[UndeliveredVersion]:
-        begun, verb = time.monotonic_ns(), "win_accumulate" if add else "win_put"
-        versions = super()._sent(buffer, weights, clock, p, add=add)
+        begun, verb = time.monotonic_ns(), "win_accumulate" if acquire_buffer else "win_put"
+        versions = self.edges.send(buffer, weights, clock, p, acquire_buffer)
         now = time.monotonic_ns()
         for peer in weights:
             edge = self.edges.outgoing.get(peer)
             if edge is not None:
-                number = self._message_id(edge.published)
-                facts = verb, self.name, peer, self._nbytes
-                self._tracer.record_transfer("send", *facts, begun, now, number)
+                self._record_transfer("send", verb, peer, begun, now, edge.published)
         return versions
 
+    @override
     def store_get_result(self, source: int, snapshot: Snapshot, weight: float) -> None:
-        """Replace the value of a neighbour's buffer by a tensor that was got."""
         begun = time.monotonic_ns()
         super().store_get_result(source, snapshot, weight)
         self._record_span("win_get", begun, [source])
-        self._read[source] = self._buffers.last_read(source)
+        self._read[source] = self._buffers.last_read(source)[0]
 
-    def update(
-        self,
-        self_weight: float,
-        weights: Mapping[int, float],
-        *,
-        reset: bool,
-        clone: bool,
-        with_p: bool,
-    ) -> torch.Tensor:
-        """Form the weighted sum over buffers."""
+    @override
+    def update(self, self_weight: float, weights: Mapping[int, float], **how: Any) -> torch.Tensor:
         begun = time.monotonic_ns()
         with self._tracer.profiler_range("WIN_UPDATE"):
-            result = super().update(self_weight, weights, reset=reset, clone=clone, with_p=with_p)
+            result = super().update(self_weight, weights, **how)
         old = self.staleness()
         behind = {str(source): old[source].steps for source in weights}
         now = self._record_span("win_update", begun, weights, staleness=behind)
         for source in weights:
-            version = self._buffers.last_read(source)
+            version, _ = self._buffers.last_read(source)
             if version > self._read.get(source, 0):
                 self._read[source] = version
-                facts = "win_update", self.name, source, self._nbytes
-                number = self._message_id(version)
-                self._tracer.record_transfer("read", *facts, begun, now, number)
+                self._record_transfer("read", "win_update", source, begun, now, version)
         return result

@@ -2,23 +2,201 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 
-from asyncddp.errors import PeerLeftError
+from asyncddp.context import Context
+from asyncddp.errors import AsyncDDPError, PeerLeftError
 from asyncddp.kernels.weighted_sum import WeightedTensor
+from asyncddp.shm.arena import Arena
+from asyncddp.tensors.allocation import detached_copy
+from asyncddp.windows.buffer_pool import BufferPool
 from asyncddp.windows.departure_detector import CONCLUDED
-from asyncddp.windows.edge import Snapshot
-from asyncddp.windows.publishing_window import PublishingWindow
-from asyncddp.windows.receive_buffers import Staleness
+from asyncddp.windows.device_staging import DeviceResources, DeviceStaging
+from asyncddp.windows.edge import RefCountedBuffer, Snapshot
+from asyncddp.windows.nonblocking_handle import WindowHandle
+from asyncddp.windows.receive_buffers import ReceiveBuffers, Staleness
+from asyncddp.windows.staging import (
+    HostTensorStaging,
+    PendingPublish,
+    TensorStaging,
+    UndeliveredVersion,
+)
+from asyncddp.windows.window_edges import SendFunction, WindowEdges
+from topology import Neighbors, Schedule
 
 
-class Window(PublishingWindow):
+class Window:
     """One rank's part of a window: its own tensor, and a receive buffer for each in-neighbour.
 
-    It is made, opened and closed as :class:`PublishingWindow` says; this half reads.
+    One lock guards it against other threads of this rank; other ranks need none.
+
+    Args:
+        number: How many windows were made before.
+        arena: Shared memory; None if no peer shares it.
+        device: The device of the tensor; None on the host.
+        zero_init: Initialise buffers with zero; with the rank's own tensor otherwise.
+
+    Attributes:
+        clock: Steps that this rank has made, plus CONCLUDED where none follow.
+        step_of_update, step_of_put: How many of them were made: the round of a schedule.
+        end: Why the window cannot be used any more.
     """
+
+    edges: WindowEdges
+    _send: SendFunction
+
+    def __init__(
+        self,
+        context: Context,
+        name: str,
+        number: int,
+        tensor: torch.Tensor,
+        schedule: Schedule,
+        arena: Arena | None,
+        device: DeviceResources | None = None,
+        *,
+        zero_init: bool,
+    ) -> None:
+        self.context, self.name, self.number, self.tensor = context, name, number, tensor
+        self.lock = threading.RLock()
+        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
+        self.clock = self.step_of_update = self.step_of_put = 0
+        self.p = 1.0
+        self.end: AsyncDDPError | None = None
+        self._rounds = [schedule.neighbors(context.rank, k) for k in range(schedule.period or 1)]
+        self.holds_integers = not tensor.is_floating_point()
+        self._pool = BufferPool(arena, self.shape, self.dtype)
+        self._staging: TensorStaging = HostTensorStaging(self._pool)
+        if device is not None:
+            what = f"window {name!r}"
+            self._staging = DeviceStaging(self._pool, device, context.engine, self.lock, what)
+        self._zero_init = zero_init
+        self._unconfirmed: dict[int, UndeliveredVersion] = {}
+        self._buffers = ReceiveBuffers({}, None, self.shape, self.dtype)
+
+    def open(self, edges: WindowEdges) -> None:
+        """Set the edges, and publish the initial value."""
+        self.edges, self._send = edges, edges.send
+        self._pool.edges = [*edges.outgoing.values(), *edges.get_writers.values()]
+
+        def publish_buffer(buffer: RefCountedBuffer) -> Sequence[UndeliveredVersion]:
+            first = None if self._zero_init else detached_copy(buffer.tensor)
+            self._buffers = ReceiveBuffers(edges.incoming, first, self.shape, self.dtype)
+            return edges.publish_for_gets(buffer, 1.0, self.clock)
+
+        with self.lock:
+            pending = self._staging.publish(self.tensor, 1.0, publish_buffer)
+        WindowHandle(self, "win_create", pending).wait()
+
+    def close(self, end: AsyncDDPError) -> None:
+        """Free all memory; nobody reads what this rank has published any more."""
+        with self.lock:
+            self.end = end
+            self.edges = WindowEdges()
+            self._unconfirmed.clear()
+            self._staging.close()
+            self._pool.close()
+            self._buffers = ReceiveBuffers({}, None, self.shape, self.dtype)
+
+    def require_open(self) -> None:
+        """Raise if the window was freed: a UsageError if here, or a PeerError if by a peer."""
+        if self.end is not None:
+            raise self.end
+
+    def neighbors_at(self, step: int) -> Neighbors:
+        """Return the neighbours of this rank in a round of the topology."""
+        return self._rounds[step % len(self._rounds)]
+
+    # publishing
+
+    def put(
+        self,
+        tensor: torch.Tensor,
+        self_weight: float,
+        weights: Mapping[int, float],
+        *,
+        add: bool,
+        with_p: bool,
+        step: int | None = None,
+    ) -> WindowHandle:
+        """Publish a tensor to neighbours, then multiply it, and p if asked for, by the own weight.
+
+        With ``add`` it is added to what they have not taken; the step is the next if not given.
+        """
+        self._staging.throttle()
+        with self.lock:
+            self.require_open()
+            before = self.steps
+            clock = before + 1 if step is None else step
+            p, mine = self.p if with_p else 0.0, self.tensor
+            own = tensor is mine or (  # or a view of exactly the same memory
+                tensor.data_ptr() == mine.data_ptr() and tensor.stride() == mine.stride()
+            )
+            acquire_buffer = self._pool.acquire_buffer if add else None
+
+            def publish_buffer(buffer: RefCountedBuffer) -> list[UndeliveredVersion]:
+                versions = self._send(buffer, weights, clock, p, acquire_buffer)
+                if own:
+                    self.edges.publish_for_gets(buffer, self_weight, before)
+                self._unconfirmed.update((one[0], one) for one in versions)
+                return versions
+
+            pending = self._staging.publish(tensor, self_weight, publish_buffer)
+            self.clock = clock
+            self.step_of_put += 1
+            if with_p:
+                self.p *= self_weight
+        return WindowHandle(self, "win_accumulate" if add else "win_put", pending)
+
+    def publish(self) -> PendingPublish:
+        """Publish the rank's own tensor, as it is now, for gets."""
+        with self.lock:
+            self.require_open()
+            offer = partial(self.edges.publish_for_gets, weight=1.0, clock=self.clock)
+            return self._staging.publish(self.tensor, 1.0, offer)
+
+    def flush(self) -> WindowHandle:
+        """Return a handle that is done once neighbours can see all that was put so far."""
+        with self.lock:
+            self.require_open()
+            pending = self._staging.run_after(lambda: list(self._unconfirmed.values()))
+            return WindowHandle(self, "win_flush", pending)
+
+    def tell(self, clock: int, but: Collection[int] = ()) -> WindowHandle:
+        """Tell neighbours, except some, how many steps were made, after all earlier puts."""
+
+        def send_step_count() -> tuple[UndeliveredVersion, ...]:
+            for peer, edge in self.edges.outgoing.items():
+                if peer not in but:
+                    edge.tell(clock)
+            return ()
+
+        with self.lock:
+            return WindowHandle(self, "win_flush", self._staging.run_after(send_step_count))
+
+    def conclude(self) -> WindowHandle:
+        """Tell neighbours that no step follows for now, and publish the own tensor for gets."""
+        with self.lock:
+            self.clock = CONCLUDED + self.steps
+            self.publish()
+        return self.tell(self.clock)
+
+    def resume(self) -> None:
+        """Tell neighbours that steps follow after all; a step tells them as well."""
+        with self.lock:
+            self.clock = self.steps
+        self.tell(self.clock)
+
+    @property
+    def steps(self) -> int:
+        """Steps that this rank has made, also where no more follow."""
+        return self.clock % CONCLUDED
+
+    # reading
 
     def get(self, source: int, weight: float) -> None:
         """Read the tensor that a neighbour lets others get into its buffer."""
@@ -48,17 +226,10 @@ class Window(PublishingWindow):
         clone: bool,
         with_p: bool,
     ) -> torch.Tensor:
-        r"""Form :math:`w_0 x + \sum_j w_j b_j` over buffers.
+        r"""Form :math:`w_0 x + \sum_j w_j b_j` over buffers, in x or, for ``clone``, a new tensor.
 
-        Args:
-            self_weight: :math:`w_0`.
-            weights: :math:`w_j` of neighbours.
-            reset: Set these buffers to zero; each value counts exactly once.
-            clone: Return a new tensor; replace the rank's own otherwise.
-            with_p: Map p too.
-
-        Returns:
-            The rank's own tensor, or the new one.
+        With ``reset`` these buffers are zero then: each value counts exactly once. p is mapped too
+        if asked for.
         """
         self._staging.throttle()
         with self.lock:
@@ -79,7 +250,7 @@ class Window(PublishingWindow):
             self._buffers.updated(weights)
             if with_p:
                 self.p = p
-            if not clone and (not self.step_of_put or self.is_read_by_gets):
+            if not clone and (not self.step_of_put or self.edges.is_read_by_gets):
                 self.publish()
             return result
 
@@ -111,28 +282,17 @@ class Window(PublishingWindow):
     def staleness(self) -> dict[int, Staleness]:
         """Return the age of what was last read from each neighbour."""
         with self.lock:
-            found = self._buffers.staleness(self.steps)
-        for source, one in found.items():  # neighbours that have concluded have no more steps
-            lag = one.lag + CONCLUDED if one.lag <= -(CONCLUDED // 2) else one.lag
-            found[source] = one._replace(steps=one.steps % CONCLUDED, lag=lag)
-        return found
+            return self._buffers.staleness(self.steps)
 
     def read_step(self, source: int) -> int:
-        """Return the neighbour's step of the tensor that was last read from it; 0 before the first.
-
-        Where no step follows, CONCLUDED is added.
-        """
+        """Return the neighbour's step of what was last read, plus CONCLUDED where none follow."""
         with self.lock:
-            return self.steps - self._buffers.staleness(self.steps)[source].lag
+            return self._buffers.last_read(source)[1]
 
     def known_steps_of(self, source: int, *, got: bool) -> int:
-        """Return the last known step count of a neighbour.
+        """Return a neighbour's last known step count, plus CONCLUDED where none follow.
 
-        Where no step follows, CONCLUDED is added.
-
-        Args:
-            source: The neighbour.
-            got: True if its tensor is got; False if it comes by its puts.
+        It is that of what this rank gets from it, or of what the neighbour puts.
         """
         if not got:
             return self.edges.incoming[source].clock()

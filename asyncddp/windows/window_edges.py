@@ -1,24 +1,31 @@
-"""Factory of a window's edges to neighbours: shared memory within a machine, else messages."""
+"""Edges of a window to its neighbours: shared memory within a machine, else messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import TypeAlias
 
 import torch
 
 from asyncddp.context import Context
-from asyncddp.shm.arena import OwnedChunk, SharedMemoryHandle, handle_of_block
+from asyncddp.shm.arena import OwnedChunk, SharedMemoryHandle
 from asyncddp.shm.buddy_allocator import AllocatedBlock
-from asyncddp.windows.edge import EdgeReader, EdgeWriter
+from asyncddp.windows.edge import EdgeReader, EdgeWriter, RefCountedBuffer
 from asyncddp.windows.message_edge import TAKEN, MessageReader, MessageWriter
 from asyncddp.windows.shared_memory_edge import WORDS, SharedMemoryReader, SharedMemoryWriter
+from asyncddp.windows.staging import UndeliveredVersion
 
-_EDGE_BYTES = 16 * WORDS  # bytes of the words of both edges to a peer
+_EDGE_BYTES = 8 * WORDS
+
+ControlWords: TypeAlias = dict[int, AllocatedBlock[OwnedChunk]]
+"""By out-neighbour of this machine, memory for the words of the edges of its puts and its gets."""
+
+SendFunction: TypeAlias = Callable[..., list[UndeliveredVersion]]
+"""Publishes a buffer as :meth:`WindowEdges.send` does."""
 
 
-class WindowEdges(NamedTuple):
+class WindowEdges:
     """Writers to and readers from the neighbours of a rank's window, keyed by rank.
 
     Attributes:
@@ -26,20 +33,74 @@ class WindowEdges(NamedTuple):
         incoming: Readers of others' puts and accumulates.
         get_writers: Writers of the tensor that others may get.
         get_readers: Readers of the tensors that others let this rank get.
+        remote_get_received: True once a neighbour on another machine has got something.
     """
 
-    outgoing: dict[int, EdgeWriter]
-    incoming: dict[int, EdgeReader]
-    get_writers: dict[int, EdgeWriter]
-    get_readers: dict[int, SharedMemoryReader]
+    def __init__(self) -> None:
+        self.outgoing: dict[int, EdgeWriter] = {}
+        self.incoming: dict[int, EdgeReader] = {}
+        self.get_writers: dict[int, SharedMemoryWriter] = {}
+        self.get_readers: dict[int, SharedMemoryReader] = {}
+        self.remote_get_received = False
+        self._offered: tuple[RefCountedBuffer, float] | None = None
 
+    @property
+    def is_read_by_gets(self) -> bool:
+        """True if a neighbour has ever got something, so that updates are published for gets."""
+        return self.remote_get_received or any(
+            [edge.reader_gets() for edge in self.get_writers.values()]
+        )
 
-class MessageSender(Protocol):
-    """Interface of the function that sends a message about a window to a peer."""
+    def send(
+        self,
+        buffer: RefCountedBuffer,
+        weights: Mapping[int, float],
+        clock: int,
+        p: float,
+        acquire_buffer: Callable[[], RefCountedBuffer] | None,
+    ) -> list[UndeliveredVersion]:
+        """Publish to neighbours, and the step count to all; return versions sent by message.
 
-    def __call__(self, peer: int, *content: object) -> None:
-        """Send a message: the window's number, a word, and what belongs to it."""
-        ...
+        It is added to what they have not taken where ``acquire_buffer`` returns buffers for sums.
+        """
+        versions = []
+        for peer, edge in self.outgoing.items():
+            weight = weights.get(peer)
+            if weight is None:
+                edge.set_clock(clock)
+                continue
+            if acquire_buffer is None:
+                version = edge.put(buffer, weight, p * weight, clock)
+            else:
+                version = edge.add(buffer, weight, p * weight, clock, acquire_buffer)
+            if not edge.visible_at_once:
+                versions.append((peer, edge, version))
+        return versions
+
+    def publish_for_gets(
+        self, buffer: RefCountedBuffer, weight: float, clock: int
+    ) -> tuple[UndeliveredVersion, ...]:
+        """Publish ``weight * buffer``, of some step, for gets; no version is sent by message."""
+        buffer.hold()
+        before, self._offered = self._offered, (buffer, weight)
+        if before is not None:
+            before[0].drop()
+        for edge in self.get_writers.values():
+            edge.put(buffer, weight, 0.0, clock)
+        return ()
+
+    def copy_for_get(self) -> torch.Tensor | None:
+        """Return a copy of what neighbours may get; called by any thread."""
+        while offered := self._offered:
+            buffer, weight = offered
+            buffer.hold()
+            try:
+                if offered is self._offered:  # else it may have been used anew meanwhile
+                    whole = not buffer.tensor.is_floating_point()
+                    return buffer.tensor * (int(weight) if whole else weight)
+            finally:
+                buffer.drop()
+        return None
 
 
 class EdgeFactory:
@@ -51,74 +112,61 @@ class EdgeFactory:
         send: Sends a message to a peer's window manager.
     """
 
-    def __init__(self, context: Context, service: str, send: MessageSender) -> None:
+    def __init__(self, context: Context, service: str, send: Callable[..., None]) -> None:
         self._engine, self._service, self._send = context.engine, service, send
         self._group = context.transport.window_group
 
-    def reserve(
-        self, targets: Iterable[int]
-    ) -> tuple[
-        dict[int, tuple[SharedMemoryHandle, SharedMemoryHandle]],
-        dict[int, AllocatedBlock[OwnedChunk]],
-    ]:
-        """Reserve shared memory for the control words of the edges to ranks of this machine.
+    def reserve(self, targets: Iterable[int]) -> ControlWords:
+        """Reserve shared memory for the control words of the edges to ranks of this machine."""
+        group = self._group
+        if group is None:
+            return {}
+        near = [target for target in targets if target in group.processes]
+        return {peer: group.arena.take(2 * _EDGE_BYTES, zeroed=2 * _EDGE_BYTES) for peer in near}
 
-        Returns:
-            Where the two edges to each of them begin, for the others; and the same for
-            :meth:`make`.
-        """
-        places, own = {}, {}
-        for target in targets:
-            if self._group is not None and target in self._group.processes:
-                block = own[target] = self._group.arena.take(_EDGE_BYTES, zeroed=_EDGE_BYTES)
-                first = handle_of_block(block)
-                places[target] = first, first._replace(offset=first.offset + 8 * WORDS)
-        return places, own
-
-    def release(self, blocks: Iterable[AllocatedBlock[OwnedChunk]]) -> None:
+    def release(self, words: ControlWords) -> None:
         """Free the control words of edges."""
-        for block in blocks:
+        for block in words.values():
             if self._group is not None:
                 self._group.arena.give(block)
 
     def make(
         self,
         number: int,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
+        tensor: torch.Tensor,
         targets: Sequence[int],
-        sources: Mapping[int, tuple[SharedMemoryHandle, SharedMemoryHandle] | None],
-        own: Mapping[int, AllocatedBlock[OwnedChunk]],
+        sources: Mapping[int, SharedMemoryHandle | None],
+        own: ControlWords,
         what: str,
     ) -> WindowEdges:
         """Make the edges of a window.
 
         Args:
             number: The window's number.
-            shape: The shape of its tensor.
-            dtype: Its dtype.
+            tensor: Its tensor.
             targets: Out-neighbours.
             sources: In-neighbours, and the places of their control words in shared memory, if any.
-            own: The second result of :meth:`reserve`.
+            own: The result of :meth:`reserve`.
             what: How messages begin that name a neighbour.
 
         Raises:
             PeerLeftError: The memory of a neighbour on this machine cannot be read.
         """
-        edges = WindowEdges({}, {}, {}, {})
+        edges = WindowEdges()
         for peer in targets:
             if peer in own:
                 chunk, first = own[peer].chunk, own[peer].offset
                 edges.outgoing[peer] = SharedMemoryWriter(chunk, first)
-                edges.get_writers[peer] = SharedMemoryWriter(chunk, first + 8 * WORDS)
+                edges.get_writers[peer] = SharedMemoryWriter(chunk, first + _EDGE_BYTES)
             else:
                 edges.outgoing[peer] = MessageWriter(self._engine, peer, self._service, number)
-        for peer, places in sources.items():
-            if places is not None and self._group is not None:
-                tensor = shape, dtype, f"{what} {peer}"
+        for peer, place in sources.items():
+            if place is not None and self._group is not None:
+                second = place._replace(offset=place.offset + _EDGE_BYTES)
+                facts = tuple(tensor.shape), tensor.dtype, f"{what} {peer}"
                 process, arena = self._group.processes[peer], self._group.arena
-                edges.incoming[peer] = SharedMemoryReader(arena, process, places[0], *tensor)
-                edges.get_readers[peer] = SharedMemoryReader(arena, process, places[1], *tensor)
+                edges.incoming[peer] = SharedMemoryReader(arena, process, place, *facts)
+                edges.get_readers[peer] = SharedMemoryReader(arena, process, second, *facts)
             else:
                 edges.incoming[peer] = MessageReader(partial(self._send, peer, number, TAKEN))
         return edges

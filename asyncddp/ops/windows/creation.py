@@ -11,7 +11,7 @@ from asyncddp.errors import ArgumentError, DtypeError, MismatchError
 from asyncddp.ops.barrier import barrier
 from asyncddp.ops.object_collectives import gather_records
 from asyncddp.ops.validation import check_tensor
-from asyncddp.shm.arena import SharedMemoryHandle
+from asyncddp.shm.arena import SharedMemoryHandle, handle_of_block
 from asyncddp.tensors.dtypes import DtypeKind
 from asyncddp.torch_modes import uncompiled
 from asyncddp.windows import windows_of
@@ -41,7 +41,7 @@ class _WindowProposal(NamedTuple):
     facts: _WindowSpec
     sources: list[int]
     targets: list[int]
-    places: dict[int, tuple[SharedMemoryHandle, SharedMemoryHandle]]
+    places: dict[int, SharedMemoryHandle]
 
 
 @uncompiled
@@ -102,7 +102,8 @@ def create_along(
         return False
     sources, targets = _neighbors(schedule, context.rank)
     window = windows.prepare(name, tensor, schedule, zero_init=zero_init)
-    places, own = windows.edge_factory.reserve(targets)
+    own = windows.edge_factory.reserve(targets)
+    places = {peer: handle_of_block(block) for peer, block in own.items()}
     facts = _WindowSpec(name, tuple(tensor.shape), traits.name, bool(zero_init))
     gathered = gather_records(
         _WindowProposal(facts, sources, targets, places), _WindowProposal, "win_create"
@@ -110,7 +111,7 @@ def create_along(
     try:
         _require_matching_proposals(gathered)
     except MismatchError:
-        windows.edge_factory.release(own.values())
+        windows.edge_factory.release(own)
         raise
     edge_places = {peer: gathered[peer].places.get(context.rank) for peer in sources}
     windows.connect(window, targets, edge_places, own)
