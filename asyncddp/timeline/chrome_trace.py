@@ -60,6 +60,15 @@ class PointEvent(NamedTuple):
 
 TraceEvent: TypeAlias = Span | PointEvent
 
+
+def track_title(track: int, title: str) -> tuple[PointEvent, PointEvent]:
+    """Return the metadata events that give a track its title and position."""
+    return (
+        PointEvent("M", "thread_name", track, None, {"name": title}),
+        PointEvent("M", "thread_sort_index", track, None, {"sort_index": track}),
+    )
+
+
 _text = lru_cache(4096)(json.dumps)
 
 
@@ -103,7 +112,8 @@ class ChromeTraceFormatter:
             track = self._tracks.allocate(begin, end)
             if track >= self._next_track:
                 self._next_track = track + 1
-                lines = self.title(track, f"transfer {track - TRANSFERS}")
+                title = track_title(track, f"transfer {track - TRANSFERS}")
+                lines = [self._point(event) for event in title]
         where = f'"pid": {self._rank}, "tid": {track}'
         more = "" if args is None else f', "args": {_object(args)}'
         lines.append(
@@ -127,10 +137,3 @@ class ChromeTraceFormatter:
             f'{{"name": {_text(name)}, {cat}"ph": "{phase}", {when}'
             f'"pid": {self._rank}, "tid": {track}{more}}}'
         )
-
-    def title(self, track: int, title: str) -> list[str]:
-        """Format the metadata events that give a track its title and position."""
-        return [
-            self._point(PointEvent("M", "thread_name", track, None, {"name": title})),
-            self._point(PointEvent("M", "thread_sort_index", track, None, {"sort_index": track})),
-        ]

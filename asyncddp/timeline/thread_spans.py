@@ -1,12 +1,12 @@
-"""Timeline spans of one thread: its calls of communication operations, and its waits."""
+"""Timeline spans of one thread: its mixes, its calls of communication operations, and its waits."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from asyncddp.timeline.chrome_trace import Span
 
@@ -14,60 +14,84 @@ MERGE_GAP = 10_000
 """Nanoseconds: shorter waits are not recorded, and mixes this close together are one span."""
 
 
+class _Mix(NamedTuple):
+    """Span in which a thread mixed pieces of a tensor."""
+
+    verb: str
+    name: str
+    begin: int
+    end: int
+    nbytes: int
+    peers: tuple[int, ...]
+
+
 class TracedThread:
-    """State that a rank's tracer keeps for one of the rank's threads.
+    """One of a rank's threads, as the rank's tracer knows it.
+
+    Args:
+        track: The row of the timeline on which the thread is shown.
+        record: Records a span.
 
     Attributes:
-        track: The row of the timeline on which the thread is shown.
         waiting: The innermost wait under way, or None.
         mixes: How many times the thread has mixed.
-        mix: The last mix span until it is recorded: begin, end, verb, name, bytes, peers.
     """
 
-    def __init__(self, track: int) -> None:
-        self.track = track
+    def __init__(self, track: int, record: Callable[[Span], None]) -> None:
+        self.track, self.record = track, record
         self.waiting: WaitSpan | None = None
         self.mixes = 0
-        self.mix: list[tuple[int, int, str, str, int, tuple[int, ...]]] = []
+        self._last_mix: list[_Mix] = []  # until it is recorded
 
+    def record_mix(
+        self, verb: str, name: str, begin: int, end: int, nbytes: int, peers: tuple[int, ...]
+    ) -> None:
+        """Record that the thread mixed a piece; consecutive pieces are merged into one span."""
+        self.mixes += 1
+        if self.waiting is not None:
+            self.waiting.exclude(begin, end)
+        last = self._pop_mix()
+        if last is not None:
+            if begin - last.end < MERGE_GAP and (verb, name) == (last.verb, last.name):
+                begin, nbytes = last.begin, nbytes + last.nbytes
+            else:
+                self._record_mix(last)
+        self._last_mix.append(_Mix(verb, name, begin, end, nbytes, peers))
 
-class SpanRecorder(Protocol):
-    """Interface of a rank's tracer, by which calls and waits record their spans."""
+    def flush_mix(self) -> None:
+        """Record the last mix span; any thread may call it."""
+        last = self._pop_mix()
+        if last is not None:
+            self._record_mix(last)
 
-    def current_thread(self) -> TracedThread:
-        """Return the state of the calling thread."""
-        ...
+    def _pop_mix(self) -> _Mix | None:
+        try:  # two threads may try at once
+            return self._last_mix.pop()
+        except IndexError:
+            return None
 
-    def record(self, event: Span) -> None:
-        """Record a span."""
-        ...
-
-    def flush_mix(self, thread: TracedThread) -> None:
-        """Record the last mix span of a thread."""
-        ...
-
-    def profiler_range(self, name: str) -> AbstractContextManager[None]:
-        """Return a context manager that names its block in profilers."""
-        ...
+    def _record_mix(self, mix: _Mix) -> None:
+        verb, name, begin, end, nbytes, peers = mix
+        args = {"verb": verb, "name": name, "bytes": nbytes, "peers": list(peers)}
+        self.record(Span("mix", "mix", self.track, begin, end, args))
 
 
 class WaitSpan:
     """Span in which a thread waits for tensors of other ranks, and averages them as they arrive.
 
     Args:
-        recorder: Records the spans.
+        thread: The thread that waits.
         verb: The verb whose completion is awaited.
         name: The name of the operation.
         peers: The ranks whose messages are awaited, as far as known beforehand.
     """
 
     def __init__(
-        self, recorder: SpanRecorder, verb: str, name: str, peers: Iterable[int] = ()
+        self, thread: TracedThread, verb: str, name: str, peers: Iterable[int] = ()
     ) -> None:
-        self._recorder, self._verb, self._name = recorder, verb, name
-        self._thread = recorder.current_thread()
+        self._thread, self._verb, self._name = thread, verb, name
         self._peers: dict[int, None] = dict.fromkeys(peers)
-        self._outer, self._thread.waiting = self._thread.waiting, self
+        self._outer, thread.waiting = thread.waiting, self
         self._mixed = False
         self._since = time.monotonic_ns()
         if self._outer is not None:
@@ -96,38 +120,40 @@ class WaitSpan:
         self._thread.waiting = self._outer
         if self._outer is not None:
             self._outer.exclude(now, now)
-        self._recorder.flush_mix(self._thread)
+        self._thread.flush_mix()
 
     def _record(self, until: int) -> None:
         if until - self._since < MERGE_GAP or (self._mixed and not self._peers):
             return
         args: dict[str, Any] = {"verb": self._verb, "name": self._name, "for": list(self._peers)}
-        track = self._thread.track
-        self._recorder.record(Span("wait", self._verb, track, self._since, until, args))
+        thread = self._thread
+        thread.record(Span("wait", self._verb, thread.track, self._since, until, args))
 
 
 class CallSpan:
     """Context manager that records the call of a communication operation as a timeline span.
 
     Args:
-        recorder: Records the span.
-        verb: The verb.
-        name: The name of the operation.
-        nbytes: Size of the tensor in bytes.
+        thread: The thread that calls it.
+        name: The name of the span.
+        args: What the span says of the call.
+        profiler_range: Names the call in profilers.
     """
 
-    def __init__(self, recorder: SpanRecorder, verb: str, name: str, nbytes: int) -> None:
-        self._recorder = recorder
-        self._capitals = verb.upper()
-        op = f"MPI_{self._capitals}"  # what scripts of BlueFog look for
-        self._args = {"verb": verb, "name": name, "bytes": nbytes, "op": op}
+    def __init__(
+        self,
+        thread: TracedThread,
+        name: str,
+        args: Mapping[str, Any],
+        profiler_range: AbstractContextManager[None],
+    ) -> None:
+        self._thread, self._name, self._args, self._range = thread, name, args, profiler_range
 
     def discard(self) -> None:
         """Discard the span, because the call did nothing."""
         self._args = {}
 
     def __enter__(self) -> CallSpan:
-        self._range = self._recorder.profiler_range(f"ENQUEUE_{self._capitals}")
         self._range.__enter__()
         self._begin = time.monotonic_ns()
         return self
@@ -138,11 +164,8 @@ class CallSpan:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        recorder = self._recorder
-        end = time.monotonic_ns()
-        thread = recorder.current_thread()
-        recorder.flush_mix(thread)
-        name = f"ENQUEUE_{self._capitals}"
+        end, thread = time.monotonic_ns(), self._thread
+        thread.flush_mix()
         if self._args:
-            recorder.record(Span("enqueue", name, thread.track, self._begin, end, self._args))
+            thread.record(Span("enqueue", self._name, thread.track, self._begin, end, self._args))
         self._range.__exit__(kind, error, trace)

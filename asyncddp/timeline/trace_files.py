@@ -112,10 +112,6 @@ def _with_prefix(prefix: Path) -> list[Path]:
     return found[prefix.name]
 
 
-def _ignore_progress(_: int) -> None:
-    """Ignore the progress."""
-
-
 def _lines(path: Path, advance: ProgressCallback) -> Iterator[bytes]:
     """Yield the lines of a file, gzipped or not, and report the bytes read so far."""
     behind = 0
@@ -150,7 +146,7 @@ def _event(text: bytes) -> JsonEvent | None:
     return event if isinstance(event, dict) and "ph" in event else None
 
 
-def read_events(path: Path, advance: ProgressCallback = _ignore_progress) -> Iterator[JsonEvent]:
+def read_events(path: Path, advance: ProgressCallback = lambda _: None) -> Iterator[JsonEvent]:
     r"""Yield the events of a trace file, a rank's or a merged one, in its order.
 
     Args:
@@ -190,11 +186,11 @@ def is_merged(path: Path) -> bool:
     Raises:
         ArgumentError: If it cannot be read.
     """
-    begin = itertools.islice(_lines(path, _ignore_progress), 2)
+    begin = itertools.islice(_lines(path, lambda _: None), 2)
     return any(b'"asyncddp.merged"' in line for line in begin)
 
 
-def scan_trace(path: Path, advance: ProgressCallback = _ignore_progress) -> RankTraceInfo | None:
+def scan_trace(path: Path, advance: ProgressCallback = lambda _: None) -> RankTraceInfo | None:
     """Read the metadata of a rank's trace file without parsing all events; None if it is empty.
 
     Raises:

@@ -11,10 +11,10 @@ from typing import Any
 from weakref import ref
 
 from asyncddp.timeline import tracks
-from asyncddp.timeline.chrome_trace import Args, PointEvent, Span
+from asyncddp.timeline.chrome_trace import Args, PointEvent, Span, track_title
 from asyncddp.timeline.clock_offset import ClockSample
 from asyncddp.timeline.profiler_range import ProfilerRange, profiler_enabled
-from asyncddp.timeline.thread_spans import MERGE_GAP, CallSpan, TracedThread, WaitSpan
+from asyncddp.timeline.thread_spans import CallSpan, TracedThread, WaitSpan
 from asyncddp.timeline.trace_writer import TraceWriter
 
 _NO_RANGE: AbstractContextManager[None] = nullcontext()
@@ -39,7 +39,7 @@ class Tracer:
         nvtx: Whether events are shown in NVIDIA's tools as NVTX ranges.
 
     Attributes:
-        cost: CPU seconds that writing one event takes.
+        flush_callbacks: Functions that the writer thread calls after each flush of its queue.
     """
 
     def __init__(self, rank: int, writer: TraceWriter | None, *, nvtx: bool = False) -> None:
@@ -52,7 +52,6 @@ class Tracer:
         self._lock = threading.Lock()
         self._claims: dict[str, ref[object]] = {}
         self.flush_callbacks: list[Callable[[], None]] = []
-        """Functions that the writer thread calls after each flush of its queue."""
         if writer is not None:
             writer.on_flush = self._on_flush
         self._title(tracks.COMPUTATION, "computation")
@@ -84,18 +83,10 @@ class Tracer:
         end: int,
         number: int | str,
     ) -> None:
-        """Record that a tensor was sent to a peer or received from one.
+        """Record that a tensor was sent to a peer or received from one, or read where it lay.
 
-        Args:
-            kind: ``"send"``, ``"receive"`` or ``"read"``.
-            verb: The verb that moved the tensor.
-            name: The name of the operation.
-            peer: The other rank.
-            nbytes: The message's length in bytes.
-            begin: When the transfer began, in ns.
-            end: When the transfer ended, in ns.
-            number: Sequence number among the messages of one name between two ranks; equal on
-                both.
+        ``kind`` is ``"send"``, ``"receive"`` or ``"read"``; ``number`` is the sequence number among
+        the messages of one name between two ranks, equal on both.
         """
         args = {"verb": verb, "name": name, "peer": peer, "bytes": nbytes}
         if kind == "send":
@@ -108,26 +99,19 @@ class Tracer:
         self, verb: str, name: str, begin: int, end: int, nbytes: int, peers: tuple[int, ...]
     ) -> None:
         """Record that this thread mixed a piece; consecutive pieces are merged into one span."""
-        thread = self.current_thread()
-        thread.mixes += 1
-        if thread.waiting is not None:
-            thread.waiting.exclude(begin, end)
-        last = _pop_mix(thread)
-        if last is not None:
-            since, until, *what, size, _ = last
-            if begin - until < MERGE_GAP and what == [verb, name]:
-                begin, nbytes = since, nbytes + size
-            else:
-                self._record_mix_span(thread, *last)
-        thread.mix.append((begin, end, verb, name, nbytes, peers))
+        self.current_thread().record_mix(verb, name, begin, end, nbytes, peers)
 
     def start_wait(self, verb: str, name: str, peers: tuple[int, ...] = ()) -> WaitSpan:
         """Begin a wait of the calling thread; the caller ends the span that is returned."""
-        return WaitSpan(self, verb, name, peers)
+        return WaitSpan(self.current_thread(), verb, name, peers)
 
     def enqueue_span(self, verb: str, name: str, nbytes: int) -> CallSpan:
         """Return a context manager that records the duration of a verb's call."""
-        return CallSpan(self, verb, name, nbytes)
+        capitals = verb.upper()
+        title = f"ENQUEUE_{capitals}"
+        op = f"MPI_{capitals}"  # what scripts of BlueFog look for
+        args = {"verb": verb, "name": name, "bytes": nbytes, "op": op}
+        return CallSpan(self.current_thread(), title, args, self.profiler_range(title))
 
     def profiler_range(self, name: str) -> AbstractContextManager[None]:
         """Return a context manager that names its block in torch's profiler and NVIDIA's tools."""
@@ -169,32 +153,13 @@ class Tracer:
             else:
                 track = tracks.thread_track(next(self._callers))
                 self._title(track, f"communication ({me.name})")
-            thread = self._threads[threading.get_ident()] = TracedThread(track)
+            thread = self._threads[threading.get_ident()] = TracedThread(track, self.record)
         return thread
 
     def mark_progress_thread(self) -> None:
         """Mark the calling thread as the progress thread, which mixes while others compute."""
         self._title(tracks.MIXING, "mixing")
-        self._threads[threading.get_ident()] = TracedThread(tracks.MIXING)
-
-    def flush_mix(self, thread: TracedThread) -> None:
-        """Record the last merged mix span of a thread."""
-        last = _pop_mix(thread)
-        if last is not None:
-            self._record_mix_span(thread, *last)
-
-    def _record_mix_span(
-        self,
-        thread: TracedThread,
-        begin: int,
-        end: int,
-        verb: str,
-        name: str,
-        nbytes: int,
-        peers: tuple[int, ...],
-    ) -> None:
-        args = {"verb": verb, "name": name, "bytes": nbytes, "peers": list(peers)}
-        self.record(Span("mix", "mix", thread.track, begin, end, args))
+        self._threads[threading.get_ident()] = TracedThread(tracks.MIXING, self.record)
 
     # activities of the user
 
@@ -239,7 +204,7 @@ class Tracer:
     def close(self) -> None:
         """End open activities and close the file; harmless when called twice."""
         for thread in list(self._threads.values()):
-            self.flush_mix(thread)
+            thread.flush_mix()
         with self._lock:
             for track, names in self._open.items():
                 while names:
@@ -251,22 +216,12 @@ class Tracer:
             self._writer.close()
 
     def _title(self, track: int, title: str) -> None:
-        self.record(PointEvent("M", "thread_name", track, None, {"name": title}))
-        self.record(PointEvent("M", "thread_sort_index", track, None, {"sort_index": track}))
+        for event in track_title(track, title):
+            self.record(event)
 
     def _on_flush(self) -> None:
         """Record finished mix spans; the writer thread calls this after each flush."""
         for thread in list(self._threads.values()):
-            last = _pop_mix(thread)
-            if last is not None:
-                self._record_mix_span(thread, *last)
+            thread.flush_mix()
         for callback in self.flush_callbacks:
             callback()
-
-
-def _pop_mix(thread: TracedThread) -> tuple[int, int, str, str, int, tuple[int, ...]] | None:
-    """Take a thread's pending mix span, or None; two threads may try at once."""
-    try:
-        return thread.mix.pop()
-    except IndexError:
-        return None

@@ -28,12 +28,9 @@ from asyncddp.timeline.trace_files import (
 
 FileProgressCallback: TypeAlias = Callable[[Path, int], object]
 
+_NO_PROGRESS: FileProgressCallback = lambda path, count: None  # noqa: E731
 _encode = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":")).encode
 _HELD = 100_000  # ends of arrows that wait for their other ends
-
-
-def _ignore_progress(_: Path, __: int) -> None:
-    """Ignore the progress."""
 
 
 class FlowArrowMatcher:
@@ -135,7 +132,7 @@ class MergedTrace:
         """The largest drift of a clock beyond errors of measurement, as a fraction."""
         return max((clock.drift() for clock in self.clocks.values() if clock.drifting), default=0.0)
 
-    def events(self, advance: FileProgressCallback = _ignore_progress) -> Iterator[JsonEvent]:
+    def events(self, advance: FileProgressCallback = _NO_PROGRESS) -> Iterator[JsonEvent]:
         """Yield all events on rank 0's clock, nearly in order of time.
 
         Args:
@@ -183,7 +180,7 @@ def _aligned_events(
 
 
 def open_traces(
-    sources: Iterable[str | Path], advance: FileProgressCallback = _ignore_progress
+    sources: Iterable[str | Path], advance: FileProgressCallback = _NO_PROGRESS
 ) -> MergedTrace:
     """Read the metadata of a run's trace files, and check that they belong together.
 
@@ -244,7 +241,7 @@ def _open_atomically(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_merged_trace(
-    merge: MergedTrace, path: Path, advance: FileProgressCallback = _ignore_progress
+    merge: MergedTrace, path: Path, advance: FileProgressCallback = _NO_PROGRESS
 ) -> int:
     """Write one file, gzipped if its name ends with ``.gz``, and return the number of events.
 

@@ -12,18 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncddp.timeline.report.intervals import Intervals, union
-from asyncddp.timeline.report.wait_attribution import (
-    NOBODY,
-    PeerWaits,
-    VerbCalls,
-    find_last_callers,
-)
+from asyncddp.timeline.report.wait_attribution import NOBODY, find_last_callers
 from asyncddp.timeline.trace_files import JsonEvent
 
 COMPUTE = ("forward", "backward", "optimizer")
 BLOCKING = ("enqueue", "mix", "wait", "window")  # by a thread that calls verbs
 BACKGROUND = ("collective", "mixing", "transfer")
 _MIXING = 3  # the track of the thread that mixes while others compute
+
+
+def _no_times() -> array[float]:
+    return array("d")
 
 
 @dataclass
@@ -35,8 +34,8 @@ class RankSpans:
         kinds: Begin and end of each forward, backward and optimizer; of enqueue, wait, mix and
             window on the callers' threads; of transfer, collective, and "mixing" by the progress
             thread.
-        waits: The callers' waits.
-        calls: Times at which each verb was called.
+        waits: Begin and end of each of the callers' waits, by verb, name and the ranks waited for.
+        calls: Begin of each call, by verb and name.
         sent: Time and bytes of each message sent, flat.
         received: Time and bytes of each message received, flat.
         verbs: The verbs that were called with a tensor.
@@ -45,12 +44,16 @@ class RankSpans:
         last: End of the rank's last span.
     """
 
-    steps: array[float] = field(default_factory=lambda: array("d"))
-    kinds: dict[str, array[float]] = field(default_factory=lambda: defaultdict(lambda: array("d")))
-    waits: PeerWaits = field(default_factory=PeerWaits)
-    calls: VerbCalls = field(default_factory=VerbCalls)
-    sent: array[float] = field(default_factory=lambda: array("d"))
-    received: array[float] = field(default_factory=lambda: array("d"))
+    steps: array[float] = field(default_factory=_no_times)
+    kinds: dict[str, array[float]] = field(default_factory=lambda: defaultdict(_no_times))
+    waits: dict[tuple[str, str, tuple[int, ...]], array[float]] = field(
+        default_factory=lambda: defaultdict(_no_times)
+    )
+    calls: dict[tuple[str, str], array[float]] = field(
+        default_factory=lambda: defaultdict(_no_times)
+    )
+    sent: array[float] = field(default_factory=_no_times)
+    received: array[float] = field(default_factory=_no_times)
     verbs: set[str] = field(default_factory=set)
     moved: set[str] = field(default_factory=set)
     first: float = float("inf")
@@ -59,6 +62,10 @@ class RankSpans:
     def intervals(self, *kinds: str) -> Intervals:
         """Return the times during which at least one span of these kinds lasted."""
         return union(*(as_rows(self.kinds[kind]) for kind in kinds if kind in self.kinds), ())
+
+    def call_times(self, verb: str, name: str) -> NDArray[np.float64]:
+        """Return the begin times of the calls of one verb and name, in order."""
+        return np.sort(np.array(self.calls.get((verb, name), ()), dtype=np.float64))
 
 
 @dataclass
@@ -78,25 +85,23 @@ class TimelineSpans:
     size: int = 0
     missing: list[int] = field(default_factory=list)
     clock_error: float | None = None
-    arrows: array[float] = field(default_factory=lambda: array("d"))
+    arrows: array[float] = field(default_factory=_no_times)
     collectives: set[str] = field(default_factory=set)
 
     def waits_of(self, rank: int) -> dict[int, NDArray[np.float64]]:
         """Return a rank's waits by the rank that came last."""
         spans = self.ranks[rank]
-        found = {whom: [as_rows(flat)] for whom, flat in spans.waits.single.items()}
-        for (verb, name, peers), flat in spans.waits.joint.items():
+        found: defaultdict[int, list[NDArray[np.float64]]] = defaultdict(list)
+        for (verb, name, peers), flat in spans.waits.items():
             rows = as_rows(flat)
-            whom = [peers[-1]] * len(rows)
-            if verb in self.collectives:
-                others = {
-                    p: self.ranks[p].calls.times(verb, name) for p in peers if p in self.ranks
-                }
+            whom = [peers[-1] if peers else NOBODY] * len(rows)
+            if len(peers) > 1 and verb in self.collectives:
+                others = {p: self.ranks[p].call_times(verb, name) for p in peers if p in self.ranks}
                 known = len(others) == len(peers)
-                mine = spans.calls.times(verb, name)
+                mine = spans.call_times(verb, name)
                 whom = find_last_callers(mine, others, rows) if known else [NOBODY] * len(rows)
             for one in set(whom):
-                found.setdefault(one, []).append(rows[np.array(whom) == one])
+                found[one].append(rows[np.array(whom) == one])
         return {one: np.concatenate(parts) for one, parts in found.items()}
 
 
@@ -141,14 +146,12 @@ def _add_span(timeline: TimelineSpans, event: JsonEvent) -> None:
     kind, args = event.get("cat"), event.get("args", {})
     if kind == "step":
         spans.steps.extend((begin, end))
-    elif kind in COMPUTE:
+    elif kind in (*COMPUTE, "collective", "transfer"):
         spans.kinds[kind].extend((begin, end))
-    elif kind == "collective":
-        spans.kinds[kind].extend((begin, end))
-        timeline.collectives.add(args["verb"])
-    elif kind == "transfer":
-        spans.kinds[kind].extend((begin, end))
-        _add_bytes(spans, event, args)
+        if kind == "collective":
+            timeline.collectives.add(args["verb"])
+        elif kind == "transfer":
+            _add_bytes(spans, event, args)
     elif kind in BLOCKING:
         _add_call(spans, event, args, begin, end)
 
@@ -159,13 +162,13 @@ def _add_call(
     """Add a span of communication on a caller's thread, or of mixing on another."""
     kind, verb, name = event["cat"], args.get("verb", ""), args.get("name", "")
     if kind == "enqueue":
-        spans.calls.add(verb, name, begin)
+        spans.calls[verb, name].append(begin)
         if args.get("bytes"):
             spans.verbs.add(verb)
     if event["tid"] != _MIXING:
         spans.kinds[kind].extend((begin, end))
         if kind == "wait":
-            spans.waits.add(verb, name, args.get("for", ()), begin, end)
+            spans.waits[verb, name, tuple(args.get("for", ()))].extend((begin, end))
     elif kind == "mix":
         spans.kinds["mixing"].extend((begin, end))
 

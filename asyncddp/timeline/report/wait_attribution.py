@@ -7,47 +7,11 @@ is the k-th of that name on every other.
 
 from __future__ import annotations
 
-from array import array
-from collections import defaultdict
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
 NOBODY = -1
 """Placeholder for a rank: no rank was late, or it is unknown which."""
-
-
-class VerbCalls:
-    """Times at which a rank called each communication operation, in µs on rank 0's clock."""
-
-    def __init__(self) -> None:
-        self._times: dict[tuple[str, str], array[float]] = defaultdict(lambda: array("d"))
-
-    def add(self, verb: str, name: str, begin: float) -> None:
-        """Add the begin of a call."""
-        self._times[verb, name].append(begin)
-
-    def times(self, verb: str, name: str) -> NDArray[np.float64]:
-        """Return the begin times of the calls of one verb and name, in order."""
-        return np.sort(np.array(self._times.get((verb, name), ()), dtype=np.float64))
-
-
-class PeerWaits:
-    """Waits of one rank, grouped by the peer, or the set of peers, that it waited for."""
-
-    def __init__(self) -> None:
-        self.single: dict[int, array[float]] = defaultdict(lambda: array("d"))
-        self.joint: dict[tuple[str, str, tuple[int, ...]], array[float]] = defaultdict(
-            lambda: array("d")
-        )
-
-    def add(self, verb: str, name: str, peers: Sequence[int], begin: float, end: float) -> None:
-        """Add a wait and the ranks that it was for."""
-        if len(peers) > 1:
-            self.joint[verb, name, tuple(peers)].extend((begin, end))
-        else:
-            self.single[peers[0] if peers else NOBODY].extend((begin, end))
 
 
 def find_last_callers(
