@@ -88,8 +88,6 @@ from .ops.reduce_scatter import reduce_scatter as reduce_scatter
 from .ops.reduce_scatter import reduce_scatter_nonblocking as reduce_scatter_nonblocking
 from .ops.windows import get_current_created_window_names as get_current_created_window_names
 from .ops.windows import get_win_version as get_win_version
-from .ops.windows import turn_off_win_ops_with_associated_p as turn_off_win_ops_with_associated_p
-from .ops.windows import turn_on_win_ops_with_associated_p as turn_on_win_ops_with_associated_p
 from .ops.windows import win_accumulate as win_accumulate
 from .ops.windows import win_accumulate_nonblocking as win_accumulate_nonblocking
 from .ops.windows import win_associated_p as win_associated_p

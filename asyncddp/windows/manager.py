@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -45,7 +46,6 @@ class WindowManager:
     """Manager of all windows of a rank: creates, finds and frees them, and handles their messages.
 
     Attributes:
-        with_p: True if the verbs map the associated p as well.
         edge_factory: Makes the edges of new windows.
     """
 
@@ -65,7 +65,6 @@ class WindowManager:
         self.edge_factory = EdgeFactory(context, _SERVICE, self._send)
         self._made = 0
         self._pause = self._engine.idle_interval
-        self.with_p = False
         self._message_handlers = {
             **dict.fromkeys((PUT, ADD, TICK), self._handle_writer),
             **dict.fromkeys((ARRIVED, TAKEN), self._handle_reader),
@@ -81,6 +80,9 @@ class WindowManager:
     def names(self) -> list[str]:
         """The names of all windows, sorted."""
         return sorted(self._by_name)
+
+    def __iter__(self) -> Iterator[Window]:
+        return iter(list(self._by_name.values()))
 
     def find(self, verb: str, name: str) -> Window:
         """Return the window of a name, for a verb that no ``torch.func`` may transform."""

@@ -19,12 +19,7 @@ from asyncddp.windows.device_staging import DeviceResources, DeviceStaging
 from asyncddp.windows.edge import RefCountedBuffer, Snapshot
 from asyncddp.windows.nonblocking_handle import WindowHandle
 from asyncddp.windows.receive_buffers import ReceiveBuffers, Staleness
-from asyncddp.windows.staging import (
-    HostTensorStaging,
-    PendingPublish,
-    TensorStaging,
-    UndeliveredVersion,
-)
+from asyncddp.windows.staging import HostTensorStaging, PendingPublish, UndeliveredVersion
 from asyncddp.windows.window_edges import SendFunction, WindowEdges
 from topology import Neighbors, Schedule
 
@@ -37,12 +32,13 @@ class Window:
     Args:
         number: How many windows were made before.
         arena: Shared memory; None if no peer shares it.
-        device: The device of the tensor; None on the host.
+        device: The tensor's; None on the host.
         zero_init: Initialise buffers with zero; with the rank's own tensor otherwise.
 
     Attributes:
         clock: Steps that this rank has made, plus CONCLUDED where none follow.
         step_of_update, step_of_put: How many of them were made: the round of a schedule.
+        with_p: True if the verbs of users map p as the tensor.
         end: Why the window cannot be used any more.
     """
 
@@ -65,15 +61,16 @@ class Window:
         self.lock = threading.RLock()
         self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
         self.clock = self.step_of_update = self.step_of_put = 0
-        self.p = 1.0
+        self.p, self.with_p = 1.0, False
         self.end: AsyncDDPError | None = None
         self._rounds = [schedule.neighbors(context.rank, k) for k in range(schedule.period or 1)]
         self.holds_integers = not tensor.is_floating_point()
         self._pool = BufferPool(arena, self.shape, self.dtype)
-        self._staging: TensorStaging = HostTensorStaging(self._pool)
-        if device is not None:
-            what = f"window {name!r}"
-            self._staging = DeviceStaging(self._pool, device, context.engine, self.lock, what)
+        self._staging = (
+            HostTensorStaging(self._pool)
+            if device is None
+            else DeviceStaging(self._pool, device, context.engine, self.lock, f"window {name!r}")
+        )
         self._zero_init = zero_init
         self._unconfirmed: dict[int, UndeliveredVersion] = {}
         self._buffers = ReceiveBuffers({}, None, self.shape, self.dtype)

@@ -264,7 +264,17 @@ def associated_p():
     bf.barrier()
     bf.win_update_then_collect("x")
     assert bf.win_associated_p("x") == (0.5 if r == 0 else 1.5 if r in (1, n - 1) else 1.0)
-    assert_is(x, bf.win_associated_p("x"), 0.0)
+    p = bf.win_associated_p("x")
+    assert_is(x, p, 0.0)
+    bf.barrier()
+    bf.turn_off_win_ops_with_associated_p()
+    bf.win_put(x, "x", self_weight=0.5)
+    bf.barrier()
+    bf.win_update("x")
+    assert bf.win_associated_p("x") == p
+    bf.turn_on_win_ops_with_associated_p()
+    bf.win_put(x, "x", self_weight=0.5)
+    assert bf.win_associated_p("x") == p / 2
     bf.turn_off_win_ops_with_associated_p()
 
 

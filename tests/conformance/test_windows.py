@@ -26,10 +26,10 @@ def filled(value, shape=(23,), dtype=torch.float64):
     return torch.full(shape, value, dtype=dtype)
 
 
-def made(value, name="x", shape=(23,), dtype=torch.float64, zero_init=False):
+def made(value, name="x", shape=(23,), dtype=torch.float64, zero_init=False, **more):
     """A window over a tensor of one value."""
     x = filled(value, shape, dtype)
-    assert bf.win_create(x, name, zero_init) is True
+    assert bf.win_create(x, name, zero_init, **more) is True
     return x
 
 
@@ -456,8 +456,7 @@ def one_sender():
     """On a ring, rank 0 accumulates with .5/.5/.5: p = 0.5 there, 1.5 at its neighbours."""
     n, r = bf.size(), bf.rank()
     bf.set_topology(topology.ring(n))
-    bf.turn_on_win_ops_with_associated_p()
-    x = made(1.0, zero_init=True)
+    x = made(1.0, zero_init=True, associated_p=True)
     if r == 0:
         bf.win_accumulate(x, "x", 0.5, {j: 0.5 for j in bf.out_neighbor_ranks()})
     bf.barrier()
@@ -465,12 +464,11 @@ def one_sender():
     expected = 0.5 if r == 0 else 1.5 if 0 in bf.in_neighbor_ranks() else 1.0
     assert bf.win_associated_p("x") == expected
     assert_is(x, expected)
+    made(1.0, "without p")
+    bf.win_put(filled(3.0), "without p", self_weight=0.5)
     bf.barrier()
-    bf.turn_off_win_ops_with_associated_p()
-    bf.win_put(filled(3.0), "x", self_weight=0.5)
-    bf.barrier()
-    bf.win_update("x")
-    assert bf.win_associated_p("x") == expected
+    bf.win_update("without p")
+    assert bf.win_associated_p("without p") == 1.0
 
 
 def test_p_goes_the_way_of_the_tensor(world):
@@ -480,8 +478,7 @@ def test_p_goes_the_way_of_the_tensor(world):
 def p_is_x(seed):
     """Random puts, sums, updates and collects with column-stochastic weights, from x = p = 1."""
     drawn = random.Random(1000 * seed + bf.rank())
-    bf.turn_on_win_ops_with_associated_p()
-    x = made(1.0, zero_init=True)
+    x = made(1.0, zero_init=True, associated_p=True)
     targets = bf.out_neighbor_ranks()
     for _ in range(10):
         verb = drawn.choice([bf.win_put, bf.win_accumulate, None])
@@ -513,8 +510,7 @@ def push_sum(steps):
     graph.add_nodes_from(range(n))
     graph.add_edges_from((i, j) for i, j in edges if i != j)
     bf.set_topology(graph)
-    bf.turn_on_win_ops_with_associated_p()
-    x = made(float(r), zero_init=True)
+    x = made(float(r), zero_init=True, associated_p=True)
     targets = bf.out_neighbor_ranks()
     share = 1 / (len(targets) + 1)
     for _ in range(steps):

@@ -103,7 +103,7 @@ def strangers():
             lambda: bf.win_get("x", {nobody: 1.0}),
         ),
         (
-            "win_update: argument neighbor_weights",
+            "win_update: argument src_weights",
             "an in-neighbour",
             lambda: bf.win_update("x", 0.5, {nobody: 0.5}),
         ),
@@ -144,11 +144,11 @@ def weights_that_cannot_be():
     one = torch.ones(3, dtype=torch.int32)
     cases = [
         (
-            "win_update: arguments self_weight, neighbor_weights: expected neither, or a number "
+            "win_update: arguments self_weight, src_weights: expected neither, or a number "
             "and a mapping {rank: weight}, got 0.5 and None",
             lambda: bf.win_update("x", 0.5),
         ),
-        ("got None and {}", lambda: bf.win_update("x", neighbor_weights={})),
+        ("got None and {}", lambda: bf.win_update("x", src_weights={})),
         ("got 0.5 and [1]", lambda: bf.win_update("x", 0.5, [1])),
         (
             f"win_put: argument dst_weights[{peers[0]}]: expected a finite number, got nan",
@@ -197,15 +197,15 @@ def test_weights_and_handles_that_cannot_be(world):
 
 def make_differently(what):
     r = bf.rank()
-    tensor, name, zero_init = x(), "x", False
+    tensor, name, zero_init, associated_p = x(), "x", False, False
     if r == 1:
         tensor = torch.ones(4) if what == "shape" else tensor
         tensor = tensor.double() if what == "dtype" else tensor
         name = "y" if what == "name" else name
-        zero_init = what == "zero_init"
+        zero_init, associated_p = what == "zero_init", what == "associated_p"
     if what == "topology":
         bf.set_topology(topology.ring(bf.size(), style="right") if r else topology.star(bf.size()))
-    bf.win_create(tensor, name, zero_init)
+    bf.win_create(tensor, name, zero_init, associated_p=associated_p)
 
 
 SAID = {
@@ -213,6 +213,7 @@ SAID = {
     "dtype": "rank 0 gives dtype='float32', but rank 1 'float64'",
     "name": "rank 0 gives name='x', but rank 1 'y'",
     "zero_init": "rank 0 gives zero_init=False, but rank 1 True",
+    "associated_p": "rank 0 gives associated_p=False, but rank 1 True",
     "topology": "set the same topology on all ranks",
 }
 

@@ -146,10 +146,9 @@ def conserve(operations, seed):
     n, r = bf.size(), bf.rank()
     drawn = random.Random(1000 * seed + r)
     bf.set_topology(topology.complete(n))
-    bf.turn_on_win_ops_with_associated_p()
     x = torch.randn(17, dtype=torch.float64, generator=torch.Generator().manual_seed(r))
     before = sum(bf.allgather_object(x.clone()))
-    bf.win_create(x, "x", zero_init=True)
+    bf.win_create(x, "x", zero_init=True, associated_p=True)
     bf.barrier()
     for _ in range(operations):
         if drawn.random() < 0.5:

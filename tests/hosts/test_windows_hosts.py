@@ -16,7 +16,6 @@ import topology
 bf.init()
 n, r = bf.size(), bf.rank()
 bf.set_topology(topology.complete(n))
-bf.turn_on_win_ops_with_associated_p()
 last = n - 1
 took = {}
 for name, count in (("small", 23), ("large", 200_000)):
@@ -39,7 +38,7 @@ for name, count in (("small", 23), ("large", 200_000)):
     bf.barrier()
 
 x = torch.full((50,), float(r), dtype=torch.float64)
-bf.win_create(x, "mass", zero_init=True)
+bf.win_create(x, "mass", zero_init=True, associated_p=True)
 bf.win_update_then_collect("mass")
 p = bf.win_associated_p("mass")
 share = 1 / n

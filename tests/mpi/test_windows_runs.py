@@ -34,9 +34,8 @@ def run_on(transport, body, folder, ranks=2, options=(), timeout=RUN_LIMIT, **en
 KILLED = """
 bf.init()
 bf.set_topology(topology.complete(2))
-bf.turn_on_win_ops_with_associated_p()
 x = torch.full((300_000,), 1.0)
-bf.win_create(x, "x", zero_init=True)
+bf.win_create(x, "x", zero_init=True, associated_p=True)
 bf.barrier()
 if bf.rank() == 1:
     threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
@@ -86,9 +85,8 @@ def test_a_neighbor_that_is_killed_stops_nobody(tmp_path, transport):
 STOPPED = """
 bf.init()
 bf.set_topology(topology.complete(2))
-bf.turn_on_win_ops_with_associated_p()
 x = torch.ones(100_000, dtype=torch.float64)
-bf.win_create(x, "x", zero_init=True)
+bf.win_create(x, "x", zero_init=True, associated_p=True)
 peer = bf.allgather_object(os.getpid())[1]
 shown = Path(__file__).with_name("over")
 half = {1 - bf.rank(): 0.5}

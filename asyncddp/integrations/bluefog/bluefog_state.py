@@ -110,6 +110,7 @@ class BluefogState:
     machine_topology: UserTopology | None = None
     skip_negotiate: bool = False
     suspended: bool = False
+    associated_p: bool = False
     collectives: HandleTable[Handle[Any]] = field(default_factory=lambda: HandleTable("verb"))
     windows: HandleTable[WindowHandle] = field(default_factory=lambda: HandleTable("window verb"))
 

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 
 import torch
 
+from asyncddp.context import current
 from asyncddp.integrations.bluefog.bluefog_state import active_state, current_state
 from asyncddp.integrations.bluefog.error_translation import translate_errors
 from asyncddp.ops import windows as _ours
+from asyncddp.windows import windows_of
 
 __all__ = [
     "get_current_created_window_names",
@@ -49,15 +51,34 @@ Weights = Mapping[int, float] | Iterable[int]
 get_current_created_window_names = translate_errors()(_ours.get_current_created_window_names)
 get_win_version = translate_errors()(_ours.get_win_version)
 win_associated_p = translate_errors()(_ours.win_associated_p)
-turn_on_win_ops_with_associated_p = translate_errors()(_ours.turn_on_win_ops_with_associated_p)
-turn_off_win_ops_with_associated_p = translate_errors()(_ours.turn_off_win_ops_with_associated_p)
+
+
+@translate_errors()
+def turn_on_win_ops_with_associated_p() -> None:
+    """Make puts, accumulates and updates of all windows map :func:`win_associated_p` as well."""
+    _switch_associated_p(on=True)
+
+
+@translate_errors()
+def turn_off_win_ops_with_associated_p() -> None:
+    """Make puts, accumulates and updates of all windows leave :func:`win_associated_p` alone."""
+    _switch_associated_p(on=False)
+
+
+def _switch_associated_p(*, on: bool) -> None:
+    current_state().associated_p = on
+    for window in windows_of(current()):
+        window.with_p = on
 
 
 @translate_errors()
 def win_create(tensor: torch.Tensor, name: str, zero_init: bool = False) -> bool:
     """Make a window along the edges of the topology; see :func:`asyncddp.win_create`."""
-    active_state()
-    return _ours.win_create(tensor, name, zero_init)
+    state = active_state()
+    made = _ours.win_create(tensor, name, zero_init)
+    if made:
+        windows_of(current()).find("win_create", name).with_p = state.associated_p
+    return made
 
 
 @translate_errors()

@@ -11,66 +11,28 @@ of one version; a writer never waits for a reader. What is accumulated and colle
 once, so that sums over ranks are conserved.
 """
 
-from __future__ import annotations
-
-from asyncddp.ops.windows.completion import (
-    win_cancel,
-    win_flush,
-    win_poll,
-    win_wait,
-)
+from asyncddp.ops.windows.completion import win_cancel as win_cancel
+from asyncddp.ops.windows.completion import win_flush as win_flush
+from asyncddp.ops.windows.completion import win_poll as win_poll
+from asyncddp.ops.windows.completion import win_wait as win_wait
+from asyncddp.ops.windows.creation import create_along as create_along
 from asyncddp.ops.windows.creation import (
-    create_along,
-    get_current_created_window_names,
-    win_create,
-    win_free,
+    get_current_created_window_names as get_current_created_window_names,
 )
-from asyncddp.ops.windows.get_and_update import (
-    win_get,
-    win_get_nonblocking,
-    win_read_neighbor,
-    win_update,
-    win_update_then_collect,
-)
-from asyncddp.ops.windows.inspection import (
-    get_win_version,
-    turn_off_win_ops_with_associated_p,
-    turn_on_win_ops_with_associated_p,
-    win_associated_p,
-    win_staleness,
-)
-from asyncddp.ops.windows.locking import (
-    win_mutex,
-)
+from asyncddp.ops.windows.creation import win_create as win_create
+from asyncddp.ops.windows.creation import win_free as win_free
+from asyncddp.ops.windows.get_and_update import win_get as win_get
+from asyncddp.ops.windows.get_and_update import win_get_nonblocking as win_get_nonblocking
+from asyncddp.ops.windows.get_and_update import win_read_neighbor as win_read_neighbor
+from asyncddp.ops.windows.get_and_update import win_update as win_update
+from asyncddp.ops.windows.get_and_update import win_update_then_collect as win_update_then_collect
+from asyncddp.ops.windows.inspection import get_win_version as get_win_version
+from asyncddp.ops.windows.inspection import win_associated_p as win_associated_p
+from asyncddp.ops.windows.inspection import win_staleness as win_staleness
+from asyncddp.ops.windows.locking import win_mutex as win_mutex
+from asyncddp.ops.windows.put_and_accumulate import win_accumulate as win_accumulate
 from asyncddp.ops.windows.put_and_accumulate import (
-    win_accumulate,
-    win_accumulate_nonblocking,
-    win_put,
-    win_put_nonblocking,
+    win_accumulate_nonblocking as win_accumulate_nonblocking,
 )
-
-__all__ = [
-    "create_along",
-    "get_current_created_window_names",
-    "get_win_version",
-    "turn_off_win_ops_with_associated_p",
-    "turn_on_win_ops_with_associated_p",
-    "win_accumulate",
-    "win_accumulate_nonblocking",
-    "win_associated_p",
-    "win_cancel",
-    "win_create",
-    "win_flush",
-    "win_free",
-    "win_get",
-    "win_get_nonblocking",
-    "win_mutex",
-    "win_poll",
-    "win_put",
-    "win_put_nonblocking",
-    "win_read_neighbor",
-    "win_staleness",
-    "win_update",
-    "win_update_then_collect",
-    "win_wait",
-]
+from asyncddp.ops.windows.put_and_accumulate import win_put as win_put
+from asyncddp.ops.windows.put_and_accumulate import win_put_nonblocking as win_put_nonblocking

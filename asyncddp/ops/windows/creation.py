@@ -27,25 +27,23 @@ class _WindowSpec(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     zero_init: bool
+    associated_p: bool
 
 
 class _WindowProposal(NamedTuple):
-    """One rank's properties and neighbours for a new window, to be compared on all ranks.
-
-    Attributes:
-        facts: What must be equal on all ranks.
-        sources, targets: Its in- and out-neighbours.
-        places: Where out-neighbours on its machine find what it publishes.
-    """
+    """One rank's properties and neighbours for a new window, to be compared on all ranks."""
 
     facts: _WindowSpec
     sources: list[int]
     targets: list[int]
     places: dict[int, SharedMemoryHandle]
+    """Where out-neighbours on its machine find what it publishes."""
 
 
 @uncompiled
-def win_create(tensor: torch.Tensor, name: str, zero_init: bool = False) -> bool:
+def win_create(
+    tensor: torch.Tensor, name: str, zero_init: bool = False, *, associated_p: bool = False
+) -> bool:
     """Make a window along the edges of the topology; collective.
 
     Args:
@@ -53,6 +51,8 @@ def win_create(tensor: torch.Tensor, name: str, zero_init: bool = False) -> bool
             and updates are written into it.
         name: The window's name, equal on all ranks.
         zero_init: Whether the buffers begin at zero; as this rank's own tensor otherwise.
+        associated_p: Whether puts, accumulates and updates map :func:`win_associated_p` as the
+            tensor, as push-sum needs it.
 
     Returns:
         True; False if this rank has a window of that name already, and nothing was done.
@@ -62,8 +62,8 @@ def win_create(tensor: torch.Tensor, name: str, zero_init: bool = False) -> bool
         ArgumentError: Something that is no tensor, a name that is no text, or a schedule without
             a period.
         DtypeError: The dtype is neither float nor integer.
-        MismatchError: Ranks differ in name, shape, dtype, ``zero_init`` or topology; raised on
-            all of them.
+        MismatchError: Ranks differ in name, shape, dtype, ``zero_init``, ``associated_p`` or
+            topology; raised on all of them.
 
     Example:
         >>> import asyncddp as bf, torch
@@ -77,19 +77,21 @@ def win_create(tensor: torch.Tensor, name: str, zero_init: bool = False) -> bool
         ...     world.run(gossip)
         [0.5, 0.5]
     """
-    return create_along(current().topologies.ranks, tensor, name, zero_init=zero_init)
+    schedule = current().topologies.ranks
+    return create_along(schedule, tensor, name, zero_init=zero_init, associated_p=associated_p)
 
 
 def create_along(
-    schedule: Schedule, tensor: torch.Tensor, name: str, *, zero_init: bool = False
+    schedule: Schedule,
+    tensor: torch.Tensor,
+    name: str,
+    *,
+    zero_init: bool = False,
+    associated_p: bool = False,
 ) -> bool:
     """Do what :func:`win_create` does, along the edges of any topology; collective.
 
-    Args:
-        schedule: The topology, whose weights the window's verbs take where they are given none.
-        tensor: As for :func:`win_create`, as is what follows.
-        name: The window's name.
-        zero_init: Whether the buffers begin at zero.
+    The window's verbs take the topology's weights where they are given none.
     """
     traits = check_tensor("win_create", tensor)
     if traits.kind in (DtypeKind.BOOL, DtypeKind.COMPLEX):
@@ -104,7 +106,8 @@ def create_along(
     window = windows.prepare(name, tensor, schedule, zero_init=zero_init)
     own = windows.edge_factory.reserve(targets)
     places = {peer: handle_of_block(block) for peer, block in own.items()}
-    facts = _WindowSpec(name, tuple(tensor.shape), traits.name, bool(zero_init))
+    window.with_p = bool(associated_p)
+    facts = _WindowSpec(name, tuple(tensor.shape), traits.name, bool(zero_init), bool(associated_p))
     gathered = gather_records(
         _WindowProposal(facts, sources, targets, places), _WindowProposal, "win_create"
     )
@@ -135,11 +138,7 @@ def _neighbors(schedule: Schedule, rank: int) -> tuple[list[int], list[int]]:
 
 
 def _require_matching_proposals(gathered: list[_WindowProposal]) -> None:
-    """Require that all ranks make the same window along the same edges; same result on all ranks.
-
-    Raises:
-        MismatchError: They do not.
-    """
+    """Require that all ranks make the same window along the same edges; same result on all."""
     for peer, offer in enumerate(gathered):
         for key, value, theirs in zip(
             _WindowSpec._fields, gathered[0].facts, offer.facts, strict=True
@@ -147,7 +146,7 @@ def _require_matching_proposals(gathered: list[_WindowProposal]) -> None:
             if theirs != value:
                 raise MismatchError(
                     f"win_create: rank 0 gives {key}={value!r}, but rank {peer} {theirs!r}; "
-                    "call it with equal names, shapes, dtypes and zero_init"
+                    "call it with equal names, shapes, dtypes, zero_init and associated_p"
                 )
     for rank, offer in enumerate(gathered):
         for peer, other in enumerate(gathered):

@@ -24,16 +24,11 @@ def win_get_nonblocking(
     """Start :func:`win_get` and give a handle."""
     windows = windows_of(current())
     window = windows.find("win_get", name)
-    given = (
-        window.neighbors_at(window.step_of_update).src_weights
-        if src_weights is None
-        else src_weights
-    )
-    weights = weights_by_rank(
-        "win_get", "src_weights", given, window.edges.incoming, "an in-neighbour"
-    )
     if src_weights is None:
-        weights = dict.fromkeys(weights, 1.0)
+        src_weights = list(window.neighbors_at(window.step_of_update).src_weights)
+    weights = weights_by_rank(
+        "win_get", "src_weights", src_weights, window.edges.incoming, "an in-neighbour"
+    )
     if window.holds_integers:
         require_integer_weights("win_get", window, weights.values())
     if not require_mutex:
@@ -112,7 +107,7 @@ def win_get(
 def win_update(
     name: str,
     self_weight: float | None = None,
-    neighbor_weights: Mapping[int, float] | None = None,
+    src_weights: Mapping[int, float] | None = None,
     reset: bool = False,
     clone: bool = False,
     require_mutex: bool = False,
@@ -124,7 +119,7 @@ def win_update(
     Args:
         name: The window.
         self_weight: :math:`w_0`.
-        neighbor_weights: :math:`w_j` of some in-neighbours. Both or neither; if neither, the
+        src_weights: :math:`w_j` of some in-neighbours. Both or neither; if neither, the
             topology's weights of the round.
         reset: Whether the buffers of these neighbours are zero afterwards.
         clone: Give a new tensor, and leave this rank's own as it is.
@@ -151,15 +146,14 @@ def win_update(
         ...     world.run(averaged)
         [0.25, 0.75]
     """
-    windows = windows_of(current())
-    window = windows.find("win_update", name)
-    own, weights = _sources(window, self_weight, neighbor_weights)
+    window = windows_of(current()).find("win_update", name)
+    own, weights = _sources(window, self_weight, src_weights)
     if window.holds_integers:
         require_integer_weights("win_update", window, [own, *weights.values()])
     if not require_mutex:
-        return window.update(own, weights, reset=reset, clone=clone, with_p=windows.with_p)
+        return window.update(own, weights, reset=reset, clone=clone, with_p=window.with_p)
     with holding_mutex(window, (), weights):
-        return window.update(own, weights, reset=reset, clone=clone, with_p=windows.with_p)
+        return window.update(own, weights, reset=reset, clone=clone, with_p=window.with_p)
 
 
 def _sources(
@@ -170,11 +164,11 @@ def _sources(
         return neighbors.self_weight, neighbors.src_weights
     if self_weight is None or not isinstance(given, Mapping):
         raise ArgumentError(
-            "win_update: arguments self_weight, neighbor_weights: expected neither, or a number "
+            "win_update: arguments self_weight, src_weights: expected neither, or a number "
             f"and a mapping {{rank: weight}}, got {self_weight!r} and {given!r}"
         )
     known = window.edges.incoming
-    weights = weights_by_rank("win_update", "neighbor_weights", given, known, "an in-neighbour")
+    weights = weights_by_rank("win_update", "src_weights", given, known, "an in-neighbour")
     return require_finite("win_update", "self_weight", self_weight), weights
 
 

@@ -68,6 +68,8 @@ def win_staleness(name: str) -> dict[int, Staleness]:
 def win_associated_p(name: str) -> float:
     """Return this rank's associated scalar p, which push-sum divides by.
 
+    It is 1 unless ``win_create(..., associated_p=True)`` made the window.
+
     Args:
         name: The window.
 
@@ -77,9 +79,8 @@ def win_associated_p(name: str) -> float:
     Example:
         >>> import asyncddp as bf, torch
         >>> def halved():
-        ...     bf.turn_on_win_ops_with_associated_p()
         ...     x = torch.tensor([float(bf.rank())])
-        ...     bf.win_create(x, "x", zero_init=True)
+        ...     bf.win_create(x, "x", zero_init=True, associated_p=True)
         ...     bf.win_accumulate(x, "x", self_weight=0.5, dst_weights={1 - bf.rank(): 0.5})
         ...     bf.barrier()
         ...     bf.win_update_then_collect("x")
@@ -89,15 +90,3 @@ def win_associated_p(name: str) -> float:
         [1.0, 1.0]
     """
     return windows_of(current()).find("win_associated_p", name).p
-
-
-@uncompiled
-def turn_on_win_ops_with_associated_p() -> None:
-    """Make puts, accumulates and updates map :func:`win_associated_p` as the tensor."""
-    windows_of(current()).with_p = True
-
-
-@uncompiled
-def turn_off_win_ops_with_associated_p() -> None:
-    """Make puts, accumulates and updates leave :func:`win_associated_p` alone."""
-    windows_of(current()).with_p = False

@@ -73,11 +73,7 @@ def weights_by_rank(
     known: Iterable[int],
     what: str,
 ) -> dict[int, float]:
-    """Require weights of neighbours, or their ranks, which stand for weights of 1.
-
-    Raises:
-        ArgumentError: Something else, a rank that is no such neighbour, or comes twice.
-    """
+    """Require weights of neighbours, or their ranks, each once, which stand for weights of 1."""
     if not isinstance(given, Iterable):
         raise ArgumentError(
             f"{verb}: argument {argument}: expected ranks, or a mapping {{rank: weight}}, got "
@@ -101,11 +97,7 @@ def weights_by_rank(
 
 
 def require_integer_weights(verb: str, window: Window, weights: Iterable[float]) -> None:
-    """Require whole weights for a window that holds integers.
-
-    Raises:
-        ArgumentError: There is one that is not.
-    """
+    """Require whole weights for a window that holds integers."""
     broken = [weight for weight in weights if weight != int(weight)]
     if broken:
         raise ArgumentError(

@@ -125,8 +125,7 @@ def _write(
     *,
     add: bool,
 ) -> WindowHandle:
-    windows = windows_of(current())
-    window = windows.find(verb, name)
+    window = windows_of(current()).find(verb, name)
     if tensor is not window.tensor:
         _require_matching_tensor(verb, window, tensor)
     weights = _targets(verb, window, dst_weights)
@@ -134,9 +133,9 @@ def _write(
     if window.holds_integers:
         require_integer_weights(verb, window, [own, *weights.values()])
     if not require_mutex:
-        return window.put(tensor, own, weights, add=add, with_p=windows.with_p)
+        return window.put(tensor, own, weights, add=add, with_p=window.with_p)
     with holding_mutex(window, weights, ()):
-        handle = window.put(tensor, own, weights, add=add, with_p=windows.with_p)
+        handle = window.put(tensor, own, weights, add=add, with_p=window.with_p)
         handle.wait()
     return handle
 

@@ -70,13 +70,12 @@ class RankSpans:
 
 @dataclass
 class TimelineSpans:
-    """Spans of all ranks, read from a merged timeline, and what is known of their clocks.
+    """Spans of all ranks, read from a merged timeline, and what is known of the run.
 
     Attributes:
         ranks: The spans of each rank.
         size: Number of ranks of the run.
         missing: Ranks without a file.
-        clock_error: The largest error of the ranks' clocks in µs, None if unknown.
         arrows: Time and rank of each message's departure and arrival, flat.
         collectives: The verbs in which all ranks take part.
     """
@@ -84,7 +83,6 @@ class TimelineSpans:
     ranks: dict[int, RankSpans] = field(default_factory=lambda: defaultdict(RankSpans))
     size: int = 0
     missing: list[int] = field(default_factory=list)
-    clock_error: float | None = None
     arrows: array[float] = field(default_factory=_no_times)
     collectives: set[str] = field(default_factory=set)
 
@@ -132,7 +130,6 @@ def collect_spans(events: Iterable[JsonEvent]) -> TimelineSpans:
         elif event.get("name") == "asyncddp.merged":
             args = event["args"]
             timeline.size, timeline.missing = args["size"], args["missing"]
-            timeline.clock_error = args["clock_error"]
         elif event.get("name") == "asyncddp.rank":
             _ = timeline.ranks[event["pid"]]  # creates the rank's entry, even if it did nothing
     return timeline
