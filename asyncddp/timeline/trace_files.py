@@ -20,6 +20,7 @@ from asyncddp.errors import ArgumentError
 
 JsonEvent: TypeAlias = dict[str, Any]
 ProgressCallback: TypeAlias = Callable[[int], object]
+"""Called now and then with the number of bytes of the file that were read."""
 
 _HINT = "ranks write them under 'asyncddp run --timeline DIR …'"
 _RANK_FILE = re.compile(r"(.*?)(\d+)\.json(\.gz)?")
@@ -149,9 +150,7 @@ def _event(text: bytes) -> JsonEvent | None:
 def read_events(path: Path, advance: ProgressCallback = lambda _: None) -> Iterator[JsonEvent]:
     r"""Yield the events of a trace file, a rank's or a merged one, in its order.
 
-    Args:
-        path: A file with an event per line, packed if it ends with ``.gz``.
-        advance: Called now and then with the number of bytes of the file that were read.
+    It has an event per line, and is packed if its name ends with ``.gz``.
 
     Raises:
         ArgumentError: Where a line other than the last one is no event, or the file cannot be read.
@@ -181,11 +180,7 @@ def read_events(path: Path, advance: ProgressCallback = lambda _: None) -> Itera
 
 
 def is_merged(path: Path) -> bool:
-    """Return True if a file was written by ``asyncddp timeline merge``.
-
-    Raises:
-        ArgumentError: If it cannot be read.
-    """
+    """Return True if a file was written by ``asyncddp timeline merge``."""
     begin = itertools.islice(_lines(path, lambda _: None), 2)
     return any(b'"asyncddp.merged"' in line for line in begin)
 
@@ -203,10 +198,15 @@ def scan_trace(path: Path, advance: ProgressCallback = lambda _: None) -> RankTr
         found = _TIME.search(line)
         if b'"asyncddp.' in line:
             event = _event(line.strip(_PADDING)) or {}
-            _reject_merged(path, event)
-            if event.get("name") == "asyncddp.rank":
+            name = event.get("name")
+            if name == "asyncddp.merged":
+                raise ArgumentError(
+                    f"{path} is merged already; open it at ui.perfetto.dev, or read it with "
+                    f"'asyncddp timeline report {path}'."
+                )
+            if name == "asyncddp.rank":
                 identity = event["args"]
-            elif event.get("name") == "asyncddp.clock":
+            elif name == "asyncddp.clock":
                 clocks.append((event["ts"], event["args"]["offset"], event["args"]["error"]))
         elif found is not None:
             ts = float(found[1])
@@ -228,14 +228,6 @@ def scan_trace(path: Path, advance: ProgressCallback = lambda _: None) -> RankTr
         first=max(start, first) if last >= first else start,
         last=max(start, last),
     )
-
-
-def _reject_merged(path: Path, event: JsonEvent) -> None:
-    if event.get("name") == "asyncddp.merged":
-        raise ArgumentError(
-            f"{path} is merged already; open it at ui.perfetto.dev, or read it with 'asyncddp "
-            f"timeline report {path}'."
-        )
 
 
 def _check_identity(path: Path, identity: JsonEvent) -> None:

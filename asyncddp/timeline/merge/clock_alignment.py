@@ -49,10 +49,8 @@ class ClockAlignment:
         """Convert a time of the rank to rank 0's clock."""
         times, offsets = self._times, self._offsets
         k = bisect_right(times, ts)
-        if k == 0:
-            return ts + offsets[0]
-        if k == len(times):
-            return ts + offsets[-1]
+        if k in (0, len(times)):
+            return ts + offsets[min(k, len(times) - 1)]
         share = (ts - times[k - 1]) / (times[k] - times[k - 1])
         return ts + offsets[k - 1] + share * (offsets[k] - offsets[k - 1])
 
@@ -93,7 +91,6 @@ def align_clocks(files: Sequence[RankTraceInfo]) -> dict[int, ClockAlignment]:
     own.update({file.host: file.clocks for file in files if file.clocks})
 
     def clock_of(file: RankTraceInfo) -> ClockAlignment:
-        """Use the rank's or its machine's measurements; the time of day otherwise."""
         points = file.clocks or own.get(file.host)
         here = file.host == base.host and not base.rank
         if here and all(abs(offset) <= error for _, offset, error in file.clocks):

@@ -27,6 +27,7 @@ from asyncddp.timeline.trace_files import (
 )
 
 FileProgressCallback: TypeAlias = Callable[[Path, int], object]
+"""Called now and then with a file and the bytes of it that were read."""
 
 _NO_PROGRESS: FileProgressCallback = lambda path, count: None  # noqa: E731
 _encode = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":")).encode
@@ -37,14 +38,8 @@ class FlowArrowMatcher:
     """Matcher of sends with receives; numbers a message's arrow once both of its ends are found.
 
     Perfetto drops arrows whose names are not numbers, and those with one end lead nowhere. The end
-    that comes first is held until the other is found; the oldest is dropped where too many are
-    held.
-
-    Args:
-        held: How many ends may be held.
-
-    Attributes:
-        kept: Number of arrows with both ends.
+    that comes first is held until the other is found; the oldest is dropped where more than
+    ``held`` are held. ``kept`` counts the arrows with both ends.
 
     Example:
         >>> arrows = FlowArrowMatcher()
@@ -69,24 +64,24 @@ class FlowArrowMatcher:
     def matched(self, events: Iterable[JsonEvent]) -> Iterator[JsonEvent]:
         """Yield the events, without arrows that have one end only."""
         for event in events:
-            if event["ph"] in ("s", "f"):
-                yield from self._match(event)
-            else:
+            if event["ph"] not in ("s", "f"):
                 yield event
+                continue
+            name, is_end = str(event.get("id")), event["ph"] == "f"
+            other = self._waiting.pop((name, "s" if is_end else "f"), None)
+            if other is None:
+                self._hold((name, event["ph"]), event)
+                continue
+            self.kept += 1
+            for end in (other, event) if is_end else (event, other):
+                yield {**end, "id": self.kept}
 
-    def _match(self, event: JsonEvent) -> Iterator[JsonEvent]:
-        name = str(event.get("id"))
-        other = self._waiting.pop((name, "f" if event["ph"] == "s" else "s"), None)
-        if other is None:
-            self._given_up += (name, event["ph"]) in self._waiting
-            self._waiting[name, event["ph"]] = event
-            if len(self._waiting) > self._held:
-                del self._waiting[next(iter(self._waiting))]
-                self._given_up += 1
-            return
-        self.kept += 1
-        for end in (other, event) if event["ph"] == "f" else (event, other):
-            yield {**end, "id": self.kept}
+    def _hold(self, key: tuple[str, str], event: JsonEvent) -> None:
+        self._given_up += key in self._waiting
+        self._waiting[key] = event
+        if len(self._waiting) > self._held:
+            del self._waiting[next(iter(self._waiting))]
+            self._given_up += 1
 
 
 @dataclass(frozen=True)
@@ -133,14 +128,7 @@ class MergedTrace:
         return max((clock.drift() for clock in self.clocks.values() if clock.drifting), default=0.0)
 
     def events(self, advance: FileProgressCallback = _NO_PROGRESS) -> Iterator[JsonEvent]:
-        """Yield all events on rank 0's clock, nearly in order of time.
-
-        Args:
-            advance: Called now and then with a file and the bytes of it that were read.
-
-        Raises:
-            ArgumentError: If a line other than a file's last is no event.
-        """
+        """Yield all events on rank 0's clock, nearly in order of time."""
         yield _metadata(
             "asyncddp.merged",
             version=1,
@@ -150,9 +138,8 @@ class MergedTrace:
             clock_error=self.clock_error,
             clock_unmeasured=self.unmeasured,
         )
-        streams = (
-            _aligned_events(f, self.clocks[f.rank], self.origin, advance) for f in self.files
-        )
+        clocks, origin = self.clocks, self.origin
+        streams = (_aligned_events(f, clocks[f.rank], origin, advance) for f in self.files)
         merged = heapq.merge(*streams, key=lambda pair: pair[0])
         yield from self.arrows.matched(event for _, event in merged)
         yield _metadata("asyncddp.arrows", kept=self.arrows.kept, dropped=self.arrows.dropped)
@@ -184,9 +171,7 @@ def open_traces(
 ) -> MergedTrace:
     """Read the metadata of a run's trace files, and check that they belong together.
 
-    Args:
-        sources: Folders, prefixes, or names of ranks' files.
-        advance: Called now and then with a file and the bytes of it that were read.
+    Sources are folders, prefixes, or names of ranks' files.
 
     Raises:
         ArgumentError: If a source leads to no file, a file is no rank's timeline, none holds an
@@ -245,10 +230,7 @@ def write_merged_trace(
 ) -> int:
     """Write one file, gzipped if its name ends with ``.gz``, and return the number of events.
 
-    Args:
-        merge: The result of :func:`open_traces`.
-        path: Where to write; a file that is there is replaced once the new one is whole.
-        advance: Called now and then with a file and the bytes of it that were read.
+    A file that is there is replaced once the new one is whole.
 
     Raises:
         ArgumentError: If it is one of the files to read, or cannot be written.

@@ -13,7 +13,6 @@ from array import array
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from asyncddp.errors import ArgumentError
 from asyncddp.timeline.report.intervals import Intervals, intersection, length_within, union
@@ -21,6 +20,7 @@ from asyncddp.timeline.report.trace_spans import (
     BACKGROUND,
     BLOCKING,
     COMPUTE,
+    RankSpans,
     TimelineSpans,
     as_rows,
 )
@@ -71,31 +71,13 @@ class RankBreakdown:
         return None if self.step is None else self.step - (self.exposed or 0.0)
 
 
-class StepAverages:
-    """Averages of one rank's spans per training step, or of the whole recording if it has no steps.
+class _StepWindows:
+    """Begin and end in µs of each step of a rank, or of the whole recording if it has no steps."""
 
-    Args:
-        timeline: The spans of all ranks.
-        rank: The rank to average.
-        skip: Steps of warm-up that are left out; if None, the first where there are more.
-
-    Attributes:
-        rank: The rank.
-        spans: Its spans.
-        waits: Its waits, by the rank that came last.
-        stepped: True if steps were recorded.
-        windows: Begin and end in µs of each step, or of the whole recording.
-
-    Raises:
-        ArgumentError: If ``skip`` leaves no step.
-    """
-
-    def __init__(self, timeline: TimelineSpans, rank: int, skip: int | None = None) -> None:
-        self.rank, self.spans = rank, timeline.ranks[rank]
-        self.waits, spans = timeline.waits_of(rank), self.spans
+    def __init__(self, spans: RankSpans, rank: int, skip: int | None) -> None:
         steps = as_rows(spans.steps)
         self.stepped = len(steps) > 0
-        self.windows = np.array([[spans.first, spans.last]])
+        self.rows = np.array([[spans.first, spans.last]])
         if self.stepped:
             skip = int(len(steps) > 1) if skip is None else skip
             if skip >= len(steps):
@@ -103,36 +85,40 @@ class StepAverages:
                     f"--skip {skip} leaves nothing of the {len(steps)} steps of rank {rank}; skip "
                     "fewer."
                 )
-            self.windows = steps[np.argsort(steps[:, 0], kind="stable")][skip:]
-
-    def lengths(self) -> NDArray[np.float64]:
-        """Return the length of each window in ms."""
-        long: NDArray[np.float64] = (self.windows[:, 1] - self.windows[:, 0]) / 1e3
-        return long
+            self.rows = steps[np.argsort(steps[:, 0], kind="stable")][skip:]
 
     def time(self, intervals: Intervals) -> float:
         """Average the length of a set of intervals over the windows, in ms."""
-        return float(length_within(intervals, self.windows).mean()) / 1e3
+        return float(length_within(intervals, self.rows).mean()) / 1e3
 
     def bytes(self, flat: array[float]) -> float:
         """Average the bytes per window, of messages between the first begin and the last end."""
         times, counts = as_rows(flat).T
-        inside = (times >= self.windows[:, 0].min()) & (times < self.windows[:, 1].max())
-        return float(counts[inside].sum()) / len(self.windows)
+        inside = (times >= self.rows[:, 0].min()) & (times < self.rows[:, 1].max())
+        return float(counts[inside].sum()) / len(self.rows)
 
 
-def compute_breakdown(averages: StepAverages) -> RankBreakdown:
-    """Compute the breakdown of one rank's time."""
-    spans, lengths = averages.spans, averages.lengths()
+def compute_breakdown(timeline: TimelineSpans, rank: int, skip: int | None = None) -> RankBreakdown:
+    """Compute the breakdown of one rank's time, without ``skip`` steps of warm-up.
+
+    If it is None, the first step is left out where there are more.
+
+    Raises:
+        ArgumentError: If ``skip`` leaves no step.
+    """
+    spans = timeline.ranks[rank]
+    windows = _StepWindows(spans, rank, skip)
+    lengths = (windows.rows[:, 1] - windows.rows[:, 0]) / 1e3
     step = median = low = high = None
-    if averages.stepped:
+    if windows.stepped:
         step = float(lengths.mean())
         low, median, high = np.quantile(lengths, [0.1, 0.5, 0.9]).tolist()
-    compute, exposed, hidden = _split_time(averages)
+    compute, exposed, hidden = _split_time(spans, windows)
     moved = bool(spans.sent or spans.received)
+    waits = {whom: windows.time(union(rows)) for whom, rows in timeline.waits_of(rank).items()}
     return RankBreakdown(
-        averages.rank,
-        steps=len(lengths) if averages.stepped else None,
+        rank,
+        steps=len(lengths) if windows.stepped else None,
         recorded=(spans.last - spans.first) / 1e3,
         step=step,
         step_median=median,
@@ -142,29 +128,23 @@ def compute_breakdown(averages: StepAverages) -> RankBreakdown:
         exposed=exposed,
         other=None if step is None or compute is None else step - compute - (exposed or 0.0),
         hidden=hidden,
-        waited=_waited(averages),
-        sent=averages.bytes(spans.sent) if moved else None,
-        received=averages.bytes(spans.received) if moved else None,
+        waited=tuple(sorted(waits.items(), key=lambda pair: -pair[1])) if waits else None,
+        sent=windows.bytes(spans.sent) if moved else None,
+        received=windows.bytes(spans.received) if moved else None,
     )
 
 
-def _split_time(averages: StepAverages) -> tuple[float | None, float | None, float | None]:
+def _split_time(
+    spans: RankSpans, windows: _StepWindows
+) -> tuple[float | None, float | None, float | None]:
     """Return compute time, exposed and hidden communication."""
-    spans = averages.spans
     busy, blocked = spans.intervals(*COMPUTE), spans.intervals(*BLOCKING)
     background = spans.intervals(*BACKGROUND)
 
-    def computing(intervals: Intervals) -> float:
-        """Return the time of these intervals in which the caller was not blocked."""
-        return averages.time(intervals) - averages.time(intersection(intervals, blocked))
+    def computing(intervals: Intervals) -> float:  # while the caller was not blocked
+        return windows.time(intervals) - windows.time(intersection(intervals, blocked))
 
     compute = computing(busy) if len(busy) else None
-    exposed = averages.time(blocked) if len(blocked) or len(background) else None
+    exposed = windows.time(blocked) if len(blocked) or len(background) else None
     known = len(busy) and len(background)
     return compute, exposed, computing(intersection(background, busy)) if known else None
-
-
-def _waited(averages: StepAverages) -> tuple[tuple[int, float], ...] | None:
-    """Return ranks waited for and how long, the longest first."""
-    waits = {whom: averages.time(union(spans)) for whom, spans in averages.waits.items()}
-    return tuple(sorted(waits.items(), key=lambda pair: -pair[1])) if waits else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +23,11 @@ _BARS = {"compute": "#2f6f9f", "exposed": "#c0392b", "other": "#dde2e6"}
 _HIDDEN = "#f2b134"
 _UPPER = {"backward": "#2f6f9f", "forward": "#85b7d9", "optimizer": "#173f5f"}
 _LOWER = {
-    "transfer": _HIDDEN,
-    "collective": _HIDDEN,
-    "enqueue": "#b8a9c9",
-    "window": "#b8a9c9",
+    **dict.fromkeys(("transfer", "collective"), _HIDDEN),
+    **dict.fromkeys(("enqueue", "window"), "#b8a9c9"),
     "wait": "#c0392b",
+    **dict.fromkeys(("mix", "mixing"), "#3f8f5f"),
 }
-_LOWER |= {"mix": "#3f8f5f", "mixing": "#3f8f5f"}
 _NAMES = {"mixing": "mix", "collective": "transfer"}
 STEPS = 3  # in the strip
 STRIPS = 8  # ranks in the strip
@@ -40,12 +38,7 @@ HEADS = 150  # messages up to which arrows have heads
 def draw_timeline(timeline: TimelineSpans, report: TimelineReport) -> Figure:
     """Draw where each rank's time goes, and what a few steps of usual length look like.
 
-    Args:
-        timeline: The spans.
-        report: The report of these spans.
-
-    Returns:
-        A ``matplotlib.figure.Figure``, to be written with its ``savefig("timeline.png")``.
+    The figure that is returned is to be written with its ``savefig("timeline.png")``.
 
     Raises:
         EnvironmentProblem: If matplotlib is missing.
@@ -146,7 +139,9 @@ def _draw_strip(axes: Axes, timeline: TimelineSpans, ranks: Sequence[int]) -> No
                     label = _NAMES.get(kind, kind)
                     named = None if label in used else label
                     used.add(label)
-                    _boxes(axes, intervals, (place + top, height), color=colour, label=named)
+                    bars = [(float(start), float(stop - start)) for start, stop in intervals]
+                    row = place + top, height
+                    axes.broken_barh(bars, row, linewidth=0, color=colour, label=named)
         for edge in as_rows(spans.steps).ravel():
             if begin <= edge <= end:
                 x = (edge - begin) / 1e3
@@ -160,13 +155,6 @@ def _draw_strip(axes: Axes, timeline: TimelineSpans, ranks: Sequence[int]) -> No
     axes.set_xlabel("milliseconds; arrows are messages", size=8, color=FAINT)
     if used:
         _legend(axes)
-
-
-def _boxes(
-    axes: Axes, intervals: NDArray[np.float64], row: tuple[float, float], **look: Any
-) -> None:
-    bars = [(float(start), float(stop - start)) for start, stop in intervals]
-    axes.broken_barh(bars, row, linewidth=0, **look)
 
 
 def _messages(

@@ -10,7 +10,7 @@ from typing import Any
 
 from asyncddp.errors import ArgumentError
 from asyncddp.rank_lists import list_ranks
-from asyncddp.timeline.report.rank_breakdown import RankBreakdown, StepAverages, compute_breakdown
+from asyncddp.timeline.report.rank_breakdown import RankBreakdown, compute_breakdown
 from asyncddp.timeline.report.trace_spans import RankSpans, TimelineSpans
 
 
@@ -56,12 +56,7 @@ class TimelineReport:
         return most[0] if most is not None and most[1] > 0 else None
 
     def others(self, rank: int, name: str) -> float:
-        """Return the median of a figure over all ranks but one.
-
-        Args:
-            rank: The one that is left out.
-            name: An attribute of :class:`RankBreakdown`.
-        """
+        """Return the median of an attribute of the breakdowns over all ranks but one."""
         values: list[float | None] = [getattr(o, name) for o in self.ranks if o.rank != rank]
         return statistics.median(value for value in values if value is not None)
 
@@ -106,8 +101,7 @@ def build_report(timeline: TimelineSpans, skip: int | None = None) -> TimelineRe
         raise ArgumentError(
             "the timeline has no spans; nothing was computed or sent while it was recorded."
         )
-    averages = [StepAverages(timeline, rank, skip) for rank in busy]
-    ranks = tuple(map(compute_breakdown, averages))
+    ranks = tuple(compute_breakdown(timeline, rank, skip) for rank in busy)
     return TimelineReport(
         timeline.size or len(spans),
         ranks,
