@@ -19,13 +19,10 @@ Args: TypeAlias = Mapping[str, Any] | None
 
 
 class Span(NamedTuple):
-    """Trace event with a begin and an end.
+    """Trace event with a begin and an end in ns, of a category ``cat``.
 
     Attributes:
-        cat, name: Category and name.
         track: The row on which it is shown; ``TRANSFER_TRACK`` for a transfer.
-        begin, end: Nanoseconds.
-        args: Further data.
         arrow: ``"s"`` where a message begins, ``"f"`` where it ends; empty for none.
         message: Identifier of the message, equal at both ends of the arrow.
     """
@@ -45,10 +42,8 @@ class PointEvent(NamedTuple):
 
     Attributes:
         phase: ``"B"``, ``"E"`` or ``"M"``.
-        name: Name of the activity or of the metadata.
         track: The row on which it is shown.
         time: Nanoseconds; None for metadata that hold at all times.
-        args: Further data.
     """
 
     phase: str

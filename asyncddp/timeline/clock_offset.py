@@ -17,13 +17,7 @@ from typing import NamedTuple
 
 
 class ClockSample(NamedTuple):
-    """One measurement of a clock's offset from rank 0's, in nanoseconds.
-
-    Attributes:
-        time: Time on this rank's clock at which the offset holds.
-        offset: How far rank 0's clock was ahead.
-        error: Half of the round-trip time.
-    """
+    """How far rank 0's clock was ahead at a time of this rank's clock, in nanoseconds."""
 
     time: int
     offset: int
@@ -42,12 +36,5 @@ class ClockSample(NamedTuple):
 
 
 def most_precise(samples: Iterable[ClockSample]) -> ClockSample:
-    """Select the sample with the smallest error.
-
-    Example:
-        >>> most_precise(
-        ...     [ClockSample.from_round_trip(0, 100, 30), ClockSample.from_round_trip(50, 151, 54)]
-        ... ).error
-        2
-    """
+    """Select the sample with the smallest error."""
     return min(samples, key=lambda sample: sample.error)

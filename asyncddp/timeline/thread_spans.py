@@ -26,16 +26,7 @@ class _Mix(NamedTuple):
 
 
 class TracedThread:
-    """One of a rank's threads, as the rank's tracer knows it.
-
-    Args:
-        track: The row of the timeline on which the thread is shown.
-        record: Records a span.
-
-    Attributes:
-        waiting: The innermost wait under way, or None.
-        mixes: How many times the thread has mixed.
-    """
+    """One of a rank's threads: its track, the innermost wait under way, and how often it mixed."""
 
     def __init__(self, track: int, record: Callable[[Span], None]) -> None:
         self.track, self.record = track, record
@@ -79,11 +70,7 @@ class TracedThread:
 class WaitSpan:
     """Span in which a thread waits for tensors of other ranks, and averages them as they arrive.
 
-    Args:
-        thread: The thread that waits.
-        verb: The verb whose completion is awaited.
-        name: The name of the operation.
-        peers: The ranks whose messages are awaited, as far as known beforehand.
+    The peers are those whose messages are awaited, as far as known beforehand.
     """
 
     def __init__(
@@ -131,14 +118,7 @@ class WaitSpan:
 
 
 class CallSpan:
-    """Context manager that records the call of a communication operation as a timeline span.
-
-    Args:
-        thread: The thread that calls it.
-        name: The name of the span.
-        args: What the span says of the call.
-        profiler_range: Names the call in profilers.
-    """
+    """Context manager that records the call of a communication operation as a timeline span."""
 
     def __init__(
         self,

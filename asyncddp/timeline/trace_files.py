@@ -34,15 +34,11 @@ class RankTraceInfo:
     """Metadata of one rank's trace file.
 
     Attributes:
-        path: The file.
-        rank: The rank that wrote it.
         size: Number of ranks of the run.
-        host: Host name of the rank's machine.
         started: Unix time of the rank's start in seconds.
         clocks: ``(ts, offset, error)`` of each measurement against rank 0's clock, in µs.
-        start: Time of the rank's start, in µs on its own clock.
-        first: Time stamp of the first event.
-        last: Time stamp of the last event.
+        start, first, last: Times of the rank's start and its first and last event, in µs on its
+            own clock.
     """
 
     path: Path
@@ -61,14 +57,6 @@ def find_trace_files(sources: Iterable[str | Path]) -> list[Path]:
 
     Raises:
         ArgumentError: Where a source leads to no file.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> for rank in (0, 1, 10):
-        ...     _ = (folder / f"rank{rank}.json").write_text("[")
-        >>> [path.name for path in find_trace_files([folder])]
-        ['rank0.json', 'rank1.json', 'rank10.json']
     """
     found: dict[Path, None] = {}
     for source in map(Path, sources):
@@ -148,19 +136,12 @@ def _event(text: bytes) -> JsonEvent | None:
 
 
 def read_events(path: Path, advance: ProgressCallback = lambda _: None) -> Iterator[JsonEvent]:
-    r"""Yield the events of a trace file, a rank's or a merged one, in its order.
+    """Yield the events of a trace file, a rank's or a merged one, in its order.
 
     It has an event per line, and is packed if its name ends with ``.gz``.
 
     Raises:
         ArgumentError: Where a line other than the last one is no event, or the file cannot be read.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "rank0.json"
-        >>> _ = path.write_text('[\n{"ph": "X", "ts": 1.0},\n{"ph": "X", "t')
-        >>> list(read_events(path))
-        [{'ph': 'X', 'ts': 1.0}]
     """
     torn = 0
     for number, line in enumerate(_lines(path, advance), 1):
@@ -186,11 +167,7 @@ def is_merged(path: Path) -> bool:
 
 
 def scan_trace(path: Path, advance: ProgressCallback = lambda _: None) -> RankTraceInfo | None:
-    """Read the metadata of a rank's trace file without parsing all events; None if it is empty.
-
-    Raises:
-        ArgumentError: If it is no rank's file of a timeline.
-    """
+    """Read the metadata of a rank's trace file without parsing all events; None if it is empty."""
     identity: JsonEvent = {}
     clocks = []
     first, last, empty = float("inf"), float("-inf"), True

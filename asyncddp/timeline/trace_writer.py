@@ -34,8 +34,7 @@ class TraceWriter:
 
     Attributes:
         append: Queues an event; any thread may call it.
-        written: Events that were written.
-        seconds: CPU time that writing has taken.
+        written, seconds: Events that were written, and CPU time that it has taken.
 
     Raises:
         ArgumentError: The file cannot be made.
@@ -61,10 +60,6 @@ class TraceWriter:
         self._write(b"[\n")
         self._thread.start()
 
-    def flush(self) -> None:
-        """Write all events queued so far; any thread may call this."""
-        self._drain()
-
     def close(self) -> None:
         """Write all queued events and end the file as strict JSON; harmless when called twice."""
         self._closed.set()
@@ -78,11 +73,12 @@ class TraceWriter:
 
     def _run(self) -> None:
         while not self._closed.wait(_INTERVAL):
-            self._drain()
+            self.flush()
             self.on_flush()
-        self._drain()
+        self.flush()
 
-    def _drain(self) -> None:
+    def flush(self) -> None:
+        """Write all events queued so far; any thread may call this."""
         with self._draining:
             began, lines = time.thread_time(), list[str]()
             while self._events:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import asyncddp
 from asyncddp.config import Config
 from asyncddp.timeline.profiler_range import nvtx_enabled
 from asyncddp.timeline.trace_writer import TraceWriter
@@ -15,12 +15,10 @@ from asyncddp.timeline.tracer import Tracer
 
 
 def trace_path(where: str, rank: int) -> Path:
-    """Return the path of a rank's trace file: in a folder, or named after a prefix.
+    """Return the path of a rank's trace file.
 
-    Args:
-        where: An existing folder, or one to be made, which ends with a separator; a path with
-            ``{rank}`` in it; or else the prefix of a path.
-        rank: The rank.
+    It is in an existing folder, or in one to be made, which ends with a separator; at a path with
+    ``{rank}`` in it; or else at a path with that prefix.
 
     Example:
         >>> [str(trace_path(where, 2)) for where in ("out/", "run-{rank}.json", "run-")]
@@ -53,16 +51,8 @@ def create_tracer(config: Config, rank: int, size: int) -> Tracer | None:
             "size": size,
             "host": host,
             "version": 1,
-            "library": _library_version(),
+            "library": asyncddp.__version__,
             "started_unix": time.time(),
         },
     )
     return tracer
-
-
-def _library_version() -> str:
-    """Return this library's version, or "unknown" where it is not installed."""
-    try:
-        return version("asyncddp")
-    except PackageNotFoundError:
-        return "unknown"

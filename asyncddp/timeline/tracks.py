@@ -19,13 +19,7 @@ def thread_track(number: int) -> int:
 
 
 class TransferTracks:
-    """Allocator of timeline tracks (rows), such that transfers on one track never overlap.
-
-    Example:
-        >>> tracks = TransferTracks()
-        >>> [tracks.allocate(begin, end) for begin, end in ((0, 5), (3, 6), (6, 9))]
-        [100, 101, 100]
-    """
+    """Allocator of timeline tracks (rows), such that transfers on one track never overlap."""
 
     def __init__(self) -> None:
         self._free_from: list[int] = []

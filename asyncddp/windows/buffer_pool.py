@@ -14,13 +14,7 @@ _NOWHERE = SharedMemoryHandle(0, 0, 0)  # of tensors without elements
 class BufferPool:
     """Pool of the buffers in which a window publishes; a buffer is reused once no peer reads it.
 
-    Args:
-        arena: Shared memory; None if no peer shares it.
-        shape, dtype: Of the tensors.
-
-    Attributes:
-        edges: The edges whose buffers are in use.
-        buffers: All buffers that were ever allocated.
+    They are ordinary memory without an arena, and in use along edges.
     """
 
     def __init__(self, arena: Arena | None, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -29,11 +23,7 @@ class BufferPool:
         self.buffers: list[RefCountedBuffer] = []
 
     def acquire_buffer(self) -> RefCountedBuffer:
-        """Return a buffer that nobody reads, a new one if need be; it is held until dropped.
-
-        Raises:
-            OSError: The system gives no more memory that peers see.
-        """
+        """Return a buffer that nobody reads, a new one if need be; it is held until dropped."""
         full_memory_fence()  # between the newest versions and what readers say that they hold
         busy: list[RefCountedBuffer] = []
         for edge in self.edges:

@@ -41,11 +41,8 @@ class DepartureDetector:
 
     One that makes a step again is back.
 
-    Args:
-        gone: Returns True for a rank that has left the world.
-
-    Attributes:
-        now: Those that had left when :meth:`look` was called last, ascending.
+    ``gone`` returns True for a rank that has left the world, and ``now`` are those that had left
+    when :meth:`look` was called last.
 
     Example:
         >>> departures = DepartureDetector(gone=lambda rank: rank == 2)
@@ -65,14 +62,11 @@ class DepartureDetector:
         self.now: tuple[int, ...] = ()
 
     def look(self, own: int, steps: Mapping[int, int]) -> tuple[int, ...]:
-        """Evaluate the step counts, once in each round of this rank.
+        """Return those that have left, ascending; called once in each round of this rank.
 
         Args:
             own: Steps that this rank has made.
             steps: The newest count that is known of each neighbour.
-
-        Returns:
-            Those that have left, ascending.
         """
         self._rounds += 1
         left = [rank for rank, step in steps.items() if self._has_left(rank, step, own)]

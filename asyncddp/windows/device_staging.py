@@ -34,7 +34,7 @@ from asyncddp.windows.staging import (
     PendingPublish,
     PublishCallback,
     TensorStaging,
-    UndeliveredVersion,
+    UndeliveredMessage,
 )
 
 _MAX_QUEUED = 4
@@ -52,7 +52,7 @@ class _ActionAfterEvent(NamedTuple):
     """Action to run once a device event has completed, and the pinned memory that it needs."""
 
     pending: PendingPublish
-    act: Callable[[], Sequence[UndeliveredVersion]]
+    act: Callable[[], Sequence[UndeliveredMessage]]
     event: DeviceEvent | None = None
     pinned: torch.Tensor | None = None
 
@@ -60,12 +60,7 @@ class _ActionAfterEvent(NamedTuple):
 class DeviceStaging(TensorStaging):
     """Asynchronous copies, through pinned host memory, for a window whose tensor is on a device.
 
-    Args:
-        pool: Buffers of the window.
-        device: The device of the window's own tensor.
-        engine: Publishes, on whichever thread drives it.
-        lock: The window's lock.
-        what: The name of the window, for messages.
+    The engine publishes, on whichever thread drives it, under the window's lock.
     """
 
     def __init__(
@@ -115,12 +110,12 @@ class DeviceStaging(TensorStaging):
         return self._enqueue(partial(self._copy_and_publish, here, publish_buffer), event, pinned)
 
     @override
-    def run_after(self, act: Callable[[], Sequence[UndeliveredVersion]]) -> PendingPublish:
+    def run_after(self, act: Callable[[], Sequence[UndeliveredMessage]]) -> PendingPublish:
         return self._enqueue(act)
 
     def _enqueue(
         self,
-        act: Callable[[], Sequence[UndeliveredVersion]],
+        act: Callable[[], Sequence[UndeliveredMessage]],
         event: DeviceEvent | None = None,
         pinned: torch.Tensor | None = None,
     ) -> PendingPublish:
@@ -149,7 +144,7 @@ class DeviceStaging(TensorStaging):
             pending, act, _, pinned = self._queued.popleft()
             try:
                 if not self._closed:
-                    pending.versions = act()
+                    pending.messages = act()
             except (AsyncDDPError, RuntimeError, OSError, MemoryError) as error:
                 pending.problem = self._problem = error
             if pinned is not None:
@@ -158,7 +153,7 @@ class DeviceStaging(TensorStaging):
 
     def _copy_and_publish(
         self, here: torch.Tensor, publish_buffer: PublishCallback
-    ) -> Sequence[UndeliveredVersion]:
+    ) -> Sequence[UndeliveredMessage]:
         """Copy a tensor into a buffer that neighbours see, and publish it."""
         buffer = self._pool.acquire_buffer()
         try:

@@ -38,11 +38,7 @@ class _PendingPut(NamedTuple):
 class MessageWriter(EdgeWriter):
     """Writing end of a window edge, which sends tensors by message to a rank on another machine.
 
-    Args:
-        engine: Sends and receives messages.
-        peer: The reader.
-        service: The name of the active-message handler of windows.
-        window: The window's number.
+    The address is the active-message handler of windows, and the window's number.
     """
 
     visible_at_once = False
@@ -139,8 +135,7 @@ class MessageWriter(EdgeWriter):
 class MessageReader(EdgeReader):
     """Reading end of a window edge, which stores tensors received by message from a neighbour.
 
-    Args:
-        tell: Tells the writer which version was taken.
+    It tells the writer which version was taken.
     """
 
     def __init__(self, tell: Callable[[int], None]) -> None:

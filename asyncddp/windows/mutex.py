@@ -38,12 +38,7 @@ class _ReentrantThreadLock:
 class WindowMutex:
     """Mutex of a window: keeps this rank's slots, and acquires those of other ranks by message.
 
-    Args:
-        engine: Waits, and tells which ranks have exited; its lock guards the slots.
-        rank: This rank.
-        send_message: Sends lock, locked or free, and a ticket, to a peer.
-        require_open: Raises if the window was freed.
-        what: For messages.
+    The engine waits, and its lock guards the slots. A message is one of three words, and a ticket.
     """
 
     def __init__(
@@ -63,15 +58,11 @@ class WindowMutex:
         self._granted: dict[int, bool] = {}  # this rank's tickets that are out
 
     def acquire(self, holders: Iterable[int], writers: Iterable[int]) -> None:
-        """Take slots for this thread, in an order that is the same on all ranks.
+        """Take slots for this thread, in an order that is the same on all ranks; all or none.
 
         Args:
             holders: Ranks whose slot for this one is taken.
             writers: Ranks for whom this one's own slot is taken.
-
-        Raises:
-            PeerLeftError: A rank that has one of them is gone.
-            WaitTimeoutError: The deadline has passed; those taken so far are free again.
         """
         taken: list[tuple[int, int]] = []
         try:

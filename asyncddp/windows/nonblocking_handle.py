@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from asyncddp.context import Context
 from asyncddp.windows.edge import Snapshot
-from asyncddp.windows.staging import PendingPublish, UndeliveredVersion
+from asyncddp.windows.staging import PendingPublish, UndeliveredMessage
 
 
 class PendingGet:
     """Pending get: a request for the tensor of a rank on another machine, and its reply."""
 
     reply: Snapshot | None = None
+
+    def has_reply(self) -> bool:
+        """Return True once the reply is here."""
+        return self.reply is not None
 
 
 class _OpenableWindow(Protocol):
@@ -31,8 +35,7 @@ class WindowHandle:
     Args:
         window: The window.
         verb: The verb's name, for messages.
-        pending: The pending publication.
-        pending_gets: Pending gets by neighbour.
+        pending: The messages that neighbours are to answer, once published.
         finish: Called once, when all have answered.
     """
 
@@ -41,13 +44,12 @@ class WindowHandle:
         window: _OpenableWindow,
         verb: str,
         pending: PendingPublish | None = None,
-        pending_gets: Mapping[int, PendingGet] | None = None,
         finish: Callable[[], None] | None = None,
     ) -> None:
         self._window, self._verb = window, verb
-        self._pending, self._pending_gets, self._finish = pending, pending_gets, finish
-        self._versions: Sequence[UndeliveredVersion] = ()
-        self._done = self._published() and not self._versions and finish is None
+        self._pending, self._finish = pending, finish
+        self._messages: Sequence[UndeliveredMessage] = ()
+        self._done = self._published() and not self._messages and finish is None
 
     def poll(self) -> bool:
         """Return whether the operation is done; never waits.
@@ -78,8 +80,7 @@ class WindowHandle:
 
     def cancel(self) -> None:
         """Stop waiting for the operation; it goes on, and its end is ignored."""
-        self._done, self._pending, self._versions = True, None, ()
-        self._pending_gets, self._finish = None, None
+        self._done, self._pending, self._messages, self._finish = True, None, (), None
 
     def _is_complete(self) -> bool:
         if self._published() and not self._late_peers():
@@ -88,23 +89,20 @@ class WindowHandle:
         return False
 
     def _published(self) -> bool:
-        """Return True once the tensor was published, and take over its unconfirmed versions."""
+        """Return True once the tensor was published, and take over the messages that were sent."""
         pending = self._pending
         if pending is None:
             return True
         if pending.problem is not None:
             raise pending.problem
-        if pending.versions is None:
+        if pending.messages is None:
             return False
-        self._pending, self._versions = None, pending.versions
+        self._pending, self._messages = None, pending.messages
         return True
 
     def _late_peers(self) -> list[int]:
-        late = self._versions = [one for one in self._versions if not one[1].arrived(one[2])]
-        peers = [peer for peer, _, _ in late]
-        if self._pending_gets is not None:
-            peers += [peer for peer, asked in self._pending_gets.items() if asked.reply is None]
-        return peers
+        late = self._messages = [one for one in self._messages if not one[1]()]
+        return [peer for peer, _ in late]
 
     def _complete(self) -> None:
         finish, self._finish = self._finish, None

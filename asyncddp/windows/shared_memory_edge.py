@@ -67,9 +67,7 @@ class _PublishedSum(NamedTuple):
 class SharedMemoryWriter(EdgeWriter):
     """Writing end of a window edge, which publishes tensors to a neighbour in shared memory.
 
-    Args:
-        view: The shared memory.
-        offset: Where the words of the edge begin; all zero.
+    The words of the edge, all zero, begin at the offset.
     """
 
     def __init__(self, view: MappedChunk, offset: int) -> None:
@@ -160,12 +158,7 @@ class SharedMemoryWriter(EdgeWriter):
 class SharedMemoryReader(EdgeReader):
     """Reading end of a window edge, which reads a neighbour's tensors from shared memory.
 
-    Args:
-        arena: Opens the writer's memory.
-        process: The writer's process.
-        place: Where in it the words of the edge begin.
-        shape, dtype: Of the tensors.
-        what: A description of the edge, for messages.
+    The words of the edge begin at a place in the memory of the writer's process.
     """
 
     def __init__(

@@ -12,36 +12,32 @@ from typing_extensions import override
 from asyncddp.kernels.weighted_sum import WeightedTensor, weighted_sum
 from asyncddp.tensors.allocation import empty, empty_like
 from asyncddp.windows.buffer_pool import BufferPool
-from asyncddp.windows.edge import EdgeWriter, RefCountedBuffer
+from asyncddp.windows.edge import RefCountedBuffer
 
-UndeliveredVersion: TypeAlias = tuple[int, EdgeWriter, int]
-"""A neighbour, the edge to it, and a version that was sent but is not confirmed yet."""
+UndeliveredMessage: TypeAlias = tuple[int, Callable[[], bool]]
+"""A neighbour to which a message was sent, and a function that says if it has been answered."""
 
-PublishCallback: TypeAlias = Callable[[RefCountedBuffer], Sequence[UndeliveredVersion]]
-"""Publishes a buffer along edges, under the window's lock; returns versions sent by message."""
+PublishCallback: TypeAlias = Callable[[RefCountedBuffer], Sequence[UndeliveredMessage]]
+"""Publishes a buffer along edges, under the window's lock; returns messages that were sent."""
 
 
 class PendingPublish:
     """Pending publication of a tensor, which may wait for a copy from a device.
 
     Attributes:
-        versions: Versions sent by message, once published; None before that.
+        messages: Messages that were sent, once published; None before that.
         problem: The error if it could not be published.
     """
 
-    __slots__ = ("problem", "versions")
+    __slots__ = ("messages", "problem")
 
-    def __init__(self, versions: Sequence[UndeliveredVersion] | None = None) -> None:
-        self.versions = versions
+    def __init__(self, messages: Sequence[UndeliveredMessage] | None = None) -> None:
+        self.messages = messages
         self.problem: Exception | None = None
 
 
 class TensorStaging(ABC):
-    """Interface of copies between a window's own tensor and its host buffers, under its lock.
-
-    Args:
-        pool: Buffers of the window.
-    """
+    """Interface of copies between a window's own tensor and its host buffers, under its lock."""
 
     def __init__(self, pool: BufferPool) -> None:
         self._pool = pool
@@ -53,7 +49,7 @@ class TensorStaging(ABC):
         """Publish a tensor with its present values, then multiply it by a factor."""
 
     @abstractmethod
-    def run_after(self, act: Callable[[], Sequence[UndeliveredVersion]]) -> PendingPublish:
+    def run_after(self, act: Callable[[], Sequence[UndeliveredMessage]]) -> PendingPublish:
         """Run an action after all that was published before."""
 
     @abstractmethod
@@ -98,15 +94,15 @@ class HostTensorStaging(TensorStaging):
         values = tensor.detach() if tensor.requires_grad else tensor
         buffer.tensor.copy_(values)
         try:
-            versions = publish_buffer(buffer)
+            messages = publish_buffer(buffer)
         finally:
             buffer.drop()
         if factor != 1.0:
             values.mul_(factor if tensor.is_floating_point() else int(factor))
-        return PendingPublish(versions)
+        return PendingPublish(messages)
 
     @override
-    def run_after(self, act: Callable[[], Sequence[UndeliveredVersion]]) -> PendingPublish:
+    def run_after(self, act: Callable[[], Sequence[UndeliveredMessage]]) -> PendingPublish:
         return PendingPublish(act())
 
     @override

@@ -12,7 +12,7 @@ from typing_extensions import override
 from asyncddp.timeline.tracer import Tracer
 from asyncddp.windows.edge import RefCountedBuffer, Snapshot
 from asyncddp.windows.nonblocking_handle import WindowHandle
-from asyncddp.windows.staging import UndeliveredVersion
+from asyncddp.windows.staging import UndeliveredMessage
 from asyncddp.windows.window import Window
 from asyncddp.windows.window_edges import WindowEdges
 
@@ -65,15 +65,15 @@ class TracedWindow(Window):
         clock: int,
         p: float,
         acquire_buffer: Callable[[], RefCountedBuffer] | None,
-    ) -> list[UndeliveredVersion]:
+    ) -> list[UndeliveredMessage]:
         begun, verb = time.monotonic_ns(), "win_accumulate" if acquire_buffer else "win_put"
-        versions = self.edges.send(buffer, weights, clock, p, acquire_buffer)
+        messages = self.edges.send(buffer, weights, clock, p, acquire_buffer)
         now = time.monotonic_ns()
         for peer in weights:
             edge = self.edges.outgoing.get(peer)
             if edge is not None:
                 self._record_transfer("send", verb, peer, begun, now, edge.published)
-        return versions
+        return messages
 
     @override
     def store_get_result(self, source: int, snapshot: Snapshot, weight: float) -> None:

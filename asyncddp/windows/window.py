@@ -19,7 +19,7 @@ from asyncddp.windows.device_staging import DeviceResources, DeviceStaging
 from asyncddp.windows.edge import RefCountedBuffer, Snapshot
 from asyncddp.windows.nonblocking_handle import WindowHandle
 from asyncddp.windows.receive_buffers import ReceiveBuffers, Staleness
-from asyncddp.windows.staging import HostTensorStaging, PendingPublish, UndeliveredVersion
+from asyncddp.windows.staging import HostTensorStaging, PendingPublish, UndeliveredMessage
 from asyncddp.windows.window_edges import SendFunction, WindowEdges
 from topology import Neighbors, Schedule
 
@@ -72,7 +72,7 @@ class Window:
             else DeviceStaging(self._pool, device, context.engine, self.lock, f"window {name!r}")
         )
         self._zero_init = zero_init
-        self._unconfirmed: dict[int, UndeliveredVersion] = {}
+        self._unconfirmed: dict[int, UndeliveredMessage] = {}
         self._buffers = ReceiveBuffers({}, None, self.shape, self.dtype)
 
     def open(self, edges: WindowEdges) -> None:
@@ -80,7 +80,7 @@ class Window:
         self.edges, self._send = edges, edges.send
         self._pool.edges = [*edges.outgoing.values(), *edges.get_writers.values()]
 
-        def publish_buffer(buffer: RefCountedBuffer) -> Sequence[UndeliveredVersion]:
+        def publish_buffer(buffer: RefCountedBuffer) -> Sequence[UndeliveredMessage]:
             first = None if self._zero_init else detached_copy(buffer.tensor)
             self._buffers = ReceiveBuffers(edges.incoming, first, self.shape, self.dtype)
             return edges.publish_for_gets(buffer, 1.0, self.clock)
@@ -135,12 +135,12 @@ class Window:
             )
             acquire_buffer = self._pool.acquire_buffer if add else None
 
-            def publish_buffer(buffer: RefCountedBuffer) -> list[UndeliveredVersion]:
-                versions = self._send(buffer, weights, clock, p, acquire_buffer)
+            def publish_buffer(buffer: RefCountedBuffer) -> list[UndeliveredMessage]:
+                messages = self._send(buffer, weights, clock, p, acquire_buffer)
                 if own:
                     self.edges.publish_for_gets(buffer, self_weight, before)
-                self._unconfirmed.update((one[0], one) for one in versions)
-                return versions
+                self._unconfirmed.update((one[0], one) for one in messages)
+                return messages
 
             pending = self._staging.publish(tensor, self_weight, publish_buffer)
             self.clock = clock
@@ -166,7 +166,7 @@ class Window:
     def tell(self, clock: int, but: Collection[int] = ()) -> WindowHandle:
         """Tell neighbours, except some, how many steps were made, after all earlier puts."""
 
-        def send_step_count() -> tuple[UndeliveredVersion, ...]:
+        def send_step_count() -> tuple[UndeliveredMessage, ...]:
             for peer, edge in self.edges.outgoing.items():
                 if peer not in but:
                     edge.tell(clock)

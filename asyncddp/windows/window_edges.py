@@ -14,14 +14,14 @@ from asyncddp.shm.buddy_allocator import AllocatedBlock
 from asyncddp.windows.edge import EdgeReader, EdgeWriter, RefCountedBuffer
 from asyncddp.windows.message_edge import TAKEN, MessageReader, MessageWriter
 from asyncddp.windows.shared_memory_edge import WORDS, SharedMemoryReader, SharedMemoryWriter
-from asyncddp.windows.staging import UndeliveredVersion
+from asyncddp.windows.staging import UndeliveredMessage
 
 _EDGE_BYTES = 8 * WORDS
 
 ControlWords: TypeAlias = dict[int, AllocatedBlock[OwnedChunk]]
 """By out-neighbour of this machine, memory for the words of the edges of its puts and its gets."""
 
-SendFunction: TypeAlias = Callable[..., list[UndeliveredVersion]]
+SendFunction: TypeAlias = Callable[..., list[UndeliveredMessage]]
 """Publishes a buffer as :meth:`WindowEdges.send` does."""
 
 
@@ -58,12 +58,12 @@ class WindowEdges:
         clock: int,
         p: float,
         acquire_buffer: Callable[[], RefCountedBuffer] | None,
-    ) -> list[UndeliveredVersion]:
-        """Publish to neighbours, and the step count to all; return versions sent by message.
+    ) -> list[UndeliveredMessage]:
+        """Publish to neighbours, and the step count to all; return messages that were sent.
 
         It is added to what they have not taken where ``acquire_buffer`` returns buffers for sums.
         """
-        versions = []
+        messages: list[UndeliveredMessage] = []
         for peer, edge in self.outgoing.items():
             weight = weights.get(peer)
             if weight is None:
@@ -74,13 +74,13 @@ class WindowEdges:
             else:
                 version = edge.add(buffer, weight, p * weight, clock, acquire_buffer)
             if not edge.visible_at_once:
-                versions.append((peer, edge, version))
-        return versions
+                messages.append((peer, partial(edge.arrived, version)))
+        return messages
 
     def publish_for_gets(
         self, buffer: RefCountedBuffer, weight: float, clock: int
-    ) -> tuple[UndeliveredVersion, ...]:
-        """Publish ``weight * buffer``, of some step, for gets; no version is sent by message."""
+    ) -> tuple[UndeliveredMessage, ...]:
+        """Publish ``weight * buffer``, of some step, for gets; no message is sent."""
         buffer.hold()
         before, self._offered = self._offered, (buffer, weight)
         if before is not None:
@@ -106,10 +106,8 @@ class WindowEdges:
 class EdgeFactory:
     """Factory of a window's edges to neighbours, in shared memory where the neighbour can map it.
 
-    Args:
-        context: The rank's context.
-        service: The name under which the engine hands messages to the window manager.
-        send: Sends a message to a peer's window manager.
+    The service is the name under which the engine hands messages to the window manager; ``send``
+    sends one to a peer's.
     """
 
     def __init__(self, context: Context, service: str, send: Callable[..., None]) -> None:
@@ -139,7 +137,7 @@ class EdgeFactory:
         own: ControlWords,
         what: str,
     ) -> WindowEdges:
-        """Make the edges of a window.
+        """Make the edges of a window to targets and from sources.
 
         Args:
             number: The window's number.
@@ -148,9 +146,6 @@ class EdgeFactory:
             sources: In-neighbours, and the places of their control words in shared memory, if any.
             own: The result of :meth:`reserve`.
             what: How messages begin that name a neighbour.
-
-        Raises:
-            PeerLeftError: The memory of a neighbour on this machine cannot be read.
         """
         edges = WindowEdges()
         for peer in targets:

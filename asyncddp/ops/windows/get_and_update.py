@@ -12,7 +12,8 @@ from asyncddp.ops.weight_resolver import require_finite
 from asyncddp.ops.windows.locking import holding_mutex, require_integer_weights, weights_by_rank
 from asyncddp.torch_modes import uncompiled
 from asyncddp.windows import Window, WindowManager, windows_of
-from asyncddp.windows.nonblocking_handle import WindowHandle
+from asyncddp.windows.nonblocking_handle import PendingGet, WindowHandle
+from asyncddp.windows.staging import PendingPublish
 
 
 @uncompiled
@@ -42,7 +43,7 @@ def win_get_nonblocking(
 def _get(windows: WindowManager, window: Window, weights: Mapping[int, float]) -> WindowHandle:
     """Read tensors in shared memory directly, and request those of other machines by message."""
     window.require_open()
-    requested = {}
+    requested: dict[int, PendingGet] = {}
     for source, weight in weights.items():
         if source in window.edges.get_readers:
             window.get(source, weight)
@@ -52,12 +53,12 @@ def _get(windows: WindowManager, window: Window, weights: Mapping[int, float]) -
         return WindowHandle(window, "win_get")
 
     def finish() -> None:
-        """Store the tensors that were received in the buffers."""
         for source, request in requested.items():
             if request.reply is not None:
                 window.store_get_result(source, request.reply, weights[source])
 
-    return WindowHandle(window, "win_get", pending_gets=requested, finish=finish)
+    asked = PendingPublish([(source, request.has_reply) for source, request in requested.items()])
+    return WindowHandle(window, "win_get", asked, finish)
 
 
 @uncompiled

@@ -25,11 +25,6 @@ class ClockAlignment:
             after the last the offset is held.
         drifts: False where the rank shares the clock of rank 0's machine.
         measured: False where the points are only a guess.
-
-    Example:
-        >>> clock = ClockAlignment([(0.0, 100.0, 2.0), (1000.0, 110.0, 3.0)])
-        >>> clock(500.0), clock.error(0.0, 1000.0)
-        (605.0, 3.0)
     """
 
     def __init__(
@@ -69,10 +64,7 @@ class ClockAlignment:
         return self.measured and moved > self._errors[-1] + self._errors[0]
 
     def error(self, first: float, last: float) -> float | None:
-        """Bound the error in µs between two times, with drift outside the measurements.
-
-        None where nothing was measured.
-        """
+        """Bound the error in µs between two times, with drift outside the measurements, if any."""
         if not self.measured:
             return None
         outside = max(self._times[0] - first, last - self._times[-1], 0.0)

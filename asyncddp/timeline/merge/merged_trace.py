@@ -40,14 +40,6 @@ class FlowArrowMatcher:
     Perfetto drops arrows whose names are not numbers, and those with one end lead nowhere. The end
     that comes first is held until the other is found; the oldest is dropped where more than
     ``held`` are held. ``kept`` counts the arrows with both ends.
-
-    Example:
-        >>> arrows = FlowArrowMatcher()
-        >>> events = [{"ph": "s", "id": "0>1"}, {"ph": "s", "id": "0>2"}, {"ph": "f", "id": "0>1"}]
-        >>> list(arrows.matched(events))
-        [{'ph': 's', 'id': 1}, {'ph': 'f', 'id': 1}]
-        >>> arrows.kept, arrows.dropped
-        (1, 1)
     """
 
     def __init__(self, held: int = _HELD) -> None:
@@ -90,12 +82,9 @@ class MergedTrace:
 
     Attributes:
         files: Metadata of the ranks' files, in order of rank.
-        size: Number of ranks of the run.
         silent: Files that are empty.
-        clocks: Alignment of each rank's clock with rank 0's.
         origin: Time on rank 0's clock that becomes 0, in µs: rank 0's start, or another rank's
             first event where that is earlier, because viewers drop what is negative.
-        arrows: Counts of matched and dropped arrows, once the events were read.
     """
 
     files: tuple[RankTraceInfo, ...]

@@ -14,10 +14,7 @@ Intervals: TypeAlias = NDArray[np.float64]
 
 
 def union(*spans: ArrayLike) -> Intervals:
-    """Unite spans, however they overlap or nest, into disjoint intervals.
-
-    Args:
-        spans: Arrays of shape ``(k, 2)``, in any order; spans of no length add nothing.
+    """Unite spans, rows in any order that may overlap or nest, into disjoint intervals.
 
     Example:
         >>> union([(4, 6), (0, 2), (1, 3)], [(6, 7)]).tolist()
@@ -46,14 +43,7 @@ def _length_until(intervals: Intervals, times: NDArray[np.float64]) -> NDArray[n
 
 
 def length_within(intervals: Intervals, windows: ArrayLike) -> NDArray[np.float64]:
-    """Compute the total length of the intervals within each window.
-
-    Args:
-        intervals: A result of :func:`union`.
-        windows: Shape ``(n, 2)``, in any order; they may overlap.
-
-    Returns:
-        Shape ``(n,)``.
+    """Compute the total length of the intervals within each row of windows, which may overlap.
 
     Example:
         >>> length_within(union([(0, 3), (4, 7)]), [(2, 5), (7, 9)]).tolist()
@@ -64,12 +54,7 @@ def length_within(intervals: Intervals, windows: ArrayLike) -> NDArray[np.float6
 
 
 def intersection(one: Intervals, other: Intervals) -> Intervals:
-    """Intersect two sets of intervals.
-
-    Example:
-        >>> intersection(union([(0, 3), (4, 7)]), union([(2, 5)])).tolist()
-        [[2.0, 3.0], [4.0, 5.0]]
-    """
+    """Intersect two sets of intervals."""
     if not len(one) or not len(other):
         return np.empty((0, 2))
     edges = np.unique(np.r_[one.ravel(), other.ravel()])

@@ -34,20 +34,16 @@ class RankBreakdown:
     what the trace does not tell is None.
 
     Attributes:
-        rank: The rank.
         steps: Number of steps averaged; None where none were recorded.
         recorded: Time from the first span's begin to the last one's end.
         step: Mean length of a step: the sum of compute, exposed and other.
-        step_median: Median length of a step.
-        step_low: The 10th percentile of the steps' lengths.
-        step_high: The 90th percentile.
+        step_median, step_low, step_high: Median, 10th and 90th percentile of the steps' lengths.
         compute: Time in forward, backward and optimizer, without what is exposed.
         exposed: Time in which communication blocked the caller, also within a hook in them.
         other: The remainder: data, the script's own lines, other programs on the machine.
         hidden: Time in which messages travelled, or another thread mixed, during compute.
         waited: Ranks waited for and how long, the longest first; rank -1 where unknown.
-        sent: Bytes sent.
-        received: Bytes received.
+        sent, received: Bytes.
     """
 
     rank: int

@@ -19,8 +19,6 @@ class TimelineReport:
     """Breakdown of every rank's time, and how long all others waited for each rank.
 
     Attributes:
-        size: Number of ranks of the run.
-        ranks: Breakdown of each rank with spans.
         waited_for: How long all others waited for each rank, the longest first, in ms.
         left_out: Sentences on what the trace does not tell.
     """
@@ -87,10 +85,7 @@ def _argmax(values: Mapping[int, float | None]) -> int | None:
 def build_report(timeline: TimelineSpans, skip: int | None = None) -> TimelineReport:
     """Compute the report of all ranks: figures per step on average.
 
-    Args:
-        timeline: Result of :func:`asyncddp.timeline.report.trace_spans.collect_spans`.
-        skip: Steps of warm-up that are left out on every rank; if None, the first where there are
-            more.
+    Left out are ``skip`` steps of warm-up on every rank; if None, the first where there are more.
 
     Raises:
         ArgumentError: If a rank has no step beyond ``skip``, or nothing was recorded at all.

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncddp.timeline.report.intervals import Intervals, union
-from asyncddp.timeline.report.wait_attribution import NOBODY, find_last_callers
 from asyncddp.timeline.trace_files import JsonEvent
 
 COMPUTE = ("forward", "backward", "optimizer")
 BLOCKING = ("enqueue", "mix", "wait", "window")  # by a thread that calls verbs
 BACKGROUND = ("collective", "mixing", "transfer")
+NOBODY = -1  # in place of a rank: no rank was late, or it is unknown which
 _MIXING = 3  # the track of the thread that mixes while others compute
 
 
@@ -36,12 +36,10 @@ class RankSpans:
             thread.
         waits: Begin and end of each of the callers' waits, by verb, name and the ranks waited for.
         calls: Begin of each call, by verb and name.
-        sent: Time and bytes of each message sent, flat.
-        received: Time and bytes of each message received, flat.
+        sent, received: Time and bytes of each message, flat.
         verbs: The verbs that were called with a tensor.
         moved: Those of them whose messages are in the trace.
-        first: Begin of the rank's first span.
-        last: End of the rank's last span.
+        first, last: Begin of the rank's first span, and end of its last one.
     """
 
     steps: array[float] = field(default_factory=_no_times)
@@ -73,7 +71,6 @@ class TimelineSpans:
     """Spans of all ranks, read from a merged timeline, and what is known of the run.
 
     Attributes:
-        ranks: The spans of each rank.
         size: Number of ranks of the run.
         missing: Ranks without a file.
         arrows: Time and rank of each message's departure and arrival, flat.
@@ -97,10 +94,37 @@ class TimelineSpans:
                 others = {p: self.ranks[p].call_times(verb, name) for p in peers if p in self.ranks}
                 known = len(others) == len(peers)
                 mine = spans.call_times(verb, name)
-                whom = find_last_callers(mine, others, rows) if known else [NOBODY] * len(rows)
+                whom = _find_last_callers(mine, others, rows) if known else [NOBODY] * len(rows)
             for one in set(whom):
                 found[one].append(rows[np.array(whom) == one])
         return {one: np.concatenate(parts) for one, parts in found.items()}
+
+
+def _find_last_callers(
+    mine: NDArray[np.float64], others: dict[int, NDArray[np.float64]], waits: NDArray[np.float64]
+) -> list[int]:
+    """Find the rank that each of a rank's waits in a collective was for.
+
+    Each rank only records that it waited for all the others. Ranks call collectives in the same
+    order, so that the k-th call of a name on one rank is the k-th of that name on every other: the
+    wait was for the rank that was last to call, or for ``NOBODY`` if all had called before it
+    began, or if the call of one of them is in no file.
+
+    Example:
+        >>> mine, others = np.array([0.0, 10.0]), {1: np.array([1, 11.0]), 2: np.array([5, 9.0])}
+        >>> _find_last_callers(mine, others, np.array([[0.0, 6.0], [10.0, 12.0]]))
+        [2, 1]
+    """
+    ranks = list(others)
+    k = np.searchsorted(mine, waits[:, 1], side="right") - 1
+    came = np.full((len(ranks), len(waits)), np.nan)
+    for row, rank in enumerate(ranks):
+        known = (k >= 0) & (k < len(others[rank]))
+        came[row, known] = others[rank][k[known]]
+    certain = ~np.isnan(came).any(axis=0)
+    last = np.where(np.isnan(came), -np.inf, came).argmax(axis=0)
+    late = certain & (came[last, np.arange(len(waits))] > waits[:, 0])
+    return [ranks[row] if is_late else NOBODY for row, is_late in zip(last, late, strict=True)]
 
 
 def as_rows(flat: array[float], columns: int = 2) -> NDArray[np.float64]:
