@@ -13,17 +13,8 @@ def profiler_enabled() -> bool:
     return bool(profiler._is_profiler_enabled)
 
 
-def nvtx_enabled(*, wanted: bool) -> bool:
-    """Return True if NVTX ranges are wanted and CUDA is available."""
-    return wanted and torch.cuda.is_available()
-
-
 class ProfilerRange:
     """Context manager that names its block in torch's profiler, and in NVIDIA's tools by NVTX.
-
-    Args:
-        name: The name.
-        nvtx: Whether to push an NVTX range as well.
 
     Example:
         >>> from torch.profiler import profile

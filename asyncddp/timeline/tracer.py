@@ -20,16 +20,6 @@ from asyncddp.timeline.trace_writer import TraceWriter
 _NO_RANGE: AbstractContextManager[None] = nullcontext()
 
 
-def message_id(source: int, target: int, name: str, number: int | str) -> str:
-    """Build the identifier that sender and receiver of a message give to its trace events.
-
-    Example:
-        >>> message_id(0, 2, "x", 7)
-        '0>2 x 7'
-    """
-    return f"{source}>{target} {name} {number}"
-
-
 class Tracer:
     """Recorder of trace events of one rank, for any of its threads; never waits and never fails.
 
@@ -37,9 +27,6 @@ class Tracer:
         rank: The rank whose events are recorded.
         writer: Writes the events to a file; None where only profilers show them.
         nvtx: Whether events are shown in NVIDIA's tools as NVTX ranges.
-
-    Attributes:
-        flush_callbacks: Functions that the writer thread calls after each flush of its queue.
     """
 
     def __init__(self, rank: int, writer: TraceWriter | None, *, nvtx: bool = False) -> None:
@@ -52,6 +39,7 @@ class Tracer:
         self._lock = threading.Lock()
         self._claims: dict[str, ref[object]] = {}
         self.flush_callbacks: list[Callable[[], None]] = []
+        """Functions that the writer thread calls after each flush of its queue."""
         if writer is not None:
             writer.on_flush = self._on_flush
         self._title(tracks.COMPUTATION, "computation")
@@ -89,10 +77,9 @@ class Tracer:
         the messages of one name between two ranks, equal on both.
         """
         args = {"verb": verb, "name": name, "peer": peer, "bytes": nbytes}
-        if kind == "send":
-            arrow, message = "s", message_id(self.rank, peer, name, number)
-        else:
-            arrow, message = "f", message_id(peer, self.rank, name, number)
+        sent = kind == "send"
+        arrow, source, target = ("s", self.rank, peer) if sent else ("f", peer, self.rank)
+        message = f"{source}>{target} {name} {number}"
         self.record(Span("transfer", kind, tracks.TRANSFER_TRACK, begin, end, args, arrow, message))
 
     def record_mix(
@@ -203,8 +190,7 @@ class Tracer:
 
     def close(self) -> None:
         """End open activities and close the file; harmless when called twice."""
-        for thread in list(self._threads.values()):
-            thread.flush_mix()
+        self._flush_mixes()
         with self._lock:
             for track, names in self._open.items():
                 while names:
@@ -219,9 +205,11 @@ class Tracer:
         for event in track_title(track, title):
             self.record(event)
 
-    def _on_flush(self) -> None:
-        """Record finished mix spans; the writer thread calls this after each flush."""
+    def _flush_mixes(self) -> None:
         for thread in list(self._threads.values()):
             thread.flush_mix()
+
+    def _on_flush(self) -> None:
+        self._flush_mixes()
         for callback in self.flush_callbacks:
             callback()

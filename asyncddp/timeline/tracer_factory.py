@@ -7,9 +7,10 @@ import socket
 import time
 from pathlib import Path
 
+import torch
+
 import asyncddp
 from asyncddp.config import Config
-from asyncddp.timeline.profiler_range import nvtx_enabled
 from asyncddp.timeline.trace_writer import TraceWriter
 from asyncddp.timeline.tracer import Tracer
 
@@ -37,7 +38,7 @@ def create_tracer(config: Config, rank: int, size: int) -> Tracer | None:
     Raises:
         ArgumentError: The file cannot be made.
     """
-    nvtx = nvtx_enabled(wanted=config.nvtx)
+    nvtx = config.nvtx and torch.cuda.is_available()
     if config.timeline is None:
         return Tracer(rank, None, nvtx=True) if nvtx else None
     tracer = Tracer(rank, TraceWriter(trace_path(config.timeline, rank), rank), nvtx=nvtx)
