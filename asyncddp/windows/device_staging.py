@@ -35,6 +35,7 @@ from asyncddp.windows.staging import (
     PublishCallback,
     TensorStaging,
     UndeliveredMessage,
+    scalar_for,
 )
 
 _MAX_QUEUED = 4
@@ -91,7 +92,7 @@ class DeviceStaging(TensorStaging):
         event: DeviceEvent | None = None
         if streams is None:
             here.copy_(tensor)
-            tensor.mul_(_number(tensor, factor))
+            tensor.mul_(scalar_for(tensor, factor))
         else:
             with _ordered(streams, tensor) as order:
                 if not tensor.is_contiguous() or tensor.is_neg():
@@ -106,8 +107,8 @@ class DeviceStaging(TensorStaging):
                 streams.wait_event(StreamRole.COMPUTE, event)
                 if factor != 1.0:
                     with order.stream_context():
-                        tensor.mul_(_number(tensor, factor))
-        return self._enqueue(partial(self._copy_and_publish, here, publish_buffer), event, pinned)
+                        tensor.mul_(scalar_for(tensor, factor))
+        return self._enqueue(partial(self._publish_copy, here, publish_buffer), event, pinned)
 
     @override
     def run_after(self, act: Callable[[], Sequence[UndeliveredMessage]]) -> PendingPublish:
@@ -151,17 +152,6 @@ class DeviceStaging(TensorStaging):
                 self._pinned.give(pinned, pinned.nbytes)
         return not self._queued
 
-    def _copy_and_publish(
-        self, here: torch.Tensor, publish_buffer: PublishCallback
-    ) -> Sequence[UndeliveredMessage]:
-        """Copy a tensor into a buffer that neighbours see, and publish it."""
-        buffer = self._pool.acquire_buffer()
-        try:
-            buffer.tensor.copy_(here)
-            return publish_buffer(buffer)
-        finally:
-            buffer.drop()
-
     # reading
 
     @override
@@ -189,11 +179,11 @@ class DeviceStaging(TensorStaging):
             with order.stream_context():
                 out = empty(values.shape, values.dtype, values.device) if clone else values
                 if there is None:
-                    torch.mul(values, _number(values, weight), out=out)
+                    torch.mul(values, scalar_for(values, weight), out=out)
                 elif between:
                     torch.lerp(values, there, weights[1], out=out)
                 else:
-                    there.add_(values, alpha=1 if divisor != 1 else _number(values, weight))
+                    there.add_(values, alpha=1 if divisor != 1 else scalar_for(values, weight))
                     out.copy_(there.div_(divisor) if divisor != 1 else there)
         if not clone:
             return own
@@ -277,7 +267,3 @@ def _ordered(streams: DeviceStreams, *tensors: torch.Tensor) -> Iterator[StreamO
     finally:
         order.end()
         order.arrive(None)
-
-
-def _number(tensor: torch.Tensor, weight: float) -> float:
-    return weight if tensor.is_floating_point() else int(weight)

@@ -62,7 +62,7 @@ class WindowManager:
         group = context.transport.window_group
         self._arena = None if group is None else group.arena
         self._devices: dict[DeviceStreams, DeviceResources] = {}
-        self.edge_factory = EdgeFactory(context, _SERVICE, self._send)
+        self.edge_factory = EdgeFactory(context, self._send)
         self._made = 0
         self._pause = self._engine.idle_interval
         self._message_handlers = {

@@ -36,15 +36,12 @@ class _PendingPut(NamedTuple):
 
 
 class MessageWriter(EdgeWriter):
-    """Writing end of a window edge, which sends tensors by message to a rank on another machine.
-
-    The address is the active-message handler of windows, and the window's number.
-    """
+    """Writing end of a window edge, which sends tensors by message to a rank on another machine."""
 
     visible_at_once = False
 
-    def __init__(self, engine: ProgressEngine, peer: int, service: str, window: int) -> None:
-        self._engine, self._peer, self._address = engine, peer, (service, window)
+    def __init__(self, engine: ProgressEngine, send: Callable[..., None]) -> None:
+        self._engine, self._send = engine, send
         self._version = self._arrived = self._taken = 0
         self._sent: _PendingPut | None = None
         self._next: _PendingPut | None = None
@@ -93,9 +90,7 @@ class MessageWriter(EdgeWriter):
 
     @override
     def tell(self, clock: int) -> None:
-        service, window = self._address
-        with self._engine.active_messages() as active_messages:
-            active_messages.send(self._peer, service, (window, TICK, clock))
+        self._send(TICK, clock)
 
     @override
     def arrived(self, version: int) -> bool:
@@ -124,12 +119,10 @@ class MessageWriter(EdgeWriter):
     def _send_next(self) -> None:
         if self._sent is not None or self._next is None:
             return
-        message, self._next = self._next, None
-        self._sent = message
-        service, window = self._address
-        content = (window, message.kind, message.weight, message.p, message.clock, message.version)
-        with self._engine.active_messages() as active_messages:
-            active_messages.send(self._peer, service, content, message.buffer.tensor)
+        message = self._sent = self._next
+        self._next = None
+        kind, buffer, *facts = message
+        self._send(kind, *facts, tensor=buffer.tensor)
 
 
 class MessageReader(EdgeReader):

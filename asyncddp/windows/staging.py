@@ -21,6 +21,11 @@ PublishCallback: TypeAlias = Callable[[RefCountedBuffer], Sequence[UndeliveredMe
 """Publishes a buffer along edges, under the window's lock; returns messages that were sent."""
 
 
+def scalar_for(tensor: torch.Tensor, weight: float) -> float:
+    """Return a weight as a number by which a tensor can be multiplied in place."""
+    return weight if tensor.is_floating_point() else int(weight)
+
+
 class PendingPublish:
     """Pending publication of a tensor, which may wait for a copy from a device.
 
@@ -47,6 +52,17 @@ class TensorStaging(ABC):
         self, tensor: torch.Tensor, factor: float, publish_buffer: PublishCallback
     ) -> PendingPublish:
         """Publish a tensor with its present values, then multiply it by a factor."""
+
+    def _publish_copy(
+        self, values: torch.Tensor, publish_buffer: PublishCallback
+    ) -> Sequence[UndeliveredMessage]:
+        """Copy a tensor on the host into a buffer that neighbours see, and publish it."""
+        buffer = self._pool.acquire_buffer()
+        try:
+            buffer.tensor.copy_(values)
+            return publish_buffer(buffer)
+        finally:
+            buffer.drop()
 
     @abstractmethod
     def run_after(self, act: Callable[[], Sequence[UndeliveredMessage]]) -> PendingPublish:
@@ -90,15 +106,10 @@ class HostTensorStaging(TensorStaging):
     def publish(
         self, tensor: torch.Tensor, factor: float, publish_buffer: PublishCallback
     ) -> PendingPublish:
-        buffer = self._pool.acquire_buffer()
         values = tensor.detach() if tensor.requires_grad else tensor
-        buffer.tensor.copy_(values)
-        try:
-            messages = publish_buffer(buffer)
-        finally:
-            buffer.drop()
+        messages = self._publish_copy(values, publish_buffer)
         if factor != 1.0:
-            values.mul_(factor if tensor.is_floating_point() else int(factor))
+            values.mul_(scalar_for(values, factor))
         return PendingPublish(messages)
 
     @override

@@ -14,7 +14,7 @@ from asyncddp.shm.buddy_allocator import AllocatedBlock
 from asyncddp.windows.edge import EdgeReader, EdgeWriter, RefCountedBuffer
 from asyncddp.windows.message_edge import TAKEN, MessageReader, MessageWriter
 from asyncddp.windows.shared_memory_edge import WORDS, SharedMemoryReader, SharedMemoryWriter
-from asyncddp.windows.staging import UndeliveredMessage
+from asyncddp.windows.staging import UndeliveredMessage, scalar_for
 
 _EDGE_BYTES = 8 * WORDS
 
@@ -96,8 +96,7 @@ class WindowEdges:
             buffer.hold()
             try:
                 if offered is self._offered:  # else it may have been used anew meanwhile
-                    whole = not buffer.tensor.is_floating_point()
-                    return buffer.tensor * (int(weight) if whole else weight)
+                    return buffer.tensor * scalar_for(buffer.tensor, weight)
             finally:
                 buffer.drop()
         return None
@@ -106,12 +105,11 @@ class WindowEdges:
 class EdgeFactory:
     """Factory of a window's edges to neighbours, in shared memory where the neighbour can map it.
 
-    The service is the name under which the engine hands messages to the window manager; ``send``
-    sends one to a peer's.
+    ``send`` sends a message to the window manager of a peer.
     """
 
-    def __init__(self, context: Context, service: str, send: Callable[..., None]) -> None:
-        self._engine, self._service, self._send = context.engine, service, send
+    def __init__(self, context: Context, send: Callable[..., None]) -> None:
+        self._engine, self._send = context.engine, send
         self._group = context.transport.window_group
 
     def reserve(self, targets: Iterable[int]) -> ControlWords:
@@ -154,7 +152,8 @@ class EdgeFactory:
                 edges.outgoing[peer] = SharedMemoryWriter(chunk, first)
                 edges.get_writers[peer] = SharedMemoryWriter(chunk, first + _EDGE_BYTES)
             else:
-                edges.outgoing[peer] = MessageWriter(self._engine, peer, self._service, number)
+                send = partial(self._send, peer, number)
+                edges.outgoing[peer] = MessageWriter(self._engine, send)
         for peer, place in sources.items():
             if place is not None and self._group is not None:
                 second = place._replace(offset=place.offset + _EDGE_BYTES)

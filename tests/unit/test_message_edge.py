@@ -20,9 +20,13 @@ class Wire:
     def __init__(self, engines):
         self.engines, self.came, self.bell = engines, [], threading.Event()
         self.pool = BufferPool(None, (2,), torch.float64)
-        self.box = MessageWriter(engines[0], 1, "windows", 7)
+        self.box = MessageWriter(engines[0], self.send)
         with engines[1].active_messages() as active_messages:
             active_messages.handlers["windows"] = self.hear
+
+    def send(self, *content, tensor=None):
+        with self.engines[0].active_messages() as active_messages:
+            active_messages.send(1, "windows", (7, *content), tensor)
 
     def hear(self, peer, content, tensor):
         self.came.append((*content, tensor))
