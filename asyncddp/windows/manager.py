@@ -53,8 +53,6 @@ class WindowManager:
         self._context, self._engine = context, context.engine
         self._by_name: dict[str, Window] = {}
         self._by_number: dict[int, Window] = {}
-        self._mutexes: dict[int, WindowMutex] = {}
-        self._edge_words: dict[int, ControlWords] = {}
         self._tickets = itertools.count()
         self._pending_gets: weakref.WeakValueDictionary[int, PendingGet] = (
             weakref.WeakValueDictionary()
@@ -96,10 +94,6 @@ class WindowManager:
             )
         return window
 
-    def mutex(self, window: Window) -> WindowMutex:
-        """Return the mutex of a window."""
-        return self._mutexes[window.number]
-
     # creation
 
     def prepare(
@@ -132,14 +126,13 @@ class WindowManager:
         number, rank = window.number, self._context.rank
         what = f"rank {rank}: window {window.name!r}: rank"
         window.open(self.edge_factory.make(number, window.tensor, targets, sources, own, what))
-        self._mutexes[number] = WindowMutex(
+        window.mutex = WindowMutex(
             self._engine,
             rank,
             lambda peer, word, ticket: self._send(peer, number, word, ticket),
             window.require_open,
             f"the mutex of window {window.name!r}",
         )
-        self._edge_words[number] = own
         self._by_name[window.name] = self._by_number[number] = window
         if len(own) < len(targets) or None in sources.values():
             self._engine.idle_interval = _POLL_INTERVAL
@@ -148,9 +141,10 @@ class WindowManager:
         """Remove a window that no peer uses any more."""
         with self._engine.active_messages():  # while no message about it is handled
             window = self._by_name.pop(name)
-            del self._by_number[window.number], self._mutexes[window.number]
+            del self._by_number[window.number]
+        words = window.edges.control_words
         window.close(ArgumentError(f"window {name!r} was freed by win_free"))
-        self.edge_factory.release(self._edge_words.pop(window.number))
+        self.edge_factory.release(words)
         self._context.topologies.pinned.discard(name)
         if not self._by_name:
             self._engine.idle_interval = self._pause
@@ -227,7 +221,7 @@ class WindowManager:
     ) -> None:
         # whoever waits for a slot waits for this rank to poll
         self._engine.idle_interval = _POLL_INTERVAL
-        self._mutexes[window.number].handle_message(peer, word, facts[0])
+        window.mutex.handle_message(peer, word, facts[0])
 
 
 def windows_of(context: Context) -> WindowManager:

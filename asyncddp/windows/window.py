@@ -17,6 +17,7 @@ from asyncddp.windows.buffer_pool import BufferPool
 from asyncddp.windows.departure_detector import CONCLUDED
 from asyncddp.windows.device_staging import DeviceResources, DeviceStaging
 from asyncddp.windows.edge import RefCountedBuffer, Snapshot
+from asyncddp.windows.mutex import WindowMutex
 from asyncddp.windows.nonblocking_handle import WindowHandle
 from asyncddp.windows.receive_buffers import ReceiveBuffers, Staleness
 from asyncddp.windows.staging import HostTensorStaging, PendingPublish, UndeliveredMessage
@@ -43,6 +44,7 @@ class Window:
     """
 
     edges: WindowEdges
+    mutex: WindowMutex
     _send: SendFunction
 
     def __init__(
@@ -93,7 +95,7 @@ class Window:
         """Free all memory; nobody reads what this rank has published any more."""
         with self.lock:
             self.end = end
-            self.edges = WindowEdges()
+            self.edges = WindowEdges({})
             self._unconfirmed.clear()
             self._staging.close()
             self._pool.close()

@@ -33,10 +33,12 @@ class WindowEdges:
         incoming: Readers of others' puts and accumulates.
         get_writers: Writers of the tensor that others may get.
         get_readers: Readers of the tensors that others let this rank get.
+        control_words: Memory for the words of edges to ranks of this machine.
         remote_get_received: True once a neighbour on another machine has got something.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, control_words: ControlWords) -> None:
+        self.control_words = control_words
         self.outgoing: dict[int, EdgeWriter] = {}
         self.incoming: dict[int, EdgeReader] = {}
         self.get_writers: dict[int, SharedMemoryWriter] = {}
@@ -145,7 +147,7 @@ class EdgeFactory:
             own: The result of :meth:`reserve`.
             what: How messages begin that name a neighbour.
         """
-        edges = WindowEdges()
+        edges = WindowEdges(own)
         for peer in targets:
             if peer in own:
                 chunk, first = own[peer].chunk, own[peer].offset

@@ -398,7 +398,7 @@ def end_with_windows_open():
         bf.win_accumulate_nonblocking(x(), "small")
     if bf.rank() == 0:
         windows = windows_of(bf.current())
-        windows.mutex(windows.find("test", "small")).acquire([1] if bf.size() > 1 else [], [])
+        windows.find("test", "small").mutex.acquire([1] if bf.size() > 1 else [], [])
     bf.barrier()
 
 

@@ -203,7 +203,7 @@ def too_late(folder):
     bf.barrier()
     with bf.win_mutex("x", ranks=[1]):
         assert given_back.is_set(), "rank 1 has it"
-    assert not windows_of(bf.current()).mutex(window)._granted
+    assert not window.mutex._granted
     bf.barrier()
 
 

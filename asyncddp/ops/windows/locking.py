@@ -58,12 +58,11 @@ def win_mutex(
 def holding_mutex(window: Window, holders: Iterable[int], writers: Iterable[int]) -> Iterator[None]:
     """Hold slots of a window's mutex: this rank's slots at others, and its own slots for others."""
     holders, writers = list(holders), list(writers)
-    mutex = windows_of(window.context).mutex(window)
-    mutex.acquire(holders, writers)
+    window.mutex.acquire(holders, writers)
     try:
         yield
     finally:
-        mutex.release(holders, writers)
+        window.mutex.release(holders, writers)
 
 
 def weights_by_rank(
