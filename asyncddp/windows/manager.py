@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -30,7 +30,8 @@ from asyncddp.windows.message_edge import (
     MessageWriter,
 )
 from asyncddp.windows.mutex import FREE, LOCK, LOCKED, WindowMutex
-from asyncddp.windows.nonblocking_handle import PendingGet
+from asyncddp.windows.nonblocking_handle import PendingGet, WindowHandle
+from asyncddp.windows.staging import PendingPublish
 from asyncddp.windows.traced_window import TracedWindow
 from asyncddp.windows.window import Window
 from asyncddp.windows.window_edges import ControlWords, EdgeFactory
@@ -155,12 +156,27 @@ class WindowManager:
         with self._engine.active_messages() as active_messages:
             active_messages.send(peer, _SERVICE, content, tensor)
 
-    def request_tensor(self, window: Window, peer: int) -> PendingGet:
-        """Request the tensor that a rank of another machine lets others get."""
-        request, ticket = PendingGet(), next(self._tickets)
-        self._pending_gets[ticket] = request
-        self._send(peer, window.number, _GET, ticket)
-        return request
+    def get(self, window: Window, weights: Mapping[int, float]) -> WindowHandle:
+        """Read tensors in shared memory into buffers, and request those of other machines."""
+        window.require_open()
+        requested: dict[int, PendingGet] = {}
+        for source, weight in weights.items():
+            if source in window.edges.get_readers:
+                window.get(source, weight)
+                continue
+            request, ticket = PendingGet(), next(self._tickets)
+            requested[source] = self._pending_gets[ticket] = request
+            self._send(source, window.number, _GET, ticket)
+        if not requested:
+            return WindowHandle(window, "win_get")
+
+        def finish() -> None:
+            for source, request in requested.items():
+                if request.reply is not None:
+                    window.store_get_result(source, request.reply, weights[source])
+
+        messages = [(source, request.has_reply) for source, request in requested.items()]
+        return WindowHandle(window, "win_get", PendingPublish(messages), finish)
 
     def _handle_message(
         self, peer: int, content: tuple[Any, ...], tensor: torch.Tensor | None

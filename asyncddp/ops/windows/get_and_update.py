@@ -11,9 +11,8 @@ from asyncddp.errors import ArgumentError
 from asyncddp.ops.weight_resolver import require_finite
 from asyncddp.ops.windows.locking import holding_mutex, require_integer_weights, weights_by_rank
 from asyncddp.torch_modes import uncompiled
-from asyncddp.windows import Window, WindowManager, windows_of
-from asyncddp.windows.nonblocking_handle import PendingGet, WindowHandle
-from asyncddp.windows.staging import PendingPublish
+from asyncddp.windows import Window, windows_of
+from asyncddp.windows.nonblocking_handle import WindowHandle
 
 
 @uncompiled
@@ -33,32 +32,11 @@ def win_get_nonblocking(
     if window.holds_integers:
         require_integer_weights("win_get", window, weights.values())
     if not require_mutex:
-        return _get(windows, window, weights)
+        return windows.get(window, weights)
     with holding_mutex(window, (), weights):
-        handle = _get(windows, window, weights)
+        handle = windows.get(window, weights)
         handle.wait()
     return handle
-
-
-def _get(windows: WindowManager, window: Window, weights: Mapping[int, float]) -> WindowHandle:
-    """Read tensors in shared memory directly, and request those of other machines by message."""
-    window.require_open()
-    requested: dict[int, PendingGet] = {}
-    for source, weight in weights.items():
-        if source in window.edges.get_readers:
-            window.get(source, weight)
-        else:
-            requested[source] = windows.request_tensor(window, source)
-    if not requested:
-        return WindowHandle(window, "win_get")
-
-    def finish() -> None:
-        for source, request in requested.items():
-            if request.reply is not None:
-                window.store_get_result(source, request.reply, weights[source])
-
-    asked = PendingPublish([(source, request.has_reply) for source, request in requested.items()])
-    return WindowHandle(window, "win_get", asked, finish)
 
 
 @uncompiled
