@@ -20,13 +20,14 @@ class PendingGet:
         return self.reply is not None
 
 
-class _OpenableWindow(Protocol):
+class OpenWindow(Protocol):
     """Interface of a window as its handles use it."""
 
     context: Context
     name: str
 
-    def require_open(self) -> None: ...
+    def require_open(self) -> None:
+        """Raise if the window was freed."""
 
 
 class WindowHandle:
@@ -41,7 +42,7 @@ class WindowHandle:
 
     def __init__(
         self,
-        window: _OpenableWindow,
+        window: OpenWindow,
         verb: str,
         pending: PendingPublish | None = None,
         finish: Callable[[], None] | None = None,
