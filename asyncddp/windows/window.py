@@ -96,6 +96,7 @@ class Window:
         with self.lock:
             self.end = end
             self.edges = WindowEdges({})
+            self._send = self.edges.send  # the old edges hold buffers
             self._unconfirmed.clear()
             self._staging.close()
             self._pool.close()
