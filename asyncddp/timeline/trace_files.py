@@ -58,25 +58,24 @@ def find_trace_files(sources: Iterable[str | Path]) -> list[Path]:
     Raises:
         ArgumentError: Where a source leads to no file.
     """
-    found: dict[Path, None] = {}
+    found: list[Path] = []
     for source in map(Path, sources):
         if source.is_dir():
-            found.update(dict.fromkeys(_in_folder(source)))
+            found += _in_folder(source)
         elif source.exists():
-            found[source] = None
+            found.append(source)
         else:
-            found.update(dict.fromkeys(_with_prefix(source)))
-    return list(found)
+            found += _with_prefix(source)
+    return list(dict.fromkeys(found))
 
 
-def _numbered(folder: Path, prefix: str | None = None) -> dict[str, list[Path]]:
+def _numbered(folder: Path) -> dict[str, list[Path]]:
     """List files named ``<prefix><number>.json`` by prefix, each in order of number."""
     named = [(path, _RANK_FILE.fullmatch(path.name)) for path in folder.iterdir()]
     matches = [(path, match) for path, match in named if match is not None]
     found: dict[str, list[Path]] = {}
     for path, match in sorted(matches, key=lambda pair: int(pair[1][2])):
-        if prefix in (None, match[1]):
-            found.setdefault(match[1], []).append(path)
+        found.setdefault(match[1], []).append(path)
     return found
 
 
@@ -92,13 +91,13 @@ def _in_folder(folder: Path) -> list[Path]:
 def _with_prefix(prefix: Path) -> list[Path]:
     if not prefix.parent.is_dir():
         raise ArgumentError(f"no such folder: '{prefix.parent}'; timelines are files, and {_HINT}.")
-    found = _numbered(prefix.parent, prefix.name)
-    if not found:
+    found = _numbered(prefix.parent).get(prefix.name)
+    if found is None:
         raise ArgumentError(
             f"no such file or folder: '{prefix}', nor '{prefix}0.json'; timelines are files, and "
             f"{_HINT}."
         )
-    return found[prefix.name]
+    return found
 
 
 def _lines(path: Path, advance: ProgressCallback) -> Iterator[bytes]:
