@@ -82,9 +82,6 @@ def _value(value: Any) -> str:
 class ChromeTraceFormatter:
     """Formatter of one rank's trace events as lines of a Chrome trace (JSON).
 
-    Args:
-        rank: The rank, which is the process id in the trace.
-
     Example:
         >>> print(
         ...     *ChromeTraceFormatter(3).format(Span("mix", "mix", 2, 1_000, 3_500, {"bytes": 8}))

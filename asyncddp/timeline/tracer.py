@@ -23,10 +23,7 @@ _NO_RANGE: AbstractContextManager[None] = nullcontext()
 class Tracer:
     """Recorder of trace events of one rank, for any of its threads; never waits and never fails.
 
-    Args:
-        rank: The rank whose events are recorded.
-        writer: Writes the events to a file; None where only profilers show them.
-        nvtx: Whether events are shown in NVIDIA's tools as NVTX ranges.
+    Without a writer only profilers show them, and with ``nvtx`` NVIDIA's tools.
     """
 
     def __init__(self, rank: int, writer: TraceWriter | None, *, nvtx: bool = False) -> None:

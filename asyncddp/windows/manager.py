@@ -44,11 +44,7 @@ _POLL_INTERVAL = 0.002  # seconds between polls of the transport while peers may
 
 
 class WindowManager:
-    """Manager of all windows of a rank: creates, finds and frees them, and handles their messages.
-
-    Attributes:
-        edge_factory: Makes the edges of new windows.
-    """
+    """Manager of all windows of a rank: creates, finds and frees them, handles their messages."""
 
     def __init__(self, context: Context) -> None:
         self._context, self._engine = context, context.engine

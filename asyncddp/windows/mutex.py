@@ -60,9 +60,7 @@ class WindowMutex:
     def acquire(self, holders: Iterable[int], writers: Iterable[int]) -> None:
         """Take slots for this thread, in an order that is the same on all ranks; all or none.
 
-        Args:
-            holders: Ranks whose slot for this one is taken.
-            writers: Ranks for whom this one's own slot is taken.
+        They are those for this rank at holders, and this rank's own ones for writers.
         """
         taken: list[tuple[int, int]] = []
         try:

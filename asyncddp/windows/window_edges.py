@@ -137,15 +137,9 @@ class EdgeFactory:
         own: ControlWords,
         what: str,
     ) -> WindowEdges:
-        """Make the edges of a window to targets and from sources.
+        """Make the edges of a window, with own control words that :meth:`reserve` has returned.
 
-        Args:
-            number: The window's number.
-            tensor: Its tensor.
-            targets: Out-neighbours.
-            sources: In-neighbours, and the places of their control words in shared memory, if any.
-            own: The result of :meth:`reserve`.
-            what: How messages begin that name a neighbour.
+        Sources come with the places of theirs, if any; ``what`` begins messages that name one.
         """
         edges = WindowEdges(own)
         for peer in targets:
