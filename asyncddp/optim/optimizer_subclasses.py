@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
+from typing import ClassVar
 
 import torch
 
@@ -70,56 +71,48 @@ class DistributedAdaptThenCombineOptimizer(DistributedOptimizer):
         )
 
 
-class DistributedNeighborAllreduceOptimizer(DistributedAdaptWithCombineOptimizer):
+class _AdaptWithCombineAlongTopology(DistributedAdaptWithCombineOptimizer):
+    """Base class of wrappers whose communication is a class attribute."""
+
+    _communication: ClassVar[str]
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: _Models,
+        num_steps_per_communication: int = 1,
+        *,
+        topology: GraphOrSchedule | None = None,
+        bucket_size_in_mb: float = 25,
+    ) -> None:
+        super().__init__(
+            optimizer,
+            model,
+            self._communication,
+            num_steps_per_communication,
+            topology=topology,
+            bucket_size_in_mb=bucket_size_in_mb,
+        )
+
+
+class DistributedNeighborAllreduceOptimizer(_AdaptWithCombineAlongTopology):
     """Optimizer wrapper that averages parameters with neighbours during forward and backward.
 
     It is :class:`DistributedOptimizer` with ``algorithm="adapt_with_combine"`` and
     ``communication="neighbor_allreduce"``.
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        model: _Models,
-        num_steps_per_communication: int = 1,
-        *,
-        topology: GraphOrSchedule | None = None,
-        bucket_size_in_mb: float = 25,
-    ) -> None:
-        super().__init__(
-            optimizer,
-            model,
-            "neighbor_allreduce",
-            num_steps_per_communication,
-            topology=topology,
-            bucket_size_in_mb=bucket_size_in_mb,
-        )
+    _communication = "neighbor_allreduce"
 
 
-class DistributedHierarchicalNeighborAllreduceOptimizer(DistributedAdaptWithCombineOptimizer):
+class DistributedHierarchicalNeighborAllreduceOptimizer(_AdaptWithCombineAlongTopology):
     """Optimizer wrapper that averages parameters per machine, then with neighbour machines.
 
     It is :class:`DistributedOptimizer` with ``algorithm="adapt_with_combine"`` and
     ``communication="hierarchical_neighbor_allreduce"``.
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        model: _Models,
-        num_steps_per_communication: int = 1,
-        *,
-        topology: GraphOrSchedule | None = None,
-        bucket_size_in_mb: float = 25,
-    ) -> None:
-        super().__init__(
-            optimizer,
-            model,
-            "hierarchical_neighbor_allreduce",
-            num_steps_per_communication,
-            topology=topology,
-            bucket_size_in_mb=bucket_size_in_mb,
-        )
+    _communication = "hierarchical_neighbor_allreduce"
 
 
 class DistributedAllreduceOptimizer(DistributedAdaptWithCombineOptimizer):
@@ -181,62 +174,50 @@ class DistributedGradientAllreduceOptimizer(DistributedOptimizer):
         )
 
 
-class DistributedWinPutOptimizer(DistributedOptimizer):
+class _OneSidedOptimizer(DistributedOptimizer):
+    """Base class of wrappers whose one-sided algorithm is a class attribute."""
+
+    _algorithm: ClassVar[str]
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: _Models,
+        num_steps_per_communication: int = 1,
+        window_prefix: str | None = None,
+        *,
+        topology: GraphOrSchedule | None = None,
+        bucket_size_in_mb: float = 25,
+        max_staleness: int | None = None,
+    ) -> None:
+        super().__init__(
+            optimizer,
+            model,
+            self._algorithm,
+            topology=topology,
+            num_steps_per_communication=num_steps_per_communication,
+            bucket_size_in_mb=bucket_size_in_mb,
+            max_staleness=max_staleness,
+            window_prefix=window_prefix,
+        )
+
+
+class DistributedWinPutOptimizer(_OneSidedOptimizer):
     """Optimizer wrapper that averages parameters through puts into neighbours' windows.
 
     It is :class:`DistributedOptimizer` with ``algorithm="win_put"``.
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        model: _Models,
-        num_steps_per_communication: int = 1,
-        window_prefix: str | None = None,
-        *,
-        topology: GraphOrSchedule | None = None,
-        bucket_size_in_mb: float = 25,
-        max_staleness: int | None = None,
-    ) -> None:
-        super().__init__(
-            optimizer,
-            model,
-            "win_put",
-            topology=topology,
-            num_steps_per_communication=num_steps_per_communication,
-            bucket_size_in_mb=bucket_size_in_mb,
-            max_staleness=max_staleness,
-            window_prefix=window_prefix,
-        )
+    _algorithm = "win_put"
 
 
-class DistributedPullGetOptimizer(DistributedOptimizer):
+class DistributedPullGetOptimizer(_OneSidedOptimizer):
     """Optimizer wrapper that averages with parameters read from neighbours' windows.
 
     It is :class:`DistributedOptimizer` with ``algorithm="pull_get"``.
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        model: _Models,
-        num_steps_per_communication: int = 1,
-        window_prefix: str | None = None,
-        *,
-        topology: GraphOrSchedule | None = None,
-        bucket_size_in_mb: float = 25,
-        max_staleness: int | None = None,
-    ) -> None:
-        super().__init__(
-            optimizer,
-            model,
-            "pull_get",
-            topology=topology,
-            num_steps_per_communication=num_steps_per_communication,
-            bucket_size_in_mb=bucket_size_in_mb,
-            max_staleness=max_staleness,
-            window_prefix=window_prefix,
-        )
+    _algorithm = "pull_get"
 
 
 class DistributedPushSumOptimizer(DistributedOptimizer):
