@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import KeyPath, tree_flatten_with_path, tree_map, tree_map_with_path
 
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
@@ -67,12 +68,9 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     named = _named_parameters(optimizer)
     require_equal_tensors(current(), "broadcast_optimizer_state", named)
     own_value: Any = _collect_state(optimizer, named)
-    tensors: list[torch.Tensor] = []
     root = current().rank == root_rank
-    structure = broadcast_object(_extract_tensors(own_value, tensors) if root else None, root_rank)
-    content = _receive_tensors(
-        structure, own_value, iter(tensors) if root else None, root_rank, optimizer
-    )
+    structure = broadcast_object(tree_map(_placeholder, own_value) if root else None, root_rank)
+    content = _receive_tensors(structure, own_value, root_rank, optimizer)
     if not root:
         _restore(optimizer, content, named)
 
@@ -119,49 +117,28 @@ def _restore(
         optimizer.counters = content["counters"]
 
 
-def _extract_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Copy a structure with placeholders for its tensors, which are appended to a list."""
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return _TensorPlaceholder(tuple(value.shape), value.dtype, value.device.type == "cpu")
-    if isinstance(value, dict):
-        return {key: _extract_tensors(entry, tensors) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return _rebuild_sequence(value, [_extract_tensors(entry, tensors) for entry in value])
-    return value
+def _placeholder(value: Any) -> Any:
+    """Return a tensor's placeholder; anything else as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return _TensorPlaceholder(tuple(value.shape), value.dtype, value.device.type == "cpu")
 
 
 def _receive_tensors(
-    structure: Any, own_value: Any, sent: Any, root_rank: int, optimizer: Any
+    structure: Any, own_value: Any, root_rank: int, optimizer: torch.optim.Optimizer
 ) -> Any:
-    """Fill a structure with the root's tensors, received into this rank's own where they fit.
+    """Fill a structure with the root's tensors, received into this rank's own where they fit."""
+    own = dict(tree_flatten_with_path(own_value)[0])
 
-    Args:
-        structure: The structure with placeholders, from :func:`_extract_tensors` on the root.
-        own_value: This rank's value at the same position.
-        sent: On the root an iterator over its tensors.
-        root_rank: The root.
-        optimizer: Its parameters' device is that of new tensors.
-    """
-    if isinstance(structure, _TensorPlaceholder):
-        target = next(sent) if sent is not None else _target_tensor(structure, own_value, optimizer)
+    def receive(path: KeyPath, entry: Any) -> Any:
+        """Receive the tensor of a placeholder."""
+        if not isinstance(entry, _TensorPlaceholder):
+            return entry
+        target = _target_tensor(entry, own.get(path), optimizer)
         with torch.no_grad():
             return broadcast(target, root_rank, out=target)
-    if isinstance(structure, dict):
-        own = own_value if isinstance(own_value, dict) else {}
-        return {
-            key: _receive_tensors(entry, own.get(key), sent, root_rank, optimizer)
-            for key, entry in structure.items()
-        }
-    if isinstance(structure, (list, tuple)):
-        known = list(own_value) if isinstance(own_value, (list, tuple)) else []
-        known += [None] * (len(structure) - len(known))
-        parts = [
-            _receive_tensors(entry, own, sent, root_rank, optimizer)
-            for entry, own in zip(structure, known, strict=False)
-        ]
-        return _rebuild_sequence(structure, parts)
-    return structure
+
+    return tree_map_with_path(receive, structure)
 
 
 def _target_tensor(
@@ -181,8 +158,3 @@ def _target_tensor(
         else optimizer.param_groups[0]["params"][0].device
     )
     return empty(placeholder.shape, placeholder.dtype, device)
-
-
-def _rebuild_sequence(model: Any, parts: list[Any]) -> Any:
-    """Build a list or tuple of the type of ``model``, including named tuples."""
-    return type(model)(*parts) if hasattr(model, "_fields") else type(model)(parts)
