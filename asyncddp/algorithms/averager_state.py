@@ -2,15 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import wraps
+from time import perf_counter
+from types import TracebackType
+from typing import Any, TypeVar, cast
 
 from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.bucket_windows import BucketWindowSet
-from asyncddp.algorithms.cumulative_timer import CumulativeTimer
 from asyncddp.algorithms.join_coordinator import JoinCoordinator
 from asyncddp.context import Context
 from asyncddp.ops.weight_resolver import Weights
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class CumulativeTimer:
+    """Cumulative timer: a context manager that adds up the seconds spent inside; not re-entrant."""
+
+    __slots__ = ("_started", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds = self._started = 0.0
+
+    def __enter__(self) -> None:
+        self._started = perf_counter()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.seconds += perf_counter() - self._started
+
+
+def count_exposed_time(method: F) -> F:
+    """Decorate a method: add its duration to the exposed time of its object's averager."""
+
+    @wraps(method)
+    def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the method, and add its duration."""
+        with self._averager.exposed_time:
+            return method(self, *args, **kwargs)
+
+    return cast("F", timed)
 
 
 @dataclass
@@ -27,11 +64,6 @@ class WeightOverrides:
 class AveragerState:
     """State that the averaging rounds of one optimizer share: windows, weights and counters.
 
-    Args:
-        context: The world.
-        algorithm: The algorithm.
-        label: Prefix of the names of the messages; equal on all ranks.
-
     Attributes:
         overrides: Averaging weights set by the user.
         round: Rounds completed so far, which is the index of the schedule's next round.
@@ -41,6 +73,8 @@ class AveragerState:
         windows: The windows of one-sided communication, while there are any.
         force_barrier: Whether ranks synchronise before and after they average from windows.
         max_staleness: How many steps a neighbour may lag before this rank waits for it.
+        overlapping: Whether a round starts before the last one is complete, so that ranks may
+            finish its buckets in different orders.
     """
 
     def __init__(self, context: Context, algorithm: Algorithm, label: str) -> None:
@@ -53,3 +87,4 @@ class AveragerState:
         self.windows = BucketWindowSet(context, label, algorithm)
         self.force_barrier = False
         self.max_staleness: int | None = None
+        self.overlapping = False

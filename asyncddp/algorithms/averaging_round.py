@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from typing_extensions import override
 
-from asyncddp.algorithms.averager_state import AveragerState
-from asyncddp.algorithms.cumulative_timer import count_exposed_time
+from asyncddp.algorithms.averager_state import AveragerState, count_exposed_time
 from asyncddp.context.context import use
 from asyncddp.engine import Handle
 
@@ -19,11 +19,14 @@ class AveragingRound(ABC):
 
     @abstractmethod
     def start(self, index: int, flat: torch.Tensor) -> None:
-        """Send bucket ``index``, which must not change until :meth:`finish`."""
+        """Send bucket ``index``, which must not change until it is finished."""
 
     @abstractmethod
     def has_started(self, index: int) -> bool:
-        """Return whether bucket ``index`` was sent."""
+        """Return whether bucket ``index`` was sent, and its average not written yet."""
+
+    def leave_out_departed(self) -> None:  # noqa: B027 - only one-sided rounds need it
+        """Move the weights of neighbours that have left the averaging to this rank."""
 
     @abstractmethod
     def wait_for_reads(self) -> None:
@@ -33,9 +36,20 @@ class AveragingRound(ABC):
             PeerError: A neighbour failed, or does something else.
         """
 
+    @property
+    def is_complete(self) -> bool:
+        """True if no message or peer reads a bucket any more."""
+        return True
+
+    @abstractmethod
+    def finish_bucket(
+        self, index: int, flat: torch.Tensor, before_write: Callable[[], None] | None = None
+    ) -> None:
+        """Write the average of one bucket, where rounds overlap."""
+
     @abstractmethod
     def finish(self, before_write: Callable[[int], None] | None = None) -> None:
-        """Write the averages into the buckets, and end the round.
+        """Write the averages of all buckets, and end the round.
 
         Args:
             before_write: Called with the index of each bucket before its average is written.
@@ -50,24 +64,19 @@ class BucketOperations:
     """Functions by which an averaging round averages one bucket and counts the bytes sent.
 
     Attributes:
-        start: Starts averaging a flat tensor under a name.
+        start: Starts averaging a flat tensor; takes the tensor, and ``name``.
         send_bytes: Computes the bytes that this rank sends for a flat tensor.
         fast_path: Finds a blocking function that averages such a tensor in place, if there is
             one: where neighbours read each other's memory, starting early gains nothing.
     """
 
-    start: Callable[[torch.Tensor, str], Handle[torch.Tensor]]
+    start: Callable[..., Handle[torch.Tensor]]
     send_bytes: Callable[[torch.Tensor], int]
     fast_path: Callable[[torch.Tensor, str], Callable[[], bool] | None] = lambda flat, name: None
 
 
 class TwoSidedRound(AveragingRound):
-    """Averaging round by messages: the ranks that average wait for each other.
-
-    Args:
-        averager: State of the averager whose round it is.
-        plan: How to average each bucket.
-    """
+    """Averaging round by messages: the ranks that average wait for each other."""
 
     def __init__(self, averager: AveragerState, plan: BucketOperations) -> None:
         self._averager, self._plan = averager, plan
@@ -78,30 +87,48 @@ class TwoSidedRound(AveragingRound):
     def start(self, index: int, flat: torch.Tensor) -> None:
         """Send a bucket, or look up the fast path that :meth:`finish` will take."""
         averager, name = self._averager, f"{self._averager.label}.bucket{index}"
-        fast_path = self._plan.fast_path(flat, name) if averager.algorithm.plain else None
+        ordered = averager.algorithm.plain and not averager.overlapping
+        fast_path = self._plan.fast_path(flat, name) if ordered else None
         if fast_path is not None:
             averager.bytes_sent += self._plan.send_bytes(flat)
             self._fast_paths[index] = flat, fast_path
             return
         with use(averager.context), torch.no_grad():
             sent = averager.algorithm.outgoing(flat)
-            handle = self._plan.start(sent, name)
+            handle = self._plan.start(sent, name=name)
         averager.bytes_sent += self._plan.send_bytes(sent)
         self._pending[index] = flat, handle
 
+    @override
     def has_started(self, index: int) -> bool:
-        """Return whether bucket ``index`` was sent."""
         return index in self._pending or index in self._fast_paths
 
+    @override
     @count_exposed_time
     def wait_for_reads(self) -> None:
-        """Wait until the averages of all sent buckets have arrived."""
         for _, handle in self._pending.values():
             handle.wait()
 
+    @property
+    @override
+    def is_complete(self) -> bool:
+        return all([handle.poll() for _, handle in self._pending.values()])
+
+    @override
+    @count_exposed_time
+    def finish_bucket(
+        self, index: int, flat: torch.Tensor, before_write: Callable[[], None] | None = None
+    ) -> None:
+        mixed = self._pending[index][1].wait()
+        if before_write is not None:
+            before_write()
+        with torch.no_grad():
+            self._averager.algorithm.incoming(flat, mixed)
+        del self._pending[index]
+
+    @override
     @count_exposed_time
     def finish(self, before_write: Callable[[int], None] | None = None) -> None:
-        """Write each average into its bucket as it arrives."""
         with torch.no_grad():
             for index, (flat, fast_path) in self._fast_paths.items():
                 if before_write is not None:
@@ -119,5 +146,5 @@ class TwoSidedRound(AveragingRound):
         """Average a bucket by the general path, since its fast path has become unavailable."""
         averager = self._averager
         with use(averager.context):
-            handle = self._plan.start(flat, f"{averager.label}.bucket{index}")
+            handle = self._plan.start(flat, name=f"{averager.label}.bucket{index}")
         averager.algorithm.incoming(flat, handle.wait())

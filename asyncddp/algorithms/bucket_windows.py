@@ -11,6 +11,7 @@ from asyncddp.algorithms.step_rate_estimator import StepRateEstimator
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError
+from asyncddp.ops.barrier import barrier
 from asyncddp.ops.windows import create_along, get_current_created_window_names, win_free
 from asyncddp.tensors.allocation import empty_like
 from asyncddp.windows import Staleness, Window, windows_of
@@ -21,10 +22,6 @@ from topology import Schedule
 
 class BucketWindow:
     """One-sided window of one flat bucket, with this rank's record of gets and puts.
-
-    Args:
-        window: The window; its tensor is the bucket, or has its shape.
-        algorithm: The algorithm, whose hooks compute what is published of a bucket.
 
     Attributes:
         pending_gets: Handles of gets that have not completed, by neighbour.
@@ -62,11 +59,7 @@ class BucketWindow:
         self.window.conclude().wait()
 
     def wait(self) -> None:
-        """Wait for the pending gets.
-
-        Raises:
-            PeerError: A neighbour does not answer, or is gone.
-        """
+        """Wait for the pending gets."""
         for handle in self.pending_gets.values():
             handle.wait()
 
@@ -90,11 +83,6 @@ class BucketWindowSet:
     Their buffers begin at zero; a neighbour from which nothing has arrived has no weight. Windows
     are created before the first round, and again where the buckets have changed or the user has
     freed them. They are freed collectively only: by :meth:`free`, or at the end of the world.
-
-    Args:
-        context: The world.
-        label: Prefix of their names.
-        algorithm: The algorithm. Where it has hooks, windows have tensors of their own.
 
     Attributes:
         first_round: Rounds completed before the first with these windows; None before that.
@@ -131,17 +119,13 @@ class BucketWindowSet:
         """Return the in-neighbours that had departed in the last round, ascending."""
         return self._departures.now
 
-    def update_departures(self, step: int, *, got: bool) -> tuple[int, ...]:
-        """Find out which in-neighbours have departed; called once in each round.
-
-        Args:
-            step: Steps that this rank has made.
-            got: Whether their tensors come by this rank's gets, or else by their puts.
-        """
-        window = self._windows[0].window if self._windows else None
-        sources = () if window is None else window.edges.incoming
-        steps = {} if window is None else {s: window.known_steps_of(s, got=got) for s in sources}
-        return self._departures.look(step, steps)
+    def update_departures(self, *, got: bool) -> tuple[int, ...]:
+        """Find out which in-neighbours have departed; called once in each round."""
+        if not self._windows:
+            return self._departures.look(0, {})
+        window = self._windows[0].window  # all buckets make the same steps
+        steps = {s: window.known_steps_of(s, got=got) for s in window.edges.incoming}
+        return self._departures.look(window.steps, steps)
 
     def set_buckets(self, flats: Sequence[torch.Tensor]) -> None:
         """Set the flat buckets, and free windows of earlier ones; collective if there are any."""
@@ -149,15 +133,7 @@ class BucketWindowSet:
         self._flats = flats
 
     def ensure_created(self, schedule: Schedule) -> None:
-        """Create the windows where any is missing; collective in that case.
-
-        Args:
-            schedule: The topology along whose edges windows are created.
-
-        Raises:
-            ArgumentError: The schedule does not repeat, or another wrapper has the same prefix.
-            MismatchError: Ranks differ.
-        """
+        """Create the windows where any is missing; collective in that case."""
         if len(self._windows) == len(self._flats) and not self._missing():
             return
         self.free()
@@ -188,11 +164,7 @@ class BucketWindowSet:
         return names if self.step_rates is None else [*names, self.step_rates.name]
 
     def free(self) -> None:
-        """Free the windows; collective if there are any.
-
-        Raises:
-            WaitTimeoutError: A rank has not come by the deadline.
-        """
+        """Free the windows; collective if there are any."""
         if not self._windows:
             return
         with use(self._context):
@@ -203,11 +175,7 @@ class BucketWindowSet:
         self._windows, self.step_rates = [], None
 
     def check_neighbors(self, argument: str, ranks: Iterable[int], *, outgoing: bool) -> None:
-        """Raise an error for ranks that are not neighbours along the windows' edges.
-
-        Raises:
-            ArgumentError: A rank is no neighbour.
-        """
+        """Raise an error for ranks that are not neighbours along the windows' edges."""
         for bucket_window in self._windows:
             edges = bucket_window.window.edges
             known = sorted(edges.outgoing if outgoing else edges.incoming)
@@ -218,6 +186,22 @@ class BucketWindowSet:
                     f"{self._label}: argument {argument}: rank {unknown[0]} is not {what} in the "
                     f"topology along which the windows were made; those are {known}"
                 )
+
+    def publish_to_all(self, step: int) -> int:
+        """Put all tensors to the neighbours of any round, and wait for all ranks; collective."""
+        sent = 0
+        with use(self._context):
+            handles = []
+            for window in (one.window for one in self._windows):
+                weights = dict.fromkeys(window.edges.outgoing, 1.0)
+                handles.append(
+                    window.put(window.tensor, 1.0, weights, add=False, with_p=False, step=step)
+                )
+                sent += len(weights) * window.tensor.nbytes
+            for handle in handles:
+                handle.wait()
+            barrier()
+        return sent
 
     def reset(self) -> None:
         """Discard what has arrived so far, since the parameters are about to be replaced."""
@@ -232,6 +216,11 @@ class BucketWindowSet:
             for bucket_window in self._windows:
                 if bucket_window.window.end is None:
                     bucket_window.conclude()
+
+    def resume(self) -> None:
+        """Announce that steps follow again."""
+        for bucket_window in self._windows:
+            bucket_window.window.resume()
 
     def push_sum_weights(self) -> list[float]:
         """Return the push-sum weight p of each bucket; 1 where nothing was ever given away."""

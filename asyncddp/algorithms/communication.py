@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
@@ -25,39 +25,46 @@ class Communication(ABC):
         how: The pattern that an algorithm must allow for it; None for any algorithm.
         supports_join: Whether rounds can go on without ranks that have joined (are done).
         uses_windows: Whether rounds go through windows, which all ranks create together.
+        nodes: What the nodes of its topology are; None if it uses no topology.
+        override_names: Names of the weight overrides that it uses.
     """
 
     name: ClassVar[str]
     how: ClassVar[CommunicationPattern | None]
     supports_join: ClassVar[bool] = True
     uses_windows: ClassVar[bool] = False
+    nodes: ClassVar[Literal["ranks", "machines"] | None] = None
+    override_names: ClassVar[tuple[str, ...]] = ()
 
     def node_count(self, context: Context) -> int | None:
         """Return the number of nodes that its topology must have; None if it uses no topology."""
-        del context
-        return None
+        if self.nodes is None:
+            return None
+        return context.size if self.nodes == "ranks" else context.machine_size
 
     def context_topology(self, context: Context) -> GraphOrSchedule | None:
         """Return the topology set on the context that it uses; None if there is none."""
-        del context
-        return None
+        if self.nodes is None:
+            return None
+        topologies = context.topologies
+        return topologies.load() if self.nodes == "ranks" else topologies.load_machine()
 
     def relevant_overrides(
         self, overrides: WeightOverrides
     ) -> Mapping[str, float | Weights | Iterable[int] | None]:
         """Select the weight overrides that it uses, by argument name."""
-        del overrides
-        return {}
+        return {name: getattr(overrides, name) for name in self.override_names}
 
     @abstractmethod
     def begin_round(
-        self, averager: AveragerState, schedule: Schedule | None
+        self, averager: AveragerState, schedule: Schedule | None, number: int
     ) -> AveragingRound | None:
-        """Begin the averager's next round; returns None where nothing is to be sent.
+        """Begin a round of an averager; returns None where nothing is to be sent.
 
         Args:
             averager: State of the averager whose round begins.
             schedule: The averager's own topology; None for the context's.
+            number: Index of the round in the schedule.
 
         Raises:
             ArgumentError: Invalid weight overrides.

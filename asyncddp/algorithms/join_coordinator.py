@@ -59,43 +59,17 @@ class JoinCoordinator:
         self._name = f"join of {', '.join(labels)}"
 
     def notify(self, label: str, collective: CollectiveKind) -> tuple[int, ...]:
-        """Announce the next operation of this active rank.
-
-        Args:
-            label: Label of the optimizer.
-            collective: The operation.
-
-        Returns:
-            The active ranks, ascending.
-
-        Raises:
-            MismatchError: Other active ranks announce another operation.
-            PeerError: A peer failed, or is not in ``join``.
-        """
+        """Announce the next operation of this active rank."""
         return self._exchange_codes(
             1 + len(CollectiveKind) * self._labels.index(label) + collective
         ).active_ranks
 
     def wait_for_notification(self) -> JoinNotification:
-        """Announce that this rank has joined, and wait for the active ranks' announcement.
-
-        Raises:
-            MismatchError: They disagree.
-            PeerError: A peer failed, or is not in ``join``.
-        """
+        """Announce that this rank has joined, and wait for the active ranks' announcement."""
         return self._exchange_codes(0)
 
     def average_loss(self, label: str, loss: torch.Tensor) -> torch.Tensor:
-        """Average a loss over the active ranks.
-
-        Args:
-            label: Label of the optimizer.
-            loss: One number, of this active rank.
-
-        Raises:
-            ArgumentError: It is more than one number.
-            PeerError: A peer failed, or does something else.
-        """
+        """Average a loss over the active ranks."""
         if loss.numel() != 1:
             raise ArgumentError(
                 "join: expected a closure that gives one number as its loss, got a tensor of shape "

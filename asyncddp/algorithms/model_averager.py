@@ -16,6 +16,7 @@ from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.allreduce import allreduce
 from asyncddp.tensors.allocation import make_tensor
+from asyncddp.tensors.buckets import TensorFactory
 from topology import GraphOrSchedule, Schedule, TopologyError, as_schedule, describe
 
 
@@ -30,10 +31,6 @@ class ModelAverager(AveragerState):
         communication: Name of a communication; None for the first that the algorithm allows.
         topology: Graph or schedule; None for the context's, read in every round.
         label: Prefix of the names of the messages; equal on all ranks.
-
-    Attributes:
-        communication: How the next round exchanges buckets.
-        topology: The averager's own topology; None for the context's.
 
     Raises:
         UnknownNameError: There is no communication of that name.
@@ -66,17 +63,19 @@ class ModelAverager(AveragerState):
         return self.context.size == 1
 
     @property
+    def tensor_factory(self) -> TensorFactory | None:
+        """Factory for buckets' memory that neighbours on this machine read; None for ordinary."""
+        group = self.context.transport.shared_memory_group
+        return None if group is None else group.arena.empty
+
+    @property
     def step_scale(self) -> float:
         """Factor for the optimizer's updates, so that ranks of different speeds count equally."""
         rates = self.windows.step_rates
         return 1.0 if rates is None or self.force_barrier else rates.scale
 
     def average_scalar(self, value: Any) -> Any:
-        """Average a scalar over all ranks, if the communication is global.
-
-        Args:
-            value: A tensor or float; anything else is returned unchanged.
-        """
+        """Average a scalar over all ranks, if the communication is global."""
         if self.single_rank or self.communication.how is not CommunicationPattern.GLOBAL:
             return value
         if not isinstance(value, (torch.Tensor, float)):
@@ -92,12 +91,7 @@ class ModelAverager(AveragerState):
         return mean if isinstance(value, torch.Tensor) else float(mean)
 
     def set_communication(self, name: str) -> None:
-        """Use another communication from the next round on.
-
-        Raises:
-            UnknownNameError: There is none of that name.
-            ArgumentError: The method does not allow it.
-        """
+        """Use another communication from the next round on."""
         chosen = COMMUNICATIONS[name]()
         if chosen.how is not None and chosen.how not in self.algorithm.how:
             allowed = [
@@ -112,40 +106,35 @@ class ModelAverager(AveragerState):
         if self.topology is not None:
             self._check_topology(self.topology)
 
+    def set_topology(self, topology: GraphOrSchedule | None) -> None:
+        """Use another topology, or the context's for None, in rounds that begin from now on."""
+        given = topology
+        if given is None:
+            given = self.communication.context_topology(self.context)
+        if given is not None:
+            self._check_topology(given)
+        self.topology = topology
+
     def set_buckets(self, flats: Sequence[torch.Tensor]) -> None:
-        """Set the flat buckets that rounds average; collective if the communication uses windows.
-
-        Args:
-            flats: Flat tensors, alike on all ranks.
-
-        Raises:
-            TopologyError: The topology in use does not fit the method or the number of ranks.
-            ArgumentError: Windows cannot be made along it.
-        """
+        """Set the flat buckets that rounds average; collective where there are windows."""
         if not self.single_rank:
             self.windows.set_buckets(flats)
             if self.communication.uses_windows:
                 self.windows.ensure_created(self.own_schedule() or self.context.topologies.ranks)
 
-    def begin_round(self) -> AveragingRound | None:
-        """Begin the next round with the current weights; returns None where nothing is sent.
+    def begin_round(self, ahead: int = 0) -> AveragingRound | None:
+        """Begin a round with the current weights; returns None where nothing is sent.
 
-        Raises:
-            NotInitializedError: The world has ended, or this process was forked from its rank.
-            TopologyError: The topology in use does not fit the method or the number of ranks.
-            ArgumentError: Invalid weight overrides.
+        Args:
+            ahead: How many rounds before it are not complete yet.
         """
         if self.single_rank:
             return None
         self.context.engine.ensure_open(self.label)
-        return self.communication.begin_round(self, self.own_schedule())
+        return self.communication.begin_round(self, self.own_schedule(), self.round + ahead)
 
     def own_schedule(self) -> Schedule | None:
-        """Return the averager's own topology, None for the context's; check the one in use.
-
-        Raises:
-            TopologyError: It does not fit the method or the number of ranks.
-        """
+        """Return the averager's own topology, None for the context's; check the one in use."""
         overrides = self.communication.relevant_overrides(self.overrides)
         if not any(value is not None for value in overrides.values()):
             given = self.topology

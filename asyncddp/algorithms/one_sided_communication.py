@@ -6,20 +6,19 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable
 
 import torch
+from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import CommunicationPattern
-from asyncddp.algorithms.averager_state import AveragerState, WeightOverrides
+from asyncddp.algorithms.averager_state import AveragerState, WeightOverrides, count_exposed_time
 from asyncddp.algorithms.averaging_round import AveragingRound
 from asyncddp.algorithms.bucket_windows import BucketWindow, BucketWindowSet
 from asyncddp.algorithms.communication import Communication
-from asyncddp.algorithms.cumulative_timer import count_exposed_time
-from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.errors import PeerLeftError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.barrier import barrier
 from asyncddp.windows.nonblocking_handle import WindowHandle
-from topology import GraphOrSchedule, Neighbors, Schedule
+from topology import Neighbors, Schedule
 
 
 class OneSidedCommunication(Communication):
@@ -29,41 +28,28 @@ class OneSidedCommunication(Communication):
     """
 
     uses_windows = True
-
-    def node_count(self, context: Context) -> int | None:
-        """Return the number of ranks."""
-        return context.size
-
-    def context_topology(self, context: Context) -> GraphOrSchedule | None:
-        """Return the context's topology between ranks."""
-        return context.topologies.load()
+    nodes = "ranks"
 
     def begin_round(
-        self, averager: AveragerState, schedule: Schedule | None
+        self, averager: AveragerState, schedule: Schedule | None, number: int
     ) -> AveragingRound | None:
         """Begin a round through windows; collective where they have to be created."""
         schedule = schedule or averager.context.topologies.ranks
         averager.windows.ensure_created(schedule)
-        near = schedule.neighbors(averager.context.rank, averager.round)
+        near = schedule.neighbors(averager.context.rank, number)
         row = self.weight_row(averager.overrides, near, averager.windows)
-        if not averager.force_barrier:
-            departed = averager.windows.update_departures(
-                averager.round, got=self.how is CommunicationPattern.GET
-            )
-            row = self.without(row, departed)
+        begun = OneSidedRound(averager, self, row, number)
+        if not averager.force_barrier and not averager.overlapping:
+            begun.leave_out_departed()
             if averager.windows.step_rates is not None:
                 averager.windows.step_rates.count()
-        return OneSidedRound(averager, self, row)
+        return begun
 
     @abstractmethod
     def weight_row(
         self, overrides: WeightOverrides, near: Neighbors, windows: BucketWindowSet
     ) -> WeightRow:
-        """Return this rank's weights of a round: the overrides, or else the topology's.
-
-        Raises:
-            ArgumentError: Invalid weight overrides.
-        """
+        """Return this rank's weights of a round: the overrides, or else the topology's."""
 
     def without(self, row: WeightRow, departed: Collection[int]) -> WeightRow:
         """Move the weights of departed neighbours to this rank's own tensor."""
@@ -85,11 +71,7 @@ class OneSidedCommunication(Communication):
 
     @abstractmethod
     def mix(self, bucket_window: BucketWindow, row: WeightRow) -> None:
-        """Average what has arrived into the tensor of a window.
-
-        Raises:
-            PeerLeftError: A neighbour has ended, and its last publication cannot be read.
-        """
+        """Average what has arrived into the tensor of a window."""
 
     def mix_readable(self, bucket_window: BucketWindow, row: WeightRow) -> None:
         """Average, leaving out neighbours whose memory can no longer be read."""
@@ -116,21 +98,19 @@ class OneSidedCommunication(Communication):
 
 
 class OneSidedRound(AveragingRound):
-    """Averaging round that publishes buckets in windows and averages what neighbours published.
-
-    Args:
-        averager: State of the averager whose round it is.
-        communication: The one-sided communication to use.
-        row: The weights of this round.
-    """
+    """Averaging round that publishes buckets in windows and averages what neighbours published."""
 
     def __init__(
-        self, averager: AveragerState, communication: OneSidedCommunication, row: WeightRow
+        self,
+        averager: AveragerState,
+        communication: OneSidedCommunication,
+        row: WeightRow,
+        number: int,
     ) -> None:
         self._averager, self._communication, self._row = averager, communication, row
-        self._step = averager.round + 1
+        self._step = number + 1
         if averager.windows.first_round is None:
-            averager.windows.first_round = averager.round
+            averager.windows.first_round = number
         self._flats: dict[int, torch.Tensor] = {}
         self._published: list[WindowHandle] = []
 
@@ -156,23 +136,37 @@ class OneSidedRound(AveragingRound):
         averager.bytes_sent += communication.transfer_count(row) * flat.nbytes
         self._flats[index] = flat
 
+    @override
     def has_started(self, index: int) -> bool:
-        """Return whether bucket ``index`` was published."""
         return index in self._flats
+
+    @override
+    def leave_out_departed(self) -> None:
+        got = self._communication.how is CommunicationPattern.GET
+        departed = self._averager.windows.update_departures(got=got)
+        self._row = self._communication.without(self._row, departed)
 
     def wait_for_reads(self) -> None:
         """Return at once, since peers read copies and never the buckets."""
 
+    @override
+    @count_exposed_time
+    def finish_bucket(
+        self, index: int, flat: torch.Tensor, before_write: Callable[[], None] | None = None
+    ) -> None:
+        if before_write is not None:
+            before_write()
+        with use(self._averager.context), torch.no_grad():
+            self._write_average(index, flat)
+
+    def _write_average(self, index: int, flat: torch.Tensor) -> None:
+        bucket_window = self._averager.windows[index]
+        self._communication.mix_readable(bucket_window, self._row)
+        bucket_window.unpack(flat)
+
     @count_exposed_time
     def finish(self, before_write: Callable[[int], None] | None = None) -> None:
-        """Average in what has arrived by now, and end the round.
-
-        Args:
-            before_write: Called with the index of each bucket before any average is written.
-
-        Raises:
-            PeerError: A neighbour that has to be waited for is late or gone.
-        """
+        """Average in what has arrived by now, and end the round."""
         for index in self._flats:
             if before_write is not None:
                 before_write(index)
@@ -182,8 +176,7 @@ class OneSidedRound(AveragingRound):
             if averager.force_barrier:
                 self._synchronize()
             for index, flat in self._flats.items():
-                self._communication.mix_readable(averager.windows[index], self._row)
-                averager.windows[index].unpack(flat)
+                self._write_average(index, flat)
             if averager.force_barrier:
                 barrier()
         averager.round += 1

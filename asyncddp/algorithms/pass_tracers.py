@@ -31,9 +31,6 @@ class BackwardPassTracer:
 
     A module's span ends when the pass reaches a module outside of it. All models of a rank share
     one tracer.
-
-    Args:
-        tracer: Records the spans.
     """
 
     def __init__(self, tracer: Tracer) -> None:
@@ -53,11 +50,7 @@ class BackwardPassTracer:
         return str(next(self._models))
 
     def enter_modules(self, paths: list[tuple[str, str]]) -> None:
-        """Record that the pass reaches the output of nested modules.
-
-        Args:
-            paths: Their paths, from the model's root, and names in the timeline, outermost first.
-        """
+        """Record that the pass reaches the output of nested modules."""
         now = time.monotonic_ns()
         if not self._open:
             Variable._execution_engine.queue_callback(self.end)
@@ -85,12 +78,7 @@ def _is_inside(path: str | None, outer: str) -> bool:
 
 
 class _BackwardPrehook:
-    """Autograd node pre-hook that reports when a backward pass reaches a module's output.
-
-    Args:
-        backward: The tracer to report to, kept by weak reference.
-        path: Path and name of the module.
-    """
+    """Autograd node pre-hook that reports when a backward pass reaches a module's output."""
 
     def __init__(self, backward: BackwardPassTracer, path: tuple[str, str]) -> None:
         self._backward = ref(backward)
@@ -108,14 +96,6 @@ class ForwardPassTracer:
 
     Modules are traced by torch's global module hooks, which are registered only while a pass of the
     model lasts whose modules are traced: all other passes cost nothing, and no module is changed.
-
-    Args:
-        tracer: Records the spans.
-        model: The model.
-        backward: Tracer of the backward passes.
-
-    Attributes:
-        traced_module_count: Calls of modules that were recorded since this was set to 0.
     """
 
     def __init__(
@@ -140,11 +120,7 @@ class ForwardPassTracer:
         return model
 
     def begin(self, *, modules: bool) -> None:
-        """Begin a forward pass.
-
-        Args:
-            modules: Whether its modules are traced, too.
-        """
+        """Begin a forward pass."""
         self._last, self._open = None, []
         self._unhook()
         if modules:

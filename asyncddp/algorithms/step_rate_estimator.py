@@ -38,15 +38,6 @@ class StepRateEstimator:
     count. Step counts are exchanged through a window of their own, one number per rank, and each
     rank forwards the largest counts that it has seen.
 
-    Args:
-        context: The world.
-        label: Prefix of the window's name.
-        schedule: The topology along whose edges counts are exchanged.
-
-    Attributes:
-        scale: The factor :math:`s_i` for this rank's updates.
-        name: The window's name.
-
     References:
         Assran and Rabbat, "Asynchronous gradient push", IEEE TAC 66(1), 2021, on the optimum that
         ranks of different rates tend to, and on step sizes in inverse proportion to them.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+import networkx
 
 import topology
 from topology import GraphOrSchedule, Schedule, TopologyError
@@ -103,25 +105,16 @@ class TopologyRequirements:
 def _find_disconnected_pair(given: GraphOrSchedule) -> tuple[int, int] | None:
     """Find a pair of ranks without a path from the first to the second; None if there is none."""
     schedule = topology.as_schedule(given)
-    rounds = range(min(schedule.period or _ROUNDS, _ROUNDS))
-    nearest = [[schedule.neighbors(rank, k) for k in rounds] for rank in range(schedule.n)]
-    sources = [{peer for near in every for peer in near.src_weights} for every in nearest]
-    targets = [{peer for near in every for peer in near.dst_ranks} for every in nearest]
-    for rank in sorted(set(range(schedule.n)) - _reachable_ranks(targets)):
-        return 0, rank
-    for rank in sorted(set(range(schedule.n)) - _reachable_ranks(sources)):
-        return rank, 0
-    return None
-
-
-def _reachable_ranks(nearest: Sequence[Collection[int]]) -> set[int]:
-    """Find all ranks reachable from rank 0 along the given edges."""
-    reached, fresh = {0}, [0]
-    while fresh:
-        more = set(nearest[fresh.pop()]) - reached
-        reached |= more
-        fresh += more
-    return reached
+    edges: networkx.DiGraph[object] = networkx.DiGraph()
+    edges.add_nodes_from(range(schedule.n))
+    for k in range(min(schedule.period or _ROUNDS, _ROUNDS)):
+        for rank in range(schedule.n):
+            edges.add_edges_from((rank, peer) for peer in schedule.neighbors(rank, k).dst_ranks)
+    reached, reaching = networkx.descendants(edges, 0), networkx.ancestors(edges, 0)
+    for rank in range(1, schedule.n):
+        if rank not in reached:
+            return 0, rank
+    return next(((rank, 0) for rank in range(1, schedule.n) if rank not in reaching), None)
 
 
 def _describe_worst_rank(given: GraphOrSchedule) -> str:

@@ -8,27 +8,20 @@ from typing import Any
 import torch
 
 from asyncddp.context import Context
+from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError
+from asyncddp.ops.broadcast import broadcast_nonblocking_
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 
 
 def next_label(context: Context, wrapper: str) -> str:
-    """Return a label for the next wrapper, equal on all ranks that create them in one order.
-
-    Args:
-        context: The world.
-        wrapper: Name of the wrapper's class.
-    """
+    """Return a label for the next wrapper, equal on all ranks that create them in one order."""
     number = context.extensions[wrapper] = context.extensions.get(wrapper, -1) + 1
     return f"{wrapper}{number}"
 
 
 def checked_bucket_bytes(megabytes: Any) -> int:
-    """Convert the bucket size from MiB to bytes.
-
-    Raises:
-        ArgumentError: It is no positive number.
-    """
+    """Convert the bucket size from MiB to bytes."""
     if not isinstance(megabytes, (int, float)) or not megabytes > 0:
         raise ArgumentError(
             f"argument bucket_size_in_mb: expected a number above 0, got {megabytes!r}"
@@ -37,11 +30,7 @@ def checked_bucket_bytes(megabytes: Any) -> int:
 
 
 def require_dense(name: str, parameter: torch.Tensor) -> None:
-    """Raise an error unless a parameter is a dense tensor in memory.
-
-    Raises:
-        ArgumentError: It is sparse, or on the meta device.
-    """
+    """Raise an error unless a parameter is a dense tensor in memory."""
     if parameter.layout != torch.strided or parameter.is_meta:
         what = "on the meta device" if parameter.is_meta else str(parameter.layout)
         raise ArgumentError(
@@ -57,12 +46,6 @@ def require_equal_setup(
 ) -> None:
     """Raise an error unless settings and parameters are equal on all ranks; collective.
 
-    Args:
-        context: The world.
-        wrapper: Name of the wrapper's class, for messages.
-        settings: Sentences about this rank, in the same order on all ranks.
-        named: Names and parameters to train.
-
     Raises:
         MismatchError: On every rank, if any two differ; the message shows the first difference.
     """
@@ -72,3 +55,12 @@ def require_equal_setup(
     ]
     claim = f"{wrapper} needs the same model and settings on all ranks"
     require_equal_on_all_ranks(context, claim, [*settings, *facts])
+
+
+def broadcast_tensors(context: Context, tensors: Iterable[torch.Tensor]) -> None:
+    """Overwrite the tensors of all ranks with those of rank 0; collective."""
+    if context.size > 1:
+        with use(context):
+            handles = [broadcast_nonblocking_(tensor.detach(), 0) for tensor in tensors]
+        for handle in handles:
+            handle.wait()

@@ -14,14 +14,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from typing_extensions import override
 
+from asyncddp.algorithms.gradient_hooks import WeakMethodHook
 from asyncddp.algorithms.pass_tracers import (
     BackwardPassTracer,
     ForwardPassTracer,
     has_compiled,
     module_tracing_cost,
 )
-from asyncddp.algorithms.weak_hooks import WeakMethodHook
 from asyncddp.context import Context
 from asyncddp.timeline.tracer import Tracer
 from asyncddp.timeline.tracks import COMPUTATION
@@ -32,31 +33,49 @@ _FIRST = 2  # the first step whose modules are traced, whatever that costs
 _REMEMBERED = 8  # durations of steps that are kept
 
 
-def tracer_for(context: Context, models: Sequence[torch.nn.Module]) -> TrainingTracer | None:
-    """Create the tracer of a training loop; returns None where the timeline is off."""
-    return None if context.tracer is None else TrainingTracer(context.tracer, models)
+def tracer_for(context: Context, models: Sequence[torch.nn.Module]) -> NullTrainingTracer:
+    """Create the tracer of a training loop; one that records nothing where the timeline is off."""
+    tracer = context.tracer
+    return NullTrainingTracer() if tracer is None else TrainingTracer(tracer, models)
 
 
-class TrainingTracer:
+class NullTrainingTracer:
+    """Tracer of a training loop that records nothing: interface of all, for a timeline that is off.
+
+    Attributes:
+        enabled: Whether spans are recorded; None where there is no timeline.
+    """
+
+    enabled: bool | None = None
+
+    def attach_hooks(self) -> None:
+        """Hook the models' forward passes, after all hooks that exist already."""
+
+    def update(self, step: Callable[..., Any], bucket: int | None = None) -> Callable[..., Any]:
+        """Wrap an optimizer's step, of one bucket or all parameters, to record each call."""
+        del bucket
+        return step
+
+    def end_step(self) -> None:
+        """Record that a step has ended and the next one begins."""
+
+
+class TrainingTracer(NullTrainingTracer):
     """Tracer of one wrapper's training loop: records steps, passes and updates in the timeline.
 
     A step lasts from the end of one ``optimizer.step()`` to the end of the next; the first begins
     with the first forward pass. Of several wrappers in one rank only the first one's steps are
     recorded, since steps of two would overlap.
 
-    Args:
-        tracer: Records the spans.
-        models: The modules that are trained.
-
     Attributes:
         module_interval: Modules are traced in steps whose number is a multiple of it.
-        enabled: Whether spans are recorded.
     """
 
     def __init__(self, tracer: Tracer, models: Sequence[torch.nn.Module]) -> None:
         self._tracer = tracer
         self._records_steps = tracer.claim("steps", self)
-        self.steps, self.module_interval, self.enabled = 0, 0, True
+        self.steps = self.module_interval = 0
+        self.enabled = True
         self._step_start: int | None = None
         self._cost = 0.0
         self._step_durations: deque[int] = deque(maxlen=_REMEMBERED)
@@ -65,8 +84,8 @@ class TrainingTracer:
             ForwardPassTracer(tracer, model, self._backward_tracer) for model in models
         ]
 
+    @override
     def attach_hooks(self) -> None:
-        """Hook the models' forward passes, after all hooks that exist already."""
         self._cost = module_tracing_cost()
         for one in self._forward_tracers:
             one.model.register_forward_pre_hook(WeakMethodHook(self._begin_forward, one))
@@ -100,14 +119,8 @@ class TrainingTracer:
 
     # updates and steps
 
+    @override
     def update(self, step: Callable[..., Any], bucket: int | None = None) -> Callable[..., Any]:
-        """Wrap an optimizer's step function so that each call is recorded as a span.
-
-        Args:
-            step: The step function.
-            bucket: Number of the bucket that it updates; None for all parameters.
-        """
-
         def traced(*args: Any, **kwargs: Any) -> Any:
             """Call the step function, and record its duration."""
             start = time.monotonic_ns()
@@ -121,8 +134,8 @@ class TrainingTracer:
 
         return traced
 
+    @override
     def end_step(self) -> None:
-        """Record that a step has ended and the next one begins."""
         self._backward_tracer.end()
         now, start = time.monotonic_ns(), self._step_start
         traced = sum(one.traced_module_count for one in self._forward_tracers)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 
 import torch
+from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import CommunicationPattern
-from asyncddp.algorithms.averager_state import AveragerState, WeightOverrides
+from asyncddp.algorithms.averager_state import AveragerState
 from asyncddp.algorithms.averaging_round import AveragingRound, BucketOperations, TwoSidedRound
 from asyncddp.algorithms.communication import Communication
 from asyncddp.algorithms.join_coordinator import CollectiveKind
-from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.engine import Handle
 from asyncddp.errors import UsageError
-from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.allreduce import allreduce_nonblocking
 from asyncddp.ops.hierarchical_neighbor_allreduce import (
     hierarchical_neighbor_allreduce_nonblocking,
@@ -28,10 +28,10 @@ from asyncddp.ops.uneven_inputs import (
     renormalise,
     skip_round_nonblocking,
 )
-from asyncddp.ops.weight_resolver import WeightResolver, Weights
+from asyncddp.ops.weight_resolver import WeightResolver
 from asyncddp.tensors.allocation import zeros_like
 from asyncddp.tensors.dtypes import DTYPES
-from topology import GraphOrSchedule, Schedule
+from topology import Schedule
 
 
 class TwoSidedCommunication(Communication):
@@ -39,27 +39,46 @@ class TwoSidedCommunication(Communication):
 
     supports_join = False
 
+    @abstractmethod
+    def plan_round(
+        self,
+        averager: AveragerState,
+        schedule: Schedule | None,
+        number: int,
+        active_ranks: Collection[int] | None = None,
+    ) -> BucketOperations | None:
+        """Plan this rank's part of a round; returns None where nothing is to be sent.
+
+        Args:
+            averager: State of this rank's averager.
+            schedule: The averager's own topology; None for the context's.
+            number: Index of the round in the schedule.
+            active_ranks: The ranks that still train, inside ``join``; None for all.
+        """
+
     def begin_round(
-        self, averager: AveragerState, schedule: Schedule | None
+        self, averager: AveragerState, schedule: Schedule | None, number: int
     ) -> AveragingRound | None:
         """Begin a round of messages; inside ``join`` only among the active ranks."""
-        plan = self.plan_round(averager.context, schedule, averager.overrides, averager.round)
+        plan = self.plan_round(averager, schedule, number)
         if plan is not None and averager.join_coordinator is not None:
             active_ranks = averager.join_coordinator.notify(
                 averager.label, CollectiveKind.AVERAGING_ROUND
             )
             if len(active_ranks) < averager.context.size:
-                plan = self.plan_partial_round(averager, schedule, active_ranks)
+                plan = self._plan_partial_round(averager, schedule, active_ranks)
         return None if plan is None else TwoSidedRound(averager, plan)
 
     def shadow_round(
         self, averager: AveragerState, flats: Sequence[torch.Tensor], active_ranks: Sequence[int]
     ) -> None:
         """Exchange this joined rank's messages of the active ranks' round, and count the round."""
-        plan = self.plan_partial_round(averager, None, active_ranks)
+        plan = self._plan_partial_round(averager, None, active_ranks)
+        if plan is None:
+            return
         with use(averager.context), torch.no_grad():
             handles = [
-                plan.start(flat, f"{averager.label}.bucket{index}")
+                plan.start(flat, name=f"{averager.label}.bucket{index}")
                 for index, flat in enumerate(flats)
             ]
         for handle in handles:
@@ -67,103 +86,56 @@ class TwoSidedCommunication(Communication):
         averager.bytes_sent += sum(map(plan.send_bytes, flats))
         averager.round += 1
 
-    def plan_partial_round(
+    def _plan_partial_round(
         self, averager: AveragerState, schedule: Schedule | None, active_ranks: Collection[int]
-    ) -> BucketOperations:
-        """Plan this rank's part of the next round where only some ranks are active.
-
-        Args:
-            averager: State of this rank's averager.
-            schedule: The averager's own topology; None for the context's.
-            active_ranks: The ranks that still train.
-
-        Raises:
-            UsageError: This communication needs all ranks.
-            ArgumentError: Invalid weight overrides.
-        """
-        raise UsageError(
-            f"join: {self.name} needs all ranks in every round; expected a communication that can "
-            "go on without those that are done, such as neighbor_allreduce or allreduce"
-        )
-
-    @abstractmethod
-    def plan_round(
-        self, context: Context, schedule: Schedule | None, overrides: WeightOverrides, k: int
     ) -> BucketOperations | None:
-        """Plan this rank's part of round ``k``; returns None where nothing is to be sent.
-
-        Raises:
-            ArgumentError: Invalid weight overrides.
-        """
+        if not self.supports_join:
+            raise UsageError(
+                f"join: {self.name} needs all ranks in every round; expected a communication that "
+                "can go on without those that are done, such as neighbor_allreduce or allreduce"
+            )
+        return self.plan_round(averager, schedule, averager.round, active_ranks)
 
 
 class NeighborAllreduceCommunication(TwoSidedCommunication):
-    """Weighted average with the neighbours in the graph of ranks, by messages."""
+    """Weighted average with the neighbours in the graph of ranks, by messages.
+
+    Where some ranks have joined, their weights are moved to this rank's own tensor.
+    """
 
     name = "neighbor_allreduce"
     how = CommunicationPattern.NEIGHBORS
+    nodes = "ranks"
+    override_names = ("self_weight", "src_weights", "dst_weights")
     supports_join = True
 
-    def node_count(self, context: Context) -> int | None:
-        """Return the number of ranks."""
-        return context.size
-
-    def context_topology(self, context: Context) -> GraphOrSchedule | None:
-        """Return the context's topology between ranks."""
-        return context.topologies.load()
-
-    def relevant_overrides(
-        self, overrides: WeightOverrides
-    ) -> Mapping[str, float | Weights | Iterable[int] | None]:
-        """Select the overrides of weights of ranks."""
-        return {
-            "self_weight": overrides.self_weight,
-            "src_weights": overrides.src_weights,
-            "dst_weights": overrides.dst_weights,
-        }
-
+    @override
     def plan_round(
-        self, context: Context, schedule: Schedule | None, overrides: WeightOverrides, k: int
+        self,
+        averager: AveragerState,
+        schedule: Schedule | None,
+        number: int,
+        active_ranks: Collection[int] | None = None,
     ) -> BucketOperations | None:
-        """Plan messages to this round's neighbours."""
-        return self._plan_for(context, self._weight_row(context, schedule, overrides, k))
-
-    def plan_partial_round(
-        self, averager: AveragerState, schedule: Schedule | None, active_ranks: Collection[int]
-    ) -> BucketOperations:
-        """Plan with the weights of joined neighbours moved to this rank's own tensor."""
         context = averager.context
-        if context.rank in active_ranks:
-            row = self._weight_row(context, schedule, averager.overrides, averager.round)
-            return self._plan_for(context, renormalise(row, active_ranks))
-        return BucketOperations(
-            lambda flat, name: skip_round_nonblocking(flat, name=name), lambda flat: 0
-        )
-
-    def _weight_row(
-        self, context: Context, schedule: Schedule | None, overrides: WeightOverrides, k: int
-    ) -> WeightRow:
+        if active_ranks is not None and context.rank not in active_ranks:
+            return BucketOperations(skip_round_nonblocking, lambda flat: 0)
+        given = self.relevant_overrides(averager.overrides)
         schedule = schedule or context.topologies.ranks
-        return WeightResolver(
-            self.name, schedule, context.rank, self.relevant_overrides(overrides), k
-        ).row_at(k)
-
-    def _plan_for(self, context: Context, row: WeightRow) -> BucketOperations:
-        def start(flat: torch.Tensor, name: str) -> Handle[torch.Tensor]:
-            """Start averaging a tensor with the neighbours."""
-            return neighbor_allreduce_nonblocking(
-                flat,
-                self_weight=row.self_weight,
-                src_weights=row.src_weights,
-                dst_weights=row.dst_weights,
-                name=name,
-            )
-
-        def fast_path(flat: torch.Tensor, name: str) -> Callable[[], bool] | None:
-            """Return the fast path for this bucket, if there is one."""
-            return find_fast_path(context, row, flat, name)
-
-        return BucketOperations(start, lambda flat: len(row.dst_weights) * flat.nbytes, fast_path)
+        row = WeightResolver(self.name, schedule, context.rank, given, number).row_at(number)
+        if active_ranks is not None:
+            row = renormalise(row, active_ranks)
+        start = partial(
+            neighbor_allreduce_nonblocking,
+            self_weight=row.self_weight,
+            src_weights=row.src_weights,
+            dst_weights=row.dst_weights,
+        )
+        return BucketOperations(
+            start,
+            lambda flat: len(row.dst_weights) * flat.nbytes,
+            partial(find_fast_path, context, row),
+        )
 
 
 class HierarchicalNeighborAllreduceCommunication(TwoSidedCommunication):
@@ -171,89 +143,61 @@ class HierarchicalNeighborAllreduceCommunication(TwoSidedCommunication):
 
     name = "hierarchical_neighbor_allreduce"
     how = CommunicationPattern.MACHINES
+    nodes = "machines"
+    override_names = ("self_weight", "src_machine_weights", "dst_machine_weights")
 
-    def node_count(self, context: Context) -> int | None:
-        """Return the number of machines."""
-        return context.machine_size
-
-    def context_topology(self, context: Context) -> GraphOrSchedule | None:
-        """Return the context's topology between machines."""
-        return context.topologies.load_machine()
-
-    def relevant_overrides(
-        self, overrides: WeightOverrides
-    ) -> Mapping[str, float | Weights | Iterable[int] | None]:
-        """Select the overrides of weights of machines."""
-        return {
-            "self_weight": overrides.self_weight,
-            "src_machine_weights": overrides.src_machine_weights,
-            "dst_machine_weights": overrides.dst_machine_weights,
-        }
-
+    @override
     def plan_round(
-        self, context: Context, schedule: Schedule | None, overrides: WeightOverrides, k: int
+        self,
+        averager: AveragerState,
+        schedule: Schedule | None,
+        number: int,
+        active_ranks: Collection[int] | None = None,
     ) -> BucketOperations | None:
-        """Plan the mean within the machine and messages to this round's neighbour machines."""
-        given = self.relevant_overrides(overrides)
+        context = averager.context
+        given = self.relevant_overrides(averager.overrides)
         schedule = schedule or machine_schedule(
-            context, by_hand=overrides.dst_machine_weights is not None
+            context, by_hand=given["dst_machine_weights"] is not None
         )
-        row = WeightResolver(self.name, schedule, context.machine_rank, given, k).row_at(k)
-
-        def start(flat: torch.Tensor, name: str) -> Handle[torch.Tensor]:
-            """Start averaging a tensor with the neighbour machines."""
-            return hierarchical_neighbor_allreduce_nonblocking(
-                flat,
-                self_weight=row.self_weight,
-                src_machine_weights=row.src_weights,
-                dst_machine_weights=row.dst_weights,
-                name=name,
-            )
-
-        def send_bytes(flat: torch.Tensor) -> int:
-            """Return the bytes that this rank sends for a bucket."""
-            local, size = context.local_size, _accumulated_bytes(flat)
-            return round((3 * (local - 1) + len(row.dst_weights)) * size / local)
-
-        return BucketOperations(start, send_bytes)
+        place = context.machine_rank
+        row = WeightResolver(self.name, schedule, place, given, number).row_at(number)
+        start = partial(
+            hierarchical_neighbor_allreduce_nonblocking,
+            self_weight=row.self_weight,
+            src_machine_weights=row.src_weights,
+            dst_machine_weights=row.dst_weights,
+        )
+        local = context.local_size
+        copies = 3 * (local - 1) + len(row.dst_weights)
+        return BucketOperations(start, lambda flat: round(copies * _summed_bytes(flat) / local))
 
 
 class AllreduceCommunication(TwoSidedCommunication):
-    """Global average over all ranks (allreduce)."""
+    """Global average over all ranks (allreduce); ranks that have joined contribute zeros."""
 
     name = "allreduce"
     how = CommunicationPattern.GLOBAL
     supports_join = True
 
+    @override
     def plan_round(
-        self, context: Context, schedule: Schedule | None, overrides: WeightOverrides, k: int
+        self,
+        averager: AveragerState,
+        schedule: Schedule | None,
+        number: int,
+        active_ranks: Collection[int] | None = None,
     ) -> BucketOperations | None:
-        """Plan an allreduce over all ranks."""
+        context = averager.context
 
-        def start(flat: torch.Tensor, name: str) -> Handle[torch.Tensor]:
-            """Start averaging a tensor over all ranks."""
-            return allreduce_nonblocking(flat, name=name)
-
-        return self._plan_over(context.size, start)
-
-    def plan_partial_round(
-        self, averager: AveragerState, schedule: Schedule | None, active_ranks: Collection[int]
-    ) -> BucketOperations:
-        """Plan an average over the active ranks, to which joined ranks contribute zeros."""
-        active = averager.context.rank in active_ranks
-
-        def start(flat: torch.Tensor, name: str) -> Handle[torch.Tensor]:
+        def start_partial(flat: torch.Tensor, *, name: str) -> Handle[torch.Tensor]:
             """Start averaging a tensor over the active ranks."""
-            given = flat if active else zeros_like(flat)
-            return average_active_ranks_nonblocking(given, len(active_ranks), name=name)
+            active = active_ranks or ()
+            given = flat if context.rank in active else zeros_like(flat)
+            return average_active_ranks_nonblocking(given, len(active), name=name)
 
-        return self._plan_over(averager.context.size, start)
-
-    def _plan_over(
-        self, n: int, start: Callable[[torch.Tensor, str], Handle[torch.Tensor]]
-    ) -> BucketOperations:
         return BucketOperations(
-            start, lambda flat: round(2 * (n - 1) * _accumulated_bytes(flat) / n)
+            allreduce_nonblocking if active_ranks is None else start_partial,
+            lambda flat: round(2 * (context.size - 1) * _summed_bytes(flat) / context.size),
         )
 
 
@@ -264,13 +208,17 @@ class NoCommunication(TwoSidedCommunication):
     how = None
     supports_join = True
 
+    @override
     def plan_round(
-        self, context: Context, schedule: Schedule | None, overrides: WeightOverrides, k: int
+        self,
+        averager: AveragerState,
+        schedule: Schedule | None,
+        number: int,
+        active_ranks: Collection[int] | None = None,
     ) -> BucketOperations | None:
-        """Return None, since nothing is sent."""
         return None
 
 
-def _accumulated_bytes(flat: torch.Tensor) -> int:
+def _summed_bytes(flat: torch.Tensor) -> int:
     """Return the bytes of a tensor in the dtype in which it is accumulated."""
     return flat.numel() * DTYPES[flat.dtype].accumulate.itemsize

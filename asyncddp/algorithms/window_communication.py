@@ -29,16 +29,7 @@ class WindowPutCommunication(OneSidedCommunication):
 
     name = "win_put"
     how = CommunicationPattern.PUT
-
-    def relevant_overrides(
-        self, overrides: WeightOverrides
-    ) -> Mapping[str, float | Weights | Iterable[int] | None]:
-        """Select the overrides of averaging weights and of factors for puts."""
-        return {
-            "self_weight": overrides.self_weight,
-            "src_weights": overrides.src_weights,
-            "dst_weights": overrides.dst_weights,
-        }
+    override_names = ("self_weight", "src_weights", "dst_weights")
 
     def weight_row(
         self, overrides: WeightOverrides, near: Neighbors, windows: BucketWindowSet
@@ -77,12 +68,7 @@ class WindowGetCommunication(OneSidedCommunication):
 
     name = "win_get"
     how = CommunicationPattern.GET
-
-    def relevant_overrides(
-        self, overrides: WeightOverrides
-    ) -> Mapping[str, float | Weights | Iterable[int] | None]:
-        """Select the overrides of averaging weights."""
-        return {"self_weight": overrides.self_weight, "src_weights": overrides.src_weights}
+    override_names = ("self_weight", "src_weights")
 
     def weight_row(
         self, overrides: WeightOverrides, near: Neighbors, windows: BucketWindowSet
@@ -159,12 +145,7 @@ class WindowAccumulateCommunication(OneSidedCommunication):
 
     name = "win_accumulate"
     how = CommunicationPattern.ACCUMULATE
-
-    def relevant_overrides(
-        self, overrides: WeightOverrides
-    ) -> Mapping[str, float | Weights | Iterable[int] | None]:
-        """Select the overrides of the shares to keep and to give."""
-        return {"self_weight": overrides.self_weight, "dst_weights": overrides.dst_weights}
+    override_names = ("self_weight", "dst_weights")
 
     def weight_row(
         self, overrides: WeightOverrides, near: Neighbors, windows: BucketWindowSet

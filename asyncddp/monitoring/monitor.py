@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-from asyncddp.algorithms.cumulative_timer import CumulativeTimer
+from asyncddp.algorithms.averager_state import CumulativeTimer
 from asyncddp.context.context import use
 from asyncddp.errors import UsageError
 from asyncddp.monitoring.monitor_arguments import MONITORS_KEY, check_monitor_arguments

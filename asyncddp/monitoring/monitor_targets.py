@@ -15,7 +15,6 @@ from asyncddp.errors import ArgumentError
 from asyncddp.optim import DistributedOptimizer
 from asyncddp.parallel import DecentralizedDataParallel
 from asyncddp.parallel.optimizer_buckets import OptimizerBucket
-from asyncddp.parallel.window_communicator import WindowBucketCommunicator
 from asyncddp.windows import Staleness
 
 
@@ -195,14 +194,14 @@ class ModuleTarget(MonitorTarget):
 
     def __init__(self, module: DecentralizedDataParallel) -> None:
         self._module, self._reducer = module, module._reducer
-        self._communicator = self._reducer.communicator
-        self.context, self.label = self._communicator.context, self._communicator.label
+        self._averager = self._reducer.bucket_averager.averager
+        self.context, self.label = self._averager.context, self._averager.label
         self._square: float | None = None
 
     @property
     def in_step(self) -> bool:
         """True if averaging is synchronous."""
-        return not isinstance(self._communicator, WindowBucketCommunicator)
+        return not self._averager.communication.uses_windows
 
     @property
     def parameters(self) -> list[torch.Tensor]:
@@ -211,13 +210,13 @@ class ModuleTarget(MonitorTarget):
 
     @property
     def bytes_sent(self) -> int:
-        """Payload bytes sent, as the communicator has counted."""
-        return self._communicator.bytes_sent
+        """Payload bytes sent, as the averager has counted."""
+        return self._averager.bytes_sent
 
     @property
     def exposed_seconds(self) -> float:
-        """Exposed time, as the communicator has measured."""
-        return self._communicator.exposed_time.seconds
+        """Exposed time, as the averager has measured."""
+        return self._averager.exposed_time.seconds
 
     def gradient_norm(self) -> float | None:
         """Return the norm of the gradients before clipping, without a GradScaler's factor."""

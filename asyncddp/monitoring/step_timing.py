@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 from typing import NamedTuple
 
-from asyncddp.algorithms.cumulative_timer import CumulativeTimer
+from asyncddp.algorithms.averager_state import CumulativeTimer
 from asyncddp.monitoring.monitor_targets import MonitorTarget
 
 

@@ -8,15 +8,13 @@ from typing import Any
 import torch
 
 from asyncddp.algorithms import Algorithm
-from asyncddp.algorithms.hook_owners import claim_parameters
+from asyncddp.algorithms.gradient_hooks import claim_parameters
 from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.algorithms.phases import Closure, PhaseConfig, phase_for
 from asyncddp.algorithms.training_setup import checked_bucket_bytes, next_label, require_equal_setup
 from asyncddp.algorithms.training_tracer import tracer_for
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
-from asyncddp.optim.compared_settings import describe_settings
-from asyncddp.optim.grad_scaler import found_infinities, unscale_gradients
 from asyncddp.optim.optimizer_arguments import (
     WeightOverrideDescriptor,
     checked_algorithm,
@@ -26,6 +24,7 @@ from asyncddp.optim.optimizer_arguments import (
     checked_scale_steps,
     checked_staleness,
     checked_steps,
+    describe_settings,
 )
 from asyncddp.optim.optimizer_wrapper import TransparentOptimizerWrapper
 from asyncddp.optim.window_controls import WindowControlsMixin
@@ -152,10 +151,7 @@ class DistributedOptimizer(WindowControlsMixin, TransparentOptimizerWrapper):
         self._phase = phase_for(config, update_in_backward=update_in_backward)
         self._initialized = True
         claim_parameters((parameter for _, parameter in self._phase.named_parameters), self._phase)
-        if self._training_tracer is not None:
-            self._training_tracer.attach_hooks()
-
-    # weights, algorithm and counters
+        self._training_tracer.attach_hooks()
 
     self_weight = WeightOverrideDescriptor("self_weight")
     src_weights = WeightOverrideDescriptor("src_weights")
@@ -194,8 +190,6 @@ class DistributedOptimizer(WindowControlsMixin, TransparentOptimizerWrapper):
         """
         return self._averager.bytes_sent
 
-    # the torch.optim.Optimizer interface
-
     @uncompiled
     def step(self, closure: Closure | None = None) -> Any:
         """Make one step of the wrapped optimizer, and average when it is time to.
@@ -216,11 +210,8 @@ class DistributedOptimizer(WindowControlsMixin, TransparentOptimizerWrapper):
         if not self._averager.single_rank:
             self._averager.context.engine.ensure_open("DistributedOptimizer.step()")
         scaled = getattr(self, "found_inf", None) is not None
-        if self._training_tracer is None:
-            return self._phase.step(self._update, closure, scaled=scaled)
-        result = self._phase.step(
-            self._training_tracer.update(self._update), closure, scaled=scaled
-        )
+        update = self._training_tracer.update(self._step_wrapped)
+        result = self._phase.step(update, closure, scaled=scaled)
         self._training_tracer.end_step()
         return result
 
@@ -237,13 +228,6 @@ class DistributedOptimizer(WindowControlsMixin, TransparentOptimizerWrapper):
             PeerError: A peer failed, or does something else.
         """
         self._phase.synchronize()
-
-    def _update(self, closure: Closure | None) -> Any:
-        """Run the wrapped optimizer's step, unless a GradScaler has found infinities."""
-        if found_infinities(self):
-            return None
-        unscale_gradients(self)
-        return self._wrapped.step() if closure is None else self._wrapped.step(closure)
 
     @uncompiled
     def zero_grad(self, set_to_none: bool = True) -> None:

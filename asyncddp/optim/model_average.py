@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from asyncddp.algorithms.hook_owners import wait_for_reads
+from asyncddp.algorithms.gradient_hooks import wait_for_reads
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.allreduce import allreduce

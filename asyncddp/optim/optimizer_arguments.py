@@ -1,14 +1,18 @@
-"""Checks DistributedOptimizer's arguments; defines its attributes that set averaging weights."""
+"""Checks DistributedOptimizer's arguments, and describes those that all ranks must agree on."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from asyncddp.algorithms import ALGORITHMS, Algorithm
+from asyncddp.algorithms.model_averager import ModelAverager
+from asyncddp.algorithms.phases import PhaseConfig
 from asyncddp.errors import ArgumentError
+from topology import as_schedule
 
 
 class WeightOverrideDescriptor:
@@ -25,11 +29,7 @@ class WeightOverrideDescriptor:
 
 
 def checked_optimizer(optimizer: Any, wrapper: type) -> torch.optim.Optimizer:
-    """Check that an argument is an optimizer that is not wrapped yet by ``wrapper``.
-
-    Raises:
-        ArgumentError: It is no optimizer, or is wrapped.
-    """
+    """Check that an argument is an optimizer that is not wrapped yet by ``wrapper``."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ArgumentError(
             "argument optimizer: expected a torch.optim.Optimizer, got "
@@ -43,12 +43,7 @@ def checked_optimizer(optimizer: Any, wrapper: type) -> torch.optim.Optimizer:
 
 
 def checked_algorithm(algorithm: Any) -> Algorithm:
-    """Create the algorithm of a name or class.
-
-    Raises:
-        UnknownNameError: No algorithm has that name.
-        ArgumentError: It is neither a name nor an algorithm class.
-    """
+    """Create the algorithm of a name or class."""
     if isinstance(algorithm, str):
         return ALGORITHMS[algorithm]()
     if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
@@ -60,11 +55,7 @@ def checked_algorithm(algorithm: Any) -> Algorithm:
 
 
 def checked_models(model: Any) -> list[torch.nn.Module]:
-    """Return one or several modules as a list.
-
-    Raises:
-        ArgumentError: Something else was given.
-    """
+    """Return one or several modules as a list."""
     single = isinstance(model, torch.nn.Module) or not isinstance(model, Iterable)
     models = [model] if single else list(model)
     for one in models or [None]:
@@ -77,11 +68,7 @@ def checked_models(model: Any) -> list[torch.nn.Module]:
 
 
 def checked_steps(steps: Any) -> int:
-    """Check that the number of steps per communication is an integer of at least 1.
-
-    Raises:
-        ArgumentError: It is something else.
-    """
+    """Check that the number of steps per communication is an integer of at least 1."""
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ArgumentError(
             "argument num_steps_per_communication: expected a whole number of at least 1, got "
@@ -91,11 +78,7 @@ def checked_steps(steps: Any) -> int:
 
 
 def checked_staleness(bound: Any, algorithm: Algorithm) -> int | None:
-    """Check that max_staleness is None or an integer of at least 0, and the algorithm one-sided.
-
-    Raises:
-        ArgumentError: It is something else, or all ranks wait for each other anyway.
-    """
+    """Check that max_staleness is None or an integer of at least 0, and the algorithm one-sided."""
     if bound is None:
         return None
     if isinstance(bound, bool) or not isinstance(bound, int) or bound < 0:
@@ -107,11 +90,7 @@ def checked_staleness(bound: Any, algorithm: Algorithm) -> int | None:
 
 
 def checked_scale_steps(given: Any, algorithm: Algorithm) -> bool:
-    """Resolve scale_steps: True or False as given, or the algorithm's default for None.
-
-    Raises:
-        ArgumentError: It is something else, or the method scales no steps.
-    """
+    """Resolve scale_steps: True or False as given, or the algorithm's default for None."""
     if given is None:
         return algorithm.scales_steps
     if not isinstance(given, bool):
@@ -126,11 +105,7 @@ def checked_scale_steps(given: Any, algorithm: Algorithm) -> bool:
 
 
 def checked_prefix(prefix: Any, algorithm: Algorithm) -> str | None:
-    """Check that window_prefix is None or a name, and the algorithm one-sided.
-
-    Raises:
-        ArgumentError: It is something else, or the algorithm has no windows.
-    """
+    """Check that window_prefix is None or a name, and the algorithm one-sided."""
     if prefix is None:
         return None
     if not isinstance(prefix, str) or not prefix:
@@ -146,3 +121,36 @@ def _require_windows(argument: str, algorithm: Algorithm) -> None:
             f"argument {argument}: {algorithm.name} has no windows, and waits for what it needs; "
             f"expected None, or one of {', '.join(fitting)} as algorithm"
         )
+
+
+_ROUNDS = 8  # rounds of a time-varying topology that are compared in check mode
+
+
+def describe_settings(config: PhaseConfig, update_in_backward: bool) -> list[str]:
+    """List the settings that must be equal on all ranks, as sentences."""
+    averager = config.averager
+    facts = [
+        f"algorithm {averager.algorithm.name!r}",
+        f"communication {averager.communication.name!r}",
+        f"num_steps_per_communication={config.passes_per_round}",
+        f"bucket size {config.bucket_bytes} bytes",
+        f"update_in_backward={update_in_backward}",
+        f"wrapper {averager.label!r}",
+        f"scale_steps={averager.windows.scales_steps}",
+    ]
+    if averager.context.config.check:
+        facts.append(_describe_weights(averager))
+    return facts
+
+
+def _describe_weights(averager: ModelAverager) -> str:
+    """Describe the topology in use, with a hash of its weights in the first rounds."""
+    given = averager.topology or averager.communication.context_topology(averager.context)
+    if given is None:
+        return "no topology"
+    schedule = as_schedule(given)
+    rounds = range(_ROUNDS if schedule.period is None else min(_ROUNDS, schedule.period))
+    graphs = [schedule.graph(k) for k in rounds]
+    weights: list[Any] = [sorted(graph.edges(data="weight")) for graph in graphs]
+    digest = hashlib.sha256(repr(weights).encode()).hexdigest()[:12]
+    return f"topology {schedule.name} with the weights {digest}"

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 
 class TransparentOptimizerWrapper(torch.optim.Optimizer):
-    """Optimizer wrapper whose ``param_groups``, ``state`` and ``defaults`` are the wrapped one's.
-
-    Args:
-        optimizer: The optimizer inside.
-    """
+    """Optimizer wrapper whose ``param_groups``, ``state`` and ``defaults`` are the wrapped ones."""
 
     _initialized = False
     """Set by a subclass at the end of its constructor: what torch's assigns before is ignored."""
@@ -48,6 +45,26 @@ class TransparentOptimizerWrapper(torch.optim.Optimizer):
         """Replace the wrapped optimizer's state."""
         if self._initialized:
             self._wrapped.state = state
+
+    def _step_wrapped(self, closure: Callable[[], Any] | None) -> Any:
+        """Run the wrapped optimizer's step, unless a GradScaler has found infinities."""
+        found = getattr(self, "found_inf", None)
+        if found is not None and bool(found):
+            return None
+        self._unscale_gradients()
+        return self._wrapped.step() if closure is None else self._wrapped.step(closure)
+
+    def _unscale_gradients(self) -> None:
+        """Divide the gradients by ``grad_scale``, where a GradScaler has set that."""
+        scale = getattr(self, "grad_scale", None)
+        if scale is None:
+            return
+        inverse = scale.double().reciprocal().float()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    with torch.no_grad():
+                        parameter.grad.mul_(inverse.to(parameter.grad.device))
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute that only the wrapped optimizer has, such as its ``train()``."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from asyncddp.algorithms.model_averager import ModelAverager
-from asyncddp.windows import Staleness
+from asyncddp.algorithms.neighbor_progress import NeighborProgressMixin
 
 
-class WindowControlsMixin:
+class WindowControlsMixin(NeighborProgressMixin):
     """Mixin of DistributedOptimizer: barriers, staleness and freeing of its one-sided windows.
 
     With algorithms that use no windows it has no effect.
     """
-
-    _averager: ModelAverager
 
     @property
     def force_barrier(self) -> bool:
@@ -31,35 +28,6 @@ class WindowControlsMixin:
     def max_staleness(self) -> int | None:
         """Number of steps that a neighbour may lag before this rank waits for it; None: any."""
         return self._averager.max_staleness
-
-    def staleness(self) -> dict[int, Staleness]:
-        """Return how old the tensors used in the last averaging were.
-
-        Returns:
-            By in-neighbour, as :func:`win_staleness` gives it, of the bucket where that is worst: a
-            tuple ``(version, steps, seconds, lag)``, ``lag`` being by how many steps the neighbour
-            was behind this rank. A step is an averaging.
-        """
-        return self._averager.windows.staleness()
-
-    @property
-    def departed(self) -> tuple[int, ...]:
-        """List the in-neighbours that had departed in the last averaging, ascending.
-
-        One has departed when it has averaged fewer times than this rank and does so no more: it
-        has announced so by :meth:`conclude`, its script has ended, or it has made no step for more
-        than 100 averagings of this rank and more than 20 times as many as it usually takes. Its
-        weight, or share, is this rank's own until it makes a step again.
-        """
-        return self._averager.windows.departed
-
-    def conclude(self) -> None:
-        """Announce that no step follows here for now: no rank waits for this one or mixes with it.
-
-        A rank that has fewer steps to make than its neighbours calls it when it has made them,
-        unless its script ends there; :func:`join` does. The next step takes it back.
-        """
-        self._averager.windows.conclude()
 
     def unregister_windows(self) -> None:
         """Free the windows; collective.

@@ -11,13 +11,7 @@ from asyncddp.tensors.backup import TensorBackup
 
 
 class AveragedParameters:
-    """Parameters of a model averaged over all ranks, with a backup of this rank's own.
-
-    Args:
-        context: The world.
-        model: The model, all of whose floating-point parameters are averaged.
-        buffers: Whether its floating-point buffers are averaged, too.
-    """
+    """Parameters of a model averaged over all ranks, with a backup of this rank's own."""
 
     def __init__(self, context: Context, model: torch.nn.Module, *, buffers: bool) -> None:
         self._context, self._model, self._buffers = context, model, buffers

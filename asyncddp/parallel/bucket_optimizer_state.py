@@ -17,10 +17,6 @@ _KEYS = ("step", "state", "options", "schedulers")
 def collect_state(buckets: Sequence[OptimizerBucket], step: int) -> dict[str, Any]:
     """Collect the state of all optimizers and schedulers, independent of the bucket layout.
 
-    Args:
-        buckets: The buckets.
-        step: Steps completed.
-
     Returns:
         ``step``, and by the parameter's name: ``state`` of its optimizer, ``options`` of its group,
         state of its scheduler in ``schedulers``.
@@ -39,11 +35,7 @@ def collect_state(buckets: Sequence[OptimizerBucket], step: int) -> dict[str, An
 
 
 def check_state(state: Any, names: Sequence[str]) -> None:
-    """Check that a state is from :func:`collect_state`, for parameters of these names.
-
-    Raises:
-        ArgumentError: It is something else.
-    """
+    """Check that a state is from :func:`collect_state`, for parameters of these names."""
     if not isinstance(state, Mapping) or any(key not in state for key in _KEYS):
         raise ArgumentError(
             "load_optim_state_dict: argument state_dict: expected what optim_state_dict() of a "
@@ -64,12 +56,7 @@ def _describe_type(state: Any) -> str:
 
 
 def restore_state(bucket: OptimizerBucket, saved: Mapping[str, Any]) -> None:
-    """Load a bucket's optimizer and scheduler with the state of their parameters.
-
-    Args:
-        bucket: The bucket.
-        saved: A state from :func:`collect_state`.
-    """
+    """Load a bucket's optimizer and scheduler with the state of their parameters."""
     names, optimizer = _names(bucket), bucket.optimizer
     content = optimizer.state_dict()
     state: dict[int, Any] = {}

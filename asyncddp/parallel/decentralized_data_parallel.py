@@ -9,32 +9,25 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from asyncddp.algorithms.training_setup import checked_bucket_bytes, next_label, require_equal_setup
+from asyncddp.algorithms.neighbor_progress import NeighborProgressMixin
+from asyncddp.algorithms.training_setup import broadcast_tensors, next_label, require_equal_setup
 from asyncddp.algorithms.training_tracer import tracer_for
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError, UsageError
 from asyncddp.ops.named_tensors import require_equal_tensors, tensors_of
 from asyncddp.parallel.averaged_parameters import AveragedParameters
-from asyncddp.parallel.bucket_construction import TrainingConfig
+from asyncddp.parallel.bucket_averager import BucketAverager
 from asyncddp.parallel.bucket_optimizer_state import check_state
-from asyncddp.parallel.module_arguments import (
-    checked_function,
-    checked_model,
-    checked_norm,
-    checked_parameters,
-    checked_scaler,
-)
+from asyncddp.parallel.module_arguments import checked_config, checked_model, checked_parameters
 from asyncddp.parallel.module_wrapper import TransparentModuleWrapper
 from asyncddp.parallel.optimizer_buckets import LRSchedulerFn, OptimFn
 from asyncddp.parallel.reducer import Reducer
-from asyncddp.parallel.wrapper_setup import broadcast_tensors, make_communicator
-from asyncddp.windows import Staleness
 from topology import GraphOrSchedule
 
 _NAME = "DecentralizedDataParallel"
 
 
-class DecentralizedDataParallel(TransparentModuleWrapper):
+class DecentralizedDataParallel(NeighborProgressMixin, TransparentModuleWrapper):
     r"""Wrap a model so that its backward pass updates it and averages it with the neighbours'.
 
     .. math:: X_{k+1} = W_k X_k - U\big(X_k, G(X_k)\big)
@@ -133,18 +126,22 @@ class DecentralizedDataParallel(TransparentModuleWrapper):
         init_sync: bool = True,
     ) -> None:
         super().__init__(checked_model(model, DecentralizedDataParallel))
-        checked_function(optim_fn, "optim_fn", "an optimizer")
-        checked_function(lr_scheduler_fn, "lr_scheduler_fn", "a scheduler, or None", optional=True)
-        checked_scaler(scaler)
-        norm, cap = checked_norm(grad_clip_norm), checked_bucket_bytes(bucket_size_in_mb)
-        config = TrainingConfig(
-            optim_fn, lr_scheduler_fn, scaler, norm, cap, bool(param_as_bucket_view)
+        config = checked_config(
+            optim_fn,
+            lr_scheduler_fn,
+            scaler,
+            grad_clip_norm,
+            bucket_size_in_mb,
+            as_view=param_as_bucket_view,
         )
         context, buffers = current(), bool(sync_buffer_in_global_avg)
         named, label = checked_parameters(model), next_label(context, _NAME)
-        communicator = make_communicator(context, label, topology, sync=bool(sync))
+        bucket_averager = BucketAverager(context, label, topology, sync=bool(sync))
         settings = [f"wrapper {label!r}", f"sync={bool(sync)}", f"init_sync={bool(init_sync)}"]
-        settings += [f"bucket size {cap} bytes", f"sync_buffer_in_global_avg={buffers}"]
+        settings += [
+            f"bucket size {config.bucket_bytes} bytes",
+            f"sync_buffer_in_global_avg={buffers}",
+        ]
         require_equal_setup(context, _NAME, settings, named)
         every = tensors_of(model)
         require_equal_tensors(context, _NAME, every)
@@ -152,9 +149,9 @@ class DecentralizedDataParallel(TransparentModuleWrapper):
             broadcast_tensors(context, every.values())
         self._averaged_parameters = AveragedParameters(context, model, buffers=buffers)
         tracer = tracer_for(context, [model])
-        self._reducer = Reducer(named, communicator, config, tracer)
-        if tracer is not None:
-            tracer.attach_hooks()
+        self._averager = bucket_averager.averager
+        self._reducer = Reducer(named, bucket_averager, config, tracer)
+        tracer.attach_hooks()
         self._closed = False
 
     # training
@@ -210,7 +207,7 @@ class DecentralizedDataParallel(TransparentModuleWrapper):
             UsageError: After :meth:`close`.
         """
         self._require_open("set_topology")
-        self._reducer.communicator.set_topology(topology)
+        self._reducer.bucket_averager.set_topology(topology)
 
     @property
     def steps(self) -> int:
@@ -233,33 +230,15 @@ class DecentralizedDataParallel(TransparentModuleWrapper):
         """Names of the parameters of each bucket, in the order of their gradients."""
         return [list(bucket.names) for bucket in self._reducer.buckets]
 
-    def staleness(self) -> dict[int, Staleness]:
-        """Return how old the last averaged tensors were, by neighbour; empty with ``sync=True``.
-
-        Of several buckets the oldest counts; the fields are those of ``win_staleness``.
-        """
-        return self._reducer.communicator.staleness()
-
     def conclude(self) -> None:
         """Announce that no step follows here for now; with ``sync=True`` it has no effect.
 
         Neighbours that make more steps than this rank has made then give its weight to themselves,
-        until its next step. :meth:`global_avg` and
-        :meth:`eval` say so while they wait for the other ranks, and so does the end of the script.
+        until its next step. :meth:`global_avg` and :meth:`eval` say so while they wait for the
+        other ranks, and so does the end of the script.
         """
         self._reducer.end_failed_step()
-        self._reducer.communicator.conclude()
-
-    @property
-    def departed(self) -> tuple[int, ...]:
-        """Neighbours that had departed in the last step, ascending; none with ``sync=True``.
-
-        With ``sync=False`` one has departed when it has made fewer steps than this rank and makes
-        no more: it has announced so by :meth:`conclude`, its script has ended, or it has made no
-        step for more than 100 steps of this rank and more than 20 times as many as it usually
-        takes. Its weight is this rank's own until it makes a step again.
-        """
-        return self._reducer.communicator.departed
+        super().conclude()
 
     # the average model
 
@@ -277,10 +256,10 @@ class DecentralizedDataParallel(TransparentModuleWrapper):
         self._require_open("global_avg")
         self._averaged_parameters.restore()
         self._reducer.end_failed_step()
-        self._reducer.communicator.mix_pending(self.steps)
-        self._reducer.communicator.conclude()
+        self._reducer.bucket_averager.average_pending()
+        self._averager.windows.conclude()
         self._averaged_parameters.average()
-        self._reducer.communicator.restart(mixed=True)
+        self._reducer.bucket_averager.restart(averaged=True)
 
     def train(self, mode: bool = True) -> DecentralizedDataParallel:
         """Set training mode, and give each rank its own parameters back after :meth:`eval`.
@@ -308,10 +287,10 @@ class DecentralizedDataParallel(TransparentModuleWrapper):
         """
         if average and not self._averaged_parameters.applied and not self._closed:
             self._reducer.end_failed_step()
-            self._reducer.communicator.wait_for_reads()
-            self._reducer.communicator.conclude()
+            self._reducer.bucket_averager.wait_for_reads()
+            self._averager.windows.conclude()
             self._averaged_parameters.apply()
-            self._reducer.communicator.resume()
+            self._averager.windows.resume()
         return self.train(False)
 
     # checkpoints
@@ -338,10 +317,10 @@ class DecentralizedDataParallel(TransparentModuleWrapper):
                 "buckets, got True; load into the model before DecentralizedDataParallel gets it"
             )
         self._reducer.end_failed_step()
-        self._reducer.communicator.wait_for_reads()
+        self._reducer.bucket_averager.wait_for_reads()
         self._averaged_parameters.discard_backup()
         found = self.module.load_state_dict(state_dict, strict)
-        self._reducer.communicator.restart(mixed=False)
+        self._reducer.bucket_averager.restart(averaged=False)
         return found
 
     def optim_state_dict(self) -> dict[str, Any]:
@@ -364,7 +343,7 @@ class DecentralizedDataParallel(TransparentModuleWrapper):
         check_state(state_dict, [name for name, _ in self._reducer.named_parameters])
         self._reducer.end_failed_step()
         self._reducer.state = state_dict
-        self._reducer.communicator.restart(mixed=False)
+        self._reducer.bucket_averager.restart(averaged=False)
 
     # closing
 
@@ -378,7 +357,7 @@ class DecentralizedDataParallel(TransparentModuleWrapper):
             self._closed = True
             self._averaged_parameters.restore()
             self._reducer.detach()
-            self._reducer.communicator.close()
+            self._reducer.bucket_averager.close()
 
     def _require_open(self, caller: str) -> None:
         if self._closed:

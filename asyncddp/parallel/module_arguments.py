@@ -6,16 +6,13 @@ from typing import Any
 
 import torch
 
-from asyncddp.algorithms.training_setup import require_dense
+from asyncddp.algorithms.training_setup import checked_bucket_bytes, require_dense
 from asyncddp.errors import ArgumentError
+from asyncddp.parallel.optimizer_buckets import BucketUpdateConfig
 
 
 def checked_model(model: Any, wrapper: type) -> torch.nn.Module:
-    """Check that an argument is a module that is not wrapped yet by ``wrapper``.
-
-    Raises:
-        ArgumentError: It is no module, or is wrapped.
-    """
+    """Check that an argument is a module that is not wrapped yet by ``wrapper``."""
     if isinstance(model, wrapper) or not isinstance(model, torch.nn.Module):
         raise ArgumentError(
             "argument model: expected a torch.nn.Module that is not distributed yet, got "
@@ -25,11 +22,7 @@ def checked_model(model: Any, wrapper: type) -> torch.nn.Module:
 
 
 def checked_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    """List names and parameters of a model that require gradients.
-
-    Raises:
-        ArgumentError: There are none, or one is sparse or has no memory.
-    """
+    """List names and parameters of a model that require gradients."""
     named = []
     for name, parameter in model.named_parameters():
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
@@ -47,36 +40,42 @@ def checked_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Param
     return named
 
 
-def checked_function(value: Any, argument: str, gives: str, *, optional: bool = False) -> None:
-    """Check that an argument is callable.
-
-    Raises:
-        ArgumentError: It is not.
-    """
-    if not (callable(value) or (optional and value is None)):
-        raise ArgumentError(
-            f"argument {argument}: expected a function that gives {gives}, got {value!r}"
-        )
-
-
-def checked_scaler(scaler: Any) -> None:
-    """Check that an argument is a GradScaler or None.
-
-    Raises:
-        ArgumentError: It is neither.
-    """
+def checked_config(
+    optim_fn: Any,
+    lr_scheduler_fn: Any,
+    scaler: Any,
+    grad_clip_norm: Any,
+    bucket_size_in_mb: Any,
+    *,
+    as_view: Any,
+) -> BucketUpdateConfig:
+    """Check how buckets are to be updated."""
+    if not callable(optim_fn):
+        raise _no_function("optim_fn", "an optimizer", optim_fn)
+    if lr_scheduler_fn is not None and not callable(lr_scheduler_fn):
+        raise _no_function("lr_scheduler_fn", "a scheduler, or None", lr_scheduler_fn)
     if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
         raise ArgumentError(
             f"argument scaler: expected a torch.amp.GradScaler or None, got {scaler!r}"
         )
+    return BucketUpdateConfig(
+        optim_fn,
+        lr_scheduler_fn,
+        scaler,
+        _checked_norm(grad_clip_norm),
+        checked_bucket_bytes(bucket_size_in_mb),
+        bool(as_view),
+    )
 
 
-def checked_norm(value: Any) -> float:
-    """Check that an argument is a number of at least 0.
+def _no_function(argument: str, gives: str, value: Any) -> ArgumentError:
+    return ArgumentError(
+        f"argument {argument}: expected a function that gives {gives}, got {value!r}"
+    )
 
-    Raises:
-        ArgumentError: It is something else.
-    """
+
+def _checked_norm(value: Any) -> float:
+    """Check that an argument is a number of at least 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
         raise ArgumentError(
             "argument grad_clip_norm: expected the largest norm of all gradients together, or 0 "

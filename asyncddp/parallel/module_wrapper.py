@@ -15,9 +15,6 @@ T = TypeVar("T", bound="TransparentModuleWrapper")
 class TransparentModuleWrapper(torch.nn.Module):
     """Module wrapper that adds no name prefix: parameters, buffers and modules are the model's.
 
-    Args:
-        model: The module inside.
-
     Example:
         >>> wrapper = TransparentModuleWrapper(torch.nn.Linear(1, 1))
         >>> [name for name, _ in wrapper.named_parameters()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -11,19 +12,41 @@ from torch.autograd.graph import increment_version
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from asyncddp.errors import ArgumentError, UsageError
-from asyncddp.tensors.buckets import FlatBucket, ParameterBucket, TensorFactory
+from asyncddp.tensors.buckets import FlatBucket, ParameterBucket, TensorFactory, partition
 
 NamedParameters: TypeAlias = Sequence[tuple[str, torch.nn.Parameter]]
 OptimFn: TypeAlias = Callable[[list[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
 LRSchedulerFn: TypeAlias = Callable[[torch.optim.Optimizer], LRScheduler]
 
 
+@dataclass(frozen=True)
+class BucketUpdateConfig:
+    """How a model's buckets are updated: optimizers, schedulers, scaler, clipping and bucket size.
+
+    Attributes:
+        optim_fn: Creates the optimizer of a bucket.
+        lr_scheduler_fn: Creates the scheduler of an optimizer.
+        scaler: GradScaler of the gradients, or None.
+        grad_clip_norm: Largest norm of all gradients together; 0 for any.
+        bucket_bytes: Largest size of a bucket, in bytes.
+        as_view: Whether parameters are views of the buckets.
+    """
+
+    optim_fn: OptimFn
+    lr_scheduler_fn: LRSchedulerFn | None
+    scaler: torch.amp.GradScaler | None
+    grad_clip_norm: float
+    bucket_bytes: int
+    as_view: bool
+
+    @property
+    def updates_together(self) -> bool:
+        """True if an update needs the gradients of all buckets."""
+        return self.scaler is not None or self.grad_clip_norm > 0
+
+
 class OptimizerBucket(ABC):
     """Bucket of parameters sent in one message, with its own optimizer and scheduler (base class).
-
-    Args:
-        index: Index of the bucket in the model, from 0.
-        named: Names and parameters of one dtype and device.
 
     Attributes:
         flat: The flat tensor that is sent.
@@ -44,11 +67,7 @@ class OptimizerBucket(ABC):
 
     @abstractmethod
     def pack(self) -> None:
-        """Copy the parameters' values into ``flat``, where they are not views.
-
-        Raises:
-            UsageError: A parameter was moved or cast.
-        """
+        """Copy the parameters' values into ``flat``, where they are not views."""
 
     @abstractmethod
     def unpack(self) -> None:
@@ -68,11 +87,7 @@ class OptimizerBucket(ABC):
         self._versions = [parameter._version for parameter in self.parameters]
 
     def check_unchanged(self) -> None:
-        """Raise an error if a parameter was changed since versions were recorded.
-
-        Raises:
-            UsageError: A parameter was changed.
-        """
+        """Raise an error if a parameter was changed since versions were recorded."""
         changed = self.detached_indices()
         pairs = zip(self.parameters, self._versions, strict=True)
         changed += [position for position, (one, then) in enumerate(pairs) if one._version != then]
@@ -92,11 +107,7 @@ class OptimizerBucket(ABC):
     # updates
 
     def create_optimizer(self, optim_fn: OptimFn, lr_scheduler_fn: LRSchedulerFn | None) -> None:
-        """Create the bucket's optimizer and scheduler.
-
-        Raises:
-            ArgumentError: The user's functions returned something unusable.
-        """
+        """Create the bucket's optimizer and scheduler."""
         optimizer = optim_fn(list(zip(self.names, self.parameters, strict=True)))
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ArgumentError(
@@ -116,11 +127,7 @@ class OptimizerBucket(ABC):
             self.scheduler = _checked(lr_scheduler_fn(optimizer))
 
     def step(self, *, update: bool) -> None:
-        """Step the optimizer and the scheduler, and drop the gradients.
-
-        Args:
-            update: Whether the optimizer steps; the scheduler always does.
-        """
+        """Step the optimizer and the scheduler, and drop the gradients."""
         if update:
             self.optimizer.step()
         for parameter in self.parameters:
@@ -131,14 +138,8 @@ class OptimizerBucket(ABC):
             self.scheduler.step()
 
 
-class ViewOptimizerBucket(OptimizerBucket):
-    """Bucket whose parameters are views of one flat tensor, with an optimizer of its own.
-
-    Args:
-        index: Index of the bucket in the model.
-        named: Names and parameters.
-        make: Factory for the memory of ``flat``; None for ordinary memory.
-    """
+class ViewParameterBucket(OptimizerBucket):
+    """Bucket whose parameters are views of one flat tensor, with an optimizer of its own."""
 
     def __init__(self, index: int, named: NamedParameters, make: TensorFactory | None) -> None:
         super().__init__(index, named)
@@ -161,14 +162,8 @@ class ViewOptimizerBucket(OptimizerBucket):
         return self._storage.detached_indices()
 
 
-class CopyOptimizerBucket(OptimizerBucket):
-    """Bucket whose parameters are copied to and from one flat tensor, with its own optimizer.
-
-    Args:
-        index: Index of the bucket in the model.
-        named: Names and parameters.
-        make: Factory for the memory of ``flat``; None for ordinary memory.
-    """
+class CopyParameterBucket(OptimizerBucket):
+    """Bucket whose parameters are copied to and from one flat tensor, with its own optimizer."""
 
     def __init__(self, index: int, named: NamedParameters, make: TensorFactory | None) -> None:
         super().__init__(index, named)
@@ -198,3 +193,29 @@ def _checked(scheduler: object) -> LRScheduler:
         "torch.optim.lr_scheduler.LRScheduler whose step() needs no argument, got "
         f"{type(scheduler).__name__} from it"
     )
+
+
+def build_buckets(
+    named: NamedParameters,
+    parts: Sequence[Sequence[int]],
+    config: BucketUpdateConfig,
+    tensor_factory: TensorFactory | None,
+) -> list[tuple[OptimizerBucket, list[int]]]:
+    """Create buckets with their optimizers, in order; no bucket holds parameters of two parts.
+
+    Returns:
+        Each bucket, and the indices of its parameters.
+    """
+    bucket_type: Callable[..., OptimizerBucket] = (
+        ViewParameterBucket if config.as_view else CopyParameterBucket
+    )
+    built: list[tuple[OptimizerBucket, list[int]]] = []
+    for part in parts:
+        for positions in partition([named[index][1] for index in part], config.bucket_bytes):
+            members = [part[position] for position in positions]
+            chosen = [named[index] for index in members]
+            with torch.no_grad():
+                bucket = bucket_type(len(built), chosen, tensor_factory)
+            bucket.create_optimizer(config.optim_fn, config.lr_scheduler_fn)
+            built.append((bucket, members))
+    return built

@@ -46,11 +46,7 @@ class GradientReadyOrder:
         return [parameter for parameter in range(count) if parameter not in self._counts]
 
     def describe(self, names: Sequence[str]) -> list[str]:
-        """Describe the order as sentences, which must be equal on all ranks.
-
-        Args:
-            names: Names of all parameters.
-        """
+        """Describe the order as sentences, which must be equal on all ranks."""
         found = []
         for position, parameter in enumerate(self._counts, start=1):
             times = self._counts[parameter]

@@ -10,15 +10,23 @@ import torch
 from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 
-from asyncddp.algorithms.hook_owners import claim_parameters
-from asyncddp.algorithms.training_tracer import TrainingTracer
-from asyncddp.algorithms.weak_hooks import WeakMethodHook, hook_backward, remove_hooks
+from asyncddp.algorithms.gradient_hooks import (
+    WeakMethodHook,
+    claim_parameters,
+    hook_backward,
+    remove_hooks,
+)
+from asyncddp.algorithms.training_tracer import NullTrainingTracer
 from asyncddp.errors import UsageError
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
-from asyncddp.parallel.bucket_communicator import BucketCommunicator
-from asyncddp.parallel.bucket_construction import TrainingConfig, build_buckets
+from asyncddp.parallel.bucket_averager import BucketAverager
 from asyncddp.parallel.bucket_optimizer_state import collect_state, restore_state
-from asyncddp.parallel.optimizer_buckets import NamedParameters, OptimizerBucket
+from asyncddp.parallel.optimizer_buckets import (
+    BucketUpdateConfig,
+    NamedParameters,
+    OptimizerBucket,
+    build_buckets,
+)
 from asyncddp.parallel.ready_order import GradientReadyOrder
 
 
@@ -42,15 +50,8 @@ class Reducer:
     as all its gradients are ready; buckets whose gradients are not all ready by the end of the pass
     make theirs then, as all buckets do where the update needs all gradients.
 
-    Args:
-        named: Names and parameters to train.
-        communicator: Averages buckets with the neighbours.
-        config: How to train.
-        tracer: Records the training loop in the timeline; None where it is off.
-
     Attributes:
         buckets: The buckets; none before the end of the first pass.
-        steps: Steps completed.
         training: Whether backward passes make steps.
         accumulating: Whether gradients only accumulate for now.
         observer: Notified of updates and steps.
@@ -59,14 +60,13 @@ class Reducer:
     def __init__(
         self,
         named: NamedParameters,
-        communicator: BucketCommunicator,
-        config: TrainingConfig,
-        tracer: TrainingTracer | None = None,
+        bucket_averager: BucketAverager,
+        config: BucketUpdateConfig,
+        tracer: NullTrainingTracer,
     ) -> None:
-        self.named_parameters, self.communicator, self._config = named, communicator, config
-        self._tracer = tracer
+        self.named_parameters, self.bucket_averager = named, bucket_averager
+        self._config, self._tracer = config, tracer
         self.buckets: list[OptimizerBucket] = []
-        self.steps = 0
         self.observer: ReducerObserver | None = None
         self.training, self.accumulating = True, False
         self._ready_order = GradientReadyOrder()
@@ -121,8 +121,7 @@ class Reducer:
             }
             for bucket in self.buckets
         ]
-        with self.communicator.exposed_time:
-            self.communicator.begin_step(self.steps)
+        self.bucket_averager.begin_step()
 
     def _count_gradient(self, index: int) -> None:
         """Count a gradient, and make the step of its bucket if that was the last one."""
@@ -143,17 +142,12 @@ class Reducer:
 
     def _step_bucket(self, bucket: OptimizerBucket, *, update: bool) -> None:
         r"""Make the step of one bucket: :math:`x \leftarrow (W x) - u`, then publish it."""
-        communicator = self.communicator
-        with communicator.exposed_time:
-            communicator.mix(bucket, self.steps)
+        self.bucket_averager.average(bucket)
         if update and self.observer is not None and not self._config.updates_together:
             self.observer.before_update(bucket)
-        step = bucket.step
-        if update and self._tracer is not None:
-            step = self._tracer.update(step, bucket.index)
+        step = self._tracer.update(bucket.step, bucket.index) if update else bucket.step
         step(update=update)
-        with communicator.exposed_time:
-            communicator.publish(bucket, self.steps + 1)
+        self.bucket_averager.publish(bucket)
         self._stepped_buckets.add(bucket.index)
 
     def _step_remaining(self, *, update: bool) -> None:
@@ -177,11 +171,10 @@ class Reducer:
     def _end_step(self) -> None:
         """Count a completed step, and notify observer and tracer."""
         self._step_open = False
-        self.steps += 1
+        self.bucket_averager.end_step()
         if self.observer is not None:
             self.observer.after_step()
-        if self._tracer is not None:
-            self._tracer.end_step()
+        self._tracer.end_step()
 
     def _update_all(self) -> None:
         """Unscale, clip and update all buckets together, or none of them."""
@@ -225,7 +218,7 @@ class Reducer:
         """Create the buckets in the recorded order of gradients; collective."""
         names = [name for name, _ in self.named_parameters]
         require_equal_on_all_ranks(
-            self.communicator.context,
+            self.bucket_averager.averager.context,
             "DecentralizedDataParallel needs gradients in the same order on all ranks",
             self._ready_order.describe(names),
         )
@@ -233,19 +226,24 @@ class Reducer:
             self.named_parameters,
             [self._ready_order.order, self._ready_order.unused(len(names))],
             self._config,
-            self.communicator.tensor_factory,
+            self.bucket_averager.averager.tensor_factory,
         )
         buckets = [bucket for bucket, _ in built]
         self._parameter_indices = [members for _, members in built]
         if self._pending_state is not None:
             for bucket in buckets:
                 restore_state(bucket, self._pending_state)
-        self.communicator.register_buckets(buckets)
+        self.bucket_averager.register_buckets(buckets)
         for bucket, members in built:
             self._bucket_of.update(dict.fromkeys(members, bucket))
         self.buckets, self._pending_state = buckets, None
 
     # around backward passes
+
+    @property
+    def steps(self) -> int:
+        """Number of steps completed."""
+        return self.bucket_averager.averager.round
 
     @property
     def state(self) -> dict[str, Any]:
@@ -257,7 +255,7 @@ class Reducer:
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
         """Continue from another state."""
-        self.steps = int(state["step"])
+        self.bucket_averager.averager.round = int(state["step"])
         if not self.buckets:
             self._pending_state = state
         for bucket in self.buckets:
@@ -265,7 +263,7 @@ class Reducer:
 
     def wait_for_reads(self) -> None:
         """Wait until no message or peer reads a parameter any more."""
-        self.communicator.wait_for_reads()
+        self.bucket_averager.wait_for_reads()
 
     def detach(self) -> None:
         """Remove all hooks."""

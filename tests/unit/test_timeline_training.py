@@ -174,7 +174,7 @@ def test_nothing_is_hooked_where_the_timeline_is_off():
     def case():
         model = Net()
         optimizer = bf.DistributedOptimizer(sgd(model), model, "adapt_then_combine")
-        assert optimizer._training_tracer is None
+        assert optimizer._training_tracer.enabled is None
         return [len(one._forward_hooks) + len(one._forward_pre_hooks) for one in model.modules()]
 
     with bf.local_world(1) as world:

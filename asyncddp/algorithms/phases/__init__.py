@@ -31,10 +31,6 @@ PHASES: dict[CommunicationTiming, type[CommunicationPhase]] = {
 def phase_for(config: PhaseConfig, *, update_in_backward: bool = False) -> CommunicationPhase:
     """Create the communication phase that an algorithm declares.
 
-    Args:
-        config: Averager, optimizer and models of the wrapper.
-        update_in_backward: Whether the user's optimizer may step while the backward pass goes on.
-
     Raises:
         ArgumentError: ``update_in_backward`` with a method that does not average after the step.
     """

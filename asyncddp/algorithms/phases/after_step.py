@@ -34,7 +34,7 @@ class AfterStepPhase(ParameterAveragingPhase):
             self._in_step = False
         if averaged:
             self._average()
-        self.accumulation.end(averaged=averaged)
+        self._end_step(averaged=averaged)
         return loss
 
     def _average(self) -> None:
@@ -44,10 +44,3 @@ class AfterStepPhase(ParameterAveragingPhase):
             for index, bucket in enumerate(self.buckets):
                 pending_round.start(index, bucket.flat)
             pending_round.finish()
-
-    def wait_for_reads(self) -> None:
-        """Return at once, since no round is pending between steps."""
-
-    def reset(self) -> None:
-        """Reset the count of backward passes."""
-        self.accumulation.end(averaged=True)

@@ -10,14 +10,62 @@ from weakref import finalize
 
 import torch
 from torch.utils.hooks import RemovableHandle
+from typing_extensions import override
 
-from asyncddp.algorithms.accumulation_counter import AccumulationCounter
+from asyncddp.algorithms.averaging_round import AveragingRound
+from asyncddp.algorithms.gradient_hooks import WeakMethodHook, remove_hooks
 from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.algorithms.training_setup import require_dense
-from asyncddp.algorithms.training_tracer import TrainingTracer
-from asyncddp.algorithms.weak_hooks import WeakMethodHook, remove_hooks
+from asyncddp.algorithms.training_tracer import NullTrainingTracer
 from asyncddp.errors import ArgumentError
 from asyncddp.tensors.buckets import ParameterBucket, partition
+
+
+class AccumulationCounter:
+    """Counter of backward passes: ranks average after every ``passes_per_round`` of them.
+
+    One rule serves both uses of ``num_steps_per_communication=J``. The unit is the backward pass; a
+    ``step()`` counts at least one, whatever it did. So J times backward and step average in the
+    J-th step ("local SGD"), and J times backward with one step average in that step (accumulation).
+
+    Args:
+        passes_per_round: J.
+
+    Attributes:
+        carried_passes: Passes of earlier steps since the last averaging.
+        current_passes: Passes since the last step, as the most gradients that one parameter got.
+
+    Example:
+        >>> counter = AccumulationCounter(passes_per_round=2)
+        >>> counter.record(0), counter.due(), counter.end(averaged=False)
+        (1, False, None)
+        >>> counter.record(0), counter.due()
+        (1, True)
+    """
+
+    def __init__(self, passes_per_round: int) -> None:
+        self.passes_per_round = passes_per_round
+        self.carried_passes = 0
+        self.current_passes = 0
+        self._gradient_counts: dict[int, int] = {}
+
+    def record(self, parameter: int) -> int:
+        """Count a gradient of a parameter; return how many it got since the last step."""
+        count = self._gradient_counts.get(parameter, 0) + 1
+        self._gradient_counts[parameter] = count
+        self.current_passes = max(self.current_passes, count)
+        return count
+
+    def due(self, more: int = 0) -> bool:
+        """Return whether the step after ``more`` further passes is one that averages."""
+        return self.carried_passes + max(1, self.current_passes + more) >= self.passes_per_round
+
+    def end(self, *, averaged: bool) -> None:
+        """Record that a step has ended, and whether it averaged."""
+        self.carried_passes = 0 if averaged else self.carried_passes + max(1, self.current_passes)
+        self.current_passes = 0
+        self._gradient_counts.clear()
+
 
 Closure: TypeAlias = Callable[[], Any]
 Update: TypeAlias = Callable[[Closure | None], Any]
@@ -34,7 +82,7 @@ class PhaseConfig:
         models: The modules to which the optimizer's parameters belong.
         passes_per_round: ``num_steps_per_communication``.
         bucket_bytes: Largest size of a bucket, in bytes.
-        training_tracer: Records the training loop in the timeline; None where it is off.
+        training_tracer: Records the training loop in the timeline, if that is on.
     """
 
     averager: ModelAverager
@@ -42,15 +90,10 @@ class PhaseConfig:
     models: Sequence[torch.nn.Module]
     passes_per_round: int
     bucket_bytes: int
-    training_tracer: TrainingTracer | None = None
+    training_tracer: NullTrainingTracer
 
     def optimizer_parameters(self) -> NamedTensors:
-        """List names and parameters of the optimizer that require gradients, in its order.
-
-        Raises:
-            ArgumentError: One of the optimizer's parameters belongs to none of the models, is
-                sparse, or has no memory.
-        """
+        """List names and parameters of the optimizer that require gradients, in its order."""
         names = {
             id(parameter): f"{number}.{name}" if len(self.models) > 1 else name
             for number, model in enumerate(self.models)
@@ -73,11 +116,7 @@ class PhaseConfig:
 
 
 class CommunicationPhase(ABC):
-    """Communication phase (base class): decides when in a training step ranks average.
-
-    Args:
-        config: Averager, optimizer and models of the wrapper.
-    """
+    """Communication phase (base class): decides when in a training step ranks average."""
 
     needs_gradient_hooks = True
     """Whether it registers hooks that run when a gradient is ready."""
@@ -160,6 +199,17 @@ class CommunicationPhase(ABC):
                 handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
                 self._gradient_hooks.append(handle)
 
+    def _hook_models(self, *, before: bool) -> None:
+        """Call :meth:`_on_forward` before or after the forward passes of the models."""
+        for model in self.config.models:
+            register = model.register_forward_pre_hook if before else model.register_forward_hook
+            self._model_hooks.append(register(WeakMethodHook(self._on_forward)))
+
+    def _on_forward(  # noqa: B027 - optional hook
+        self, module: torch.nn.Module, *passed: Any
+    ) -> None:
+        """Handle a forward pass."""
+
     def detach(self) -> None:
         """Remove all hooks; ``step()`` keeps working without overlap."""
         remove_hooks(self._gradient_hooks)
@@ -185,13 +235,29 @@ class ParameterAveragingPhase(CommunicationPhase):
     def __init__(self, config: PhaseConfig) -> None:
         super().__init__(config)
         self.buckets: list[ParameterBucket] = []
+        self._round: AveragingRound | None = None
         if not config.averager.single_rank:
             self.rebuild()
 
+    @override
+    def wait_for_reads(self) -> None:
+        if self._round is not None:
+            self._round.wait_for_reads()
+
+    @override
+    def reset(self) -> None:
+        if self._round is not None:
+            self._round.wait_for_reads()
+        self._round = None
+        self._end_step(averaged=True)
+
+    def _end_step(self, *, averaged: bool) -> None:
+        """Count the backward passes of a step that has ended."""
+        self.accumulation.end(averaged=averaged)
+
     def build_buckets(self) -> None:
         """Make the parameters views of flat buckets, in shared memory where possible."""
-        group = self.config.averager.context.transport.shared_memory_group
-        make = None if group is None else group.arena.empty
+        make = self.config.averager.tensor_factory
         with torch.no_grad():
             self.buckets = [
                 ParameterBucket([self.named_parameters[index] for index in indices], make)
@@ -201,8 +267,8 @@ class ParameterAveragingPhase(CommunicationPhase):
             ]
         self.config.averager.set_buckets(self.flat_tensors())
 
+    @override
     def flat_tensors(self) -> list[torch.Tensor]:
-        """Return the flat tensors that rounds average."""
         return [bucket.flat for bucket in self.buckets]
 
     def repair_buckets(self) -> bool:

@@ -6,15 +6,16 @@ from typing import Any
 
 import torch
 from torch.autograd import Variable
+from typing_extensions import override
 
 from asyncddp.algorithms.averaging_round import AveragingRound
+from asyncddp.algorithms.gradient_hooks import WeakMethodHook, hook_backward
 from asyncddp.algorithms.phases.communication_phase import (
     Closure,
     CommunicationPhase,
     PhaseConfig,
     Update,
 )
-from asyncddp.algorithms.weak_hooks import WeakMethodHook, hook_backward
 from asyncddp.errors import ArgumentError, UsageError
 from asyncddp.tensors.allocation import empty_like, make_tensor
 from asyncddp.tensors.buckets import FlatBucket, partition
@@ -42,10 +43,7 @@ class GradientReadyPhase(CommunicationPhase):
         self._end_callback_queued = False
         if not config.averager.single_rank:
             self.rebuild()
-            for model in config.models:
-                self._model_hooks.append(
-                    model.register_forward_hook(WeakMethodHook(self._on_forward))
-                )
+            self._hook_models(before=False)
 
     def build_buckets(self) -> None:
         """Create the buckets for gradients, in reverse order of the parameters."""
@@ -84,21 +82,20 @@ class GradientReadyPhase(CommunicationPhase):
             numbering = self.named_parameters
             self._begin_round()
             self._queue_end_callback()
-            if (
-                self.named_parameters is not numbering
-            ):  # rebuilt: all is sent at the end of the pass
-                return
+            if self.named_parameters is not numbering:
+                return  # rebuilt: all is sent at the end of the pass
         number = self._bucket_of[index]
         self._missing[number].discard(index)
         while self._next_bucket < len(self._buckets) and not self._missing[self._next_bucket]:
             self._send_next_bucket()
 
-    def _on_forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        """Hook the output, to find the end of the outermost backward pass."""
-        del module, args
+    @override
+    def _on_forward(self, module: torch.nn.Module, *passed: Any) -> None:
+        del module
         if torch._C._current_graph_task_id() == -1:
             self._end_callback_queued = False  # a pass that has failed will never end
         if torch.is_grad_enabled():
+            output = passed[-1]  # its hook finds the end of the outermost backward pass
             hook_backward(output, WeakMethodHook(self._queue_end_callback))
 
     def _queue_end_callback(self, gradient: torch.Tensor | None = None) -> None:

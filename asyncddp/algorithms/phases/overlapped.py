@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from typing_extensions import override
 
-from asyncddp.algorithms.averaging_round import AveragingRound
 from asyncddp.algorithms.phases.communication_phase import (
     Closure,
     ParameterAveragingPhase,
     PhaseConfig,
     Update,
 )
-from asyncddp.algorithms.weak_hooks import WeakMethodHook
 from asyncddp.errors import UsageError
 
 
@@ -28,26 +27,22 @@ class OverlappedPhase(ParameterAveragingPhase):
 
     def __init__(self, config: PhaseConfig) -> None:
         super().__init__(config)
-        self._round: AveragingRound | None = None
         self._versions: list[list[int]] | None = None
         self._forward_seen = False
         self._forward_discarded = False
         if not config.averager.single_rank:
-            for model in config.models:
-                self._model_hooks.append(
-                    model.register_forward_pre_hook(WeakMethodHook(self._on_forward))
-                )
+            self._hook_models(before=True)
 
-    def _on_forward(self, module: torch.nn.Module, args: Any) -> None:
-        del args
+    @override
+    def _on_forward(self, module: torch.nn.Module, *passed: Any) -> None:
+        del passed
         if self._in_step or not (module.training and torch.is_grad_enabled()):
             return
         if self._forward_discarded:
             self._end_skipped_step()
         self._forward_seen = True
-        ended = (
-            self.config.averager.context.engine.closed
-        )  # the model is used without its optimizer
+        # after the end of the world the model is used without its optimizer
+        ended = self.config.averager.context.engine.closed
         if self._round is None and not ended and self._should_start_round():
             self._start_round()
 
@@ -132,8 +127,9 @@ class OverlappedPhase(ParameterAveragingPhase):
                 "step(), or use algorithm='adapt_then_combine', which averages inside step()"
             )
 
+    @override
     def _end_step(self, *, averaged: bool) -> None:
-        self.accumulation.end(averaged=averaged)
+        super()._end_step(averaged=averaged)
         self._forward_seen = self._forward_discarded = False
 
     def conclude(self) -> None:
@@ -148,10 +144,3 @@ class OverlappedPhase(ParameterAveragingPhase):
             for index in range(len(self.buckets)):
                 self._check_unchanged(index)
             self._versions = None
-
-    def reset(self) -> None:
-        """Drop the pending round."""
-        if self._round is not None:
-            self._round.wait_for_reads()
-        self._round = None
-        self._end_step(averaged=True)

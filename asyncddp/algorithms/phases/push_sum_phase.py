@@ -76,11 +76,8 @@ class PushSumPhase(AfterStepPhase):
     def _bias(self) -> None:
         """Turn z into x: multiply the buckets by p."""
         self._biased = True
-        for bucket, p in zip(
-            self.buckets, self.config.averager.windows.push_sum_weights(), strict=True
-        ):
-            if p != 1.0:
-                bucket.flat.mul_(p)
+        for flat, p in self._with_push_sum_weights():
+            flat.mul_(p)
 
     def _unbias(self) -> None:
         """Turn x into z: divide the buckets by the current p."""
@@ -88,8 +85,9 @@ class PushSumPhase(AfterStepPhase):
         if not self._biased:
             return
         self._biased = False
-        for bucket, p in zip(
-            self.buckets, self.config.averager.windows.push_sum_weights(), strict=True
-        ):
-            if p != 1.0:
-                bucket.flat.div_(p)
+        for flat, p in self._with_push_sum_weights():
+            flat.div_(p)
+
+    def _with_push_sum_weights(self) -> list[tuple[torch.Tensor, float]]:
+        weights = self.config.averager.windows.push_sum_weights()
+        return [pair for pair in zip(self.flat_tensors(), weights, strict=True) if pair[1] != 1.0]

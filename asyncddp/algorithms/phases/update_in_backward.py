@@ -7,15 +7,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from typing_extensions import override
 
-from asyncddp.algorithms.averaging_round import AveragingRound
 from asyncddp.algorithms.phases.communication_phase import (
     Closure,
     ParameterAveragingPhase,
     PhaseConfig,
     Update,
 )
-from asyncddp.algorithms.weak_hooks import WeakMethodHook
 from asyncddp.errors import UsageError
 
 _INSTEAD = "use update_in_backward=False, which makes the whole update in step()"
@@ -32,18 +31,14 @@ class UpdateInBackwardPhase(ParameterAveragingPhase):
 
     def __init__(self, config: PhaseConfig) -> None:
         super().__init__(config)
-        self._round: AveragingRound | None = None
         self._ready_by_bucket: dict[int, set[int]] = {}
         self._updated_gradients: dict[int, tuple[torch.Tensor, int]] = {}
         if not config.averager.single_rank:
-            for model in config.models:
-                self._model_hooks.append(
-                    model.register_forward_pre_hook(WeakMethodHook(self._on_forward))
-                )
+            self._hook_models(before=True)
 
-    def _on_forward(self, module: torch.nn.Module, args: Any) -> None:
-        """Rebuild changed buckets before gradients are computed."""
-        del args
+    @override
+    def _on_forward(self, module: torch.nn.Module, *passed: Any) -> None:
+        del passed
         if module.training and torch.is_grad_enabled() and not self._ready_by_bucket:
             self.rebuild_if_changed()
 
@@ -81,8 +76,7 @@ class UpdateInBackwardPhase(ParameterAveragingPhase):
         content = self.buckets[bucket]
         optimizer = self.config.optimizer
         with restricted_to(optimizer, {id(parameter) for parameter in content.parameters}):
-            tracer = self.config.training_tracer
-            (optimizer.step if tracer is None else tracer.update(optimizer.step, bucket))()
+            self.config.training_tracer.update(optimizer.step, bucket)()
         for index, (_, parameter) in enumerate(self.named_parameters):
             if self._bucket_of[index] == bucket and parameter.grad is not None:
                 self._updated_gradients[index] = parameter.grad, parameter.grad._version
@@ -149,26 +143,17 @@ class UpdateInBackwardPhase(ParameterAveragingPhase):
                     f"already; {_INSTEAD}"
                 )
 
+    @override
     def _end_step(self, *, averaged: bool) -> None:
         self._round = None
         self._ready_by_bucket, self._updated_gradients = {}, {}
-        self.accumulation.end(averaged=averaged)
+        super()._end_step(averaged=averaged)
 
     def conclude(self) -> None:
         """Finish the round of a backward pass that no step has followed."""
         if self._updated_gradients:
             self._average()
             self._end_step(averaged=True)
-
-    def wait_for_reads(self) -> None:
-        """Wait for the messages sent in backward."""
-        if self._round is not None:
-            self._round.wait_for_reads()
-
-    def reset(self) -> None:
-        """Drop the pending round."""
-        self.wait_for_reads()
-        self._end_step(averaged=True)
 
 
 @contextmanager

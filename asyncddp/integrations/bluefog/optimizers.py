@@ -115,14 +115,14 @@ class BluefogOptimizer(DistributedOptimizer):
 
         Where the timeline is off, one error is logged and nothing is traced.
         """
-        if self._training_tracer is None:
+        if self._training_tracer.enabled is None:
             warn_timeline_off_once()
         else:
             self._training_tracer.enabled = True
 
     def turn_off_timeline(self) -> None:
         """Stop tracing steps, passes and updates; verbs are still traced."""
-        if self._training_tracer is not None:
+        if self._training_tracer.enabled is not None:
             self._training_tracer.enabled = False
 
 

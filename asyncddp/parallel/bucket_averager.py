@@ -1,0 +1,218 @@
+"""Averaging of a model's buckets with neighbours, each in the step after it was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from weakref import ReferenceType, ref
+
+from asyncddp.algorithms import Algorithm, CommunicationPattern
+from asyncddp.algorithms.averaging_round import AveragingRound
+from asyncddp.algorithms.methods.adapt_with_combine import AdaptWithCombine
+from asyncddp.algorithms.model_averager import ModelAverager
+from asyncddp.context import Context
+from asyncddp.errors import NotInitializedError, PeerError
+from asyncddp.parallel.optimizer_buckets import OptimizerBucket
+from topology import GraphOrSchedule, TopologyError, as_schedule, describe
+
+
+class _Synchronous(Algorithm):
+    """``adapt_with_combine`` with the neighbours' buckets of the last step."""
+
+    name = "DecentralizedDataParallel"
+    how = (CommunicationPattern.NEIGHBORS,)
+    needs = AdaptWithCombine.needs
+
+
+class _Asynchronous(Algorithm):
+    """``adapt_with_combine`` with the buckets that neighbours have put last, on any graph."""
+
+    name = "DecentralizedDataParallel"
+    how = (CommunicationPattern.PUT,)
+
+
+class BucketAverager:
+    """Averages a model's buckets with the neighbours', in overlapping rounds of a model averager.
+
+    A bucket is published after a step, and averaged with the neighbours' before the next update:
+    the round of a step starts, bucket by bucket, while that of the step before is finished.
+    Synchronous buckets are read in between, by the model and by neighbours, and must not change;
+    those that are not under way when a backward pass begins, in the first step or after new values,
+    are sent then.
+
+    Args:
+        context: The world.
+        label: Prefix of the names of the messages; equal on all ranks.
+        topology: Graph or schedule; None for the context's.
+        sync: Whether it waits for the neighbours' buckets of the last step.
+
+    Attributes:
+        averager: Begins the rounds, and counts those completed, which are the steps.
+        buckets: Set by :meth:`register_buckets`.
+
+    Raises:
+        TopologyError: The topology does not fit.
+    """
+
+    def __init__(
+        self, context: Context, label: str, topology: GraphOrSchedule | None, *, sync: bool
+    ) -> None:
+        method = _Synchronous() if sync else _Asynchronous()
+        self.averager = ModelAverager(context, method, None, None, label)
+        self.averager.overlapping = True
+        self.buckets: Sequence[OptimizerBucket] = ()
+        self._sync = sync
+        self._averaged: set[int] = set()
+        self._rounds = _PendingRounds(self)
+        self.set_topology(topology)
+
+    def set_topology(self, topology: GraphOrSchedule | None) -> None:
+        """Use another topology for buckets that are published from now on.
+
+        Collective where they go through windows, which are created anew along it.
+        """
+        context = self.averager.context
+        given = context.topologies.load() if topology is None else topology
+        schedule = as_schedule(given)
+        if schedule.n != context.size:
+            raise TopologyError(
+                f"argument topology: {describe(given)} has {schedule.n} nodes, but "
+                f"DecentralizedDataParallel runs on {context.size} ranks here; build it with "
+                f"n={context.size}"
+            )
+        if not self._sync and schedule.period is None:
+            raise TopologyError(
+                f"argument topology: {describe(given)} never repeats, so that its edges are not "
+                "known; with sync=False use a graph, or a schedule with a period"
+            )
+        self.averager.set_topology(topology)
+        if not self._sync and self.buckets:
+            self.register_buckets(self.buckets)
+
+    def register_buckets(self, buckets: Sequence[OptimizerBucket]) -> None:
+        """Set the buckets; collective."""
+        self.buckets = buckets
+        self.averager.set_buckets([bucket.flat for bucket in buckets])
+        if not self._sync:
+            self.restart(averaged=False)
+
+    # a step
+
+    def begin_step(self) -> None:
+        """Prepare for the step of a backward pass that has begun."""
+        rounds = self._rounds
+        if rounds.current is None:
+            rounds.current = self.averager.begin_round()
+        if rounds.current is None:
+            return
+        rounds.current.leave_out_departed()
+        if self._sync:
+            for bucket in self.buckets:
+                self._send_unsent(rounds.current, bucket)
+
+    def _send_unsent(self, current: AveragingRound, bucket: OptimizerBucket) -> None:
+        if bucket.index not in self._averaged and not current.has_started(bucket.index):
+            self._send(current, bucket)
+
+    def _send(self, pending_round: AveragingRound, bucket: OptimizerBucket) -> None:
+        bucket.pack()
+        bucket.record_versions()
+        pending_round.start(bucket.index, bucket.flat)
+
+    def average(self, bucket: OptimizerBucket) -> None:
+        """Write the average with the neighbours into a bucket's parameters."""
+        current = self._rounds.current
+        if current is None or bucket.index in self._averaged:
+            return
+        if self._sync:
+            self._send_unsent(current, bucket)
+            current.finish_bucket(bucket.index, bucket.flat, bucket.check_unchanged)
+        else:
+            bucket.pack()
+            current.finish_bucket(bucket.index, bucket.flat)
+        bucket.unpack()
+        self._averaged.add(bucket.index)
+
+    def publish(self, bucket: OptimizerBucket) -> None:
+        """Publish a bucket's parameters after a step to the neighbours of the next step."""
+        rounds = self._rounds
+        if rounds.following is None:
+            rounds.following = self.averager.begin_round(ahead=1)
+        if rounds.following is not None:
+            self._send(rounds.following, bucket)
+        self._averaged.discard(bucket.index)
+
+    def end_step(self) -> None:
+        """Count a step, once all buckets were averaged and published."""
+        self.averager.round += 1
+        self._rounds.current, self._rounds.following = self._rounds.following, None
+
+    # around steps
+
+    def wait_for_reads(self) -> None:
+        """Wait until no message or peer reads the buckets; averages are kept for their step."""
+        self._rounds.wait()
+
+    def average_pending(self) -> None:
+        """Write all pending averages, ahead of their step."""
+        current = self._rounds.current
+        if self._sync and current is not None:
+            for bucket in self.buckets:
+                if current.has_started(bucket.index):
+                    self.average(bucket)
+
+    def restart(self, *, averaged: bool) -> None:
+        """Restart communication after the parameters of all ranks got new values; collective."""
+        self.wait_for_reads()
+        self._rounds.current, self._averaged = None, set()
+        if self._sync and averaged:
+            self._averaged = {bucket.index for bucket in self.buckets}
+        if not self._sync and self.buckets and not self.averager.single_rank:
+            for bucket in self.buckets:
+                bucket.pack()
+            step = self.averager.round + 1
+            self.averager.bytes_sent += self.averager.windows.publish_to_all(step)
+
+    def close(self) -> None:
+        """Wait until no neighbour reads the parameters, and free windows, which is collective."""
+        self._rounds()
+        self._rounds.current = None
+        with suppress(PeerError, NotInitializedError):
+            self.averager.windows.free()
+        self.buckets = ()
+
+
+class _PendingRounds:
+    """Rounds under way; as an exit callback it waits for them.
+
+    A rank must not leave the world before its neighbours have its messages.
+
+    Attributes:
+        current: The round of the present step, or the next one between steps.
+        following: The round of the step after it.
+    """
+
+    def __init__(self, owner: BucketAverager) -> None:
+        self.current: AveragingRound | None = None
+        self.following: AveragingRound | None = None
+        self._owner: ReferenceType[BucketAverager] = ref(owner)
+        callbacks = owner.averager.context.exit_callbacks
+        callbacks[:] = [c for c in callbacks if not (isinstance(c, _PendingRounds) and c.is_over)]
+        callbacks.append(self)
+
+    @property
+    def is_over(self) -> bool:
+        """True if the owner is gone and all messages have arrived."""
+        there = [one for one in (self.current, self.following) if one is not None]
+        return self._owner() is None and all([one.is_complete for one in there])
+
+    def wait(self) -> None:
+        """Wait until no message or peer reads a bucket any more."""
+        for one in (self.current, self.following):
+            if one is not None:
+                one.wait_for_reads()
+
+    def __call__(self) -> None:
+        """Wait for all messages that can still arrive."""
+        with suppress(PeerError, NotInitializedError):
+            self.wait()
