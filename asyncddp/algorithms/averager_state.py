@@ -43,7 +43,6 @@ def count_exposed_time(method: F) -> F:
 
     @wraps(method)
     def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call the method, and add its duration."""
         with self._averager.exposed_time:
             return method(self, *args, **kwargs)
 

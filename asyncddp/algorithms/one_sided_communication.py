@@ -204,7 +204,6 @@ class OneSidedRound(AveragingRound):
         latest, sources = self._step - bound, self._row.src_weights
 
         def behind() -> list[int]:
-            """List the neighbours that lag too far behind."""
             late = (
                 self._communication.late_neighbors(bucket_window, sources, latest)
                 for bucket_window in bucket_windows

@@ -122,7 +122,6 @@ class TrainingTracer(NullTrainingTracer):
     @override
     def update(self, step: Callable[..., Any], bucket: int | None = None) -> Callable[..., Any]:
         def traced(*args: Any, **kwargs: Any) -> Any:
-            """Call the step function, and record its duration."""
             start = time.monotonic_ns()
             with self._tracer.profiler_range("optimizer"):
                 result = step(*args, **kwargs)

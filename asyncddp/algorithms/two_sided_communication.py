@@ -190,7 +190,6 @@ class AllreduceCommunication(TwoSidedCommunication):
         context = averager.context
 
         def start_partial(flat: torch.Tensor, *, name: str) -> Handle[torch.Tensor]:
-            """Start averaging a tensor over the active ranks."""
             active = active_ranks or ()
             given = flat if context.rank in active else zeros_like(flat)
             return average_active_ranks_nonblocking(given, len(active), name=name)

@@ -154,11 +154,9 @@ def lr_scheduler_fn_cosine_with_warmup(
         )
 
     def factor_for(base: float) -> Callable[[int], float]:
-        """Return the schedule of a group with this initial step size."""
         lowest = cosine_eta_min / base if base else 1.0
 
         def factor(t: int) -> float:
-            """Return the factor of the step size in step t."""
             if t < t_warmup:
                 return warmup_decay + (1.0 - warmup_decay) * t / t_warmup
             angle = math.pi * min(t - t_warmup, t_max) / t_max

@@ -131,7 +131,6 @@ def _receive_tensors(
     own = dict(tree_flatten_with_path(own_value)[0])
 
     def receive(path: KeyPath, entry: Any) -> Any:
-        """Receive the tensor of a placeholder."""
         if not isinstance(entry, _TensorPlaceholder):
             return entry
         target = _target_tensor(entry, own.get(path), optimizer)

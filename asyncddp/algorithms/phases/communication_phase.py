@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any, TypeAlias
 from weakref import finalize
 
@@ -184,7 +185,7 @@ class CommunicationPhase(ABC):
         if self.config.averager.single_rank:
             return
         before, current = [p for _, p in self.named_parameters], self._parameters()
-        same = len(before) == len(current) and all(map(_is, before, current))
+        same = len(before) == len(current) and all(map(is_, before, current))
         if not (same and self.repair_buckets()):
             self.rebuild()
 
@@ -275,7 +276,3 @@ class ParameterAveragingPhase(CommunicationPhase):
         """Make detached parameters views again; returns False where that needs new buckets."""
         with torch.no_grad():
             return all([bucket.reattach() for bucket in self.buckets])
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other

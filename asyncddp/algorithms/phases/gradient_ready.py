@@ -170,7 +170,6 @@ class GradientReadyPhase(CommunicationPhase):
         """
 
         def evaluate() -> Any:
-            """Evaluate the closure, then average gradients and loss."""
             self._has_local_gradients = True
             loss = closure()
             self._average_remaining(scaled=False)

@@ -86,7 +86,6 @@ class OverlappedPhase(ParameterAveragingPhase):
         """Wrap a closure so that its first evaluation is followed by the average."""
 
         def evaluate() -> Any:
-            """Evaluate the closure; after the first evaluation, write the average."""
             loss = closure()
             self._finish_round()
             return loss

@@ -49,7 +49,6 @@ class PushSumPhase(AfterStepPhase):
             return update
 
         def scaled(closure: Closure | None) -> Any:
-            """Update, and scale the change of the parameters."""
             before = [flat.clone() for flat in self.flat_tensors()]
             loss = update(closure)
             self.repair_buckets()  # the update may have assigned parameters anew
@@ -64,7 +63,6 @@ class PushSumPhase(AfterStepPhase):
         """Wrap a closure so that it is evaluated at z."""
 
         def evaluate() -> Any:
-            """Evaluate the closure while the model holds z."""
             self._unbias()
             try:
                 return closure()
