@@ -158,6 +158,7 @@ class OneSidedRound(AveragingRound):
             before_write()
         with use(self._averager.context), torch.no_grad():
             self._write_average(index, flat)
+        self._flats.pop(index, None)
 
     def _write_average(self, index: int, flat: torch.Tensor) -> None:
         bucket_window = self._averager.windows[index]
