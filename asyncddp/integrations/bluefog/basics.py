@@ -1,4 +1,4 @@
-"""BlueFog's context functions: ``init``, ranks, ``suspend``, and queries of build features."""
+"""BlueFog's context functions: ``init``, ranks, ``suspend``, timeline, build features."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from collections.abc import Callable
 import networkx as nx
 
 from asyncddp.context import current, is_initialized, lifecycle, queries
+from asyncddp.context.timeline_activities import (
+    timeline_context,
+    timeline_end_activity,
+    timeline_start_activity,
+)
 from asyncddp.integrations.bluefog import bluefog_variables
 from asyncddp.integrations.bluefog.bluefog_state import current_state
 from asyncddp.integrations.bluefog.error_translation import translate_errors
@@ -31,6 +36,9 @@ __all__ = [
     "shutdown",
     "size",
     "suspend",
+    "timeline_context",
+    "timeline_end_activity",
+    "timeline_start_activity",
     "unified_mpi_window_model_supported",
 ]
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
 import torch
 
 from asyncddp.context import current
-from asyncddp.integrations.bluefog.bluefog_state import active_state
-from asyncddp.integrations.bluefog.error_translation import IntegerAverageError, translate_errors
-from asyncddp.integrations.bluefog.verb_variants import VerbCall, blocking, full_name, nonblocking
+from asyncddp.engine import Handle
+from asyncddp.integrations.bluefog.error_translation import IntegerAverageError
+from asyncddp.integrations.bluefog.verb_variants import (
+    Options,
+    blocking,
+    in_place,
+    nonblocking,
+    unless_suspended,
+)
 from asyncddp.ops import allgather as _allgather
 from asyncddp.ops import allreduce as _allreduce
 from asyncddp.ops import barrier as _barrier
@@ -30,36 +36,27 @@ __all__ = [
 ]
 
 
-def _sum(
-    tensor: torch.Tensor, average: bool, local: bool, name: str | None, *, in_place: bool
-) -> VerbCall:
-    if average and isinstance(tensor, torch.Tensor) and not _averages(tensor.dtype):
-        raise IntegerAverageError(
-            f"allreduce: argument average: expected False for {tensor.dtype}, whose average is "
-            "none; or cast the tensor to float first"
-        )
-    forms = {
-        (False, False): (_allreduce.allreduce, _allreduce.allreduce_nonblocking),
-        (False, True): (_allreduce.allreduce_, _allreduce.allreduce_nonblocking_),
-        (True, False): (_allreduce.local_allreduce, _allreduce.local_allreduce_nonblocking),
-        (True, True): (_allreduce.local_allreduce_, _allreduce.local_allreduce_nonblocking_),
-    }
-    run, start = forms[local, in_place]
-    options = {"average": average, "name": full_name("allreduce", name)}
-    return VerbCall(partial(run, tensor), partial(start, tensor), options)
+def _run_allreduce(tensor: torch.Tensor, *, local: bool, **options: Any) -> torch.Tensor:
+    run = _allreduce.local_allreduce if local else _allreduce.allreduce
+    return run(tensor, **options)
 
 
-def _averages(dtype: torch.dtype) -> bool:
+def _start_allreduce(tensor: torch.Tensor, *, local: bool, **options: Any) -> Handle[torch.Tensor]:
+    start = _allreduce.local_allreduce_nonblocking if local else _allreduce.allreduce_nonblocking
+    return start(tensor, **options)
+
+
+def _can_average(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
-@blocking
+@blocking(_run_allreduce, _start_allreduce, "allreduce")
 def allreduce(
     tensor: torch.Tensor,
     average: bool = True,
     is_hierarchical_local: bool = False,
     name: str | None = None,
-) -> VerbCall:
+) -> Options:
     """Average or sum a tensor over all ranks, or over those of this machine.
 
     Args:
@@ -74,22 +71,17 @@ def allreduce(
     Raises:
         IntegerAverageError: The average of integers.
     """
-    return _sum(tensor, average, is_hierarchical_local, name, in_place=False)
+    if average and isinstance(tensor, torch.Tensor) and not _can_average(tensor.dtype):
+        raise IntegerAverageError(
+            f"allreduce: argument average: expected False for {tensor.dtype}, whose average is "
+            "none; or cast the tensor to float first"
+        )
+    local = is_hierarchical_local
+    return {"tensor": tensor, "average": average, "local": local, "name": name}
 
 
-@blocking
-def allreduce_(
-    tensor: torch.Tensor,
-    average: bool = True,
-    is_hierarchical_local: bool = False,
-    name: str | None = None,
-) -> VerbCall:
-    """:func:`allreduce` whose result replaces the tensor, which is returned."""
-    return _sum(tensor, average, is_hierarchical_local, name, in_place=True)
-
-
-@blocking
-def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> VerbCall:
+@blocking(_broadcast.broadcast, _broadcast.broadcast_nonblocking, "broadcast")
+def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Options:
     """Give all ranks the root's tensor, as a new one.
 
     Args:
@@ -97,44 +89,35 @@ def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> 
         root_rank: The root, the same on all ranks.
         name: For messages; all ranks must give the same.
     """
-    options = {"tensor": tensor, "root_rank": root_rank, "name": full_name("broadcast", name)}
-    return VerbCall(_broadcast.broadcast, _broadcast.broadcast_nonblocking, options)
+    return {"tensor": tensor, "root_rank": root_rank, "name": name}
 
 
-@blocking
-def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> VerbCall:
-    """:func:`broadcast` whose result replaces the tensor, which is returned."""
-    run = partial(_broadcast.broadcast_, tensor)
-    start = partial(_broadcast.broadcast_nonblocking_, tensor)
-    return VerbCall(run, start, {"root_rank": root_rank, "name": full_name("broadcast", name)})
-
-
-@blocking
-def allgather(tensor: torch.Tensor, name: str | None = None) -> VerbCall:
+@blocking(_allgather.allgather, _allgather.allgather_nonblocking, "allgather")
+def allgather(tensor: torch.Tensor, name: str | None = None) -> Options:
     """Concatenate all ranks' tensors along the first dimension, which may differ.
 
     Args:
         tensor: With at least one dimension.
         name: For messages; all ranks must give the same.
     """
-    options = {"tensor": tensor, "name": full_name("allgather", name)}
-    return VerbCall(_allgather.allgather, _allgather.allgather_nonblocking, options)
+    return {"tensor": tensor, "name": name}
 
 
+allreduce_ = in_place(allreduce)
 allreduce_nonblocking = nonblocking(allreduce)
 allreduce_nonblocking_ = nonblocking(allreduce_)
+broadcast_ = in_place(broadcast)
 broadcast_nonblocking = nonblocking(broadcast)
 broadcast_nonblocking_ = nonblocking(broadcast_)
 allgather_nonblocking = nonblocking(allgather)
 
 
-@translate_errors()
+@unless_suspended
 def barrier() -> None:
     """Wait until all ranks are here; verbs under way stay under way.
 
     What was noted in a timeline before is in its file afterwards.
     """
-    active_state()
     _barrier.barrier()
     tracer = current().tracer
     if tracer is not None:

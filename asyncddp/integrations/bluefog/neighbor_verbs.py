@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from asyncddp.context import current
-from asyncddp.integrations.bluefog.verb_variants import VerbCall, blocking, full_name, nonblocking
+from asyncddp.integrations.bluefog.verb_variants import Options, blocking, nonblocking
 from asyncddp.ops import hierarchical_neighbor_allreduce as _hierarchical
 from asyncddp.ops import neighbor_allgather as _allgather
 from asyncddp.ops import neighbor_allreduce as _allreduce
@@ -27,7 +27,9 @@ __all__ = [
 Weights = Mapping[int, float]
 
 
-@blocking
+@blocking(
+    _allgather.neighbor_allgather, _allgather.neighbor_allgather_nonblocking, "neighbor.allgather"
+)
 def neighbor_allgather(
     tensor: torch.Tensor,
     *,
@@ -35,7 +37,7 @@ def neighbor_allgather(
     dst_ranks: Sequence[int] | None = None,
     enable_topo_check: bool = True,
     name: str | None = None,
-) -> VerbCall:
+) -> Options:
     """Concatenate the in-neighbours' tensors, without this rank's, along the first dimension.
 
     Args:
@@ -46,24 +48,21 @@ def neighbor_allgather(
         enable_topo_check: Return only when the receivers have confirmed that they expect it.
         name: Matches the neighbours' calls; by call order if None.
     """
-    options = {
+    return {
         "tensor": tensor,
         "src_ranks": None if src_ranks is None else list(src_ranks),
         "dst_ranks": None if dst_ranks is None else list(dst_ranks),
         "check": enable_topo_check and dst_ranks is not None,
-        "name": full_name("neighbor.allgather", name),
+        "name": name,
     }
-    return VerbCall(
-        _allgather.neighbor_allgather,
-        _allgather.neighbor_allgather_nonblocking,
-        options,
-    )
 
 
 _RENAMED = {"neighbor_weights": "src_weights", "send_neighbors": "dst_weights"}
 
 
-@blocking
+@blocking(
+    _allreduce.neighbor_allreduce, _allreduce.neighbor_allreduce_nonblocking, "neighbor.allreduce"
+)
 def neighbor_allreduce(
     tensor: torch.Tensor,
     *,
@@ -73,7 +72,7 @@ def neighbor_allreduce(
     enable_topo_check: bool = True,
     name: str | None = None,
     **renamed: object,
-) -> VerbCall:
+) -> Options:
     """Average a tensor with the neighbours' tensors.
 
     Args:
@@ -99,22 +98,21 @@ def neighbor_allreduce(
     for old in renamed:
         now = f"; it is called {_RENAMED[old]} now" if old in _RENAMED else ""
         raise TypeError(f"neighbor_allreduce got an unexpected keyword argument {old!r}{now}")
-    options = {
+    return {
         "tensor": tensor,
         "self_weight": self_weight,
         "src_weights": src_weights,
         "dst_weights": dst_weights,
         "check": enable_topo_check and dst_weights is not None,
-        "name": full_name("neighbor.allreduce", name),
+        "name": name,
     }
-    return VerbCall(
-        _allreduce.neighbor_allreduce,
-        _allreduce.neighbor_allreduce_nonblocking,
-        options,
-    )
 
 
-@blocking
+@blocking(
+    _hierarchical.hierarchical_neighbor_allreduce,
+    _hierarchical.hierarchical_neighbor_allreduce_nonblocking,
+    "hierarchical.neighbor.allreduce",
+)
 def hierarchical_neighbor_allreduce(
     tensor: torch.Tensor,
     *,
@@ -123,7 +121,7 @@ def hierarchical_neighbor_allreduce(
     dst_machine_weights: Weights | Iterable[int] | None = None,
     enable_topo_check: bool = False,
     name: str | None = None,
-) -> VerbCall:
+) -> Options:
     """Average inside each machine, then with the neighbour machines.
 
     Args:
@@ -147,29 +145,24 @@ def hierarchical_neighbor_allreduce(
             "bf.set_machine_topology(bf.ExponentialTwoGraph(bf.machine_size())) first, or give "
             "self_weight, src_machine_weights and dst_machine_weights"
         )
-    options = {
+    return {
         "tensor": tensor,
         "self_weight": self_weight,
         "src_machine_weights": src_machine_weights,
         "dst_machine_weights": dst_machine_weights,
         "check": enable_topo_check,
-        "name": full_name("hierarchical.neighbor.allreduce", name),
+        "name": name,
     }
-    return VerbCall(
-        _hierarchical.hierarchical_neighbor_allreduce,
-        _hierarchical.hierarchical_neighbor_allreduce_nonblocking,
-        options,
-    )
 
 
-@blocking
+@blocking(_pair.pair_gossip, _pair.pair_gossip_nonblocking, "pair.gossip")
 def pair_gossip(
     tensor: torch.Tensor,
     target_rank: int,
     self_weight: float | None = None,
     pair_weight: float | None = None,
     name: str | None = None,
-) -> VerbCall:
+) -> Options:
     """Average with one partner, who must name this rank in turn.
 
     Args:
@@ -179,14 +172,13 @@ def pair_gossip(
         pair_weight: Weight of the partner's.
         name: Matches the two calls; by the order of this pair's calls if None.
     """
-    options = {
+    return {
         "tensor": tensor,
         "target_rank": target_rank,
         "self_weight": self_weight,
         "pair_weight": pair_weight,
-        "name": full_name("pair.gossip", name),
+        "name": name,
     }
-    return VerbCall(_pair.pair_gossip, _pair.pair_gossip_nonblocking, options)
 
 
 neighbor_allgather_nonblocking = nonblocking(neighbor_allgather)

@@ -8,6 +8,20 @@ import torch
 
 from asyncddp.integrations.bluefog.optimizers import BluefogOptimizer, CommunicationType, Models
 
+__all__ = [
+    "CommunicationType",
+    "DistributedAdaptThenCombineOptimizer",
+    "DistributedAdaptWithCombineOptimizer",
+    "DistributedAllreduceOptimizer",
+    "DistributedBluefogOptimizer",
+    "DistributedGradientAllreduceOptimizer",
+    "DistributedHierarchicalNeighborAllreduceOptimizer",
+    "DistributedNeighborAllreduceOptimizer",
+    "DistributedPullGetOptimizer",
+    "DistributedPushSumOptimizer",
+    "DistributedWinPutOptimizer",
+]
+
 _AWC, _ATC = "adapt_with_combine", "adapt_then_combine"
 _NEAR = 0  # averagings; over there a put waits until its target is in MPI, which keeps ranks near
 

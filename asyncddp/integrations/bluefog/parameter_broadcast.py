@@ -6,14 +6,21 @@ from typing import Any
 
 import torch
 
-from asyncddp.integrations.bluefog.bluefog_state import active_state
-from asyncddp.integrations.bluefog.error_translation import translate_errors
+from asyncddp.integrations.bluefog.verb_variants import unless_suspended
 from asyncddp.ops import object_collectives as _objects
 from asyncddp.optim import parameter_sync as _parameters
 from asyncddp.optim import state_broadcast as _state
 
+__all__ = [
+    "allreduce_parameters",
+    "broadcast_object",
+    "broadcast_object_list",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+]
 
-@translate_errors()
+
+@unless_suspended
 def broadcast_parameters(params: _parameters.Parameters, root_rank: int) -> None:
     """Give all ranks the root's parameters, in place.
 
@@ -21,22 +28,20 @@ def broadcast_parameters(params: _parameters.Parameters, root_rank: int) -> None
         params: A ``state_dict()``, a list of tensors, names with tensors, or a module.
         root_rank: The root.
     """
-    active_state()
     _parameters.broadcast_parameters(params, root_rank)
 
 
-@translate_errors()
+@unless_suspended
 def allreduce_parameters(params: _parameters.Parameters) -> None:
     """Replace parameters by their averages over all ranks, in place; integers stay as they are.
 
     Args:
         params: As for :func:`broadcast_parameters`.
     """
-    active_state()
     _parameters.allreduce_parameters(params)
 
 
-@translate_errors()
+@unless_suspended
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) -> None:
     """Give all ranks the root's optimizer state and options, exactly and without a step.
 
@@ -44,11 +49,10 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) 
         optimizer: The optimizer, with the same parameters in the same groups on all ranks.
         root_rank: The root.
     """
-    active_state()
     _state.broadcast_optimizer_state(optimizer, root_rank)
 
 
-@translate_errors()
+@unless_suspended
 def broadcast_object(
     obj: Any, src: int = 0, device: torch.device | str | None = None, name: str | None = None
 ) -> Any:
@@ -61,11 +65,9 @@ def broadcast_object(
         name: For messages; all ranks must give the same.
     """
     del device
-    active_state()
     return _objects.broadcast_object(obj, src, name=name)
 
 
-@translate_errors()
 def broadcast_object_list(
     object_list: list[Any],
     src: int | None = None,

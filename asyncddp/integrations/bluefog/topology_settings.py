@@ -35,6 +35,11 @@ __all__ = [
 
 logger = logging.getLogger("asyncddp")
 
+in_neighbor_ranks = translate_errors()(queries.in_neighbor_ranks)
+out_neighbor_ranks = translate_errors()(queries.out_neighbor_ranks)
+in_neighbor_machine_ranks = translate_errors()(queries.in_neighbor_machine_ranks)
+out_neighbor_machine_ranks = translate_errors()(queries.out_neighbor_machine_ranks)
+
 
 @translate_errors()
 def set_topology(topology: nx.DiGraph[int] | None = None, is_weighted: bool = False) -> bool:
@@ -135,57 +140,38 @@ def _view(views: list[Neighbors], place: int, k: int) -> Neighbors:
 @translate_errors()
 def load_topology() -> GraphOrSchedule:
     """Return the graph in use, the object that was set."""
-    given = _current_setting(current_state().topology, current().topologies.load())
+    given = _user_topology()
     return current().topologies.load() if given is None else given.graph
 
 
 @translate_errors()
 def load_machine_topology() -> GraphOrSchedule | None:
     """Return the graph between machines, the object that was set; None before."""
-    given = _current_setting(current_state().machine_topology, current().topologies.load_machine())
+    given = _user_machine_topology()
     return current().topologies.load_machine() if given is None else given.graph
 
 
 @translate_errors()
 def is_topo_weighted() -> bool:
     """Return True if the weights of the graph in use are used."""
-    given = _current_setting(current_state().topology, current().topologies.load())
+    given = _user_topology()
     return given is not None and given.weighted
 
 
 @translate_errors()
 def is_machine_topo_weighted() -> bool:
     """Return True if the weights of the graph between machines are used."""
-    given = _current_setting(current_state().machine_topology, current().topologies.load_machine())
+    given = _user_machine_topology()
     return given is not None and given.weighted
 
 
-def _current_setting(
-    kept: UserTopology | None, in_use: GraphOrSchedule | None
-) -> UserTopology | None:
+def _user_topology() -> UserTopology | None:
     """Return the user's topology unless ``asyncddp.set_topology`` has replaced it."""
+    kept = current_state().topology
+    return kept if kept is not None and kept.schedule is current().topologies.load() else None
+
+
+def _user_machine_topology() -> UserTopology | None:
+    kept = current_state().machine_topology
+    in_use = current().topologies.load_machine()
     return kept if kept is not None and kept.schedule is in_use else None
-
-
-@translate_errors()
-def in_neighbor_ranks() -> list[int]:
-    """Return the ranks from which this rank receives, ascending."""
-    return queries.in_neighbor_ranks()
-
-
-@translate_errors()
-def out_neighbor_ranks() -> list[int]:
-    """Return the ranks to which this rank sends, ascending."""
-    return queries.out_neighbor_ranks()
-
-
-@translate_errors()
-def in_neighbor_machine_ranks() -> list[int]:
-    """Return the machines from which this one receives; none without a machine topology."""
-    return queries.in_neighbor_machine_ranks()
-
-
-@translate_errors()
-def out_neighbor_machine_ranks() -> list[int]:
-    """Return the machines to which this one sends; none without a machine topology."""
-    return queries.out_neighbor_machine_ranks()

@@ -1,78 +1,127 @@
-"""Makes blocking and non-blocking variants of BlueFog's operations, with integer handles."""
+"""Makes the blocking, non-blocking and in-place variants of BlueFog's operations."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
 from asyncddp.engine import Handle
-from asyncddp.integrations.bluefog.bluefog_state import active_state, current_state
+from asyncddp.integrations.bluefog.bluefog_state import HandleTable, active_state, current_state
 from asyncddp.integrations.bluefog.error_translation import translate_errors
 
+__all__ = ["poll", "synchronize", "wait"]
+
 P = ParamSpec("P")
+R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
+Options = dict[str, Any]
 
 
-class VerbCall(NamedTuple):
-    """Call of an asyncddp operation: its blocking function, its non-blocking one, arguments.
+class _Verb(NamedTuple):
+    """Operation of asyncddp behind one of BlueFog's.
 
     Attributes:
-        run, start: The blocking variant and the non-blocking one.
-        options: Arguments for either, ``name`` among them.
+        run, start: Its blocking variant and its non-blocking one.
+        prefix: Prefix of names, so that different verbs may share one, as in BlueFog.
+        plan: Maps the arguments of BlueFog's operation to those of asyncddp's.
     """
 
     run: Callable[..., torch.Tensor]
     start: Callable[..., Handle[torch.Tensor]]
-    options: dict[str, Any]
+    prefix: str
+    plan: Callable[..., Options]
+
+    def prepare(self, args: Any, kwargs: Any) -> tuple[HandleTable[Handle[Any]], Options]:
+        """Return the table of handles, and the arguments under a name that no handle has."""
+        handles, options = active_state().collectives, self.plan(*args, **kwargs)
+        if options["name"] is not None:
+            options["name"] = f"{self.prefix}.{options['name']}"
+        handles.require_free_name(options["name"])
+        return handles, options
 
 
-def full_name(prefix: str, name: str | None) -> str | None:
-    """Prefix a name by the verb, as BlueFog does, so that different verbs may share it."""
-    return None if name is None else f"{prefix}.{name}"
-
-
-def blocking(plan: Callable[P, VerbCall]) -> Callable[P, torch.Tensor]:
-    """Create a blocking verb from a function that returns the call to make."""
+def unless_suspended(verb: Callable[P, R]) -> Callable[P, R]:
+    """Make an operation raise BlueFog's errors, and one of its own after ``suspend()``."""
 
     @translate_errors()
-    @functools.wraps(plan)
-    def run(*args: P.args, **kwargs: P.kwargs) -> torch.Tensor:
+    @functools.wraps(verb)
+    def variant(*args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the operation if communication is allowed."""
+        active_state()
+        return verb(*args, **kwargs)
+
+    return variant
+
+
+def blocking(
+    run: Callable[..., torch.Tensor], start: Callable[..., Handle[torch.Tensor]], prefix: str
+) -> Callable[[Callable[P, Options]], Callable[P, torch.Tensor]]:
+    """Make a blocking verb from a function that returns the arguments of asyncddp's verb."""
+
+    def make(plan: Callable[P, Options]) -> Callable[P, torch.Tensor]:
+        """Make the verb of one plan."""
+        return _make_blocking(_Verb(run, start, prefix, plan))
+
+    return make
+
+
+def _make_blocking(verb: _Verb) -> Callable[..., torch.Tensor]:
+    @translate_errors()
+    @functools.wraps(verb.plan)
+    def variant(*args: Any, **kwargs: Any) -> torch.Tensor:
         """Call the verb and wait for its result."""
-        handles, call = active_state().collectives, plan(*args, **kwargs)
-        handles.require_free_name(call.options["name"])
-        return call.run(**call.options)
+        _, options = verb.prepare(args, kwargs)
+        return verb.run(options.pop("tensor"), **options)
 
-    return _with_return_type(run, torch.Tensor)
+    variant.verb = verb  # type: ignore[attr-defined]  # of which the other variants are made
+    return set_metadata(variant, verb.plan.__name__, verb.plan.__doc__, torch.Tensor)
 
 
-def nonblocking(form: Callable[P, torch.Tensor]) -> Callable[P, int]:
-    """Create the non-blocking variant of a blocking verb."""
-    plan = cast("Callable[P, VerbCall]", inspect.unwrap(form))
+def nonblocking(variant: Callable[P, torch.Tensor]) -> Callable[P, int]:
+    """Make the non-blocking variant of a blocking verb."""
+    verb: _Verb = variant.verb  # type: ignore[attr-defined]
 
     @translate_errors()
-    @functools.wraps(plan)
+    @functools.wraps(verb.plan)
     def start(*args: P.args, **kwargs: P.kwargs) -> int:
         """Start the verb and return its handle."""
-        handles, call = active_state().collectives, plan(*args, **kwargs)
-        name = call.options["name"]
-        handles.require_free_name(name)
-        return handles.add(call.start(**call.options), name)
+        handles, options = verb.prepare(args, kwargs)
+        return handles.add(verb.start(options.pop("tensor"), **options), options["name"])
 
-    name, trailing = plan.__name__.removesuffix("_"), "_" * plan.__name__.endswith("_")
-    start.__name__ = start.__qualname__ = f"{name}_nonblocking{trailing}"
-    start.__doc__ = f"Start :func:`{plan.__name__}` and give a handle for :func:`synchronize`."
-    return _with_return_type(start, int)
+    name = variant.__name__
+    trailing = "_" * name.endswith("_")
+    doc = f"Start :func:`{name}` and give a handle for :func:`synchronize`."
+    return set_metadata(start, f"{name.removesuffix('_')}_nonblocking{trailing}", doc, int)
 
 
-def _with_return_type(form: F, kind: type) -> F:
-    """Annotate a variant with its return type."""
-    signature = inspect.signature(form).replace(return_annotation=kind)
-    form.__signature__ = signature  # type: ignore[attr-defined]
-    return form
+def in_place(variant: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
+    """Make the variant of a blocking verb whose result replaces the tensor."""
+    verb: _Verb = variant.verb  # type: ignore[attr-defined]
+
+    @functools.wraps(verb.plan)
+    def plan(*args: P.args, **kwargs: P.kwargs) -> Options:
+        """Return the arguments, with the tensor as ``out``."""
+        options = verb.plan(*args, **kwargs)
+        return {**options, "out": options["tensor"]}
+
+    plan.__name__ = f"{variant.__name__}_"
+    plan.__doc__ = (
+        f":func:`{variant.__name__}` whose result replaces the tensor, which is returned."
+    )
+    return _make_blocking(verb._replace(plan=plan))
+
+
+def set_metadata(variant: F, name: str, doc: str | None, returns: type) -> F:
+    """Set the name, docstring and return annotation of a variant."""
+    variant.__name__ = variant.__qualname__ = name
+    variant.__doc__ = doc
+    signature = inspect.signature(variant).replace(return_annotation=returns)
+    variant.__signature__ = signature  # type: ignore[attr-defined]
+    return variant
 
 
 @translate_errors()

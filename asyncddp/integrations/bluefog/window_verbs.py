@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import ParamSpec
 
 import torch
 
 from asyncddp.context import current
 from asyncddp.integrations.bluefog.bluefog_state import active_state, current_state
 from asyncddp.integrations.bluefog.error_translation import translate_errors
+from asyncddp.integrations.bluefog.verb_variants import set_metadata, unless_suspended
 from asyncddp.ops import windows as _ours
 from asyncddp.windows import windows_of
+from asyncddp.windows.nonblocking_handle import WindowHandle
 
 __all__ = [
     "get_current_created_window_names",
@@ -46,11 +50,14 @@ __all__ = [
 
 logger = logging.getLogger("asyncddp")
 
-Weights = Mapping[int, float] | Iterable[int]
+P = ParamSpec("P")
 
 get_current_created_window_names = translate_errors()(_ours.get_current_created_window_names)
 get_win_version = translate_errors()(_ours.get_win_version)
 win_associated_p = translate_errors()(_ours.win_associated_p)
+win_free = unless_suspended(_ours.win_free)
+win_update = unless_suspended(_ours.win_update)
+win_update_then_collect = unless_suspended(_ours.win_update_then_collect)
 
 
 @translate_errors()
@@ -71,96 +78,19 @@ def _switch_associated_p(*, on: bool) -> None:
         window.with_p = on
 
 
-@translate_errors()
+@unless_suspended
 def win_create(tensor: torch.Tensor, name: str, zero_init: bool = False) -> bool:
     """Make a window along the edges of the topology; see :func:`asyncddp.win_create`."""
-    state = active_state()
     made = _ours.win_create(tensor, name, zero_init)
     if made:
-        windows_of(current()).find("win_create", name).with_p = state.associated_p
+        windows_of(current()).find("win_create", name).with_p = current_state().associated_p
     return made
 
 
-@translate_errors()
-def win_free(name: str | None = None) -> bool:
-    """Free a window, or all; collective.
-
-    Raises:
-        UnknownNameError: There is no such window.
-    """
-    active_state()
-    return _ours.win_free(name)
-
-
-@translate_errors()
-def win_put_nonblocking(
-    tensor: torch.Tensor,
-    name: str,
-    self_weight: float | None = None,
-    dst_weights: Weights | None = None,
-    require_mutex: bool = False,
-) -> int:
-    """Start :func:`win_put` and give a handle for :func:`win_wait`."""
-    handles = active_state().windows
-    handle = _ours.win_put_nonblocking(tensor, name, self_weight, dst_weights, require_mutex)
-    return handles.add(handle)
-
-
-def win_put(
-    tensor: torch.Tensor,
-    name: str,
-    self_weight: float | None = None,
-    dst_weights: Weights | None = None,
-    require_mutex: bool = False,
-) -> bool:
-    """Overwrite this rank's buffer at neighbours; see :func:`asyncddp.win_put`."""
-    return win_wait(win_put_nonblocking(tensor, name, self_weight, dst_weights, require_mutex))
-
-
-@translate_errors()
-def win_accumulate_nonblocking(
-    tensor: torch.Tensor,
-    name: str,
-    self_weight: float | None = None,
-    dst_weights: Weights | None = None,
-    require_mutex: bool = False,
-) -> int:
-    """Start :func:`win_accumulate` and give a handle for :func:`win_wait`."""
-    handles = active_state().windows
-    handle = _ours.win_accumulate_nonblocking(tensor, name, self_weight, dst_weights, require_mutex)
-    return handles.add(handle)
-
-
-def win_accumulate(
-    tensor: torch.Tensor,
-    name: str,
-    self_weight: float | None = None,
-    dst_weights: Weights | None = None,
-    require_mutex: bool = False,
-) -> bool:
-    """Add to this rank's buffer at neighbours; see :func:`asyncddp.win_accumulate`."""
-    number = win_accumulate_nonblocking(tensor, name, self_weight, dst_weights, require_mutex)
-    return win_wait(number)
-
-
-@translate_errors()
-def win_get_nonblocking(
-    name: str, src_weights: Weights | None = None, require_mutex: bool = False
-) -> int:
-    """Start :func:`win_get` and give a handle for :func:`win_wait`."""
-    handles = active_state().windows
-    return handles.add(_ours.win_get_nonblocking(name, src_weights, require_mutex))
-
-
-def win_get(name: str, src_weights: Weights | None = None, require_mutex: bool = False) -> bool:
-    """Read neighbours' tensors into this rank's buffers; see :func:`asyncddp.win_get`."""
-    return win_wait(win_get_nonblocking(name, src_weights, require_mutex))
-
-
-neighbor_win_put, neighbor_win_put_nonblocking = win_put, win_put_nonblocking
-neighbor_win_get, neighbor_win_get_nonblocking = win_get, win_get_nonblocking
-neighbor_win_accumulate = win_accumulate
-neighbor_win_accumulate_nonblocking = win_accumulate_nonblocking
+@unless_suspended
+def win_read_neighbor(name: str, rank_: int, require_mutex: bool = True) -> torch.Tensor:
+    """Give a copy of one in-neighbour's buffer; see :func:`asyncddp.win_read_neighbor`."""
+    return _ours.win_read_neighbor(name, rank_, require_mutex)
 
 
 @translate_errors()
@@ -200,32 +130,43 @@ def win_cancel(handle: int) -> None:
     current_state().windows.pop("win_cancel", handle).cancel()
 
 
-@translate_errors()
-def win_update(
-    name: str,
-    self_weight: float | None = None,
-    neighbor_weights: Mapping[int, float] | None = None,
-    reset: bool = False,
-    clone: bool = False,
-    require_mutex: bool = False,
-) -> torch.Tensor:
-    """Mix the buffers into this rank's tensor, which is given; see :func:`asyncddp.win_update`."""
-    active_state()
-    return _ours.win_update(name, self_weight, neighbor_weights, reset, clone, require_mutex)
+def _nonblocking(verb: Callable[P, WindowHandle]) -> Callable[P, int]:
+    """Make the variant of a non-blocking window verb that gives an integer handle."""
+
+    @unless_suspended
+    @functools.wraps(verb)
+    def start(*args: P.args, **kwargs: P.kwargs) -> int:
+        """Start the verb and return its handle."""
+        return current_state().windows.add(verb(*args, **kwargs))
+
+    blocking = verb.__name__.removesuffix("_nonblocking")
+    doc = f"Start :func:`{blocking}` and give a handle for :func:`win_wait`."
+    return set_metadata(start, verb.__name__, doc, int)
 
 
-@translate_errors()
-def win_update_then_collect(name: str, require_mutex: bool = True) -> torch.Tensor:
-    """Add all buffers to this rank's tensor, and leave them at zero."""
-    active_state()
-    return _ours.win_update_then_collect(name, require_mutex)
+def _blocking(start: Callable[P, int]) -> Callable[P, bool]:
+    """Make the blocking variant of a window verb."""
+
+    @functools.wraps(start)
+    def run(*args: P.args, **kwargs: P.kwargs) -> bool:
+        """Start the verb and wait for it."""
+        return win_wait(start(*args, **kwargs))
+
+    name = start.__name__.removesuffix("_nonblocking")
+    return set_metadata(run, name, getattr(_ours, name).__doc__, bool)
 
 
-@translate_errors()
-def win_read_neighbor(name: str, rank_: int, require_mutex: bool = True) -> torch.Tensor:
-    """Give a copy of one in-neighbour's buffer; see :func:`asyncddp.win_read_neighbor`."""
-    active_state()
-    return _ours.win_read_neighbor(name, rank_, require_mutex)
+win_put_nonblocking = _nonblocking(_ours.win_put_nonblocking)
+win_put = _blocking(win_put_nonblocking)
+win_accumulate_nonblocking = _nonblocking(_ours.win_accumulate_nonblocking)
+win_accumulate = _blocking(win_accumulate_nonblocking)
+win_get_nonblocking = _nonblocking(_ours.win_get_nonblocking)
+win_get = _blocking(win_get_nonblocking)
+
+neighbor_win_put, neighbor_win_put_nonblocking = win_put, win_put_nonblocking
+neighbor_win_get, neighbor_win_get_nonblocking = win_get, win_get_nonblocking
+neighbor_win_accumulate = win_accumulate
+neighbor_win_accumulate_nonblocking = win_accumulate_nonblocking
 
 
 @contextmanager
