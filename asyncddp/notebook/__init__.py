@@ -15,7 +15,6 @@ Where no MPI is installed, ``asyncddp.local_world(4).activate()`` gives the same
 from __future__ import annotations
 
 from asyncddp.notebook.cluster import Cluster
-from asyncddp.notebook.local_activation import activate
-from asyncddp.notebook.local_view import LocalView
+from asyncddp.notebook.local_view import LocalView, activate
 
 __all__ = ["Cluster", "LocalView", "activate"]

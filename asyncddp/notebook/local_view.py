@@ -1,8 +1,9 @@
-"""View of all ranks of a local world, which are threads, to run ``%%px`` cells on them."""
+"""View of all ranks of a local world, which are threads, and ``%%px`` cells that run on them."""
 
 from __future__ import annotations
 
 import ast
+import atexit
 import contextlib
 import copy
 import sys
@@ -12,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from asyncddp.context.context import current
-from asyncddp.errors import ArgumentError, RankError
+from asyncddp.errors import ArgumentError, RankError, UsageError
+from asyncddp.launch.cluster.profile_directory import missing_package
 from asyncddp.notebook.error_grouping import CellFailure, group_failures, with_traceback_lines
 from asyncddp.thread_world import LocalWorld
 
@@ -122,6 +124,40 @@ class LocalView:
         if any(one != counts[0] for one in counts):
             self._world.renew()
             sys.stderr.write(f"{_RENEWED}\n")
+
+
+def activate(world: LocalWorld) -> LocalView:
+    """Register ``%%px`` for the ranks of a local world; see :meth:`asyncddp.LocalWorld.activate`.
+
+    Raises:
+        UsageError: This is no IPython session.
+        EnvironmentProblem: IPython is not installed.
+    """
+    try:
+        from IPython.core.getipython import get_ipython
+        from IPython.core.magic import no_var_expand
+    except ImportError as problem:
+        raise missing_package("IPython") from problem
+    shell: Any = get_ipython()
+    if shell is None:
+        raise UsageError("activate: cells need IPython or a notebook; in a script use world.run()")
+    if not world.contexts:
+        world.__enter__()
+        atexit.register(world.__exit__, None, None, None)
+    view = LocalView(world)
+    for names in view.names:
+        names["get_ipython"] = shell.get_ipython
+
+    @no_var_expand
+    def px(line: str, cell: str | None = None) -> None:
+        """Run a line, or a cell, on every rank."""
+        if cell is not None and line.strip():
+            raise UsageError(f"%%px on threads takes no options, got {line.strip()!r}")
+        text = shell.transform_cell(line if cell is None else cell)
+        view.execute(text, file=shell.compile.cache(text, shell.execution_count))
+
+    shell.register_magic_function(px, "line_cell")
+    return view
 
 
 def _compile_cell(cell: str, file: str) -> tuple[Any, Any]:

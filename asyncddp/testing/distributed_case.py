@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -92,34 +92,23 @@ def run_case(rank: int, case: DistributedTestCase) -> Outcome:
     started = time.monotonic()
     try:
         with _environment(case):
+            run = functools.partial(capture_outcome, rank, outcomes, case.load())
             if case.bare:
-                _run_bare(rank, outcomes, case)
+                with contextlib.closing(TRANSPORTS[case.transport]()) as transport:
+                    run(transport, *case.args, **case.kwargs)
             else:
-                _run_in_context(rank, outcomes, case)
+                bf.init(transport=case.transport)
+                try:
+                    run(*case.args, **case.kwargs)
+                finally:
+                    bf.shutdown()
     except BaseException as error:  # noqa: BLE001 - whatever a case raises is the test's result
         if rank not in outcomes or outcomes[rank].error is None:  # raised by the shutdown
             outcomes[rank] = Outcome.of(rank, time.monotonic() - started, error)
     return outcomes[rank]
 
 
-def _run_bare(rank: int, outcomes: dict[int, Outcome], case: DistributedTestCase) -> None:
-    transport = TRANSPORTS[case.transport]()
-    try:
-        capture_outcome(rank, outcomes, case.load(), transport, *case.args, **case.kwargs)
-    finally:
-        transport.close()
-
-
-def _run_in_context(rank: int, outcomes: dict[int, Outcome], case: DistributedTestCase) -> None:
-    function = case.load()
-    bf.init(transport=case.transport)
-    try:
-        capture_outcome(rank, outcomes, function, *case.args, **case.kwargs)
-    finally:
-        bf.shutdown()
-
-
-@contextmanager
+@contextlib.contextmanager
 def _environment(case: DistributedTestCase) -> Iterator[None]:
     """Set the case's settings as environment variables while the case runs."""
     names = {item.name: item.metadata["name"] for item in fields(Config)}

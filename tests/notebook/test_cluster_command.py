@@ -17,7 +17,7 @@ from asyncddp.launch.cluster import (
     start_cluster,
     wait_for_engines,
 )
-from asyncddp.launch.cluster.controller_address import controller_address
+from asyncddp.launch.cluster.spec import controller_address
 from asyncddp.launch.hosts import parse_hosts
 from asyncddp.launch.launcher_discovery import find_launcher
 from asyncddp.launch.run_options import RunOptions

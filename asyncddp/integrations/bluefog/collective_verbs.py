@@ -50,7 +50,7 @@ def _can_average(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
-@blocking(_run_allreduce, _start_allreduce, "allreduce")
+@blocking(_run_allreduce, _start_allreduce)
 def allreduce(
     tensor: torch.Tensor,
     average: bool = True,
@@ -80,7 +80,7 @@ def allreduce(
     return {"tensor": tensor, "average": average, "local": local, "name": name}
 
 
-@blocking(_broadcast.broadcast, _broadcast.broadcast_nonblocking, "broadcast")
+@blocking(_broadcast.broadcast, _broadcast.broadcast_nonblocking)
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Options:
     """Give all ranks the root's tensor, as a new one.
 
@@ -92,7 +92,7 @@ def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> 
     return {"tensor": tensor, "root_rank": root_rank, "name": name}
 
 
-@blocking(_allgather.allgather, _allgather.allgather_nonblocking, "allgather")
+@blocking(_allgather.allgather, _allgather.allgather_nonblocking)
 def allgather(tensor: torch.Tensor, name: str | None = None) -> Options:
     """Concatenate all ranks' tensors along the first dimension, which may differ.
 

@@ -27,9 +27,7 @@ __all__ = [
 Weights = Mapping[int, float]
 
 
-@blocking(
-    _allgather.neighbor_allgather, _allgather.neighbor_allgather_nonblocking, "neighbor.allgather"
-)
+@blocking(_allgather.neighbor_allgather, _allgather.neighbor_allgather_nonblocking)
 def neighbor_allgather(
     tensor: torch.Tensor,
     *,
@@ -60,9 +58,7 @@ def neighbor_allgather(
 _RENAMED = {"neighbor_weights": "src_weights", "send_neighbors": "dst_weights"}
 
 
-@blocking(
-    _allreduce.neighbor_allreduce, _allreduce.neighbor_allreduce_nonblocking, "neighbor.allreduce"
-)
+@blocking(_allreduce.neighbor_allreduce, _allreduce.neighbor_allreduce_nonblocking)
 def neighbor_allreduce(
     tensor: torch.Tensor,
     *,
@@ -111,7 +107,6 @@ def neighbor_allreduce(
 @blocking(
     _hierarchical.hierarchical_neighbor_allreduce,
     _hierarchical.hierarchical_neighbor_allreduce_nonblocking,
-    "hierarchical.neighbor.allreduce",
 )
 def hierarchical_neighbor_allreduce(
     tensor: torch.Tensor,
@@ -155,7 +150,7 @@ def hierarchical_neighbor_allreduce(
     }
 
 
-@blocking(_pair.pair_gossip, _pair.pair_gossip_nonblocking, "pair.gossip")
+@blocking(_pair.pair_gossip, _pair.pair_gossip_nonblocking)
 def pair_gossip(
     tensor: torch.Tensor,
     target_rank: int,

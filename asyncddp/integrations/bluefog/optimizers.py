@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -10,11 +12,14 @@ from typing import Any
 
 import torch
 
+from asyncddp.algorithms import ALGORITHMS, Algorithm
 from asyncddp.context.timeline_activities import warn_timeline_off_once
 from asyncddp.errors import ArgumentError
 from asyncddp.integrations.bluefog.error_translation import translate_errors
-from asyncddp.integrations.bluefog.tolerant_algorithm import tolerant_algorithm
 from asyncddp.optim import DistributedOptimizer
+from topology import GraphOrSchedule, TopologyError
+
+logger = logging.getLogger("asyncddp")
 
 Models = torch.nn.Module | Iterable[torch.nn.Module]
 
@@ -152,3 +157,25 @@ def _warn_of_passes(optimizer: Any, args: Any, kwargs: Any) -> None:
             "averagings, as the FAQ in docs/coming-from-bluefog.md says",
             stacklevel=4,
         )
+
+
+class _TolerantAlgorithm(Algorithm):
+    """Base class of algorithm variants that warn of an unsuitable graph instead of raising."""
+
+    def check(self, graph_or_schedule: GraphOrSchedule) -> None:
+        """Warn of a graph that the theory of the method does not allow."""
+        try:
+            super().check(graph_or_schedule)
+        except TopologyError as problem:
+            logger.warning("%s. It runs all the same, as in BlueFog", problem)
+
+
+@functools.cache
+def tolerant_algorithm(name: str) -> type[Algorithm]:
+    """Create the variant of a method that accepts any graph.
+
+    Args:
+        name: A name in ``asyncddp.algorithms.ALGORITHMS``.
+    """
+    method = ALGORITHMS[name]
+    return type(method.__name__, (_TolerantAlgorithm, method), {"__doc__": method.__doc__})

@@ -1,4 +1,4 @@
-"""BlueFog's graph constructors under their names, built by :mod:`topology`.
+"""BlueFog's graphs and one-peer schedules under their names, built by :mod:`topology`.
 
 In all of them the edge i → j carries what j gives to the value of i, ``A[i, j]``, and self-loops
 carry what a rank gives to its own.
@@ -6,6 +6,7 @@ carry what a rank gives to its own.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import networkx as nx
@@ -13,12 +14,6 @@ import numpy as np
 
 import topology
 from asyncddp.integrations.bluefog.error_translation import TopologyAssertionError, translate_errors
-from asyncddp.integrations.bluefog.one_peer_schedules import (
-    GetDynamicOnePeerSendRecvRanks,
-    GetExp2DynamicSendRecvMachineRanks,
-    GetInnerOuterExpo2DynamicSendRecvRanks,
-    GetInnerOuterRingDynamicSendRecvRanks,
-)
 from asyncddp.integrations.bluefog.rank_inference import (
     InferDestinationFromSourceRanks,
     InferSourceFromDestinationRanks,
@@ -46,6 +41,8 @@ __all__ = [
 ]
 
 Graph = nx.DiGraph  # generic in the stubs alone
+SendRecv = Iterator[tuple[list[int], list[int]]]
+"""A rank's ``(send_ranks, recv_ranks)``, step by step."""
 
 
 @translate_errors()
@@ -174,3 +171,65 @@ def isPowerOf(x: int, base: int) -> bool:  # noqa: N802 - BlueFog's name
     while x % base == 0:
         x //= base
     return x == 1
+
+
+@translate_errors()
+def GetDynamicOnePeerSendRecvRanks(  # noqa: N802 - BlueFog's name
+    topo: Graph[int], self_rank: int
+) -> SendRecv:
+    """Each rank sends to one out-neighbour in clockwise turn; see :func:`topology.one_peer_of`.
+
+    Example:
+        >>> turns = GetDynamicOnePeerSendRecvRanks(topology.exponential_two(4), self_rank=0)
+        >>> [next(turns) for _ in range(3)]
+        [([1], [3]), ([2], [2]), ([1], [3])]
+    """
+    return _ranks(topology.one_peer_of(topo), self_rank)
+
+
+@translate_errors()
+def GetExp2DynamicSendRecvMachineRanks(  # noqa: N802 - BlueFog's name
+    world_size: int, local_size: int, self_rank: int, local_rank: int
+) -> SendRecv:
+    """Machine m sends to machine m + 1, m + 2, m + 4, … in turn; gives numbers of machines.
+
+    Raises:
+        TopologyAssertionError: Machines that do not have ``local_size`` ranks each, numbered one
+            machine after the other, or only one machine.
+    """
+    if self_rank % local_size != local_rank or world_size % local_size or world_size <= local_size:
+        raise TopologyAssertionError(
+            "GetExp2DynamicSendRecvMachineRanks: expected two machines or more with local_size "
+            f"ranks each, and local_rank = self_rank % local_size; got {world_size} ranks, "
+            f"{local_size} on each machine, rank {self_rank} as its rank {local_rank}"
+        )
+    machines = topology.one_peer_exponential(world_size // local_size)
+    return _ranks(machines, self_rank // local_size)
+
+
+@translate_errors()
+def GetInnerOuterRingDynamicSendRecvRanks(  # noqa: N802 - BlueFog's name
+    world_size: int, local_size: int, self_rank: int
+) -> SendRecv:
+    """One rank of each machine goes out, the others around; see :func:`inner_outer_ring`.
+
+    Raises:
+        TopologyAssertionError: ``local_size`` is below 3, or does not divide ``world_size``.
+    """
+    return _ranks(topology.inner_outer_ring(world_size, local_size), self_rank)
+
+
+@translate_errors()
+def GetInnerOuterExpo2DynamicSendRecvRanks(  # noqa: N802 - BlueFog's name
+    world_size: int, local_size: int, self_rank: int
+) -> SendRecv:
+    """Yield inner-outer ranks at distances 1, 2, 4, …: :func:`topology.inner_outer_exponential`.
+
+    Raises:
+        TopologyAssertionError: ``local_size`` is below 3, or does not divide ``world_size``.
+    """
+    return _ranks(topology.inner_outer_exponential(world_size, local_size), self_rank)
+
+
+def _ranks(schedule: topology.Schedule, rank: int) -> SendRecv:
+    return ((list(near.dst_ranks), list(near.src_weights)) for near in schedule.iterate(rank))

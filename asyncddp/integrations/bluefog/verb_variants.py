@@ -58,13 +58,13 @@ def unless_suspended(verb: Callable[P, R]) -> Callable[P, R]:
 
 
 def blocking(
-    run: Callable[..., torch.Tensor], start: Callable[..., Handle[torch.Tensor]], prefix: str
+    run: Callable[..., torch.Tensor], start: Callable[..., Handle[torch.Tensor]]
 ) -> Callable[[Callable[P, Options]], Callable[P, torch.Tensor]]:
     """Make a blocking verb from a function that returns the arguments of asyncddp's verb."""
 
     def make(plan: Callable[P, Options]) -> Callable[P, torch.Tensor]:
         """Make the verb of one plan."""
-        return _make_blocking(_Verb(run, start, prefix, plan))
+        return _make_blocking(_Verb(run, start, plan.__name__.replace("_", "."), plan))
 
     return make
 

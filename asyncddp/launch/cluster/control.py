@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import select
 import shutil
 import signal
 import socket
@@ -14,12 +12,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 from asyncddp.errors import EnvironmentProblem
-from asyncddp.launch.cluster.daemon import DaemonConfig
 from asyncddp.launch.cluster.profile_directory import (
     ClusterRecord,
     ProfileDirectory,
@@ -44,24 +41,18 @@ class ClusterProcess:
         self, profile_directory: ProfileDirectory, spec: ClusterSpec, *, private: bool
     ) -> None:
         self.profile_directory, self.spec, self._private = profile_directory, spec, private
-        self._status: dict[str, Any] = {}
-        self._partial_line = b""
-        with profile_directory.log("daemon").open("wb") as log:
+        self._status: dict[str, str] = {}
+        self._pipe, end = Pipe()
+        with end, profile_directory.log("daemon").open("wb") as log:
             self._daemon = subprocess.Popen(
-                [sys.executable, "-m", "asyncddp.launch.cluster.daemon"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                [sys.executable, "-m", "asyncddp.launch.cluster.daemon", str(end.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
                 stderr=log,
                 start_new_session=True,
+                pass_fds=[end.fileno()],
             )
-        config = DaemonConfig(str(profile_directory.path), spec, os.getpid(), private)
-        self._send(json.dumps(asdict(config)))
-
-    def _send(self, line: str) -> None:
-        if self._daemon.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._daemon.stdin.write(f"{line}\n".encode())
-                self._daemon.stdin.flush()
+        self._pipe.send((profile_directory, spec, os.getpid(), private))
 
     def ready(self, wait: float) -> bool:
         """Return whether the controller is ready; wait for it at most ``wait`` seconds.
@@ -80,30 +71,20 @@ class ClusterProcess:
         return "ready" in self._status
 
     def _receive(self, wait: float) -> None:
-        stream = self._daemon.stdout
-        if stream is None or stream.closed:
-            return
-        while select.select([stream], [], [], wait)[0]:
-            data = os.read(stream.fileno(), 1 << 16)
-            if not data:
-                stream.close()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._daemon.wait(_POLL_INTERVAL)
-                return
-            *lines, self._partial_line = (self._partial_line + data).split(b"\n")
-            for line in lines:
-                self._status.update(json.loads(line))
-            wait = 0.0
+        try:
+            while not self._pipe.closed and self._pipe.poll(wait):
+                self._status.update(self._pipe.recv())
+                wait = 0.0
+        except (EOFError, ConnectionResetError):
+            self._pipe.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._daemon.wait(_POLL_INTERVAL)
 
     def release(self) -> None:
         """Detach the cluster, so that it outlives this process."""
-        self._send("release")
-        self._close_pipes()
-
-    def _close_pipes(self) -> None:
-        for stream in (self._daemon.stdin, self._daemon.stdout):
-            if stream is not None:
-                stream.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._pipe.send("release")
+        self._pipe.close()
 
     def wait(self) -> None:
         """Wait until the cluster has ended."""
@@ -119,7 +100,7 @@ class ClusterProcess:
                 self._daemon.kill()
                 self._daemon.wait()
                 kill_processes("=".join(self.profile_directory.environment_marker))
-        self._close_pipes()
+        self._pipe.close()
         if self._private:
             shutil.rmtree(self.profile_directory.path, ignore_errors=True)
 

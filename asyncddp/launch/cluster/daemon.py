@@ -1,8 +1,8 @@
 """Daemon process of a notebook cluster: starts the controller and the engines, and ends them.
 
-``python -m asyncddp.launch.cluster.daemon`` reads one line of JSON, a :class:`DaemonConfig`, from
-standard input and writes status messages as lines of JSON. Until it reads ``release`` it belongs to
-the process that has started it, and ends when that one does, however it dies.
+``python -m asyncddp.launch.cluster.daemon FD`` has a pipe to the process that has started it: gets
+its configuration there, and sends status messages. Until it receives ``"release"`` it belongs to
+that process, and ends when that one does, however it dies.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import IO
 
 from asyncddp.launch.cluster.profile_directory import ClusterRecord, ProfileDirectory
 from asyncddp.launch.cluster.spec import ENGINE_MODULE, MAX_MISSED_HEARTBEATS, ClusterSpec
@@ -29,31 +27,6 @@ _POLL_INTERVAL = 0.1  # seconds between two checks of the children
 _CONTROLLER_TIMEOUT = 60.0  # seconds for the controller to write its connection files
 _HEARTBEAT_PERIOD = 500  # milliseconds; an engine is registered with its first heartbeat
 _SHUTDOWN_TIMEOUT = 4.0  # seconds for engines, and then for the controller, to end when asked
-
-
-@dataclass(frozen=True)
-class DaemonConfig:
-    """Configuration of a notebook cluster's daemon process, which gets it as a line of JSON.
-
-    Attributes:
-        profile_directory: Path of the IPython profile.
-        spec: The cluster.
-        owner: Id of the process to which the daemon belongs.
-        private: Whether the profile directory is deleted with the cluster.
-    """
-
-    profile_directory: str
-    spec: ClusterSpec
-    owner: int
-    private: bool
-
-    @classmethod
-    def read(cls, line: str) -> DaemonConfig:
-        """Parse a configuration from its line of JSON."""
-        data = json.loads(line)
-        spec = data.pop("spec")
-        spec["options"] = tuple(spec["options"])
-        return cls(spec=ClusterSpec(**spec), **data)
 
 
 class _StopRequested(Exception):  # noqa: N818 - no error
@@ -68,13 +41,15 @@ class ClusterDaemon:
     """Daemon of a notebook cluster: parent process of its ipyparallel controller and engines.
 
     Args:
-        config: Its configuration.
+        pipe: Connection to the process to which it belongs.
     """
 
-    def __init__(self, config: DaemonConfig) -> None:
-        self._config, self._spec = config, config.spec
-        self._profile_directory = ProfileDirectory(Path(config.profile_directory))
-        self._owner: int | None = config.owner
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._profile_directory: ProfileDirectory
+        self._spec: ClusterSpec
+        self._owner: int | None
+        self._profile_directory, self._spec, self._owner, self._private = pipe.recv()
         self._stopping = False
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -87,7 +62,7 @@ class ClusterDaemon:
         record = ClusterRecord(os.getpid(), host, self._spec.ranks, time.time(), mark)
         with self._profile_directory.lock(record) as mine:
             if not mine:
-                _send_status(busy=True)
+                self._send_status(busy="")
                 return 1
             kill_processes(mark)  # left by a daemon that was killed
             try:
@@ -95,7 +70,7 @@ class ClusterDaemon:
             except _StopRequested:
                 return 0
             except _ChildExited as end:
-                _send_status(ended=str(end))
+                self._send_status(ended=str(end))
                 return 1
             finally:
                 self._close(mark)
@@ -116,7 +91,7 @@ class ClusterDaemon:
                 raise _ChildExited(
                     self._log_message("controller", f"not ready after {_CONTROLLER_TIMEOUT:g} s")
                 )
-        _send_status(ready=str(self._profile_directory.client_file))
+        self._send_status(ready=str(self._profile_directory.client_file))
         connection = self._profile_directory.engine_file.read_text(encoding="utf-8")
         self._start("engines", self._engines_command(), IPP_CONNECTION_INFO=connection)
         while True:
@@ -167,18 +142,26 @@ class ClusterDaemon:
 
     def _step(self) -> None:
         """Wait one poll interval; raise if the cluster must end or a child has exited."""
-        ready, _, _ = select.select(
-            [sys.stdin] if self._owner is not None else [], [], [], _POLL_INTERVAL
-        )
-        if ready and sys.stdin.readline() == "release\n":
-            self._owner = None
-        if self._stopping or (self._owner is not None and (os.getppid() != self._owner or ready)):
+        asked = bool(wait([] if self._owner is None else [self._pipe], _POLL_INTERVAL))
+        if asked and self._receive() == "release":
+            self._owner, asked = None, False
+        if self._stopping or (self._owner is not None and (os.getppid() != self._owner or asked)):
             raise _StopRequested
         for name, child in self._children.items():
             if child.poll() is not None:
                 raise _ChildExited(
                     self._log_message(name, f"ended with exit code {child.returncode}")
                 )
+
+    def _receive(self) -> str:
+        with contextlib.suppress(EOFError, ConnectionResetError):
+            return str(self._pipe.recv())
+        return "stop"
+
+    def _send_status(self, **status: str) -> None:
+        """Send a status message to the owner, which may have closed the pipe."""
+        with contextlib.suppress(BrokenPipeError):
+            self._pipe.send(status)
 
     def _log_message(self, name: str, what: str) -> str:
         return f"{name}: {what}; the last that was said:\n{self._profile_directory.log_tail(name)}"
@@ -196,7 +179,7 @@ class ClusterDaemon:
         kill_processes(mark)
         for child in self._children.values():
             child.wait()
-        if self._config.private:
+        if self._private:
             shutil.rmtree(self._profile_directory.path, ignore_errors=True)
 
 
@@ -208,17 +191,6 @@ def _is_complete_json(file: Path) -> bool:
     return True
 
 
-def _send_status(**status: object) -> None:
-    """Send a status message to the owner, which may have closed the pipe."""
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.write(json.dumps(status) + "\n")
-        sys.stdout.flush()
-
-
-def main(source: IO[str]) -> int:
-    """Run the cluster configured on ``source``; return an exit code."""
-    return ClusterDaemon(DaemonConfig.read(source.readline())).run()
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.stdin))
+    with Connection(int(sys.argv[1])) as connection:
+        sys.exit(ClusterDaemon(connection).run())

@@ -9,6 +9,7 @@ import torch
 
 import asyncddp as bf
 import topology
+from asyncddp.testing.oracle import oracle
 
 _COUNTS = {"cpu": (6, 200_003), "cuda": (6, 2_500_003)}
 """Elements for each kind of device: in one message, and in several pieces."""
@@ -47,20 +48,13 @@ class SelfTestData:
         return torch.stack([self.of(rank) for rank in ranks]).mean(dim=0)
 
     @property
-    def row(self) -> Mapping[int, float]:
-        """This rank's row of W for the ring, its own weight included."""
-        near = topology.as_schedule(topology.ring(self.size)).neighbors(self.rank, 0)
-        return {self.rank: near.self_weight, **near.src_weights}
+    def neighbors(self) -> topology.Neighbors:
+        """This rank's neighbours in the ring, and its weights."""
+        return topology.as_schedule(topology.ring(self.size)).neighbors(self.rank, 0)
 
     def mixed(self, of: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
         """Compute the average with the ring's neighbours."""
-        held = self.of if of is None else of
-        return torch.stack([weight * held(rank) for rank, weight in self.row.items()]).sum(dim=0)
-
-    @property
-    def sources(self) -> list[int]:
-        """The ring's neighbours, ascending."""
-        return sorted(rank for rank in self.row if rank != self.rank)
+        return oracle(topology.ring(self.size), self.rank, of or self.of)
 
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -90,8 +84,8 @@ def _neighbor_allreduce(data: SelfTestData) -> Iterator[Pair]:
 
 
 def _neighbor_allgather(data: SelfTestData) -> Iterator[Pair]:
-    if data.sources:
-        expected = torch.cat([data.of(rank) for rank in data.sources])
+    if sources := sorted(data.neighbors.src_weights):
+        expected = torch.cat([data.of(rank) for rank in sources])
         yield bf.neighbor_allgather(data.own()), expected
 
 
@@ -116,14 +110,14 @@ def _hierarchical_neighbor_allreduce(data: SelfTestData) -> Iterator[Pair]:
 
 
 def _windows(data: SelfTestData) -> Iterator[Pair]:
-    name, others = f"self-test {data.count}", {rank: data.row[rank] for rank in data.sources}
+    name, near = f"self-test {data.count}", data.neighbors
     bf.win_create(data.own(), name)
     bf.win_put(data.own(), name)
     bf.barrier()
-    yield bf.win_update(name, data.row[data.rank], others, clone=True), data.mixed()
+    yield bf.win_update(name, near.self_weight, near.src_weights, clone=True), data.mixed()
     bf.barrier()
     bf.win_get(name)
-    yield bf.win_update(name, data.row[data.rank], others, clone=True), data.mixed()
+    yield bf.win_update(name, near.self_weight, near.src_weights, clone=True), data.mixed()
     bf.barrier()
     bf.win_free(name)
 
