@@ -7,7 +7,6 @@ import contextlib
 import os
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from asyncddp.errors import ArgumentError, EnvironmentProblem, UsageError
@@ -137,14 +136,10 @@ class Cluster:
         profile_directory: ProfileDirectory,
         cluster_process: ClusterProcess | None,
     ) -> None:
-        self._client, self._profile_directory, self._cluster_process = (
-            client,
-            profile_directory,
-            cluster_process,
-        )
+        self.client, self.view = client, client[:]
+        self.view.block = True
+        self._profile_directory, self._cluster_process = profile_directory, cluster_process
         self._process, self._stopped = os.getpid(), False
-        self._view = client[:]
-        self._view.block = True
         atexit.register(self.stop)
         self.activate()
 
@@ -159,28 +154,13 @@ class Cluster:
             shell.register_magics(ClusterCellMagics(shell, self))
 
     @property
-    def client(self) -> Any:
-        """The ``ipyparallel.Client``."""
-        return self._client
-
-    @property
-    def view(self) -> Any:
-        """The ``ipyparallel.DirectView`` of all ranks in order."""
-        return self._view
-
-    @property
     def size(self) -> int:
         """Number of ranks."""
-        return len(self._view.targets)
+        return len(self.view.targets)
 
     def __repr__(self) -> str:
-        state = (
-            "stopped"
-            if self._stopped
-            else "connected"
-            if self._cluster_process is None
-            else "running"
-        )
+        running = "connected" if self._cluster_process is None else "running"
+        state = "stopped" if self._stopped else running
         return f"<Cluster of {self.size} ranks, {state}>"
 
     def check(self, *, wait: float = 0.0) -> None:
@@ -231,7 +211,7 @@ class Cluster:
                     "there, or end all ranks by cluster.stop()"
                 )
             if now > again:
-                self._client.send_signal("SIGINT", targets=busy, block=True)
+                self.client.send_signal("SIGINT", targets=busy, block=True)
                 again = now + _INTERRUPT_INTERVAL
             time.sleep(0.02)
             busy = self._busy()
@@ -241,8 +221,8 @@ class Cluster:
 
     def _busy(self) -> list[int]:
         """Ranks that run a cell, of this client or another, or have one before them."""
-        status = self._client.queue_status(targets=self._view.targets)
-        return [rank for rank in self._view.targets if status[rank]["queue"]]
+        status = self.client.queue_status(targets=self.view.targets)
+        return [rank for rank in self.view.targets if status[rank]["queue"]]
 
     def after_errors(self, *, died: bool = False) -> None:
         """Let the ranks go on after errors, or give up where they have lost step.
@@ -260,11 +240,11 @@ class Cluster:
             if time.monotonic() > until:
                 return  # another cell runs there
             time.sleep(0.02)
-        counts = [one for one in self._view.apply_sync(operation_counts) if one is not None]
+        counts = [one for one in self.view.apply_sync(operation_counts) if one is not None]
         if all(one == counts[0] for one in counts):
-            self._view.apply_sync(resume)
+            self.view.apply_sync(resume)
         else:
-            self._view.apply_sync(fail_further_operations, _OUT_OF_STEP)
+            self.view.apply_sync(fail_further_operations, _OUT_OF_STEP)
 
     def stop(self) -> None:
         """End it, and wait until nothing is left; harmless when called twice.
@@ -275,19 +255,14 @@ class Cluster:
             return
         self._stopped = True
         atexit.unregister(self.stop)
-        self._client.close(linger=0)
+        self.client.close(linger=0)
         if self._cluster_process is not None:
             self._cluster_process.stop()
 
     def __enter__(self) -> Cluster:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 

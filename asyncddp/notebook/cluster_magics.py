@@ -23,28 +23,19 @@ class CellRanks(Protocol):
     @property
     def view(self) -> Any:
         """The ``ipyparallel.DirectView`` of all ranks in order."""
-        ...
 
     def check(self) -> None:
         """Raise if no cell can run."""
-        ...
 
     def interrupt(self) -> list[int]:
         """End the cells that run, and return the ranks that were busy."""
-        ...
 
     def after_errors(self, *, died: bool = False) -> None:
         """Let the ranks go on after errors, or give up where they have lost step."""
-        ...
 
 
 class ClusterCellMagics(ParallelMagics):  # type: ignore[misc]  # ipyparallel has no types
-    """IPython magics ``%px``, ``%%px``, ``%pxresult`` and ``%autopx`` for a cluster's ranks.
-
-    Args:
-        shell: The IPython session.
-        cluster: The ranks.
-    """
+    """IPython magics ``%px``, ``%%px``, ``%pxresult`` and ``%autopx`` for a cluster's ranks."""
 
     def __init__(self, shell: Any, cluster: CellRanks) -> None:
         super().__init__(shell, cluster.view)

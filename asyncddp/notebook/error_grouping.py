@@ -21,14 +21,7 @@ _CONSEQUENCES = {
 
 @dataclass(frozen=True)
 class CellFailure:
-    """Error that a cell raised on one rank: exception name, message and traceback lines.
-
-    Attributes:
-        rank: The rank.
-        name: Name of the exception's class.
-        message: Its text.
-        lines: Its traceback, as shown.
-    """
+    """Error that a cell raised on one rank: exception name, message and traceback lines."""
 
     rank: int
     name: str
@@ -44,11 +37,7 @@ class CellFailure:
 def group_failures(failures: Sequence[CellFailure]) -> RankError:
     """Build one error for all ranks; IPython shows the traceback of each cause once.
 
-    Args:
-        failures: Errors of the ranks, at least one.
-
-    Returns:
-        The error; its ``rank`` is the lowest with an error that is no consequence.
+    The error's ``rank`` is the lowest with an error that is no consequence.
 
     Example:
         >>> print(group_failures([CellFailure(rank, "ValueError", "bad") for rank in range(4)]))

@@ -187,12 +187,7 @@ def _print_values(values: Mapping[int, Any]) -> None:
 
 
 class _RankPrefixStream:
-    """Text stream that prefixes each line with the rank that wrote it.
-
-    Args:
-        target: Stream to which all output goes.
-        name: ``stdout`` or ``stderr``.
-    """
+    """Text stream that prefixes each line with its name and the rank that wrote it."""
 
     def __init__(self, target: TextIO, name: str) -> None:
         self._target, self._name = target, name

@@ -15,8 +15,7 @@ class Outcome:
     """Outcome of a test case on one rank: its value or its exception.
 
     Attributes:
-        rank: The rank.
-        seconds: How long it took.
+        rank, seconds: The rank, and how long it took.
         value: What it returned.
         error: Class name of what it raised, or None.
         bases: Names of that class and all it derives from.

@@ -24,18 +24,13 @@ class _Pollable(Protocol):
 
     def poll(self) -> bool:
         """Return True if the operation is done."""
-        ...
 
 
 H = TypeVar("H", bound=_Pollable)
 
 
 class HandleTable(Generic[H]):
-    """Table of pending operations by the integer handles (from 1) that BlueFog's users get.
-
-    Args:
-        what: The kind of operation, for messages.
-    """
+    """Table of pending operations by the integer handles (from 1) that BlueFog's users get."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -52,11 +47,7 @@ class HandleTable(Generic[H]):
         return number
 
     def require_free_name(self, name: str | None) -> None:
-        """Check that no operation of a name is under way.
-
-        Raises:
-            ArgumentError: One is.
-        """
+        """Raise ArgumentError if an operation of that name is under way."""
         number = None if name is None else self._named.get(name)
         if number is not None and number in self._under_way and not self._under_way[number].poll():
             raise ArgumentError(
@@ -68,11 +59,7 @@ class HandleTable(Generic[H]):
         return number in self._under_way
 
     def find(self, verb: str, number: int) -> H:
-        """Return the handle of a number.
-
-        Raises:
-            ArgumentError: There is none, or it was waited for already.
-        """
+        """Return the handle of a number; raise ArgumentError if it was waited for already."""
         if number not in self._under_way:
             raise ArgumentError(
                 f"{verb}: argument handle: expected what a non-blocking {self._what} gave and "
@@ -89,13 +76,7 @@ class HandleTable(Generic[H]):
 
 @dataclass(frozen=True)
 class UserTopology:
-    """Graph that the user has set, and the averaging schedule built from it.
-
-    Attributes:
-        graph: The user's own graph.
-        weighted: True if the graph's weights are used.
-        schedule: The schedule in use.
-    """
+    """Graph that the user has set, and the averaging schedule built from it."""
 
     graph: nx.DiGraph[int]
     weighted: bool

@@ -22,12 +22,9 @@ Options = dict[str, Any]
 
 
 class _Verb(NamedTuple):
-    """Operation of asyncddp behind one of BlueFog's.
+    """Operation of asyncddp behind one of BlueFog's, and the plan that maps the arguments.
 
-    Attributes:
-        run, start: Its blocking variant and its non-blocking one.
-        prefix: Prefix of names, so that different verbs may share one, as in BlueFog.
-        plan: Maps the arguments of BlueFog's operation to those of asyncddp's.
+    A prefix is put before names, so that different verbs may share one, as in BlueFog.
     """
 
     run: Callable[..., torch.Tensor]

@@ -30,12 +30,7 @@ _POLL_INTERVAL = 0.1  # seconds between two checks of the daemon
 
 
 class ClusterProcess:
-    """An ipyparallel cluster started by this process, controlled through its daemon process.
-
-    Attributes:
-        profile_directory: Its IPython profile.
-        spec: Its number of ranks and options.
-    """
+    """An ipyparallel cluster started by this process, controlled through its daemon process."""
 
     def __init__(
         self, profile_directory: ProfileDirectory, spec: ClusterSpec, *, private: bool
@@ -117,16 +112,14 @@ def _already_running(profile_directory: ProfileDirectory) -> str:
 def start_cluster(
     spec: ClusterSpec, profile_directory: ProfileDirectory | None = None, *, timeout: float = 120.0
 ) -> ClusterProcess:
-    """Start a cluster: wait for its controller, while its engines may still be starting.
+    """Start a cluster, which ends with this process unless it is released.
+
+    Its controller is ready then; its engines may still be starting: see :func:`wait_for_engines`.
 
     Args:
         spec: Number of ranks and options.
         profile_directory: Its IPython profile; None for a temporary one.
         timeout: Seconds for the controller to be ready.
-
-    Returns:
-        The cluster, which ends with this process unless it is released. Its engines may still
-        be starting: see :func:`wait_for_engines`.
 
     Raises:
         EnvironmentProblem: Another cluster runs there, or this one could not be started.
@@ -163,13 +156,9 @@ def wait_for_engines(
     timeout: float = 120.0,
     progress: Callable[[int], None] = lambda count: None,
 ) -> None:
-    """Wait until every rank's engine answers.
+    """Wait until every rank's engine answers to an ``ipyparallel.Client``.
 
-    Args:
-        cluster_process: The cluster.
-        client: An ``ipyparallel.Client`` of it.
-        timeout: Seconds to wait at most.
-        progress: Called repeatedly with the number of engines that have registered.
+    ``progress`` is called repeatedly with the number of engines that have registered.
 
     Raises:
         EnvironmentProblem: The launcher has ended or the time is up; shows what the launcher said.
@@ -191,8 +180,7 @@ def stop_cluster(
 ) -> ClusterRecord | None:
     """Stop the cluster of a profile, and wait until no process of it is left on this machine.
 
-    Returns:
-        The record of the cluster; None if none was running.
+    Returns its record, or None if none was running.
 
     Raises:
         EnvironmentProblem: It runs on another machine.

@@ -38,11 +38,7 @@ class _ChildExited(Exception):  # noqa: N818 - the message says what has ended
 
 
 class ClusterDaemon:
-    """Daemon of a notebook cluster: parent process of its ipyparallel controller and engines.
-
-    Args:
-        pipe: Connection to the process to which it belongs.
-    """
+    """Daemon of a notebook cluster: parent process of its ipyparallel controller and engines."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe

@@ -32,8 +32,7 @@ class ClusterRecord:
     """Record of a running notebook cluster, written into its IPython profile directory.
 
     Attributes:
-        pid: Process id of its daemon.
-        host: Machine on which the daemon runs.
+        pid, host: Process id of its daemon, and the machine on which it runs.
         ranks: Number of engines.
         since: Start time, as of ``time.time()``.
         environment_marker: ``NAME=value``, which is in the environment of all its processes.
@@ -52,11 +51,7 @@ class ClusterRecord:
 
 @dataclass(frozen=True)
 class ProfileDirectory:
-    """IPython profile directory in which a notebook cluster keeps its files.
-
-    Attributes:
-        path: Path of the directory.
-    """
+    """IPython profile directory in which a notebook cluster keeps its files."""
 
     path: Path
 

@@ -32,11 +32,7 @@ class RankEngine(IPEngine):  # type: ignore[misc]  # ipyparallel has no types
 
 
 def main(words: Sequence[str]) -> None:
-    """Run an engine on this rank until the cluster is stopped.
-
-    Args:
-        words: ``--profile-dir=`` and a directory, which other machines need not have.
-    """
+    """Run an engine on this rank; the profile directory need not exist on this machine."""
     rank = launched_rank(os.environ)
     if rank is None:
         sys.exit("an engine is a rank: start it by 'asyncddp notebook start -np N'")

@@ -27,13 +27,7 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """Specification of a notebook cluster: ranks, ``asyncddp run`` options, controller address.
-
-    Attributes:
-        ranks: Number of engines.
-        options: Options of ``asyncddp run``, which starts them.
-        address: Address at which the controller listens for them.
-    """
+    """Specification of a notebook cluster: ranks, ``asyncddp run`` options, controller address."""
 
     ranks: int
     options: tuple[str, ...]
@@ -84,15 +78,12 @@ def _to_arguments(given: RunOptions) -> tuple[str, ...]:
 
 
 def controller_address(hosts: Sequence[Host], interface: str | None, *, remote: bool) -> str:
-    """Return the address at which all engines can reach the controller.
+    """Return this machine's IPv4 address at which all engines can reach the controller.
 
     Args:
         hosts: Hosts of the engines.
         interface: Interface name or network, as given by ``--network-interface``.
         remote: Whether other machines take part.
-
-    Returns:
-        An IPv4 address of this machine: loopback's where all engines are here.
 
     Raises:
         ArgumentError: There is no such interface, or it has no IPv4 address.

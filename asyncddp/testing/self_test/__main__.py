@@ -29,11 +29,7 @@ def _device(kind: str) -> torch.device:
 
 
 def main(words: Sequence[str]) -> None:
-    """Run the checks on this rank; rank 0 prints the results of all ranks.
-
-    Args:
-        words: The kind of device, ``cpu`` or ``cuda``.
-    """
+    """Run the checks on this rank; rank 0 prints the results of all ranks."""
     if list(words) not in (["cpu"], ["cuda"]):
         sys.exit("usage: python -m asyncddp.testing.self_test cpu|cuda")
     bf.init()

@@ -21,13 +21,8 @@ _TOLERANCE = 1e-5
 class SelfTestData:
     r"""Input tensors of an installation's self-test, and the results to expect.
 
-    Rank r holds :math:`x_r = (r + 1)\, b`, where b repeats the quarters from −4 to 4.
-
-    Args:
-        rank: This rank.
-        size: How many there are.
-        count: Elements of a tensor.
-        device: Where this rank's tensors are.
+    Rank r holds :math:`x_r = (r + 1)\, b` of ``count`` elements, where b repeats the quarters from
+    −4 to 4.
     """
 
     rank: int
@@ -61,26 +56,10 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 """Actual and expected result."""
 
 
-def _allreduce(data: SelfTestData) -> Iterator[Pair]:
-    yield bf.allreduce(data.own()), data.average(range(data.size))
-
-
-def _allgather(data: SelfTestData) -> Iterator[Pair]:
-    yield bf.allgather(data.own()), torch.cat([data.of(rank) for rank in range(data.size)])
-
-
-def _broadcast(data: SelfTestData) -> Iterator[Pair]:
-    yield bf.broadcast(data.own(), data.size - 1), data.of(data.size - 1)
-
-
 def _reduce_scatter(data: SelfTestData) -> Iterator[Pair]:
     whole = data.average(range(data.size)).repeat(data.size)
     part = whole.view(data.size, -1)[data.rank]
     yield bf.reduce_scatter(data.own().repeat(data.size)), part
-
-
-def _neighbor_allreduce(data: SelfTestData) -> Iterator[Pair]:
-    yield bf.neighbor_allreduce(data.own()), data.mixed()
 
 
 def _neighbor_allgather(data: SelfTestData) -> Iterator[Pair]:
@@ -93,10 +72,6 @@ def _pair_gossip(data: SelfTestData) -> Iterator[Pair]:
     partner = data.rank ^ 1
     if partner < data.size:  # an odd one out has none
         yield bf.pair_gossip(data.own(), partner), data.average([data.rank, partner])
-
-
-def _local_allreduce(data: SelfTestData) -> Iterator[Pair]:
-    yield bf.local_allreduce(data.own()), data.average(bf.current().local_ranks)
 
 
 def _hierarchical_neighbor_allreduce(data: SelfTestData) -> Iterator[Pair]:
@@ -122,37 +97,29 @@ def _windows(data: SelfTestData) -> Iterator[Pair]:
     bf.win_free(name)
 
 
-class _SumModel(torch.nn.Module):
-    """Model of one parameter, whose gradient is 1 everywhere."""
-
-    def __init__(self, start: torch.Tensor) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(start)
-
-    def forward(self) -> torch.Tensor:
-        """Return the loss."""
-        return self.weight.sum()
-
-
 def _training_step(data: SelfTestData) -> Iterator[Pair]:
-    model = _SumModel(data.own())
+    model = torch.nn.ParameterList([data.own()])  # whose gradient is to be 1 everywhere
     optimizer = bf.DistributedAdaptThenCombineOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.5), model, topology=topology.ring(data.size)
     )
-    model().backward()
+    model[0].sum().backward()
     optimizer.step()
-    yield model.weight.detach(), data.mixed(lambda rank: data.of(rank) - 0.5)
+    yield model[0].detach(), data.mixed(lambda rank: data.of(rank) - 0.5)
 
 
 CHECKS: Mapping[str, Callable[[SelfTestData], Iterable[Pair]]] = {
-    "allreduce": _allreduce,
-    "allgather": _allgather,
-    "broadcast": _broadcast,
+    "allreduce": lambda data: [(bf.allreduce(data.own()), data.average(range(data.size)))],
+    "allgather": lambda data: [
+        (bf.allgather(data.own()), torch.cat([data.of(rank) for rank in range(data.size)]))
+    ],
+    "broadcast": lambda data: [(bf.broadcast(data.own(), data.size - 1), data.of(data.size - 1))],
     "reduce_scatter": _reduce_scatter,
-    "neighbor_allreduce": _neighbor_allreduce,
+    "neighbor_allreduce": lambda data: [(bf.neighbor_allreduce(data.own()), data.mixed())],
     "neighbor_allgather": _neighbor_allgather,
     "pair_gossip": _pair_gossip,
-    "local_allreduce": _local_allreduce,
+    "local_allreduce": lambda data: [
+        (bf.local_allreduce(data.own()), data.average(bf.current().local_ranks))
+    ],
     "hierarchical_neighbor_allreduce": _hierarchical_neighbor_allreduce,
     "windows": _windows,
     "training step": _training_step,
@@ -161,10 +128,7 @@ CHECKS: Mapping[str, Callable[[SelfTestData], Iterable[Pair]]] = {
 
 
 def problems(device: torch.device) -> list[str]:
-    """Run all checks; collective.
-
-    Args:
-        device: Where this rank's tensors are.
+    """Run all checks on a device; collective.
 
     Returns:
         A sentence for each check that gave this rank something wrong; empty where all is well.
