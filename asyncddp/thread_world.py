@@ -26,14 +26,15 @@ class LocalWorld:
         self.size = size
         self._transports = LoopbackTransport.group(size)
         self._config = config
-        self._contexts: list[Context] = []
+        self.contexts: Sequence[Context] = ()
+        """Contexts of the ranks, in order; empty before the world is entered."""
 
     def __enter__(self) -> LocalWorld:
-        def join(rank: int) -> Context:
-            """Make a rank's context."""
-            return Context(self._transports[rank], self._config)
-
-        self._contexts = _in_threads(self.size, join, lambda rank, error: None)
+        self.contexts = _in_threads(
+            self.size,
+            lambda rank: Context(self._transports[rank], self._config),
+            failed=lambda rank, error: None,
+        )
         return self
 
     def __exit__(
@@ -43,7 +44,7 @@ class LocalWorld:
         trace: TracebackType | None,
     ) -> None:
         late: list[PeerError] = []
-        for context in self._contexts:
+        for context in self.contexts:
             try:
                 context.close("its world has ended")
             except PeerError as problem:
@@ -68,21 +69,16 @@ class LocalWorld:
         """
         return importlib.import_module("asyncddp.notebook").activate(self)
 
-    @property
-    def contexts(self) -> tuple[Context, ...]:
-        """The contexts of the ranks, in order; empty before the world is entered."""
-        return tuple(self._contexts)
-
     def renew(self) -> None:
         """Restart the world after an error; topologies stay as they were."""
-        before = self._contexts
+        before = self.contexts
         for context in before:
             context.engine.fail_all("its world was begun anew; make it again")
             with contextlib.suppress(PeerError):
                 context.close("its world is begun anew")
         self._transports = LoopbackTransport.group(self.size)
         self.__enter__()
-        for old, new in zip(before, self._contexts, strict=True):
+        for old, new in zip(before, self.contexts, strict=True):
             old.topologies.pinned.clear()
             new.topologies = old.topologies
 
@@ -108,21 +104,20 @@ class LocalWorld:
         """
 
         def call(rank: int) -> Any:
-            """Run the function as one rank."""
-            activate(self._contexts[rank], thread=True)
+            activate(self.contexts[rank], thread=True)
             try:
                 result = fn(*args, **kwargs)
-                self._contexts[rank].engine.announce_exit("its function has returned")
+                self.contexts[rank].engine.announce_exit("its function has returned")
                 return result
             finally:
                 activate(None, thread=True)
 
         def release(rank: int, error: BaseException) -> None:
             """Tell all ranks that one has failed."""
-            for context in self._contexts:
+            for context in self.contexts:
                 context.engine.mark_peer_failed(rank, f"it raised {type(error).__name__}: {error}")
 
-        for context in self._contexts:
+        for context in self.contexts:
             context.engine.readmit_peers()
         return _in_threads(self.size, call, release)
 
@@ -158,11 +153,9 @@ def _in_threads(
     """Run ``call(rank)`` for all ranks at once; raise the first error with its rank."""
     results: list[Any] = [None] * size
     errors: list[tuple[int, BaseException]] = []
-
     ended = [threading.Event() for _ in range(size)]
 
     def body(rank: int) -> None:
-        """Run one rank, and store its result or error."""
         try:
             results[rank] = call(rank)
         except BaseException as error:  # noqa: BLE001 - handed to the caller's thread, whatever it is

@@ -12,15 +12,14 @@ import click
 
 from asyncddp.cli.main import SuggestingCommandGroup
 from asyncddp.cli.options import PORT_NUMBER, NumberParamType, cluster_options
-from asyncddp.launch.cluster import (
+from asyncddp.launch.cluster.control import (
     ClusterProcess,
-    ClusterSpec,
-    ProfileDirectory,
-    build_cluster_spec,
     start_cluster,
     stop_cluster,
     wait_for_engines,
 )
+from asyncddp.launch.cluster.profile_directory import ProfileDirectory
+from asyncddp.launch.cluster.spec import ClusterSpec, build_cluster_spec
 from asyncddp.launch.run_options import RunOptions
 
 _BLUEFOG = "bluefog"

@@ -10,15 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from asyncddp.errors import ArgumentError, EnvironmentProblem, UsageError
-from asyncddp.launch.cluster import (
-    ClusterProcess,
-    ProfileDirectory,
-    build_cluster_spec,
-    start_cluster,
-    wait_for_engines,
-)
 from asyncddp.launch.cluster.cell_hooks import fail_further_operations, operation_counts, resume
-from asyncddp.launch.cluster.profile_directory import missing_package
+from asyncddp.launch.cluster.control import ClusterProcess, start_cluster, wait_for_engines
+from asyncddp.launch.cluster.profile_directory import ProfileDirectory, import_ipyparallel
+from asyncddp.launch.cluster.spec import build_cluster_spec
 from asyncddp.launch.run_options import RunOptions
 from asyncddp.notebook.progress_line import progress_line
 from asyncddp.rank_lists import list_ranks
@@ -69,7 +64,7 @@ class Cluster:
         network_interface: str | None = None,
         timeout: float = 120.0,
     ) -> None:
-        _ipyparallel()
+        import_ipyparallel()
         if n is not None and (not isinstance(n, int) or n < 1):
             raise ArgumentError(f"Cluster: argument n: expected at least 1 rank, got {n!r}")
         options = RunOptions(
@@ -87,7 +82,6 @@ class Cluster:
             client = undo.enter_context(_client(cluster_process.profile_directory, timeout))
 
             def progress(count: int) -> None:
-                """Show how many engines are there."""
                 seconds = time.monotonic() - started
                 show(f"Starting {spec.ranks} ranks … {count} are there, after {seconds:.0f} s")
 
@@ -266,13 +260,5 @@ class Cluster:
         self.stop()
 
 
-def _ipyparallel() -> Any:
-    try:
-        import ipyparallel
-    except ImportError as problem:
-        raise missing_package("ipyparallel") from problem
-    return ipyparallel
-
-
 def _client(profile_directory: ProfileDirectory, timeout: float) -> Any:
-    return _ipyparallel().Client(str(profile_directory.client_file), timeout=timeout)
+    return import_ipyparallel().Client(str(profile_directory.client_file), timeout=timeout)

@@ -95,7 +95,6 @@ class LocalView:
         errors: dict[int, BaseException] = {}
 
         def run() -> None:
-            """Run the cell with this rank's names."""
             rank = current().rank
             names = self.names[rank]
             try:

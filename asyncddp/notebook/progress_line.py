@@ -26,7 +26,6 @@ def progress_line() -> Iterator[Callable[[str], None]]:
         with console.status("") as status:
 
             def show(text: str) -> None:
-                """Show a text in place of the last one."""
                 nonlocal last
                 last = text
                 status.update(text)
@@ -44,7 +43,6 @@ def _in_notebook() -> Callable[[str], None]:
     shown: list[str] = []
 
     def show(text: str) -> None:
-        """Show a text in place of the last one."""
         if shown[-1:] == [text]:
             return
         data = {"text/plain": text}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import operator
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
+from unittest import mock
 
 import asyncddp as bf
 from asyncddp.config import Config
@@ -66,8 +68,7 @@ class DistributedTestCase:
             if folder not in sys.path:
                 sys.path.append(folder)
         module, _, name = self.function.partition(":")
-        found: Any = importlib.import_module(module)
-        found = functools.reduce(getattr, name.split("."), found)
+        found = operator.attrgetter(name)(importlib.import_module(module))
         body: Callable[..., Any] = getattr(found, RANK_FUNCTION, found)
         return body
 
@@ -91,7 +92,7 @@ def run_case(rank: int, case: DistributedTestCase) -> Outcome:
     outcomes: dict[int, Outcome] = {}
     started = time.monotonic()
     try:
-        with _environment(case):
+        with mock.patch.dict(os.environ, _variables(case)):
             run = functools.partial(capture_outcome, rank, outcomes, case.load())
             if case.bare:
                 with contextlib.closing(TRANSPORTS[case.transport]()) as transport:
@@ -108,15 +109,8 @@ def run_case(rank: int, case: DistributedTestCase) -> Outcome:
     return outcomes[rank]
 
 
-@contextlib.contextmanager
-def _environment(case: DistributedTestCase) -> Iterator[None]:
-    """Set the case's settings as environment variables while the case runs."""
+def _variables(case: DistributedTestCase) -> dict[str, str]:
+    """Return the case's settings as environment variables."""
     names = {item.name: item.metadata["name"] for item in fields(Config)}
-    before = dict(os.environ)
-    for key, value in {**DEFAULT_SETTINGS, **case.settings}.items():
-        os.environ[names[key]] = str(value)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+    settings = {**DEFAULT_SETTINGS, **case.settings}
+    return {names[key]: str(value) for key, value in settings.items()}

@@ -68,12 +68,10 @@ def ranks(
     ]
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
-        """Create the test of a function."""
         takes_request = "request" in inspect.signature(function).parameters
 
         @functools.wraps(function)
         def test(*args: Any, **kwargs: Any) -> None:
-            """Run the function on all ranks and raise the failures."""
             which = kwargs.pop(_WORLD)
             request = kwargs["request"] if takes_request else kwargs.pop("request")
             world = _world(request.config, *which)

@@ -11,13 +11,9 @@ from pathlib import Path
 import pytest
 
 from asyncddp.errors import ArgumentError, EnvironmentProblem
-from asyncddp.launch.cluster import (
-    ProfileDirectory,
-    build_cluster_spec,
-    start_cluster,
-    wait_for_engines,
-)
-from asyncddp.launch.cluster.spec import controller_address
+from asyncddp.launch.cluster.control import start_cluster, wait_for_engines
+from asyncddp.launch.cluster.profile_directory import ProfileDirectory
+from asyncddp.launch.cluster.spec import build_cluster_spec, controller_address
 from asyncddp.launch.hosts import parse_hosts
 from asyncddp.launch.launcher_discovery import find_launcher
 from asyncddp.launch.run_options import RunOptions

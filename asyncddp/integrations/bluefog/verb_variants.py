@@ -47,7 +47,6 @@ def unless_suspended(verb: Callable[P, R]) -> Callable[P, R]:
     @translate_errors()
     @functools.wraps(verb)
     def variant(*args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the operation if communication is allowed."""
         active_state()
         return verb(*args, **kwargs)
 
@@ -60,7 +59,6 @@ def blocking(
     """Make a blocking verb from a function that returns the arguments of asyncddp's verb."""
 
     def make(plan: Callable[P, Options]) -> Callable[P, torch.Tensor]:
-        """Make the verb of one plan."""
         return _make_blocking(_Verb(run, start, plan.__name__.replace("_", "."), plan))
 
     return make
@@ -70,7 +68,6 @@ def _make_blocking(verb: _Verb) -> Callable[..., torch.Tensor]:
     @translate_errors()
     @functools.wraps(verb.plan)
     def variant(*args: Any, **kwargs: Any) -> torch.Tensor:
-        """Call the verb and wait for its result."""
         _, options = verb.prepare(args, kwargs)
         return verb.run(options.pop("tensor"), **options)
 
@@ -85,7 +82,6 @@ def nonblocking(variant: Callable[P, torch.Tensor]) -> Callable[P, int]:
     @translate_errors()
     @functools.wraps(verb.plan)
     def start(*args: P.args, **kwargs: P.kwargs) -> int:
-        """Start the verb and return its handle."""
         handles, options = verb.prepare(args, kwargs)
         return handles.add(verb.start(options.pop("tensor"), **options), options["name"])
 
@@ -101,7 +97,6 @@ def in_place(variant: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
 
     @functools.wraps(verb.plan)
     def plan(*args: P.args, **kwargs: P.kwargs) -> Options:
-        """Return the arguments, with the tensor as ``out``."""
         options = verb.plan(*args, **kwargs)
         return {**options, "out": options["tensor"]}
 

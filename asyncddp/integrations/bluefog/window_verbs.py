@@ -136,7 +136,6 @@ def _nonblocking(verb: Callable[P, WindowHandle]) -> Callable[P, int]:
     @unless_suspended
     @functools.wraps(verb)
     def start(*args: P.args, **kwargs: P.kwargs) -> int:
-        """Start the verb and return its handle."""
         return current_state().windows.add(verb(*args, **kwargs))
 
     blocking = verb.__name__.removesuffix("_nonblocking")
@@ -149,7 +148,6 @@ def _blocking(start: Callable[P, int]) -> Callable[P, bool]:
 
     @functools.wraps(start)
     def run(*args: P.args, **kwargs: P.kwargs) -> bool:
-        """Start the verb and wait for it."""
         return win_wait(start(*args, **kwargs))
 
     name = start.__name__.removesuffix("_nonblocking")

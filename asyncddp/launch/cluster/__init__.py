@@ -5,26 +5,7 @@
     daemon          one process that starts the others; when it ends, or its owner does, all end
     ├── controller      ipyparallel's, to which notebooks and engines connect
     └── asyncddp run    our launcher, and under it one engine for each rank
+
+``ipyparallel.Cluster`` starts such processes too, but from inside the owner, and ends them in
+``atexit`` only: all of them outlive an owner that is killed.
 """
-
-from __future__ import annotations
-
-from asyncddp.launch.cluster.control import (
-    ClusterProcess,
-    start_cluster,
-    stop_cluster,
-    wait_for_engines,
-)
-from asyncddp.launch.cluster.profile_directory import ClusterRecord, ProfileDirectory
-from asyncddp.launch.cluster.spec import ClusterSpec, build_cluster_spec
-
-__all__ = [
-    "ClusterProcess",
-    "ClusterRecord",
-    "ClusterSpec",
-    "ProfileDirectory",
-    "build_cluster_spec",
-    "start_cluster",
-    "stop_cluster",
-    "wait_for_engines",
-]

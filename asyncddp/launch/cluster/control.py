@@ -20,7 +20,7 @@ from asyncddp.errors import EnvironmentProblem
 from asyncddp.launch.cluster.profile_directory import (
     ClusterRecord,
     ProfileDirectory,
-    missing_package,
+    import_ipyparallel,
 )
 from asyncddp.launch.cluster.spec import ClusterSpec
 from asyncddp.launch.process_cleanup import kill_processes
@@ -38,6 +38,7 @@ class ClusterProcess:
         self.profile_directory, self.spec, self._private = profile_directory, spec, private
         self._status: dict[str, str] = {}
         self._pipe, end = Pipe()
+        self._pipe.send((profile_directory, spec, os.getpid(), private))
         with end, profile_directory.log("daemon").open("wb") as log:
             self._daemon = subprocess.Popen(
                 [sys.executable, "-m", "asyncddp.launch.cluster.daemon", str(end.fileno())],
@@ -47,7 +48,6 @@ class ClusterProcess:
                 start_new_session=True,
                 pass_fds=[end.fileno()],
             )
-        self._pipe.send((profile_directory, spec, os.getpid(), private))
 
     def ready(self, wait: float) -> bool:
         """Return whether the controller is ready; wait for it at most ``wait`` seconds.
@@ -70,14 +70,14 @@ class ClusterProcess:
             while not self._pipe.closed and self._pipe.poll(wait):
                 self._status.update(self._pipe.recv())
                 wait = 0.0
-        except (EOFError, ConnectionResetError):
+        except (EOFError, ConnectionError):
             self._pipe.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._daemon.wait(_POLL_INTERVAL)
 
     def release(self) -> None:
         """Detach the cluster, so that it outlives this process."""
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(ConnectionError):
             self._pipe.send("release")
         self._pipe.close()
 
@@ -94,7 +94,7 @@ class ClusterProcess:
             except subprocess.TimeoutExpired:
                 self._daemon.kill()
                 self._daemon.wait()
-                kill_processes("=".join(self.profile_directory.environment_marker))
+                kill_processes(self.profile_directory.environment_marker)
         self._pipe.close()
         if self._private:
             shutil.rmtree(self.profile_directory.path, ignore_errors=True)
@@ -126,10 +126,7 @@ def start_cluster(
     """
     if profile_directory is not None and profile_directory.running_cluster() is not None:
         raise EnvironmentProblem(_already_running(profile_directory))
-    try:
-        import ipyparallel  # noqa: F401 - before anything is started
-    except ImportError as problem:
-        raise missing_package("ipyparallel") from problem
+    import_ipyparallel()  # before anything is started
     private = profile_directory is None
     directory = (
         profile_directory
@@ -187,7 +184,7 @@ def stop_cluster(
     """
     record = profile_directory.running_cluster()
     if record is None:
-        kill_processes("=".join(profile_directory.environment_marker))  # of a killed daemon
+        kill_processes(profile_directory.environment_marker)  # of a killed daemon
         return None
     if record.host != socket.gethostname():
         raise EnvironmentProblem(f"the cluster runs on {record.host}: stop it there")

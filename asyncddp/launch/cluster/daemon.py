@@ -53,8 +53,7 @@ class ClusterDaemon:
         """Run the cluster until it is asked to end; return an exit code."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
-        name, value = self._profile_directory.environment_marker
-        host, mark = socket.gethostname(), f"{name}={value}"
+        host, mark = socket.gethostname(), self._profile_directory.environment_marker
         record = ClusterRecord(os.getpid(), host, self._spec.ranks, time.time(), mark)
         with self._profile_directory.lock(record) as mine:
             if not mine:
@@ -94,41 +93,29 @@ class ClusterDaemon:
             self._step()
 
     def _controller_command(self) -> list[str]:
-        spec = self._spec
+        address = self._spec.address
         return [
             *(sys.executable, "-m", "ipyparallel.controller", "--usethreads"),
-            *(
-                f"--profile-dir={self._profile_directory.path}",
-                "--IPController.client_ip=127.0.0.1",
-            ),
-            *(f"--IPController.engine_ip={spec.address}", f"--location={spec.address}"),
-            *(
-                f"--IPController.enable_curve={spec.encrypted}",
-                f"--HeartMonitor.period={_HEARTBEAT_PERIOD}",
-            ),
+            f"--profile-dir={self._profile_directory.path}",
+            *("--IPController.client_ip=127.0.0.1", f"--IPController.engine_ip={address}"),
+            *(f"--location={address}", f"--IPController.enable_curve={self._spec.encrypted}"),
+            f"--HeartMonitor.period={_HEARTBEAT_PERIOD}",
             f"--HeartMonitor.max_heartmonitor_misses={MAX_MISSED_HEARTBEATS}",
         ]
 
     def _engines_command(self) -> list[str]:
-        ours = (sys.executable, "-m", "asyncddp", "run")
-        words = (
-            "-x",
-            "IPP_CONNECTION_INFO",
-            "-m",
-            ENGINE_MODULE,
-            f"--profile-dir={self._profile_directory.path}",
-        )
-        return [*ours, *self._spec.options, *words]
+        module = (ENGINE_MODULE, f"--profile-dir={self._profile_directory.path}")
+        return [
+            *(sys.executable, "-m", "asyncddp", "run", *self._spec.options),
+            *("-x", "IPP_CONNECTION_INFO", "-m", *module),
+        ]
 
     def _start(self, name: str, command: list[str], **variables: str) -> None:
+        marker, value = self._profile_directory.environment_marker.split("=", 1)
         with self._profile_directory.log(name).open("wb") as log:
             self._children[name] = subprocess.Popen(
                 command,
-                env={
-                    **os.environ,
-                    **variables,
-                    **dict([self._profile_directory.environment_marker]),
-                },
+                env={**os.environ, **variables, marker: value},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -150,13 +137,13 @@ class ClusterDaemon:
                 )
 
     def _receive(self) -> str:
-        with contextlib.suppress(EOFError, ConnectionResetError):
+        with contextlib.suppress(EOFError, ConnectionError):
             return str(self._pipe.recv())
         return "stop"
 
     def _send_status(self, **status: str) -> None:
         """Send a status message to the owner, which may have closed the pipe."""
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(ConnectionError):
             self._pipe.send(status)
 
     def _log_message(self, name: str, what: str) -> str:

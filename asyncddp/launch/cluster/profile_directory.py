@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.install_commands import install_command
 
-_MARKER_VARIABLE = "ASYNCDDP_CLUSTER"
 _TRIES = 5
 _TAIL = 40  # lines of a log that a message shows
 
@@ -25,6 +25,15 @@ def missing_package(module: str) -> EnvironmentProblem:
     return EnvironmentProblem(
         f"notebooks need {module}, which is not installed: {install_command('notebook')}"
     )
+
+
+def import_ipyparallel() -> Any:
+    """Import ipyparallel, or raise EnvironmentProblem with its install line."""
+    try:
+        import ipyparallel
+    except ImportError as problem:
+        raise missing_package("ipyparallel") from problem
+    return ipyparallel
 
 
 @dataclass(frozen=True)
@@ -110,9 +119,9 @@ class ProfileDirectory:
         return ""
 
     @property
-    def environment_marker(self) -> tuple[str, str]:
-        """Name and value of a variable in the environment of all the cluster's processes."""
-        return _MARKER_VARIABLE, str(self.path)
+    def environment_marker(self) -> str:
+        """``NAME=value`` of a variable in the environment of all the cluster's processes."""
+        return f"ASYNCDDP_CLUSTER={self.path}"
 
     @contextlib.contextmanager
     def lock(self, record: ClusterRecord) -> Iterator[bool]:
