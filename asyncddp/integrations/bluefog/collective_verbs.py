@@ -57,16 +57,9 @@ def allreduce(
     is_hierarchical_local: bool = False,
     name: str | None = None,
 ) -> Options:
-    """Average or sum a tensor over all ranks, or over those of this machine.
+    """Average or sum a tensor over all ranks; see :func:`asyncddp.allreduce`.
 
-    Args:
-        tensor: Equal in shape and dtype on all ranks.
-        average: Divide by the number of ranks.
-        is_hierarchical_local: Among the ranks of this machine alone.
-        name: For messages; all ranks must give the same.
-
-    Returns:
-        A new tensor.
+    With ``is_hierarchical_local`` among the ranks of this machine alone.
 
     Raises:
         IntegerAverageError: The average of integers.
@@ -82,24 +75,13 @@ def allreduce(
 
 @blocking(_broadcast.broadcast, _broadcast.broadcast_nonblocking)
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Options:
-    """Give all ranks the root's tensor, as a new one.
-
-    Args:
-        tensor: Equal in shape and dtype on all ranks.
-        root_rank: The root, the same on all ranks.
-        name: For messages; all ranks must give the same.
-    """
+    """Give all ranks the root's tensor, as a new one; see :func:`asyncddp.broadcast`."""
     return {"tensor": tensor, "root_rank": root_rank, "name": name}
 
 
 @blocking(_allgather.allgather, _allgather.allgather_nonblocking)
 def allgather(tensor: torch.Tensor, name: str | None = None) -> Options:
-    """Concatenate all ranks' tensors along the first dimension, which may differ.
-
-    Args:
-        tensor: With at least one dimension.
-        name: For messages; all ranks must give the same.
-    """
+    """Concatenate all ranks' tensors along the first dimension; see :func:`asyncddp.allgather`."""
     return {"tensor": tensor, "name": name}
 
 

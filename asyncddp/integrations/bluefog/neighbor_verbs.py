@@ -36,15 +36,10 @@ def neighbor_allgather(
     enable_topo_check: bool = True,
     name: str | None = None,
 ) -> Options:
-    """Concatenate the in-neighbours' tensors, without this rank's, along the first dimension.
+    """Concatenate the in-neighbours' tensors; see :func:`asyncddp.neighbor_allgather`.
 
-    Args:
-        tensor: With at least one dimension; the first one may differ between ranks.
-        src_ranks: The ranks to receive from, in the order wanted; by default the in-neighbours,
-            ascending. Both lists or neither.
-        dst_ranks: The ranks to send to.
-        enable_topo_check: Return only when the receivers have confirmed that they expect it.
-        name: Matches the neighbours' calls; by call order if None.
+    With ``enable_topo_check`` and ``dst_ranks`` it returns only when the receivers have confirmed
+    that they expect the tensor.
     """
     return {
         "tensor": tensor,
@@ -69,22 +64,10 @@ def neighbor_allreduce(
     name: str | None = None,
     **renamed: object,
 ) -> Options:
-    """Average a tensor with the neighbours' tensors.
+    """Average a tensor with the neighbours' tensors; see :func:`asyncddp.neighbor_allreduce`.
 
-    Args:
-        tensor: Equal in shape and dtype among neighbours.
-        self_weight: Weight of the own tensor.
-        src_weights: Weights of those of the ranks to receive from; an in-neighbour that is left
-            out counts 0. None without ``self_weight`` takes the topology's.
-        dst_weights: The ranks to send to, or by rank the factors with which to send. With it the
-            topology plays no part.
-        enable_topo_check: Where ``dst_weights`` is given, return only when the receivers have
-            confirmed that they expect the tensor.
-        name: Matches the neighbours' calls; by call order if None.
-        **renamed: Arguments of earlier versions, which are refused.
-
-    Returns:
-        A new tensor.
+    With ``enable_topo_check`` and ``dst_weights`` it returns only when the receivers have confirmed
+    that they expect the tensor.
 
     Raises:
         TypeError: An argument of an earlier version; the message says what it is called now.
@@ -119,16 +102,8 @@ def hierarchical_neighbor_allreduce(
 ) -> Options:
     """Average inside each machine, then with the neighbour machines.
 
-    Args:
-        tensor: Equal in shape and dtype on all ranks.
-        self_weight: Weight of the own machine's mean.
-        src_machine_weights: Weights of those of the machines to receive from.
-        dst_machine_weights: The machines to send to, or by machine the factors.
-        enable_topo_check: Compare with the other ranks before anything is sent.
-        name: For messages; all ranks must give the same.
-
-    Returns:
-        A new tensor, the same on all ranks of a machine.
+    See :func:`asyncddp.hierarchical_neighbor_allreduce`.
+    With ``enable_topo_check`` the ranks compare their arguments before anything is sent.
 
     Raises:
         RuntimeError: Neither weights nor a machine topology are there.
@@ -158,15 +133,7 @@ def pair_gossip(
     pair_weight: float | None = None,
     name: str | None = None,
 ) -> Options:
-    """Average with one partner, who must name this rank in turn.
-
-    Args:
-        tensor: Equal in shape and dtype on both ranks.
-        target_rank: The partner.
-        self_weight: Weight of the own tensor; 1/2 if neither weight is given.
-        pair_weight: Weight of the partner's.
-        name: Matches the two calls; by the order of this pair's calls if None.
-    """
+    """Average with a partner, who must name this rank in turn; see :func:`asyncddp.pair_gossip`."""
     return {
         "tensor": tensor,
         "target_rank": target_rank,

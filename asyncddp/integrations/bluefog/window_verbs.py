@@ -171,13 +171,7 @@ neighbor_win_accumulate_nonblocking = win_accumulate_nonblocking
 def win_mutex(
     name: str, for_self: bool = False, ranks: Iterable[int] | None = None
 ) -> Iterator[None]:
-    """Keep buffers as they are while inside; see :func:`asyncddp.win_mutex`.
-
-    Args:
-        name: The window.
-        for_self: Hold this rank's own buffers; those at other ranks otherwise.
-        ranks: The neighbours concerned; all out-neighbours, or all in-neighbours for ``for_self``.
-    """
+    """Keep buffers as they are while inside; see :func:`asyncddp.win_mutex`."""
     with translate_errors():
         active_state()
         with _ours.win_mutex(name, for_self, ranks):
@@ -189,9 +183,6 @@ def win_lock(name: str) -> Iterator[None]:
     """Hold this rank's own buffers against neighbours that write with ``require_mutex``.
 
     Others may go on: what they put is never seen in part.
-
-    Args:
-        name: The window.
     """
     with win_mutex(name, for_self=True):
         yield
