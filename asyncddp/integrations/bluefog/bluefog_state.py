@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from asyncddp.context import current
 from asyncddp.engine import Handle
@@ -18,15 +18,7 @@ if TYPE_CHECKING:
 
 _KEY = "bluefog"
 
-
-class _Pollable(Protocol):
-    """Interface of a handle that tells whether its operation is done."""
-
-    def poll(self) -> bool:
-        """Return True if the operation is done."""
-
-
-H = TypeVar("H", bound=_Pollable)
+H = TypeVar("H", Handle[Any], WindowHandle)
 
 
 class HandleTable(Generic[H]):

@@ -1,13 +1,4 @@
-"""Translation of asyncddp's errors to subclasses of the built-in errors that BlueFog raises.
-
-::
-
-    NotInitializedValueError    NotInitializedError and ValueError
-    MismatchValueError          MismatchError and ValueError
-    DtypeValueError             DtypeError and ValueError
-    TopologyAssertionError      TopologyError and AssertionError
-    IntegerAverageError         ArgumentError and AssertionError
-"""
+"""Translation of asyncddp's errors to subclasses of the built-in errors that BlueFog raises."""
 
 from __future__ import annotations
 
