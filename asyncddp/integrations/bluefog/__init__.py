@@ -44,7 +44,6 @@ from asyncddp.integrations.bluefog import (
     collective_verbs,
     neighbor_verbs,
     optimizer_functions,
-    parameter_broadcast,
     topology_settings,
     topology_util,
     verb_variants,
@@ -54,7 +53,6 @@ from asyncddp.integrations.bluefog.basics import *  # noqa: F403
 from asyncddp.integrations.bluefog.collective_verbs import *  # noqa: F403
 from asyncddp.integrations.bluefog.neighbor_verbs import *  # noqa: F403
 from asyncddp.integrations.bluefog.optimizer_functions import *  # noqa: F403
-from asyncddp.integrations.bluefog.parameter_broadcast import *  # noqa: F403
 from asyncddp.integrations.bluefog.topology_settings import *  # noqa: F403
 from asyncddp.integrations.bluefog.topology_util import *  # noqa: F403
 from asyncddp.integrations.bluefog.verb_variants import *  # noqa: F403
@@ -66,7 +64,6 @@ __all__ = [
     *collective_verbs.__all__,
     *neighbor_verbs.__all__,
     *optimizer_functions.__all__,
-    *parameter_broadcast.__all__,
     *topology_settings.__all__,
     *topology_util.__all__,
     *verb_variants.__all__,

@@ -1,4 +1,4 @@
-"""BlueFog's communication operations among all ranks, such as ``allreduce`` and ``broadcast``."""
+"""BlueFog's operations among all ranks, on tensors, parameters, optimizer state and objects."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ from asyncddp.ops import allgather as _allgather
 from asyncddp.ops import allreduce as _allreduce
 from asyncddp.ops import barrier as _barrier
 from asyncddp.ops import broadcast as _broadcast
+from asyncddp.ops import object_collectives as _objects
+from asyncddp.optim import parameter_sync as _parameters
+from asyncddp.optim import state_broadcast as _state
 
 __all__ = [
     "allgather",
@@ -28,11 +31,16 @@ __all__ = [
     "allreduce_",
     "allreduce_nonblocking",
     "allreduce_nonblocking_",
+    "allreduce_parameters",
     "barrier",
     "broadcast",
     "broadcast_",
     "broadcast_nonblocking",
     "broadcast_nonblocking_",
+    "broadcast_object",
+    "broadcast_object_list",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
 ]
 
 
@@ -104,3 +112,41 @@ def barrier() -> None:
     tracer = current().tracer
     if tracer is not None:
         tracer.flush()
+
+
+@unless_suspended
+def broadcast_parameters(params: _parameters.Parameters, root_rank: int) -> None:
+    """Give all ranks the root's parameters, in place; see :func:`asyncddp.broadcast_parameters`."""
+    _parameters.broadcast_parameters(params, root_rank)
+
+
+@unless_suspended
+def allreduce_parameters(params: _parameters.Parameters) -> None:
+    """Average parameters over all ranks, in place; see :func:`asyncddp.allreduce_parameters`."""
+    _parameters.allreduce_parameters(params)
+
+
+@unless_suspended
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) -> None:
+    """Give all ranks the root's optimizer state; see :func:`asyncddp.broadcast_optimizer_state`."""
+    _state.broadcast_optimizer_state(optimizer, root_rank)
+
+
+@unless_suspended
+def broadcast_object(
+    obj: Any, src: int = 0, device: torch.device | str | None = None, name: str | None = None
+) -> Any:
+    """Give all ranks the object of the root ``src``, by pickle; ``device`` means nothing here."""
+    del device
+    return _objects.broadcast_object(obj, src, name=name)
+
+
+def broadcast_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    device: torch.device | str | None = None,
+    name: str | None = None,
+) -> None:
+    """Replace the objects of a list by the root's, which is rank 0 if ``src`` is None."""
+    if object_list:
+        object_list[:] = broadcast_object(object_list, 0 if src is None else src, device, name)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
 import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.install_commands import install_command
@@ -104,6 +103,10 @@ class ProfileDirectory:
         return self.security / "ipcontroller-engine.json"
 
     @property
+    def _lock_file(self) -> Path:
+        return self.security / "asyncddp-cluster.lock"
+
+    @property
     def _record_file(self) -> Path:
         return self.security / "asyncddp-cluster.json"
 
@@ -126,8 +129,8 @@ class ProfileDirectory:
     @contextlib.contextmanager
     def lock(self, record: ClusterRecord) -> Iterator[bool]:
         """Lock the directory while a cluster runs; yields False if another one holds the lock."""
-        with self._lock_file() as descriptor:
-            if not _try_lock(descriptor):
+        with self._lock_file.open("a") as file:
+            if not _try_lock(file):
                 yield False
                 return
             self._record_file.write_text(json.dumps(asdict(record)), encoding="utf-8")
@@ -138,34 +141,25 @@ class ProfileDirectory:
 
     def running_cluster(self) -> ClusterRecord | None:
         """Return the running cluster's record; None if none runs or its daemon was killed."""
-        with self._lock_file() as descriptor:
+        with self._lock_file.open("a") as file:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return self.record()
+                return self._read_record()
             return None
 
-    def record(self) -> ClusterRecord | None:
-        """Read the record of the latest cluster; None if it ended regularly."""
+    def _read_record(self) -> ClusterRecord | None:
         try:
             return ClusterRecord(**json.loads(self._record_file.read_text(encoding="utf-8")))
         except (OSError, ValueError):
             return None
 
-    @contextlib.contextmanager
-    def _lock_file(self) -> Iterator[int]:
-        descriptor = os.open(self.security / "asyncddp-cluster.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
 
-
-def _try_lock(descriptor: int) -> bool:
+def _try_lock(file: TextIO) -> bool:
     """Try to lock a file, with retries; return whether it is locked now."""
     for _ in range(_TRIES):
         with contextlib.suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         time.sleep(0.05)
     return False
