@@ -18,10 +18,9 @@ from asyncddp.launch.diagnosis import Diagnosis, diagnose, group_by_failure, rea
 from asyncddp.launch.job import Job, LaunchCommand
 from asyncddp.launch.job_builder import build_job
 from asyncddp.launch.launcher_discovery import InstalledLauncher, find_launcher
-from asyncddp.launch.output_filter import OutputFilter
+from asyncddp.launch.output_filter import OutputFilter, WaitWarningAggregator
 from asyncddp.launch.run_options import RunOptions
 from asyncddp.launch.supervisor import supervise
-from asyncddp.launch.wait_warnings import WaitWarningAggregator
 from asyncddp.listening_sockets import confine_while_it_runs
 from asyncddp.rank_lists import list_ranks
 

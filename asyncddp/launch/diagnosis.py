@@ -6,7 +6,7 @@ import json
 import re
 import signal
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from asyncddp.launch.launchers import FailedRank, Launcher
@@ -18,6 +18,10 @@ _VANISHED = "killed or ended without a report, as by os._exit()"
 _UNFINISHED = " before MPI was finalized, as by os._exit(0)"
 # Prefix of a message that quotes the failure of another rank.
 _REPEATED = re.compile(r".*(?:refused|given up) by rank \d+: ", re.DOTALL)
+_HINTS: dict[int, str] = {
+    signal.SIGKILL: "Where nobody did that by hand, the machine may have run out of memory.",
+    signal.SIGSEGV: "A native library crashed; PYTHONFAULTHANDLER=1 shows where.",
+}
 _SHOWN = 3  # groups of ranks that are described beside the first
 _RANK_OR_TIME = re.compile(r"\branks? \d+(?:(?:\u2013|, | and )\d+)*(?: more)?|\b\d+\.\d+ s\b")
 
@@ -72,38 +76,21 @@ def _describe_group(group: Sequence[FailureReport]) -> str:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Exit code of a run and the lines that explain its failure to the user.
-
-    Attributes:
-        code: Exit code for the whole run.
-        lines: The explanation first, then lesser ones; empty for a successful run.
-        explained: Whether the failed rank and its reason are known.
-    """
+    """Exit code of a run and the lines that explain its failure, the most telling first."""
 
     code: int
-    lines: tuple[str, ...] = ()
-    explained: bool = True
+    lines: tuple[str, ...] = ()  # empty for a successful run
+    explained: bool = True  # whether the failed rank and its reason are known
 
 
 def read_failure_reports(report_directory: Path) -> list[FailureReport]:
     """Read the ranks' failure reports, earliest first; unreadable ones are skipped."""
-    found = []
+    names, found = [item.name for item in fields(FailureReport)], []
     for path in report_directory.glob("rank-*.json"):
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-            found.append(
-                FailureReport(
-                    rank=int(data["rank"]),
-                    host=str(data["host"]),
-                    exit_code=int(data["exit_code"]),
-                    kind=str(data["kind"]),
-                    message=str(data["message"]),
-                    time=float(data["time"]),
-                    traceback=str(data.get("traceback", "")),
-                    origin=data.get("origin"),
-                )
-            )
-        except (OSError, ValueError, KeyError, TypeError):
+            found.append(FailureReport(**{name: data[name] for name in names if name in data}))
+        except (OSError, ValueError, TypeError):
             continue  # a rank that was killed while it wrote
     return sorted(found, key=lambda report: report.time)
 
@@ -120,14 +107,6 @@ def _describe_rank(rank: int | None, host: str | None) -> str:
     return who if host is None else f"{who} on {host}"
 
 
-def _hint(number: int) -> str:
-    hints = {
-        signal.SIGKILL: " Where nobody did that by hand, the machine may have run out of memory.",
-        signal.SIGSEGV: " A native library crashed; PYTHONFAULTHANDLER=1 shows where.",
-    }
-    return next((text for known, text in hints.items() if known == number), "")
-
-
 def diagnose(
     outcome: RunOutcome,
     launcher: Launcher,
@@ -140,13 +119,6 @@ def diagnose(
     In order of precedence: a rank killed by a signal, as the launcher names the first one; the
     earliest report of a rank that failed by itself; exit codes that the launcher names; the
     earliest report of a rank that failed because another had ended.
-
-    Args:
-        outcome: Outcome of the launcher process.
-        launcher: Description of the launcher's implementation.
-        output: Messages that it wrote about the failure.
-        report_directory: Directory of the ranks' failure reports.
-        timeout: The limit that was set, in seconds.
     """
     if outcome.timed_out:
         return Diagnosis(_TIMED_OUT, (f"ended after {timeout:g} s, the limit set by --timeout",))
@@ -154,9 +126,8 @@ def diagnose(
         return Diagnosis(128 + outcome.signal, (f"ended by {_signal_name(outcome.signal)}",))
     rank_exit, reports = launcher.parse_rank_exit(output), read_failure_reports(report_directory)
     if outcome.waiting_in_init:
-        return Diagnosis(
-            outcome.code or 1, (_describe_wait_in_init(outcome), *_describe_others(reports))
-        )
+        lines = (_describe_wait_in_init(outcome), *_describe_others(reports))
+        return Diagnosis(outcome.code or 1, lines)
     if outcome.code == 0 and rank_exit is None:
         return Diagnosis(0)
     if rank_exit is not None and rank_exit.signal is not None:
@@ -164,17 +135,10 @@ def diagnose(
         if not any(report.rank == rank for report in reports):
             who = _describe_rank(rank, rank_exit.host)
             line = f"{who} was killed by {_signal_name(rank_exit.signal)}"
-            return Diagnosis(
-                128 + rank_exit.signal,
-                (line, *_describe_others(reports), *_hint_lines(rank_exit.signal)),
-            )
+            hints = [text for number, text in _HINTS.items() if number == rank_exit.signal]
+            return Diagnosis(128 + rank_exit.signal, (line, *_describe_others(reports), *hints))
         return _diagnose_reports(sorted(reports, key=lambda report: report.rank != rank))
     return _diagnose_exit_codes(outcome, rank_exit, reports)
-
-
-def _hint_lines(number: int) -> tuple[str, ...]:
-    hint = _hint(number).strip()
-    return (hint,) if hint else ()
 
 
 def _diagnose_exit_codes(
@@ -222,12 +186,11 @@ def _describe_end_by_mpi(rank_exit: FailedRank, lost: Sequence[int]) -> str:
 def _diagnose_reports(reports: Sequence[FailureReport], lost: Sequence[int] = ()) -> Diagnosis:
     """Return a diagnosis from the ranks' own reports, the first failure first."""
     main, *others = group_by_failure(reports)
-    before = list_ranks(lost[:1])
-    first = (f"before that, {before} was lost, {_VANISHED}",) if lost else ()
+    lines = [_describe_group(main)]
+    if lost:
+        lines.append(f"before that, {list_ranks(lost[:1])} was lost, {_VANISHED}")
     rest = [report for group in others for report in group]
-    return Diagnosis(
-        main[0].exit_code or 1, (_describe_group(main), *first, *_describe_others(rest, main[0]))
-    )
+    return Diagnosis(main[0].exit_code or 1, (*lines, *_describe_others(rest, main[0])))
 
 
 def _describe_others(

@@ -17,19 +17,14 @@ _EXPECTED = "a name, an IPv4 address or an [IPv6] address, with an optional :slo
 
 @dataclass(frozen=True)
 class Host:
-    """A machine that runs ranks: host name and number of slots.
-
-    Attributes:
-        name: Host name or address, without brackets.
-        slots: Number of ranks that it takes; None if the user gave none.
-    """
+    """A machine that runs ranks: its name or address, and the ranks that it takes, if given."""
 
     name: str
     slots: int | None = None
 
     @property
     def is_ipv6(self) -> bool:
-        """Return whether the name is an IPv6 address."""
+        """True if the name is an IPv6 address."""
         return ":" in self.name
 
     def __str__(self) -> str:
@@ -41,17 +36,15 @@ def _is_name(text: str) -> bool:
     labels = text.removesuffix(".").split(".")
     if not (0 < len(text) <= 253 and all(_LABEL.fullmatch(label) for label in labels)):
         return False
-    if labels[-1].isdigit():  # only an address ends in a number, and then it must be one
-        return len(labels) == 1 or _is_address(text, ipaddress.IPv4Address)
-    return True
+    # only an address ends in a number, and then it must be one
+    return len(labels) == 1 or not labels[-1].isdigit() or _is_address(text, version=4)
 
 
-def _is_address(text: str, kind: type[ipaddress.IPv4Address] | type[ipaddress.IPv6Address]) -> bool:
+def _is_address(text: str, version: int) -> bool:
     try:
-        kind(text.split("%")[0])
+        return ipaddress.ip_address(text.split("%")[0]).version == version
     except ValueError:
         return False
-    return True
 
 
 def _parse_host(text: str, where: str) -> Host:
@@ -61,7 +54,7 @@ def _parse_host(text: str, where: str) -> Host:
     if match is None:
         raise problem
     name = match["v6"] or match["name"]
-    if not (_is_address(name, ipaddress.IPv6Address) if match["v6"] else _is_name(name)):
+    if not (_is_address(name, version=6) if match["v6"] else _is_name(name)):
         raise problem
     if match["slots"] is not None and int(match["slots"]) < 1:
         raise ArgumentError(f"{where}: expected at least 1 slot, got {text!r}.")
@@ -69,25 +62,19 @@ def _parse_host(text: str, where: str) -> Host:
 
 
 def _check_unique(hosts: Iterable[Host], where: str) -> tuple[Host, ...]:
-    found: dict[str, Host] = {}
-    for host in hosts:
-        if host.name in found:
+    every = tuple(hosts)
+    names = [host.name for host in every]
+    for place, name in enumerate(names):
+        if name in names[:place]:
             raise ArgumentError(
-                f"{where}: {host.name!r} is there twice. Name each host once, with the number of "
-                f"its ranks: {host.name}:2."
+                f"{where}: {name!r} is there twice. Name each host once, with the number of "
+                f"its ranks: {name}:2."
             )
-        found[host.name] = host
-    return tuple(found.values())
+    return every
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
     """Parse the value of ``-H``, hosts separated by commas.
-
-    Args:
-        text: Hosts separated by commas, each with an optional number of slots.
-
-    Returns:
-        The hosts in that order.
 
     Raises:
         ArgumentError: A host is not written as a host is, has no slot, or is there twice.
@@ -138,11 +125,7 @@ def _parse_line(words: Sequence[str], where: str) -> Host:
 
 
 def assign_slots(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
-    """Assign slots to hosts without a number: the remaining ranks in equal parts.
-
-    Args:
-        hosts: Hosts, of which some have a number of slots.
-        ranks: How many ranks will be started; None for one on every host without a number.
+    """Assign slots to hosts without a number: the remaining ranks in equal parts, or one each.
 
     Example:
         >>> [str(host) for host in assign_slots(parse_hosts("h1,h2"), 8)]
@@ -161,22 +144,19 @@ def is_loopback(interface: str) -> bool:
         >>> is_loopback("lo"), is_loopback("127.0.0.0/8"), is_loopback("lo,eth0")
         (True, True, False)
     """
-    return all(_is_loopback_network(name.strip()) for name in interface.split(","))
+    names = [name.strip() for name in interface.split(",")]
+    return all(name in {"lo", "lo0"} or _is_loopback_network(name) for name in names)
 
 
-def _is_loopback_network(name: str) -> bool:
+def _is_loopback_network(text: str) -> bool:
     try:
-        return ipaddress.ip_network(name, strict=False).is_loopback
+        return ipaddress.ip_network(text, strict=False).is_loopback
     except ValueError:
-        return name in {"lo", "lo0"}
+        return False
 
 
 def is_this_machine(host: Host) -> bool:
     """Return whether a host is this machine, by its name alone, without a DNS query."""
     own = socket.gethostname()
-    if host.name in {"localhost", own, own.split(".")[0]}:
-        return True
-    try:
-        return ipaddress.ip_address(host.name.split("%")[0]).is_loopback
-    except ValueError:
-        return False
+    known = {"localhost", own, own.split(".")[0]}
+    return host.name in known or _is_loopback_network(host.name.split("%")[0])

@@ -13,23 +13,17 @@ class Job:
     """A program to start on several ranks, with hosts, binding and environment variables.
 
     Attributes:
-        ranks: Number of ranks.
-        program: Command line that each rank runs.
         hosts: Hosts with their slots; empty for this machine or the batch system's choice.
         remote: Whether other machines take part, or may.
         alone: Whether all ranks run here and no option or variable names other machines.
         interface: Network interfaces (``eth0``) or networks (``10.0.0.0/24``), as given.
-        ssh_port: Port of the remote shell.
         remote_shell: Program to use instead of ssh: called with a host and a command line.
         bind_to: Hardware to which each rank is bound: ``none``, ``core``, ``socket`` or ``numa``.
-        oversubscribe: Whether more ranks than slots or cores may be started.
         tag_output: Whether each line of output says which rank wrote it.
         live: Whether an unfinished line, as of a progress bar, is shown before its end.
         extra: Further arguments for the launcher itself.
-        set_environment: Variables that are set for the ranks.
         forward: Names of the variables that go to other machines; no other does.
         environment: The environment that the launcher would otherwise run in.
-        root: Whether this is run by root.
     """
 
     ranks: int

@@ -55,26 +55,20 @@ def _find(name: str, environment: Mapping[str, str]) -> str | None:
     return shutil.which(name, path=beside) or shutil.which(name, path=path)
 
 
-def _candidates(wanted: str | None, environment: Mapping[str, str]) -> tuple[str, ...]:
-    if wanted is not None:
-        return (wanted,)
-    return (*_NAMES, "srun") if "SLURM_JOB_ID" in environment else _NAMES
-
-
 def find_launcher(wanted: str | None, environment: Mapping[str, str]) -> InstalledLauncher:
     """Find a launcher and query its version.
 
     Args:
-        wanted: Name or path of the launcher to use; None for the first that is there: ``mpirun``,
-            then, inside a Slurm allocation, ``srun``.
+        wanted: Its name or path; None for the first that is there: ``mpirun``, then, inside a Slurm
+            allocation, ``srun``.
         environment: Variables, of which ``PATH`` and ``SLURM_JOB_ID`` are read.
 
     Raises:
         EnvironmentProblem: There is none, or its implementation is unknown.
     """
-    for name in _candidates(wanted, environment):
-        executable = _find(name, environment)
-        if executable is not None:
+    known = (*_NAMES, "srun") if "SLURM_JOB_ID" in environment else _NAMES
+    for name in known if wanted is None else (wanted,):
+        if (executable := _find(name, environment)) is not None:
             return _query_version(executable, environment)
     missing = "No MPI launcher (mpirun) is" if wanted is None else f"{wanted!r} is not"
     raise EnvironmentProblem(f"{missing} beside {sys.executable} or on PATH. {_INSTALL}")
@@ -94,10 +88,11 @@ def _query_version(executable: str, environment: Mapping[str, str]) -> Installed
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EnvironmentProblem(f"{executable} --version does not answer: {error}.") from error
-    known = identify_launcher(answer.stdout + answer.stderr)
+    output = answer.stdout + answer.stderr
+    known = identify_launcher(output)
     if known is None:
         titles = ", ".join(sorted({launcher.title for launcher in LAUNCHERS.values()}))
-        said = (answer.stdout + answer.stderr).strip().splitlines()
+        said = output.strip().splitlines()
         raise EnvironmentProblem(
             f"{executable} is of no family that is known ({titles}): its --version says "
             f"{said[0] if said else 'nothing'!r}. Name another one with --launcher, or start the "

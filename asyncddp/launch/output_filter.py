@@ -7,13 +7,75 @@ Only bytes that may belong to a launcher's message are buffered, until :meth:`Ou
 from __future__ import annotations
 
 import re
+import time
 
 from asyncddp.launch.launchers import LauncherOutputPatterns
-from asyncddp.launch.wait_warnings import WAIT_WARNING, WaitWarningAggregator
+from asyncddp.rank_lists import list_ranks, parse_ranks
 
 _LONGEST_BLOCK = 40  # lines; a longer one is no launcher's
 _LONGEST_LINE = 4096  # bytes
 _RUN = re.compile(rb" ?[-=]+ *$")
+_WAIT_WARNING = re.compile(
+    r"rank (?P<rank>\d+): (?P<what>.+) has been waiting for (?P<seconds>\d+) s; "
+    r"missing: (?P<missing>ranks? [\d, \u2013]+)"
+)
+_COLLECTION_TIME = 1.5  # seconds from the first warning until all are shown
+
+
+class WaitWarningAggregator:
+    """Collector of the ranks' "has been waiting" warnings, merged after a short delay.
+
+    Where one rank is late, its neighbours wait for it and theirs for them, and each prints a
+    warning; one line that names the late rank says it all.
+
+    Example:
+        >>> aggregator = WaitWarningAggregator()
+        >>> for rank, other in ((0, 1), (1, 2)):
+        ...     aggregator.add(
+        ...         f"rank {rank}: barrier has been waiting for 60 s; missing: rank {other}"
+        ...     )
+        True
+        True
+        >>> aggregator.flush()
+        ['2 ranks (0, 1) wait for rank 2, in barrier, since 60 s']
+    """
+
+    def __init__(self) -> None:
+        self._held: list[re.Match[str]] = []
+        self._since = 0.0
+
+    @property
+    def due(self) -> bool:
+        """True if the oldest collected warning has waited long enough to be shown."""
+        return self.has_pending and time.monotonic() - self._since >= _COLLECTION_TIME
+
+    @property
+    def has_pending(self) -> bool:
+        """True if warnings have been collected and not shown."""
+        return bool(self._held)
+
+    def add(self, line: str) -> bool:
+        """Collect a line if it is a waiting warning, and return whether it is one."""
+        match = _WAIT_WARNING.fullmatch(line)
+        if match is not None:
+            self._since = self._since if self._held else time.monotonic()
+            self._held.append(match)
+        return match is not None
+
+    def flush(self) -> list[str]:
+        """Return one merged line, or all lines unchanged if there is no common cause."""
+        held, self._held = self._held, []
+        waits = [(int(one["rank"]), {*parse_ranks(one["missing"])}, one["what"]) for one in held]
+        waiting = {rank for rank, _, _ in waits}
+        late = {peer for _, missing, _ in waits for peer in missing} - waiting
+        if len(waiting) < 2 or not late:
+            return [one[0] for one in held]
+        _, _, what = min((one for one in waits if one[1] & late), key=lambda one: one[0])
+        who = list_ranks(waiting).partition(" ")[2]
+        since = max(int(one["seconds"]) for one in held)
+        return [
+            f"{len(waiting)} ranks ({who}) wait for {list_ranks(late)}, in {what}, since {since} s"
+        ]
 
 
 class OutputFilter:
@@ -47,8 +109,9 @@ class OutputFilter:
         wait_warnings: WaitWarningAggregator | None = None,
     ) -> None:
         self._patterns = LauncherOutputPatterns() if output_patterns is None else output_patterns
-        self._wait_warnings = wait_warnings
-        self._pass_through = pass_through
+        self._wait_warnings, self._pass_through = wait_warnings, pass_through
+        prefixes = () if wait_warnings is None or not self._patterns.line_prefixes else ("rank ",)
+        self._line_prefixes = (*self._patterns.line_prefixes, *prefixes)
         self._pending = b""
         self._block: list[bytes] = []
         self.at_line_start = True
@@ -57,20 +120,16 @@ class OutputFilter:
     @property
     def has_pending(self) -> bool:
         """True if bytes or warnings are buffered."""
-        return bool(
-            self._pending
-            or self._block
-            or (self._wait_warnings and self._wait_warnings.has_pending)
-        )
+        warned = self._wait_warnings is not None and self._wait_warnings.has_pending
+        return bool(self._pending or self._block or warned)
 
     def due_warnings(self, *, at_end: bool = False) -> bytes:
         """Return the merged waiting warnings once their collection time is over."""
-        if self._wait_warnings is None or not (
-            self._wait_warnings.due or (at_end and self._wait_warnings.has_pending)
-        ):
+        waits = self._wait_warnings
+        if waits is None or not (waits.due or (at_end and waits.has_pending)):
             return b""
         out: list[bytes] = [] if self.at_line_start else [b"\n"]
-        self._emit("".join(f"{line}\n" for line in self._wait_warnings.flush()).encode(), out)
+        self._emit("".join(f"{line}\n" for line in waits.flush()).encode(), out)
         return b"".join(out)
 
     def feed(self, data: bytes) -> bytes:
@@ -108,15 +167,8 @@ class OutputFilter:
         if len(begun) >= _LONGEST_LINE:
             return 0
         text = begun.decode(errors="replace")
-        line_prefixes = (
-            self._patterns.line_prefixes if self.at_line_start and text and "\r" not in text else ()
-        )
-        line_prefixes = (
-            (*line_prefixes, "rank ")
-            if line_prefixes and self._wait_warnings is not None
-            else line_prefixes
-        )
-        if any(text.startswith(stem) or stem.startswith(text) for stem in line_prefixes):
+        prefixes = self._line_prefixes if self.at_line_start and text and "\r" not in text else ()
+        if any(text.startswith(prefix) or prefix.startswith(text) for prefix in prefixes):
             return len(begun)
         run = _RUN.search(begun) if self._patterns.delimiter is not None else None
         return 0 if run is None else len(run[0])
@@ -127,28 +179,18 @@ class OutputFilter:
         if self._block:
             self._continue_block(line, text, out)
             return
-        delimiter = (
-            self._patterns.delimiter.search(text) if self._patterns.delimiter is not None else None
-        )
+        delimiter = self._patterns.delimiter and self._patterns.delimiter.search(text)
         if delimiter is not None:  # a progress bar without an end of line may stand before it
             self._emit(line[: delimiter.start()], out)
             self._block = [line[delimiter.start() :]]
-        elif self.at_line_start and any(
-            pattern.fullmatch(text) for pattern in self._patterns.lines
-        ):
+        elif self.at_line_start and any(one.fullmatch(text) for one in self._patterns.lines):
             self._record(line, out)
-        elif self.at_line_start and self._collect_warning(line):
-            pass
-        else:
+        elif not (self.at_line_start and self._collect_warning(line)):
             self._emit(line, out)
 
     def _collect_warning(self, line: bytes) -> bool:
-        """Collect a line that is a waiting warning; return whether it is one."""
         text = line.decode(errors="replace").rstrip("\r\n")
-        if self._wait_warnings is None or not WAIT_WARNING.fullmatch(text):
-            return False
-        self._wait_warnings.add(text)
-        return True
+        return self._wait_warnings is not None and self._wait_warnings.add(text)
 
     def _continue_block(self, line: bytes, text: str, out: list[bytes]) -> None:
         if len(self._block) == 1 and not any(p.match(text) for p in self._patterns.block_starts):

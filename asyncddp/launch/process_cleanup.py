@@ -15,16 +15,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def find_processes(marker: str) -> list[int]:
-    """Return the process ids that have a variable in their environment; Linux only.
-
-    Args:
-        marker: ``NAME=value``, unique to a run, so that its processes are found anywhere in the
-            process tree.
-    """
-    wanted, found = marker.encode(), []
-    for directory in Path("/proc").glob("[0-9]*"):
+    """Return the process ids with ``NAME=value`` in their environment, wherever in the tree."""
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):  # Linux only
         with contextlib.suppress(OSError):
-            if wanted in (directory / "environ").read_bytes().split(b"\0"):
+            if marker.encode() in (directory / "environ").read_bytes().split(b"\0"):
                 found.append(int(directory.name))
     return [pid for pid in found if pid != os.getpid()]
 

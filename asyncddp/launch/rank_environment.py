@@ -14,16 +14,8 @@ from asyncddp.launch.cpu_cores import threads_per_rank
 from asyncddp.launch.hosts import Host, is_this_machine
 
 _NEEDED = (
-    "COLUMNS",
-    "CONDA_PREFIX",
-    "LD_LIBRARY_PATH",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "OMP_NUM_THREADS",
-    "PATH",
-    "PYTHONPATH",
-    "PYTHONUNBUFFERED",
-    "TTY_COMPATIBLE",
+    *("COLUMNS", "CONDA_PREFIX", "LD_LIBRARY_PATH", "MASTER_ADDR", "MASTER_PORT"),
+    *("OMP_NUM_THREADS", "PATH", "PYTHONPATH", "PYTHONUNBUFFERED", "TTY_COMPATIBLE"),
     "VIRTUAL_ENV",
 )
 _BATCH = {
@@ -85,8 +77,7 @@ def launch_variables(
     Args:
         environment: Variables of this process.
         exports: Variables that the user gave with ``-x``.
-        ranks_here: Ranks on this machine if all are here; None where other machines take part,
-            whose cores only they can count.
+        ranks_here: Ranks on this machine; None where other machines count their own cores.
         terminal: Whether the ranks' output is shown on a terminal. The ranks cannot know: Open
             MPI gives them one in any case, others never. ``TTY_COMPATIBLE`` is what rich reads.
     """
@@ -101,16 +92,9 @@ def launch_variables(
 def specifies_hosts(environment: Mapping[str, str], extra: Iterable[str]) -> bool:
     """Return whether the launcher gets hosts from a batch system, a variable or an argument.
 
-    Args:
-        environment: The variables that the launcher reads.
-        extra: The user's own launcher arguments.
-
     Example:
-        >>> (
-        ...     specifies_hosts({"PBS_NODEFILE": "/var/nodes"}, []),
-        ...     specifies_hosts({}, ["--hostfile", "h"]),
-        ... )
-        (True, True)
+        >>> specifies_hosts({}, ["--hostfile", "h"])
+        True
     """
     return bool(_BATCH & environment.keys()) or any(
         word.partition("=")[0] in _HOST_FLAGS for word in extra
@@ -123,16 +107,8 @@ def rendezvous_variables(
     """Return MASTER_ADDR and MASTER_PORT, the rendezvous of torch.distributed.
 
     Libraries such as Hugging Face's accelerate read them where they see the variables of an MPI
-    launcher.
-
-    Args:
-        environment: Variables that the user has set, which stay.
-        hosts: Hosts of the run, the first being rank 0's; empty for this machine or a batch system.
-        remote: Whether other machines take part.
-
-    Returns:
-        The variables to add: an address of rank 0's machine, and a port that is free there as far
-        as this machine can tell.
+    launcher. What the user has set stays. The address is the first host's, or that of the batch
+    system's first; the port is free there as far as this machine can tell.
     """
     address = "127.0.0.1"
     if remote:

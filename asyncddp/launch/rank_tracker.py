@@ -32,21 +32,23 @@ def _rank_of(path: Path) -> int:
     return int(path.name.rpartition("-")[2])
 
 
+def _is_gone(path: Path) -> bool:
+    pid, host = path.read_text().split()
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return host == socket.gethostname()
+    return False
+
+
 class RankTracker:
-    """Tracker of the rank processes on this machine, by the files they write and by pidfds.
-
-    Args:
-        report_directory: Directory of the start and end files and of failure reports.
-
-    Attributes:
-        lost: Ranks whose process ended irregularly before any failure report, in order.
-    """
+    """Tracker of the rank processes on this machine, by the files they write and by pidfds."""
 
     def __init__(self, report_directory: Path) -> None:
         self._report_directory = report_directory
         self._known: set[int] = set()
-        self._open: dict[int, int] = {}
-        self.lost: list[int] = []
+        self._pidfds: list[int] = []
+        self.lost: list[int] = []  # ended irregularly, before any failure report; in order
 
     def new_processes(self) -> dict[int, int]:
         """Return new ranks with a pidfd each, which becomes readable when the process ends."""
@@ -54,7 +56,7 @@ class RankTracker:
             return {}
         found = {}
         for path in self._report_directory.glob("started-*"):
-            rank = int(path.name.removeprefix("started-"))
+            rank = _rank_of(path)
             if rank in self._known:
                 continue
             with contextlib.suppress(OSError, ValueError):  # half written, or already gone
@@ -65,7 +67,7 @@ class RankTracker:
                         found[rank] = os.pidfd_open(int(pid))
                     except ProcessLookupError:  # it ended between two polls
                         self.on_process_exit(rank)
-        self._open.update(found)
+        self._pidfds += found.values()
         return found
 
     def on_process_exit(self, rank: int) -> bool:
@@ -83,16 +85,10 @@ class RankTracker:
     def ended(self) -> tuple[int, ...]:
         """Return the ranks of this machine that ended regularly and whose process is gone."""
         return tuple(
-            sorted(filter(self._is_gone, map(_rank_of, self._report_directory.glob("ended-*"))))
+            sorted(
+                _rank_of(path) for path in self._report_directory.glob("ended-*") if _is_gone(path)
+            )
         )
-
-    def _is_gone(self, rank: int) -> bool:
-        pid, host = (self._report_directory / f"ended-{rank}").read_text().split()
-        try:
-            os.kill(int(pid), 0)
-        except ProcessLookupError:
-            return host == socket.gethostname()
-        return False
 
     def has_reports(self) -> bool:
         """Return whether any rank has written a failure report."""
@@ -100,6 +96,5 @@ class RankTracker:
 
     def close(self) -> None:
         """Close the pidfds."""
-        for descriptor in self._open.values():
-            os.close(descriptor)
-        self._open = {}
+        while self._pidfds:
+            os.close(self._pidfds.pop())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import selectors
 import signal
@@ -30,23 +31,14 @@ _GRACE_PERIOD = 3.0  # seconds that a launcher has to end after a rank has repor
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """Outcome of a run: the launcher's exit code, and which ranks were lost, ended or waiting.
+    """Outcome of a run: the launcher's exit code, and what became of this machine's ranks."""
 
-    Attributes:
-        code: The launcher's exit code; negative for the signal that killed it.
-        signal: The first signal that this process received during the run.
-        timed_out: Whether the run was ended because its time was up.
-        lost: Ranks of this machine whose process ended irregularly, in order.
-        ended: Ranks of this machine that came to the end of their scripts.
-        waiting_in_init: Ranks killed in ``init()``, where they waited for a rank that had ended.
-    """
-
-    code: int
-    signal: int | None
+    code: int  # negative for the signal that killed the launcher
+    signal: int | None  # the first that this process received during the run
     timed_out: bool
-    lost: tuple[int, ...] = ()
-    ended: tuple[int, ...] = ()
-    waiting_in_init: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()  # whose process ended irregularly, in order
+    ended: tuple[int, ...] = ()  # which came to the end of their scripts
+    waiting_in_init: tuple[int, ...] = ()  # killed there, where they waited for one that had ended
 
 
 @dataclass
@@ -85,7 +77,7 @@ class _LauncherTerminator:
     def __init__(self, child: subprocess.Popen[bytes], marker: str) -> None:
         self._child, self._marker = child, marker
         self._next: list[Callable[[], None]] = []
-        self.deadline = float("inf")
+        self.deadline = math.inf
         self.received: int | None = None
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -104,7 +96,7 @@ class _LauncherTerminator:
 
     def escalate(self) -> None:
         """Send the next, stronger signal."""
-        self.deadline = float("inf")
+        self.deadline = math.inf
         if self._next:
             self._next.pop(0)()
 
@@ -124,10 +116,8 @@ def _signal_handlers(handler: Callable[[int, FrameType | None], None]) -> Iterat
     reader, writer = socket.socketpair()
     reader.setblocking(False)
     writer.setblocking(False)
-    wanted = [
-        n for n in _FORWARDED_SIGNALS if signal.getsignal(n) is not signal.SIG_IGN
-    ]  # as under nohup
-    before = {number: signal.signal(number, handler) for number in wanted}
+    ignored = [n for n in _FORWARDED_SIGNALS if signal.getsignal(n) is signal.SIG_IGN]  # nohup
+    before = {n: signal.signal(n, handler) for n in _FORWARDED_SIGNALS if n not in ignored}
     before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes us up
     wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     try:
@@ -181,21 +171,20 @@ def supervise(
         pipes = [_OutputPipe(child.stderr, 2, stderr)] if child.stderr is not None else []
         if child.stdout is not None and stdout is not None:
             pipes.append(_OutputPipe(child.stdout, 1, stdout))
-        ends = float("inf") if timeout is None else time.monotonic() + timeout
+        ends = math.inf if timeout is None else time.monotonic() + timeout
         with (
             _signal_handlers(terminator.on_signal) as wakeups,
             _SupervisorLoop(pipes, wakeups, report_directory) as loop,
         ):
-            timed_out, waiting_in_init = _run_loop(child, loop, terminator, ends)
+            loop.run(child, terminator, ends)
         kill_processes(marker)
-    tracker = loop.tracker
     return RunOutcome(
         child.returncode,
         terminator.received,
-        timed_out,
-        lost=tuple(tracker.lost),
-        ended=tracker.ended(),
-        waiting_in_init=waiting_in_init,
+        loop.timed_out,
+        lost=tuple(loop.tracker.lost),
+        ended=loop.tracker.ended(),
+        waiting_in_init=loop.waiting_in_init,
     )
 
 
@@ -206,6 +195,8 @@ class _SupervisorLoop:
         self, pipes: list[_OutputPipe], wakeups: socket.socket, report_directory: Path
     ) -> None:
         self.tracker = RankTracker(report_directory)
+        self.timed_out = False
+        self.waiting_in_init: tuple[int, ...] = ()
         self._pipes, self._wakeups = pipes, wakeups
         self._selector = selectors.DefaultSelector()
         self._selector.register(wakeups, selectors.EVENT_READ, self._drain_wakeups)
@@ -224,16 +215,34 @@ class _SupervisorLoop:
             self._wakeups.recv(4096)
         return True
 
-    def watch_new_processes(self) -> None:
-        """Start to watch the processes of ranks that have started since the last call."""
-        for rank, descriptor in self.tracker.new_processes().items():
-            self._selector.register(
-                descriptor,
-                selectors.EVENT_READ,
-                functools.partial(self.tracker.on_process_exit, rank),
-            )
+    def run(
+        self, child: subprocess.Popen[bytes], terminator: _LauncherTerminator, ends: float
+    ) -> None:
+        """Handle events until the launcher has ended."""
+        reported = math.inf
+        while child.poll() is None:
+            self._watch_new_processes()
+            self._step(min(ends, terminator.deadline, time.monotonic() + _POLL_INTERVAL))
+            now = time.monotonic()
+            if now >= ends:
+                ends, self.timed_out = math.inf, True
+                terminator.begin(signal.SIGTERM)
+            if now >= terminator.deadline:
+                terminator.escalate()
+            waiting = self.tracker.waiting_in_init()
+            reported = min(reported, now) if waiting or self.tracker.has_reports() else math.inf
+            if now >= reported + _GRACE_PERIOD and terminator.deadline == math.inf:
+                self.waiting_in_init = waiting
+                # Hydra waits for the others where MPI was not started
+                terminator.begin(signal.SIGTERM)
+        self._finish()
 
-    def step(self, until: float) -> None:
+    def _watch_new_processes(self) -> None:
+        for rank, descriptor in self.tracker.new_processes().items():
+            on_exit = functools.partial(self.tracker.on_process_exit, rank)
+            self._selector.register(descriptor, selectors.EVENT_READ, on_exit)
+
+    def _step(self, until: float) -> None:
         """Wait for events, at most until a time, and handle them."""
         if any(pipe.output_filter.has_pending for pipe in self._pipes):
             until = min(until, time.monotonic() + _PAUSE)
@@ -243,49 +252,15 @@ class _SupervisorLoop:
         for pipe in self._pipes:
             pipe.flush_after_pause()
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Forward the remaining output after the launcher has ended."""
         last = time.monotonic() + _DRAIN
         sources = {pipe.source for pipe in self._pipes}
         while sources & self._registered() and time.monotonic() < last:
-            self.step(last)
+            self._step(last)
         for pipe in self._pipes:
-            _write(
-                pipe.target,
-                pipe.output_filter.flush() + pipe.output_filter.due_warnings(at_end=True),
-            )
+            left = pipe.output_filter.flush() + pipe.output_filter.due_warnings(at_end=True)
+            _write(pipe.target, left)
 
     def _registered(self) -> set[object]:
         return {key.fileobj for key in self._selector.get_map().values()}
-
-
-def _run_loop(
-    child: subprocess.Popen[bytes],
-    loop: _SupervisorLoop,
-    terminator: _LauncherTerminator,
-    ends: float,
-) -> tuple[bool, tuple[int, ...]]:
-    """Run the event loop until the launcher has ended.
-
-    Returns:
-        Whether the time limit was reached, and the ranks that were killed in ``init()`` because
-        they waited for a rank that had ended.
-    """
-    timed_out, reported = False, float("inf")
-    waiting_in_init: tuple[int, ...] = ()
-    while child.poll() is None:
-        loop.watch_new_processes()
-        loop.step(min(ends, terminator.deadline, time.monotonic() + _POLL_INTERVAL))
-        now = time.monotonic()
-        if now >= ends:
-            ends, timed_out = float("inf"), True
-            terminator.begin(signal.SIGTERM)
-        if now >= terminator.deadline:
-            terminator.escalate()
-        waiting = loop.tracker.waiting_in_init()
-        reported = min(reported, now) if waiting or loop.tracker.has_reports() else float("inf")
-        if now >= reported + _GRACE_PERIOD and terminator.deadline == float("inf"):
-            waiting_in_init = waiting
-            terminator.begin(signal.SIGTERM)  # Hydra waits for the others where MPI was not started
-    loop.finish()
-    return timed_out, waiting_in_init

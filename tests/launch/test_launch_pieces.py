@@ -9,8 +9,8 @@ import recorded
 
 from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.launch.cpu_cores import cores, threads_per_rank
+from asyncddp.launch.job_builder import build_rank_program
 from asyncddp.launch.launcher_discovery import find_launcher
-from asyncddp.launch.rank_command_line import build_rank_program
 from asyncddp.launch.rank_environment import forwarded_variables, launch_variables, parse_exports
 
 RANK = (sys.executable, "-m", "asyncddp.launch.rank")

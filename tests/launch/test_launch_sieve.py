@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncddp.launch.launchers import LAUNCHERS
-from asyncddp.launch.output_filter import OutputFilter
-from asyncddp.launch.wait_warnings import WaitWarningAggregator
+from asyncddp.launch.output_filter import OutputFilter, WaitWarningAggregator
 
 NOISY = [
     ("open_mpi_5", recorded.OPEN_MPI_5_KILLED),

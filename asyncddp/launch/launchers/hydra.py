@@ -23,15 +23,13 @@ from asyncddp.launch.launchers.launcher import (
 )
 
 _ABORT = re.compile(r"Abort\((?P<code>\d+)\) on node (?P<rank>\d+) \(rank \d+ in comm \d+\).*")
-
-
 _INTEL_EXIT = re.compile(
     r"=\s+RANK (?P<rank>\d+) PID \d+ RUNNING AT (?P<host>\S+)\n"
     r"=\s+KILLED BY SIGNAL: (?P<signal>\d+)"
 )
 
 
-class HydraLauncher(Launcher):
+class _HydraLauncher(Launcher):
     """Base class of the two Hydra launchers, the ``mpiexec`` of MPICH and of Intel MPI."""
 
     signature: ClassVar[re.Pattern[str]]
@@ -56,25 +54,23 @@ class HydraLauncher(Launcher):
     )
 
     def parse_version(self, version_output: str) -> str | None:
-        """Parse the version from the implementation's signature."""
         match = self.signature.search(version_output)
         return match["version"].strip() if match else None
 
     def build_command(self, executable: str, job: Job) -> LaunchCommand:
-        """Build the command line of mpiexec; variables are forwarded by name."""
         arguments = [executable, "-n", str(job.ranks)]
         arguments += ["-hosts", self.format_hosts(job)] if job.hosts else []
         arguments += self._binding(job)
         arguments += ["-prepend-rank"] if job.tag_output else []
         if job.interface is not None and not job.alone:
-            arguments += ["-iface", self._interface(job.interface)]
+            arguments += ["-iface", self._checked_interface(job.interface)]
         if job.remote_shell is not None:
             arguments += ["-launcher", "ssh", "-launcher-exec", job.remote_shell]
         if job.remote:
             arguments += ["-genvlist", ",".join(job.forward)]
         return LaunchCommand((*arguments, *job.extra, *job.program), self._environment(job))
 
-    def _interface(self, text: str) -> str:
+    def _checked_interface(self, text: str) -> str:
         if "/" in text or "," in text:
             raise ArgumentError(
                 f"--network-interface: {self.title} takes the name of one interface, like eth0; "
@@ -94,7 +90,6 @@ class HydraLauncher(Launcher):
         return added
 
     def parse_rank_exit(self, output: str) -> FailedRank | None:
-        """Parse messages about signals and aborts."""
         return self._parse_signal(output) or rank_exit_from(_ABORT.search(output))
 
     @abstractmethod
@@ -102,9 +97,7 @@ class HydraLauncher(Launcher):
         """Parse which rank was killed by a signal, if the messages say so."""
 
 
-class _MpichLauncher(HydraLauncher):
-    """MPICH's Hydra launcher."""
-
+class _MpichLauncher(_HydraLauncher):
     title = "MPICH"
     signature = re.compile(r"HYDRA build details:\s+Version:\s+(?P<version>\S+)")
     shell_arguments = "HYDRA_LAUNCHER_EXTRA_ARGS"
@@ -114,9 +107,7 @@ class _MpichLauncher(HydraLauncher):
         return rank_exit_from(re.search(r"EXIT STRING: .*?signal:? (?P<signal>\d+)\)", output))
 
 
-class _IntelMpiLauncher(HydraLauncher):
-    """Intel MPI's Hydra launcher."""
-
+class _IntelMpiLauncher(_HydraLauncher):
     title = "Intel MPI"
     signature = re.compile(
         r"Intel\(R\) MPI Library for Linux\* OS, Version (?P<version>[\d.]+(?: Update \d+)?)"

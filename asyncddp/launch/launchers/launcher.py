@@ -16,15 +16,10 @@ from asyncddp.launch.job import Job, LaunchCommand
 
 @dataclass(frozen=True)
 class FailedRank:
-    """The first failed process as the launcher reports it: rank, host, signal or exit code.
+    """The first failed process as the launcher reports it.
 
-    Attributes:
-        rank: Its rank; None where the launcher does not say for certain.
-        host: Host on which it ran.
-        signal: The signal that killed it, if one did.
-        code: Its exit code otherwise; None where MPI itself ended it, 0 where it ended without
-            finalizing MPI.
-        lost_host: Whether a whole host was lost.
+    ``rank`` is None where the launcher does not say for certain. Without a ``signal``, the ``code``
+    None means that MPI itself ended it, and 0 that it ended without finalizing MPI.
     """
 
     rank: int | None = None
@@ -36,34 +31,22 @@ class FailedRank:
 
 @dataclass(frozen=True)
 class LauncherOutputPatterns:
-    """Patterns of the failure messages that a launcher mixes into the ranks' output.
+    """Patterns of the failure messages that a launcher mixes into the ranks' output."""
 
-    Attributes:
-        delimiter: Pattern of the end of a line that opens a block and of its last line; None
-            where there is no block.
-        block_starts: Patterns of a block's first line, of which one must fit.
-        lines: Patterns of single lines.
-        line_prefixes: Literal beginnings of those lines: only a line that begins so is buffered.
-        on_stdout: Whether the launcher writes them to standard output.
-    """
-
-    delimiter: re.Pattern[str] | None = None
-    block_starts: tuple[re.Pattern[str], ...] = ()
-    lines: tuple[re.Pattern[str], ...] = ()
-    line_prefixes: tuple[str, ...] = ()
-    on_stdout: bool = False
+    delimiter: re.Pattern[str] | None = None  # ends the line that opens a block; its last line
+    block_starts: tuple[re.Pattern[str], ...] = ()  # of its first line, of which one must fit
+    lines: tuple[re.Pattern[str], ...] = ()  # single lines
+    line_prefixes: tuple[str, ...] = ()  # how they begin: only such an unfinished line is buffered
+    on_stdout: bool = False  # the launcher writes them to standard output
 
 
 class Launcher(ABC):
     """Interface of an MPI launcher implementation, such as Open MPI's mpirun or Slurm's srun."""
 
-    title: ClassVar[str]
-    """Its name in messages."""
+    title: ClassVar[str]  # in messages
     output_patterns: ClassVar[LauncherOutputPatterns] = LauncherOutputPatterns()
-    ipv6_hosts: ClassVar[bool] = False
-    """True if a host may be an IPv6 address."""
-    local: ClassVar[bool] = True
-    """True if it starts ranks on this machine where the job names no hosts."""
+    ipv6_hosts: ClassVar[bool] = False  # a host may be an IPv6 address
+    local: ClassVar[bool] = True  # it starts ranks on this machine where the job names no hosts
 
     @abstractmethod
     def parse_version(self, version_output: str) -> str | None:
@@ -97,10 +80,10 @@ def rank_exit_from(match: re.Match[str] | None) -> FailedRank | None:
     if match is None:
         return None
     found = match.groupdict()
-    rank, killed, code = (
-        None if found.get(name) is None else int(found[name]) for name in ("rank", "signal", "code")
+    numbers = {name: int(value) for name, value in found.items() if value and name != "host"}
+    return FailedRank(
+        numbers.get("rank"), found.get("host"), numbers.get("signal"), numbers.get("code")
     )
-    return FailedRank(rank, found.get("host"), killed, code)
 
 
 def default_option(job: Job, names: Sequence[str], *values: str) -> list[str]:

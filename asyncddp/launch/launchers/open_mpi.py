@@ -48,7 +48,7 @@ _HOSTS_LOST = (
 )
 
 
-class OpenMpiLauncher(Launcher):
+class _OpenMpiLauncher(Launcher):
     """Base class of Open MPI's two launchers, ``mpirun`` of series 4 (ORTE) and 5 (PRRTE)."""
 
     title = "Open MPI"
@@ -78,12 +78,10 @@ class OpenMpiLauncher(Launcher):
     )
 
     def parse_version(self, version_output: str) -> str | None:
-        """Parse "Open MPI" and a version of this series."""
         match = _VERSION.search(version_output)
         return match["version"] if match and int(match["major"]) in self.series else None
 
     def build_command(self, executable: str, job: Job) -> LaunchCommand:
-        """Build the command line of mpirun: MCA parameters by --mca, variables by -x."""
         mapping = "slot:OVERSUBSCRIBE" if job.oversubscribe else "slot"
         arguments = [executable, "-np", str(job.ranks)]
         arguments += ["--host", self.format_hosts(job)] if job.hosts else []
@@ -95,12 +93,10 @@ class OpenMpiLauncher(Launcher):
             arguments += self.tag if job.tag_output else self.unbuffered
         for name in job.forward if job.remote else ():
             arguments += ["-x", name]
-        root = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
-        environment = {
-            **self._loopback_variables(job),
-            **job.set_environment,
-            **(dict.fromkeys(root, "1") if job.root else {}),
-        }
+        environment = {**self._loopback_variables(job), **job.set_environment}
+        if job.root:
+            environment["OMPI_ALLOW_RUN_AS_ROOT"] = "1"
+            environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
         return LaunchCommand((*arguments, *job.extra, *job.program), environment)
 
     def _loopback_variables(self, job: Job) -> dict[str, str]:
@@ -129,7 +125,6 @@ class OpenMpiLauncher(Launcher):
         ]
 
     def parse_rank_exit(self, output: str) -> FailedRank | None:
-        """Parse messages about lost hosts, signals and exit codes."""
         lost = earliest_match(_HOSTS_LOST, output)
         found = rank_exit_from(earliest_match(_EXITS, output))
         if found is None and (unfinished := _UNFINISHED.search(output)):
@@ -137,9 +132,7 @@ class OpenMpiLauncher(Launcher):
         return FailedRank(host=lost["host"], lost_host=True) if lost and not found else found
 
 
-class _OpenMpi4Launcher(OpenMpiLauncher):
-    """Launcher of Open MPI 4 and older (ORTE)."""
-
+class _OpenMpi4Launcher(_OpenMpiLauncher):
     series = range(1, 5)
     runtime_flag = "--mca"
     runtime_interfaces = "oob_tcp_if_include"
@@ -148,16 +141,14 @@ class _OpenMpi4Launcher(OpenMpiLauncher):
     tag = ("--tag-output",)
 
 
-class _OpenMpi5Launcher(OpenMpiLauncher):
-    """Launcher of Open MPI 5 and newer (PRRTE)."""
-
+class _OpenMpi5Launcher(_OpenMpiLauncher):
     series = range(5, 100)
     runtime_flag = "--prtemca"
     runtime_interfaces = "prte_if_include"
     shell_program = "plm_ssh_agent"
     shell_arguments = "plm_ssh_args"
     tag = ("--output", "tag")
-    output_patterns = replace(OpenMpiLauncher.output_patterns, on_stdout=True)  # some of it
+    output_patterns = replace(_OpenMpiLauncher.output_patterns, on_stdout=True)  # some of it
     unbuffered = ("--output", ":raw")  # else it waits for the ends of lines
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable
 
 from asyncddp.errors import ArgumentError
 from asyncddp.launch.job import Job, LaunchCommand
@@ -24,13 +23,10 @@ _TASK = re.compile(
 
 def _signal_number(words: str) -> int | None:
     """Return the number of the signal with this ``strsignal`` description."""
-    known: Iterable[signal.Signals] = signal.Signals
-    return next((number.value for number in known if signal.strsignal(number) == words), None)
+    return next((n.value for n in signal.Signals if signal.strsignal(n) == words), None)
 
 
 class _SrunLauncher(Launcher):
-    """Slurm's launcher ``srun``: its command line, and patterns of its failure messages."""
-
     title = "srun"
     local = False
     output_patterns = LauncherOutputPatterns(
@@ -44,12 +40,10 @@ class _SrunLauncher(Launcher):
     )
 
     def parse_version(self, version_output: str) -> str | None:
-        """Parse "slurm" and a version."""
         match = re.search(r"^slurm(?:-wlm)? (?P<version>\d[\w.\-]*)", version_output, re.MULTILINE)
         return match["version"] if match else None
 
     def build_command(self, executable: str, job: Job) -> LaunchCommand:
-        """Build the command line of srun; variables are forwarded by --export."""
         for flag, value in (("--ssh-port", job.ssh_port), ("--remote-shell", job.remote_shell)):
             if value is not None:
                 raise ArgumentError(f"{flag}: srun starts ranks without ssh; leave it out.")
@@ -94,7 +88,6 @@ class _SrunLauncher(Launcher):
         return {**kept, **job.set_environment}
 
     def parse_rank_exit(self, output: str) -> FailedRank | None:
-        """Parse messages such as "task 3: Exited with exit code 1"."""
         match = _TASK.search(output)
         if match is None:
             return None
