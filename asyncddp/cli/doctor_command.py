@@ -13,15 +13,24 @@ from typing import Any
 import click
 
 from asyncddp.cli.console import make_console
-from asyncddp.cli.doctor import CheckResult
+from asyncddp.cli.doctor.check_result import CheckResult, print_check_results, print_rows
 from asyncddp.cli.doctor.machine_checks import check_machine, check_mixed_devices, list_gpus
 from asyncddp.cli.doctor.mpi_checks import check_launcher, check_mpi_library, query_cuda_awareness
+from asyncddp.cli.doctor.mpi_probe import find_answer
 from asyncddp.cli.doctor.package_checks import check_packages, torch_cuda_version
-from asyncddp.cli.doctor.probe_answer import find_answer
 from asyncddp.cli.doctor.transport_self_test import self_test, summarise_self_test
 from asyncddp.cli.options import placement_options
 
+_CHECKED_RANKS = 2
+_PROBE = ("-m", "asyncddp.cli.doctor.mpi_probe", "ranks")
 _RUN_ERROR_PREFIX = "asyncddp run: "
+_TABLES = {
+    "routes": "What carries a tensor",
+    "device_wires": "Wires for tensors on GPUs",
+    "ranks": "Ranks",
+    "pairs": "What carries a tensor between these ranks",
+    "self_test": "Self-test",
+}
 _PROBE_TIMEOUT = 120.0  # seconds for importing torch and starting MPI on a slow file system
 
 
@@ -64,8 +73,7 @@ def _run_checks(where: dict[str, Any], *, check: bool) -> dict[str, Any]:
         *check_machine(environment, found_gpus),
     ]
     report: dict[str, Any] = {"routes": answer.get("routes", []), "pairs": [], "ranks": []}
-    report["device_wires"] = answer.get("device_wires", [])
-    report["self_test"] = []
+    report |= {"device_wires": answer.get("device_wires", []), "self_test": []}
     given = any(where[key] for key in ("num_proc", "hosts", "hostfile"))
     if launcher is not None and given:
         there = _run_on_ranks([*_placement_arguments(where), *_PROBE])
@@ -81,10 +89,6 @@ def _run_checks(where: dict[str, Any], *, check: bool) -> dict[str, Any]:
         findings.append(summarise_self_test(report["self_test"]))
     report["findings"] = [dataclasses.asdict(finding) for finding in findings]
     return report
-
-
-_CHECKED_RANKS = 2
-_PROBE = ("-m", "asyncddp.cli.doctor.mpi_probe", "ranks")
 
 
 def _launch_failure(problem: str) -> CheckResult:
@@ -135,12 +139,7 @@ def _run_json(
 
 
 def _print_report(report: dict[str, Any]) -> None:
-    from asyncddp.cli.doctor.results_table import print_check_results, print_rows
-
     console = make_console(piped_width=100)
     print_check_results(console, [CheckResult(**finding) for finding in report["findings"]])
-    print_rows(console, "What carries a tensor", report["routes"])
-    print_rows(console, "Wires for tensors on GPUs", report["device_wires"])
-    print_rows(console, "Ranks", report["ranks"])
-    print_rows(console, "What carries a tensor between these ranks", report["pairs"])
-    print_rows(console, "Self-test", report["self_test"])
+    for key, title in _TABLES.items():
+        print_rows(console, title, report[key])

@@ -16,7 +16,7 @@ from asyncddp.cli.doctor.mpi_checks import (
     describe_launcher,
     query_cuda_awareness,
 )
-from asyncddp.cli.doctor.probe_answer import find_answer, print_answer
+from asyncddp.cli.doctor.mpi_probe import find_answer, print_answer
 from asyncddp.cli.doctor.transport_self_test import summarise_self_test
 from asyncddp.cli.doctor_command import _launch_failure
 from asyncddp.cli.main import main

@@ -1,9 +1,16 @@
-"""Result of one check of ``asyncddp doctor``, with advice."""
+"""Results of the checks of ``asyncddp doctor``, and their tables on the terminal."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_STYLES = {"good": "", "note": "yellow", "bad": "bold red"}
+_SIGNS = {"good": " ", "note": "!", "bad": "x"}
 
 
 @dataclass(frozen=True)
@@ -12,7 +19,6 @@ class CheckResult:
 
     Attributes:
         section: Section of the report: ``MPI``, ``Python``, ``GPU``, ``Machine``.
-        name: Name of the check.
         value: Finding, in words.
         advice: Advice what to install or change; empty where nothing is needed.
         level: ``good``; ``note`` for what could be better; ``bad`` for what keeps ranks from
@@ -24,3 +30,47 @@ class CheckResult:
     value: str
     advice: str = ""
     level: Literal["good", "note", "bad"] = "good"
+
+    @classmethod
+    def with_advice(cls, section: str, name: str, value: str, advice: str) -> CheckResult:
+        """Make a result that is a note where there is advice, else good."""
+        return cls(section, name, value, advice, "note" if advice else "good")
+
+
+def print_check_results(console: Console, findings: Sequence[CheckResult]) -> None:
+    """Print the check results by section, and then the advice, numbered."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    section = None
+    for finding in findings:
+        head = "" if finding.section == section else finding.section
+        section = finding.section
+        value = Text(finding.value, style=_STYLES[finding.level], overflow="fold")
+        table.add_row(Text(head, style="bold"), _SIGNS[finding.level], finding.name, value)
+    console.print(table)
+    advised = sorted((one for one in findings if one.advice), key=lambda found: found.level)
+    if advised:
+        console.print(Text("\nWhat to install or change", style="bold"))
+    else:
+        console.print(Text("\nNothing is missing.", style="green"))
+    for number, finding in enumerate(advised, 1):
+        words = f"{number}. {finding.name}: {finding.advice}"
+        console.print(Text(words, style=_STYLES[finding.level]))
+
+
+def print_rows(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print records with the same keys as a table, if there are any."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if not rows:
+        return
+    console.print(Text(f"\n{title}", style="bold"))
+    table = Table(box=None, pad_edge=False)
+    for key in rows[0]:
+        table.add_column(str(key), overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(value)) for value in row.values()))
+    console.print(table)

@@ -38,42 +38,37 @@ def _check_shared_memory() -> CheckResult:
         return CheckResult("Machine", "/dev/shm", "not there")
     usage = shutil.disk_usage(_SHM)
     value = f"{_format_size(usage.total)}, {_format_size(usage.free)} free"
-    if usage.total < _SMALL_SHM:
-        advice = "Give the container more: docker run --shm-size=8g, or --ipc=host."
-        return CheckResult("Machine", "/dev/shm", value, advice, "note")
-    return CheckResult("Machine", "/dev/shm", value)
+    advice = "Give the container more: docker run --shm-size=8g, or --ipc=host."
+    advice = advice if usage.total < _SMALL_SHM else ""
+    return CheckResult.with_advice("Machine", "/dev/shm", value, advice)
 
 
 def _check_open_files() -> CheckResult:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     value = "unlimited" if soft == unlimited else str(soft)
-    if soft != unlimited and soft < _FEW_FILES:
-        most = 65536 if hard == unlimited else min(hard, 65536)
-        advice = f"Many ranks with data-loading workers need more: ulimit -n {most}"
-        return CheckResult("Machine", "open files", value, advice, "note")
-    return CheckResult("Machine", "open files", value)
+    most = 65536 if hard == unlimited else min(hard, 65536)
+    advice = f"Many ranks with data-loading workers need more: ulimit -n {most}"
+    advice = advice if soft != unlimited and soft < _FEW_FILES else ""
+    return CheckResult.with_advice("Machine", "open files", value, advice)
 
 
-def _check_batch_system(environment: Mapping[str, str]) -> Iterable[CheckResult]:
-    if "SLURM_JOB_ID" in environment:
-        nodes = environment.get("SLURM_JOB_NUM_NODES", "?")
-        value = f"in job {environment['SLURM_JOB_ID']} on {nodes} node(s)"
-        yield CheckResult("Machine", "Slurm", value)
+def output_of(program: str | None, *arguments: str) -> str:
+    """Return what a program prints; nothing if there is no such program, or if it fails."""
+    if program is None:
+        return ""
+    try:
+        answer = subprocess.run(
+            [program, *arguments], capture_output=True, text=True, timeout=20, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return answer.stdout
 
 
 def list_gpus() -> list[str]:
     """List name, memory and driver of each NVIDIA GPU, as nvidia-smi prints them."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    try:
-        answer = subprocess.run(
-            [program, *_SMI], capture_output=True, text=True, timeout=20, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return answer.stdout.strip().splitlines() if answer.returncode == 0 else []
+    return output_of(shutil.which("nvidia-smi"), *_SMI).strip().splitlines()
 
 
 def _check_gpus(found: list[str]) -> Iterable[CheckResult]:
@@ -85,11 +80,7 @@ def _check_gpus(found: list[str]) -> Iterable[CheckResult]:
 
 
 def check_mixed_devices(ranks: Sequence[Mapping[str, Any]]) -> list[CheckResult]:
-    """Return a warning if some ranks see GPUs and others see none.
-
-    Args:
-        ranks: Answers of the ranks: ``rank`` and ``devices``.
-    """
+    """Return a warning if some ranks see GPUs and others see none."""
     without = [one["rank"] for one in ranks if "cuda" not in one["devices"]]
     if not without or len(without) == len(ranks):
         return []
@@ -103,10 +94,9 @@ def check_mixed_devices(ranks: Sequence[Mapping[str, Any]]) -> list[CheckResult]
 
 def check_machine(environment: Mapping[str, str], found_gpus: list[str]) -> list[CheckResult]:
     """Run all checks of the machine."""
-    machine = [
-        _check_cores(),
-        _check_shared_memory(),
-        _check_open_files(),
-        *_check_batch_system(environment),
-    ]
-    return [*machine, *_check_gpus(found_gpus)]
+    found = [_check_cores(), _check_shared_memory(), _check_open_files()]
+    if "SLURM_JOB_ID" in environment:
+        nodes = environment.get("SLURM_JOB_NUM_NODES", "?")
+        value = f"in job {environment['SLURM_JOB_ID']} on {nodes} node(s)"
+        found.append(CheckResult("Machine", "Slurm", value))
+    return [*found, *_check_gpus(found_gpus)]

@@ -7,6 +7,8 @@ the argument ``ranks``, rank 0 reports the transport between each two of them.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,8 +16,25 @@ from typing import Any
 
 from asyncddp.cli.doctor.machine_checks import list_gpus
 from asyncddp.cli.doctor.package_checks import torch_cuda_version
-from asyncddp.cli.doctor.probe_answer import print_answer
 from asyncddp.errors import EnvironmentProblem
+
+_MARK = "asyncddp-probe: "
+
+
+def print_answer(answer: Mapping[str, Any]) -> None:
+    """Print an answer, from the child process, as a line that :func:`find_answer` finds."""
+    sys.stdout.write(f"{_MARK}{json.dumps(answer)}\n")
+    sys.stdout.flush()
+
+
+def find_answer(output: str) -> dict[str, Any] | None:
+    """Find the answer in what a child process has printed; None if there is none."""
+    for line in output.splitlines():
+        _, mark, data = line.partition(_MARK)
+        if mark:
+            answer: dict[str, Any] = json.loads(data)
+            return answer
+    return None
 
 
 def _list_devices() -> list[str]:
@@ -30,9 +49,9 @@ def _report_machine() -> None:
         print_answer({"mpi": {"problem": str(problem)}, "routes": []})
         return
     devices = _list_devices()
-    rows = [dataclasses.asdict(row) for row in list_routes(devices)]
+    routes = [dataclasses.asdict(row) for row in list_routes(devices)]
     transports = _list_device_transports() if "cuda" in devices else []
-    print_answer({"mpi": describe_mpi(), "routes": rows, "device_wires": transports})
+    print_answer({"mpi": describe_mpi(), "routes": routes, "device_wires": transports})
 
 
 def _list_device_transports() -> list[dict[str, Any]]:
@@ -81,13 +100,12 @@ def _rank_pairs(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     from asyncddp.transport.selection import select_route
 
     found = []
-    for one in ranks:
-        for other in ranks[one["rank"] + 1 :]:
-            for device in one["devices"]:
-                if device in other["devices"]:
-                    row = select_route(device, one["machine"] == other["machine"])
-                    pair = f"{one['rank']} and {other['rank']}"
-                    found.append({"ranks": pair, **dataclasses.asdict(row)})
+    for one, other in itertools.combinations(ranks, 2):
+        for device in one["devices"]:
+            if device in other["devices"]:
+                row = select_route(device, one["machine"] == other["machine"])
+                pair = f"{one['rank']} and {other['rank']}"
+                found.append({"ranks": pair, **dataclasses.asdict(row)})
     return found
 
 

@@ -46,10 +46,9 @@ def _check_torch(has_gpus: bool) -> CheckResult:
         return CheckResult("Python", "torch", "missing", install_command("torch"), "bad")
     cuda = torch_cuda_version()
     value = f"{name.split()[1]}, " + ("CPU build" if cuda is None else f"for CUDA {cuda}")
-    if cuda is None and has_gpus:
-        advice = "This torch cannot use the GPUs: install its CUDA build (see pytorch.org)."
-        return CheckResult("Python", "torch", value, advice, "note")
-    return CheckResult("Python", "torch", value)
+    advice = "This torch cannot use the GPUs: install its CUDA build (see pytorch.org)."
+    advice = advice if cuda is None and has_gpus else ""
+    return CheckResult.with_advice("Python", "torch", value, advice)
 
 
 def _check_gpu_packages() -> Iterable[CheckResult]:
@@ -59,35 +58,28 @@ def _check_gpu_packages() -> Iterable[CheckResult]:
     cupy = _find_installed(_CUPY)
     known = major in ("12", "13")
     install = install_command(f"cuda{major}") if known else f"install the cupy for CUDA {major}"
-    if cupy is None:
-        advice = f"NCCL is reached through cupy: {install}"
-        yield CheckResult("GPU", "cupy", "missing", advice, "note")
-        return
-    built = re.match(r"cupy-cuda(\d+)x", cupy)
+    built = re.match(r"cupy-cuda(\d+)x", cupy or "")
+    advice = "" if cupy else f"NCCL is reached through cupy: {install}"
     if built is not None and built[1] != major:
         advice = f"It is for CUDA {built[1]}, and torch for CUDA {major}: remove it, then {install}"
-        yield CheckResult("GPU", "cupy", cupy, advice, "note")
-        return
-    yield CheckResult("GPU", "cupy", cupy)
+    yield CheckResult.with_advice("GPU", "cupy", cupy or "missing", advice)
 
 
 def _check_nccl(major: str) -> CheckResult:
     """Check the NCCL wheel; wheels for two CUDA versions overwrite each other's files."""
     found = [one for name in _NCCL if (one := _find_installed([name])) is not None]
+    advice = ""
     if len(found) > 1:
         advice = (
             f"Both hold nvidia/nccl/lib/libnccl.so.2, and which one is there is chance: pip "
             f"uninstall {' '.join(_NCCL)}, then install torch again."
         )
-        return CheckResult("GPU", "NCCL", " and ".join(found), advice, "note")
-    if found and not found[0].partition(" ")[0].endswith(major):
+    elif found and not found[0].split()[0].endswith(major):
         advice = (
             f"Torch is for CUDA {major}: pip uninstall {found[0].split()[0]}, then torch again."
         )
-        return CheckResult("GPU", "NCCL", found[0], advice, "note")
-    return CheckResult(
-        "GPU", "NCCL", found[0] if found else "no package; a system's libnccl may serve"
-    )
+    value = " and ".join(found) or "no package; a system's libnccl may serve"
+    return CheckResult.with_advice("GPU", "NCCL", value, advice)
 
 
 def check_packages(has_gpus: bool) -> list[CheckResult]:
@@ -102,5 +94,5 @@ def check_packages(has_gpus: bool) -> list[CheckResult]:
         value = _find_installed([name])
         advice = "" if value else f"For {use}: {install_command(extra)}"
         shown = value.split()[1] if value else "missing"
-        found.append(CheckResult("Python", name, shown, advice, "good" if value else "note"))
+        found.append(CheckResult.with_advice("Python", name, shown, advice))
     return [*found, *(_check_gpu_packages() if has_gpus else ())]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 import asyncddp as bf
-from asyncddp.cli.doctor.probe_answer import print_answer
+from asyncddp.cli.doctor.mpi_probe import print_answer
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.ops.object_collectives import gather_records
 from asyncddp.testing.self_test.verb_checks import CHECKS, problems
