@@ -34,11 +34,7 @@ _TABLES = {
 _PROBE_TIMEOUT = 120.0  # seconds for importing torch and starting MPI on a slow file system
 
 
-@click.command(
-    "doctor",
-    short_help="Show what this machine has, and what to install or change.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+@click.command("doctor")
 @placement_options
 @click.option("--check", is_flag=True, help="Try each wire out: 2 ranks, or those of -np or hosts.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

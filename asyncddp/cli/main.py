@@ -4,40 +4,21 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import click
 
 from asyncddp.errors import AsyncDDPError, UsageError
 from asyncddp.registry import nearest
 
-_COMMANDS: Mapping[str, tuple[str, str]] = {
-    "doctor": (
-        "asyncddp.cli.doctor_command:doctor_command",
-        "Show what this machine has, and what to install or change.",
-    ),
-    "notebook": (
-        "asyncddp.cli.notebook_command:notebook_command",
-        "Start and stop the ranks that notebooks drive.",
-    ),
-    "report": (
-        "asyncddp.cli.report_command:report_command",
-        "Show and draw what asyncddp.monitor has written.",
-    ),
-    "run": (
-        "asyncddp.cli.run_command:run_command",
-        "Start a training script on several ranks.",
-    ),
-    "timeline": (
-        "asyncddp.cli.timeline_command:timeline_command",
-        "Merge and read what ranks recorded.",
-    ),
-    "topology": (
-        "asyncddp.cli.topology_command:topology_command",
-        "Compare the graphs over which ranks can talk.",
-    ),
+_COMMANDS = {  # of which each is NAME_command in asyncddp.cli.NAME_command
+    "doctor": "Show what this machine has, and what to install or change.",
+    "notebook": "Start and stop the ranks that notebooks drive.",
+    "report": "Show and draw what asyncddp.monitor has written.",
+    "run": "Start a training script on several ranks.",
+    "timeline": "Merge and read what ranks recorded.",
+    "topology": "Compare the graphs over which ranks can talk.",
 }
 
 
@@ -47,11 +28,7 @@ class SuggestingCommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the subcommand.
-
-        Raises:
-            UsageError: There is no subcommand of that name; suggests the nearest.
-        """
+        """Find the subcommand, or raise with the nearest name."""
         name = args[0]
         if name.startswith("-") or self.get_command(ctx, name) is not None:
             return super().resolve_command(ctx, args)
@@ -74,20 +51,19 @@ class _LazyCommandGroup(SuggestingCommandGroup):
     """Command group that lists names and one-line help without importing the subcommands."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """List the subcommands in alphabetical order."""
-        return sorted(_COMMANDS)
+        return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the subcommand of that name; None if there is none."""
         if cmd_name not in _COMMANDS:
             return None
-        module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
-        return cast("click.Command", getattr(importlib.import_module(module), attribute))
+        name = f"{cmd_name}_command"
+        command: click.Command = getattr(importlib.import_module(f"asyncddp.cli.{name}"), name)
+        command.short_help = _COMMANDS[cmd_name]
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write names and one-line help in the order of ``_COMMANDS``."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+            formatter.write_dl(list(_COMMANDS.items()))
 
 
 def _version() -> str:

@@ -23,15 +23,9 @@ from asyncddp.launch.cluster.spec import ClusterSpec, build_cluster_spec
 from asyncddp.launch.run_options import RunOptions
 
 _BLUEFOG = "bluefog"
-_HELP = {"help_option_names": ["-h", "--help"]}
 
 
-@click.group(
-    "notebook",
-    cls=SuggestingCommandGroup,
-    short_help="Start and stop the ranks that notebooks drive.",
-    context_settings=_HELP,
-)
+@click.group("notebook", cls=SuggestingCommandGroup)
 def notebook_command() -> None:
     """Start and stop the ranks that notebooks drive.
 
@@ -55,7 +49,7 @@ _foreground = click.option(
 )
 
 
-@notebook_command.command("start", context_settings=_HELP)
+@notebook_command.command("start")
 @cluster_options
 @_profile
 @_start_timeout
@@ -66,14 +60,14 @@ def start_command(profile: str, start_timeout: float, foreground: bool, **given:
     _start(RunOptions(**given), profile, start_timeout, foreground=foreground, stop=stop)
 
 
-@notebook_command.command("stop", context_settings=_HELP)
+@notebook_command.command("stop")
 @_profile
 def stop_command(profile: str) -> None:
     """End the cluster; come back when nothing of it is left."""
     _stop(profile)
 
 
-@notebook_command.command("status", context_settings=_HELP)
+@notebook_command.command("status")
 @_profile
 def status_command(profile: str) -> None:
     """Say what runs; ends with 1 where nothing does."""
@@ -151,7 +145,11 @@ def _signals_as_interrupts() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@click.group("ibfrun", cls=SuggestingCommandGroup, context_settings=_HELP)
+@click.group(
+    "ibfrun",
+    cls=SuggestingCommandGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(None, "-v", "--version", package_name="asyncddp", prog_name="ibfrun")
 def _ibfrun() -> None:
     """Start and stop the ranks that notebooks drive, in BlueFog's words."""
@@ -167,7 +165,7 @@ _ipython_profile = click.option(
 )
 
 
-@_ibfrun.command("start", context_settings=_HELP)
+@_ibfrun.command("start")
 @cluster_options
 @click.option("-p", "bluefog_port", type=PORT_NUMBER, hidden=True, help="The same as --ssh-port.")
 @click.option("-hostfile", "bluefog_hostfile", hidden=True, help="The same as --hostfile.")
@@ -195,14 +193,14 @@ def _ibfrun_start(
     _start(RunOptions(**given), profile, start_timeout, foreground=foreground, stop=stop)
 
 
-@_ibfrun.command("stop", context_settings=_HELP)
+@_ibfrun.command("stop")
 @_ipython_profile
 def _ibfrun_stop(profile: str) -> None:
     """End the cluster; come back when nothing of it is left."""
     _stop(profile)
 
 
-@_ibfrun.command("status", context_settings=_HELP)
+@_ibfrun.command("status")
 @_ipython_profile
 def _ibfrun_status(profile: str) -> None:
     """Say what runs; ends with 1 where nothing does."""

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+@contextmanager
+def _explain(
+    expected: str, got: Any, param: click.Parameter | None, ctx: click.Context | None
+) -> Iterator[None]:
+    try:
+        yield
+    except click.BadParameter as problem:
+        words = f"expected {expected}, got {got!r}."
+        raise click.BadParameter(words, ctx=ctx, param=param) from problem
 
 
 class IntegerParamType(click.IntRange):
@@ -30,7 +42,8 @@ class IntegerParamType(click.IntRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Convert the argument, or raise an error that names the expected value."""
-        return _convert_or_explain(super().convert, self.expected, value, param, ctx)
+        with _explain(self.expected, value, param, ctx):
+            return super().convert(value, param, ctx)
 
 
 class NumberParamType(click.FloatRange):
@@ -42,21 +55,8 @@ class NumberParamType(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Convert the argument, or raise an error that names the expected value."""
-        return _convert_or_explain(super().convert, self.expected, value, param, ctx)
-
-
-def _convert_or_explain(
-    read: Callable[..., Any],
-    expected: str,
-    value: Any,
-    param: click.Parameter | None,
-    ctx: click.Context | None,
-) -> Any:
-    try:
-        return read(value, param, ctx)
-    except click.BadParameter as problem:
-        words = f"expected {expected}, got {value!r}."
-        raise click.BadParameter(words, ctx=ctx, param=param) from problem
+        with _explain(self.expected, value, param, ctx):
+            return super().convert(value, param, ctx)
 
 
 _COUNT = IntegerParamType()
@@ -128,9 +128,7 @@ _LAUNCH_OPTIONS = (
         help="Note in DIR/rank<r>.json what each rank does when; see asyncddp timeline --help.",
     ),
     click.option(
-        "--timeline-filename",
-        metavar="PREFIX",
-        help="The same, in files named <PREFIX><r>.json.",
+        "--timeline-filename", metavar="PREFIX", help="The same, in files named <PREFIX><r>.json."
     ),
     click.option("--tag-output", is_flag=True, help="Begin each line with the rank that wrote it."),
     click.option("--dry-run", is_flag=True, help="Print the command and do not run it."),
@@ -140,22 +138,20 @@ _LAUNCH_OPTIONS = (
 )
 
 
-def _add_options(command: F, options: Sequence[Callable[[F], F]]) -> F:
-    for option in reversed(options):
-        command = option(command)
-    return command
+def add_options(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Return a decorator that adds options to a click command, in this order."""
+
+    def decorate(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
-def placement_options(command: F) -> F:
-    """Add the options for the number of ranks and their hosts to a click command."""
-    return _add_options(command, _PLACEMENT_OPTIONS)
-
-
-def cluster_options(command: F) -> F:
-    """Add the options for ranks that stay: placement, variables and launcher arguments."""
-    return _add_options(command, (*_PLACEMENT_OPTIONS, *_PROGRAM_OPTIONS))
-
-
-def run_options(command: F) -> F:
-    """Add all options of :class:`~asyncddp.launch.run_options.RunOptions` to a click command."""
-    return _add_options(command, (*_PLACEMENT_OPTIONS, *_LAUNCH_OPTIONS))
+placement_options = add_options(*_PLACEMENT_OPTIONS)
+"""Adds the options for the number of ranks and their hosts to a click command."""
+cluster_options = add_options(*_PLACEMENT_OPTIONS, *_PROGRAM_OPTIONS)
+"""Adds the options for ranks that stay: placement, variables and launcher arguments."""
+run_options = add_options(*_PLACEMENT_OPTIONS, *_LAUNCH_OPTIONS)
+"""Adds all options of :class:`~asyncddp.launch.run_options.RunOptions` to a click command."""

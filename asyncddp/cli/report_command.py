@@ -14,16 +14,12 @@ import click
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from asyncddp.cli.report.rank_summary import RankSummary
+    from asyncddp.cli.report.monitor_log import RankSummary
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
-@click.command(
-    "report",
-    short_help="Show and draw what asyncddp.monitor has written.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+@click.command("report")
 @click.argument("file", type=_FILE, metavar="RUN.jsonl")
 @click.option("--plot", type=_FILE, metavar="FILE", help="Write curves: run.png, run.svg, run.pdf.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
@@ -41,8 +37,7 @@ def report_command(file: Path, plot: Path | None, as_json: bool) -> None:
     Stale is how many steps the oldest of what a rank mixed was behind, for methods that do not
     wait. A share for monitoring above 1 % asks for a larger `every`.
     """  # noqa: D301 - click reads the \b
-    from asyncddp.cli.report.monitor_log import read_monitor_log
-    from asyncddp.cli.report.rank_summary import slowest_rank, summarise_ranks
+    from asyncddp.cli.report.monitor_log import read_monitor_log, slowest_rank, summarise_ranks
 
     run = read_monitor_log(file)
     every = summarise_ranks(run)
@@ -72,7 +67,7 @@ def _write_plot(run: Any, file: Path, plot: Path) -> None:
 def _print_summary(every: Sequence[RankSummary], file: Path) -> None:
     from rich.console import Console
 
-    from asyncddp.cli.report.rank_summary import slowest_rank
+    from asyncddp.cli.report.monitor_log import slowest_rank
 
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(_table(every, file.name))

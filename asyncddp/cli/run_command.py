@@ -27,11 +27,7 @@ from asyncddp.rank_lists import list_ranks
 _REPORT_DIR = "ASYNCDDP_REPORT_DIR"
 
 
-@click.command(
-    "run",
-    short_help="Start a training script on several ranks.",
-    context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
-)
+@click.command("run", context_settings={"allow_interspersed_args": False})
 @run_options
 @click.option("-m", "module", is_flag=True, help="Run a module, as python -m does.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -46,12 +42,7 @@ def run_command(program: tuple[str, ...], module: bool, **given: Any) -> None:
 
 
 def start(options: RunOptions, program: Sequence[str], *, module: bool = False) -> int:
-    """Run a program on several ranks and return the exit code.
-
-    Raises:
-        ArgumentError: An option has a value that cannot be served.
-        EnvironmentProblem: There is no MPI launcher, or none that is known.
-    """
+    """Run a program on several ranks and return the exit code."""
     environment = dict(os.environ)
     if options.ranks_per_machine is not None:
         environment["ASYNCDDP_RANKS_PER_MACHINE"] = str(options.ranks_per_machine)
@@ -79,11 +70,7 @@ def _skip_confinement(process: int) -> None:
 
 
 def timeline_pattern(options: RunOptions) -> str | None:
-    """Return the absolute file name pattern of the ranks' timelines; None without timeline.
-
-    Raises:
-        ArgumentError: A directory and a prefix are given.
-    """
+    """Return the absolute file name pattern of the ranks' timelines; None without timeline."""
     if options.timeline is not None and options.timeline_filename is not None:
         raise ArgumentError("--timeline and --timeline-filename: give one of them, not both.")
     if options.timeline is not None:
@@ -120,13 +107,9 @@ def _run_supervised(
     started: Callable[[int], None],
 ) -> int:
     output_patterns = found.launcher.output_patterns
+    stdout = OutputFilter(output_patterns, pass_through=options.verbose)
     stderr = OutputFilter(
         output_patterns, pass_through=options.verbose, wait_warnings=WaitWarningAggregator()
-    )
-    stdout = (
-        OutputFilter(output_patterns, pass_through=options.verbose)
-        if output_patterns.on_stdout
-        else None
     )
     beside = str(Path(found.executable).parent)
     path = f"{beside}{os.pathsep}{environment.get('PATH', '')}"  # Intel's mpirun looks there
@@ -134,14 +117,11 @@ def _run_supervised(
         command.arguments,
         {**environment, **command.environment, "PATH": path},
         reports=(_REPORT_DIR, Path(report_directory)),
-        output_filters=(stdout, stderr),
+        output_filters=(stdout if output_patterns.on_stdout else None, stderr),
         timeout=options.timeout,
         started=started,
     )
-    launcher_lines = [
-        *stderr.launcher_lines,
-        *(stdout.launcher_lines if stdout is not None else ()),
-    ]
+    launcher_lines = [*stderr.launcher_lines, *stdout.launcher_lines]
     diagnosis = diagnose(
         outcome, found.launcher, "\n".join(launcher_lines), Path(report_directory), options.timeout
     )
@@ -155,11 +135,8 @@ def _run_supervised(
 
 def _show_tracebacks(report_directory: Path) -> None:
     """Print the traceback of each failure once, however many ranks have reported it."""
-    groups = [
-        group
-        for group in group_by_failure(read_failure_reports(report_directory))
-        if group[0].traceback
-    ]
+    groups = group_by_failure(read_failure_reports(report_directory))
+    groups = [group for group in groups if group[0].traceback]
     groups = [group for group in groups if not group[0].is_consequence] or groups[:1]
     for group in groups:
         if len(groups) > 1:

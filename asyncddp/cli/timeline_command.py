@@ -25,17 +25,11 @@ if TYPE_CHECKING:
     Advance: TypeAlias = Callable[[Path, int], object]
 
 _LONG = 30_000_000  # bytes to read from which on progress is shown
-_HELP = {"help_option_names": ["-h", "--help"]}
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _SOURCES = click.argument("sources", nargs=-1, required=True, metavar="DIR|PREFIX|FILE…")
 
 
-@click.group(
-    "timeline",
-    cls=SuggestingCommandGroup,
-    short_help="Merge and read what ranks recorded.",
-    context_settings=_HELP,
-)
+@click.group("timeline", cls=SuggestingCommandGroup)
 def timeline_command() -> None:
     """See what happened when, on all ranks.
 
@@ -49,9 +43,7 @@ def timeline_command() -> None:
     """  # noqa: D301 - click reads the \b
 
 
-@timeline_command.command(
-    "merge", short_help="Make one file of all ranks'.", context_settings=_HELP
-)
+@timeline_command.command("merge", short_help="Make one file of all ranks'.")
 @_SOURCES
 @click.option(
     "-o", "--output", type=_FILE, default=Path("trace.json"), metavar="FILE",
@@ -81,7 +73,7 @@ def merge_command(sources: tuple[str, ...], output: Path) -> None:
     click.echo(f"  asyncddp timeline report {output}")
 
 
-@timeline_command.command("report", short_help="Show who waits for whom.", context_settings=_HELP)
+@timeline_command.command("report", short_help="Show who waits for whom.")
 @_SOURCES
 @click.option(
     "--json", "as_json", type=_FILE, metavar="FILE", help="Write the figures; - prints them."
@@ -167,7 +159,6 @@ def _progress_bar(sources: tuple[str, ...]) -> Iterator[Advance]:
         task = progress.add_task("Reading", total=total)
 
         def advance(path: Path, behind: int) -> None:
-            """Show how much of a file is read."""
             before = seen.get(path, 0)
             seen[path] = behind
             progress.advance(task, behind - before if behind > before else behind)

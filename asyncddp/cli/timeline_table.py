@@ -33,11 +33,8 @@ def format_milliseconds(value: float | None) -> str:
 
 
 def _format_percentiles(one: RankBreakdown) -> str:
-    return (
-        f"{format_milliseconds(one.step_low)}-{format_milliseconds(one.step_high)}"
-        if one.steps
-        else _NONE
-    )
+    low, high = format_milliseconds(one.step_low), format_milliseconds(one.step_high)
+    return f"{low}-{high}" if one.steps else _NONE
 
 
 def _format_waits(one: RankBreakdown) -> str:
@@ -105,30 +102,25 @@ def _notable_ranks(report: TimelineReport, per: str) -> list[str]:
     """Return sentences on the slowest rank and on the rank waited for most."""
     slow, behind = report.slowest_by_compute, report.slowest
     waited, cause = report.waited_for_most, report.holds_up
-    told = [
-        _slow_sentence(report, slow, "compute", "Slowest by compute", per),
-        _slow_sentence(
-            report, behind if behind != slow else None, "own", "Slowest in all it does", per
-        ),
-        _waited_sentence(report, waited, "Waited for most", per),
-        _waited_sentence(report, cause if cause != waited else None, "Holds up those as well", per),
-    ]
-    return [line for line in told if line]
+    told = []
+    if slow is not None:
+        told.append(_slow_sentence(report, slow, "compute", "Slowest by compute", per))
+    if behind not in (None, slow):
+        told.append(_slow_sentence(report, behind, "own", "Slowest in all it does", per))
+    if waited is not None:
+        told.append(_waited_sentence(report, waited, "Waited for most", per))
+    if cause not in (None, waited):
+        told.append(_waited_sentence(report, cause, "Holds up those as well", per))
+    return told
 
 
-def _slow_sentence(
-    report: TimelineReport, rank: int | None, name: str, words: str, per: str
-) -> str:
-    if rank is None:
-        return ""
+def _slow_sentence(report: TimelineReport, rank: int, name: str, words: str, per: str) -> str:
     mine = next(getattr(one, name) for one in report.ranks if one.rank == rank)
     others = format_milliseconds(report.others(rank, name))
     return f"{words}: rank {rank}, {format_milliseconds(mine)} ms{per}; the others {others} ms."
 
 
-def _waited_sentence(report: TimelineReport, rank: int | None, words: str, per: str) -> str:
-    if rank is None:
-        return ""
+def _waited_sentence(report: TimelineReport, rank: int, words: str, per: str) -> str:
     long = format_milliseconds(dict(report.waited_for)[rank])
     own = next((one.waited or () for one in report.ranks if one.rank == rank), ())
     itself = format_milliseconds(sum(time for _, time in own))

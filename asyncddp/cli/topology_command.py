@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
 from asyncddp.cli.console import make_console
-from asyncddp.cli.options import IntegerParamType, NumberParamType
+from asyncddp.cli.options import IntegerParamType, NumberParamType, add_options
 from asyncddp.registry import nearest
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from topology import GraphOrSchedule
 
     Builder: TypeAlias = Callable[..., GraphOrSchedule]
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _COUNT, _NATURAL, _ANY, _REAL = (
     IntegerParamType(),
@@ -58,24 +56,13 @@ _DEFAULTS: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-def _graph_options(function: F) -> F:
-    """Add the options of the graph families and of the cost model to a click command."""
-    for option in reversed((*_FAMILY_OPTIONS, *_COST_OPTIONS)):
-        function = option(function)
-    return function
-
-
-@click.command(
-    "topology",
-    short_help="Compare the graphs over which ranks can talk.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+@click.command("topology")
 @click.argument("names", nargs=-1, metavar="[NAME]…")
 @click.option("-n", "--ranks", type=_ANY, metavar="N", default=8, help="Number of ranks [8].")
 @click.option(
     "--draw", type=click.Path(path_type=Path), metavar="FILE", help="Write a picture: graph.png."
 )
-@_graph_options
+@add_options(*_FAMILY_OPTIONS, *_COST_OPTIONS)
 def topology_command(
     names: tuple[str, ...],
     ranks: int,
@@ -148,12 +135,12 @@ def _check_options(options: Iterable[str], builders: Mapping[str, Builder]) -> N
     """Raise if an option is a parameter of none of the named families."""
     from topology import GRAPHS, SCHEDULES
 
+    everyone = {**GRAPHS, **SCHEDULES}
     taken = {name for builder in builders.values() for name in _parameters(builder)}
     if "graph" in taken:
         taken |= {name for builder in GRAPHS.values() for name in _parameters(builder)}
     for name in options:
         if name not in taken:
-            everyone = {**GRAPHS, **SCHEDULES}
             takers = sorted(f for f, builder in everyone.items() if name in _parameters(builder))
             flag = {"k": "-k", "directed": "--undirected"}.get(name, "--" + name.replace("_", "-"))
             raise click.UsageError(
@@ -239,7 +226,6 @@ def _comparison_table(
 
 
 def _figures(graph: GraphOrSchedule, link: tuple[float, float, float]) -> list[str]:
-    """Return the cells of a row."""
     import topology
 
     cost = topology.communication_cost(graph, *link)
@@ -259,7 +245,6 @@ def _figures(graph: GraphOrSchedule, link: tuple[float, float, float]) -> list[s
 
 
 def _legend(nbytes: float, latency: float, bandwidth: float) -> str:
-    """Explain the columns."""
     return f"""[dim]\
 sends       messages of the busiest rank per step
 rate, gap   consensus rate and spectral gap, of a schedule per round

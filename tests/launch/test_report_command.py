@@ -11,8 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from asyncddp.cli.main import main
-from asyncddp.cli.report.monitor_log import read_monitor_log
-from asyncddp.cli.report.rank_summary import slowest_rank, summarise_ranks
+from asyncddp.cli.report.monitor_log import read_monitor_log, slowest_rank, summarise_ranks
 from asyncddp.monitoring.rank_record import Record
 
 

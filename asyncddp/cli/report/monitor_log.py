@@ -1,4 +1,4 @@
-"""Reads the JSON-lines file into which ``asyncddp.monitor`` writes measurements of training."""
+"""Reads and summarises the JSON-lines file of measurements that ``asyncddp.monitor`` writes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from asyncddp.errors import ArgumentError
@@ -39,22 +40,14 @@ class MonitorSample:
 
 @dataclass(frozen=True)
 class MonitorLog:
-    """Contents of a monitor's file: the measurements of each rank, by step.
-
-    Attributes:
-        ranks: The samples of each rank by step; of two of the same step the later one.
-        truncated: Whether the last line is incomplete.
-    """
+    """Contents of a monitor's file: each rank's samples by step, of two of one step the later."""
 
     ranks: Mapping[int, Sequence[MonitorSample]]
-    truncated: bool
+    truncated: bool  # the last line is incomplete
 
 
 def read_monitor_log(path: Path) -> MonitorLog:
-    """Read a monitor's file.
-
-    Args:
-        path: The file; a run may still be writing to it.
+    """Read a monitor's file, to which a run may still be writing.
 
     Raises:
         ArgumentError: It cannot be read, is empty, or a line of it is something else; the message
@@ -76,28 +69,23 @@ def read_monitor_log(path: Path) -> MonitorLog:
             f"{path}: there is no report in it yet. Reports come every 50 steps unless monitor(…, "
             "every=…) says otherwise; train longer, or report more often."
         )
-    ranks = sorted({rank for rank, _ in rows})
-    ordered = [rows[key] for key in sorted(rows)]
-    return MonitorLog(
-        {rank: [row for row in ordered if row.rank == rank] for rank in ranks}, truncated
-    )
+    ranks: dict[int, list[MonitorSample]] = {}
+    for rank, step in sorted(rows):
+        ranks.setdefault(rank, []).append(rows[rank, step])
+    return MonitorLog(ranks, truncated)
 
 
 def _parse_sample(line: str, where: str) -> MonitorSample:
     try:
         found = json.loads(line)
+        if not isinstance(found, dict):
+            raise ValueError(type(found))
     except ValueError as error:
         raise ArgumentError(
             f"{where}: expected a JSON object, got {line[:60]!r}. Give {_HOW}, or delete the line."
         ) from error
-    if not isinstance(found, dict):
-        raise ArgumentError(
-            f"{where}: expected a JSON object, got {line[:60]!r}. Give {_HOW}, or delete the line."
-        )
-    values: dict[str, Any] = {
-        name: _parse_number(found, name, where) for name in (*_COUNTS, *_TIMES, *_MAY_BE_NULL)
-    }
-    return MonitorSample(**values)
+    names = (*_COUNTS, *_TIMES, *_MAY_BE_NULL)
+    return MonitorSample(**{name: _parse_number(found, name, where) for name in names})
 
 
 def _parse_number(found: Mapping[str, Any], name: str, where: str) -> Any:
@@ -119,3 +107,58 @@ def _parse_number(found: Mapping[str, Any], name: str, where: str) -> Any:
 def finite_or_none(value: float | None) -> float | None:
     """Return the value if it is finite, else None."""
     return value if value is not None and math.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class RankSummary:
+    """Summary of one rank's measurements over a monitored run: one row of the report."""
+
+    rank: int
+    steps: int  # the last that it has reported
+    reports: int  # how many samples
+    consensus_distance: float | None  # the last that is known
+    gradient_norm: float | None  # the last that is known
+    step_seconds: float  # on average
+    exposed_share: float  # of the time of a step
+    bytes_per_step: float
+    staleness: float | None  # the largest; None where the method waits
+    monitor_share: float  # of the time of a step
+
+
+def summarise_ranks(run: MonitorLog) -> list[RankSummary]:
+    """Summarise each rank of a run."""
+    return [_summarise_rank(rank, rows) for rank, rows in run.ranks.items()]
+
+
+def slowest_rank(summaries: Sequence[RankSummary]) -> RankSummary:
+    """Return the summary of the rank with the most time per step outside averaging.
+
+    Where ranks wait for each other all steps take equally long; the rank that waits least is the
+    one for which the others wait.
+    """
+    return max(summaries, key=lambda one: one.step_seconds * (1 - one.exposed_share))
+
+
+def _summarise_rank(rank: int, rows: Sequence[MonitorSample]) -> RankSummary:
+    first, last = rows[0], rows[-1]
+    spent = sum(row.step_seconds for row in rows) or 1.0
+    steps = last.step - first.step
+    sent = last.bytes_sent - (first.bytes_sent if steps else 0)
+    stale = [row.staleness for row in rows if row.staleness is not None]
+    return RankSummary(
+        rank=rank,
+        steps=last.step,
+        reports=len(rows),
+        consensus_distance=_last_known([row.consensus_distance for row in rows]),
+        gradient_norm=_last_known([row.gradient_norm for row in rows]),
+        step_seconds=fmean(row.step_seconds for row in rows),
+        exposed_share=sum(row.exposed_seconds for row in rows) / spent,
+        bytes_per_step=sent / max(1, steps or last.step),
+        staleness=max(stale, default=None),
+        monitor_share=sum(row.monitor_seconds for row in rows) / spent,
+    )
+
+
+def _last_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if finite_or_none(value) is not None]
+    return known[-1] if known else None

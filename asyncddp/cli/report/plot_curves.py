@@ -30,17 +30,13 @@ _PANELS = (
     _Subplot("consensus distance", lambda row: row.consensus_distance, log=True),
     _Subplot("gradient norm", lambda row: row.gradient_norm, log=True),
     _Subplot("step time, ms", lambda row: 1e3 * row.step_seconds),
-    _Subplot("exposed, %", lambda row: _to_percent(row.exposed_share)),
+    _Subplot("exposed, %", lambda row: row.exposed_share and 100 * row.exposed_share),
     _Subplot("staleness, steps", lambda row: row.staleness),
 )
 
 
 def draw_curves(run: MonitorLog, title: str) -> Figure:
     """Plot consensus distance, gradient norm, step time, exposed share and staleness.
-
-    Args:
-        run: The monitor's samples.
-        title: Title of the figure.
 
     Raises:
         EnvironmentProblem: matplotlib is not installed.
@@ -52,14 +48,11 @@ def draw_curves(run: MonitorLog, title: str) -> Figure:
         raise EnvironmentProblem(
             f"--plot needs matplotlib; install it with {install_command('plot')}"
         ) from error
+    samples = [row for rows in run.ranks.values() for row in rows]
     panels = [
         panel
         for panel in _PANELS
-        if any(
-            finite_or_none(panel.value(row)) is not None
-            for rows in run.ranks.values()
-            for row in rows
-        )
+        if any(finite_or_none(panel.value(row)) is not None for row in samples)
     ]
     figure = Figure(figsize=(8, 0.6 + 1.8 * len(panels)), layout="constrained")
     every = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
@@ -91,7 +84,3 @@ def _format_axes(axes: Axes, panel: _Subplot) -> None:
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0)
-
-
-def _to_percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
