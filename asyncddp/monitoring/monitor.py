@@ -6,20 +6,22 @@ import logging
 import math
 import time
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 
 from asyncddp.algorithms.averager_state import CumulativeTimer
 from asyncddp.context.context import use
 from asyncddp.errors import UsageError
-from asyncddp.monitoring.monitor_arguments import MONITORS_KEY, check_monitor_arguments
-from asyncddp.monitoring.monitor_targets import MonitorTarget, find_target
+from asyncddp.monitoring.monitor_targets import (
+    MONITORS_KEY,
+    MonitorTarget,
+    check_monitor_arguments,
+    find_target,
+)
 from asyncddp.monitoring.random_projection import RandomProjection
 from asyncddp.monitoring.rank_record import Record
 from asyncddp.monitoring.report_collector import MonitorReport, ReportCollector
 from asyncddp.monitoring.report_sender import ROOT, ReportSender
 from asyncddp.monitoring.sinks import Sink, sink_opener
-from asyncddp.monitoring.step_timing import StepTimer
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 from asyncddp.optim.model_average import squared_deviation
 from asyncddp.rank_lists import list_ranks
@@ -115,7 +117,6 @@ class Monitor:
     Attributes:
         latest: On rank 0 the newest :class:`asyncddp.monitoring.Record` of each rank; elsewhere
             this rank's own.
-        monitor_seconds: Time that this rank has spent on monitoring so far.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class Monitor:
         )
         context.extensions.setdefault(MONITORS_KEY, {})[target.label] = self
         context.exit_callbacks.append(self._on_shutdown)
-        self._step_timer = StepTimer(target, self._cost, first_step)
+        self._last_times = self._times()
         self._closed = False
         target.attach(self._on_step, self._is_reported)
         if self._is_reported():
@@ -157,8 +158,6 @@ class Monitor:
     def relative_error(self) -> float:
         """Standard error of the distances, relative to them; 0 where they are exact."""
         return 0.0 if self._projection is None else self._projection.relative_error
-
-    # in the training loop
 
     def _is_reported(self) -> bool:
         """Return True if the step under way will be reported."""
@@ -175,11 +174,18 @@ class Monitor:
             with self._cost:
                 self._process_arrived()
 
+    def _times(self) -> tuple[int, float, float, float]:
+        """Return the steps and seconds so far: in all, in averaging, in monitoring."""
+        exposed = self._target.exposed_seconds
+        return self._step, time.perf_counter(), exposed, self._cost.seconds
+
     def _report(self) -> MonitorReport:
-        """Build this rank's report."""
         target = self._target
-        times = self._step_timer.next_interval(self._step)
-        behind = [found.lag for found in target.staleness().values()]
+        times, last = self._times(), self._last_times
+        steps, *seconds = (one - other for one, other in zip(times, last, strict=True))
+        step_seconds, exposed_seconds, monitor_seconds = (second / steps for second in seconds)
+        self._last_times = times
+        behind = [found.lag for found in target.watched.staleness().values()]
         record = Record(
             rank=target.context.rank,
             step=self._step,
@@ -187,15 +193,17 @@ class Monitor:
             consensus_distance=self._exact_distance(),
             consensus_error=None if self._consensus is None else self.relative_error,
             gradient_norm=target.gradient_norm(),
-            step_seconds=times.step,
-            exposed_seconds=times.exposed,
-            monitor_seconds=times.monitor,
+            step_seconds=step_seconds,
+            exposed_seconds=exposed_seconds,
+            monitor_seconds=monitor_seconds,
             bytes_sent=target.bytes_sent,
             staleness=None if target.in_step else max([0, *behind]),
-            departed=target.departed,
+            departed=target.watched.departed,
         )
         self.latest[record.rank] = record
-        return MonitorReport(record, self._projected())
+        if self._projection is None:
+            return MonitorReport(record)
+        return MonitorReport(record, self._projection(target.parameters))
 
     def _exact_distance(self) -> float | None:
         """Compute the exact consensus distance; collective."""
@@ -209,28 +217,17 @@ class Monitor:
         with use(self._target.context):
             return math.sqrt(squared_deviation(self._target.parameters))
 
-    def _projected(self) -> Any:
-        return None if self._projection is None else self._projection(self._target.parameters)
-
-    # on rank 0
-
     def _process_arrived(self) -> None:
-        """Process the reports that have arrived."""
-        arrived = self._sender.arrived
+        collector, arrived = self._collector, self._sender.arrived
         while arrived:
             one = arrived.popleft()
-            complete = (
-                self._collector.remove(one) if isinstance(one, int) else self._collector.add(one)
-            )
-            self._write(complete)
+            self._write(collector.remove(one) if isinstance(one, int) else collector.add(one))
 
     def _write(self, complete: list[list[Record]]) -> None:
         for records in complete:
             self.latest.update({record.rank: record for record in records})
             for sink in self._sinks:
                 sink.write(records)
-
-    # closing
 
     def close(self, patience: float = 10.0) -> None:
         """Stop reporting; harmless when called twice.
@@ -264,10 +261,9 @@ class Monitor:
         self.close(_SHUTDOWN_PATIENCE)
 
     def _await_reports(self, patience: float) -> None:
-        """Wait for the other ranks' last reports."""
         transport, attempt, heard = self._target.context.transport, 0, time.monotonic()
         while True:
-            attempt = 0 if self._sender.progress() else attempt + 1
+            attempt = 0 if self._target.context.engine.progress() else attempt + 1
             if self._sender.arrived:
                 heard = time.monotonic()
                 self._process_arrived()
@@ -288,10 +284,5 @@ class Monitor:
     def __enter__(self) -> Monitor:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close(10.0 if error is None else 0.0)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(10.0 if kind is None else 0.0)

@@ -5,29 +5,46 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
+from typing_extensions import override
 
-from asyncddp.context import Context
-from asyncddp.errors import ArgumentError
+from asyncddp.algorithms.model_averager import ModelAverager
+from asyncddp.errors import ArgumentError, UsageError
 from asyncddp.optim import DistributedOptimizer
 from asyncddp.parallel import DecentralizedDataParallel
 from asyncddp.parallel.optimizer_buckets import OptimizerBucket
-from asyncddp.windows import Staleness
+
+MONITORS_KEY = "monitors"
+"""Key in a context's extensions of its monitors, by the labels of their targets."""
 
 
 class MonitorTarget(ABC):
     """Interface through which a monitor watches an optimizer or module that trains and averages.
 
-    Attributes:
-        context: The context of its ranks.
-        label: Its name in messages, equal on all ranks.
+    Args:
+        watched: The optimizer or module.
+        averaging: The part of it that averages with the neighbours, and counts bytes and seconds.
     """
 
-    context: Context
-    label: str
+    def __init__(
+        self,
+        watched: DistributedOptimizer | DecentralizedDataParallel,
+        averaging: ModelAverager,
+    ) -> None:
+        self.watched, self._averaging = watched, averaging
+        self.context, self.label = averaging.context, averaging.label
+
+    @property
+    def bytes_sent(self) -> int:
+        """Payload bytes sent to peers so far."""
+        return self._averaging.bytes_sent
+
+    @property
+    def exposed_seconds(self) -> float:
+        """Time that averaging has taken on the caller's thread so far."""
+        return self._averaging.exposed_time.seconds
 
     @property
     @abstractmethod
@@ -38,16 +55,6 @@ class MonitorTarget(ABC):
     @abstractmethod
     def parameters(self) -> list[torch.Tensor]:
         """The parameters that are trained."""
-
-    @property
-    @abstractmethod
-    def bytes_sent(self) -> int:
-        """Payload bytes sent to peers so far."""
-
-    @property
-    @abstractmethod
-    def exposed_seconds(self) -> float:
-        """Time that averaging has taken on the caller's thread so far."""
 
     @property
     def all_ranks_step(self) -> bool:
@@ -61,23 +68,9 @@ class MonitorTarget(ABC):
     def gradient_norm(self) -> float | None:
         """Return the gradient norm of the reported step; None where there were no gradients."""
 
-    @property
-    @abstractmethod
-    def departed(self) -> tuple[int, ...]:
-        """Neighbours that have left the averaging, ascending."""
-
-    @abstractmethod
-    def staleness(self) -> dict[int, Staleness]:
-        """Return the staleness of each neighbour's last averaged values."""
-
     @abstractmethod
     def attach(self, on_step: Callable[[], None], is_reported: Callable[[], bool]) -> None:
-        """Begin to call ``on_step`` after each step.
-
-        Args:
-            on_step: The callback.
-            is_reported: Returns True if the step under way will be reported.
-        """
+        """Begin to call ``on_step`` after each step, of which ``is_reported`` tells beforehand."""
 
     @abstractmethod
     def detach(self) -> None:
@@ -85,52 +78,33 @@ class MonitorTarget(ABC):
 
 
 class OptimizerTarget(MonitorTarget):
-    """Adapter through which a monitor watches a distributed optimizer.
-
-    Args:
-        optimizer: The optimizer.
-    """
+    """Adapter through which a monitor watches a distributed optimizer."""
 
     def __init__(self, optimizer: DistributedOptimizer) -> None:
+        super().__init__(optimizer, optimizer._averager)
         self._optimizer, self._averager = optimizer, optimizer._averager
-        self.context, self.label = self._averager.context, self._averager.label
         self._squares: dict[int, torch.Tensor] = {}
         self._hooks: list[RemovableHandle] = []
 
     @property
+    @override
     def in_step(self) -> bool:
-        """True if it averages by messages, or with a barrier in every round."""
         how = self._averager.communication.how
         return how is None or not how.one_sided or self._averager.force_barrier
 
     @property
+    @override
     def parameters(self) -> list[torch.Tensor]:
-        """The parameters of the groups that require gradients."""
         every = (p for group in self._optimizer.param_groups for p in group["params"])
         return [parameter for parameter in every if parameter.requires_grad and parameter.numel()]
 
     @property
-    def bytes_sent(self) -> int:
-        """Payload bytes sent, as the averager has counted."""
-        return self._averager.bytes_sent
-
-    @property
-    def exposed_seconds(self) -> float:
-        """Exposed time, as the averager has measured."""
-        return self._averager.exposed_time.seconds
-
-    @property
+    @override
     def all_ranks_step(self) -> bool:
-        """True outside a join block."""
         return self._averager.join_coordinator is None
 
-    @property
-    def departed(self) -> tuple[int, ...]:
-        """Departed neighbours, as the optimizer reports."""
-        return self._optimizer.departed
-
+    @override
     def prepare(self) -> None:
-        """Register hooks that add up gradient norms before clipping and averaging."""
         self._remove_hooks()
         for parameter in self.parameters:
             if parameter.is_leaf:
@@ -148,6 +122,7 @@ class OptimizerTarget(MonitorTarget):
             hook.remove()
         self._hooks.clear()
 
+    @override
     def gradient_norm(self) -> float | None:
         """Return the norm of the gradients as backward passes gave them, or of those present.
 
@@ -159,92 +134,58 @@ class OptimizerTarget(MonitorTarget):
         squares = list(self._squares.values())
         self._remove_hooks()
         if not squares or unscaled:
-            square = squared_norm(parameter.grad for parameter in self.parameters)
+            square = _squared_norm(parameter.grad for parameter in self.parameters)
             return None if square is None else math.sqrt(square)
         norm = math.sqrt(float(torch.stack([one.to(squares[0].device) for one in squares]).sum()))
         return norm if scale is None else norm / float(scale)
 
-    def staleness(self) -> dict[int, Staleness]:
-        """Return the staleness of the optimizer's windows."""
-        return self._optimizer.staleness()
-
+    @override
     def attach(self, on_step: Callable[[], None], is_reported: Callable[[], bool]) -> None:
-        """Register a hook after the optimizer's steps."""
         del is_reported
+        self._hook = self._optimizer.register_step_post_hook(lambda *_: on_step())
 
-        def hook(*step: Any) -> None:
-            """Call the callback after a step."""
-            del step
-            on_step()
-
-        self._hook = self._optimizer.register_step_post_hook(hook)
-
+    @override
     def detach(self) -> None:
-        """Remove the hooks."""
         self._remove_hooks()
         self._hook.remove()
 
 
 class ModuleTarget(MonitorTarget):
-    """Adapter through which a monitor reads a model that is wrapped for averaging with neighbours.
-
-    Args:
-        module: The module.
-    """
+    """Adapter through which a monitor watches a module that averages with its neighbours."""
 
     def __init__(self, module: DecentralizedDataParallel) -> None:
-        self._module, self._reducer = module, module._reducer
-        self._averager = self._reducer.bucket_averager.averager
-        self.context, self.label = self._averager.context, self._averager.label
+        super().__init__(module, module._reducer.bucket_averager.averager)
+        self._reducer = module._reducer
         self._square: float | None = None
 
     @property
+    @override
     def in_step(self) -> bool:
-        """True if averaging is synchronous."""
-        return not self._averager.communication.uses_windows
+        return not self._averaging.communication.uses_windows
 
     @property
+    @override
     def parameters(self) -> list[torch.Tensor]:
-        """The parameters of the module."""
         return [parameter for _, parameter in self._reducer.named_parameters]
 
-    @property
-    def bytes_sent(self) -> int:
-        """Payload bytes sent, as the averager has counted."""
-        return self._averager.bytes_sent
-
-    @property
-    def exposed_seconds(self) -> float:
-        """Exposed time, as the averager has measured."""
-        return self._averager.exposed_time.seconds
-
+    @override
     def gradient_norm(self) -> float | None:
-        """Return the norm of the gradients before clipping, without a GradScaler's factor."""
         return None if self._square is None else math.sqrt(self._square)
 
-    @property
-    def departed(self) -> tuple[int, ...]:
-        """Departed neighbours, as the module reports."""
-        return self._module.departed
-
-    def staleness(self) -> dict[int, Staleness]:
-        """Return the staleness of the module's windows."""
-        return self._module.staleness()
-
+    @override
     def attach(self, on_step: Callable[[], None], is_reported: Callable[[], bool]) -> None:
-        """Register as the listener of the module's reducer."""
         self._on_step, self._is_reported = on_step, is_reported
         self._reducer.observer = self
 
+    @override
     def detach(self) -> None:
-        """Remove the hooks."""
         if self._reducer.observer is self:
             self._reducer.observer = None
 
     def before_update(self, bucket: OptimizerBucket) -> None:
         """Add the gradients of a bucket to the norm, if the step will be reported."""
         if self._is_reported():
-            square = squared_norm(parameter.grad for parameter in bucket.parameters)
+            square = _squared_norm(parameter.grad for parameter in bucket.parameters)
             if square is not None:
                 self._square = square + (self._square or 0.0)
 
@@ -254,7 +195,7 @@ class ModuleTarget(MonitorTarget):
         self._square = None
 
 
-def squared_norm(gradients: Iterable[torch.Tensor | None]) -> float | None:
+def _squared_norm(gradients: Iterable[torch.Tensor | None]) -> float | None:
     """Sum the squares of all gradients; None where there is no gradient."""
     there = [gradient.detach() for gradient in gradients if gradient is not None]
     if not there:
@@ -269,11 +210,7 @@ def _values(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def find_target(watched: object) -> MonitorTarget:
-    """Return the target for an optimizer or module.
-
-    Raises:
-        ArgumentError: It is neither.
-    """
+    """Return the target for an optimizer or module."""
     if isinstance(watched, DistributedOptimizer):
         return OptimizerTarget(watched)
     if isinstance(watched, DecentralizedDataParallel):
@@ -287,3 +224,32 @@ def find_target(watched: object) -> MonitorTarget:
         "monitor: argument watched: expected a DistributedOptimizer or a "
         f"DecentralizedDataParallel, got {type(watched).__name__}; give {hint}"
     )
+
+
+def check_monitor_arguments(
+    target: MonitorTarget, every: int, consensus: str | None, first_step: int
+) -> None:
+    """Check the arguments of ``monitor``."""
+    if not isinstance(every, int) or every < 1:
+        raise ArgumentError(f"monitor: argument every: expected at least 1 step, got {every!r}")
+    if not isinstance(first_step, int) or first_step < 0:
+        raise ArgumentError(
+            f"monitor: argument first_step: expected the number of steps made before, got "
+            f"{first_step!r}"
+        )
+    if consensus not in ("projection", "exact", None):
+        raise ArgumentError(
+            "monitor: argument consensus: expected 'projection', 'exact' or None, got "
+            f"{consensus!r}"
+        )
+    if consensus == "exact" and not target.in_step:
+        raise ArgumentError(
+            "monitor: argument consensus: 'exact' lets all ranks wait for each other, which a "
+            "one-sided method is there to avoid; use 'projection', or call consensus_distance "
+            "where ranks meet anyway"
+        )
+    if target.label in target.context.extensions.get(MONITORS_KEY, {}):
+        raise UsageError(
+            f"monitor: {target.label} is monitored already; give that monitor a list of places as "
+            "`to`, or close it first"
+        )

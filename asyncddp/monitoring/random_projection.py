@@ -15,10 +15,6 @@ from asyncddp.tensors.buckets import partition
 _WIDTH = 1021  # a prime, so that no column of a weight matrix falls on one index
 _PIECE = 256 * _WIDTH  # elements that are worked on at a time
 _GROUP = 4 << 20  # bytes of small parameters that are worked on together
-_WORKING_DTYPES: dict[torch.dtype, torch.dtype] = {
-    torch.float64: torch.float64,
-    torch.float32: torch.float32,
-}
 
 
 class RandomProjection:
@@ -32,10 +28,6 @@ class RandomProjection:
     random signs too. So the cost is one multiplication for each parameter, whatever k is, and
     d / 8 bytes of signs are kept. P is linear: differences of projections are the projections of
     differences. What two ranks have in common bit by bit is common to their projections.
-
-    Args:
-        k: How many numbers.
-        seed: The same on all ranks.
 
     Example:
         >>> project = RandomProjection(64)
@@ -63,14 +55,7 @@ class RandomProjection:
 
     @torch.no_grad()
     def __call__(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Project tensors.
-
-        Args:
-            tensors: The parameters, of the same shapes and dtypes in the same order on all ranks.
-
-        Returns:
-            k numbers in float64, on the host.
-        """
+        """Project parameters, the same on all ranks, to k numbers in float64 on the host."""
         sums: dict[torch.device, torch.Tensor] = {}
         for number, flat in enumerate(_flatten(tensors)):
             bits = self._signs(number, flat)
@@ -112,10 +97,9 @@ def _flatten(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
     for indices in partition(tensors, _GROUP):
         parts = [tensors[index].detach() for index in indices]
         parts = [torch.view_as_real(p) if p.is_complex() else p for p in parts]
-        flat = (
-            parts[0].reshape(-1) if len(parts) == 1 else torch.cat([p.reshape(-1) for p in parts])
-        )
-        yield flat.to(_WORKING_DTYPES.get(flat.dtype, torch.float32))
+        flats = [part.reshape(-1) for part in parts]
+        flat = flats[0] if len(flats) == 1 else torch.cat(flats)
+        yield flat if flat.dtype == torch.float64 else flat.float()
 
 
 @functools.lru_cache(maxsize=16)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,12 +13,7 @@ from asyncddp.monitoring.rank_record import Record
 
 @dataclass(frozen=True)
 class MonitorReport:
-    """Report that one rank sends to the monitor on rank 0 for one step.
-
-    Attributes:
-        record: The rank's figures.
-        projection: Random projection of its parameters, where distances are computed from it.
-    """
+    """Report of one rank for one step, with the random projection that distances need."""
 
     record: Record
     projection: torch.Tensor | None = None
@@ -50,14 +45,10 @@ class ReportCollector:
 
     def __init__(self, size: int, patience: int, seconds: float = 0.0) -> None:
         self._size, self._patience, self._seconds = size, patience, seconds
-        self._active = set(range(size))
+        self.active = set(range(size))
+        """The ranks that may report again."""
         self._projections: dict[int, torch.Tensor] = {}
         self._waiting: dict[int, dict[int, MonitorReport]] = {}
-
-    @property
-    def active(self) -> set[int]:
-        """The ranks that may report again."""
-        return set(self._active)
 
     def add(self, report: MonitorReport) -> list[list[Record]]:
         """Add a report; return the records of every step that this completes."""
@@ -71,7 +62,7 @@ class ReportCollector:
 
     def remove(self, rank: int) -> list[list[Record]]:
         """Remove a rank that reports no more; return the records of steps that are complete now."""
-        self._active.discard(rank)
+        self.active.discard(rank)
         return self._complete()
 
     def drain(self) -> list[list[Record]]:
@@ -83,30 +74,24 @@ class ReportCollector:
         steps = sorted(self._waiting)
         late = [step for step in steps[: -self._patience] if self._age(step) >= self._seconds]
         ready = [
-            step for step in steps if step in late or self._active <= self._waiting[step].keys()
+            step for step in steps if step in late or self.active <= self._waiting[step].keys()
         ]
         return [self._finished(self._waiting.pop(step)) for step in ready]
 
     def _age(self, step: int) -> float:
         """Return the seconds between the first report of a step and the newest one waiting."""
-        times = {
-            k: [one.record.time for one in found.values()] for k, found in self._waiting.items()
-        }
-        return max(map(max, times.values())) - min(times[step])
+        every = [one.record for found in self._waiting.values() for one in found.values()]
+        return max(one.time for one in every) - min(one.time for one in every if one.step == step)
 
     def _finished(self, reports: Mapping[int, MonitorReport]) -> list[Record]:
         """Return the records of one step, with distances."""
-        found = self._distances(reports.values())
-        return [
-            reports[rank].record
-            if reports[rank].projection is None
-            else replace(reports[rank].record, consensus_distance=found.get(rank))
-            for rank in sorted(reports)
-        ]
-
-    def _distances(self, reports: Iterable[MonitorReport]) -> dict[int, float]:
-        own = {r.record.rank: r.projection for r in reports if r.projection is not None}
+        own = {r: one.projection for r, one in reports.items() if one.projection is not None}
         projections = {**self._projections, **own}
-        if len(projections) < self._size:
-            return {}
-        return dict(zip(projections, distances(projections.values()), strict=True))
+        found = dict.fromkeys(projections, None)
+        if len(projections) == self._size:
+            found |= zip(projections, distances(projections.values()), strict=True)
+        records = [reports[rank].record for rank in sorted(reports)]
+        return [
+            replace(one, consensus_distance=found[one.rank]) if one.rank in own else one
+            for one in records
+        ]

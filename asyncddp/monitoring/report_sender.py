@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from dataclasses import fields
 from typing import Any
@@ -24,14 +25,12 @@ class ReportSender:
     Args:
         context: The context of the ranks.
         label: A name that is equal on all ranks and used by no other sender.
-
-    Attributes:
-        arrived: On rank 0: reports, and ranks that send no more, in order of arrival.
     """
 
     def __init__(self, context: Context, label: str) -> None:
         self._context, self._service = context, f"monitor/{label}"
         self.arrived: deque[MonitorReport | int] = deque()
+        """On rank 0: reports, and ranks that send no more, in order of arrival."""
         if context.rank == ROOT:
             with context.engine.active_messages() as active_messages:
                 active_messages.handlers[self._service] = self._on_message
@@ -50,25 +49,21 @@ class ReportSender:
         if self._context.rank == ROOT:
             self.arrived.append(ROOT)
             return
-        try:
-            with self._context.engine.active_messages() as active_messages:
-                active_messages.send(ROOT, self._service, ())
-        except NotInitializedError:
-            return
-
-    def progress(self) -> bool:
-        """On rank 0: make communication progress; return True if anything moved."""
-        return self._context.engine.progress()
+        with (
+            contextlib.suppress(NotInitializedError),
+            self._context.engine.active_messages() as active_messages,
+        ):
+            active_messages.send(ROOT, self._service, ())
 
     def close(self) -> None:
-        """On rank 0: receive no more reports."""
+        """On rank 0: receive no more reports; does nothing after the context's shutdown."""
         if self._context.rank != ROOT:
             return
-        try:
-            with self._context.engine.active_messages() as active_messages:
-                active_messages.handlers.pop(self._service, None)
-        except NotInitializedError:
-            return
+        with (
+            contextlib.suppress(NotInitializedError),
+            self._context.engine.active_messages() as active_messages,
+        ):
+            active_messages.handlers.pop(self._service, None)
 
     def _on_message(self, peer: int, content: tuple[Any, ...], tensor: torch.Tensor | None) -> None:
         """Handle a rank's message; called by the engine, on any thread."""

@@ -1,6 +1,5 @@
 """Sinks for monitor reports: console, JSON lines, TensorBoard, or a user's function."""
 
-from asyncddp.monitoring.sinks.sink import Sink
-from asyncddp.monitoring.sinks.sink_factory import sink_opener
+from asyncddp.monitoring.sinks.sink_factory import Sink, sink_opener
 
 __all__ = ["Sink", "sink_opener"]

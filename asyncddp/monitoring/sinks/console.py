@@ -25,9 +25,6 @@ class ConsoleSink:
 
     On a terminal a table stays below what the script prints. Elsewhere each report of rank 0 is one
     line, with the median over ranks and the worst.
-
-    Args:
-        console: A console of rich; None for standard output.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -80,7 +77,6 @@ def _table(every: Sequence[Record]) -> Table:
 
 
 def _line(every: Sequence[Record]) -> str:
-    """Format one report as a line."""
     pairs = zip(_HEADERS[1:], _cells(every, statistics.median), _cells(every, max), strict=True)
     parts = []
     for name, median, worst in pairs:
@@ -105,7 +101,6 @@ def _cells(every: Sequence[Record], over: Callable[[Iterable[float]], float]) ->
     """Format the figures of some ranks, in the order of the headers."""
 
     def seen(values: Iterable[float | None], form: Callable[[float], str]) -> str:
-        """Format one figure over the ranks that know it; a dash if none does."""
         known = [value for value in values if value is not None]
         return form(over(known)) if known else "-"
 

@@ -18,13 +18,6 @@ class JsonLinesSink:
 
     A run that is killed leaves whole lines. A disk that is full ends the file with a warning, not
     the run.
-
-    Args:
-        path: The file; folders are made.
-        append: True to append to an existing file.
-
-    Raises:
-        ArgumentError: The file cannot be written.
     """
 
     def __init__(self, path: Path, *, append: bool = False) -> None:

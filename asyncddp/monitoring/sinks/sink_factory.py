@@ -1,34 +1,51 @@
-"""Construction of a monitor's sinks (console, file, TensorBoard, function) as the user chose."""
+"""Interface of a monitor's sinks, and their construction from what the user gave."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from asyncddp.errors import ArgumentError
+from asyncddp.monitoring.rank_record import Record
 from asyncddp.monitoring.sinks.console import ConsoleSink
-from asyncddp.monitoring.sinks.function import FunctionSink
 from asyncddp.monitoring.sinks.json_lines import JsonLinesSink
-from asyncddp.monitoring.sinks.sink import Sink
 from asyncddp.monitoring.sinks.tensorboard import TensorBoardSink, open_summary_writer
 
 _TENSORBOARD = "tensorboard:"
 _SUFFIXES = (".jsonl", ".ndjson", ".json")
 
 
+class Sink(Protocol):
+    """Destination of monitor records, such as a console or a file; called on rank 0 only."""
+
+    def write(self, records: Sequence[Record]) -> None:
+        """Write the records of one report, of one or several ranks."""
+        ...
+
+    def close(self) -> None:
+        """Release the sink's resources; no record follows."""
+        ...
+
+
+class _FunctionSink:
+    """Sink that calls a user's function with each record as a dict; its exceptions propagate."""
+
+    def __init__(self, function: Callable[[dict[str, Any]], object]) -> None:
+        self._function = function
+
+    def write(self, records: Sequence[Record]) -> None:
+        for record in records:
+            self._function(record.as_dict())
+
+    def close(self) -> None:
+        pass
+
+
 def sink_opener(to: Any, *, append: bool) -> Callable[[], list[Sink]]:
-    """Check the argument ``to`` and return a function that opens its sinks.
-
-    Args:
-        to: The argument of :func:`asyncddp.monitor`.
-        append: True to append to existing files.
-
-    Raises:
-        ArgumentError: ``to`` is no valid destination.
-    """
+    """Check the argument ``to`` and return a function that opens its sinks."""
     several = isinstance(to, Iterable) and not isinstance(to, (str, Path))
     every = [] if to is None else list(to) if several else [to]
     constructors = [_sink_constructor(one, append=append) for one in every]
@@ -56,7 +73,7 @@ def _sink_constructor(to: Any, *, append: bool) -> Callable[[], Sink]:
     if callable(getattr(to, "add_scalar", None)) and callable(getattr(to, "flush", None)):
         return partial(TensorBoardSink, to)
     if callable(to):
-        return partial(FunctionSink, to)
+        return partial(_FunctionSink, to)
     given = repr(to) if isinstance(to, str) else type(to).__name__
     raise ArgumentError(
         "monitor: argument to: expected 'console', a file such as 'run.jsonl', 'tensorboard:DIR', "

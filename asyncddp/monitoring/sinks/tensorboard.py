@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.install_commands import install_command
@@ -12,27 +12,8 @@ from asyncddp.monitoring.rank_record import Record
 _NOT_SCALARS = ("rank", "step", "time", "consensus_error", "departed")
 
 
-class SummaryWriterProtocol(Protocol):
-    """Protocol of the methods of ``torch.utils.tensorboard.SummaryWriter`` that a sink calls."""
-
-    def add_scalar(
-        self, tag: str, scalar_value: float, global_step: int, walltime: float
-    ) -> object:
-        """Add one scalar."""
-        ...
-
-    def flush(self) -> None:
-        """Write buffered scalars to disk."""
-        ...
-
-
 class TensorBoardSink:
-    """Sink that writes each rank's figures as TensorBoard scalars, named by figure and rank.
-
-    Args:
-        writer: A ``SummaryWriter``.
-        own: True to close the writer with the sink.
-    """
+    """Sink that adds each rank's figures to a ``SummaryWriter``, and closes it if it owns it."""
 
     def __init__(self, writer: Any, *, own: bool = False) -> None:
         self._writer, self._own = writer, own
@@ -53,11 +34,7 @@ class TensorBoardSink:
 
 
 def open_summary_writer(folder: str) -> Any:
-    """Open a writer of TensorBoard event files.
-
-    Raises:
-        EnvironmentProblem: TensorBoard is not installed.
-    """
+    """Open a writer of TensorBoard event files."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
