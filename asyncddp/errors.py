@@ -21,22 +21,6 @@ Invalid graphs raise :class:`topology.TopologyError`, which the package ``topolo
 
 from __future__ import annotations
 
-__all__ = [
-    "ArgumentError",
-    "AsyncDDPError",
-    "DeadlockError",
-    "DtypeError",
-    "EnvironmentProblem",
-    "MismatchError",
-    "NotInitializedError",
-    "PeerError",
-    "PeerLeftError",
-    "RankError",
-    "UnknownNameError",
-    "UsageError",
-    "WaitTimeoutError",
-]
-
 
 class AsyncDDPError(Exception):
     """Base class of all exceptions of the library."""

@@ -11,11 +11,7 @@ if TYPE_CHECKING:
 
 
 def make_console(piped_width: int = 160) -> Console:
-    """Make a console on standard output that does not wrap tables when output is piped.
-
-    Args:
-        piped_width: Least number of columns where the output is no terminal.
-    """
+    """Make a console on standard output that does not wrap tables when output is piped."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else max(piped_width, shutil.get_terminal_size().columns)

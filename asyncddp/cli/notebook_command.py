@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
@@ -60,24 +60,25 @@ def start_command(profile: str, start_timeout: float, foreground: bool, **given:
     _start(RunOptions(**given), profile, start_timeout, foreground=foreground, stop=stop)
 
 
-@notebook_command.command("stop")
-@_profile
-def stop_command(profile: str) -> None:
-    """End the cluster; come back when nothing of it is left."""
-    _stop(profile)
+def _add_stop_and_status(group: click.Group, profile_option: Callable[[Any], Any]) -> None:
+    @group.command("stop")
+    @profile_option
+    def stop_command(profile: str) -> None:
+        """End the cluster; come back when nothing of it is left."""
+        record = stop_cluster(ProfileDirectory.for_profile(profile))
+        ended = f"the cluster has ended: {record}" if record else "no cluster runs"
+        click.echo(f"profile {profile!r}: {ended}", err=True)
+
+    @group.command("status")
+    @profile_option
+    def status_command(profile: str) -> None:
+        """Say what runs; ends with 1 where nothing does."""
+        record = ProfileDirectory.for_profile(profile).running_cluster()
+        click.echo(f"profile {profile!r}: {record or 'no cluster runs'}")
+        sys.exit(int(record is None))
 
 
-@notebook_command.command("status")
-@_profile
-def status_command(profile: str) -> None:
-    """Say what runs; ends with 1 where nothing does."""
-    _status(profile)
-
-
-def _status(profile: str) -> None:
-    record = ProfileDirectory.for_profile(profile).running_cluster()
-    click.echo(f"profile {profile!r}: {record or 'no cluster runs'}")
-    sys.exit(int(record is None))
+_add_stop_and_status(notebook_command, _profile)
 
 
 def _start(
@@ -124,12 +125,6 @@ def _await_engines(cluster_process: ClusterProcess, timeout: float) -> None:
             timeout=timeout,
             progress=lambda count: status.update(f"{count} of {ranks} engines answer"),
         )
-
-
-def _stop(profile: str) -> None:
-    record = stop_cluster(ProfileDirectory.for_profile(profile))
-    ended = f"the cluster has ended: {record}" if record else "no cluster runs"
-    click.echo(f"profile {profile!r}: {ended}", err=True)
 
 
 @contextlib.contextmanager
@@ -193,18 +188,7 @@ def _ibfrun_start(
     _start(RunOptions(**given), profile, start_timeout, foreground=foreground, stop=stop)
 
 
-@_ibfrun.command("stop")
-@_ipython_profile
-def _ibfrun_stop(profile: str) -> None:
-    """End the cluster; come back when nothing of it is left."""
-    _stop(profile)
-
-
-@_ibfrun.command("status")
-@_ipython_profile
-def _ibfrun_status(profile: str) -> None:
-    """Say what runs; ends with 1 where nothing does."""
-    _status(profile)
+_add_stop_and_status(_ibfrun, _ipython_profile)
 
 
 def ibfrun() -> None:

@@ -35,13 +35,7 @@ def measure_clock_offset(
 ) -> ClockSample | None:
     """Measure the clock offset to rank 0 by round trips; on rank 0 answer them; collective.
 
-    Args:
-        transport: The transport between all ranks.
-        recording: The ranks that record a timeline.
-        timeout: Seconds for an answer.
-
-    Returns:
-        The best measurement; None on ranks without a timeline.
+    ``recording`` are the ranks with a timeline; elsewhere the result is None.
     """
     rank, word = transport.rank, zeros((1,), torch.int64)
     if rank == 0:
@@ -64,10 +58,8 @@ def measure_clock_offset(
 class ClockSync:
     """Repeated measurement of a rank's clock offset, by queries that rank 0 answers.
 
-    Args:
-        engine: Sends and receives messages.
-        tracer: Records the offsets; None on a rank that only answers.
-        first: The offset measured at the start.
+    ``tracer`` records the offsets, of which the ``first`` was measured at the start; it is None on
+    a rank that only answers.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -23,15 +23,10 @@ from asyncddp.transport.cuda.negotiation import close_device_transports, negotia
 
 @dataclass(frozen=True)
 class MachineLayout:
-    """Assignment of ranks to machines.
+    """Assignment of ranks to machines."""
 
-    Attributes:
-        members: World ranks of each machine, ascending; machines in order of their first rank.
-        recording: Ranks that have a timeline, ascending.
-    """
-
-    members: tuple[tuple[int, ...], ...]
-    recording: tuple[int, ...] = ()
+    members: tuple[tuple[int, ...], ...]  # machines by their first rank, their ranks ascending
+    recording: tuple[int, ...] = ()  # ranks that have a timeline, ascending
 
     @classmethod
     def of(cls, transport: Transport, config: Config) -> MachineLayout:
@@ -41,9 +36,11 @@ class MachineLayout:
         facts = make_tensor([mine, int(config.timeline is not None)], torch.int64)
         found = transport.allgather(facts, [2] * transport.size, config.timeout).tolist()
         every, recording = found[::2], found[1::2]
-        order = list(dict.fromkeys(every))
+        members: dict[int, list[int]] = {}
+        for other, machine in enumerate(every):
+            members.setdefault(machine, []).append(other)
         return cls(
-            tuple(tuple(r for r, m in enumerate(every) if m == one) for one in order),
+            tuple(map(tuple, members.values())),
             tuple(r for r, records in enumerate(recording) if records),
         )
 
@@ -129,17 +126,11 @@ class Context:
                 self.tracer.close()
 
 
-class _CurrentContext:
+class _CurrentContext(threading.local):
     """Holder of the current context: one per process, or one per thread where ranks are threads."""
 
-    def __init__(self) -> None:
-        self.process: Context | None = None
-        self.thread = threading.local()
-
-    def get(self) -> Context | None:
-        """Return the thread's own context, or the process's; None if there is none."""
-        own: Context | None = getattr(self.thread, "context", None)
-        return own or self.process
+    process: ClassVar[Context | None] = None
+    own: Context | None = None  # of the thread, where it has one
 
 
 _current = _CurrentContext()
@@ -148,20 +139,19 @@ _current = _CurrentContext()
 def activate(context: Context | None, *, thread: bool = False) -> None:
     """Make a context the current one of the process, or of this thread only."""
     if thread:
-        _current.thread.context = context
+        _current.own = context
     else:
-        _current.process = context
+        _CurrentContext.process = context
 
 
 @contextmanager
 def use(context: Context) -> Iterator[None]:
     """Make a context this thread's current one while inside, for callbacks on any thread."""
-    before: Context | None = getattr(_current.thread, "context", None)
-    _current.thread.context = context
+    before, _current.own = _current.own, context
     try:
         yield
     finally:
-        _current.thread.context = before
+        _current.own = before
 
 
 def current() -> Context:
@@ -176,7 +166,7 @@ def current() -> Context:
         ...     world.run(lambda: bf.current().rank)
         [0, 1]
     """
-    context = _current.get()
+    context = _current.own or _current.process
     if context is None:
         raise NotInitializedError(
             "asyncddp is not initialised: call asyncddp.init() first, or run inside "
@@ -186,19 +176,15 @@ def current() -> Context:
 
 
 def refuse_forked(what: str) -> None:
-    """Raise if this process was forked from a rank.
-
-    Raises:
-        NotInitializedError: This process was forked from a rank.
-    """
-    context = _current.get()
+    """Raise ``NotInitializedError`` if this process was forked from a rank."""
+    context = _current.own or _current.process
     if context is not None and context.engine.forked:
         context.engine.ensure_open(what)
 
 
 def in_local_world() -> bool:
     """Return True if this thread is a rank of a local world."""
-    return getattr(_current.thread, "context", None) is not None
+    return _current.own is not None
 
 
 def is_initialized() -> bool:
@@ -212,5 +198,5 @@ def is_initialized() -> bool:
         ...     world.run(bf.is_initialized)
         [True, True]
     """
-    context = _current.get()
+    context = _current.own or _current.process
     return context is not None and not context.engine.forked

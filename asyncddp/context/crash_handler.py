@@ -34,11 +34,7 @@ class _CrashHandlerTarget:
 
 
 def install_crash_handler(context: Context | None = None) -> None:
-    """Install the crash handler: an uncaught exception on this rank ends all ranks.
-
-    Args:
-        context: This rank's context; None while it is being made.
-    """
+    """Install the crash handler: an uncaught exception on this rank ends all ranks."""
     _CrashHandlerTarget.context, _CrashHandlerTarget.process = context, os.getpid()
     sys.excepthook = _excepthook
 
@@ -90,11 +86,8 @@ def end_run(error: BaseException) -> NoReturn:
 
     In a process that was forked from a rank it ends that process alone, with Python's traceback.
     Under ``asyncddp run`` it is written into ``rank-<r>.json`` in ``ASYNCDDP_REPORT_DIR``, and the
-    launcher prints it, once for all ranks that fail alike; elsewhere this rank prints it.
-
-    Args:
-        error: What was raised; a ``SystemExit`` or ``KeyboardInterrupt`` is reported without a
-            traceback.
+    launcher prints it, once for all ranks that fail alike; elsewhere this rank prints it. A
+    ``SystemExit`` or ``KeyboardInterrupt`` is reported without a traceback.
     """
     if _CrashHandlerTarget.process not in (0, os.getpid()):
         _end_fork(error)
@@ -109,16 +102,14 @@ def end_run(error: BaseException) -> NoReturn:
         summary = f"it ended with exit code {code}"
     if isinstance(error, PeerLeftError):
         text = ""  # the rank that left has said why
+    # a rank on which the error did not begin lets the one report it on which it did
+    elsewhere = isinstance(error, PeerError) and error.origin not in (None, rank)
     sys.stdout.flush()
     wait = _FORWARD_DELAY
-    if _write_report(rank, code, error, text):
-        wait = _REPORT_DELAY + 0.5 * _began_on_other_rank(
-            error, rank
-        )  # asyncddp run says it, once for all
+    if _write_report(rank, code, error, text):  # asyncddp run says it, once for all
+        wait = _REPORT_DELAY + 0.5 * elsewhere
     elif not isinstance(error, KeyboardInterrupt):
-        time.sleep(
-            0.0 if quiet else min(0.15 * rank, 2.0) + 2.0 * _began_on_other_rank(error, rank)
-        )
+        time.sleep(0.0 if quiet else min(0.15 * rank, 2.0) + 2.0 * elsewhere)
         sys.stderr.write(f"[asyncddp] rank {rank} of {size} failed: {summary}\n{text}")
     sys.stderr.flush()
     if context is not None and context.size > 1:
@@ -134,11 +125,6 @@ def _end_fork(error: BaseException) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code(error))
-
-
-def _began_on_other_rank(error: BaseException, rank: int) -> bool:
-    """Return True if the error began on another rank, which is to report it first."""
-    return isinstance(error, PeerError) and error.origin not in (None, rank)
 
 
 def _is_rank_process(folder: Path, rank: int) -> bool:

@@ -41,12 +41,9 @@ def launcher_rank_and_size(environment: Mapping[str, str]) -> tuple[int, int]:
 def check_launchers(environment: Mapping[str, str]) -> None:
     """Raise, before MPI is started, if two launchers contradict each other.
 
-    Args:
-        environment: The variables, of which those of MPI's launchers are read, and those by which
-            torchrun, accelerate and others announce a world of torch.distributed.
-
     Raises:
-        EnvironmentProblem: Both announce a world, and not the same one.
+        EnvironmentProblem: A launcher of MPI and one of torch.distributed announce worlds that are
+            not the same.
 
     Example:
         >>> ours = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
@@ -71,13 +68,9 @@ def check_launchers(environment: Mapping[str, str]) -> None:
 def check_size(size: int, environment: Mapping[str, str]) -> None:
     """Raise if several ranks were started, but MPI knows another number.
 
-    Args:
-        size: How many ranks the MPI library knows.
-        environment: The variables, of which the launcher's are read.
-
     Raises:
         EnvironmentProblem: A launcher of MPI or of torch.distributed has started several, and the
-            library knows of one, or of another number.
+            MPI library knows ``size``, which is another number.
 
     Example:
         >>> check_size(1, {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"})

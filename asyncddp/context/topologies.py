@@ -17,27 +17,23 @@ logger = logging.getLogger("asyncddp")
 class Topologies:
     """Communication topologies in use on one rank: between ranks, and between machines.
 
-    Args:
-        size: Number of ranks.
-        machines: Number of machines.
-        rank: This rank; notices come from rank 0 alone.
+    Attributes:
+        ranks: The topology between ranks, as a schedule.
+        pinned: Names of windows, while there are any: they lie along the edges of the topology.
     """
+
+    ranks: topology.Schedule
 
     def __init__(self, size: int, machines: int, rank: int) -> None:
         self._size, self._machines, self._rank = size, machines, rank
         self.pinned: set[str] = set()
-        """Names of windows, while there are any: they lie along the edges of the topology."""
         self._given: Topology
         self.set(None)
         self._machine_given: Topology | None = None
         self._machine_schedule: topology.Schedule | None = None
 
     def set(self, given: Topology | None) -> None:
-        """Set the topology between ranks; None takes ``exponential_two``.
-
-        Raises:
-            TopologyError: It is no graph or schedule on this many ranks.
-        """
+        """Set the topology between ranks; None takes ``exponential_two``."""
         chosen = topology.exponential_two(self._size) if given is None else given
         if self.pinned and chosen is not self._given:
             names = ", ".join(map(repr, sorted(self.pinned)))
@@ -45,7 +41,7 @@ class Topologies:
                 f"set_topology: the windows {names} lie along the edges of the topology in use; "
                 "call win_free() on all ranks before setting another"
             )
-        self._ranks = self._checked_schedule(chosen, self._size, "ranks")
+        self.ranks = self._checked_schedule(chosen, self._size, "ranks")
         self._given = chosen
 
     def load(self) -> Topology:
@@ -53,11 +49,7 @@ class Topologies:
         return self._given
 
     def set_machine(self, given: Topology | None) -> None:
-        """Set the topology between machines; None takes ``exponential_two``.
-
-        Raises:
-            TopologyError: It is no graph or schedule on this many machines.
-        """
+        """Set the topology between machines; None takes ``exponential_two``."""
         chosen = topology.exponential_two(self._machines) if given is None else given
         self._machine_schedule = self._checked_schedule(chosen, self._machines, "machines")
         self._machine_given = chosen
@@ -67,17 +59,8 @@ class Topologies:
         return self._machine_given
 
     @property
-    def ranks(self) -> topology.Schedule:
-        """The topology between ranks, as a schedule."""
-        return self._ranks
-
-    @property
     def machines(self) -> topology.Schedule:
-        """The topology between machines, as a schedule.
-
-        Raises:
-            ArgumentError: None was set.
-        """
+        """The topology between machines, as a schedule."""
         if self._machine_schedule is None:
             raise ArgumentError(
                 "no topology between machines is set: call set_machine_topology(...), for example "
@@ -92,18 +75,13 @@ class Topologies:
                 f"topology {topology.describe(given)} is for {schedule.n} {what}, but there are "
                 f"{size}: build it with n={size}"
             )
-        if self._rank == 0 and not isinstance(given, topology.Schedule) and not is_weighted(given):
-            _warn_if_not_doubly_stochastic(schedule)
+        uniform = not isinstance(given, topology.Schedule) and not is_weighted(given)
+        if self._rank == 0 and uniform and not topology.is_doubly_stochastic(schedule):
+            logger.warning(
+                "%s has no weights, so every rank averages uniformly over itself and its "
+                "in-neighbours; as their numbers differ, ranks tend to a weighted average instead "
+                "of the mean. topology.metropolis_weights(graph) keeps the mean where all edges go "
+                "both ways",
+                schedule.name,
+            )
         return schedule
-
-
-def _warn_if_not_doubly_stochastic(schedule: topology.Schedule) -> None:
-    """Warn if uniform weights on a graph without weights do not keep the mean."""
-    if not topology.is_doubly_stochastic(schedule):
-        logger.warning(
-            "%s has no weights, so every rank averages uniformly over itself and its "
-            "in-neighbours; as their numbers differ, ranks tend to a weighted average instead of "
-            "the mean. topology.metropolis_weights(graph) keeps the mean where all edges go both "
-            "ways",
-            schedule.name,
-        )

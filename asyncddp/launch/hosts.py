@@ -76,9 +76,6 @@ def _check_unique(hosts: Iterable[Host], where: str) -> tuple[Host, ...]:
 def parse_hosts(text: str) -> tuple[Host, ...]:
     """Parse the value of ``-H``, hosts separated by commas.
 
-    Raises:
-        ArgumentError: A host is not written as a host is, has no slot, or is there twice.
-
     Example:
         >>> [str(host) for host in parse_hosts("h1:2,10.0.0.7,[fe80::1]:4")]
         ['h1:2', '10.0.0.7', '[fe80::1]:4']
@@ -90,9 +87,6 @@ def parse_hostfile(path: Path) -> tuple[Host, ...]:
     """Parse a hostfile: one host per line, as ``name``, ``name:2`` or ``name slots=2``.
 
     What follows a ``#`` is a comment; Open MPI's ``max_slots`` is read and has no effect here.
-
-    Raises:
-        ArgumentError: The file cannot be read, holds no host, or a line is wrong; it is named.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

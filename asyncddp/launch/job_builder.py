@@ -59,11 +59,7 @@ def build_job(
     *,
     module: bool = False,
 ) -> Job:
-    """Build the job to start from the user's options and the environment variables.
-
-    Raises:
-        ArgumentError: An option has a value that cannot be served.
-    """
+    """Build the job to start from the user's options and the environment variables."""
     hosts = _hosts(options)
     in_allocation = "SLURM_JOB_ID" in environment and not hosts
     remote = in_allocation or not all(is_this_machine(host) for host in hosts)
@@ -126,9 +122,6 @@ def build_rank_program(words: Sequence[str], *, module: bool, here: bool = True)
         words: The script, module or program, and its arguments.
         module: Whether the first word is the name of a module, as after ``python -m``.
         here: Whether it must be found on this machine.
-
-    Raises:
-        ArgumentError: There is no such script or program.
 
     Example:
         >>> build_rank_program(["train.py", "--lr", "0.1"], module=False, here=False)[1:]

@@ -62,9 +62,6 @@ def find_launcher(wanted: str | None, environment: Mapping[str, str]) -> Install
         wanted: Its name or path; None for the first that is there: ``mpirun``, then, inside a Slurm
             allocation, ``srun``.
         environment: Variables, of which ``PATH`` and ``SLURM_JOB_ID`` are read.
-
-    Raises:
-        EnvironmentProblem: There is none, or its implementation is unknown.
     """
     known = (*_NAMES, "srun") if "SLURM_JOB_ID" in environment else _NAMES
     for name in known if wanted is None else (wanted,):

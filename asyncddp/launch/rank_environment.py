@@ -47,9 +47,6 @@ _LIBRARY_PREFIXES = ("ASYNCDDP_", "FI_", "NCCL_", "UCX_")
 def parse_exports(items: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
     """Parse the values of ``-x``: ``VAR`` (value from this environment) or ``VAR=value``.
 
-    Raises:
-        ArgumentError: A name that no variable can have, or one that is not set.
-
     Example:
         >>> parse_exports(["HOME", "LR=0.1"], {"HOME": "/home/ada"})
         {'HOME': '/home/ada', 'LR': '0.1'}

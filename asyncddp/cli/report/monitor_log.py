@@ -47,12 +47,7 @@ class MonitorLog:
 
 
 def read_monitor_log(path: Path) -> MonitorLog:
-    """Read a monitor's file, to which a run may still be writing.
-
-    Raises:
-        ArgumentError: It cannot be read, is empty, or a line of it is something else; the message
-            names file and line.
-    """
+    """Read a monitor's file, to which a run may still be writing."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

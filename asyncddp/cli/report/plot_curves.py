@@ -36,11 +36,7 @@ _PANELS = (
 
 
 def draw_curves(run: MonitorLog, title: str) -> Figure:
-    """Plot consensus distance, gradient norm, step time, exposed share and staleness.
-
-    Raises:
-        EnvironmentProblem: matplotlib is not installed.
-    """
+    """Plot consensus distance, gradient norm, step time, exposed share and staleness."""
     try:
         from matplotlib import colormaps
         from matplotlib.figure import Figure

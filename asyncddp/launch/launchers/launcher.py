@@ -54,11 +54,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def build_command(self, executable: str, job: Job) -> LaunchCommand:
-        """Build the command line that starts the job.
-
-        Raises:
-            ArgumentError: The launcher cannot do what the job asks for.
-        """
+        """Build the command line; raise ``ArgumentError`` where it cannot do what the job asks."""
 
     @abstractmethod
     def parse_rank_exit(self, output: str) -> FailedRank | None:
