@@ -20,7 +20,7 @@ from asyncddp.monitoring.random_projection import RandomProjection, distances
 from asyncddp.monitoring.rank_record import Record
 from asyncddp.monitoring.report_collector import MonitorReport, ReportCollector
 from asyncddp.monitoring.sinks.console import ConsoleSink
-from asyncddp.monitoring.sinks.json_lines import JsonLinesSink
+from asyncddp.monitoring.sinks.sink_factory import JsonLinesSink
 from tests.support import RUN_LIMIT
 
 RECORD = Record(

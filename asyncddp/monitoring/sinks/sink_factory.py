@@ -1,19 +1,23 @@
-"""Interface of a monitor's sinks, and their construction from what the user gave."""
+"""Sinks for monitor records (a file, TensorBoard, a function), and their choice by the user."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
-from asyncddp.errors import ArgumentError
+from asyncddp.errors import ArgumentError, EnvironmentProblem
+from asyncddp.install_commands import install_command
 from asyncddp.monitoring.rank_record import Record
 from asyncddp.monitoring.sinks.console import ConsoleSink
-from asyncddp.monitoring.sinks.json_lines import JsonLinesSink
-from asyncddp.monitoring.sinks.tensorboard import TensorBoardSink, open_summary_writer
 
+logger = logging.getLogger("asyncddp")
+
+_NOT_SCALARS = ("rank", "step", "time", "consensus_error", "departed")
 _TENSORBOARD = "tensorboard:"
 _SUFFIXES = (".jsonl", ".ndjson", ".json")
 
@@ -44,6 +48,75 @@ class _FunctionSink:
         pass
 
 
+class JsonLinesSink:
+    """Sink that writes one JSON object per rank and report, unbuffered.
+
+    A run that is killed leaves whole lines. A disk that is full ends the file with a warning, not
+    the run.
+    """
+
+    def __init__(self, path: Path, *, append: bool = False) -> None:
+        self._path = path
+        self._file: FileIO | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab" if append else "wb", buffering=0)
+        except OSError as error:
+            raise ArgumentError(
+                f"monitor: argument to: cannot write {path}: {error.strerror}; give a file in a "
+                "folder that rank 0 can write to"
+            ) from error
+
+    def write(self, records: Sequence[Record]) -> None:
+        """Append a line for each record."""
+        if self._file is None:
+            return
+        try:
+            self._file.write("".join(record.as_json() + "\n" for record in records).encode())
+        except OSError as error:
+            logger.warning("monitor: %s: %s; it ends here", self._path, error.strerror)
+            self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class TensorBoardSink:
+    """Sink that adds each rank's figures to a ``SummaryWriter``, and closes it if it owns it."""
+
+    def __init__(self, writer: Any, *, own: bool = False) -> None:
+        self._writer, self._own = writer, own
+
+    def write(self, records: Sequence[Record]) -> None:
+        """Add the figures that are known."""
+        for record in records:
+            for name, value in record.as_dict().items():
+                if name not in _NOT_SCALARS and value is not None:
+                    tag = f"asyncddp/{name}/rank {record.rank}"
+                    self._writer.add_scalar(tag, value, record.step, record.time)
+
+    def close(self) -> None:
+        """Flush the writer."""
+        self._writer.flush()
+        if self._own:
+            self._writer.close()
+
+
+def _open_summary_writer(folder: str) -> Any:
+    """Open a writer of TensorBoard event files."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"monitor: 'tensorboard:{folder}' needs TensorBoard ({error}); install it with "
+            + install_command("monitor")
+        ) from error
+    return SummaryWriter(folder)
+
+
 def sink_opener(to: Any, *, append: bool) -> Callable[[], list[Sink]]:
     """Check the argument ``to`` and return a function that opens its sinks."""
     several = isinstance(to, Iterable) and not isinstance(to, (str, Path))
@@ -67,7 +140,7 @@ def _sink_constructor(to: Any, *, append: bool) -> Callable[[], Sink]:
         return ConsoleSink
     if isinstance(to, str) and to.startswith(_TENSORBOARD) and to != _TENSORBOARD:
         folder = to.removeprefix(_TENSORBOARD)
-        return lambda: TensorBoardSink(open_summary_writer(folder), own=True)
+        return lambda: TensorBoardSink(_open_summary_writer(folder), own=True)
     if isinstance(to, Path) or (isinstance(to, str) and to.endswith(_SUFFIXES)):
         return partial(JsonLinesSink, Path(to), append=append)
     if callable(getattr(to, "add_scalar", None)) and callable(getattr(to, "flush", None)):
