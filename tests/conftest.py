@@ -12,8 +12,10 @@ from typing import Any
 import hypothesis
 import pytest
 
+from asyncddp.testing.process_pool import MpiProcessPool
 from tests.support.leaks import Traces
 from tests.support.marks import parameters
+from tests.support.processes import warm_server
 from tests.support.worlds import WORLDS, World, open_transport
 
 # A shared machine is slow now and then, which is no fault of the code under test.
@@ -23,6 +25,9 @@ hypothesis.settings.load_profile("patient")
 # A shell that starts the tests in the background lets them, and all that they start, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The ranks of pools are forked of a process that has imported torch, in place of a Python each.
+MpiProcessPool.python = staticmethod(lambda: warm_server().command())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

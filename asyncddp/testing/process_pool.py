@@ -14,11 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import psutil
 
@@ -29,6 +29,7 @@ from asyncddp.testing.outcome import Outcome
 LAUNCHER_PIDS: set[int] = set()
 """Process ids of the pools' running ``mpirun`` processes."""
 
+_WORKER = "asyncddp.testing.pool_worker"
 _START = 180.0  # seconds for mpirun and the import of torch, on a busy machine too
 _GRACE = 10.0  # seconds in which the ranks beside a dead one may still answer
 
@@ -52,6 +53,9 @@ class MpiProcessPool:
     Args:
         ranks: How many.
     """
+
+    python: ClassVar[Callable[[], Sequence[str]]] = staticmethod(lambda: (sys.executable,))
+    """Returns the command that starts Python in the ranks."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -98,9 +102,7 @@ class MpiProcessPool:
             listener.bind(address)
             listener.listen(self.ranks)
             listener.settimeout(0.2)
-            command, variables = launch(
-                self.ranks, sys.executable, "-m", "asyncddp.testing.pool_worker", address
-            )
+            command, variables = launch(self.ranks, *self.python(), "-m", _WORKER, address)
             self._process = subprocess.Popen(
                 command,
                 env=variables,

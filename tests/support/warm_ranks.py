@@ -2,11 +2,13 @@
 
 ``mpirun`` starts the small program :mod:`tests.support.warm_rank` for each rank, which hands its
 arguments, environment, folder and standard streams to this server. The server forks a process that
-becomes the script, and the small program ends as that process does. Importing torch and the
-library takes seconds of a processor in each rank of each run; a fork takes milliseconds.
+becomes the script, module or text which ``python`` would have run with these arguments, and the
+small program ends as that process does. Importing torch and the library takes seconds of a
+processor in each rank of each run; a fork takes milliseconds.
 
 The script runs in the true ``__main__``, so that its globals live until the interpreter's end. Each
-rank is the head of a session of its own, which is noted in a folder by the session of its run.
+rank is the head of a session of its own, which is noted in a folder by the session of its run, and
+by the mark of its run where its environment has one.
 """
 
 from __future__ import annotations
@@ -30,6 +32,15 @@ PROGRAM = Path(__file__).with_name("warm_rank.py")
 _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
 _KILL = bytes([signal.SIGKILL])
+_MARK = "ASYNCDDP_TEST_MARK"
+"""Variable by which some tests know the processes of their run."""
+
+_STAND_IN = """#!{python} -IS
+import sys
+sys.path.insert(0, {folder!r})
+import warm_rank
+warm_rank.main({address!r}, sys.argv[1:])
+"""
 
 
 class WarmServer:
@@ -52,20 +63,27 @@ class WarmServer:
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"ready\n", "the server of ranks did not start"
         atexit.register(self.close)
+        stand_in = Path(self._folder.name, "python")
+        folder = str(PROGRAM.parent)
+        stand_in.write_text(
+            _STAND_IN.format(python=sys.executable, folder=folder, address=self.address)
+        )
+        stand_in.chmod(0o755)
+        self.python = str(stand_in)
 
     @property
     def pid(self) -> int:
         """Id of the server's process and session."""
         return self._process.pid
 
-    def sessions_of(self, run: int) -> list[int]:
-        """The sessions of a run's warm ranks, given the run's own session."""
+    def sessions_of(self, run: int | str) -> list[int]:
+        """The sessions of a run's warm ranks, given the run's own session or its mark."""
         noted = Path(self._folder.name, str(run))
         return [int(note.name) for note in noted.iterdir()] if noted.exists() else []
 
-    def command(self, *script: str) -> list[str]:
-        """The program, in place of Python, that runs a script as a rank."""
-        return [sys.executable, "-I", "-S", str(PROGRAM), self.address, *script]
+    def command(self, *words: str) -> list[str]:
+        """The program, in place of Python, that runs a script, ``-m module`` or ``-c text``."""
+        return [sys.executable, "-I", "-S", str(PROGRAM), self.address, *words]
 
     def close(self) -> None:
         """End the server."""
@@ -131,6 +149,7 @@ class _Ranks:
         """Fork a process for a program that asks: what it is to run there, None in the server."""
         connection, _ = self._listener.accept()
         given, streams = receive_rank(connection)
+        mark = given["environ"].get(_MARK)
         pid = os.fork()
         if pid == 0:
             os.setsid()
@@ -140,18 +159,21 @@ class _Ranks:
                 os.dup2(stream, number)
         else:
             self._connections[pid] = connection
-            self._note(connection, pid)
+            self._note(connection, pid, mark)
         for stream in streams:
             os.close(stream)
         return given if pid == 0 else None
 
-    def _note(self, connection: socket.socket, rank: int) -> None:
-        """Note a rank by the session of the program that asked for it."""
+    def _note(self, connection: socket.socket, rank: int, mark: str | None) -> None:
+        """Note a rank by the session of the program that asked for it, and by its run's mark."""
         size = _CREDENTIALS.size
         asker = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
         pid, _, _ = _CREDENTIALS.unpack(asker)
+        runs = [mark] if mark else []
         with contextlib.suppress(ProcessLookupError):
-            run = self._folder / str(os.getsid(pid))
+            runs.append(str(os.getsid(pid)))
+        for name in runs:
+            run = self._folder / name
             run.mkdir(exist_ok=True)
             (run / str(rank)).touch()
 
@@ -166,16 +188,20 @@ class _Ranks:
                 connection.sendall(struct.pack("!i", code))
 
 
-def prepare(given: dict[str, Any]) -> str:
-    """Take over a rank's environment, folder and arguments; gives its script."""
+def prepare(given: dict[str, Any]) -> None:
+    """Take over a rank's environment, folder and arguments."""
     os.environ.clear()
     os.environ.update(given["environ"])
     os.chdir(given["folder"])
     sys.argv = given["arguments"]
-    sys.path[0] = str(Path(sys.argv[0]).parent)
+    if sys.argv[0] == "-m":
+        sys.path[0] = os.getcwd()
+    else:
+        sys.path[0] = "" if sys.argv[0] == "-c" else str(Path(sys.argv[0]).parent)
+    further = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [path for path in further if path and path not in sys.path]
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=stream is sys.stderr or os.isatty(1))
-    return sys.argv[0]
 
 
 def import_all() -> None:
@@ -197,8 +223,16 @@ if __name__ == "__main__":
         listener.listen(64)
         os.write(1, b"ready\n")
         given = _Ranks(listener).serve()
-    __file__ = prepare(given)
+    prepare(given)
     for name in [name for name in globals() if not name.startswith("__")]:
         del globals()[name]
     del name
-    exec(compile(__import__("pathlib").Path(__file__).read_text(), __file__, "exec"))
+    if __import__("sys").argv[0] == "-m":
+        del __file__, __import__("sys").argv[0]
+        __import__("runpy")._run_module_as_main(__import__("sys").argv[0])
+    elif __import__("sys").argv[0] == "-c":
+        del __file__
+        exec(__import__("sys").argv.pop(1))
+    else:
+        __file__ = __import__("sys").argv[0]
+        exec(compile(__import__("pathlib").Path(__file__).read_text(), __file__, "exec"))
