@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar, cast
@@ -45,14 +46,24 @@ class Registry(Mapping[str, T], Generic[T]):
         self.kind = kind
         self._entries = dict(entries)
         self._group = group
+        self._read: tuple[list[str], dict[str, str]] | None = None
 
-    def _known(self) -> dict[str, str]:
-        """Return the built-in entries and those of other distributions; built-in ones win."""
-        found = entry_points(group=self._group) if self._group else ()
-        return {**{point.name: point.value for point in found}, **self._entries}
+    def _known(self, *, again: bool = False) -> dict[str, str]:
+        """Return the built-in entries and those of other distributions; built-in ones win.
+
+        The other distributions' are read again where ``sys.path`` has changed.
+        """
+        if self._read is None or self._read[0] != sys.path or again:
+            found = entry_points(group=self._group) if self._group else ()
+            known = {**{point.name: point.value for point in found}, **self._entries}
+            self._read = [*sys.path], known
+            return known
+        return self._read[1]
 
     def __getitem__(self, name: str) -> T:
-        known = self._known()
+        known = self._entries
+        if name not in known and name not in (known := self._known()):
+            known = self._known(again=True)  # it may have been installed meanwhile
         if name not in known:
             raise UnknownNameError(
                 f"unknown {self.kind} {name!r}; known are: {', '.join(sorted(known))}."

@@ -195,7 +195,7 @@ def prepare(given: dict[str, Any]) -> None:
     os.chdir(given["folder"])
     sys.argv = given["arguments"]
     if sys.argv[0] == "-m":
-        sys.path[0] = os.getcwd()
+        sys.path[0] = str(Path.cwd())
     else:
         sys.path[0] = "" if sys.argv[0] == "-c" else str(Path(sys.argv[0]).parent)
     further = os.environ.get("PYTHONPATH", "").split(os.pathsep)

@@ -56,3 +56,26 @@ def test_other_distributions_add_by_entry_point_and_do_not_replace_ours(shapes, 
 def test_a_registry_without_a_group_asks_nobody(monkeypatch):
     monkeypatch.setattr(registry, "entry_points", lambda group: pytest.fail("asked"))
     assert list(Registry("thing", {"a": "pathlib:Path"})) == ["a"]
+
+
+def test_other_distributions_are_read_once_until_a_name_is_unknown(shapes, monkeypatch):
+    """Reading what all distributions offer takes long; one may be installed meanwhile."""
+    points, asked = [], []
+    monkeypatch.setattr(registry, "entry_points", lambda group: asked.append(group) or points)
+    assert shapes["path"].__name__ == "Path"
+    assert asked == []
+    assert list(shapes) == list(shapes) == ["lock", "path"]
+    assert asked == ["g.shapes"]
+    points.append(EntryPoint("box", "collections:deque", "g.shapes"))
+    assert shapes["box"].__name__ == "deque"
+    assert list(shapes) == ["box", "lock", "path"]
+    assert asked == ["g.shapes"] * 2
+
+
+def test_other_distributions_are_read_again_where_sys_path_has_changed(shapes, monkeypatch):
+    points = []
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    assert list(shapes) == ["lock", "path"]
+    points.append(EntryPoint("box", "collections:deque", "g.shapes"))
+    monkeypatch.syspath_prepend("/of/another/distribution")
+    assert list(shapes) == ["box", "lock", "path"]
