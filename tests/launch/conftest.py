@@ -16,6 +16,7 @@ import pytest
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.launch.launcher_discovery import find_launcher
 from tests.support import RUN_LIMIT
+from tests.support.processes import processes_of, warm_script
 
 LIMIT = RUN_LIMIT  # seconds for any run of these tests
 
@@ -45,6 +46,13 @@ class Runner:
         path.write_text(text)
         return str(path)
 
+    def warm(self, text: str) -> list[str]:
+        """The words that run a script as ``asyncddp run`` does, where it imports torch.
+
+        Each rank is forked of a process that has done so.
+        """
+        return warm_script(self.script(text))
+
     def start(self, *arguments: str, **given: object) -> subprocess.Popen[str]:
         """Start it and come back at once."""
         child = subprocess.Popen(
@@ -73,7 +81,7 @@ class Runner:
 
     def processes(self) -> list[psutil.Process]:
         """Whatever of the run is still there."""
-        found = []
+        found = processes_of(self.mark)
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 is_ours = process.environ().get("ASYNCDDP_TEST_MARK") == self.mark

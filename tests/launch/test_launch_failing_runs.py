@@ -87,7 +87,8 @@ while True:
 )
 def test_a_rank_that_leaves_without_a_word_is_named(run, before, after, words):
     """No exit code tells of it, and where others wait in ``init()`` no launcher notices."""
-    ended = run("-np", "2", run.script(LEAVING.format(before=before, after=after or "pass")))
+    text = LEAVING.format(before=before, after=after or "pass")
+    ended = run("-np", "2", *(run.warm(text) if after else [run.script(text)]))
     (line,) = last_lines(ended.stderr)
     assert line.startswith("asyncddp run: rank 1 ")
     assert words in line
@@ -101,7 +102,7 @@ def test_an_error_that_all_ranks_share_is_printed_once(run):
     ended = run(
         "-np",
         "4",
-        run.script(
+        *run.warm(
             "import torch, asyncddp as bf\n"
             "bf.init()\n"
             "bf.allreduce(torch.ones(3))\n"
@@ -122,7 +123,7 @@ def test_a_rank_that_fails_with_mpi_under_way_is_shown_before_all_else(run):
     ended = run(
         "-np",
         "3",
-        run.script(
+        *run.warm(
             "import torch, asyncddp as bf\n"
             "bf.init()\n"
             "if bf.rank() == 1:\n"
@@ -141,7 +142,7 @@ def test_a_rank_that_fails_with_mpi_under_way_is_shown_before_all_else(run):
 
 def test_ranks_that_wait_for_one_are_told_of_in_one_line(run):
     """Neighbours wait for it, and their neighbours for them."""
-    script = run.script(
+    script = run.warm(
         "import time, pathlib, torch, asyncddp as bf\n"
         "bf.init(warn_after=2)\n"
         "bf.barrier()\n"
@@ -150,7 +151,7 @@ def test_ranks_that_wait_for_one_are_told_of_in_one_line(run):
         "for _ in range(3):\n"
         "    bf.neighbor_allreduce(torch.ones(4), name='w')\n"
     )
-    child = run.start("-np", "4", script)
+    child = run.start("-np", "4", *script)
     said = child.stderr.readline()
     (run.folder / "go").touch()
     ended = run.finish(child)

@@ -66,9 +66,10 @@ def test_nobody_else_can_reach_a_run_of_one_machine(run, confining, arguments, v
     """Neither launcher nor ranks, whoever started MPI, with and without room for shared memory."""
     fifo = run.folder / "end"
     os.mkfifo(fifo)
-    script = run.script(VERBS.format(first=first, fifo=str(fifo)))
+    text = VERBS.format(first=first, fifo=str(fifo))
+    program = [run.script(text)] if first else run.warm(text)
     run.environment.update(variables)
-    child = run.start("-np", "2", *arguments, script)
+    child = run.start("-np", "2", *arguments, *program)
     answers = [child.stdout.readline(), child.stdout.readline()]
     assert answers == ["0.5\n"] * 2, child.stderr.read() if child.poll() is not None else ""
     found = run.processes()

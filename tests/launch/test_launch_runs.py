@@ -79,7 +79,7 @@ def test_variables_reach_the_ranks(run):
 
 def test_torch_distributed_finds_its_world(run):
     """As libraries do that join it where they see an MPI launcher: accelerate, the Trainer."""
-    script = run.script(
+    script = run.warm(
         "import os, torch, torch.distributed as dist\n"
         "import asyncddp as bf\n"
         "dist.init_process_group('gloo')\n"
@@ -91,7 +91,7 @@ def test_torch_distributed_finds_its_world(run):
         "print(mine.item(), bf.allreduce(mine).item(), *local, flush=True)\n"
         "dist.destroy_process_group()\n"
     )
-    ended = run("-np", "2", script)
+    ended = run("-np", "2", *script)
     assert sorted(ended.stdout.splitlines()) == ["3.0 3.0 0 2", "3.0 3.0 1 2"], ended.stderr
     assert ended.code == 0
 

@@ -25,8 +25,10 @@ __all__ = [
     "Finished",
     "environment",
     "mpirun",
+    "processes_of",
     "run_on_mpirun",
     "run_to_end",
+    "warm_script",
     "warm_server",
 ]
 
@@ -105,20 +107,29 @@ def warm_server() -> WarmServer:
     return server
 
 
-def _processes_of(session: int) -> list[psutil.Process]:
-    """Processes of a command: those of its session, and its ranks that were forked warm."""
-    found = session_processes(session)
+def warm_script(*words: str) -> list[str]:
+    """The words after ``asyncddp run`` with which it runs a script as ever, but with warm ranks."""
+    return [warm_server().python, "-m", "asyncddp.launch.rank", *words]
+
+
+def processes_of(run: int | str) -> list[psutil.Process]:
+    """Processes of a run: those of its session, and its ranks that were forked warm.
+
+    Args:
+        run: Its session, or the mark in its environment, by which its warm ranks alone are known.
+    """
+    found = session_processes(run) if isinstance(run, int) else []
     if warm_server.cache_info().currsize:
-        for rank in warm_server().sessions_of(session):
+        for rank in warm_server().sessions_of(run):
             found += session_processes(rank)
     return found
 
 
 def _outlived(session: int, grace: float = 2.0) -> tuple[str, ...]:
     deadline = time.monotonic() + grace
-    while _processes_of(session) and time.monotonic() < deadline:
+    while processes_of(session) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return _command_lines(_processes_of(session))
+    return _command_lines(processes_of(session))
 
 
 def run_to_end(
@@ -147,7 +158,7 @@ def run_to_end(
         seconds, ended = time.monotonic() - started, time.time()
         left = () if timed_out else _outlived(process.pid)
         end_session(process)
-        for process_left in _processes_of(process.pid):
+        for process_left in processes_of(process.pid):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process_left.kill()
         texts = []
