@@ -25,16 +25,16 @@ from asyncddp.algorithms.communication import COMMUNICATIONS
 from asyncddp.algorithms.phases import PHASES
 from tests.support import LoopbackWorld
 
-STEP_SIZE = 0.05
+STEP_SIZE = 0.3
 BIAS_ON_RING = {
-    "adapt_then_combine": 5.5332e-2,
-    "adapt_with_combine": 7.7835e-2,
-    "async_model_average": 7.7835e-2,
-    "pull_get": 7.7835e-2,
-    "push_sum": 5.5332e-2,
-    "win_put": 7.7835e-2,
+    "adapt_then_combine": 1.26520e-1,
+    "adapt_with_combine": 2.87860e-1,
+    "async_model_average": 2.87860e-1,
+    "pull_get": 2.87860e-1,
+    "push_sum": 1.26520e-1,
+    "win_put": 2.87860e-1,
 }
-"""Distance from the optimum on the ring of 8, known from float64 runs without this library.
+"""Distance from the optimum on the ring of 4: of the fixed points, solved without this library.
 
 Where ranks meet in each round, asynchronous methods are one of the two synchronous ones.
 """
@@ -117,15 +117,15 @@ def test_one_method_one_file(name):
 
 
 def test_the_problem_is_the_known_one():
-    """‖x*‖ of LS(8) as written down beside the golden values."""
-    assert float(least_squares(8)[2].norm()) == pytest.approx(3.4515184231, abs=1e-9)
+    """‖x*‖ of LS(4) as written down beside the golden values."""
+    assert float(least_squares(4)[2].norm()) == pytest.approx(3.1196547892, abs=1e-9)
 
 
 @every_method
 def test_exactness_is_as_declared(name):
-    """On LS(8) over the ring an exact method reaches the optimum; another keeps its known bias."""
-    steps = 700 if ALGORITHMS[name].exact else 350  # the bias is seen long before 1e-11
-    bias = distance(LoopbackWorld(8).run(fit, name, topology.ring(8), steps), 8)
+    """On LS(4) over the ring an exact method reaches the optimum; another keeps its known bias."""
+    steps = 150 if ALGORITHMS[name].exact else 40  # the bias is seen long before 1e-11
+    bias = distance(LoopbackWorld(4).run(fit, name, topology.ring(4), steps), 4)
     if ALGORITHMS[name].exact:
         assert bias <= 1e-11
     else:
@@ -134,7 +134,7 @@ def test_exactness_is_as_declared(name):
 
 @mixing_methods
 def test_the_bias_shrinks_with_the_step_size(name):
-    """O(γ): a tenth of the step size leaves about a tenth of the bias, even from the optimum on."""
+    """O(γ): a fifth of the step size leaves about a fifth of the bias, even from the optimum on."""
     optimum = least_squares(4)[2]
 
     def near(lr):
@@ -153,7 +153,7 @@ def test_the_bias_shrinks_with_the_step_size(name):
 
         return distance(LoopbackWorld(4).run(case), 4)
 
-    ratio = near(0.1) / near(0.02)
+    ratio = near(0.2) / near(0.04)
     assert 3.5 < ratio < 7.0
 
 
