@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import run_to_end
+from tests.support.processes import run_to_end, warm_script
 
 SCRIPTS = Path(__file__).parent / "bluefog_scripts"
 CHANGED = {
@@ -28,7 +28,7 @@ def run_script(name, folder, **environ):
     assert "bluefog.torch" not in text
     script = folder / name
     script.write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "asyncddp", "run", "-np", "4", str(script)]
+    command = [sys.executable, "-m", "asyncddp", "run", "-np", "4", *warm_script(str(script))]
     done = run_to_end(command, cwd=folder, environ=environ)
     assert done.code == 0, done
     assert not done.left

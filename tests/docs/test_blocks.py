@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import os
 import re
 import subprocess
 
@@ -11,6 +12,7 @@ import pytest
 from tests.docs.blocks import PAGES, blocks_of
 from tests.docs.conftest import environment, name_of
 from tests.docs.parsed_commands import check_script
+from tests.support.processes import warm_server
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 LANGUAGES = {
@@ -125,10 +127,12 @@ def test_scripts_for_several_ranks_are_run_by_a_command(block):
 @of("bash", without=["parsed"])
 def test_commands_run(folder_of, block):
     """Commands run in the page's folder, where its scripts lie; those marked ``fails`` fail."""
+    environ = environment()
+    environ["PATH"] = os.pathsep.join([warm_server().commands, environ["PATH"]])
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block.text],
         cwd=folder_of(block.page),
-        env=environment(),
+        env=environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

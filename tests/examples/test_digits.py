@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
-from tests.support.processes import REPO, Finished, run_to_end
+from tests.support.processes import REPO, Finished, run_to_end, warm_script
 
 SCRIPT = str(REPO / "examples" / "digits.py")
 PARAMETERS = 64 * 64 + 64 + 64 * 10 + 10
@@ -21,8 +21,10 @@ METHODS = ["DDP (gloo)", "adapt_then_combine", "win_put"]
 def run_digits(
     ranks: int, *options: str, cwd: Path, timeout: float = 200, run: tuple[str, ...] = ()
 ) -> Finished:
-    launcher = [*ASYNCDDP, "run", "-np", str(ranks), *run] if ranks > 1 else [sys.executable]
-    return run_to_end([*launcher, SCRIPT, *options], cwd=cwd, timeout=timeout)
+    if ranks == 1:
+        return run_to_end([sys.executable, SCRIPT, *options], cwd=cwd, timeout=timeout)
+    command = [*ASYNCDDP, "run", "-np", str(ranks), *run, *warm_script(SCRIPT, *options)]
+    return run_to_end(command, cwd=cwd, timeout=timeout)
 
 
 def table_of(done: Finished) -> dict[str, list[str]]:

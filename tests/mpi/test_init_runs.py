@@ -82,7 +82,7 @@ def test_a_rank_that_never_calls_init_is_named_in_time(tmp_path, mpi_first):
     """First a warning on each waiting rank, then an error, also while MPI itself still waits."""
     settings = {"ASYNCDDP_TIMEOUT": "4", "ASYNCDDP_WARN_AFTER": "2"}
     script = LATE.replace("MPI_FIRST", str(mpi_first))
-    done = run_on_mpirun(3, script, tmp_path, environ=settings, warm=False)
+    done = run_on_mpirun(3, script, tmp_path, environ=settings, warm=not mpi_first)
     assert not done.timed_out, done
     assert done.code != 0, done
     for rank in (0, 2):

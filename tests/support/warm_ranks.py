@@ -41,6 +41,13 @@ sys.path.insert(0, {folder!r})
 import warm_rank
 warm_rank.main({address!r}, sys.argv[1:])
 """
+_COMMAND = """#!{python}
+import sys, types
+from asyncddp.cli.main import main
+from asyncddp.launch import rank_command_line
+rank_command_line.sys = types.SimpleNamespace(executable={stand_in!r})
+main()
+"""
 
 
 class WarmServer:
@@ -48,6 +55,10 @@ class WarmServer:
 
     Args:
         environ: The environment in which torch is imported.
+
+    Attributes:
+        python: A program that stands in for Python: it runs what it is given as a warm rank.
+        commands: A folder for ``PATH``, whose ``asyncddp run`` starts Python scripts so.
     """
 
     def __init__(self, environ: dict[str, str]) -> None:
@@ -63,13 +74,19 @@ class WarmServer:
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"ready\n", "the server of ranks did not start"
         atexit.register(self.close)
-        stand_in = Path(self._folder.name, "python")
         folder = str(PROGRAM.parent)
-        stand_in.write_text(
-            _STAND_IN.format(python=sys.executable, folder=folder, address=self.address)
-        )
-        stand_in.chmod(0o755)
-        self.python = str(stand_in)
+        text = _STAND_IN.format(python=sys.executable, folder=folder, address=self.address)
+        self.python = self._install("python", text)
+        text = _COMMAND.format(python=sys.executable, stand_in=self.python)
+        self.commands = str(Path(self._install("bin/asyncddp", text)).parent)
+
+    def _install(self, name: str, text: str) -> str:
+        """Write a program into the server's folder; gives its path."""
+        path = Path(self._folder.name, name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+        return str(path)
 
     @property
     def pid(self) -> int:
