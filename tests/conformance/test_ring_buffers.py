@@ -19,7 +19,7 @@ import topology
 from asyncddp.engine import persistent_channels as channels
 from tests.support import on, oracle
 from tests.support.oracle import LAYOUTS, check, mixed, options
-from tests.support.pairwise import pairwise
+from tests.support.pairwise import pairs_of, pairwise
 
 NEAR = on("shared_memory-2", "shared_memory-4")
 USES = 6
@@ -207,13 +207,12 @@ def test_a_shared_tensor_may_be_written_over_once_the_verb_is_back(world, shape)
 def in_dtype(dtype):
     mine = random.Random(bf.rank())
     set_graph("ring")
-    for shape in [(), (7,), (150_001,)]:
-        for place in (ordinary, shared):
-            for form in ("blocking", "in place", "nonblocking"):
-                name = f"{form} {shape}"
-                for k in range(4):
-                    lag(mine)
-                    checked(form, shape, dtype, k, name, place)
+    shapes, forms = [(), (7,), (150_001,)], ("blocking", "in place", "nonblocking")
+    for shape, place, form in pairs_of(shapes, (ordinary, shared), forms):
+        name = f"{form} {shape}"
+        for k in range(4):
+            lag(mine)
+            checked(form, shape, dtype, k, name, place)
 
 
 @NEAR
@@ -258,12 +257,10 @@ def test_every_layout(world):
 
 
 def cut_in(sizes, dtype, places):
-    for size in sizes:
-        for place in places:
-            for form in ("blocking", "in place"):
-                for k in range(4):
-                    checked(form, (size,), dtype, k, f"{form} {size}", PLACES[place])
-            assert through_lanes(f"in place {size}")
+    for size, place, form in pairs_of(sizes, places, ("blocking", "in place")):
+        for k in range(4):
+            checked(form, (size,), dtype, k, f"{form} {size}", PLACES[place])
+        assert through_lanes(f"{form} {size}")
 
 
 @NEAR
@@ -337,19 +334,18 @@ def by_hand(alike):
     others = [rank for rank in range(n) if rank != me]
     src = {rank: 0.1 + 0.2 * rank for rank in others}
     dst = {rank: factor(me, rank, alike) for rank in others}
-    for shape in [(), (5,), (PIECE + 1,), (3 * PIECE,)]:
-        for place in (ordinary, shared, shared_strided):
-            for form in ("blocking", "in place", "nonblocking"):
-                for k in range(4):
+    shapes, forms = [(), (5,), (PIECE + 1,), (3 * PIECE,)], ("blocking", "in place", "nonblocking")
+    for shape, place, form in pairs_of(shapes, (ordinary, shared, shared_strided), forms):
+        for k in range(4):
 
-                    def of(rank, k=k, shape=shape):
-                        return held(rank, shape, torch.float64, seed=k)
+            def of(rank, k=k, shape=shape):
+                return held(rank, shape, torch.float64, seed=k)
 
-                    x = place(of(me))
-                    weights = {"self_weight": 0.3, "src_weights": src, "dst_weights": dst}
-                    got = average(form, x, f"{shape}", **weights)
-                    sent = mixed(me, 0.3, src, of, lambda s, t: factor(s, t, alike))
-                    check(got, of(me), sent)
+            x = place(of(me))
+            weights = {"self_weight": 0.3, "src_weights": src, "dst_weights": dst}
+            got = average(form, x, f"{shape}", **weights)
+            sent = mixed(me, 0.3, src, of, lambda s, t: factor(s, t, alike))
+            check(got, of(me), sent)
 
 
 @NEAR

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.marks import parameters
 
-__all__ = ["pairwise", "rows_of_pairs"]
+__all__ = ["pairs_of", "pairwise", "rows_of_pairs"]
 
 
 def rows_of_pairs(counts: Sequence[int]) -> list[tuple[int, ...]]:
@@ -41,6 +41,17 @@ def rows_of_pairs(counts: Sequence[int]) -> list[tuple[int, ...]]:
         rows.append(best)
         left = {row: pairs - covered for row, pairs in left.items() if pairs - covered}
     return rows
+
+
+def pairs_of(*columns: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Rows of one value of each column, in which every pair of values of any two occurs.
+
+    For loops within a case: ``for shape, form in pairs_of(SHAPES, FORMS)``.
+    """
+    rows = rows_of_pairs([len(column) for column in columns])
+    return [
+        tuple(column[index] for column, index in zip(columns, row, strict=True)) for row in rows
+    ]
 
 
 def pairwise(**given: Collection[Any]) -> pytest.MarkDecorator:

@@ -6,7 +6,7 @@ from itertools import combinations, product
 
 import pytest
 
-from tests.support.pairwise import pairwise, rows_of_pairs
+from tests.support.pairwise import pairs_of, pairwise, rows_of_pairs
 
 
 @pytest.mark.parametrize("counts", [(2,), (3, 4), (2, 2, 2), (6, 2, 2, 7), (4, 3, 2, 3), (1, 1, 5)])
@@ -35,3 +35,9 @@ def test_worlds_are_indirect_and_marked_and_values_have_their_ids():
     assert mark.kwargs == {"indirect": ["world"]}
     assert [row.id for row in rows][:2] == ["loopback-2-none-a", "loopback-2-some-b"]
     assert all(bool(row.marks) == (row.values[0] == "mpi-2") for row in rows)
+
+
+def test_pairs_of_values_for_loops_within_a_case():
+    """Values themselves, in rows that are the same in every process."""
+    rows = pairs_of("ab", [1, 2], (None, True))
+    assert rows == [("a", 1, None), ("a", 2, True), ("b", 1, True), ("b", 2, None)]
