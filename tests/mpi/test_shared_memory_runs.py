@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import RUN_LIMIT, run_to_end
-from tests.support.processes import REPO, mpirun
+from tests.support import run_to_end
+from tests.support.processes import REPO, mpirun, warm_server
 
 AVERAGES = """
 import os, signal, sys, threading, time
@@ -47,7 +47,7 @@ def namespaces():
     return None if tried.returncode == 0 else "this system gives no mount namespaces"
 
 
-def run_alone(ranks, script, folder, *, size="1g", options=(), timeout=RUN_LIMIT, environ=None):
+def run_alone(ranks, script, folder, *, size="1g", options=(), environ=None, warm=True):
     """Run a script with a ``/dev/shm`` of its own; gives how it ended, and what is left there."""
     why_not = namespaces()
     if why_not:
@@ -58,9 +58,10 @@ def run_alone(ranks, script, folder, *, size="1g", options=(), timeout=RUN_LIMIT
         f"mount -t tmpfs -o size={size} tmpfs /dev/shm || exit 99; "
         f'"$@"; code=$?; sleep 0.5; ls -A /dev/shm > {left}; exit $code'
     )
-    launcher, *rest = mpirun(ranks, sys.executable, str(path))
+    python = warm_server().python if warm else sys.executable
+    launcher, *rest = mpirun(ranks, python, str(path))
     command = ["unshare", "--mount", "sh", "-c", inside, "sh", launcher, *options, *rest]
-    done = run_to_end(command, timeout=timeout, environ=environ)
+    done = run_to_end(command, environ=environ)
     assert done.code != 99, done
     return done, left.read_text().split() if left.exists() else None
 
@@ -133,7 +134,7 @@ def test_ctrl_c_in_the_middle_of_averages(tmp_path):
     if bf.rank() == 1:
         threading.Timer(0.3, interrupt).start()
     """
-    done, left = run_alone(4, AVERAGES + textwrap.dedent(body) + ON_AND_ON, tmp_path)
+    done, left = run_alone(4, AVERAGES + textwrap.dedent(body) + ON_AND_ON, tmp_path, warm=False)
     assert_ended_soon(done, tmp_path)
     assert left == [], done
 

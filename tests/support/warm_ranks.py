@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -167,28 +168,27 @@ class _Ranks:
         connection, _ = self._listener.accept()
         given, streams = receive_rank(connection)
         mark = given["environ"].get(_MARK)
+        asker = _asker(connection)
         pid = os.fork()
         if pid == 0:
             os.setsid()
+            _join_mounts(asker)
             for one in (self._listener, connection, *self._connections.values()):
                 one.close()
             for number, stream in enumerate(streams):
                 os.dup2(stream, number)
         else:
             self._connections[pid] = connection
-            self._note(connection, pid, mark)
+            self._note(asker, pid, mark)
         for stream in streams:
             os.close(stream)
         return given if pid == 0 else None
 
-    def _note(self, connection: socket.socket, rank: int, mark: str | None) -> None:
+    def _note(self, asker: int, rank: int, mark: str | None) -> None:
         """Note a rank by the session of the program that asked for it, and by its run's mark."""
-        size = _CREDENTIALS.size
-        asker = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        pid, _, _ = _CREDENTIALS.unpack(asker)
         runs = [mark] if mark else []
         with contextlib.suppress(ProcessLookupError):
-            runs.append(str(os.getsid(pid)))
+            runs.append(str(os.getsid(asker)))
         for name in runs:
             run = self._folder / name
             run.mkdir(exist_ok=True)
@@ -203,6 +203,23 @@ class _Ranks:
             code = os.waitstatus_to_exitcode(status)
             with self._connections.pop(pid) as connection, contextlib.suppress(OSError):
                 connection.sendall(struct.pack("!i", code))
+
+
+def _asker(connection: socket.socket) -> int:
+    """The process id of the program that asks for a rank."""
+    size = _CREDENTIALS.size
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    return int(_CREDENTIALS.unpack(found)[0])
+
+
+def _join_mounts(asker: int) -> None:
+    """See the files that the program sees that asked, where it has mounts of its own."""
+    theirs = Path(f"/proc/{asker}/ns/mnt")
+    if not theirs.exists() or theirs.readlink() == Path("/proc/self/ns/mnt").readlink():
+        return
+    with theirs.open() as space:
+        if ctypes.CDLL(None, use_errno=True).setns(space.fileno(), 0) != 0:
+            raise OSError(ctypes.get_errno(), f"setns to the mounts of process {asker}")
 
 
 def prepare(given: dict[str, Any]) -> None:
