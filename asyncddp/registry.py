@@ -55,10 +55,8 @@ class Registry(Mapping[str, T], Generic[T]):
         """
         if self._read is None or self._read[0] != sys.path or again:
             found = entry_points(group=self._group) if self._group else ()
-            known = {**{point.name: point.value for point in found}, **self._entries}
-            self._read = [*sys.path], known
-            return known
-        return self._read[1]
+            self._read = [*sys.path], {point.name: point.value for point in found}
+        return {**self._read[1], **self._entries}
 
     def __getitem__(self, name: str) -> T:
         known = self._entries

@@ -14,11 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any
 
 import psutil
 
@@ -54,14 +54,16 @@ class MpiProcessPool:
         ranks: How many.
     """
 
-    python: ClassVar[Callable[[], Sequence[str]]] = staticmethod(lambda: (sys.executable,))
-    """Returns the command that starts Python in the ranks."""
-
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
         self._process: subprocess.Popen[bytes] | None = None
         self._members: list[_RankProcess] = []
         self._log: IO[bytes] | None = None
+
+    @staticmethod
+    def python() -> Sequence[str]:
+        """Return the command that starts Python in a rank."""
+        return (sys.executable,)
 
     def run_case(self, case: DistributedTestCase, limit: float = 120.0) -> list[Outcome]:
         """Run a case on all ranks.

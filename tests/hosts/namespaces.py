@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.processes import warm_script
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "testhosts"
 LIMIT = 300.0  # seconds for any run of these tests
 
@@ -27,7 +29,7 @@ class Hosts:
         self.folder = folder
         self.mark = uuid.uuid4().hex
 
-    def start(self, *arguments, script=None, hosts="h1:2,h2:2"):
+    def start(self, *arguments, script=None, hosts="h1:2,h2:2", warm=True):
         """Start a run; h1's shell begins with an empty environment, as after a login."""
         words = [sys.executable, "-m", "asyncddp", "run", "-H", hosts]
         words += ["--remote-shell", str(SCRIPT), "-x", f"ASYNCDDP_TEST_MARK={self.mark}"]
@@ -35,7 +37,7 @@ class Hosts:
         if script is not None:
             path = self.folder / "script.py"
             path.write_text(script)
-            words.append(str(path))
+            words += warm_script(str(path)) if warm else [str(path)]
         return subprocess.Popen(
             [str(SCRIPT), "h1", f"cd {shlex.quote(str(self.folder))} && exec {shlex.join(words)}"],
             stdin=subprocess.DEVNULL,

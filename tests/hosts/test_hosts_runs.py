@@ -127,7 +127,7 @@ def wait_for_ranks(child, count=4):
 
 
 def test_ctrl_c_ends_everything_on_both_hosts(hosts):
-    child = hosts.start(*NETWORK, script=WAITING.format(victim=None))
+    child = hosts.start(*NETWORK, script=WAITING.format(victim=None), warm=False)
     wait_for_ranks(child)
     assert len(hosts.processes()) >= 7, "the command, its launcher, a daemon and four ranks"
     (command,) = (p for p in hosts.processes() if p.cmdline()[1:4] == ["-m", "asyncddp", "run"])
@@ -142,7 +142,7 @@ def test_ctrl_c_ends_everything_on_both_hosts(hosts):
 @pytest.mark.parametrize(("victim", "host"), [(1, "h1"), (3, "h2")])
 def test_a_killed_rank_ends_everything_on_both_hosts_and_is_named(hosts, victim, host):
     """A peer may see its connection close before Open MPI sees the death, and is then named."""
-    child = hosts.start(*NETWORK, script=WAITING.format(victim=victim))
+    child = hosts.start(*NETWORK, script=WAITING.format(victim=victim), warm=False)
     wait_for_ranks(child)
     start = time.monotonic()
     _, stderr = child.communicate(timeout=SOON)
@@ -172,7 +172,7 @@ def test_a_rank_that_fails_on_another_host_is_named_with_its_reason(hosts):
 
 def test_ranks_end_when_their_host_is_lost(hosts):
     """The daemon of h2 is killed, as by a crash of that machine."""
-    child = hosts.start(*NETWORK, script=WAITING.format(victim=None))
+    child = hosts.start(*NETWORK, script=WAITING.format(victim=None), warm=False)
     wait_for_ranks(child)
     daemons = [p for p in hosts.processes() if p.name() == "prted"]
     if not daemons:

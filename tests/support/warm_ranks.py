@@ -172,7 +172,7 @@ class _Ranks:
         pid = os.fork()
         if pid == 0:
             os.setsid()
-            _join_mounts(asker)
+            _join_namespaces(asker)
             for one in (self._listener, connection, *self._connections.values()):
                 one.close()
             for number, stream in enumerate(streams):
@@ -212,14 +212,16 @@ def _asker(connection: socket.socket) -> int:
     return int(_CREDENTIALS.unpack(found)[0])
 
 
-def _join_mounts(asker: int) -> None:
-    """See the files that the program sees that asked, where it has mounts of its own."""
-    theirs = Path(f"/proc/{asker}/ns/mnt")
-    if not theirs.exists() or theirs.readlink() == Path("/proc/self/ns/mnt").readlink():
-        return
-    with theirs.open() as space:
-        if ctypes.CDLL(None, use_errno=True).setns(space.fileno(), 0) != 0:
-            raise OSError(ctypes.get_errno(), f"setns to the mounts of process {asker}")
+def _join_namespaces(asker: int) -> None:
+    """Be on the host and see the files of the program that asks, where these are its own."""
+    setns = ctypes.CDLL(None, use_errno=True).setns
+    for kind in ("uts", "net", "mnt"):
+        theirs = Path(f"/proc/{asker}/ns/{kind}")
+        if not theirs.exists() or theirs.readlink() == Path(f"/proc/self/ns/{kind}").readlink():
+            continue
+        with theirs.open() as space:
+            if setns(space.fileno(), 0) != 0:
+                raise OSError(ctypes.get_errno(), f"setns to {theirs}")
 
 
 def prepare(given: dict[str, Any]) -> None:
