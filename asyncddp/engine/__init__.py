@@ -7,8 +7,8 @@ the rank that receives it checks that header against its own exchange request.
 from __future__ import annotations
 
 from asyncddp.engine.chunked_exchange import ChunkedExchange
-from asyncddp.engine.exchange_signature import ExchangeSignature
 from asyncddp.engine.handle import Handle
+from asyncddp.engine.messages import ExchangeSignature
 from asyncddp.engine.operation_exchanges import OperationExchanges
 from asyncddp.engine.progress_engine import ProgressEngine
 from asyncddp.engine.work import OperationSpec, Steps, WaitCondition, Work

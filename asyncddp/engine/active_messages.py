@@ -13,8 +13,8 @@ from asyncddp.engine.messages import (
     INLINE_BYTES,
     ActiveMessage,
     HandlerArguments,
-    Message,
 )
+from asyncddp.engine.send_queue import SendQueue
 from asyncddp.errors import AsyncDDPError, PeerError
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.byte_views import as_bytes, from_bytes
@@ -33,24 +33,22 @@ class ActiveMessages:
 
     Args:
         transport: The transport that carries tensors too large to go inline.
-        put: Queues a message for a peer.
-        flush: Sends the queued messages.
-        tag: Returns a new tag for a tensor that follows its message.
+        send_queue: The rank's send queue.
         fail_next_call: Is called with the error of a handler that failed.
+
+    Attributes:
+        handlers: Handlers by name; they run on whichever thread drives the engine.
     """
 
     def __init__(
         self,
         transport: Transport,
-        put: Callable[[int, Message], None],
-        flush: Callable[[], bool],
-        tag: Callable[[], int],
+        send_queue: SendQueue,
         fail_next_call: Callable[[PeerError], None],
     ) -> None:
-        self._transport, self._put, self._flush, self._tag = transport, put, flush, tag
+        self._transport, self._queue = transport, send_queue
         self._fail_next_call = fail_next_call
         self.handlers: dict[str, ActiveMessageHandler] = {}
-        """Handlers by name; they run on whichever thread drives the engine."""
         self._sends: list[tuple[Request, torch.Tensor]] = []
         self._received: dict[int, deque[_Received]] = {}
 
@@ -68,24 +66,20 @@ class ActiveMessages:
     ) -> None:
         """Send a message that runs a handler of a peer; the call never waits.
 
-        Args:
-            peer: The receiving rank.
-            handler: The handler's name there.
-            arguments: Numbers, strings and None.
-            tensor: A contiguous CPU tensor, kept unchanged until the peer is known to have it.
+        A tensor is contiguous, on the host, and unchanged until the peer is known to have it.
         """
         if tensor is None:
-            self._put(peer, ActiveMessage(handler, arguments, "", (), None, -1))
+            self._queue.put(peer, ActiveMessage(handler, arguments, "", (), None, -1))
             return
         dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
         raw = as_bytes(tensor)
         if raw.numel() <= INLINE_BYTES:
             data = raw.numpy().tobytes()
-            self._put(peer, ActiveMessage(handler, arguments, dtype, shape, data, -1))
+            self._queue.put(peer, ActiveMessage(handler, arguments, dtype, shape, data, -1))
             return
-        tag = self._tag()
-        self._put(peer, ActiveMessage(handler, arguments, dtype, shape, None, tag))
-        self._flush()  # else the announcement would queue behind the bytes
+        tag = self._queue.next_tag()
+        self._queue.put(peer, ActiveMessage(handler, arguments, dtype, shape, None, tag))
+        self._queue.flush()  # else the announcement would queue behind the bytes
         self._sends.append((self._transport.isend(tensor, peer, tag), tensor))
 
     def receive(self, peer: int, message: ActiveMessage) -> None:

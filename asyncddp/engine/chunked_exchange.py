@@ -12,24 +12,19 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from asyncddp.engine.exchange_request import ExchangeRequest, PendingReceive, SendCompletion
-from asyncddp.engine.messages import MatchKey
+from asyncddp.engine.messages import ExchangeSignature, MatchKey
 from asyncddp.engine.persistent_channels import ChannelTable, PersistentChannel
+from asyncddp.engine.tracing import EngineTracing
 from asyncddp.errors import MismatchError
 from asyncddp.shm.arena import SharedMemoryHandle
 from asyncddp.shm.ring_buffer import ChunkLayout, ReceiveRingBuffer, SendRingBuffer
-from asyncddp.timeline.tracer import Tracer
 
 _WHOLE = ChunkLayout.single((), torch.uint8)
 """Layout of one chunk, whatever its size."""
 
 
 class ChunkReceiver:
-    """Receiver of one peer's chunks: a wait condition that holds once the chosen chunk can be read.
-
-    Args:
-        chunked_exchange: The exchange that it is a part of.
-        peer: The sending rank.
-    """
+    """Receiver of one peer's chunks: a wait condition that holds once a chosen one can be read."""
 
     def __init__(self, chunked_exchange: ChunkedExchange, peer: int) -> None:
         self._chunked_exchange, self.peer = chunked_exchange, peer
@@ -136,15 +131,17 @@ class ChunkedExchange:
             channel.in_flight.append(key.step)
 
     @property
-    def tracer(self) -> Tracer | None:
-        """Tracer of the timeline, if there is one."""
-        return self._channels.tracer
+    def tracing(self) -> EngineTracing:
+        """Records averages, where there is a timeline."""
+        return self._channels.tracing
 
     @property
-    def verb(self) -> str:
-        """Name of the verb, or an empty string where it is not known."""
+    def signature(self) -> ExchangeSignature:
+        """Verb, dtype, shape and device on which peers agree."""
         known = self.request or self.channel
-        return "" if known is None else known.signature.verb
+        if known is None:
+            raise RuntimeError(f"{self.key} was used before it was opened")
+        return known.signature
 
     @property
     def is_first_in_flight(self) -> bool:
@@ -202,13 +199,9 @@ class ChunkedExchange:
     def send_chunk(
         self, number: int, flat: torch.Tensor, factor: float, handle: SharedMemoryHandle | None
     ) -> None:
-        """Publish chunk ``number`` of a flat tensor, or all of it in its own memory.
+        """Publish chunk ``number`` of a flat tensor, times a factor, once there is room.
 
-        Args:
-            number: The chunk; they are sent in order, each once there is room.
-            flat: The tensor.
-            factor: The factor that multiplies it; 1 where it is read in its own memory.
-            handle: Handle to the tensor, if it is to be read in its own memory.
+        Where there is a handle, all of it is read in its own memory.
         """
         send_ring, step = self._send_ring, self.key.step
         if send_ring is None or number < self._published:
@@ -279,13 +272,7 @@ class ChunkedExchange:
 
 
 class ChunkReadCompletion:
-    """Wait condition that holds once the receiving ranks have read a number of this rank's chunks.
-
-    Args:
-        chunked_exchange: The exchange.
-        send_ring: This rank's ring in it, if there is one.
-        number: Chunks that are to be read.
-    """
+    """Wait condition that holds once the readers of a ring have read a number of its chunks."""
 
     def __init__(
         self, chunked_exchange: ChunkedExchange, send_ring: SendRingBuffer | None, number: int

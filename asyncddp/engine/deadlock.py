@@ -35,13 +35,6 @@ def forward_probe(
 ) -> tuple[list[tuple[int, DeadlockProbe]], tuple[WaitForEdge, ...] | None]:
     """Handle a probe on a blocked rank: pass it on, drop it, or find that it closes a cycle.
 
-    Args:
-        probe: The probe received.
-        rank: This rank.
-        verb: The verb in which this rank is blocked.
-        missing: The peers and keys it waits for.
-        submitted: Tells whether this rank has submitted a key.
-
     Returns:
         Probes to pass on, and the cycle if this probe has closed one.
 

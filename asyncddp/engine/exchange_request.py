@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from asyncddp.device.streams import DeviceStreams
-from asyncddp.engine.exchange_signature import ExchangeSignature
-from asyncddp.engine.messages import MatchKey, TensorMessage
+from asyncddp.engine.messages import ExchangeSignature, MatchKey, TensorMessage
 from asyncddp.engine.persistent_channels import PersistentChannel
 from asyncddp.errors import PeerError
 from asyncddp.transport.base import Request
@@ -69,12 +68,12 @@ class ExchangeRequest:
         signature: Verb, dtype, shape and device on which peers must agree.
         sources: Ranks from which a tensor is expected.
         targets: Ranks to which one is sent.
-        wants_ack: Ranks among ``targets`` whose acknowledgement is awaited.
         peer_access: Whether tensors are read in the peers' own memory where the transport can do
             that; each pending receive is to be released then.
 
     Attributes:
         receives: The pending receive from each source.
+        unacknowledged: Targets whose acknowledgement is awaited.
         sends: The transport's requests that are not known to be complete.
         exports: Those that let peers read a tensor in this rank's memory.
         ring_targets: Targets that read the tensor from this rank's shared-memory ring.
@@ -90,14 +89,13 @@ class ExchangeRequest:
         signature: ExchangeSignature,
         sources: Iterable[int],
         targets: Iterable[int],
-        wants_ack: Iterable[int] = (),
         *,
         peer_access: bool = False,
     ) -> None:
         self.key, self.signature, self.peer_access = key, signature, peer_access
         self.receives = {peer: PendingReceive(self, peer) for peer in sources}
         self.targets = frozenset(targets)
-        self.unacknowledged = set(wants_ack)
+        self.unacknowledged: set[int] = set()
         self.sends: list[Request] = []
         self.exports: list[ExportRequest] = []
         self.ring_targets: frozenset[int] = frozenset()
@@ -110,12 +108,7 @@ class ExchangeRequest:
         self.reason = ""
 
     def fail(self, error: PeerError, reason: str) -> None:
-        """Fail this exchange, unless it has failed before.
-
-        Args:
-            error: The error to raise on this rank.
-            reason: Its cause, in the words that peers are told.
-        """
+        """Fail this exchange, unless it has failed before; peers are told the reason."""
         if self.error is None:
             self.error, self.reason = error, reason
 

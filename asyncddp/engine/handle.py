@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar, cast
 
-from asyncddp.engine.progress_driver import ProgressDriver
+from asyncddp.engine.progress_loop import ProgressLoop
 from asyncddp.engine.work import Work
 from asyncddp.torch_modes import uncompiled
 
@@ -21,13 +21,13 @@ class Handle(Generic[R]):
         [1.0, 1.0]
     """
 
-    def __init__(self, driver: ProgressDriver, work: Work[R]) -> None:
-        self._driver, self._work = driver, work
+    def __init__(self, loop: ProgressLoop, work: Work[R]) -> None:
+        self._loop, self._work = loop, work
 
     @uncompiled
     def poll(self) -> bool:
         """Tell whether the call has ended, well or not; never waits."""
-        self._driver.progress_unthreaded()
+        self._loop.progress_unthreaded()
         return self._work.finished.is_set()
 
     @uncompiled
@@ -45,7 +45,7 @@ class Handle(Generic[R]):
             WaitTimeoutError: The time has passed.
             PeerError: The operation has failed because of another rank.
         """
-        self._driver.drive(self._work, timeout)
+        self._loop.drive(self._work, timeout)
         stream_ordering = self._work.spec.stream_ordering
         if stream_ordering is not None:
             stream_ordering.arrive(self._work.result)

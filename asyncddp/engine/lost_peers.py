@@ -63,7 +63,7 @@ class LostPeers:
         known = self._unreadable.setdefault(peer, PeerError(problem))
         self.any = True
         if tell_next_verb:
-            self._matcher.fail_next_call(known)
+            self._matcher.channels.fail_next_call(known)
 
     def has_exited(self, peer: int) -> bool:
         """Tell whether a rank has announced its exit, without having failed."""
@@ -76,13 +76,7 @@ class LostPeers:
         self._exited.clear()
 
     def error_of_wait(self, what: str, peers: Sequence[int], now: float) -> PeerError | None:
-        """Return the error of a wait for peers, if it waits for a lost one.
-
-        Args:
-            what: The name of what is waited for.
-            peers: The ranks that have yet to do their part.
-            now: The present time.
-        """
+        """Return the error of a wait for ``peers``, named ``what``, if one of them is lost."""
         unreadable = self._unreadable_error(peers)
         if unreadable is not None:
             return unreadable
@@ -93,12 +87,7 @@ class LostPeers:
         return None
 
     def error_of_work(self, work: Work[Any], now: float) -> PeerError | None:
-        """Return the error of an operation, if it waits for a lost peer.
-
-        Args:
-            work: The operation.
-            now: The present time.
-        """
+        """Return the error of an operation, if it waits for a lost peer."""
         unreadable = self._unreadable_error(peer for peer, _ in work.missing())
         peer = self._find_exited(work, now) if unreadable is None else None
         if peer is None:

@@ -11,24 +11,23 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from asyncddp.engine.active_messages import ActiveMessages
+from asyncddp.engine.announced_tensors import AnnouncedTensors
 from asyncddp.engine.exchange_request import ExchangeRequest
-from asyncddp.engine.exchange_signature import ExchangeSignature
 from asyncddp.engine.messages import (
     Ack,
     ActiveMessage,
+    ExchangeSignature,
     MatchKey,
     Message,
     Nack,
     TensorMessage,
     decode,
+    mismatch_found_by,
 )
-from asyncddp.engine.nacks import error_of_nack, mismatch_found_by, nack_of
-from asyncddp.engine.tensor_receiver import TensorReceiver
-from asyncddp.errors import (
-    MismatchError,
-    PeerError,
-)
-from asyncddp.timeline.tracer import Tracer
+from asyncddp.engine.persistent_channels import ChannelTable
+from asyncddp.engine.send_queue import SendQueue
+from asyncddp.engine.tracing import NO_TRACING, EngineTracing
+from asyncddp.errors import MismatchError, PeerError
 from asyncddp.transport.base import Transport
 
 _MAX_FINISHED = 4096  # exchanges remembered after their end
@@ -43,7 +42,7 @@ class _FinishedExchange(NamedTuple):
     error: PeerError | None
 
 
-class MessageMatcher(TensorReceiver):
+class MessageMatcher:
     """Matcher that pairs incoming messages with one rank's exchange requests, by name and step.
 
     Messages that no request expects yet are kept; those that contradict a request fail the exchange
@@ -52,9 +51,11 @@ class MessageMatcher(TensorReceiver):
     Args:
         transport: The transport that carries messages, and tensors on the host.
         uses: How often each name was used on this rank.
-        tracer: The timeline's tracer, if there is one.
+        tracing: Records transfers, where there is a timeline.
 
     Attributes:
+        channels: The rank's persistent channels.
+        sends: The rank's send queue.
         active_messages: The rank's active messages.
     """
 
@@ -62,9 +63,13 @@ class MessageMatcher(TensorReceiver):
         self,
         transport: Transport,
         uses: Mapping[str, int] | None = None,
-        tracer: Tracer | None = None,
+        tracing: EngineTracing = NO_TRACING,
     ) -> None:
-        super().__init__(transport, tracer)
+        self.rank, self.size = transport.rank, transport.size
+        self.channels = ChannelTable(transport.shared_memory_group, self.rank, tracing)
+        self.sends = SendQueue(transport, self.channels)
+        self._announced = AnnouncedTensors(self.rank, self.channels, self.sends)
+        self.active_messages = ActiveMessages(transport, self.sends, self.channels.fail_next_call)
         self._use_counts = {} if uses is None else uses
         self._suspects: set[tuple[int, MatchKey]] = set()
         self._posted: dict[MatchKey, ExchangeRequest] = {}
@@ -72,23 +77,6 @@ class MessageMatcher(TensorReceiver):
         self._unexpected: dict[MatchKey, dict[int, TensorMessage]] = defaultdict(dict)
         self._early_nacks: dict[MatchKey, tuple[int, Nack]] = {}
         self._acknowledged: set[tuple[int, ExchangeSignature]] = set()
-        self.active_messages = ActiveMessages(
-            transport, self.put, self.flush, self._next_tag, self.fail_next_call
-        )
-
-    @property
-    def late_error(self) -> PeerError | None:
-        """Error of an exchange that had already ended here, for the next verb to raise."""
-        return self.channels.late_error
-
-    @late_error.setter
-    def late_error(self, error: PeerError | None) -> None:
-        """Store the error, where the channels see it as well."""
-        self.channels.late_error = error
-
-    def fail_next_call(self, error: PeerError) -> None:
-        """Have the next verb raise an error, unless it has another one to raise."""
-        self.late_error = self.late_error or error
 
     def is_refused(self, name: str) -> bool:
         """Tell whether a peer has refused the next use of a name in advance."""
@@ -139,12 +127,11 @@ class MessageMatcher(TensorReceiver):
                 offered = exchange.targets & exchange.channel.send_ring.ranks
                 exchange.channel.readers.update(offered)
             return
-        nack = nack_of(self.rank, exchange.key, error, exchange.reason)
+        nack = Nack.of(self.rank, exchange.key, error, exchange.reason)
         for peer in exchange.peers() | exchange.audience:
-            self.put(peer, nack)
+            self.sends.put(peer, nack)
         for receive in exchange.receives.values():
-            if receive.request is not None:
-                self._discards.append((receive.request, receive.tensor))
+            self._announced.discard_receive(receive)
         for request in exchange.sends:
             request.abandon()
 
@@ -168,7 +155,7 @@ class MessageMatcher(TensorReceiver):
             return
         if peer not in mine.sources and peer not in mine.targets:
             problem = f"sends nothing to rank {peer}: {_describe_neighbors(mine)}"
-            self.put(peer, Nack(key, f"rank {self.rank} {problem}", origin=self.rank))
+            self.sends.put(peer, Nack(key, f"rank {self.rank} {problem}", origin=self.rank))
 
     def unexpected_from(self, peer: int) -> list[TensorMessage]:
         """Return the messages of a peer that no request expects yet."""
@@ -191,8 +178,7 @@ class MessageMatcher(TensorReceiver):
                 self.active_messages.receive(peer, message)
             else:
                 others.append(message)
-        if self._discards:
-            self._drop_discards()
+        self._announced.free_discards()
         return others
 
     def _receive_tensor(self, peer: int, message: TensorMessage) -> None:
@@ -240,31 +226,28 @@ class MessageMatcher(TensorReceiver):
             )
             reason = f"{problem} from rank {peer}"
         if problem:
-            self._discard(peer, message)
+            self._announced.discard(peer, message)
             reason = f"rank {self.rank} {reason}"
-            error = mismatch_found_by(
-                self.rank, f"{self._describe(exchange)}, peer rank {peer}: {problem}"
-            )
+            what = f"rank {self.rank}, {exchange.signature.verb} {exchange.key}"
+            error = mismatch_found_by(self.rank, f"{what}, peer rank {peer}: {problem}")
             exchange.fail(error, reason)
-            self.put(peer, Nack(message.key, reason, origin=self.rank))
+            self.sends.put(peer, Nack(message.key, reason, origin=self.rank))
             return
         if receive is not None:
-            self._accept(exchange, receive.peer, message)
+            self._announced.accept(exchange, peer, message)
 
     def _receive_late(self, peer: int, message: TensorMessage, finished: _FinishedExchange) -> None:
         """Refuse a tensor for an exchange that has ended here without it."""
-        self._discard(peer, message)
+        self._announced.discard(peer, message)
         if finished.error is not None:
-            self.put(peer, nack_of(self.rank, message.key, finished.error))
+            self.sends.put(peer, Nack.of(self.rank, message.key, finished.error))
             return
         problem = (
-            f"expected nothing from rank {peer} in {message.verb} {message.key}, got a tensor: "
-            f"{_describe_neighbors(finished)}"
+            f"rank {self.rank} expected nothing from rank {peer} in {message.verb} {message.key}, "
+            f"got a tensor: {_describe_neighbors(finished)}"
         )
-        self._fail_finished(
-            message.key, mismatch_found_by(self.rank, f"rank {self.rank} {problem}")
-        )
-        self.put(peer, Nack(message.key, f"rank {self.rank} {problem}", origin=self.rank))
+        self._fail_finished(message.key, mismatch_found_by(self.rank, problem))
+        self.sends.put(peer, Nack(message.key, problem, origin=self.rank))
 
     def _receive_nack(self, peer: int, nack: Nack) -> None:
         """Fail the exchange that a peer has refused, or keep the nack until it is requested."""
@@ -274,7 +257,7 @@ class MessageMatcher(TensorReceiver):
         elif finished is None:
             self._early_nacks[nack.key] = (peer, nack)
         elif finished.error is None:
-            self._fail_finished(nack.key, error_of_nack(self.rank, f"{nack.key}", peer, nack))
+            self._fail_finished(nack.key, nack.to_error(self.rank, f"{nack.key}", peer))
 
     def _fail_finished(self, key: MatchKey, error: PeerError) -> None:
         """Fail an exchange that had ended well; the next verb raises the error, once."""
@@ -283,15 +266,11 @@ class MessageMatcher(TensorReceiver):
             self._finished[key] = finished._replace(error=error)
         for channel in self.channels.find_all(key.name):
             channel.error = error
-        self.late_error = self.late_error or error
+        self.channels.fail_next_call(error)
 
     def _fail_by_nack(self, exchange: ExchangeRequest, peer: int, nack: Nack) -> None:
         what = f"{exchange.signature.verb} {exchange.key}"
-        exchange.fail(error_of_nack(self.rank, what, peer, nack), nack.reason)
-
-    def _describe(self, exchange: ExchangeRequest) -> str:
-        """Describe this rank and an exchange, for the message of an error."""
-        return f"rank {self.rank}, {exchange.signature.verb} {exchange.key}"
+        exchange.fail(nack.to_error(self.rank, what, peer), nack.reason)
 
 
 def _describe_neighbors(exchange: ExchangeRequest | _FinishedExchange) -> str:

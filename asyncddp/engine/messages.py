@@ -1,4 +1,4 @@
-"""Messages between the progress engines of different ranks, and their MessagePack encoding.
+"""Messages between the progress engines of different ranks: match keys, signatures, encoding.
 
 On the transport a bundle is a MessagePack array of messages, and a message an array of its kind's
 number and its fields. Decoding checks the type of every field and executes nothing.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
 
+from asyncddp.errors import DeadlockError, MismatchError, PeerError, PeerLeftError, WaitTimeoutError
 from asyncddp.shm.arena import SharedMemoryHandle
 from asyncddp.tensors.dtypes import DTYPES
 
@@ -23,12 +25,7 @@ MACHINE_COLLECTIVE = "<collective of the machine>"
 
 
 class MatchKey(NamedTuple):
-    """Match key, a name and a use count, by which one rank's sends pair with another's receives.
-
-    Attributes:
-        name: The name that both sides use.
-        step: How often it was used before.
-    """
+    """Match key, a name and a use count, by which one rank's sends pair with another's receives."""
 
     name: str
     step: int
@@ -59,6 +56,12 @@ DECODE_ERRORS = (
     MemoryError,
 )  # fmt: skip
 """Exceptions that a malformed message may raise where it is handled."""
+
+_SENDABLE_ERRORS: dict[str, type[PeerError]] = {
+    kind.__name__: kind
+    for kind in (DeadlockError, MismatchError, PeerError, PeerLeftError, WaitTimeoutError)
+}
+"""Errors that a :class:`Nack` carries: the peers of a rank that failed raise the same one."""
 
 _Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 HandlerArguments: TypeAlias = tuple[bool | int | float | str | None, ...]
@@ -98,6 +101,29 @@ class Nack(_Message, frozen=True, tag=2):
     reason: str
     kind: str = "MismatchError"  # the class of error to raise on all ranks that wait
     origin: int = -1  # the rank where the failure began
+
+    @classmethod
+    def of(cls, rank: int, key: MatchKey, error: PeerError, reason: str = "") -> Nack:
+        """Build the nack for an exchange that failed on this rank, by default with its error."""
+        origin = rank if error.origin is None else error.origin
+        kind = type(error).__name__
+        kind = kind if kind in _SENDABLE_ERRORS else "PeerError"
+        return cls(key, reason or str(error), kind, origin)
+
+    def to_error(self, rank: int, what: str, peer: int) -> PeerError:
+        """Build the error that a peer's nack of ``what`` means here, of the kind it met itself."""
+        kind = _SENDABLE_ERRORS.get(self.kind, PeerError)
+        did = "refused" if issubclass(kind, MismatchError) else "given up"
+        error = kind(f"rank {rank}, {what}, {did} by rank {peer}: {self.reason}")
+        error.origin = self.origin if self.origin >= 0 else peer
+        return error
+
+
+def mismatch_found_by(rank: int, problem: str) -> MismatchError:
+    """Build the error of a contradiction between messages that a rank has found."""
+    error = MismatchError(problem)
+    error.origin = rank
+    return error
 
 
 class WaitForEdge(NamedTuple):
@@ -207,3 +233,42 @@ def _in_utf8(message: Message) -> Message:
         if isinstance(value, str)
     }
     return msgspec.structs.replace(message, **texts)
+
+
+@dataclass(frozen=True)
+class ExchangeSignature:
+    """Signature that both sides of an exchange must share: operation, dtype, shape, device type.
+
+    Attributes:
+        verb: The verb's name.
+        dtype: Short name of the dtype.
+        shape: The shape; None in place of a size that may differ between ranks.
+        device: The kind of device.
+    """
+
+    verb: str
+    dtype: str
+    shape: tuple[int | None, ...]
+    device: str = "cpu"
+
+    def difference(self, message: TensorMessage) -> str | None:
+        """Say how a message differs from it, as "expected …, got …"; None if it fits."""
+        if message.verb != self.verb:
+            return f"expected verb {self.verb}, got {message.verb}"
+        if message.dtype != self.dtype:
+            return f"expected dtype {self.dtype}, got {message.dtype}"
+        if message.device != self.device:
+            return f"expected a tensor on {self.device}, got one on {message.device}"
+        fits = len(message.shape) == len(self.shape) and all(
+            want is None or want == have
+            for want, have in zip(self.shape, message.shape, strict=True)
+        )
+        if not fits:
+            return f"expected shape {_format_shape(self.shape)}, got {_format_shape(message.shape)}"
+        return None
+
+
+def _format_shape(shape: Iterable[int | None]) -> str:
+    """Write a shape as Python does, ``(3,)``, with ``any`` where every size fits."""
+    sizes = ["any" if size is None else str(size) for size in shape]
+    return f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"

@@ -15,10 +15,8 @@ from asyncddp.engine.exchange_request import (
     PendingReceive,
     SendCompletion,
 )
-from asyncddp.engine.exchange_signature import ExchangeSignature
 from asyncddp.engine.message_matching import MessageMatcher
-from asyncddp.engine.messages import MatchKey
-from asyncddp.engine.transfer_tracing import trace_collective
+from asyncddp.engine.messages import ExchangeSignature, MatchKey
 from asyncddp.errors import PeerError
 from asyncddp.transport.base import Request
 
@@ -60,14 +58,8 @@ class CollectiveCompletion:
 class OperationExchanges:
     """Messages and collectives of one operation: opens them, and closes them when it ends.
 
-    All calls are made under the engine's lock.
-
-    Args:
-        matcher: The rank's message matcher.
-        verb: The verb's name.
-        key: The key by which peers match this call.
-        round_number: How often this verb was used under this name before: the round of a schedule.
-        check: Whether every exchange must be acknowledged by its targets.
+    All calls are made under the engine's lock. ``round_number`` tells how often the verb was used
+    under its name before, which is the round of a schedule.
     """
 
     def __init__(
@@ -147,11 +139,7 @@ class OperationExchanges:
         return chunked_exchange
 
     def adopt(self, chunked_exchange: ChunkedExchange, signature: ExchangeSignature) -> None:
-        """Take over a chunked exchange that was begun without the engine.
-
-        Raises:
-            MismatchError: A message received earlier contradicts it.
-        """
+        """Take over a chunked exchange that was begun without the engine."""
         sources = [source.peer for source in chunked_exchange.sources]
         exchange = ExchangeRequest(
             chunked_exchange.key, signature, sources, chunked_exchange.targets
@@ -176,7 +164,7 @@ class OperationExchanges:
         """Send a contiguous tensor to a target of an open exchange."""
         request = exchange.request if isinstance(exchange, ChunkedExchange) else exchange
         if request is not None:
-            self._matcher.send(request, peer, tensor)
+            self._matcher.sends.send(request, peer, tensor)
 
     def export(
         self,
@@ -186,17 +174,10 @@ class OperationExchanges:
         *,
         lasting: bool,
     ) -> None:
-        """Let targets read multiples of a contiguous device tensor in this rank's memory.
-
-        Args:
-            exchange: An open exchange.
-            targets: The factor for each target.
-            tensor: The tensor.
-            lasting: Whether the tensor stays unchanged until the exchange is over.
-        """
+        """Let targets read multiples of a device tensor, by :meth:`SendQueue.export`."""
         for factor in sorted(set(targets.values())):
             peers = sorted(peer for peer, other in targets.items() if other == factor)
-            self._matcher.export(exchange, peers, tensor, factor, lasting=lasting)
+            self._matcher.sends.export(exchange, peers, tensor, factor, lasting=lasting)
 
     def collective(
         self,
@@ -210,11 +191,6 @@ class OperationExchanges:
         collectives, dtypes or shapes find out while the collective itself is in progress, and tell
         all: a rank whose part has ended by then raises in its next verb. In check mode the
         signature goes to all, and nothing starts before all signatures are known to agree.
-
-        Args:
-            group: World ranks that take part, in the same order on all of them.
-            signature: Verb, dtype and shape on which all must agree.
-            start: Starts the transport's collective.
         """
         rank = self._matcher.rank
         index = group.index(rank)
@@ -224,15 +200,14 @@ class OperationExchanges:
         exchange = self.exchange(signature, sources, targets)
         exchange.audience = frozenset(others)
         for peer in targets:
-            self._matcher.announce(exchange, peer)
+            self._matcher.sends.announce(exchange, peer)
         for peer in sources if self.check else ():
             yield exchange.receives[peer]
         begun = time.monotonic_ns()
         request = start()
         self._requests.append(request)
         yield CollectiveCompletion(request, exchange, others)
-        if self._matcher.tracer is not None:
-            trace_collective(self._matcher.tracer, exchange, len(group), begun)
+        self._matcher.channels.tracing.collective(exchange, len(group), begun)
         self._requests.remove(request)
         for peer in sources:
             yield exchange.receives[peer]

@@ -69,14 +69,7 @@ class PairwiseAveraging:
         self.chunks_sent = self.chunks_read = 0
 
     def begin(self, handle: SharedMemoryHandle | None) -> bool:
-        """Announce this rank's tensor.
-
-        Args:
-            handle: Handle to the tensor, if it is to be read outside the slots.
-
-        Returns:
-            Whether there was room.
-        """
+        """Announce this rank's tensor, by handle if not in the slots; False if there is no room."""
         send_ring, step = self._send_ring, self._step
         if send_ring is None:
             return True
@@ -108,12 +101,6 @@ class PairwiseAveraging:
     ) -> bool:
         """Average two whole tensors, the peer's read in its own memory.
 
-        Args:
-            own: This rank's tensor, flat.
-            other: The peer's tensor, mapped here.
-            out: The result, which is neither of them.
-            weight: :math:`w`.
-
         Returns:
             Whether this rank's tensor may be changed by now.
         """
@@ -136,11 +123,6 @@ class PairwiseAveraging:
         self, own: Sequence[torch.Tensor], out: Sequence[torch.Tensor], weight: float
     ) -> bool:
         """Copy this rank's chunks into slots, and average with the peer's chunks from its slots.
-
-        Args:
-            own: This rank's chunks.
-            out: The result of each, which may be the chunk itself.
-            weight: :math:`w`.
 
         Returns:
             Whether all is done; if not, ``chunks_sent`` and ``chunks_read`` say how far it came.

@@ -14,13 +14,11 @@ from typing import Any
 
 import torch
 
-from asyncddp.engine.exchange_signature import ExchangeSignature
-from asyncddp.engine.messages import MatchKey, TensorMessage
-from asyncddp.engine.traced_ring_buffers import TracedReceiveRingBuffer, TracedSendRingBuffer
+from asyncddp.engine.messages import ExchangeSignature, MatchKey, TensorMessage
+from asyncddp.engine.tracing import NO_TRACING, EngineTracing
 from asyncddp.errors import PeerError
-from asyncddp.shm.arena import Arena, MappedChunk, SharedMemoryHandle
+from asyncddp.shm.arena import SharedMemoryHandle
 from asyncddp.shm.ring_buffer import MAX_RANKS, ChunkLayout, ReceiveRingBuffer, SendRingBuffer
-from asyncddp.timeline.tracer import Tracer
 from asyncddp.transport.base import SharedMemoryGroup
 
 _MAX_RINGS = 2048
@@ -31,11 +29,6 @@ _MAX_HISTORY = 256  # steps of a channel whose partners are remembered
 
 class PersistentChannel:
     """Persistent channel: ring buffers to peers on this machine, reused for tensors of one name.
-
-    Args:
-        name: The name.
-        signature: Verb, dtype, shape and device of what is exchanged.
-        layout: How its tensors are split into chunks.
 
     Attributes:
         send_ring: The ring that carries this rank's tensors; None until it is offered.
@@ -81,39 +74,36 @@ class ChannelTable:
     Args:
         shared_memory_group: The ranks with which it shares memory, or None.
         rank: This rank.
-        tracer: The timeline's tracer, if there is one.
+        tracing: Records transfers, where there is a timeline.
+
+    Attributes:
+        late_error: Error of an exchange that had already ended here, for the next verb to raise.
     """
 
     def __init__(
-        self, shared_memory_group: SharedMemoryGroup | None, rank: int, tracer: Tracer | None = None
+        self,
+        shared_memory_group: SharedMemoryGroup | None,
+        rank: int,
+        tracing: EngineTracing = NO_TRACING,
     ) -> None:
         if shared_memory_group is not None and len(shared_memory_group.processes) > MAX_RANKS:
             shared_memory_group = None
-        self._group, self._rank, self.tracer = shared_memory_group, rank, tracer
+        self._group, self._rank, self.tracing = shared_memory_group, rank, tracing
         self._ranks = tuple(sorted(shared_memory_group.processes)) if shared_memory_group else ()
         self._lock = threading.Lock()
         self._by_name: dict[str, dict[ExchangeSignature, PersistentChannel]] = {}
         self._channels = self._rings = self._bytes = 0
         self.late_error: PeerError | None = None
-        """Error of an exchange that had already ended here, for the next verb to raise."""
 
     def find_or_open(
         self, key: MatchKey, signature: ExchangeSignature, targets: Iterable[int]
     ) -> PersistentChannel | None:
-        """Return the channel for a use of a name, if it has one; open it in the second use.
-
-        Args:
-            key: Name and step.
-            signature: Verb, dtype, shape and device on which peers agree.
-            targets: Ranks to which a tensor is sent.
-        """
+        """Return the channel for a use of a name, if it has one; open it in the second use."""
         channel = self._by_name.get(key.name, {}).get(signature)
         if channel is None:
             if self._group is None or key.step < 1 or key.collective or None in signature.shape:
                 return None
-            if signature.device != "cpu":
-                return None
-            if self._channels >= _MAX_CHANNELS:
+            if signature.device != "cpu" or self._channels >= _MAX_CHANNELS:
                 return None
             shape = tuple(size or 0 for size in signature.shape)
             layout = ChunkLayout.of(shape, getattr(torch, signature.dtype))
@@ -136,18 +126,13 @@ class ChannelTable:
             return None
         if self._bytes + size > _MAX_RING_BYTES:
             return None
+        make_ring = self.tracing.send_ring(channel.signature.verb, channel.name)
         try:
-            send_ring = self._create_send_ring(channel, self._group.arena)
+            send_ring = make_ring(self._group.arena, self._ranks, layout)
         except OSError:
             return None
         self._rings, self._bytes = self._rings + 1, self._bytes + size
         return send_ring
-
-    def _create_send_ring(self, channel: PersistentChannel, arena: Arena) -> SendRingBuffer:
-        if self.tracer is None:
-            return SendRingBuffer(arena, self._ranks, channel.layout)
-        details = self.tracer, channel.signature.verb, channel.name
-        return TracedSendRingBuffer(*details, arena, self._ranks, channel.layout)
 
     def ring_to_offer(
         self, channel: PersistentChannel | None, peer: int
@@ -163,20 +148,10 @@ class ChannelTable:
         """Map the ring that a peer has offered."""
         if self._group is not None:
             view = self._group.arena.open(self._group.processes[peer], handle)
-            channel.receive_rings[peer] = self._create_receive_ring(
-                channel, peer, view, handle.offset
+            make_ring = self.tracing.receive_ring(channel.signature.verb, channel.name, peer)
+            channel.receive_rings[peer] = make_ring(
+                view, handle.offset, self._ranks, self._rank, channel.layout
             )
-
-    def _create_receive_ring(
-        self, channel: PersistentChannel, peer: int, view: MappedChunk, offset: int
-    ) -> ReceiveRingBuffer:
-        ranks, rank, layout = self._ranks, self._rank, channel.layout
-        if self.tracer is None:
-            return ReceiveRingBuffer(view, offset, ranks, rank, layout)
-        verb, name = channel.signature.verb, channel.name
-        return TracedReceiveRingBuffer(
-            self.tracer, peer, verb, name, view, offset, ranks, rank, layout
-        )
 
     def handle_of(self, tensor: torch.Tensor) -> SharedMemoryHandle | None:
         """Return a handle to a tensor, if its memory is shared."""
@@ -208,21 +183,25 @@ class ChannelTable:
         """Tell whether a use of a name is in progress in some channel."""
         return any(key.step in list(channel.in_flight) for channel in self.find_all(key.name))
 
+    def fail_next_call(self, error: PeerError) -> None:
+        """Have the next verb raise an error, unless it has another one to raise."""
+        self.late_error = self.late_error or error
+
     def discard_error(self, error: PeerError) -> None:
         """Discard a late error that has been raised, so that nothing raises it again."""
         if self.late_error is error:
             self.late_error = None
-        with self._lock:
-            every = [one for named in self._by_name.values() for one in named.values()]
-        for channel in every:
+        for channel in self._all():
             if channel.error is error:
                 channel.error = None
 
     def unexpected_tensors(self) -> list[tuple[int, TensorMessage]]:
         """List tensors published for this rank and not read here, in the form of messages."""
+        return [found for channel in self._all() for found in _unexpected_in(channel)]
+
+    def _all(self) -> list[PersistentChannel]:
         with self._lock:
-            every = [one for named in self._by_name.values() for one in named.values()]
-        return [found for channel in every for found in _unexpected_in(channel)]
+            return [one for named in self._by_name.values() for one in named.values()]
 
 
 def _unexpected_in(channel: PersistentChannel) -> list[tuple[int, TensorMessage]]:

@@ -1,56 +1,85 @@
-"""Progress engine of one rank: runs submitted operations until they end, and bounds every wait."""
+"""Progress engine of one rank: submits and counts operations, and ends what is left."""
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from asyncddp.config import Config
-from asyncddp.engine.call_tracing import trace_call
-from asyncddp.engine.engine_lifecycle import EngineLifecycle
+from asyncddp.deadline import Deadline
+from asyncddp.engine.active_messages import ActiveMessages
 from asyncddp.engine.handle import Handle
-from asyncddp.engine.messages import MatchKey
+from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, MatchKey, PeerExit
 from asyncddp.engine.operation_exchanges import OperationExchanges
+from asyncddp.engine.progress_loop import ProgressLoop
+from asyncddp.engine.tracing import NO_TRACING, TimelineTracing
 from asyncddp.engine.work import OperationSpec, Work
-from asyncddp.errors import ArgumentError, PeerError
-from asyncddp.timeline.profiler_range import profiler_enabled
+from asyncddp.errors import ArgumentError, NotInitializedError, PeerError
 from asyncddp.timeline.tracer import Tracer
 from asyncddp.transport.base import Transport
 
 R = TypeVar("R")
 
+_FORKED = "this process was forked from"
+_LIVE_ENGINES: weakref.WeakSet[ProgressEngine] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Detach the engines that a child process inherited from its parent."""
+    for engine in list(_LIVE_ENGINES):
+        engine.detach_after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
 
 class CallSequence(NamedTuple):
-    """Sequence numbers of one call: the key that matches it on all ranks, and its repeat count.
-
-    Attributes:
-        key: Its name, and how often that was used before.
-        rounds: How often its verb was used under that name before: the round of a schedule.
-    """
+    """Sequence numbers of one call: the key that matches it on all ranks, and its repeat count."""
 
     key: MatchKey
     rounds: int
 
 
-class ProgressEngine(EngineLifecycle):
-    """Engine that makes progress on all operations of one rank over one transport.
-
-    This class counts and submits operations; its base classes drive them and end the engine.
+class ProgressEngine:
+    """Engine that runs all operations of one rank over one transport, by its progress loop.
 
     Args:
         transport: The transport that carries messages and tensors.
         config: Deadlines and the check mode.
         tracer: The timeline's tracer, if there is one.
+
+    Attributes:
+        fast_paths: Fast paths of verbs, which the verbs fill and read.
+        progress, wait_until, ensure_open: As of :class:`ProgressLoop`, as is what has its names.
+        wait_guard: As of :class:`Watchdog`.
+        has_exited, mark_peer_failed: As of :class:`LostPeers`.
     """
 
     def __init__(self, transport: Transport, config: Config, tracer: Tracer | None = None) -> None:
-        super().__init__(transport, config, tracer)
+        tracing = NO_TRACING if tracer is None else TimelineTracing(tracer)
+        loop = ProgressLoop(transport, config, tracing)
+        self.transport, self.config, self._tracing, self._loop = transport, config, tracing, loop
+        self.matcher, self.deferred = loop.matcher, loop.deferred
+        self._channels = loop.matcher.channels
+        self._queue, self._active, self._use_counts = loop.queue, loop.active, loop.use_counts
+        self._lost_peers, self._watchdog = loop.lost_peers, loop.watchdog
+        self.progress, self.progress_unthreaded = loop.progress, loop.progress_unthreaded
+        self.wait_until, self.ensure_open = loop.wait_until, loop.ensure_open
+        self.wait_guard = self._watchdog.wait_guard
+        self.has_exited = self._lost_peers.has_exited
+        self.mark_peer_failed = self._lost_peers.mark_failed
+        self._submit_lock = threading.Lock()  # so that submitting never waits for a round
         self._round_counts: dict[tuple[str, str], int] = defaultdict(int)
-        self.fast_paths: dict[Any, Any] = {}
-        """Fast paths of verbs, which the verbs fill and read."""
         self._last_caller = 0  # the thread that submitted last
+        self._failure: str | None = None
+        self.fast_paths: dict[Any, Any] = {}
+        _LIVE_ENGINES.add(self)
 
     # submitting
 
@@ -60,36 +89,25 @@ class ProgressEngine(EngineLifecycle):
         sequence: CallSequence | None = None,
         about: Sequence[object] = (),
     ) -> Handle[R]:
-        """Queue an operation for the progress thread; the arguments are as for :meth:`run`."""
-        if (self.tracer is None and not profiler_enabled()) or sequence is not None:
+        """Queue an operation, which :meth:`count_use` may have counted, for the progress thread."""
+        if sequence is not None:
             return self._submit(spec, sequence)
-        with trace_call(self.tracer, spec.verb, spec.label, about):
+        with self._tracing.call(spec.verb, spec.label, about):
             return self._submit(spec, None)
 
     def _submit(self, spec: OperationSpec[R], sequence: CallSequence | None) -> Handle[R]:
         work = self._enqueue(spec, sequence)
-        if self._progress_thread is not None:
-            self._progress_thread.wake()
-        self.progress_unthreaded()
-        return Handle(self, work)
+        thread = self._loop.thread
+        if thread is None:
+            self.progress()
+        else:
+            thread.wake()
+        return Handle(self._loop, work)
 
-    def run(
-        self,
-        spec: OperationSpec[R],
-        sequence: CallSequence | None = None,
-        about: Sequence[object] = (),
-    ) -> R:
-        """Run an operation on the calling thread and return its result.
-
-        Args:
-            spec: The operation.
-            sequence: Its sequence number, if :meth:`count_use` has given one already.
-            about: The arguments of the verb's call, for the timeline.
-        """
-        if (self.tracer is None and not profiler_enabled()) or sequence is not None:
-            return Handle(self, self._enqueue(spec, sequence)).wait()
-        with trace_call(self.tracer, spec.verb, spec.label, about):
-            return Handle(self, self._enqueue(spec, None)).wait()
+    def run(self, spec: OperationSpec[R], about: Sequence[object] = ()) -> R:
+        """Run an operation on the calling thread and return its result."""
+        with self._tracing.call(spec.verb, spec.label, about):
+            return Handle(self._loop, self._enqueue(spec)).wait()
 
     def _enqueue(self, spec: OperationSpec[R], sequence: CallSequence | None = None) -> Work[R]:
         if not spec.match_name.isascii():
@@ -100,7 +118,7 @@ class ProgressEngine(EngineLifecycle):
                 sequence = CallSequence(MatchKey(spec.match_name, step), rounds)
             check = spec.check or self.config.check
             operation = OperationExchanges(self.matcher, spec.verb, *sequence, check=check)
-            work = Work(spec, operation, self.config.timeout)
+            work = Work(spec, operation, Deadline(self.config))
             self._queue.append(work)
         return work
 
@@ -108,11 +126,6 @@ class ProgressEngine(EngineLifecycle):
 
     def count_use(self, verb: str, name: str, in_flight: deque[int]) -> int | None:
         """Count a use of a name, for a verb that begins without the engine.
-
-        Args:
-            verb: The verb.
-            name: The name.
-            in_flight: The list to which its step is added.
 
         Returns:
             The step, or None where the name is in use by something that must end first.
@@ -155,16 +168,128 @@ class ProgressEngine(EngineLifecycle):
             self._last_caller = thread
         if self._failure is not None:
             raise PeerError(f"rank {self.transport.rank}: {verb}: {self._failure}")
-        if self.closed:
+        if self._loop.closed:
             self.ensure_open(verb)
-        error = self.matcher.late_error
+        error = self._channels.late_error
         if error is not None:
-            self.matcher.channels.discard_error(error)
+            self._channels.discard_error(error)
             raise error
         step, rounds = self._use_counts[name], self._round_counts[verb, label]
         self._use_counts[name] = step + 1
         self._round_counts[verb, label] = rounds + 1
         return step, rounds
+
+    # one-sided operations
+
+    @contextmanager
+    def active_messages(self) -> Iterator[ActiveMessages]:
+        """Give access to the active messages under the engine's lock, and flush them at the end."""
+        with self._loop.lock:
+            if self._loop.closed:
+                raise NotInitializedError(self._loop.closed_because)
+            yield self.matcher.active_messages
+            self.matcher.sends.flush()
+
+    def add_progress_hook(self, hook: Callable[[], bool]) -> None:
+        """Add a function that is called in every round of progress until it returns True.
+
+        It neither raises nor waits, also not for a lock whose owner may wait for the engine.
+        """
+        self._loop.hooks.append(hook)
+        if self._loop.thread is not None:
+            self._loop.thread.wake()
+
+    @property
+    def idle_interval(self) -> float:
+        """Seconds between two polls of the transport while nothing is in progress."""
+        return self._loop.idle_interval
+
+    @idle_interval.setter
+    def idle_interval(self, seconds: float) -> None:
+        """Set the interval."""
+        self._loop.idle_interval = seconds
+
+    # life cycle
+
+    @property
+    def closed(self) -> bool:
+        """True after shutdown, and in a forked process."""
+        return self._loop.closed
+
+    @property
+    def forked(self) -> bool:
+        """True in a process that was forked from the one that made the engine."""
+        return self._loop.closed_because.startswith(_FORKED)
+
+    def announce_exit(self, reason: str) -> None:
+        """Tell all peers that this rank submits nothing more, so that none of them waits for it."""
+        with self._loop.lock:
+            self.progress()
+            counts = {name: self._use_counts[name] for name in (COLLECTIVE, MACHINE_COLLECTIVE)}
+            for peer in range(self.transport.size):
+                if peer != self.transport.rank:
+                    self.matcher.sends.put(peer, PeerExit(reason, counts))
+            self.matcher.sends.flush()
+
+    def readmit_peers(self) -> None:
+        """Take back :meth:`announce_exit` of all ranks, while none of them submits anything."""
+        with self._loop.lock:
+            self.progress()
+            self._lost_peers.readmit()
+
+    def fail_all(self, reason: str) -> None:
+        """Fail all operations in progress and every later call, for a reason."""
+        with self._loop.lock:
+            self._failure = reason
+            error = PeerError(f"rank {self.transport.rank}: {reason}")
+            for work in (*self._active, *list(self._queue)):
+                work.fail(error)
+            self._active.clear()
+            self._queue.clear()
+
+    def detach_after_fork(self) -> None:
+        """Leave the rank to the parent process, in a child that was forked from it.
+
+        Nothing is sent. Operations in progress end with an error, as does every later call; locks
+        that another thread may have held at the fork are made anew.
+        """
+        loop, rank = self._loop, self.transport.rank
+        loop.thread, loop.closed = None, True
+        loop.lock, self._submit_lock = threading.RLock(), threading.Lock()
+        loop.closed_because = why = (
+            f"{_FORKED} rank {rank} (process {os.getppid()}), which alone may communicate. Call "
+            "verbs in the process that called init(), or start this one with "
+            'multiprocessing.get_context("spawn")'
+        )
+        for work in (*self._active, *self._queue):
+            work.end_after_fork(NotInitializedError(f"{work.describe()}: {why}"))
+        for handle in list(self.deferred.values()):
+            handle.end_after_fork(NotInitializedError(f"{handle!r}: {why}"))
+        for pending in (self._active, self._queue, self.deferred, loop.hooks):
+            pending.clear()
+
+    def close(self, reason: str) -> None:
+        """Stop the progress thread, fail what is in progress, and announce this rank's exit.
+
+        Raises:
+            PeerError: A peer has refused an earlier exchange that had ended here.
+        """
+        loop = self._loop
+        if loop.thread is not None:
+            loop.thread.stop()
+        with loop.lock:
+            if loop.closed:
+                return
+            loop.submit_deferred(0.0)
+            self.progress()
+            for work in (*self._active, *list(self._queue)):
+                work.fail(NotInitializedError(f"{work.describe()}: shut down before its end"))
+            self.announce_exit(reason)
+            self.matcher.active_messages.close()
+            loop.hooks.clear()
+            loop.closed = True
+        if self._channels.late_error is not None:
+            raise self._channels.late_error
 
 
 def _check_name(verb: str, name: str) -> None:

@@ -1,9 +1,14 @@
-"""Progress loop: polls the transport and advances all operations of one rank, round by round."""
+"""Progress loop: advances all operations of one rank, driven by threads that wait, or by its own.
+
+Any thread that waits for one operation advances all of them. While none does, a progress thread
+keeps them going in the background.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
@@ -12,16 +17,16 @@ from asyncddp.config import Config
 from asyncddp.engine.lost_peers import LostPeers
 from asyncddp.engine.message_matching import MessageMatcher
 from asyncddp.engine.messages import DECODE_ERRORS, MatchKey
+from asyncddp.engine.tracing import EngineTracing, Progress
 from asyncddp.engine.watchdog import Watchdog
 from asyncddp.engine.work import Work
-from asyncddp.errors import AsyncDDPError, NotInitializedError
-from asyncddp.timeline.tracer import Tracer
+from asyncddp.errors import AsyncDDPError, NotInitializedError, WaitTimeoutError
 from asyncddp.transport.base import Transport
 
-SCAN_EVERY = 256
-"""Rounds without progress after which the peers' rings are scanned."""
+_SCAN_EVERY = 256  # rounds without progress after which the peers' rings are scanned
 _MAX_DEFERRED_AGE = 0.02  # seconds
 _IDLE_INTERVAL = 0.05  # seconds
+_SUBMIT_WINDOW = 0.0001  # seconds in which a caller may submit more before the first one starts
 
 
 class ProgressLoop:
@@ -29,108 +34,112 @@ class ProgressLoop:
 
     Args:
         transport: The transport that carries messages and tensors.
-        config: Deadlines and the check mode.
-        tracer: The timeline's tracer, if there is one.
+        config: Deadlines.
+        tracing: Records waits and transfers, where there is a timeline.
+
+    Attributes:
+        lock: Is held for one round of progress.
+        queue, active: Operations that are submitted, and those in progress.
+        use_counts: How often each name was used.
+        hooks: Functions called in every round of progress until they return True.
+        deferred: Handles that no thread drives yet; those not waited for soon are submitted here.
+        idle_interval: Seconds between two polls of the transport while nothing is in progress.
+        closed_because: Why nothing more can be submitted, once ``closed``.
+        thread: The progress thread, if there is one.
     """
 
-    def __init__(self, transport: Transport, config: Config, tracer: Tracer | None = None) -> None:
-        self.transport, self.config, self.tracer = transport, config, tracer
-        self._use_counts: dict[str, int] = defaultdict(int)
-        self.matcher = MessageMatcher(transport, self._use_counts, tracer)
-        self._lock = threading.RLock()  # held for one round of progress
-        self._queue: deque[Work[Any]] = deque()
-        self._active: list[Work[Any]] = []
-        self._lost_peers = LostPeers(self.matcher)
-        self._watchdog = Watchdog(config, self.matcher, self._lost_peers, self._submitted)
+    def __init__(self, transport: Transport, config: Config, tracing: EngineTracing) -> None:
+        self.transport, self.tracing = transport, tracing
+        self.use_counts: dict[str, int] = defaultdict(int)
+        self.matcher = MessageMatcher(transport, self.use_counts, tracing)
+        self.lock = threading.RLock()
+        self.queue: deque[Work[Any]] = deque()
+        self.active: list[Work[Any]] = []
+        self.lost_peers = LostPeers(self.matcher)
+        self.watchdog = Watchdog(config, self.matcher, self.lost_peers, self._submitted)
+        self.hooks: deque[Callable[[], bool]] = deque()
         self.deferred: dict[int, Any] = {}
-        """Handles that no thread drives yet; those not waited for soon are submitted here."""
-        self._progress_hooks: deque[Callable[[], bool]] = deque()
         self.idle_interval = _IDLE_INTERVAL
-        """Seconds between two polls of the transport while nothing is in progress."""
         self._next_scan = 0.0
         self.closed = False
-        self._closed_because = "called after shutdown(); call init() first"
+        self.closed_because = "called after shutdown(); call init() first"
+        threaded = transport.size > 1 and transport.allows_threads
+        self.thread = ProgressThread(self, transport) if threaded else None
 
     def ensure_open(self, what: str) -> None:
-        """Raise after shutdown, and in a forked process.
-
-        Args:
-            what: The name of the call, for the message.
-
-        Raises:
-            NotInitializedError: After shutdown, or in a forked process.
-        """
+        """Raise NotInitializedError for a call, after shutdown and in a forked process."""
         if self.closed:
-            raise NotInitializedError(f"{what}: {self._closed_because}")
-
-    @property
-    def has_driver(self) -> bool:
-        """True while a caller drives the engine, so that the progress thread need not."""
-        return self._watchdog.has_driver
+            raise NotInitializedError(f"{what}: {self.closed_because}")
 
     @property
     def busy(self) -> bool:
         """True while operations, hooks or active messages are in progress."""
-        waiting = self._queue or self._active or self._progress_hooks
-        return bool(waiting) or self.matcher.active_messages.busy
+        return bool(self.queue or self.active or self.hooks) or self.matcher.active_messages.busy
 
-    def progress_and_scan(self) -> bool:
-        """Make one round of progress, and scan the peers' rings for unexpected tensors."""
-        with self._lock:
-            now = time.monotonic()
-            if not self.closed and now >= self._next_scan:
-                self.matcher.scan_rings()
-                self._next_scan = now + 50 * (time.monotonic() - now)  # 2 % of the time at most
-            if not self.closed:
-                self._submit_deferred(_MAX_DEFERRED_AGE)
-            return self.progress()
-
-    def _submit_deferred(self, age: float) -> None:
-        """Submit deferred handles that are older than so many seconds."""
-        oldest = time.monotonic() - age
-        for handle in list(self.deferred.values()):
-            if handle.since <= oldest:
-                handle.hand_to_engine()
+    # one round
 
     def progress(self) -> bool:
         """Make one round of progress, and tell whether anything moved.
 
         It receives messages, advances operations, runs hooks, and sends what these have queued.
         """
-        with self._lock:
+        with self.lock:
             if self.closed:
                 return False
             moved = False
             for peer, bundle in self.transport.poll():
                 moved = True
                 self._receive(peer, bundle)
-            while self._queue:
-                self._active.append(self._queue[0])  # first, so that it is always in one of them
-                self._queue.popleft()
+            while self.queue:
+                self.active.append(self.queue[0])  # first, so that it is always in one of them
+                self.queue.popleft()
                 moved = True
             moved = self._advance() or moved
-            moved = (bool(self._progress_hooks) and self._run_progress_hooks()) or moved
+            moved = (bool(self.hooks) and self._run_hooks()) or moved
             moved = self.matcher.active_messages.progress() or moved
-            return self.matcher.flush() or moved
+            return self.matcher.sends.flush() or moved
+
+    def progress_and_scan(self) -> bool:
+        """Make one round of progress, and scan the peers' rings for unexpected tensors."""
+        with self.lock:
+            now = time.monotonic()
+            if not self.closed and now >= self._next_scan:
+                self.matcher.scan_rings()
+                self._next_scan = now + 50 * (time.monotonic() - now)  # 2 % of the time at most
+            if not self.closed:
+                self.submit_deferred(_MAX_DEFERRED_AGE)
+            return self.progress()
+
+    def progress_unthreaded(self) -> None:
+        """Make one round of progress where there is no progress thread."""
+        if self.thread is None:
+            self.progress()
+
+    def submit_deferred(self, age: float) -> None:
+        """Submit deferred handles that are older than so many seconds."""
+        oldest = time.monotonic() - age
+        for handle in list(self.deferred.values()):
+            if handle.since <= oldest:
+                handle.hand_to_engine()
 
     def _receive(self, peer: int, bundle: bytes) -> None:
         """Handle a peer's messages; unreadable ones fail all operations that need this peer."""
         try:
             for message in self.matcher.receive(peer, bundle):
-                ended = self._watchdog.handle_message(peer, message)
+                ended = self.watchdog.handle_message(peer, message)
                 if ended is not None:
-                    self._active.remove(ended)
+                    self.active.remove(ended)
         except AsyncDDPError:
             raise
         except DECODE_ERRORS as error:
-            waiting = [work.missing() for work in self._active]
+            waiting = [work.missing() for work in self.active]
             expected = any(peer == other for missing in waiting for other, _ in missing)
-            self._lost_peers.mark_unreadable(peer, error, tell_next_verb=not expected)
+            self.lost_peers.mark_unreadable(peer, error, tell_next_verb=not expected)
 
     def _advance(self) -> bool:
         """Advance the operations that may go on; of the ordered ones only the first."""
         ended, ordered = False, False
-        for work in list(self._active):
+        for work in list(self.active):
             if work.spec.ordered:
                 if ordered:
                     continue
@@ -138,20 +147,118 @@ class ProgressLoop:
             else:
                 work.advance()
             if not work.finished.is_set():
-                self._watchdog.check(work)
+                self.watchdog.check(work)
             if work.finished.is_set():
-                self._active.remove(work)
+                self.active.remove(work)
                 ended = True
         return ended
 
-    def _run_progress_hooks(self) -> bool:
+    def _run_hooks(self) -> bool:
         """Call all progress hooks, remove those that are finished, and tell whether any were."""
-        finished = [hook for hook in list(self._progress_hooks) if hook()]
+        finished = [hook for hook in list(self.hooks) if hook()]
         for hook in finished:
-            self._progress_hooks.remove(hook)
+            self.hooks.remove(hook)
         return bool(finished)
 
     def _submitted(self, key: MatchKey) -> bool:
         return self.matcher.has_submitted(key) or any(
-            work.key == key for work in (*list(self._queue), *self._active)
+            work.key == key for work in (*list(self.queue), *self.active)
         )
+
+    # waiting
+
+    def drive(self, work: Work[Any], timeout: float | None = None) -> None:
+        """Make progress on this thread until an operation has ended, or ``timeout`` has passed."""
+        if work.finished.is_set():
+            return
+        spec = work.spec
+        wait = self.tracing.wait(spec.verb, spec.label, work.missing_peers, self.progress)
+        with wait as progress, self.watchdog.blocked(work, forever=timeout is None):
+            self._drive(work, timeout, progress)
+
+    def _drive(self, work: Work[Any], timeout: float | None, progress: Progress) -> None:
+        limit = None if timeout is None else time.monotonic() + timeout
+        attempt = 0
+        while not work.finished.is_set():
+            if limit is not None and time.monotonic() > limit:
+                raise WaitTimeoutError(
+                    f"{self.watchdog.describe_work(work)} was not done in {timeout:g} s; "
+                    f"{self.watchdog.describe_missing(work)}"
+                )
+            attempt = 0 if progress() else attempt + 1
+            if attempt % _SCAN_EVERY == _SCAN_EVERY - 1:
+                self.progress_and_scan()
+            if not work.finished.is_set():
+                self.transport.backoff(attempt)
+
+    def wait_until(
+        self, done: Callable[[], bool], what: str, peers: Callable[[], list[int]]
+    ) -> None:
+        """Wait until a condition holds, making progress meanwhile; for one-sided operations.
+
+        Args:
+            done: Tells whether the condition holds.
+            what: The name of the condition, for messages.
+            peers: Returns the ranks that have yet to do their part.
+
+        Raises:
+            NotInitializedError: After shutdown.
+            PeerLeftError: One of these ranks has left.
+            WaitTimeoutError: The deadline has passed.
+        """
+        attempt, check = 0, self.watchdog.wait_guard(what)
+        while not done():
+            self.ensure_open(what)
+            check(peers())
+            attempt = 0 if self.progress() else attempt + 1
+            self.transport.backoff(attempt)
+
+
+class ProgressThread:
+    """Background thread that drives a progress loop while no caller does.
+
+    While nothing is in progress it polls at intervals, so that a rank that computes, or sleeps,
+    still answers its peers.
+    """
+
+    def __init__(self, loop: ProgressLoop, transport: Transport) -> None:
+        self._loop = weakref.ref(loop)
+        self._transport, self._tracing = transport, loop.tracing
+        self._awake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(
+            target=self._run, name=f"asyncddp-progress-{transport.rank}", daemon=True
+        )
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Wake the thread: there is something to do."""
+        self._awake.set()
+
+    def stop(self) -> None:
+        """End the thread and wait for it."""
+        self._stopping = True
+        self._awake.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        self._tracing.mark_progress_thread()
+        attempt = 0
+        while not self._stopping:
+            loop = self._loop()
+            if loop is None:
+                return
+            idle = loop.watchdog.has_driver or not loop.busy
+            if idle:
+                attempt = 0
+                if self._awake.wait(loop.idle_interval) and not self._stopping:
+                    time.sleep(_SUBMIT_WINDOW)
+                self._awake.clear()
+            if loop.watchdog.has_driver or self._stopping:
+                continue
+            scan = idle or attempt % _SCAN_EVERY == _SCAN_EVERY - 1
+            moved = loop.progress_and_scan() if scan else loop.progress()
+            attempt = 0 if moved else attempt + 1
+            if loop.busy:
+                self._transport.backoff(attempt, background=True)

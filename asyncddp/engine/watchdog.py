@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from asyncddp.config import Config
+from asyncddp.deadline import Deadline
 from asyncddp.engine import deadlock
 from asyncddp.engine.lost_peers import LostPeers
 from asyncddp.engine.message_matching import MessageMatcher
@@ -23,7 +24,7 @@ from asyncddp.engine.messages import (
     WaitForEdge,
 )
 from asyncddp.engine.work import PROBE_AFTER, Work
-from asyncddp.errors import DeadlockError, WaitTimeoutError
+from asyncddp.errors import DeadlockError
 from asyncddp.rank_lists import list_ranks
 
 logger = logging.getLogger("asyncddp")
@@ -33,12 +34,6 @@ class Watchdog:
     """Watchdog of one rank's waits: fails those that exceed a deadline or can never end.
 
     The engine's lock guards it.
-
-    Args:
-        config: Deadlines.
-        matcher: The rank's message matcher, through which it also asks the peers.
-        lost_peers: The peers that this rank has lost.
-        submitted: Tells whether this rank has submitted a key.
     """
 
     def __init__(
@@ -64,12 +59,7 @@ class Watchdog:
 
     @contextmanager
     def blocked(self, work: Work[Any], *, forever: bool) -> Iterator[None]:
-        """Mark the calling thread as blocked in an operation while inside.
-
-        Args:
-            work: The operation.
-            forever: Whether the thread waits without a time limit of its own.
-        """
+        """Mark this thread as blocked in an operation; ``forever``: without a limit of its own."""
         thread = threading.get_ident()
         self._blocked[thread] = work
         if not forever:
@@ -97,11 +87,7 @@ class Watchdog:
     # peers
 
     def handle_message(self, peer: int, message: Message) -> Work[Any] | None:
-        """Handle a message that is not about an exchange; return the operation it fails, if any.
-
-        Raises:
-            ValueError: It names a rank that does not exist.
-        """
+        """Handle a message that is about no exchange; return the operation it fails, if any."""
         if isinstance(message, (DeadlockProbe, DeadlockCycle)):
             ranks = [link.rank for link in message.chain]
             if not all(0 <= rank < self._size for rank in ranks):
@@ -124,28 +110,20 @@ class Watchdog:
             A function to call repeatedly with the ranks that have yet to do their part. It raises
             PeerLeftError when one of them has left and WaitTimeoutError after the deadline.
         """
-        since, config, warned = time.monotonic(), self._config, False
+        deadline, subject = Deadline(self._config), f"rank {self._rank}: {what}"
 
         def check(peers: list[int]) -> None:
             """Raise if one of the peers has left, or the deadline has passed."""
-            nonlocal warned
-            now = time.monotonic()
-            error = self._lost_peers.error_of_wait(what, peers, now)
+            error = self._lost_peers.error_of_wait(what, peers, time.monotonic())
             if error is not None:
                 raise error
+            waited = deadline.waited()
             missing = f"missing: {list_ranks(peers)}"
             missing = missing if peers else "this rank's device has yet to do its part"
-            if now - since > config.timeout:
-                raise WaitTimeoutError(
-                    f"rank {self._rank}: {what} was not done in {now - since:.1f} s "
-                    f"(ASYNCDDP_TIMEOUT={config.timeout:g}); {missing}"
-                )
-            if now - since > config.warn_after and not warned:
-                warned = True
-                waited = now - since
-                logger.warning(
-                    "rank %d: %s has been waiting for %.0f s; %s", self._rank, what, waited, missing
-                )
+            if deadline.has_passed(waited):
+                raise deadline.error(subject, waited, missing)
+            if deadline.warns(waited):
+                deadline.warn(subject, waited, missing)
 
         return check
 
@@ -159,11 +137,11 @@ class Watchdog:
         missing, verb = work.missing(), work.spec.verb
         onward, cycle = deadlock.forward_probe(probe, self._rank, verb, missing, self._submitted)
         for peer, longer in onward:
-            self._matcher.put(peer, longer)
+            self._matcher.sends.put(peer, longer)
         if cycle is None:
             return None
         for link in cycle[1:]:
-            self._matcher.put(link.rank, DeadlockCycle(cycle))
+            self._matcher.sends.put(link.rank, DeadlockCycle(cycle))
         return self._fail_deadlocked(work, cycle)
 
     def _receive_cycle(self, cycle: tuple[WaitForEdge, ...]) -> Work[Any] | None:
@@ -188,26 +166,20 @@ class Watchdog:
 
     def check(self, work: Work[Any]) -> None:
         """Check one waiting operation: fail it, warn, or probe its peers for a deadlock."""
-        now = time.monotonic()
-        waited = now - work.started
+        now, deadline = time.monotonic(), work.deadline
+        waited = now - deadline.started
         error = self._lost_peers.error_of_work(work, now) if self._lost_peers.any else None
         if error is not None:
             work.fail(error)
-        elif now > work.deadline:
-            work.fail(
-                WaitTimeoutError(
-                    f"{self.describe_work(work)} was not done in {waited:.1f} s "
-                    f"(ASYNCDDP_TIMEOUT={self._config.timeout:g}); {self.describe_missing(work)}"
-                )
-            )
-        elif waited > self._config.warn_after and not work.warned:
-            work.warned = True
+        elif deadline.has_passed(waited):
+            missing = self.describe_missing(work)
+            work.fail(deadline.error(self.describe_work(work), waited, missing))
+        elif deadline.warns(waited):
             self._warn(work, waited)
         if now > work.next_probe and self._blocking() is work:
             work.next_probe = now + min(10.0, max(PROBE_AFTER, waited))
-            missing, verb = work.missing(), work.spec.verb
-            for peer, probe in deadlock.start_probes(self._rank, verb, missing):
-                self._matcher.put(peer, probe)
+            for peer, probe in deadlock.start_probes(self._rank, work.spec.verb, work.missing()):
+                self._matcher.sends.put(peer, probe)
 
     def _note_waiting(self, peer: int, key: MatchKey) -> None:
         """Note a rank that waits in the newest collective of a kind, as its probe has told."""
@@ -225,8 +197,9 @@ class Watchdog:
 
     def _warn(self, work: Work[Any], waited: float) -> None:
         """Log a warning of a long wait; of several ranks in one collective only the lowest does."""
+        work.deadline.mark_warned()
         others = self._waiting_with(work)
-        recent = work.started + self._config.warn_after / 2
+        recent = work.deadline.started + self._config.warn_after / 2
         if any(peer < self._rank and since < recent for peer, since in others.items()):
             return
         late = {peer for peer, _ in work.missing()}.difference(others)
@@ -240,8 +213,7 @@ class Watchdog:
                 waited,
             )
             return
-        subject, missing = self.describe_work(work), self.describe_missing(work)
-        logger.warning("%s has been waiting for %.0f s; %s", subject, waited, missing)
+        work.deadline.warn(self.describe_work(work), waited, self.describe_missing(work))
 
     def describe_work(self, work: Work[Any]) -> str:
         """Describe this rank and its operation, for messages."""

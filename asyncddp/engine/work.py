@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from threading import Event
@@ -10,6 +9,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 
+from asyncddp.deadline import Deadline
 from asyncddp.device.streams import StreamOrdering
 from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, MatchKey
 from asyncddp.engine.operation_exchanges import OperationExchanges
@@ -77,13 +77,10 @@ class Work(Generic[R]):
     """Operation in progress: its state, deadline, and result or error once it has ended."""
 
     def __init__(
-        self, spec: OperationSpec[R], operation: OperationExchanges, timeout: float
+        self, spec: OperationSpec[R], operation: OperationExchanges, deadline: Deadline
     ) -> None:
-        self.spec, self.operation = spec, operation
-        self.started = time.monotonic()
-        self.deadline = self.started + timeout
-        self.warned = False
-        self.next_probe = self.started + PROBE_AFTER
+        self.spec, self.operation, self.deadline = spec, operation, deadline
+        self.next_probe = deadline.started + PROBE_AFTER
         self.result: R | None = None
         self.error: BaseException | None = None
         self.finished = Event()
@@ -105,6 +102,10 @@ class Work(Generic[R]):
     def missing(self) -> list[tuple[int, MatchKey]]:
         """Return the peers that hold it up, and the key that each has yet to submit."""
         return self._waiting.missing() if self._waiting is not None else []
+
+    def missing_peers(self) -> list[int]:
+        """Return the peers that hold it up."""
+        return [peer for peer, _ in self.missing()]
 
     def advance(self) -> bool:
         """Go on as far as possible without waiting, and tell whether it has ended.

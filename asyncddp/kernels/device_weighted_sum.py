@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 
 from asyncddp.kernels.weight_row import WeightRow
-from asyncddp.tensors.dtypes import DTYPES, DtypeKind
 
 logger = logging.getLogger("asyncddp")
 
@@ -17,8 +16,7 @@ class TritonWeightedSum:
     """Weighted sum by the Triton kernel; disabled for good after its first failure.
 
     Args:
-        device: Type of the devices whose tensors it takes: ``"cuda"``. In tests, and in Triton's
-            interpreter, ``"cpu"``.
+        device: Type of the devices whose tensors it takes; in Triton's interpreter ``"cpu"``.
     """
 
     def __init__(self, device: str) -> None:
@@ -80,14 +78,8 @@ def weighted_sum_on_device(
     computes in float32 for halves on a device. All other sums of floats take one pass of the kernel
     in :mod:`asyncddp.kernels.triton_sum`, where Triton is there and works; else, and for other
     dtypes, torch makes one pass for each neighbour. Halves are accumulated in float32 and rounded
-    once; weights stay float64 until the kernel.
-
-    Args:
-        row: The weights.
-        dtype: In which sums are formed.
-        own: :math:`x_i`, contiguous.
-        others: The neighbours' tensors, in the order of ``row.sources``.
-        out: Where the sum goes; may be ``own``.
+    once; weights stay float64 until the kernel. The others come in the order of ``row.sources``;
+    ``out`` may be ``own``.
 
     Example:
         >>> from asyncddp.kernels.weight_row import WeightRow
@@ -98,33 +90,8 @@ def weighted_sum_on_device(
         >>> out.tolist()
         [1.0, 1.0]
     """
-    narrow = own.dtype != dtype
-    if row.lerp_weight is not None or not others:
-        once = not narrow or (own.is_cuda and own.is_floating_point())
-    else:
-        once = False
-    if once:
+    one_pass = own.dtype == dtype or (own.is_cuda and own.is_floating_point())
+    if one_pass and (row.lerp_weight is not None or not others):
         row.weighted_sum(own, others, out)
     elif not _triton_sum.weighted_sum(row, dtype, own, others, out):
-        _weighted_sum_by_torch(row, dtype, own, others, out)
-
-
-def _weighted_sum_by_torch(
-    row: WeightRow,
-    dtype: torch.dtype,
-    own: torch.Tensor,
-    others: Sequence[torch.Tensor],
-    out: torch.Tensor,
-) -> None:
-    """Form the sum by PyTorch: one pass for each neighbour, in the accumulation dtype."""
-    if own.dtype == dtype:
-        row.weighted_sum(own, others, out)
-        return
-    total, mean = own.to(dtype), row.is_uniform and bool(others)
-    if not mean:
-        total.mul_(row.self_weight)
-    for peer, other in zip(row.sources, others, strict=True):
-        total.add_(other, alpha=1.0 if mean else row.src_weights[peer])
-    if mean:
-        total.div_(len(others) + 1)
-    out.copy_(total.round_() if DTYPES[out.dtype].kind is DtypeKind.INTEGER else total)
+        row.weighted_sum_in(dtype, own, others, out)

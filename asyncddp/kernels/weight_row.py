@@ -102,7 +102,10 @@ class WeightRow:
     def weighted_sum(
         self, own: torch.Tensor, others: Sequence[torch.Tensor], out: torch.Tensor
     ) -> torch.Tensor:
-        """Write the weighted sum into ``out``, which may be ``own``; all have one dtype."""
+        """Write the weighted sum into ``out``, which may be ``own`` and has its dtype.
+
+        The others may have a narrower one, except where the sum is formed by ``lerp``.
+        """
         if self.lerp_weight is not None:
             return torch.lerp(own, others[0], self.lerp_weight, out=out)
         if not others:
@@ -129,7 +132,9 @@ class WeightRow:
             self.weighted_sum(own, others, out)
             return
         wide = own.to(dtype)
-        self.weighted_sum(wide, [other.to(dtype) for other in others], wide)
+        if self.lerp_weight is not None:
+            others = [others[0].to(dtype)]
+        self.weighted_sum(wide, others, wide)
         out.copy_(wide.round_() if DTYPES[out.dtype].kind is DtypeKind.INTEGER else wide)
 
 

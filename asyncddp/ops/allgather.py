@@ -56,14 +56,8 @@ def allgather(
         group, transport = range(context.size), context.transport
         return (yield from gather_over_group(op, group, transport, tensor, title))
 
-    return OperationSpec(
-        "allgather",
-        steps,
-        name,
-        ordered=True,
-        check=check,
-        stream_ordering=stream_ordering_of(tensor),
-    )
+    order = stream_ordering_of(tensor)
+    return OperationSpec("allgather", steps, name, ordered=True, check=check, stream_ordering=order)
 
 
 allgather_nonblocking = nonblocking(allgather)

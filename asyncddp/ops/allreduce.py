@@ -10,9 +10,9 @@ from asyncddp.context import Context, current
 from asyncddp.device.stream_registry import stream_ordering_of, streams_of
 from asyncddp.device.streams import empty_on
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
-from asyncddp.ops.result_memory import can_write_result
 from asyncddp.ops.validation import (
     averaging_dtype,
+    can_write_result,
     check_tensor,
     prepare_for_transport,
     signature_of,
@@ -110,14 +110,9 @@ def _program(
         total = yield from sum_over_group(op, group, transport, tensor, dtype, title, divisor, out)
         return write_result(total, tensor, out)
 
+    order = stream_ordering_of(tensor, out)
     return OperationSpec(
-        name,
-        steps,
-        label,
-        ordered=True,
-        local=local,
-        check=check,
-        stream_ordering=stream_ordering_of(tensor, out),
+        name, steps, label, ordered=True, local=local, check=check, stream_ordering=order
     )
 
 

@@ -70,14 +70,8 @@ def broadcast(
         )
         return write_result(value, tensor, out)
 
-    return OperationSpec(
-        "broadcast",
-        steps,
-        name,
-        ordered=True,
-        check=check,
-        stream_ordering=stream_ordering_of(tensor, out),
-    )
+    order = stream_ordering_of(tensor, out)
+    return OperationSpec("broadcast", steps, name, ordered=True, check=check, stream_ordering=order)
 
 
 broadcast_nonblocking = nonblocking(broadcast)

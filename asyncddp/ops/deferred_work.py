@@ -20,13 +20,10 @@ def detached(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach() if tensor.requires_grad else tensor
 
 
-class DeferrablePath(Protocol):
-    """Interface of a fast path that sends a tensor at once and may compute the average later."""
+class _FastPath(Protocol):
+    """Fast path, as far as its handles call it: on averages whose tensors were sent."""
 
-    @property
-    def deferred_handles(self) -> dict[int, Any]:
-        """Deferred averages of this rank that have not been waited for, by id."""
-        ...
+    deferred_handles: dict[int, Any]
 
     def finish(
         self,
@@ -35,9 +32,7 @@ class DeferrablePath(Protocol):
         own: torch.Tensor,
         out: torch.Tensor | None,
         sent_chunks: int,
-    ) -> torch.Tensor | Handle[torch.Tensor]:
-        """Average a tensor that was sent, or submit the rest to the engine."""
-        ...
+    ) -> torch.Tensor | Handle[torch.Tensor]: ...
 
     def hand_to_engine(
         self,
@@ -46,29 +41,18 @@ class DeferrablePath(Protocol):
         own: torch.Tensor,
         out: torch.Tensor | None,
         sent_chunks: int,
-    ) -> Handle[torch.Tensor]:
-        """Submit the rest of an average to the engine."""
-        ...
+    ) -> Handle[torch.Tensor]: ...
 
 
 class DeferredWork(Handle[torch.Tensor]):
     """Handle of an average whose tensor was sent; the caller computes it on polling or waiting.
 
     If the caller does not wait soon, the engine completes it, so that neighbours need not wait.
-
-    Args:
-        path: The fast path, which finishes the average.
-        channel: The persistent channel.
-        step: The number of earlier uses of the name.
-        row: The weights.
-        own: The tensor.
-        out: Where the average goes, or None.
-        sent_chunks: The number of chunks that were sent.
     """
 
     def __init__(
         self,
-        path: DeferrablePath,
+        path: _FastPath,
         channel: PersistentChannel,
         step: int,
         row: WeightRow,

@@ -15,14 +15,13 @@ import torch
 from torch.autograd import profiler
 
 from asyncddp.context import Context
-from asyncddp.engine import ChunkedExchange, Handle
+from asyncddp.engine import ChunkedExchange, Handle, OperationExchanges, OperationSpec, Steps
 from asyncddp.engine.messages import MatchKey
 from asyncddp.engine.pairwise_averaging import PairwiseAveraging, poll_briefly
 from asyncddp.engine.persistent_channels import PersistentChannel
 from asyncddp.engine.progress_engine import CallSequence
 from asyncddp.errors import PeerError
 from asyncddp.kernels.weight_row import WeightRow
-from asyncddp.ops.adopted_exchange import failing_operation, resuming_operation
 from asyncddp.ops.deferred_work import DeferredWork, detached
 from asyncddp.ops.weighted_exchange import average_chunks
 from asyncddp.tensors.allocation import empty
@@ -48,6 +47,7 @@ class FastPath:
         self._engine, self._channel = context.engine, channel
         self._rank, self._verb, self._name = context.rank, verb, name
         self._channels = context.engine.matcher.channels
+        self.deferred_handles = context.engine.deferred
         self._schedule: Schedule | None = None
         self._rows: dict[int, WeightRow] = {}
         self._pause = os.sched_yield if _is_oversubscribed(context) else None
@@ -74,10 +74,11 @@ class FastPath:
         channel = self._channel
         if channel.in_flight and channel.deferred:
             channel.deferred[-1].complete()
-        return not channel.in_flight and self._serves(row)
-
-    def _serves(self, row: WeightRow) -> bool:
-        return row.common_factor is not None and self._channel.serves(row.sources, row.targets)
+        return (
+            not channel.in_flight
+            and row.common_factor is not None
+            and channel.serves(row.sources, row.targets)
+        )
 
     def run(
         self, row: WeightRow, tensor: torch.Tensor, out: torch.Tensor | None
@@ -148,7 +149,7 @@ class FastPath:
         return (
             channel.layout.num_chunks == 1
             and row.common_factor == 1.0
-            and self._serves(row)
+            and channel.serves(row.sources, row.targets)
             and len(channel.in_flight) == len(channel.deferred)
             and (send_ring is None or send_ring.has_room(self._engine.use_count(self._name)))
         )
@@ -188,26 +189,28 @@ class FastPath:
     ) -> Handle[torch.Tensor]:
         """Submit the rest of an average to the engine, so that neighbours need not wait for it."""
         exchange = self._make_exchange(step, row, sent_chunks)
-        steps = average_chunks(exchange, own, row, own.dtype, out)
-        return self._engine.submit(
-            resuming_operation(self._channel, exchange, steps),
-            CallSequence(MatchKey(self._name, step), 0),
-        )
+        return self._submit_rest(exchange, average_chunks(exchange, own, row, own.dtype, out))
+
+    def _submit_rest(
+        self, exchange: ChunkedExchange, rest: Steps[torch.Tensor]
+    ) -> Handle[torch.Tensor]:
+        """Submit what is left of an exchange to the engine, which adopts it where it stands."""
+        channel = self._channel
+
+        def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
+            """Adopt the exchange, and make the remaining steps."""
+            op.adopt(exchange, channel.signature)
+            return (yield from rest)
+
+        spec = OperationSpec(channel.signature.verb, steps, channel.name)
+        return self._engine.submit(spec, CallSequence(exchange.key, 0))
 
     def _abort(self, step: int, row: WeightRow) -> None:
         """Fail an average that was interrupted, for example by Ctrl-C, and tell the peers."""
         if step in self._channel.in_flight:
-            exchange, key = self._make_exchange(step, row, 0), MatchKey(self._name, step)
-            error = PeerError(f"rank {self._rank}: {self._verb} {key} was interrupted")
-            self._engine.submit(
-                failing_operation(self._channel, exchange, error),
-                CallSequence(key, 0),
-            )
-
-    @property
-    def deferred_handles(self) -> dict[int, Any]:
-        """Deferred averages of this rank that have not been waited for, by id."""
-        return self._engine.deferred
+            exchange = self._make_exchange(step, row, 0)
+            what = f"rank {self._rank}: {self._verb} {exchange.key}"
+            self._submit_rest(exchange, _raising(PeerError(f"{what} was interrupted")))
 
     def _average_pairwise(
         self, step: int, row: WeightRow, own: torch.Tensor, out: torch.Tensor | None
@@ -254,10 +257,7 @@ class FastPath:
         start: int = 0,
     ) -> torch.Tensor | Handle[torch.Tensor]:
         """Average chunk by chunk while there is progress; then submit the rest to the engine."""
-        exchange, sequence = (
-            self._make_exchange(step, row, sent_chunks),
-            CallSequence(MatchKey(self._name, step), 0),
-        )
+        exchange = self._make_exchange(step, row, sent_chunks)
         steps = average_chunks(exchange, own, row, own.dtype, out, start)
         try:
             while poll_briefly(next(steps).done, self._pause):
@@ -267,8 +267,8 @@ class FastPath:
             result: torch.Tensor = stop.value
             return result
         except PeerError as error:
-            return self._engine.submit(failing_operation(self._channel, exchange, error), sequence)
-        return self._engine.submit(resuming_operation(self._channel, exchange, steps), sequence)
+            return self._submit_rest(exchange, _raising(error))
+        return self._submit_rest(exchange, steps)
 
     def _make_exchange(self, step: int, row: WeightRow, sent_chunks: int) -> ChunkedExchange:
         key, layout = MatchKey(self._name, step), self._channel.layout
@@ -282,6 +282,12 @@ class FastPath:
             begun=True,
             published=sent_chunks,
         )
+
+
+def _raising(error: PeerError) -> Steps[torch.Tensor]:
+    """Fail an operation at once, so that peers are told."""
+    yield from ()
+    raise error
 
 
 def _is_oversubscribed(context: Context) -> bool:

@@ -16,10 +16,6 @@ _SHOWN = 5  # names of a message
 def tensors_of(module: torch.nn.Module, *, buffers: bool = True) -> dict[str, torch.Tensor]:
     """Return a module's parameters and buffers by name, sorted; a shared one appears once.
 
-    Args:
-        module: The module.
-        buffers: Include buffers.
-
     Example:
         >>> list(tensors_of(torch.nn.BatchNorm1d(2), buffers=False))
         ['bias', 'weight']
@@ -34,12 +30,7 @@ def tensors_of(module: torch.nn.Module, *, buffers: bool = True) -> dict[str, to
 
 
 def require_equal_tensors(context: Context, who: str, named: Mapping[str, torch.Tensor]) -> None:
-    """Require that all ranks have tensors of the same names, shapes and dtypes; collective.
-
-    Args:
-        context: The world.
-        who: What needs it, for messages.
-        named: This rank's tensors.
+    """Require in the name of ``who`` that all ranks' tensors agree in names, shapes and dtypes.
 
     Raises:
         MismatchError: On every rank, if any two differ; the message names the tensors that do.

@@ -12,9 +12,14 @@ from asyncddp.device.stream_registry import stream_ordering_of
 from asyncddp.engine import Handle, OperationExchanges, OperationSpec, Steps
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.fast_path import FastPath
-from asyncddp.ops.fast_path_registry import register_fast_path
-from asyncddp.ops.result_memory import can_write_result
-from asyncddp.ops.validation import averaging_dtype, check_tensor, write_result
+from asyncddp.ops.traced_fast_path import TracedFastPath
+from asyncddp.ops.validation import (
+    averaging_dtype,
+    can_write_result,
+    check_tensor,
+    signature_of,
+    write_result,
+)
 from asyncddp.ops.variants import blocking_with_fast_path, in_place, nonblocking
 from asyncddp.ops.weight_resolver import WeightResolver, Weights, refuse_scaling
 from asyncddp.ops.weighted_exchange import exchange_and_average
@@ -150,7 +155,7 @@ def neighbor_allreduce(
             op, tensor, weights.row_at(op.round_number), dtype, out
         )
         if dtype == tensor.dtype and not context.config.check:
-            register_fast_path(context, _VERB, name, op.key.name, tensor)
+            _register_fast_path(context, name, op.key.name, tensor)
         return write_result(total, tensor, out)
 
     return OperationSpec(
@@ -163,16 +168,24 @@ neighbor_allreduce_ = in_place(neighbor_allreduce)
 neighbor_allreduce_nonblocking_ = nonblocking(neighbor_allreduce_)
 
 
+def _register_fast_path(
+    context: Context, given: str | None, name: str, tensor: torch.Tensor
+) -> None:
+    """Register a fast path for tensors like this one, if its name has a persistent channel."""
+    fast_paths, tracer = context.engine.fast_paths, context.tracer
+    key = given, tensor.dtype, tensor.shape
+    if key in fast_paths or context.transport.shared_memory_group is None:
+        return
+    channel = context.engine.matcher.channels.get(name, signature_of(_VERB, tensor))
+    if channel is not None and tensor.is_cpu:
+        facts = context, _VERB, name, channel
+        fast_paths[key] = FastPath(*facts) if tracer is None else TracedFastPath(tracer, *facts)
+
+
 def find_fast_path(
     context: Context, row: WeightRow, tensor: torch.Tensor, name: str
 ) -> Callable[[], bool] | None:
     """Return a function that averages a tensor in place on the fast path, for given weights.
-
-    Args:
-        context: The world.
-        row: The weights.
-        tensor: A contiguous tensor outside autograd.
-        name: The name under which neighbours match it.
 
     Returns:
         A function that averages the tensor and returns False if it could not; None if there is

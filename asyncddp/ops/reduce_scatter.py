@@ -9,9 +9,9 @@ from asyncddp.device.stream_registry import stream_ordering_of, streams_of
 from asyncddp.device.streams import empty_on
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.errors import ArgumentError
-from asyncddp.ops.result_memory import can_write_result
 from asyncddp.ops.validation import (
     averaging_dtype,
+    can_write_result,
     check_tensor,
     prepare_for_transport,
     signature_of,
@@ -98,14 +98,8 @@ def reduce_scatter(
         )
         return write_result(total, tensor, out)
 
-    return OperationSpec(
-        _NAME,
-        steps,
-        name,
-        ordered=True,
-        check=check,
-        stream_ordering=stream_ordering_of(tensor, out),
-    )
+    order = stream_ordering_of(tensor, out)
+    return OperationSpec(_NAME, steps, name, ordered=True, check=check, stream_ordering=order)
 
 
 reduce_scatter_nonblocking = nonblocking(reduce_scatter)

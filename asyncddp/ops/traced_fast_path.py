@@ -6,12 +6,11 @@ import time
 from typing import Any
 
 import torch
+from typing_extensions import override
 
-from asyncddp.context import Context
 from asyncddp.engine import Handle
 from asyncddp.engine.pairwise_averaging import PairwiseAveraging
-from asyncddp.engine.persistent_channels import PersistentChannel
-from asyncddp.engine.traced_ring_buffers import TracedReceiveRingBuffer
+from asyncddp.engine.tracing import TracedReceiveRingBuffer
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.fast_path import FastPath
 from asyncddp.timeline.tracer import Tracer
@@ -22,24 +21,19 @@ class TracedFastPath(FastPath):
 
     Args:
         tracer: Records the events.
-        context: As of :class:`FastPath`, as is what follows.
-        verb: The verb.
-        name: The name.
-        channel: The persistent channel.
+        details: As for :class:`FastPath`.
     """
 
     _profiled = True  # the tracer makes the range
 
-    def __init__(
-        self, tracer: Tracer, context: Context, verb: str, name: str, channel: PersistentChannel
-    ) -> None:
-        super().__init__(context, verb, name, channel)
+    def __init__(self, tracer: Tracer, *details: Any) -> None:
+        super().__init__(*details)
         self._tracer = tracer
 
+    @override
     def run(
         self, row: WeightRow, tensor: torch.Tensor, out: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Average a tensor and return the result, or None if it cannot."""
         if not self.is_ready(row):
             return None
         with self._tracer.enqueue_span(self._verb, self._name, tensor.nbytes) as call:
@@ -48,16 +42,17 @@ class TracedFastPath(FastPath):
                 call.discard()
             return result
 
+    @override
     def start(
         self, row: WeightRow, tensor: torch.Tensor, out: torch.Tensor | None
     ) -> Handle[torch.Tensor] | None:
-        """Send a tensor and return a handle, or None if it cannot."""
         with self._tracer.enqueue_span(self._verb, self._name, tensor.nbytes) as call:
             handle = super().start(row, tensor, out)
             if handle is None:
                 call.discard()
             return handle
 
+    @override
     def finish(
         self,
         step: int,
@@ -66,7 +61,6 @@ class TracedFastPath(FastPath):
         out: torch.Tensor | None,
         sent_chunks: int,
     ) -> torch.Tensor | Handle[torch.Tensor]:
-        """Average a tensor of one chunk that was sent, or submit the rest to the engine."""
         waiting = self._tracer.start_wait(self._verb, self._name, row.sources)
         known = waiting.mixes
         try:
@@ -82,6 +76,7 @@ class TracedFastPath(FastPath):
         finally:
             waiting.end()
 
+    @override
     def _average_chunked(self, *args: Any, **kwargs: Any) -> torch.Tensor | Handle[torch.Tensor]:
         row: WeightRow = args[1]
         waiting = self._tracer.start_wait(self._verb, self._name, row.sources)
@@ -90,6 +85,7 @@ class TracedFastPath(FastPath):
         finally:
             waiting.end()
 
+    @override
     def _try_pairwise(
         self, pairwise: PairwiseAveraging, row: WeightRow, own: torch.Tensor, out: torch.Tensor
     ) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 
 import torch
@@ -43,25 +42,14 @@ def renormalise(row: WeightRow, training: Collection[int]) -> WeightRow:
             "cannot take over the share of one that is done without knowing its factor, got "
             f"{dict(row.dst_weights)}; give a list of ranks, and weigh with src_weights"
         )
-    gone = [weight for peer, weight in row.src_weights.items() if peer not in training]
-    return WeightRow(
-        math.fsum([row.self_weight, *gone]),
-        {peer: weight for peer, weight in row.src_weights.items() if peer in training},
-        {peer: factor for peer, factor in row.dst_weights.items() if peer in training},
-    )
+    kept = row.without([peer for peer in row.src_weights if peer not in training])
+    targets = {peer: factor for peer, factor in row.dst_weights.items() if peer in training}
+    return WeightRow(kept.self_weight, kept.src_weights, targets)
 
 
 @blocking
 def skip_round(tensor: torch.Tensor, *, name: str) -> OperationSpec[torch.Tensor]:
-    """Count a round of a name without communicating, as other ranks average under it.
-
-    Args:
-        tensor: What this rank would average.
-        name: The name.
-
-    Returns:
-        The tensor as it is.
-    """
+    """Count a round of a name and return the tensor unchanged, while others average under it."""
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         """Return the tensor unchanged."""
@@ -87,12 +75,6 @@ def average_active_ranks(
 
     Returns:
         :math:`y`, the same on all ranks.
-
-    Raises:
-        NotInitializedError: ``init()`` was not called.
-        ArgumentError: Integers or bools.
-        MismatchError: Another rank calls another verb, dtype or shape.
-        WaitTimeoutError: A rank has not come by the deadline.
 
     Example:
         >>> import asyncddp as bf

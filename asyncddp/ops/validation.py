@@ -103,6 +103,27 @@ def write_result(
     return out
 
 
+def can_write_result(out: torch.Tensor | None, own: torch.Tensor) -> bool:
+    """Return True if the average can be written directly into ``out``, chunk by chunk."""
+    return (
+        out is not None
+        and out.device == own.device
+        and out.dtype == own.dtype
+        and out.shape == own.shape
+        and out.is_contiguous()
+        and (is_same_memory(out, own) or _storage(out) != _storage(own))
+    )
+
+
+def is_same_memory(out: torch.Tensor | None, own: torch.Tensor) -> bool:
+    """Return True if ``out`` begins where the tensor does."""
+    return out is not None and out.data_ptr() == own.data_ptr()
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
 def signature_of(verb: str, tensor: torch.Tensor, *, ragged: bool = False) -> ExchangeSignature:
     """Return the verb, dtype and shape that peers must match; ``ragged`` leaves out dimension 0."""
     shape: Iterable[int | None] = tensor.shape
@@ -117,10 +138,6 @@ def prepare_for_transport(
     transport: Transport, tensor: torch.Tensor
 ) -> tuple[torch.Tensor, Transport]:
     """Return a tensor that a transport can send, and the transport that can send it.
-
-    Args:
-        transport: Between the ranks, for tensors on the host.
-        tensor: Anywhere.
 
     Returns:
         Its values, contiguous and outside autograd: on its device with that device's transport, or

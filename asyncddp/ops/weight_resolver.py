@@ -60,9 +60,6 @@ class WeightResolver:
     def row_at(self, step: int) -> WeightRow:
         """Return the weight row of a round.
 
-        Args:
-            step: The round, where the caller has asked for none.
-
         Raises:
             ArgumentError: A source is named that is no in-neighbour.
         """

@@ -7,14 +7,14 @@ import time
 import torch
 
 from asyncddp.device.stream_registry import streams_of
+from asyncddp.device.streams import DeviceStreams
 from asyncddp.engine import ChunkedExchange, OperationExchanges, Steps
 from asyncddp.engine.chunked_exchange import ChunkReceiver
+from asyncddp.kernels.device_weighted_sum import weighted_sum_on_device
 from asyncddp.kernels.weight_row import WeightRow
-from asyncddp.ops.device_exchange import exchange_and_average_on_device
-from asyncddp.ops.result_memory import can_write_result, is_same_memory
-from asyncddp.ops.validation import signature_of
-from asyncddp.tensors.allocation import empty
-from asyncddp.tensors.byte_views import on_host
+from asyncddp.ops.validation import can_write_result, is_same_memory, signature_of
+from asyncddp.tensors.allocation import empty, empty_like
+from asyncddp.tensors.byte_views import dense, on_host
 
 
 def exchange_and_average(
@@ -28,20 +28,12 @@ def exchange_and_average(
 
     .. math:: y_i = w_{ii} x_i + \sum_j w_{ij} d_{ji} x_j
 
-    Args:
-        op: The operation context of the verb.
-        tensor: :math:`x_i`.
-        row: The weights.
-        dtype: In which sums are formed.
-        out: Where the result may be written.
-
     Returns:
         :math:`y_i` in the tensor's dtype, on its device or the host: in ``out`` where possible.
     """
     streams = streams_of(tensor)
     if streams is not None:
-        there = exchange_and_average_on_device(op, tensor, row, dtype, out, streams)
-        return (yield from there)
+        return (yield from _exchange_on_device(op, tensor, row, dtype, out, streams))
     own = on_host(tensor)
     rows = row.describe_rows() if op.check else None
     exchange = op.chunked_exchange(signature_of(op.verb, own), row.sources, row.dst_weights, rows)
@@ -56,6 +48,40 @@ def exchange_and_average(
     return result
 
 
+def _exchange_on_device(
+    op: OperationExchanges,
+    tensor: torch.Tensor,
+    row: WeightRow,
+    dtype: torch.dtype,
+    out: torch.Tensor | None,
+    streams: DeviceStreams,
+) -> Steps[torch.Tensor]:
+    """Send a tensor, receive the neighbours', and return the weighted sum.
+
+    Where the transport lets ranks read each other's memory nothing is copied, or once where the
+    result replaces the tensor: neighbours then read a copy. Elsewhere tensors are received first.
+    """
+    own = dense(tensor)
+    into = out.detach() if out is not None and can_write_result(out, own) else empty_like(own)
+    in_place = into.data_ptr() == own.data_ptr()
+    form = signature_of(op.verb, own)
+    rows = row.describe_rows() if op.check else None
+    targets = row.dst_weights
+    request = op.exchange(form, row.sources, targets, streams, peer_access=True, rows=rows)
+    op.export(request, row.dst_weights, own, lasting=not in_place)
+    for peer in row.sources:
+        yield request.receives[peer]
+    if in_place:
+        yield request.buffers_free()
+    others = [request.receives[peer].take() for peer in row.sources]
+    weighted_sum_on_device(row, dtype, own, others, into)
+    others.clear()
+    for peer in row.sources:
+        request.receives[peer].release()
+    yield request.sent()  # peers have queued what reads ours
+    return out if out is not None and into.data_ptr() == out.data_ptr() else into
+
+
 def average_chunks(
     exchange: ChunkedExchange,
     own: torch.Tensor,
@@ -64,18 +90,9 @@ def average_chunks(
     out: torch.Tensor | None,
     start: int = 0,
 ) -> Steps[torch.Tensor]:
-    """Publish a tensor chunk by chunk, and average each chunk with the neighbours'.
-
-    Args:
-        exchange: The exchange; what goes by message has been sent.
-        own: A contiguous tensor on the host.
-        row: The weights.
-        dtype: In which sums are formed.
-        out: Where the result may be written.
-        start: The number of chunks that are averaged already.
-    """
+    """Publish a tensor chunk by chunk, and average each chunk with the neighbours'."""
     result = out if can_write_result(out, own) else None
-    flat, layout = own.reshape(-1), exchange.layout
+    flat, layout, tracing = own.reshape(-1), exchange.layout, exchange.tracing
     factor = row.dst_weights[exchange.targets[0]] if exchange.targets else 1.0
     place = None
     if exchange.targets and factor == 1.0 and not is_same_memory(result, own):
@@ -89,11 +106,10 @@ def average_chunks(
             others.append((yield from _receive_chunk(source, number)))
         result = _result_memory(exchange, own, row, dtype) if result is None else result
         into = result.detach().view(-1)
-        begun = 0 if exchange.tracer is None else time.monotonic_ns()
+        begun = time.monotonic_ns()
         chunk = layout.chunk(into, number)
         row.weighted_sum_in(dtype, layout.chunk(flat, number), others, chunk)
-        if exchange.tracer is not None:
-            _record_chunk(exchange, row, begun, chunk)
+        tracing.average(exchange, begun, chunk, row.sources)
         del others
         for source in exchange.sources:
             source.release()
@@ -102,15 +118,6 @@ def average_chunks(
         while not taken.done():
             yield taken
     return own if result is None else result
-
-
-def _record_chunk(
-    exchange: ChunkedExchange, row: WeightRow, begun: int, chunk: torch.Tensor
-) -> None:
-    """Record in the timeline that a chunk was averaged."""
-    if exchange.tracer is not None:
-        facts = exchange.verb, exchange.key.name, begun, time.monotonic_ns()
-        exchange.tracer.record_mix(*facts, chunk.nbytes, row.sources)
 
 
 def _receive_chunk(source: ChunkReceiver, number: int) -> Steps[torch.Tensor]:

@@ -145,9 +145,6 @@ class SendRingBuffer(_RingBufferLayout):
         arena: The shared memory from which the ring is allocated.
         ranks: The ranks of the machine, in the order that all of them know.
         layout: How its tensors are split into chunks.
-
-    Raises:
-        OSError: There is no more memory.
     """
 
     def __init__(self, arena: Arena, ranks: tuple[int, ...], layout: ChunkLayout) -> None:
@@ -238,15 +235,7 @@ class SendRingBuffer(_RingBufferLayout):
 
 
 class ReceiveRingBuffer(_RingBufferLayout):
-    """Reading end of a peer's ring buffer in shared memory, as this rank maps it.
-
-    Args:
-        view: The peer's memory, mapped here.
-        offset: Where in it the ring begins.
-        ranks: The ranks of the machine, in the order that all of them know.
-        rank: This rank.
-        layout: How its tensors are split into chunks.
-    """
+    """Reading end of a peer's ring buffer in shared memory, as this rank maps it."""
 
     def __init__(
         self, view: MappedChunk, offset: int, ranks: tuple[int, ...], rank: int, layout: ChunkLayout

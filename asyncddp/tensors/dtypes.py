@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -82,21 +81,3 @@ def dtype_traits_of(tensor: torch.Tensor, verb: str) -> DtypeTraits:
             f"{verb}: argument tensor has dtype {tensor.dtype}; expected one of {known}. "
             "Cast it first with tensor.to(...)."
         ) from None
-
-
-def require_dtype_kind(
-    tensor: torch.Tensor, verb: str, kinds: Iterable[DtypeKind], remedy: str
-) -> DtypeTraits:
-    """Look up the traits of a tensor's dtype and check its kind.
-
-    Raises:
-        DtypeError: The dtype's kind is not among ``kinds``.
-    """
-    row = dtype_traits_of(tensor, verb)
-    kinds = list(kinds)
-    if row.kind not in kinds:
-        expected = " or ".join(kind.value for kind in kinds)
-        raise DtypeError(
-            f"{verb}: argument tensor has dtype {tensor.dtype}; expected {expected}. {remedy}"
-        )
-    return row

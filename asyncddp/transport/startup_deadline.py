@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
 from asyncddp.config import Config
+from asyncddp.deadline import Deadline
 from asyncddp.errors import WaitTimeoutError
-
-logger = logging.getLogger("asyncddp")
 
 _MPI_STARTUP_SECONDS = 60.0  # seconds that MPI itself may take once all processes have come
 _LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
@@ -94,8 +91,10 @@ class StartupDeadline:
     config: Config
     end_process: Callable[[BaseException], NoReturn]
     arrival_tracker: InitArrivalTracker | None = None
-    started_at: float = field(default_factory=time.monotonic, init=False)
-    _warned: bool = field(default=False, init=False)
+    _deadline: Deadline = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._deadline = Deadline(self.config)
 
     @classmethod
     def for_single_process(cls) -> StartupDeadline:
@@ -110,22 +109,16 @@ class StartupDeadline:
 
     def check(self) -> WaitTimeoutError | None:
         """Warn once when that is due; return the error to raise once the deadline has passed."""
-        waited, config = time.monotonic() - self.started_at, self.config
-        warns = waited > config.warn_after and not self._warned
-        if not warns and waited <= config.timeout:
+        deadline, subject = self._deadline, f"rank {self.rank}: init()"
+        waited = deadline.waited()
+        if not (deadline.warns(waited) or deadline.has_passed(waited)):
             return None
         missing = self._missing()
         extra = _MPI_STARTUP_SECONDS if missing == _NONE_MISSING else 0.0
-        if waited > config.timeout + extra:
-            return WaitTimeoutError(
-                f"rank {self.rank}: init() was not done in {waited:.1f} s "
-                f"(ASYNCDDP_TIMEOUT={config.timeout:g}); {missing}"
-            )
-        if warns and waited > config.warn_after + extra:
-            self._warned = True
-            logger.warning(
-                "rank %d: init() has been waiting for %.0f s; %s", self.rank, waited, missing
-            )
+        if deadline.has_passed(waited - extra):
+            return deadline.error(subject, waited, missing)
+        if deadline.warns(waited - extra):
+            deadline.warn(subject, waited, missing)
         return None
 
     def _missing(self) -> str:

@@ -34,7 +34,10 @@ def caught(call):
 
 def until_told():
     """Wait until this rank has heard that something which had ended well here was refused."""
-    until(lambda: bf.current().engine.matcher.late_error is not None, "the word of the other side")
+    until(
+        lambda: bf.current().engine.matcher.channels.late_error is not None,
+        "the word of the other side",
+    )
 
 
 def works_on():
@@ -182,7 +185,7 @@ def not_concerned(call):
         return type(error).__name__, str(error)
     finally:
         time.sleep(0.2)  # what its neighbours still have to tell is tested elsewhere
-        bf.current().engine.matcher.late_error = None
+        bf.current().engine.matcher.channels.late_error = None
 
 
 COLLECTIVES = {
@@ -296,7 +299,7 @@ def other_weights(case):
         told = str(error)
     if not told:  # a neighbour's neighbour hears that there was an error, in its next verb
         until_told()
-        bf.current().engine.matcher.late_error = None
+        bf.current().engine.matcher.channels.late_error = None
     if case == "topology":
         with pytest.raises(bf.MismatchError, match="with the weights"):
             bf.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), model=net)

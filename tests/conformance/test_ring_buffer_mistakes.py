@@ -342,7 +342,7 @@ def comes_late(how, form, size, make):
             busy(0.5) if how == "busy" else time.sleep(0.5)
         go_on(SIZES[size], 1, form=form, make=make)
     go_on(SIZES[size], 3, form=form, make=make)
-    assert bf.current().engine.matcher.late_error is None
+    assert bf.current().engine.matcher.channels.late_error is None
     return True
 
 

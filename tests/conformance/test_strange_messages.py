@@ -66,7 +66,7 @@ def while_computing():
         bf.current().transport.post(0, STRANGE["pickle"])
     if bf.rank() == 0:
         engine, deadline = bf.current().engine, time.monotonic() + 30
-        while engine.matcher.late_error is None:
+        while engine.matcher.channels.late_error is None:
             assert time.monotonic() < deadline, "the message was not heard"
             time.sleep(0.001)
         for name in ("a", "b"):
@@ -100,7 +100,7 @@ def parcels_that_fit_no_service():
             active_messages.send(0, "windows", ())
     if bf.rank() == 0:
         engine, deadline = bf.current().engine, time.monotonic() + 30
-        while engine.matcher.late_error is None:
+        while engine.matcher.channels.late_error is None:
             assert time.monotonic() < deadline, "the message was not heard"
             time.sleep(0.001)
         with pytest.raises(bf.PeerError, match="what rank 1 sent to windows could not be taken"):

@@ -132,7 +132,7 @@ def test_a_script_that_ends_with_verbs_under_way_and_mismatches_unsaid(tmp_path)
         while not over.exists():
             time.sleep(0.01)
         bf.neighbor_allreduce(x, **{**alone, "dst_weights": [1]}, name="d")
-        while bf.current().engine.matcher.late_error is None:
+        while bf.current().engine.matcher.channels.late_error is None:
             time.sleep(0.01)
         failing()
         raise SystemExit
@@ -140,7 +140,7 @@ def test_a_script_that_ends_with_verbs_under_way_and_mismatches_unsaid(tmp_path)
     bf.neighbor_allreduce(x, **{**alone, "src_weights": {0: 1.0}}, name="d")
     bf.neighbor_allreduce(x, **alone, name="d")
     over.touch()
-    while bf.current().engine.matcher.late_error is None:
+    while bf.current().engine.matcher.channels.late_error is None:
         time.sleep(0.01)
     raise SystemExit
     """

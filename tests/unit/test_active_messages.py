@@ -22,9 +22,9 @@ def carry(mailboxes):
     """Let all messages arrive."""
     for _ in range(4):
         for matcher in mailboxes:
-            matcher.flush()
+            matcher.sends.flush()
         for matcher in mailboxes:
-            for peer, bundle in matcher._transport.poll():
+            for peer, bundle in matcher.sends._transport.poll():
                 assert matcher.receive(peer, bundle) == []
             matcher.active_messages.progress()
 
@@ -72,7 +72,7 @@ def test_a_service_that_fails_is_an_error_of_the_next_verb_and_the_rest_arrives(
     carry(two)
     assert heard == [("good",), ("better",)]
     with pytest.raises(PeerError, match=r"rank 0 sent to service could not be taken: MemoryError"):
-        raise two[1].late_error
+        raise two[1].channels.late_error
 
 
 def test_a_small_tensor_may_be_changed_at_once(two):
@@ -89,8 +89,8 @@ def test_what_comes_after_a_large_tensor_is_heard_after_it(two):
     heard = heard_by(two[1])
     two[0].active_messages.send(1, "service", ("large",), torch.ones(LARGE))
     two[0].active_messages.send(1, "service", ("small",))
-    two[0].flush()
-    for peer, bundle in two[1]._transport.poll():
+    two[0].sends.flush()
+    for peer, bundle in two[1].sends._transport.poll():
         two[1].receive(peer, bundle)
     carry(two)
     assert [content for _, content, _ in heard] == [("large",), ("small",)]
@@ -136,8 +136,8 @@ class Endless(Broken):
 def test_transfers_of_a_failed_peer_are_forgotten(two, monkeypatch):
     """What follows goes on; whoever waits for that peer is told by the wait itself."""
     heard = heard_by(two[1])
-    monkeypatch.setattr(two[1]._transport, "irecv", lambda *_: Broken())
-    monkeypatch.setattr(two[0]._transport, "isend", lambda *_: Broken())
+    monkeypatch.setattr(two[1].sends._transport, "irecv", lambda *_: Broken())
+    monkeypatch.setattr(two[0].sends._transport, "isend", lambda *_: Broken())
     two[0].active_messages.send(1, "service", ("large",), torch.ones(LARGE))
     two[0].active_messages.send(1, "service", ("small",))
     assert two[0].active_messages.busy
@@ -151,8 +151,8 @@ def test_what_is_under_way_at_the_end_is_abandoned(two, monkeypatch):
     """The wire keeps its memory until it is through with it."""
     heard = heard_by(two[1])
     coming, leaving = Endless(), Endless()
-    monkeypatch.setattr(two[1]._transport, "irecv", lambda *_: coming)
-    monkeypatch.setattr(two[0]._transport, "isend", lambda *_: leaving)
+    monkeypatch.setattr(two[1].sends._transport, "irecv", lambda *_: coming)
+    monkeypatch.setattr(two[0].sends._transport, "isend", lambda *_: leaving)
     two[0].active_messages.send(1, "service", (), torch.ones(LARGE))
     carry(two)
     for matcher in two:

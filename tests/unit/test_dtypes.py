@@ -7,7 +7,7 @@ import torch
 
 from asyncddp.errors import DtypeError
 from asyncddp.tensors.byte_views import as_bytes, from_bytes, on_host
-from asyncddp.tensors.dtypes import DTYPES, DtypeKind, dtype_traits_of, require_dtype_kind
+from asyncddp.tensors.dtypes import DTYPES, DtypeKind, dtype_traits_of
 
 
 @pytest.mark.parametrize("row", DTYPES.values(), ids=lambda row: row.name)
@@ -31,13 +31,6 @@ def test_an_unknown_dtype_lists_the_known():
         f"allreduce: argument tensor has dtype torch.uint16; expected one of {known}. Cast it "
         "first with tensor.to(...)."
     )
-
-
-def test_a_kind_can_be_insisted_on():
-    kinds = [DtypeKind.FLOAT, DtypeKind.COMPLEX]
-    assert require_dtype_kind(torch.zeros(1), "v", kinds, "Cast it.").dtype == torch.float32
-    with pytest.raises(DtypeError, match=r"expected float or complex\. Cast it\.$"):
-        require_dtype_kind(torch.zeros(1, dtype=torch.bool), "v", kinds, "Cast it.")
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES), ids=str)

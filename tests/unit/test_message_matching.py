@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from asyncddp.engine.exchange_request import ExchangeRequest
-from asyncddp.engine.exchange_signature import ExchangeSignature
 from asyncddp.engine.message_matching import MessageMatcher
-from asyncddp.engine.messages import MatchKey
+from asyncddp.engine.messages import ExchangeSignature, MatchKey
 from asyncddp.errors import (
     DeadlockError,
     MismatchError,
@@ -32,9 +31,9 @@ def carry(mailboxes):
     """Let all messages arrive."""
     for _ in range(4):
         for matcher in mailboxes:
-            matcher.flush()
+            matcher.sends.flush()
         for matcher in mailboxes:
-            for peer, bundle in matcher._transport.poll():
+            for peer, bundle in matcher.sends._transport.poll():
                 assert matcher.receive(peer, bundle) == []
 
 
@@ -50,7 +49,7 @@ def test_a_tensor_arrives_before_or_after_it_is_expected(two):
         if receiver_first:
             there = opened(two[1], key, sources=[0])
         here = opened(two[0], key, targets=[1])
-        two[0].send(here, 1, x)
+        two[0].sends.send(here, 1, x)
         carry(two)
         if not receiver_first:
             there = opened(two[1], key, sources=[0])
@@ -64,7 +63,7 @@ def test_a_large_tensor_comes_in_bulk_and_without_a_copy_of_its_own(two):
     x = torch.arange(50_000, dtype=torch.float32)
     form = ExchangeSignature("verb", "float32", (50_000,))
     here = opened(two[0], form=form, targets=[1])
-    two[0].send(here, 1, x)
+    two[0].sends.send(here, 1, x)
     there = opened(two[1], form=form, sources=[0])
     carry(two)
     assert torch.equal(there.receives[0].take(), x)
@@ -82,19 +81,19 @@ def test_bytes_that_nobody_wants_fail_on_nobody(two, monkeypatch):
     form = ExchangeSignature("verb", "float32", (50_000,))
     here = opened(two[0], MatchKey("y", 0), form, targets=[1])
     two[1].close(opened(two[1], MatchKey("y", 0), PAIR, sources=[0]), PeerError("given up"))
-    monkeypatch.setattr(two[1]._transport, "irecv", lambda *_: Broken())
-    two[0].send(here, 1, torch.ones(50_000))
+    monkeypatch.setattr(two[1].sends._transport, "irecv", lambda *_: Broken())
+    two[0].sends.send(here, 1, torch.ones(50_000))
     carry(two)
-    assert two[1]._discards == [], "the bytes are let go"
+    assert two[1]._announced._discards == [], "the bytes are let go"
     there = opened(two[1], MatchKey("z", 0), sources=[0])
-    two[0].send(opened(two[0], MatchKey("z", 0), targets=[1]), 1, torch.ones(2))
+    two[0].sends.send(opened(two[0], MatchKey("z", 0), targets=[1]), 1, torch.ones(2))
     carry(two)
     assert there.receives[0].done()
 
 
 def test_a_tensor_before_its_time_waits(two):
     here = opened(two[0], targets=[1])
-    two[0].send(here, 1, torch.ones(2))
+    two[0].sends.send(here, 1, torch.ones(2))
     carry(two)
     assert not here.sent().done(), "the first use of a form is confirmed"
     assert here.sent().missing() == [(1, KEY)]
@@ -109,10 +108,10 @@ def test_a_peer_whose_tensor_is_here_already_is_not_asked_whether_it_comes(two, 
     for step in range(4):
         key = MatchKey("x", step)
         early = opened(two[0], key, sources=[1], targets=[1])
-        two[0].send(early, 1, x)
+        two[0].sends.send(early, 1, x)
         carry(two)
         late = opened(two[1], key, sources=[0], targets=[0])
-        two[1].send(late, 0, x)
+        two[1].sends.send(late, 0, x)
         carry(two)
         assert late.sent().done(), step
         assert early.sent().done(), step
@@ -126,7 +125,7 @@ def test_so_many_bytes_may_run_ahead_of_a_receiver(two, monkeypatch):
     for step in range(1, 10):
         here = opened(two[0], MatchKey("x", step), form, targets=[1])
         here.unacknowledged.clear()
-        two[0].send(here, 1, torch.ones(100))
+        two[0].sends.send(here, 1, torch.ones(100))
         asked.append(bool(here.unacknowledged))
         carry(two)
         opened(two[1], MatchKey("x", step), form, sources=[0])
@@ -139,7 +138,7 @@ def test_a_form_is_confirmed_once(two):
     for step in range(3):
         here = opened(two[0], MatchKey("x", step), targets=[1])
         assert (here.unacknowledged == set()) is (step > 0)
-        two[0].send(here, 1, torch.ones(2))
+        two[0].sends.send(here, 1, torch.ones(2))
         there = opened(two[1], MatchKey("x", step), sources=[0])
         carry(two)
         assert there.receives[0].done()
@@ -150,7 +149,7 @@ def test_a_form_is_confirmed_once(two):
 
 def test_now_and_then_a_sender_waits_so_that_it_does_not_run_ahead(two):
     here = opened(two[0], targets=[1])
-    two[0].send(here, 1, torch.ones(2))
+    two[0].sends.send(here, 1, torch.ones(2))
     opened(two[1], sources=[0])
     carry(two)
     two[0].close(here, None)
@@ -175,7 +174,7 @@ def test_now_and_then_a_sender_waits_so_that_it_does_not_run_ahead(two):
 )
 def test_both_sides_fail_where_forms_differ(two, form, told):
     here = opened(two[0], targets=[1])
-    two[0].send(here, 1, torch.ones(2))
+    two[0].sends.send(here, 1, torch.ones(2))
     there = opened(two[1], form=form, sources=[0])
     carry(two)
     with pytest.raises(MismatchError) as caught:
@@ -191,7 +190,7 @@ def test_both_sides_fail_where_forms_differ(two, form, told):
 def test_any_size_fits_where_any_will_do(two):
     there = opened(two[1], form=ExchangeSignature("verb", "float32", (None, 2)), sources=[0])
     here = opened(two[0], form=ExchangeSignature("verb", "float32", (None, 2)), targets=[1])
-    two[0].send(here, 1, torch.ones(7, 2))
+    two[0].sends.send(here, 1, torch.ones(7, 2))
     carry(two)
     assert there.receives[0].take().shape == (7, 2)
 
@@ -242,9 +241,9 @@ def test_what_comes_for_an_exchange_that_has_ended_is_remembered_as_late(two):
     there = opened(two[1])
     two[1].close(there, None)
     here = opened(two[0], targets=[1])
-    two[0].send(here, 1, torch.ones(2))
+    two[0].sends.send(here, 1, torch.ones(2))
     carry(two)
-    assert "expected nothing from rank 0 in verb 'x' (use 0)" in str(two[1].late_error)
+    assert "expected nothing from rank 0 in verb 'x' (use 0)" in str(two[1].channels.late_error)
     with pytest.raises(MismatchError, match="refused by rank 1"):
         here.sent().done()
 
@@ -254,7 +253,7 @@ def test_bulk_that_nobody_wants_is_taken_off_the_wire(two):
     x = torch.ones(50_000)
     form = ExchangeSignature("verb", "float32", (50_000,))
     here = opened(two[0], form=form, targets=[1])
-    two[0].send(here, 1, x)
+    two[0].sends.send(here, 1, x)
     opened(two[1], form=PAIR, sources=[0])
     carry(two)
     assert all(transfer.done() for transfer in here.sends)

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from asyncddp.engine import persistent_channels as module
-from asyncddp.engine.exchange_signature import ExchangeSignature
-from asyncddp.engine.messages import COLLECTIVE, MatchKey
+from asyncddp.engine.messages import COLLECTIVE, ExchangeSignature, MatchKey
 from asyncddp.engine.persistent_channels import ChannelTable
 from asyncddp.shm.arena import Arena
 from asyncddp.transport.base import SharedMemoryGroup

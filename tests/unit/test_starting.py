@@ -19,7 +19,7 @@ def start(presence, size=3, waited=0.0, **deadlines):
     made = StartupDeadline(
         0, size, dataclasses.replace(Config(), **deadlines), pytest.fail, presence
     )
-    made.started_at -= waited
+    made._deadline.started -= waited
     return made
 
 
@@ -73,7 +73,7 @@ def test_who_is_missing_is_warned_of_once_and_then_an_error(here, size, others, 
         waiting = start(mine, size, waited=2.0, warn_after=1.0, timeout=3.0)
         assert waiting.check() is None
         assert waiting.check() is None
-        waiting.started_at -= 2.0
+        waiting._deadline.started -= 2.0
         error = waiting.check()
     expected = told.format(host=os.uname().nodename)
     assert caplog.messages == [f"rank 0: init() has been waiting for 2 s; {expected}"]
@@ -86,6 +86,6 @@ def test_once_all_have_come_mpi_gets_its_time_to_start(caplog):
     with InitArrivalTracker(JOB, 0, 2) as mine, InitArrivalTracker(JOB, 1, 2):
         waiting = start(mine, 2, waited=30.0, warn_after=1.0, timeout=3.0)
         assert waiting.check() is None
-        waiting.started_at -= 60.0
+        waiting._deadline.started -= 60.0
         assert "all ranks have called it, but MPI has not started" in str(waiting.check())
     assert caplog.messages == []

@@ -16,6 +16,7 @@ import asyncddp as bf
 from asyncddp.config import Config
 from asyncddp.context import clock_sync
 from asyncddp.context.clock_sync import measure_clock_offset
+from asyncddp.engine.tracing import NO_TRACING
 from asyncddp.timeline.chrome_trace import ChromeTraceFormatter, PointEvent, Span
 from asyncddp.timeline.clock_offset import ClockSample
 from asyncddp.timeline.trace_writer import TraceWriter
@@ -119,8 +120,7 @@ def test_it_is_off_unless_asked_for():
     with bf.local_world(2) as world:
         engines = world.run(lambda: bf.current().engine)
     for engine in engines:
-        assert engine.tracer is engine.matcher.tracer is engine.matcher.channels.tracer
-        assert engine.tracer is None
+        assert engine._tracing is engine.matcher.channels.tracing is NO_TRACING
 
 
 def test_notes_are_in_the_file_soon_and_it_can_be_read_meanwhile(tracer):

@@ -177,7 +177,7 @@ def test_it_gives_what_torch_gives(fused, dtype, row):
     ours, torchs = torch.empty_like(own), torch.empty_like(own)
     device_weighted_sum.weighted_sum_on_device(mixing, wide(dtype), own, others, ours)
     assert fused == [1]
-    device_weighted_sum._weighted_sum_by_torch(mixing, wide(dtype), own, others, torchs)
+    mixing.weighted_sum_in(wide(dtype), own, others, torchs)
     unit = torch.finfo(dtype).eps
     torch.testing.assert_close(ours, torchs, rtol=unit, atol=4 * torch.finfo(wide(dtype)).eps)
 

@@ -16,7 +16,7 @@ from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.device.stream_registry import use_streams_on_cpu
 from asyncddp.device.streams import StreamRole
-from asyncddp.ops import device_exchange
+from asyncddp.ops import weighted_exchange
 from asyncddp.transport.cuda.ipc import exporter as cuda_ipc_sending
 from asyncddp.transport.cuda.ipc.ipc_transport import CudaIPCTransport
 from asyncddp.transport.loopback import LoopbackTransport
@@ -34,12 +34,15 @@ def on_a_device(base, near=None, laziness=3):
     near = [rank for rank in range(base.size) if rank != base.rank] if near is None else near
     transport = CudaIPCTransport.open(base, streams, near)
     base.device_transport_factory = transport.for_device
-    combine, lasting = device_exchange.weighted_sum_on_device, cuda_ipc_sending._MIN_IN_PLACE_BYTES
+    combine, lasting = (
+        weighted_exchange.weighted_sum_on_device,
+        cuda_ipc_sending._MIN_IN_PLACE_BYTES,
+    )
 
     def late(mixing, dtype, own, others, out):
         streams.later(StreamRole.COMPUTE, partial(combine, mixing, dtype, own, list(others), out))
 
-    device_exchange.weighted_sum_on_device, cuda_ipc_sending._MIN_IN_PLACE_BYTES = late, 1000
+    weighted_exchange.weighted_sum_on_device, cuda_ipc_sending._MIN_IN_PLACE_BYTES = late, 1000
     try:
         with use_streams_on_cpu(streams):
             context = Context(base, Config(**DEFAULT_SETTINGS))
@@ -47,7 +50,7 @@ def on_a_device(base, near=None, laziness=3):
                 yield streams, transport
             context.close("the case has ended")
     finally:
-        device_exchange.weighted_sum_on_device, cuda_ipc_sending._MIN_IN_PLACE_BYTES = (
+        weighted_exchange.weighted_sum_on_device, cuda_ipc_sending._MIN_IN_PLACE_BYTES = (
             combine,
             lasting,
         )

@@ -12,9 +12,8 @@ import topology
 from asyncddp.device.stream_registry import stream_ordering_of, streams_of, use_streams_on_cpu
 from asyncddp.device.streams import StreamOrdering, StreamRole
 from asyncddp.engine.exchange_request import ExchangeRequest
-from asyncddp.engine.exchange_signature import ExchangeSignature
 from asyncddp.engine.message_matching import MessageMatcher
-from asyncddp.engine.messages import MatchKey
+from asyncddp.engine.messages import ExchangeSignature, MatchKey
 from asyncddp.engine.work import _in_order
 from asyncddp.errors import MismatchError
 from asyncddp.kernels.device_weighted_sum import weighted_sum_on_device
@@ -190,11 +189,11 @@ def test_ranks_on_different_devices_are_told_at_both_ends():
     there.streams = SimulatedStreams()
     mailboxes[0].open(on_host, check=False)
     mailboxes[1].open(there, check=False)
-    mailboxes[0].send(on_host, 1, torch.ones(9))
-    mailboxes[1].send(there, 0, torch.ones(9))
+    mailboxes[0].sends.send(on_host, 1, torch.ones(9))
+    mailboxes[1].sends.send(there, 0, torch.ones(9))
     for _ in range(3):
         for matcher, end in zip(mailboxes, ends, strict=True):
-            matcher.flush()
+            matcher.sends.flush()
             for peer, bundle in end.poll():
                 matcher.receive(peer, bundle)
     with pytest.raises(MismatchError) as caught:

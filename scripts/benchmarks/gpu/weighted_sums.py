@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from asyncddp.kernels.device_weighted_sum import TritonWeightedSum, _weighted_sum_by_torch
+from asyncddp.kernels.device_weighted_sum import TritonWeightedSum
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.tensors.dtypes import DTYPES
 
@@ -65,7 +65,7 @@ def _triton_sum(
 def _passes(
     mixing: WeightRow, own: torch.Tensor, others: list[torch.Tensor], out: torch.Tensor
 ) -> Work:
-    return partial(_weighted_sum_by_torch, mixing, DTYPES[own.dtype].accumulate, own, others, out)
+    return partial(mixing.weighted_sum_in, DTYPES[own.dtype].accumulate, own, others, out)
 
 
 def _foreach(

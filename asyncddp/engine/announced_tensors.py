@@ -1,4 +1,4 @@
-"""Tensor receiver: receives the tensors that peers announce, and drops mismatched or late ones."""
+"""Receipt of the tensors that peers announce; those that are mismatched or late are dropped."""
 
 from __future__ import annotations
 
@@ -10,59 +10,54 @@ import torch
 from asyncddp.device.host_streams import HostStreams
 from asyncddp.device.streams import empty_on
 from asyncddp.engine.exchange_request import ExchangeRequest, PendingReceive
-from asyncddp.engine.messages import SIGNATURE_ONLY, Ack, TensorMessage
-from asyncddp.engine.nacks import mismatch_found_by
+from asyncddp.engine.messages import SIGNATURE_ONLY, Ack, TensorMessage, mismatch_found_by
+from asyncddp.engine.persistent_channels import ChannelTable
 from asyncddp.engine.send_queue import SendQueue
-from asyncddp.engine.transfer_tracing import trace_transfer
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.byte_views import from_bytes
-from asyncddp.timeline.tracer import Tracer
-from asyncddp.transport.base import Request, Transport, has_ended
+from asyncddp.transport.base import Request, has_ended
 from asyncddp.transport.cuda.direct_read import DirectReadTransport
 
 _DISCARD_STREAMS = HostStreams()
 """Streams for bytes that come from a device and are dropped on the host."""
 
 
-class TensorReceiver(SendQueue):
+class AnnouncedTensors:
     """Receiver of the tensors that peers announce to one rank; it acknowledges them if asked.
 
     It is not thread-safe: the engine's lock guards it.
-
-    Args:
-        transport: The transport that carries messages, and tensors on the host.
-        tracer: The timeline's tracer, if there is one.
     """
 
-    def __init__(self, transport: Transport, tracer: Tracer | None = None) -> None:
-        super().__init__(transport, tracer)
-        self.rank, self.size = transport.rank, transport.size
+    def __init__(self, rank: int, channels: ChannelTable, sends: SendQueue) -> None:
+        self._rank, self._channels, self._sends = rank, channels, sends
         self._discards: list[tuple[Request, torch.Tensor | None]] = []
 
-    def _accept(self, exchange: ExchangeRequest, peer: int, message: TensorMessage) -> None:
+    def accept(self, exchange: ExchangeRequest, peer: int, message: TensorMessage) -> None:
         """Take a tensor from its message, or begin to receive it, and acknowledge it if asked."""
         receive, dtype = exchange.receives[peer], getattr(torch, message.dtype)
-        begun = 0 if self.tracer is None else time.monotonic_ns()
+        begun = time.monotonic_ns()
         if message.send_ring is not None and exchange.channel is not None:
             try:
-                self.channels.attach_ring(exchange.channel, peer, message.send_ring)
+                self._channels.attach_ring(exchange.channel, peer, message.send_ring)
             except OSError as error:
-                problem = f"rank {self.rank} cannot map the memory of rank {peer}: {error}"
-                exchange.fail(mismatch_found_by(self.rank, problem), problem)
+                problem = f"rank {self._rank} cannot map the memory of rank {peer}: {error}"
+                exchange.fail(mismatch_found_by(self._rank, problem), problem)
         if message.tag == SIGNATURE_ONLY:
             receive.tensor = empty((0,), dtype)
         elif message.payload is not None:
             receive.tensor = from_bytes(message.payload, dtype, message.shape)
         else:
             self._begin(exchange, receive, message)
-        if self.tracer is not None and message.tag != SIGNATURE_ONLY:
-            details = "receive", exchange, peer, math.prod(message.shape) * dtype.itemsize
-            receive.request = trace_transfer(self.tracer, *details, begun, receive.request)
+        if message.tag != SIGNATURE_ONLY:
+            nbytes = math.prod(message.shape) * dtype.itemsize
+            receive.request = self._channels.tracing.transfer(
+                "receive", exchange, peer, nbytes, begun, receive.request
+            )
         acknowledged_by_data = (
             peer in exchange.targets - exchange.ring_targets and not message.weights
         )
         if message.wants_ack and not acknowledged_by_data:
-            self.put(peer, Ack(message.key))
+            self._sends.put(peer, Ack(message.key))
         if message.mutual and not exchange.rows.get(peer):
             exchange.unacknowledged.discard(peer)
 
@@ -70,7 +65,10 @@ class TensorReceiver(SendQueue):
         self, exchange: ExchangeRequest, receive: PendingReceive, message: TensorMessage
     ) -> None:
         """Begin to receive a tensor, or to read it in the peer's memory."""
-        transport, dtype = self._transport_for(exchange.streams), getattr(torch, message.dtype)
+        transport, dtype = (
+            self._sends.transport_for(exchange.streams),
+            getattr(torch, message.dtype),
+        )
         if exchange.peer_access and isinstance(transport, DirectReadTransport):
             receive.import_request = transport.import_tensor(
                 message.shape, dtype, receive.peer, message.tag
@@ -80,12 +78,12 @@ class TensorReceiver(SendQueue):
         receive.tensor = empty_on(exchange.streams, message.shape, dtype)
         receive.request = transport.irecv(receive.tensor, receive.peer, message.tag)
 
-    def _discard(self, peer: int, message: TensorMessage) -> None:
+    def discard(self, peer: int, message: TensorMessage) -> None:
         """Receive and drop the bytes of an unwanted tensor, so that its sender can go on."""
         if message.payload is not None:
             return
         dtype = getattr(torch, message.dtype)
-        transport = self._transport_for(None if message.device == "cpu" else _DISCARD_STREAMS)
+        transport = self._sends.transport_for(None if message.device == "cpu" else _DISCARD_STREAMS)
         if isinstance(transport, DirectReadTransport):
             import_request = transport.import_tensor(message.shape, dtype, peer, message.tag)
             import_request.release()
@@ -94,6 +92,12 @@ class TensorReceiver(SendQueue):
         scratch = empty(message.shape, dtype)
         self._discards.append((transport.irecv(scratch, peer, message.tag), scratch))
 
-    def _drop_discards(self) -> None:
-        """Drop the buffers of unwanted tensors that have been received."""
-        self._discards = [pair for pair in self._discards if not has_ended(pair[0])]
+    def discard_receive(self, receive: PendingReceive) -> None:
+        """Drop a tensor of a failed exchange once it has been received."""
+        if receive.request is not None:
+            self._discards.append((receive.request, receive.tensor))
+
+    def free_discards(self) -> None:
+        """Free the buffers of unwanted tensors that have been received."""
+        if self._discards:
+            self._discards = [pair for pair in self._discards if not has_ended(pair[0])]

@@ -1,0 +1,51 @@
+"""Deadline of one wait: when to warn that it lasts long, when to give up, and in which words."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from asyncddp.config import Config
+from asyncddp.errors import WaitTimeoutError
+
+logger = logging.getLogger("asyncddp")
+
+
+class Deadline:
+    """Deadline of a wait that begins now, by the settings' ``warn_after`` and ``timeout``.
+
+    Attributes:
+        started: When the wait began.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config, self._warned = config, False
+        self.started = time.monotonic()
+
+    def waited(self) -> float:
+        """Return the seconds since the wait began."""
+        return time.monotonic() - self.started
+
+    def has_passed(self, waited: float) -> bool:
+        """Tell whether a wait of so many seconds is too long."""
+        return waited > self._config.timeout
+
+    def warns(self, waited: float) -> bool:
+        """Tell whether a wait of so many seconds is worth a warning, of which there is one."""
+        return waited > self._config.warn_after and not self._warned
+
+    def mark_warned(self) -> None:
+        """Note that the warning has been given."""
+        self._warned = True
+
+    def warn(self, subject: str, waited: float, missing: str) -> None:
+        """Log that a subject, such as ``rank 0: init()``, has been waiting, and what is missing."""
+        self.mark_warned()
+        logger.warning("%s has been waiting for %.0f s; %s", subject, waited, missing)
+
+    def error(self, subject: str, waited: float, missing: str) -> WaitTimeoutError:
+        """Build the error of a wait whose deadline has passed."""
+        return WaitTimeoutError(
+            f"{subject} was not done in {waited:.1f} s "
+            f"(ASYNCDDP_TIMEOUT={self._config.timeout:g}); {missing}"
+        )

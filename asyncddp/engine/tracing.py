@@ -1,0 +1,287 @@
+"""Tracing of the engine: hooks at its calls, waits and transfers, and those that record them.
+
+:class:`EngineTracing` records nothing. Where a timeline is written, :class:`TimelineTracing` takes
+its place when the engine is made, and ring buffers record what goes through them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from typing_extensions import override
+
+from asyncddp.engine.messages import ExchangeSignature, MatchKey
+from asyncddp.shm.arena import SharedMemoryHandle
+from asyncddp.shm.ring_buffer import ReceiveRingBuffer, SendRingBuffer
+from asyncddp.timeline.chrome_trace import Span
+from asyncddp.timeline.profiler_range import ProfilerRange, profiler_enabled
+from asyncddp.timeline.tracer import Tracer
+from asyncddp.timeline.tracks import TRANSFER_TRACK
+from asyncddp.transport.base import Request
+
+Progress: TypeAlias = Callable[[], bool]
+
+
+class TracedExchange(Protocol):
+    """Exchange, as far as records of it tell."""
+
+    @property
+    def key(self) -> MatchKey:
+        """Name and step."""
+        ...
+
+    @property
+    def signature(self) -> ExchangeSignature:
+        """Verb, dtype and shape."""
+        ...
+
+
+class EngineTracing:
+    """Hooks at what an engine does; these record nothing, except calls in torch's profiler."""
+
+    def call(self, verb: str, name: str, about: Sequence[object]) -> AbstractContextManager[object]:
+        """Record the ``with`` block as a call of a verb with arguments ``about``."""
+        del name, about
+        return ProfilerRange(f"ENQUEUE_{verb.upper()}") if profiler_enabled() else nullcontext()
+
+    def wait(
+        self, verb: str, name: str, missing: Callable[[], list[int]], progress: Progress
+    ) -> AbstractContextManager[Progress]:
+        """Record the ``with`` block as a wait for peers; it is to use the progress given by it."""
+        del verb, name, missing
+        return nullcontext(progress)
+
+    def transfer(
+        self,
+        kind: str,
+        exchange: TracedExchange,
+        peer: int,
+        nbytes: int,
+        begun: int,
+        request: Request | None,
+    ) -> Request | None:
+        """Record one message of an exchange: now, or once its request has completed."""
+        del kind, exchange, peer, nbytes, begun
+        return request
+
+    def collective(self, exchange: TracedExchange, ranks: int, begun: int) -> None:
+        """Record a collective that has just ended."""
+
+    def average(
+        self, exchange: TracedExchange, begun: int, chunk: torch.Tensor, sources: tuple[int, ...]
+    ) -> None:
+        """Record that a chunk has just been averaged with those of its sources."""
+
+    def mark_progress_thread(self) -> None:
+        """Mark the calling thread as the progress thread."""
+
+    def send_ring(self, verb: str, name: str) -> Callable[..., SendRingBuffer]:
+        """Return what makes the ring buffer through which a verb sends under a name."""
+        del verb, name
+        return SendRingBuffer
+
+    def receive_ring(self, verb: str, name: str, peer: int) -> Callable[..., ReceiveRingBuffer]:
+        """Return what makes the reading end of the ring buffer through which a peer sends."""
+        del verb, name, peer
+        return ReceiveRingBuffer
+
+
+NO_TRACING = EngineTracing()
+
+
+class TimelineTracing(EngineTracing):
+    """Hooks that record what an engine does in the timeline."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    @override
+    def call(self, verb: str, name: str, about: Sequence[object]) -> AbstractContextManager[object]:
+        nbytes = next((one.nbytes for one in about if isinstance(one, torch.Tensor)), 0)
+        return self._tracer.enqueue_span(verb, name, nbytes)
+
+    @override
+    @contextmanager
+    def wait(
+        self, verb: str, name: str, missing: Callable[[], list[int]], progress: Progress
+    ) -> Iterator[Progress]:
+        waiting = self._tracer.start_wait(verb, name)
+
+        def note_progress() -> bool:
+            """Make a round of progress, and note who is missing if nothing moved."""
+            moved = progress()
+            if not moved:
+                waiting.note_missing(missing())
+            return moved
+
+        try:
+            yield note_progress
+        finally:
+            waiting.end()
+
+    @override
+    def transfer(
+        self,
+        kind: str,
+        exchange: TracedExchange,
+        peer: int,
+        nbytes: int,
+        begun: int,
+        request: Request | None,
+    ) -> Request | None:
+        (name, step), verb, tracer = exchange.key, exchange.signature.verb, self._tracer
+
+        def record() -> None:
+            """Record the transfer, which has ended."""
+            tracer.record_transfer(kind, verb, name, peer, nbytes, begun, time.monotonic_ns(), step)
+
+        if request is not None:
+            return TracedRequest(request, record)
+        record()
+        return None
+
+    @override
+    def collective(self, exchange: TracedExchange, ranks: int, begun: int) -> None:
+        signature = exchange.signature
+        sizes = [size for size in signature.shape if size is not None]
+        nbytes = math.prod(sizes) * getattr(torch, signature.dtype).itemsize
+        verb = signature.verb.partition("(")[0].partition(" ")[0]
+        args = {"verb": verb, "name": exchange.key.name, "bytes": nbytes, "ranks": ranks}
+        self._tracer.record(
+            Span("collective", "collective", TRANSFER_TRACK, begun, time.monotonic_ns(), args)
+        )
+
+    @override
+    def average(
+        self, exchange: TracedExchange, begun: int, chunk: torch.Tensor, sources: tuple[int, ...]
+    ) -> None:
+        names = exchange.signature.verb, exchange.key.name
+        self._tracer.record_mix(*names, begun, time.monotonic_ns(), chunk.nbytes, sources)
+
+    @override
+    def mark_progress_thread(self) -> None:
+        self._tracer.mark_progress_thread()
+
+    @override
+    def send_ring(self, verb: str, name: str) -> Callable[..., SendRingBuffer]:
+        record = partial(self._tracer.record_transfer, "send", verb, name)
+        return partial(TracedSendRingBuffer, record)
+
+    @override
+    def receive_ring(self, verb: str, name: str, peer: int) -> Callable[..., ReceiveRingBuffer]:
+        record = partial(self._tracer.record_transfer, "read", verb, name, peer)
+        return partial(TracedReceiveRingBuffer, record)
+
+
+class TracedRequest:
+    """Transport request that records its transfer once it has completed well."""
+
+    def __init__(self, request: Request, record: Callable[[], None]) -> None:
+        self._request = request
+        self._record: Callable[[], None] | None = record
+
+    def done(self) -> bool:
+        """Tell whether it has completed."""
+        completed = self._request.done()
+        if completed and self._record is not None:
+            record, self._record = self._record, None
+            record()
+        return completed
+
+    def abandon(self) -> None:
+        """Give up waiting for it."""
+        self._record = None
+        self._request.abandon()
+
+
+class TracedSendRingBuffer(SendRingBuffer):
+    """Send ring buffer that records each tensor sent through it, for each of its readers.
+
+    Args:
+        record: Is called with a reader, bytes, begin and end in ns, and the step.
+        details: As for :class:`SendRingBuffer`.
+    """
+
+    def __init__(self, record: Callable[[int, int, int, int, int], None], *details: Any) -> None:
+        super().__init__(*details)
+        layout = self.layout
+        self._record, self._nbytes = record, layout.numel * layout.dtype.itemsize
+        self._begun: dict[int, tuple[int, tuple[int, ...]]] = {}
+
+    @override
+    def begin(
+        self, step: int, targets: tuple[int, ...], handle: SharedMemoryHandle | None = None
+    ) -> None:
+        self._begun[step & 1] = time.monotonic_ns(), targets
+        super().begin(step, targets, handle)
+
+    @override
+    def try_send(self, step: int, targets: tuple[int, ...], tensor: torch.Tensor) -> bool:
+        begun = time.monotonic_ns()
+        sent = super().try_send(step, targets, tensor)
+        if sent:
+            self._begun[step & 1] = begun, targets
+            self._record_step(step)
+        return sent
+
+    @override
+    def publish(self, step: int, chunks: int) -> None:
+        super().publish(step, chunks)
+        if chunks == self.layout.num_chunks:
+            self._record_step(step)
+
+    def _record_step(self, step: int) -> None:
+        begun, targets = self._begun[step & 1]
+        now = time.monotonic_ns()
+        for target in targets:
+            self._record(target, self._nbytes, begun, now, step)
+
+
+class TracedReceiveRingBuffer(ReceiveRingBuffer):
+    """Receive ring buffer that records each tensor read from it.
+
+    Args:
+        record: Is called with bytes, begin and end in ns, and the step.
+        details: As for :class:`ReceiveRingBuffer`.
+
+    Attributes:
+        last_read: The step that was read last, when that began, and when it was over.
+    """
+
+    def __init__(self, record: Callable[[int, int, int, int], None], *details: Any) -> None:
+        super().__init__(*details)
+        layout = self.layout
+        self._record, self._nbytes = record, layout.numel * layout.dtype.itemsize
+        self._begun: dict[int, int] = {}
+        self.last_read = (-1, 0, 0)
+
+    @override
+    def read_whole(self, step: int) -> torch.Tensor | None:
+        found = super().read_whole(step)
+        if found is not None:
+            self._begun.setdefault(step, time.monotonic_ns())
+        return found
+
+    @override
+    def tensor_handle(self, step: int) -> SharedMemoryHandle | None:
+        self._begun.setdefault(step, time.monotonic_ns())
+        return super().tensor_handle(step)
+
+    def read_begun(self, step: int) -> int:
+        """Return when the unfinished reading of a step began; the present time if it has not."""
+        return self._begun.get(step, time.monotonic_ns())
+
+    @override
+    def acknowledge(self, step: int, chunks: int) -> None:
+        over = chunks == self.layout.num_chunks
+        begun = self._begun.pop(step, None) if over else None
+        if begun is not None and self.published(step) == chunks:  # a failed peer publishes fewer
+            self.last_read = step, begun, time.monotonic_ns()
+            self._record(self._nbytes, begun, self.last_read[2], step)
+        super().acknowledge(step, chunks)
