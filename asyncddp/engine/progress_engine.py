@@ -57,8 +57,7 @@ class ProgressEngine:
     Attributes:
         fast_paths: Fast paths of verbs, which the verbs fill and read.
         progress, wait_until, ensure_open: As of :class:`ProgressLoop`, as is what has its names.
-        wait_guard: As of :class:`Watchdog`.
-        has_exited, mark_peer_failed: As of :class:`LostPeers`.
+        wait_guard, has_exited, mark_peer_failed: As of the watchdog and the lost peers.
     """
 
     def __init__(self, transport: Transport, config: Config, tracer: Tracer | None = None) -> None:
@@ -206,7 +205,6 @@ class ProgressEngine:
 
     @idle_interval.setter
     def idle_interval(self, seconds: float) -> None:
-        """Set the interval."""
         self._loop.idle_interval = seconds
 
     # life cycle
