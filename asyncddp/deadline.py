@@ -16,11 +16,15 @@ class Deadline:
 
     Attributes:
         started: When the wait began.
+        due: When a warning or the error is due next.
     """
 
     def __init__(self, config: Config) -> None:
         self._config, self._warned = config, False
         self.started = time.monotonic()
+        self.due = self.started + (
+            config.warn_after if config.warn_after < config.timeout else config.timeout
+        )
 
     def waited(self) -> float:
         """Return the seconds since the wait began."""
@@ -36,7 +40,7 @@ class Deadline:
 
     def mark_warned(self) -> None:
         """Note that the warning has been given."""
-        self._warned = True
+        self._warned, self.due = True, self.started + self._config.timeout
 
     def warn(self, subject: str, waited: float, missing: str) -> None:
         """Log that a subject, such as ``rank 0: init()``, has been waiting, and what is missing."""

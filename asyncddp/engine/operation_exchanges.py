@@ -207,7 +207,7 @@ class OperationExchanges:
         request = start()
         self._requests.append(request)
         yield CollectiveCompletion(request, exchange, others)
-        self._matcher.channels.tracing.collective(exchange, len(group), begun)
+        self._matcher.channels.tracing.collective(exchange, group, begun)
         self._requests.remove(request)
         for peer in sources:
             yield exchange.receives[peer]

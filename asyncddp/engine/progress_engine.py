@@ -70,8 +70,7 @@ class ProgressEngine:
         self._lost_peers, self._watchdog = loop.lost_peers, loop.watchdog
         self.progress, self.progress_unthreaded = loop.progress, loop.progress_unthreaded
         self.wait_until, self.ensure_open = loop.wait_until, loop.ensure_open
-        self.wait_guard = self._watchdog.wait_guard
-        self.has_exited = self._lost_peers.has_exited
+        self.wait_guard, self.has_exited = loop.watchdog.wait_guard, loop.lost_peers.has_exited
         self.mark_peer_failed = self._lost_peers.mark_failed
         self._submit_lock = threading.Lock()  # so that submitting never waits for a round
         self._round_counts: dict[tuple[str, str], int] = defaultdict(int)
@@ -89,9 +88,10 @@ class ProgressEngine:
         about: Sequence[object] = (),
     ) -> Handle[R]:
         """Queue an operation, which :meth:`count_use` may have counted, for the progress thread."""
-        if sequence is not None:
+        span = self._tracing.call(spec, about) if sequence is None else None
+        if span is None:
             return self._submit(spec, sequence)
-        with self._tracing.call(spec.verb, spec.label, about):
+        with span:
             return self._submit(spec, None)
 
     def _submit(self, spec: OperationSpec[R], sequence: CallSequence | None) -> Handle[R]:
@@ -105,16 +105,20 @@ class ProgressEngine:
 
     def run(self, spec: OperationSpec[R], about: Sequence[object] = ()) -> R:
         """Run an operation on the calling thread and return its result."""
-        with self._tracing.call(spec.verb, spec.label, about):
+        span = self._tracing.call(spec, about)
+        if span is None:
+            return Handle(self._loop, self._enqueue(spec)).wait()
+        with span:
             return Handle(self._loop, self._enqueue(spec)).wait()
 
     def _enqueue(self, spec: OperationSpec[R], sequence: CallSequence | None = None) -> Work[R]:
-        if not spec.match_name.isascii():
-            _check_name(spec.verb, spec.match_name)
+        name = spec.match_name
+        if not name.isascii():
+            _check_name(spec.verb, name)
         with self._submit_lock:
             if sequence is None:
-                step, rounds = self._count(spec.verb, spec.label, spec.match_name)
-                sequence = CallSequence(MatchKey(spec.match_name, step), rounds)
+                step, rounds = self._count(spec.verb, spec.label, name)
+                sequence = CallSequence(MatchKey(name, step), rounds)
             check = spec.check or self.config.check
             operation = OperationExchanges(self.matcher, spec.verb, *sequence, check=check)
             work = Work(spec, operation, Deadline(self.config))
@@ -128,10 +132,6 @@ class ProgressEngine:
 
         Returns:
             The step, or None where the name is in use by something that must end first.
-
-        Raises:
-            NotInitializedError: After shutdown.
-            PeerError: A peer has refused an earlier exchange that had ended here.
         """
         with self._submit_lock:
             if (self._queue or self._active) and self._is_in_progress(name):

@@ -171,25 +171,23 @@ class ProgressLoop:
         """Make progress on this thread until an operation has ended, or ``timeout`` has passed."""
         if work.finished.is_set():
             return
-        spec = work.spec
-        wait = self.tracing.wait(spec.verb, spec.label, work.missing_peers, self.progress)
-        with wait as progress, self.watchdog.blocked(work, forever=timeout is None):
-            self._drive(work, timeout, progress)
+        self.tracing.wait(work, timeout, self.progress, self._drive)
 
     def _drive(self, work: Work[Any], timeout: float | None, progress: Progress) -> None:
         limit = None if timeout is None else time.monotonic() + timeout
         attempt = 0
-        while not work.finished.is_set():
-            if limit is not None and time.monotonic() > limit:
-                raise WaitTimeoutError(
-                    f"{self.watchdog.describe_work(work)} was not done in {timeout:g} s; "
-                    f"{self.watchdog.describe_missing(work)}"
-                )
-            attempt = 0 if progress() else attempt + 1
-            if attempt % _SCAN_EVERY == _SCAN_EVERY - 1:
-                self.progress_and_scan()
-            if not work.finished.is_set():
-                self.transport.backoff(attempt)
+        with self.watchdog.blocked(work, forever=limit is None):
+            while not work.finished.is_set():
+                if limit is not None and time.monotonic() > limit:
+                    raise WaitTimeoutError(
+                        f"{self.watchdog.describe_work(work)} was not done in {timeout:g} s; "
+                        f"{self.watchdog.describe_missing(work)}"
+                    )
+                attempt = 0 if progress() else attempt + 1
+                if attempt % _SCAN_EVERY == _SCAN_EVERY - 1:
+                    self.progress_and_scan()
+                if not work.finished.is_set():
+                    self.transport.backoff(attempt)
 
     def wait_until(
         self, done: Callable[[], bool], what: str, peers: Callable[[], list[int]]

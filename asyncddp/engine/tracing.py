@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 from typing_extensions import override
@@ -28,39 +28,57 @@ from asyncddp.transport.base import Request
 Progress: TypeAlias = Callable[[], bool]
 
 
-class TracedExchange(Protocol):
+class _Exchange(Protocol):
     """Exchange, as far as records of it tell."""
 
     @property
-    def key(self) -> MatchKey:
-        """Name and step."""
-        ...
+    def key(self) -> MatchKey: ...
+    @property
+    def signature(self) -> ExchangeSignature: ...
+
+
+class _Spec(Protocol):
+    """Specification of an operation, as far as records of it tell."""
 
     @property
-    def signature(self) -> ExchangeSignature:
-        """Verb, dtype and shape."""
-        ...
+    def verb(self) -> str: ...
+    @property
+    def label(self) -> str: ...
+
+
+class _Work(Protocol):
+    """Operation in progress, as far as records of it tell."""
+
+    @property
+    def spec(self) -> _Spec: ...
+    def missing_peers(self) -> list[int]: ...
+
+
+W = TypeVar("W", bound=_Work)
 
 
 class EngineTracing:
     """Hooks at what an engine does; these record nothing, except calls in torch's profiler."""
 
-    def call(self, verb: str, name: str, about: Sequence[object]) -> AbstractContextManager[object]:
-        """Record the ``with`` block as a call of a verb with arguments ``about``."""
-        del name, about
-        return ProfilerRange(f"ENQUEUE_{verb.upper()}") if profiler_enabled() else nullcontext()
+    def call(self, spec: _Spec, about: Sequence[object]) -> AbstractContextManager[object] | None:
+        """Return what records a call with arguments ``about``, or None if nothing does."""
+        del about
+        return ProfilerRange(f"ENQUEUE_{spec.verb.upper()}") if profiler_enabled() else None
 
     def wait(
-        self, verb: str, name: str, missing: Callable[[], list[int]], progress: Progress
-    ) -> AbstractContextManager[Progress]:
-        """Record the ``with`` block as a wait for peers; it is to use the progress given by it."""
-        del verb, name, missing
-        return nullcontext(progress)
+        self,
+        work: W,
+        timeout: float | None,
+        progress: Progress,
+        drive: Callable[[W, float | None, Progress], None],
+    ) -> None:
+        """Drive an operation by making progress, and record the wait for it."""
+        drive(work, timeout, progress)
 
     def transfer(
         self,
         kind: str,
-        exchange: TracedExchange,
+        exchange: _Exchange,
         peer: int,
         nbytes: int,
         begun: int,
@@ -70,11 +88,11 @@ class EngineTracing:
         del kind, exchange, peer, nbytes, begun
         return request
 
-    def collective(self, exchange: TracedExchange, ranks: int, begun: int) -> None:
+    def collective(self, exchange: _Exchange, ranks: Sequence[int], begun: int) -> None:
         """Record a collective that has just ended."""
 
     def average(
-        self, exchange: TracedExchange, begun: int, chunk: torch.Tensor, sources: tuple[int, ...]
+        self, exchange: _Exchange, begun: int, chunk: torch.Tensor, sources: tuple[int, ...]
     ) -> None:
         """Record that a chunk has just been averaged with those of its sources."""
 
@@ -102,26 +120,29 @@ class TimelineTracing(EngineTracing):
         self._tracer = tracer
 
     @override
-    def call(self, verb: str, name: str, about: Sequence[object]) -> AbstractContextManager[object]:
+    def call(self, spec: _Spec, about: Sequence[object]) -> AbstractContextManager[object]:
         nbytes = next((one.nbytes for one in about if isinstance(one, torch.Tensor)), 0)
-        return self._tracer.enqueue_span(verb, name, nbytes)
+        return self._tracer.enqueue_span(spec.verb, spec.label, nbytes)
 
     @override
-    @contextmanager
     def wait(
-        self, verb: str, name: str, missing: Callable[[], list[int]], progress: Progress
-    ) -> Iterator[Progress]:
-        waiting = self._tracer.start_wait(verb, name)
+        self,
+        work: W,
+        timeout: float | None,
+        progress: Progress,
+        drive: Callable[[W, float | None, Progress], None],
+    ) -> None:
+        waiting = self._tracer.start_wait(work.spec.verb, work.spec.label)
 
         def note_progress() -> bool:
             """Make a round of progress, and note who is missing if nothing moved."""
             moved = progress()
             if not moved:
-                waiting.note_missing(missing())
+                waiting.note_missing(work.missing_peers())
             return moved
 
         try:
-            yield note_progress
+            drive(work, timeout, note_progress)
         finally:
             waiting.end()
 
@@ -129,7 +150,7 @@ class TimelineTracing(EngineTracing):
     def transfer(
         self,
         kind: str,
-        exchange: TracedExchange,
+        exchange: _Exchange,
         peer: int,
         nbytes: int,
         begun: int,
@@ -147,19 +168,19 @@ class TimelineTracing(EngineTracing):
         return None
 
     @override
-    def collective(self, exchange: TracedExchange, ranks: int, begun: int) -> None:
+    def collective(self, exchange: _Exchange, ranks: Sequence[int], begun: int) -> None:
         signature = exchange.signature
         sizes = [size for size in signature.shape if size is not None]
         nbytes = math.prod(sizes) * getattr(torch, signature.dtype).itemsize
         verb = signature.verb.partition("(")[0].partition(" ")[0]
-        args = {"verb": verb, "name": exchange.key.name, "bytes": nbytes, "ranks": ranks}
+        args = {"verb": verb, "name": exchange.key.name, "bytes": nbytes, "ranks": len(ranks)}
         self._tracer.record(
             Span("collective", "collective", TRANSFER_TRACK, begun, time.monotonic_ns(), args)
         )
 
     @override
     def average(
-        self, exchange: TracedExchange, begun: int, chunk: torch.Tensor, sources: tuple[int, ...]
+        self, exchange: _Exchange, begun: int, chunk: torch.Tensor, sources: tuple[int, ...]
     ) -> None:
         names = exchange.signature.verb, exchange.key.name
         self._tracer.record_mix(*names, begun, time.monotonic_ns(), chunk.nbytes, sources)
@@ -201,12 +222,7 @@ class TracedRequest:
 
 
 class TracedSendRingBuffer(SendRingBuffer):
-    """Send ring buffer that records each tensor sent through it, for each of its readers.
-
-    Args:
-        record: Is called with a reader, bytes, begin and end in ns, and the step.
-        details: As for :class:`SendRingBuffer`.
-    """
+    """Send ring buffer that records each tensor sent through it, for each of its readers."""
 
     def __init__(self, record: Callable[[int, int, int, int, int], None], *details: Any) -> None:
         super().__init__(*details)
@@ -245,10 +261,6 @@ class TracedSendRingBuffer(SendRingBuffer):
 
 class TracedReceiveRingBuffer(ReceiveRingBuffer):
     """Receive ring buffer that records each tensor read from it.
-
-    Args:
-        record: Is called with bytes, begin and end in ns, and the step.
-        details: As for :class:`ReceiveRingBuffer`.
 
     Attributes:
         last_read: The step that was read last, when that began, and when it was over.

@@ -167,17 +167,18 @@ class Watchdog:
     def check(self, work: Work[Any]) -> None:
         """Check one waiting operation: fail it, warn, or probe its peers for a deadlock."""
         now, deadline = time.monotonic(), work.deadline
-        waited = now - deadline.started
         error = self._lost_peers.error_of_work(work, now) if self._lost_peers.any else None
         if error is not None:
             work.fail(error)
-        elif deadline.has_passed(waited):
-            missing = self.describe_missing(work)
-            work.fail(deadline.error(self.describe_work(work), waited, missing))
-        elif deadline.warns(waited):
-            self._warn(work, waited)
+        elif now > deadline.due:
+            waited = now - deadline.started
+            if deadline.has_passed(waited):
+                missing = self.describe_missing(work)
+                work.fail(deadline.error(self.describe_work(work), waited, missing))
+            elif deadline.warns(waited):
+                self._warn(work, waited)
         if now > work.next_probe and self._blocking() is work:
-            work.next_probe = now + min(10.0, max(PROBE_AFTER, waited))
+            work.next_probe = now + min(10.0, max(PROBE_AFTER, now - deadline.started))
             for peer, probe in deadlock.start_probes(self._rank, work.spec.verb, work.missing()):
                 self._matcher.sends.put(peer, probe)
 

@@ -26,7 +26,7 @@ class WindowControlsMixin(NeighborProgressMixin):
 
     @property
     def max_staleness(self) -> int | None:
-        """Number of steps that a neighbour may lag before this rank waits for it, or None for any."""
+        """Number of steps that a neighbour may lag before this rank waits; None for any."""
         return self._averager.max_staleness
 
     def unregister_windows(self) -> None:
