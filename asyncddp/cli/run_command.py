@@ -20,11 +20,9 @@ from asyncddp.launch.job_builder import build_job
 from asyncddp.launch.launcher_discovery import InstalledLauncher, find_launcher
 from asyncddp.launch.output_filter import OutputFilter, WaitWarningAggregator
 from asyncddp.launch.run_options import RunOptions
-from asyncddp.launch.supervisor import supervise
+from asyncddp.launch.supervisor import REPORT_DIR, supervise
 from asyncddp.listening_sockets import confine_while_it_runs
 from asyncddp.rank_lists import list_ranks
-
-_REPORT_DIR = "ASYNCDDP_REPORT_DIR"
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
@@ -54,7 +52,7 @@ def start(options: RunOptions, program: Sequence[str], *, module: bool = False) 
         prefix="asyncddp-", ignore_cleanup_errors=True
     ) as report_directory:
         if not options.dry_run:
-            environment[_REPORT_DIR] = report_directory
+            environment[REPORT_DIR] = report_directory
         job = build_job(options, program, environment, module=module)
         command = _build_command(found, job)
         if options.dry_run or options.verbose:
@@ -62,7 +60,9 @@ def start(options: RunOptions, program: Sequence[str], *, module: bool = False) 
         if options.dry_run:
             return 0
         started = confine_while_it_runs if job.alone and found.launcher.local else _skip_confinement
-        return _run_supervised(found, command, environment, report_directory, options, started)
+        return _run_supervised(
+            found, command, environment, Path(report_directory), options, started
+        )
 
 
 def _skip_confinement(process: int) -> None:
@@ -102,7 +102,7 @@ def _run_supervised(
     found: InstalledLauncher,
     command: LaunchCommand,
     environment: Mapping[str, str],
-    report_directory: str,
+    report_directory: Path,
     options: RunOptions,
     started: Callable[[int], None],
 ) -> int:
@@ -116,19 +116,19 @@ def _run_supervised(
     outcome = supervise(
         command.arguments,
         {**environment, **command.environment, "PATH": path},
-        reports=(_REPORT_DIR, Path(report_directory)),
+        report_directory=report_directory,
         output_filters=(stdout if output_patterns.on_stdout else None, stderr),
         timeout=options.timeout,
         started=started,
     )
     launcher_lines = [*stderr.launcher_lines, *stdout.launcher_lines]
     diagnosis = diagnose(
-        outcome, found.launcher, "\n".join(launcher_lines), Path(report_directory), options.timeout
+        outcome, found.launcher, "\n".join(launcher_lines), report_directory, options.timeout
     )
     if diagnosis.lines and not stderr.at_line_start:
         click.echo(err=True)  # a rank's unfinished line, as of a progress bar
     if diagnosis.lines:
-        _show_tracebacks(Path(report_directory))
+        _show_tracebacks(report_directory)
     _print_diagnosis(diagnosis, () if options.verbose else launcher_lines)
     return diagnosis.code
 

@@ -21,6 +21,7 @@ from asyncddp.launch.output_filter import OutputFilter
 from asyncddp.launch.process_cleanup import kill_processes, parent_death_setter
 from asyncddp.launch.rank_tracker import RankTracker
 
+REPORT_DIR = "ASYNCDDP_REPORT_DIR"  # which also tells the processes of one run from others
 _FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ESCALATION_INTERVAL = 5.0  # seconds between two ever stronger signals to the launcher
 _PAUSE = 0.2  # seconds after which a writer's unfinished line is shown
@@ -134,7 +135,7 @@ def supervise(
     arguments: Sequence[str],
     environment: Mapping[str, str],
     *,
-    reports: tuple[str, Path],
+    report_directory: Path,
     output_filters: tuple[OutputFilter | None, OutputFilter],
     timeout: float | None = None,
     started: Callable[[int], None] = lambda process: None,
@@ -147,19 +148,17 @@ def supervise(
     Args:
         arguments: The launcher's command line.
         environment: Its environment, to which the report directory is added.
-        reports: Name of the variable with the report directory, and that directory: together
-            they identify the run's processes.
+        report_directory: What identifies the run's processes, as a variable of them all.
         output_filters: Filters of standard output, which is not piped where that is None, and
             of standard error.
         timeout: Seconds after which the run is ended.
         started: Called with the launcher's process id once it runs.
     """
     stdout, stderr = output_filters
-    name, report_directory = reports
-    marker = f"{name}={report_directory}"
+    marker = f"{REPORT_DIR}={report_directory}"
     with subprocess.Popen(
         list(arguments),
-        env={**environment, name: str(report_directory)},
+        env={**environment, REPORT_DIR: str(report_directory)},
         stdin=subprocess.DEVNULL,
         stdout=None if stdout is None else subprocess.PIPE,
         stderr=subprocess.PIPE,
