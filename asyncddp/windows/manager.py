@@ -138,7 +138,7 @@ class WindowManager:
         """Remove a window that no peer uses any more."""
         with self._engine.active_messages():  # while no message about it is handled
             window = self._by_name.pop(name)
-            del self._by_number[window.number]
+            del self._by_number[window.number], window.mutex  # which refers to the window
         words = window.edges.control_words
         window.close(ArgumentError(f"window {name!r} was freed by win_free"))
         self.edge_factory.release(words)

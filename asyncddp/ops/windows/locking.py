@@ -58,11 +58,12 @@ def win_mutex(
 def holding_mutex(window: Window, holders: Iterable[int], writers: Iterable[int]) -> Iterator[None]:
     """Hold slots of a window's mutex: this rank's slots at others, and its own slots for others."""
     holders, writers = list(holders), list(writers)
-    window.mutex.acquire(holders, writers)
+    mutex = window.mutex
+    mutex.acquire(holders, writers)
     try:
         yield
     finally:
-        window.mutex.release(holders, writers)
+        mutex.release(holders, writers)
 
 
 def weights_by_rank(
