@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
+from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.broadcast import broadcast_nonblocking_
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
+from topology import as_schedule
+
+_ROUNDS = 8  # rounds of a time-varying topology that are compared in check mode
 
 
 def next_label(context: Context, wrapper: str) -> str:
@@ -39,12 +44,14 @@ def require_dense(name: str, parameter: torch.Tensor) -> None:
 
 
 def require_equal_setup(
-    context: Context,
+    averager: ModelAverager,
     wrapper: str,
     settings: Sequence[str],
     named: Iterable[tuple[str, torch.Tensor]],
 ) -> None:
     """Raise an error unless settings and parameters are equal on all ranks; collective.
+
+    In check mode the weights of the topology must be equal, too.
 
     Raises:
         MismatchError: On every rank, if any two differ; the message shows the first difference.
@@ -53,8 +60,23 @@ def require_equal_setup(
         f"parameter {name} of shape {tuple(one.shape)}, strides {one.stride()}, {one.dtype}"
         for name, one in named
     ]
+    if averager.context.config.check:
+        facts.append(_describe_weights(averager))
     claim = f"{wrapper} needs the same model and settings on all ranks"
-    require_equal_on_all_ranks(context, claim, [*settings, *facts])
+    require_equal_on_all_ranks(averager.context, claim, [*settings, *facts])
+
+
+def _describe_weights(averager: ModelAverager) -> str:
+    """Describe the topology in use, with a hash of its weights in the first rounds."""
+    given = averager.topology or averager.communication.context_topology(averager.context)
+    if given is None:
+        return "no topology"
+    schedule = as_schedule(given)
+    rounds = range(_ROUNDS if schedule.period is None else min(_ROUNDS, schedule.period))
+    graphs = [schedule.graph(k) for k in rounds]
+    weights: list[Any] = [sorted(graph.edges(data="weight")) for graph in graphs]
+    digest = hashlib.sha256(repr(weights).encode()).hexdigest()[:12]
+    return f"topology {schedule.name} with the weights {digest}"
 
 
 def broadcast_tensors(context: Context, tensors: Iterable[torch.Tensor]) -> None:

@@ -17,7 +17,7 @@ _LONGEST_LINE = 4096  # bytes
 _RUN = re.compile(rb" ?[-=]+ *$")
 _WAIT_WARNING = re.compile(
     r"rank (?P<rank>\d+): (?P<what>.+) has been waiting for (?P<seconds>\d+) s; "
-    r"missing: (?P<missing>ranks? [\d, \u2013]+)"
+    r"missing: (?P<missing>ranks? [\d, \u2013]+?)( and \d+ more)?"
 )
 _COLLECTION_TIME = 1.5  # seconds from the first warning until all are shown
 

@@ -86,8 +86,7 @@ class DistributedOptimizer(WindowControlsMixin, TransparentOptimizerWrapper):
             their speed; None for the method's default, which is to do so.
 
     Attributes:
-        self_weight, src_weights, dst_weights: Weights set by hand for neighbours; also under their
-            older names ``neighbor_weights`` and ``send_neighbors``.
+        self_weight, src_weights, dst_weights: Weights set by hand for neighbours.
         src_machine_weights, dst_machine_weights: The same for machines.
 
     Raises:
@@ -147,7 +146,7 @@ class DistributedOptimizer(WindowControlsMixin, TransparentOptimizerWrapper):
         )
         self._training_tracer = config.training_tracer
         settings = describe_settings(config, update_in_backward)
-        require_equal_setup(context, _NAME, settings, config.optimizer_parameters())
+        require_equal_setup(self._averager, _NAME, settings, config.optimizer_parameters())
         self._phase = phase_for(config, update_in_backward=update_in_backward)
         self._initialized = True
         claim_parameters((parameter for _, parameter in self._phase.named_parameters), self._phase)
@@ -156,8 +155,6 @@ class DistributedOptimizer(WindowControlsMixin, TransparentOptimizerWrapper):
     self_weight = WeightOverrideDescriptor("self_weight")
     src_weights = WeightOverrideDescriptor("src_weights")
     dst_weights = WeightOverrideDescriptor("dst_weights")
-    neighbor_weights = WeightOverrideDescriptor("src_weights")
-    send_neighbors = WeightOverrideDescriptor("dst_weights")
     src_machine_weights = WeightOverrideDescriptor("src_machine_weights")
     dst_machine_weights = WeightOverrideDescriptor("dst_machine_weights")
 

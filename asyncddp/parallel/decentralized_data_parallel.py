@@ -142,7 +142,7 @@ class DecentralizedDataParallel(NeighborProgressMixin, TransparentModuleWrapper)
             f"bucket size {config.bucket_bytes} bytes",
             f"sync_buffer_in_global_avg={buffers}",
         ]
-        require_equal_setup(context, _NAME, settings, named)
+        require_equal_setup(bucket_averager.averager, _NAME, settings, named)
         every = tensors_of(model)
         require_equal_tensors(context, _NAME, every)
         if init_sync:

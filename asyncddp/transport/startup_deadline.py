@@ -12,6 +12,7 @@ from typing import NoReturn
 from asyncddp.config import Config
 from asyncddp.deadline import Deadline
 from asyncddp.errors import WaitTimeoutError
+from asyncddp.rank_lists import list_ranks
 
 _MPI_STARTUP_SECONDS = 60.0  # seconds that MPI itself may take once all processes have come
 _LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
@@ -127,11 +128,12 @@ class StartupDeadline:
             return f"not all {self.size} ranks have called it"
         arrived, here = self.arrival_tracker.arrived(self.size), self.arrival_tracker.local_size
         if here == self.size:
-            missing = sorted(set(range(self.size)) - set(arrived))
-            names = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-            return f"missing: {names}" if missing else _NONE_MISSING
+            missing = set(range(self.size)).difference(arrived)
+            return f"missing: {list_ranks(missing)}" if missing else _NONE_MISSING
         machine = f"of machine {socket.gethostname()}"
         if len(arrived) == here:
             return f"missing: ranks of other machines; all {here} {machine} have called it"
         away = here - len(arrived)
-        return f"missing: {away} of the {here} ranks {machine}, where {arrived} are here"
+        return (
+            f"missing: {away} of the {here} ranks {machine}, where {list_ranks(arrived)} are here"
+        )

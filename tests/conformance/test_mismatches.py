@@ -318,6 +318,31 @@ def test_weights_that_differ_are_told_in_check_mode(world, case):
         assert "by the sender's topology; set the same topology" in told[rank], told
 
 
+def wrapped_with_other_weights(sync):
+    """A module over a ring whose weights are others on the odd rank."""
+    graph = topology.ring(bf.size())
+    if bf.rank() == ODD:
+        for u, v, edge in graph.edges(data=True):
+            edge["weight"] = 0.9 if u == v else 0.1 / (graph.in_degree(v) - 1)
+    model = torch.nn.Linear(2, 1)
+
+    def wrap():
+        bf.DecentralizedDataParallel(
+            model, lambda params: torch.optim.SGD(params, lr=0.1), topology=graph, sync=sync
+        )
+
+    return caught(wrap)[1]
+
+
+@on("loopback-2", "loopback-4")
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_module_over_other_weights_is_refused_in_check_mode(world, sync):
+    told = world.run(wrapped_with_other_weights, sync, settings={"check": True})
+    for message in told:
+        assert "DecentralizedDataParallel needs the same model and settings on all ranks" in message
+        assert "with the weights " in message
+
+
 def other_machine_weights():
     """A ring of two machines, whose weights are others on the ranks of machine 1."""
     graph = topology.ring(2)

@@ -160,6 +160,8 @@ def test_ranks_that_wait_for_one_another_and_in_the_end_for_one_are_told_of_once
     assert gathered(*many).startswith(
         "509 ranks (1\u201363, 65\u2013510) wait for ranks 0, 64, 511"
     )
+    long = [waits(0, "ranks 1, 3, 5, 7, 9, 11, 13, 15 and 2 more"), waits(1, "rank 2")]
+    assert gathered(*long).startswith("2 ranks (0, 1) wait for ranks 2, 3, 5, 7, 9, 11, 13, 15, in")
 
 
 @pytest.mark.parametrize(

@@ -285,7 +285,7 @@ def test_ranks_that_have_left_are_named(terminal):
     """And who gives their weight to itself."""
     left = [TWO[0], replace(TWO[1], departed=(2,)), replace(RECORD, rank=3, departed=(2,))]
     text = " ".join(shown(left, terminal=terminal).split())
-    assert "left the averaging: 2, whose weight is kept by 1, 3" in text
+    assert "left the averaging: rank 2, whose weight ranks 1, 3 keep" in text
     assert "left" not in shown(TWO, terminal=terminal)
 
 

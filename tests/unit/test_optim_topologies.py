@@ -10,6 +10,7 @@ from torch import nn
 
 import asyncddp as bf
 import topology
+from asyncddp.integrations.bluefog.optimizers import BluefogOptimizer
 from tests.support import BEFORE_DEADLINE, LoopbackWorld
 from tests.unit.optim_reference import (
     METHODS,
@@ -89,12 +90,15 @@ def test_the_contexts_topology_is_read_in_every_round(method):
 
 @parameter_methods
 def test_neighbours_set_by_hand_every_step(method):
-    """BlueFog's dynamic use: the three weights, also under their older names, win each round."""
+    """The three weights win each round, as in BlueFog; in its API under older names, too."""
+    names = ("self_weight", "src_weights", "dst_weights")
+    older = ("self_weight", "neighbor_weights", "send_neighbors")
 
-    def case(names):
+    def case(wrapper, names):
         model = scalar()
         plain = torch.optim.SGD(model.parameters(), lr=0.0)
-        optimizer = bf.DistributedOptimizer(plain, model, method, topology=topology.ring(4))
+        bf.set_topology(topology.ring(4))
+        optimizer = wrapper(plain, model, method)
         own, sources, targets = names
         values = []
         for step in range(2):
@@ -108,11 +112,8 @@ def test_neighbours_set_by_hand_every_step(method):
         values.append(one_round(optimizer, model))
         return values
 
-    for names in (
-        ("self_weight", "src_weights", "dst_weights"),
-        ("self_weight", "neighbor_weights", "send_neighbors"),
-    ):
-        values = LoopbackWorld(RANKS).run(case, names)
+    for wrapper, called in ((bf.DistributedOptimizer, names), (BluefogOptimizer, older)):
+        values = LoopbackWorld(RANKS).run(case, wrapper, called)
         assert [after[1:] for after in values] == [[1.5, 1.5]] * RANKS
         assert values[0][0] == 1.5  # rank 0 of 0 and 3
 

@@ -58,8 +58,8 @@ def test_the_launcher_says_how_many_are_on_the_machine(environment, here):
     ("here", "size", "others", "told"),
     [
         (3, 3, [2], "missing: rank 1"),
-        (4, 4, [], "missing: ranks 1, 2, 3"),
-        (3, 6, [2], "missing: 1 of the 3 ranks of machine {host}, where [0, 2] are here"),
+        (4, 4, [], "missing: ranks 1\u20133"),
+        (3, 6, [2], "missing: 1 of the 3 ranks of machine {host}, where ranks 0, 2 are here"),
         (1, 6, [], "missing: ranks of other machines; all 1 of machine {host} have called it"),
         (None, 6, [], "not all 6 ranks have called it"),
     ],

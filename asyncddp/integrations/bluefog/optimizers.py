@@ -17,6 +17,7 @@ from asyncddp.context.timeline_activities import warn_timeline_off_once
 from asyncddp.errors import ArgumentError
 from asyncddp.integrations.bluefog.error_translation import translate_errors
 from asyncddp.optim import DistributedOptimizer
+from asyncddp.optim.optimizer_arguments import WeightOverrideDescriptor
 from topology import GraphOrSchedule, TopologyError
 
 logger = logging.getLogger("asyncddp")
@@ -50,6 +51,7 @@ class BluefogOptimizer(DistributedOptimizer):
 
     Attributes:
         enable_topo_check: Means nothing here: who sends to whom is always checked.
+        neighbor_weights, send_neighbors: Older names of ``src_weights`` and ``dst_weights``.
 
     Raises:
         NotInitializedValueError: ``bf.init()`` was not called.
@@ -58,6 +60,8 @@ class BluefogOptimizer(DistributedOptimizer):
     """
 
     enable_topo_check = False
+    neighbor_weights = WeightOverrideDescriptor("src_weights")
+    send_neighbors = WeightOverrideDescriptor("dst_weights")
 
     @translate_errors()
     def __init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import ParamSpec
 
@@ -56,7 +56,6 @@ get_current_created_window_names = translate_errors()(_ours.get_current_created_
 get_win_version = translate_errors()(_ours.get_win_version)
 win_associated_p = translate_errors()(_ours.win_associated_p)
 win_free = unless_suspended(_ours.win_free)
-win_update = unless_suspended(_ours.win_update)
 win_update_then_collect = unless_suspended(_ours.win_update_then_collect)
 
 
@@ -85,6 +84,19 @@ def win_create(tensor: torch.Tensor, name: str, zero_init: bool = False) -> bool
     if made:
         windows_of(current()).find("win_create", name).with_p = current_state().associated_p
     return made
+
+
+@unless_suspended
+def win_update(
+    name: str,
+    self_weight: float | None = None,
+    neighbor_weights: Mapping[int, float] | None = None,
+    reset: bool = False,
+    clone: bool = False,
+    require_mutex: bool = False,
+) -> torch.Tensor:
+    """Mix the buffers into this rank's tensor, which is given; see :func:`asyncddp.win_update`."""
+    return _ours.win_update(name, self_weight, neighbor_weights, reset, clone, require_mutex)
 
 
 @unless_suspended

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from asyncddp.monitoring.rank_record import Record
+from asyncddp.rank_lists import list_ranks
 from asyncddp.timeline.format_bytes import format_bytes
 
 if TYPE_CHECKING:
@@ -89,12 +90,11 @@ def _line(every: Sequence[Record]) -> str:
 
 def _departures(every: Sequence[Record]) -> str:
     """Format which ranks have left the averaging, and which ranks keep their weight."""
-    left = sorted({rank for record in every for rank in record.departed})
-    takers = [f"{record.rank}" for record in every if record.departed]
+    left = {rank for record in every for rank in record.departed}
+    takers = [record.rank for record in every if record.departed]
     if not left:
         return ""
-    ranks = ", ".join(map(str, left))
-    return f"; left the averaging: {ranks}, whose weight is kept by {', '.join(takers)}"
+    return f"; left the averaging: {list_ranks(left)}, whose weight {list_ranks(takers)} keep"
 
 
 def _cells(every: Sequence[Record], over: Callable[[Iterable[float]], float]) -> list[str]:
