@@ -10,7 +10,7 @@ import torch
 import asyncddp as bf
 import topology
 from tests.support import on
-from tests.unit.parallel_reference import (
+from tests.unit.parallel.parallel_reference import (
     assert_all_close,
     in_turns,
     make_ddp,

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from asyncddp.cli.main import main
-from tests.unit.timeline_files import VERB, Rank, straggling
+from tests.unit.timeline.timeline_files import VERB, Rank, straggling
 
 
 def call(*arguments):

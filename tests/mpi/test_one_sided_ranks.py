@@ -12,8 +12,8 @@ from torch import nn
 import asyncddp as bf
 import topology
 from tests.support import FileEvent, on
-from tests.unit.optim_reference import batch, mlp, square_loss
-from tests.unit.test_optim_one_sided import (
+from tests.unit.optim.optim_reference import batch, mlp, square_loss
+from tests.unit.optim.test_optim_one_sided import (
     METHODS,
     assert_all_close,
     by_matrix,

@@ -11,7 +11,7 @@ import asyncddp as bf
 import topology
 from tests.support import on
 from tests.support.pairwise import pairwise
-from tests.unit.optim_reference import (
+from tests.unit.optim.optim_reference import (
     METHODS,
     PARAMETER_METHODS,
     batch,

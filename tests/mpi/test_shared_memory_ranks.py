@@ -16,7 +16,7 @@ import asyncddp as bf
 import topology
 from tests.support import FileEvent, PoolWorld, on, open_transport
 from tests.support.oracle import check, held, mixed, summed
-from tests.unit.optim_reference import batch, mlp, square_loss, train_here, vector
+from tests.unit.optim.optim_reference import batch, mlp, square_loss, train_here, vector
 
 NEAR = on("shared_memory-2", "shared_memory-4")
 PIECE = 1 << 19

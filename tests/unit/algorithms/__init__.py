@@ -1,0 +1,1 @@
+"""Tests of ``asyncddp.algorithms`` that need one process."""

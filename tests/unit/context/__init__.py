@@ -1,0 +1,1 @@
+"""Tests of ``asyncddp.context`` that need one process."""

@@ -1,0 +1,1 @@
+"""Tests of ``asyncddp.device`` that need one process."""

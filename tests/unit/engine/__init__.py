@@ -1,0 +1,1 @@
+"""Tests of ``asyncddp.engine`` that need one process."""

@@ -1,0 +1,1 @@
+"""Tests of ``asyncddp.integrations`` that need one process."""

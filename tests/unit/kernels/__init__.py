@@ -1,0 +1,1 @@
+"""Tests of ``asyncddp.kernels`` that need one process."""

@@ -1,0 +1,1 @@
+"""Tests of ``asyncddp.monitoring`` that need one process."""

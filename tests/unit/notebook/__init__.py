@@ -1,0 +1,1 @@
+"""Tests of ``asyncddp.notebook`` that need one process."""

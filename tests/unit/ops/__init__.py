@@ -1,0 +1,1 @@
+"""Tests of ``asyncddp.ops`` that need one process."""

@@ -1,0 +1,1 @@
+"""Tests of ``asyncddp.optim`` that need one process."""

@@ -1,0 +1,1 @@
+"""Tests of ``asyncddp.parallel`` that need one process."""

@@ -1,0 +1,1 @@
+"""Tests of ``asyncddp.shm`` that need one process."""

@@ -1,0 +1,1 @@
+"""Tests of ``asyncddp.tensors`` that need one process."""

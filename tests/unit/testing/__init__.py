@@ -1,0 +1,1 @@
+"""Tests of ``asyncddp.testing`` that need one process."""

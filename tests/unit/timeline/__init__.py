@@ -1,0 +1,1 @@
+"""Tests of ``asyncddp.timeline`` that need one process."""

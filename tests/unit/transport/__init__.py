@@ -1,0 +1,1 @@
+"""Tests of ``asyncddp.transport`` that need one process."""

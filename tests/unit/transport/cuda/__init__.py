@@ -1,0 +1,1 @@
+"""Tests of ``asyncddp.transport.cuda`` that need one process."""

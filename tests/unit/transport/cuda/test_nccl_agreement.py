@@ -1,0 +1,135 @@
+"""``nccl``: how ranks agree on it, for all and for parts; and its notes between processes."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+import asyncddp as bf
+from asyncddp.config import Config
+from asyncddp.context import Context
+from asyncddp.context.context import use
+from asyncddp.device.stream_registry import use_streams_on_cpu
+from asyncddp.transport.cuda.capabilities import DeviceCapabilities
+from asyncddp.transport.cuda.device_transport import DeviceTransport
+from asyncddp.transport.cuda.nccl import nccl_transport as nccl
+from asyncddp.transport.cuda.nccl.nccl_transport import NCCLTransport
+from asyncddp.transport.cuda.negotiation import close_device_transports, negotiate_transport
+from asyncddp.transport.cuda.staged_transport import device_transport_for
+from asyncddp.transport.loopback import LoopbackTransport
+from asyncddp.transport.selection import list_device_transports
+from tests.conformance import test_collectives as collectives
+from tests.conformance import test_handles as handles
+from tests.conformance import test_neighbor_allreduce as neighbors
+from tests.conformance import test_transports as transports
+from tests.support import DEFAULT_SETTINGS, on
+from tests.support.late_device import LateDevice
+from tests.support.nccl import FakeNccl
+from tests.support.nccl_processes import ProcessNccl
+from tests.support.oracle import SHAPES
+from tests.unit.transport.cuda.test_nccl_pairs import at_random
+
+SECONDS = 60.0
+
+
+def agreed(wanted, fake, ends, doubt=""):
+    """Agree on a wire for all ranks and for machines of two; sum over both, and end."""
+    rank = bf.rank()
+    base = ends[rank]
+    part = base.split(rank // 2, rank)
+    mine = DeviceCapabilities(
+        rank, rank // 2, "cuda", f"GPU-{rank}", cupy="13", nccl=22703, doubt=doubt if rank else ""
+    )
+    choice = negotiate_transport(base, wanted, mine, fake.device, SECONDS, part)
+    found = [device_transport_for(end, fake.device) for end in (base, part)]
+    ones = [torch.ones(3) for _ in found]
+    for transport, x in zip(found, ones, strict=True):
+        transport.allreduce(x, SECONDS)
+    base.barrier(SECONDS)
+    close_device_transports(part, base)
+    return choice.transport, [transport.name for transport in found], [x[0].item() for x in ones]
+
+
+def ask(monkeypatch, size, *, wanted=("nccl",), doubt=""):
+    fake, ends = FakeNccl(LateDevice()), LoopbackTransport.group(size)
+    monkeypatch.setattr(nccl, "library", lambda: fake.library(bf.rank()))
+    monkeypatch.setattr(nccl, "limit_channels", lambda: None)
+    with bf.local_world(size, **DEFAULT_SETTINGS) as world:
+        told = world.run(agreed, wanted, fake, ends, doubt)
+    return told, [module.made for _, module in sorted(fake.modules.items())]
+
+
+def test_a_machine_s_ranks_get_a_communicator_of_their_own_and_a_rank_alone_stages(monkeypatch):
+    told, made = ask(monkeypatch, 3)
+    assert told[:2] == [("nccl", ["nccl", "nccl"], [3.0, 2.0])] * 2
+    assert told[2] == ("nccl", ["nccl", "cuda_staged"], [3.0, 1.0])
+    every = [comm for comms in made for comm in comms]
+    assert all(comm.ended == "destroy" for comm in every), "all are given back in the end"
+
+
+def test_a_part_in_which_the_trial_fails_is_staged(monkeypatch, caplog):
+    true = DeviceTransport.verify
+
+    def fails(self, timeout, *, messages=True):
+        return true(self, timeout, messages=messages) and messages
+
+    monkeypatch.setattr(DeviceTransport, "verify", fails)
+    told, _ = ask(monkeypatch, 2)
+    assert told == [("nccl", ["nccl", "cuda_staged"], [2.0, 2.0])] * 2
+    assert "sums inside a machine go by cuda_staged: a trial by nccl failed" in caplog.text
+
+
+def test_a_wire_whose_trial_fails_is_given_back(monkeypatch, caplog):
+    monkeypatch.setattr(DeviceTransport, "verify", lambda *_, **__: False)
+    told, made = ask(monkeypatch, 2)
+    assert told == [("cuda_staged", ["cuda_staged", "cuda_staged"], [2.0, 2.0])] * 2
+    assert [[comm.ended for comm in comms] for comms in made] == [["destroy"], ["destroy"]]
+    assert "tensors on GPUs do not go by nccl: a trial" in caplog.text
+
+
+@pytest.mark.parametrize("wanted", ["nccl", "cuda_staged"])
+def test_two_libraries_of_nccl_are_warned_of_by_the_rank_that_has_them(monkeypatch, caplog, wanted):
+    with caplog.at_level(logging.WARNING, "asyncddp"):
+        ask(monkeypatch, 2, wanted=(wanted,), doubt="this process has loaded several")
+    words = ["rank 1: this process has loaded several"] if wanted == "nccl" else []
+    assert [record.getMessage() for record in caplog.records] == words
+
+
+def test_the_doctor_says_so_too():
+    strange = DeviceCapabilities(
+        0, device="cuda", gpu="a", cupy="13", nccl=22703, doubt="two are loaded"
+    )
+    for wanted in (["nccl"], []):
+        rows = {row.transport: row.why for row in list_device_transports(strange, wanted)}
+        assert rows["nccl"].endswith("; but two are loaded")
+        assert "two are loaded" not in rows["cuda_ipc"]
+
+
+# between processes
+
+
+def between_processes(base, seed):
+    """Messages in random orders, whose notes go by MPI; then the verbs of neighbours."""
+    device = LateDevice(seed + base.rank)
+    door = ProcessNccl(device, base.split(0, base.rank)).library()
+    transport = NCCLTransport.open(base, device, (), SECONDS, door)
+    count = at_random(transport, seed)
+    transports.by_tag_backwards(transport)
+    transports.same_tag_in_order(transport)
+    base.device_transport_factory = transport.for_device
+    with use_streams_on_cpu(device):
+        context = Context(base, Config(**DEFAULT_SETTINGS))
+        with use(context):
+            neighbors.averages_shapes(torch.bfloat16, SHAPES)
+            handles.any_order(3, 20)
+            collectives.averages(torch.float32)
+        context.close("the case has ended")
+    return count > 0, {comm.ended for comm in door.nccl.made}
+
+
+@on("mpi-2")
+@pytest.mark.parametrize("seed", range(2))
+def test_messages_between_processes(world, seed):
+    assert world.run_bare(between_processes, seed) == [(True, {"destroy"})] * 2

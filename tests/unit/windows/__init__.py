@@ -1,0 +1,1 @@
+"""Tests of ``asyncddp.windows`` that need one process."""
