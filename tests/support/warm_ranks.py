@@ -45,8 +45,8 @@ warm_rank.main({address!r}, sys.argv[1:])
 _COMMAND = """#!{python}
 import sys, types
 from asyncddp.cli.main import main
-from asyncddp.launch import rank_command_line
-rank_command_line.sys = types.SimpleNamespace(executable={stand_in!r})
+from asyncddp.launch import job_builder
+job_builder.sys = types.SimpleNamespace(executable={stand_in!r})
 main()
 """
 
