@@ -128,6 +128,15 @@ def test_networks_stay_open_where_other_machines_may_take_part(run):
     assert "OMPI_MCA_btl" not in line
 
 
+def test_ranks_of_one_machine_reach_their_launcher_by_loopback(run):
+    """Open MPI's launcher is closed at every other address; what the user has chosen stays."""
+    (line,) = run("-np", "2", "--dry-run", run.script("")).stdout.splitlines()
+    assert "PMIX_MCA_ptl_base_if_include=127.0.0.0/8" in line or "mpirun" not in line, line
+    run.environment["PMIX_MCA_ptl_base_if_exclude"] = "eth1"
+    (line,) = run("-np", "2", "--dry-run", run.script("")).stdout.splitlines()
+    assert "PMIX_MCA" not in line
+
+
 @pytest.mark.parametrize("interface", ["lo", "127.0.0.0/8"])
 def test_loopback_between_machines_is_refused_in_words(run, interface):
     hosts = ("-H", "localhost:1,elsewhere:2")

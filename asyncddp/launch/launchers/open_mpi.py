@@ -22,6 +22,7 @@ from asyncddp.listening_sockets import local_open_mpi
 
 _VERSION = re.compile(r"\((?:Open MPI|OpenRTE)\) (?P<version>(?P<major>\d+)\.[\w.]+)")
 _PROGRAM = r"(?:mpirun|mpiexec|orterun|prterun|prun)(?:\.openmpi)?"
+_PMIX_INTERFACES = "PMIX_MCA_ptl_base_if_"  # include or exclude: where ranks reach the launcher
 
 _EXITS = (
     re.compile(
@@ -101,9 +102,15 @@ class _OpenMpiLauncher(Launcher):
 
     def _loopback_variables(self, job: Job) -> dict[str, str]:
         """Return variables that keep ranks off the network in a single-machine run."""
-        if not job.alone or any(word.startswith("btl") for word in job.extra):
+        if not job.alone:
             return {}
-        return local_open_mpi({**job.environment, **job.set_environment}, job.ranks, all_told=True)
+        environment = {**job.environment, **job.set_environment}
+        # Open MPI 5.0.8 would tell its ranks an outside address, at which the launcher is closed.
+        chosen = any(name.startswith(_PMIX_INTERFACES) for name in environment)
+        found = {} if chosen else {f"{_PMIX_INTERFACES}include": "127.0.0.0/8"}
+        if not any(word.startswith("btl") for word in job.extra):
+            found |= local_open_mpi(environment, job.ranks, all_told=True)
+        return found
 
     def _mca_parameters(self, job: Job) -> list[str]:
         """Return MCA parameters, except those that the user has set."""
