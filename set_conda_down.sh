@@ -94,6 +94,7 @@ choose_packages() {
     packages=(
         "python=$python" pip hatchling "openmpi>=5.0.7,!=5.0.8,<6" "mpi4py>=4.1" "msgspec>=0.19" "numpy>=1.24" "networkx>=3.1"
         "click>=8.1" "rich>=14.0" "lazy-loader>=0.4" "scipy>=1.10" "matplotlib-base>=3.8" "scikit-learn>=1.3"
+        "typing-extensions>=4.10"
     )
     if [[ -n $cpu ]]; then
         packages+=("pytorch=2.*=cpu*")
