@@ -41,6 +41,7 @@ def exchanges(draw):
 @given(exchanges(), shapes, st.sampled_from([d for d in AVERAGING if not options(d)]))
 @EXAMPLES
 def test_dynamic_weights(exchange, shape, dtype):
+    """neighbor_allreduce with any weights, factors and edges gives their weighted sum."""
     received, sent = exchange["received"], exchange["sent"]
 
     def case():
@@ -86,6 +87,8 @@ def graphs(draw):
 @given(graphs(), shapes, st.sampled_from(AVERAGING))
 @EXAMPLES
 def test_weighted_graphs(graph, shape, dtype):
+    """On any graph whose rows sum to 1, neighbor_allreduce gives each rank its row of W X."""
+
     def case():
         bf.set_topology(graph)
         x = held(bf.rank(), shape, dtype)
@@ -99,6 +102,7 @@ def test_weighted_graphs(graph, shape, dtype):
 @given(sizes, shapes, st.sampled_from(list(DTYPES)), st.data())
 @EXAMPLES
 def test_collectives(n, shape, dtype, data):
+    """allreduce, broadcast and allgather are right for any world size, shape and dtype."""
     root = data.draw(st.integers(0, n - 1))
     rows = data.draw(st.lists(st.integers(0, 4), min_size=n, max_size=n))
 

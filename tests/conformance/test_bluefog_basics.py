@@ -84,6 +84,7 @@ def on_one_rank():
 
 @on("loopback-1")
 def test_one_rank_has_no_neighbours(world):
+    """A ring on one rank has the weight matrix [[1]], and the rank has no neighbours."""
     world.run(on_one_rank)
 
 
@@ -106,6 +107,7 @@ def test_windows_keep_the_topology(caplog):
 
 @on("shared_memory-4")
 def test_windows_keep_the_topology_among_processes(world):
+    """While windows exist, set_topology returns False for another graph on every process."""
     world.run(with_open_windows, 4)
 
 

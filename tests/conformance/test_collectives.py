@@ -48,6 +48,7 @@ def averages(dtype):
 
 @pytest.mark.parametrize("dtype", AVERAGING, ids=str)
 def test_allreduce_averages_every_dtype_and_shape(world, dtype):
+    """The mean over all ranks has the input's dtype and shape; integers are rounded."""
     world.run(averages, dtype)
 
 
@@ -68,6 +69,7 @@ def overflows():
 
 
 def test_integer_sums_wrap_around_as_torch_s_do(world):
+    """A sum beyond the range of an integer dtype wraps around, as repeated += does."""
     world.run(overflows)
 
 
@@ -82,6 +84,7 @@ def halves():
 
 @on("loopback-4", "mpi-4")
 def test_halves_are_summed_in_float32(world):
+    """Partial sums of float16 may exceed its range, those of bfloat16 keep all their bits."""
     assert all(world.run(halves))
 
 
@@ -99,6 +102,7 @@ def keeps_layouts(dtype):
 @SOME
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex128, torch.int8], ids=str)
 def test_collectives_read_values_not_memory(world, dtype):
+    """Strides, offsets, and conjugate or negative views of a tensor change no result."""
     world.run(keeps_layouts, dtype)
 
 
@@ -109,6 +113,7 @@ def same_bits():
 
 
 def test_allreduce_gives_all_ranks_the_same_bits(world):
+    """A float32 average has exactly equal elements on all ranks, rounding included."""
     world.run(same_bits)
 
 
@@ -123,6 +128,7 @@ def refusals():
 
 @SOME
 def test_averages_of_integers_and_bools_are_refused_unless_asked_for(world):
+    """allreduce of integers or bools, an average by default, raises ArgumentError."""
     world.run(refusals)
 
 
@@ -141,6 +147,7 @@ def broadcasts(dtype):
 
 @pytest.mark.parametrize("dtype", ALL, ids=str)
 def test_broadcast_from_every_root_in_every_dtype_and_shape(world, dtype):
+    """broadcast returns the root's tensor, and broadcast_ writes it into the argument."""
     world.run(broadcasts, dtype)
 
 
@@ -159,6 +166,7 @@ def gathers(dtype):
 
 @pytest.mark.parametrize("dtype", ALL, ids=str)
 def test_allgather_joins_unequal_rows_in_the_order_of_ranks(world, dtype):
+    """allgather takes any number of rows of each rank, none too, and keeps the dtype."""
     world.run(gathers, dtype)
 
 
@@ -169,6 +177,7 @@ def scalar_gather():
 
 
 def test_allgather_refuses_scalars(world):
+    """allgather of a 0-dim tensor raises ArgumentError, which advises tensor.reshape(1)."""
     assert (
         world.run(scalar_gather)
         == [
@@ -190,6 +199,7 @@ def meets():
 
 
 def test_nobody_leaves_a_barrier_before_all_have_come(world):
+    """barrier() returns on no rank before the last rank has called it."""
     entered, left = zip(*world.run(meets), strict=True)
     assert max(entered) <= min(left)
 
@@ -203,6 +213,7 @@ def barrier_beside_others():
 
 @SOME
 def test_a_barrier_leaves_what_is_under_way_under_way(world):
+    """A non-blocking verb that starts before a barrier gives its result after it."""
     n = world.size
     assert sum(world.run(barrier_beside_others)) == n * (n - 1) / 2
 
@@ -230,6 +241,7 @@ def test_local_allreduce_stays_inside_the_machine(world):
 
 
 def test_local_allreduce_on_machines_of_unequal_size():
+    """The mean is over as many ranks as the machine has, on the smallest machine as well."""
     told = LoopbackWorld(5).run(local_sums, settings={"ranks_per_machine": 2})
     assert [size for _, _, size in told] == [2, 2, 2, 2, 1]
 
@@ -243,6 +255,7 @@ def local_on_one_machine_only():
 
 @on("loopback-4", "mpi-4")
 def test_machines_may_differ_in_how_often_they_meet_inside(world):
+    """allreduce is right after machines have called local_allreduce unequally often."""
     told = world.run(local_on_one_machine_only, settings={"ranks_per_machine": 2})
     assert told == [6.0] * 4
 
@@ -276,6 +289,7 @@ def broadcasts_objects():
 
 
 def test_broadcast_object_carries_anything_from_every_root(world):
+    """Every rank gets an object equal to the root's, of any type that pickle takes."""
     world.run(broadcasts_objects)
 
 
@@ -288,6 +302,7 @@ def gathers_objects():
 
 
 def test_allgather_object_gives_all_ranks_all_objects_in_order(world):
+    """Entry r of the list equals rank r's object, also where sizes differ."""
     world.run(gathers_objects)
 
 
@@ -303,6 +318,7 @@ def objects_are_copies():
 
 @SOME
 def test_gathered_objects_are_shared_with_nobody(world):
+    """To change a gathered object leaves the object that was given as it is."""
     assert world.run(objects_are_copies)[0] == [world.size - 1]
 
 
@@ -330,6 +346,7 @@ def wrong_arguments():
 
 @on("loopback-2")
 def test_wrong_arguments_are_told_with_expected_got_and_remedy(world):
+    """The error of a wrong argument names the verb, the argument, and what was expected."""
     known = ", ".join(row.name for row in DTYPES.values())
     assert world.run(wrong_arguments)[0] == [
         "allreduce: argument tensor: expected a torch.Tensor, got list; for other objects use "

@@ -93,12 +93,14 @@ def forms_agree(verb):
 @SOME
 @pytest.mark.parametrize("verb", TENSOR_VERBS)
 def test_all_forms_of_a_verb_give_the_same_bits_and_leave_the_input(world, verb):
+    """Only the in-place forms write into their argument, which they return."""
     world.run(forms_agree, verb, settings=SETTINGS)
 
 
 @on("loopback-1")
 @pytest.mark.parametrize("verb", [v for v in TENSOR_VERBS if v != "pair_gossip"])
 def test_one_rank_alone_has_all_forms(world, verb):
+    """On one rank, too, all forms of a verb give the same bits and keep their input."""
     world.run(forms_agree, verb)
 
 
@@ -112,6 +114,7 @@ def alone(verb):
     "verb", [v for v in TENSOR_VERBS if v not in ("pair_gossip", "neighbor_allgather")]
 )
 def test_one_rank_alone_keeps_its_values(world, verb):
+    """On one rank every verb whose result has the input's shape returns its values."""
     assert world.run(alone, verb) == [True]
 
 
@@ -128,6 +131,7 @@ def results_are_mine(verb):
 @on("loopback-4")
 @pytest.mark.parametrize("verb", TENSOR_VERBS)
 def test_ranks_that_share_a_process_share_no_results(world, verb):
+    """Writing into a result changes no other rank's result and no input."""
     world.run(results_are_mine, verb, settings=SETTINGS)
 
 
@@ -151,6 +155,7 @@ def input_may_change_after(verb):
 @SOME
 @pytest.mark.parametrize("verb", TENSOR_VERBS)
 def test_the_input_may_be_changed_once_the_verb_is_over(world, verb):
+    """Writing into the input after a blocking verb or wait() changes no result."""
     world.run(input_may_change_after, verb, settings=SETTINGS)
 
 
@@ -185,6 +190,7 @@ def checked(verb):
 @SOME
 @pytest.mark.parametrize("verb", TENSOR_VERBS)
 def test_checking_changes_no_result(world, verb):
+    """With check=True, blocking or not, a verb gives the same bits as without it."""
     world.run(checked, verb, settings=SETTINGS)
 
 
@@ -206,6 +212,7 @@ def into_out():
 
 @on("loopback-2")
 def test_results_can_be_written_into_a_tensor_of_the_caller(world):
+    """neighbor_allreduce returns out=, strided too; the in-place form has no such argument."""
     world.run(into_out)
 
 
@@ -221,6 +228,7 @@ def misspelt():
 
 @on("loopback-2", "shared_memory-2")
 def test_an_argument_that_does_not_exist_is_an_error_of_the_verb(world):
+    """An unknown argument raises a TypeError of the verb, in first and repeated calls."""
     world.run(misspelt)
 
 

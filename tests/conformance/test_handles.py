@@ -41,6 +41,7 @@ def any_order(seed, count):
 @SEVERAL
 @pytest.mark.parametrize("seed", range(3))
 def test_named_verbs_match_in_whatever_order_ranks_start_and_end_them(world, seed):
+    """Calls match by name: each gives the mean of the tensors that were given under it."""
     world.run(any_order, seed, 40)
 
 
@@ -66,6 +67,7 @@ def mixed_kinds(seed):
 
 @SEVERAL
 def test_neighbour_verbs_overtake_collectives(world):
+    """Named neighbour verbs may start in any order between collectives in one order."""
     assert all(world.run(mixed_kinds, 1))
 
 
@@ -84,6 +86,7 @@ def same_name_again():
 
 @SEVERAL
 def test_a_name_may_be_used_again_and_twice_at_once(world):
+    """Uses of one name match by number, whatever the order in which they are waited for."""
     world.run(same_name_again)
 
 
@@ -100,6 +103,7 @@ def ours_and_theirs():
 
 
 def test_names_of_the_user_s_choice(world):
+    """Names may be empty, long or like those of the library, which they never match."""
     world.run(ours_and_theirs)
 
 
@@ -129,6 +133,7 @@ def waits(folder):
 
 @on("loopback-2", "mpi-2")
 def test_wait_with_a_timeout_gives_up_and_the_verb_goes_on(world, tmp_path):
+    """wait(timeout) raises and names the missing rank; a later wait() ends well."""
     told, before, after = world.run(waits, tmp_path)[1]
     called = "barrier 'late' (collective, number 0)"
     assert told == f"rank 1: {called} was not done in 0.1 s; missing: rank 0"
@@ -150,6 +155,7 @@ def a_failed_handle():
 
 @on("loopback-2", "mpi-2")
 def test_a_failed_verb_stays_failed(world):
+    """After a verb has failed, wait() raises its error each time, and poll() returns True."""
     assert world.run(a_failed_handle) == [True, True]
 
 
@@ -161,6 +167,7 @@ def progresses_alone():
 
 
 def test_a_verb_goes_on_while_the_caller_computes(world):
+    """A non-blocking verb ends without any further call of the library by this thread."""
     assert all(world.run(progresses_alone))
 
 
@@ -222,6 +229,7 @@ def test_many_small_verbs_travel_in_few_messages(world, weights):
 
 @SEVERAL
 def test_two_verbs_at_once(world):
+    """Two non-blocking calls that start together to the same peers each give their mean."""
     world.run(fused, 2, "static")
 
 
@@ -249,4 +257,5 @@ def from_threads():
 
 @on("mpi-2", "mpi-4")
 def test_threads_of_one_rank_may_all_call_verbs(world):
+    """Five threads of a rank may call verbs at the same time under names of their own."""
     assert world.run(from_threads) == [[]] * world.size

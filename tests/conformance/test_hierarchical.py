@@ -53,6 +53,7 @@ def test_every_dtype_and_shape(world, dtype):
 @pytest.mark.parametrize("machines", [1, 2, 3])
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_any_number_of_machines_of_any_size(machines, size):
+    """Machines' means are mixed by the machine topology, from one machine on."""
     settings = {"ranks_per_machine": size}
     LoopbackWorld(machines * size).run(averages, torch.float64, settings=settings)
 
@@ -75,6 +76,7 @@ def follows(name):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_graph_and_schedule_between_machines(name):
+    """In round k, machines' means are mixed with row k of the machine topology."""
     existed = [all(LoopbackWorld(2 * m).run(follows, name, settings=BY_TWO)) for m in (2, 3, 4)]
     assert any(existed)
 
@@ -115,6 +117,7 @@ def in_place_and_fused():
 
 @FOUR
 def test_many_in_flight_in_place(world):
+    """Twenty in-place calls under way at once each write their own mean into their tensor."""
     world.run(in_place_and_fused, settings=BY_TWO)
 
 
@@ -133,6 +136,7 @@ def integers_scaled():
 
 @FOUR
 def test_integers_may_be_scaled_between_machines(world):
+    """dst_machine_weights apply to integers, and what they scale is not rounded on its way."""
     assert world.run(integers_scaled, settings=BY_TWO) == [15] * 4
 
 
@@ -151,6 +155,7 @@ def machines():
 
 @FOUR
 def test_simulated_machines(world):
+    """ranks_per_machine=2 makes two machines of four ranks, each the other's neighbour."""
     assert world.run(machines, settings=BY_TWO) == [
         (rank // 2, 2, rank % 2, 2, True, [1 - rank // 2], [1 - rank // 2]) for rank in range(4)
     ]
@@ -165,6 +170,7 @@ def refused():
 
 @FOUR
 def test_without_a_machine_topology_it_says_how_to_set_one(world):
+    """Without a machine topology the verb raises, and no rank has machine neighbours."""
     assert set(world.run(refused, settings=BY_TWO)) == {
         "no topology between machines is set: call set_machine_topology(...), for example with "
         "topology.exponential_two(2)"
@@ -172,6 +178,8 @@ def test_without_a_machine_topology_it_says_how_to_set_one(world):
 
 
 def test_machines_of_unequal_size_are_refused():
+    """On machines of unequally many ranks the verb raises, and tells how many each has."""
+
     def case():
         bf.set_machine_topology(topology.ring(2))
         assert not bf.is_homogeneous()

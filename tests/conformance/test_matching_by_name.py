@@ -63,6 +63,7 @@ MEANS = {name: value + 0.5 for name, value in ROOTS.items()}
 @SEVERAL
 @pytest.mark.parametrize("form", FORMS)
 def test_modules_of_another_order_get_the_values_of_the_same_name(world, form):
+    """Modules, state dicts and pairs match by name, whatever each rank's order."""
     assert world.run(broadcast, form) == [ROOTS] * 2
     assert world.run(averaged, form) == [MEANS] * 2
 
@@ -74,6 +75,7 @@ def lent():
 
 
 def test_averages_and_distances_go_by_name_too():
+    """average_model and consensus_distance pair parameters and buffers by name."""
     with bf.local_world(2) as world:
         assert world.run(lent) == [(MEANS, 0.0)] * 2
 
@@ -111,6 +113,7 @@ def optimizer_state():
 
 @SEVERAL
 def test_state_of_an_optimizer_with_names_goes_by_name(world):
+    """Each rank gets rank 0's state and learning rate, and keeps its own parameter order."""
     found = world.run(optimizer_state)
     state = {"first.weight": 0.0, "second.weight": 1.0}
     assert found[0] == (state, 0.1, ["first.weight", "second.weight"])
@@ -151,6 +154,7 @@ VERBS = {
 
 @SEVERAL
 def test_other_names_and_shapes_are_refused_on_all_ranks(world):
+    """A name or shape that differs on one rank raises MismatchError that tells it."""
     for case, problem in [
         (lacking, r"rank 1 has .*third\.bias.*, which rank 0 has not"),
         (
@@ -166,6 +170,8 @@ def test_other_names_and_shapes_are_refused_on_all_ranks(world):
 
 
 def test_a_list_of_many_differences_is_short():
+    """The error about 99 missing tensors names five of them and counts the others."""
+
     def case():
         names = [f"layer{k}.weight" for k in range(100 if bf.rank() else 1)]
         bf.broadcast_parameters({name: torch.zeros(1) for name in names})
@@ -176,6 +182,8 @@ def test_a_list_of_many_differences_is_short():
 
 
 def test_tensors_without_names_go_by_their_place():
+    """Unnamed tensors match by position; another order raises MismatchError."""
+
     def case():
         a, b = torch.full((2,), float(bf.rank())), torch.full((3,), float(bf.rank()))
         bf.broadcast_parameters([a, b, a], root_rank=1)
@@ -189,6 +197,7 @@ def test_tensors_without_names_go_by_their_place():
 
 
 def test_two_tensors_of_one_name_are_a_mistake():
+    """broadcast_parameters refuses pairs in which a name occurs twice, and tells the name."""
     with bf.local_world(1) as world, pytest.raises(bf.RankError) as raised:
         world.run(lambda: bf.broadcast_parameters([("w", torch.zeros(1)), ("w", torch.zeros(1))]))
     assert "two tensors have the name w; give each its own" in str(raised.value)

@@ -250,6 +250,7 @@ def as_many_elements_in_another_shape(again):
 
 @SEVERAL
 def test_in_check_mode_no_rank_returns_before_all_forms_agree(world):
+    """In check mode one rank's other shape raises on every rank in that very call."""
     told = world.run(as_many_elements_in_another_shape, False, settings={"check": True})
     for rank, message in enumerate(told):
         assert message.startswith(f"rank {rank}, allreduce(average) (collective, number 3), ")
@@ -271,6 +272,7 @@ def check_on_one_rank():
 
 @on("loopback-4", "mpi-4")
 def test_a_check_that_only_one_rank_asks_for_is_told(world):
+    """check=True on one rank raises MismatchError on all, which says to give it alike."""
     told = world.run(check_on_one_rank)
     remedy = "give check=, or ASYNCDDP_CHECK, alike on all ranks"
     assert all(remedy in message for message in told), told
@@ -337,6 +339,7 @@ def wrapped_with_other_weights(sync):
 @on("loopback-2", "loopback-4")
 @pytest.mark.parametrize("sync", [True, False])
 def test_a_module_over_other_weights_is_refused_in_check_mode(world, sync):
+    """In check mode one rank's other mixing weights raise MismatchError on all ranks."""
     told = world.run(wrapped_with_other_weights, sync, settings={"check": True})
     for message in told:
         assert "DecentralizedDataParallel needs the same model and settings on all ranks" in message
@@ -374,6 +377,7 @@ def refused_before_start():
 
 @on("loopback-2", "mpi-2")
 def test_a_checked_collective_is_refused_before_it_starts(world):
+    """With check=True, unequal shapes raise MismatchError on both ranks at once."""
     assert all(world.run(refused_before_start))
 
 
@@ -384,6 +388,7 @@ def two_ranks_go_on():
 
 @on("loopback-2", "mpi-2")
 def test_after_a_checked_mismatch_collectives_go_on(world):
+    """After a MismatchError with check=True the next collective gives the right sum."""
     assert world.run(two_ranks_go_on) == [1.0, 1.0]
 
 
@@ -462,6 +467,7 @@ def unexpected_and_nobody_comes(folder):
 
 @SEVERAL
 def test_a_tensor_for_a_rank_that_never_comes(world, tmp_path):
+    """The sender times out, and a receiver that comes later raises the same error."""
     told = world.run(unexpected_and_nobody_comes, tmp_path)
     first = (
         r"rank 0: neighbor_allreduce 'd' \(use 0\) was not done in [\d.]+ s "
@@ -489,6 +495,7 @@ def unexpected_and_over():
 
 @SEVERAL
 def test_a_tensor_for_a_verb_that_is_over(world):
+    """A sender whose receiver has ended the verb raises; the receiver does in its next one."""
     told = world.run(unexpected_and_over)
     problem = (
         "rank 1 expected nothing from rank 0 in neighbor_allreduce 'd' (use 0), got a tensor: it "
@@ -520,6 +527,7 @@ def unexpected_after_confirmation(folder):
 
 @SEVERAL
 def test_a_mismatch_that_is_found_late_is_raised_by_the_next_verb(world, tmp_path):
+    """If a call has returned before its mismatch is found, both ranks' next calls raise."""
     told = world.run(unexpected_after_confirmation, tmp_path)
     assert "'d' (use 2), refused by rank 1: rank 1 expected nothing from rank 0" in told[0]
     assert "expected nothing from rank 0" in told[1]
@@ -545,6 +553,7 @@ def late_at_shutdown(folder):
 
 @on("mpi-2", "shared_memory-2")
 def test_a_mismatch_found_late_is_raised_by_shutdown(world, tmp_path):
+    """Where no verb follows, shutdown() raises the MismatchError that was found late."""
     first, second = world.outcomes(late_at_shutdown, tmp_path)
     assert (first.error, second.error) == ("MismatchError", None)
     assert "'d' (use 2), refused by rank 1: rank 1 expected nothing from rank 0" in first.message
@@ -588,6 +597,7 @@ def shifted():
 
 @on("loopback-4", "mpi-4")
 def test_dynamic_neighbours_that_fit_nowhere_are_an_error_on_all_ranks(world):
+    """Sending two ahead and expecting one behind raises MismatchError on each rank."""
     for rank, message in enumerate(world.run(shifted)):
         assert message.startswith(f"rank {rank}, neighbor_allreduce ")
         assert "got a tensor: it receives from [" in message
@@ -626,5 +636,6 @@ def sizes_in_bulk():
 
 @SEVERAL
 def test_large_tensors_of_unequal_size(world):
+    """A refused bulk tensor raises with both shapes, and the next bulk average is right."""
     for message in world.run(sizes_in_bulk):
         assert re.search(differs("shape (100000,)", "shape (100001,)"), message)

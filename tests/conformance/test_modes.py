@@ -291,12 +291,14 @@ def used(mode, uses):
 
 @on("loopback-2", "mpi-2", "shared_memory-2", "shared_memory-4")
 def test_what_is_kept_is_ordinary_although_it_was_made_in_inference_mode(world):
+    """Names first used in inference mode give right results, ordinary ones outside of it."""
     assert world.run(used, "inference_mode", list(USES)) == [[]] * world.size
 
 
 @on("loopback-2", "shared_memory-2")
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "inference_mode"])
 def test_verbs_are_right_within_a_mode_and_after_it(world, mode):
+    """Modes change neither the values nor the dtype nor the device of any result."""
     assert world.run(used, mode, list(USES)) == [[]] * world.size
 
 
@@ -341,6 +343,7 @@ def stepped(communication, mode, insides):
 @on("loopback-2", "shared_memory-2")
 @pytest.mark.parametrize("mode", ["inference_mode", "device", "default_dtype"])
 def test_optimizers_step_within_a_mode_and_after_it(world, mode):
+    """Steps in a mode leave ordinary weights, equal to plain ones with two-sided methods."""
     assert world.run(trained, mode) == [[]] * world.size
 
 
@@ -412,6 +415,7 @@ def compiled_training(backend):
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 @on("shared_memory-2")
 def test_verbs_within_compiled_functions_break_their_graphs_and_warn_of_nothing(world, backend):
+    """Verbs and training steps under torch.compile give what they give without it."""
     if backend == "inductor" and shutil.which("g++") is None:
         pytest.skip("inductor needs a C++ compiler")
     assert world.run(compiled, backend, limit=240.0) == [[]] * world.size
@@ -449,6 +453,7 @@ def transformed():
 
 @on("loopback-2", "shared_memory-2")
 def test_transformed_functions_are_refused_in_words_before_anything_is_sent(world):
+    """Verbs in vmap or grad raise ArgumentError, and the next plain call is right."""
     assert world.run(transformed) == [[True] * 27] * world.size
 
 
@@ -459,5 +464,6 @@ def on_meta():
 
 
 def test_tensors_without_values_are_refused():
+    """A tensor on the meta device raises ArgumentError, and the next call is right."""
     with bf.local_world(2) as world:
         assert world.run(on_meta) == [1.0, 1.0]

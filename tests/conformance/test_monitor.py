@@ -124,6 +124,7 @@ def test_the_projected_distance_is_the_distance_up_to_its_error(world, kind):
 @on("loopback-4", "shared_memory-2")
 @pytest.mark.parametrize("kind", ["adapt_then_combine", "module in step"])
 def test_on_request_the_distance_is_exact(world, kind):
+    """With "exact" the reported distance is the norm of x_i minus the mean, with error 0."""
     results = world.run(watched_run, kind, "exact")
     exact = deviations(results)
     for rank in range(world.size):
@@ -152,6 +153,7 @@ def test_ranks_that_agree_are_at_distance_zero():
 
 
 def test_no_distance_on_request():
+    """With None for the consensus, records hold neither a distance nor its error."""
     seen = LoopbackWorld(2).run(watched_run, "adapt_with_combine", None)[0]["seen"]
     assert {(r["consensus_distance"], r["consensus_error"]) for r in seen} == {(None, None)}
 
@@ -203,6 +205,8 @@ def test_ranks_that_are_done_hold_up_no_report():
 
 
 def test_an_exact_distance_inside_join_is_refused():
+    """An exact distance is an error where ranks may make unequal numbers of steps."""
+
     def case():
         _, forward, watched = start("adapt_with_combine")
         monitor = bf.monitor(watched, 1, None, "exact")
@@ -346,6 +350,8 @@ def test_settings_that_differ_are_told_on_all_ranks(tmp_path):
 
 
 def test_two_monitors_of_one_optimizer_are_refused_until_one_is_closed():
+    """A second monitor raises UsageError; close() may be called twice."""
+
     def case():
         _, forward, watched = start("adapt_with_combine")
         first = bf.monitor(watched, 1, None)
@@ -361,6 +367,8 @@ def test_two_monitors_of_one_optimizer_are_refused_until_one_is_closed():
 
 
 def test_an_error_in_the_loop_ends_the_monitor_at_once():
+    """An exception leaves the monitor's with block long before any deadline."""
+
     def case():
         _, _, watched = start("adapt_with_combine")
         began = time.monotonic()

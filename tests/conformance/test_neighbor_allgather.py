@@ -46,6 +46,7 @@ def from_arrays():
 
 @on("loopback-2")
 def test_ranks_may_be_arrays(world):
+    """src_ranks and dst_ranks may be numpy arrays, of which one may be empty."""
     world.run(from_arrays)
 
 
@@ -70,6 +71,7 @@ def follows(name):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_order_is_that_of_the_in_neighbours(name):
+    """In each round of a graph or schedule, rows come in ascending order of their ranks."""
     existed = [all(LoopbackWorld(n).run(follows, name)) for n in (1, 4, 6)]
     assert any(existed)
 
@@ -89,6 +91,7 @@ def permuted(seed):
 
 @SEVERAL
 def test_given_sources_come_in_the_order_given(world):
+    """Rows come in the order of src_ranks, which each rank may choose for itself."""
     orders = [world.run(permuted, seed)[0] for seed in range(4)]
     assert world.size == 2 or any(order != sorted(order) for order in orders)
 
@@ -103,6 +106,7 @@ def one_way():
 
 @SEVERAL
 def test_without_sources_the_result_has_no_rows(world):
+    """A rank that receives from nobody gets 0 rows of its own tensor's trailing shape."""
     shapes = world.run(one_way)
     assert shapes == [((2, 3) if rank == 1 else (0, 3), 0) for rank in range(world.size)]
 
@@ -126,6 +130,7 @@ def wrong_arguments():
 
 @on("loopback-2")
 def test_wrong_arguments_are_told(world):
+    """One list without the other, this rank, an unknown or a repeated one: ArgumentError."""
     assert world.run(wrong_arguments)[0] == [
         "neighbor_allgather: arguments src_ranks, dst_ranks: expected both or neither",
         "neighbor_allgather: argument src_ranks: expected a rank in 0..1 other than 0, this rank "

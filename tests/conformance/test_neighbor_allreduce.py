@@ -44,6 +44,7 @@ def averages_shapes(dtype, shapes):
 
 @pytest.mark.parametrize("dtype", AVERAGING, ids=str)
 def test_every_dtype_and_shape(world, dtype):
+    """On the default graph each rank gets its row of W X in its tensor's dtype and shape."""
     world.run(averages_shapes, dtype, SHAPES)
 
 
@@ -74,6 +75,7 @@ def averages_expanded():
 
 @on("loopback-2", "mpi-2")
 def test_an_expanded_tensor_is_averaged(world):
+    """A tensor whose elements share one place in memory is averaged like a dense one."""
     world.run(averages_expanded)
 
 
@@ -98,6 +100,7 @@ def follows(name):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_graph_and_schedule(world, name):
+    """In round k each rank gets its row of W_k X, for every family of the library."""
     assert len(set(world.run(follows, name))) == 1
 
 
@@ -141,6 +144,7 @@ def converges(steps):
 
 @on("loopback-4", "mpi-4")
 def test_a_hundred_rounds_on_the_default_graph_reach_the_average(world):
+    """Repeated averaging on four ranks converges to the mean within 1e-6."""
     assert world.run(converges, 100) == pytest.approx([1.5] * 4, abs=1e-6)
 
 
@@ -151,6 +155,7 @@ def two_rounds():
 
 @on("loopback-4", "mpi-4")
 def test_two_rounds_of_one_peer_exponential_are_exact(world):
+    """On four ranks two rounds of the schedule give every rank exactly the mean."""
     assert world.run(two_rounds) == [1.5] * 4
 
 
@@ -177,6 +182,7 @@ def rounds_by_name():
 
 @on("loopback-4", "mpi-4")
 def test_each_name_counts_its_own_rounds(world):
+    """The n-th use of a name takes round n; round= overrides it for one use and counts too."""
     world.run(rounds_by_name)
 
 
@@ -204,6 +210,7 @@ def dynamic_average():
 
 
 def test_given_neighbours_need_not_be_the_graph_s(world):
+    """src_weights and dst_weights may name ranks that the topology does not connect."""
     world.run(dynamic_average)
 
 
@@ -218,6 +225,7 @@ def moves():
 
 @SEVERAL
 def test_values_can_be_moved(world):
+    """With own weight 0 and a single source of weight 1, the result is the source's value."""
     n = world.size
     assert world.run(moves) == [(rank + 1) % n for rank in range(n)]
 
@@ -240,6 +248,7 @@ def half_sends():
 
 @SEVERAL
 def test_ranks_may_only_send_or_only_receive(world):
+    """src_weights or dst_weights may be empty on a rank, in the first and later uses."""
     expected = [[float(r if r % 2 == 0 else 2 * r - 1)] * 3 for r in range(world.size)]
     assert world.run(half_sends) == expected
 
@@ -265,6 +274,7 @@ def scales():
 
 @SEVERAL
 def test_dst_weights_scale_what_is_sent(world):
+    """A received tensor counts with the sender's factor times the receiver's weight."""
     world.run(scales)
 
 
@@ -282,6 +292,7 @@ def half_the_neighbourhood():
 
 
 def test_half_weights_give_half_the_neighbourhood_s_sum(world):
+    """Own weight 0.5 and factors 0.5 halve the sum over a rank and its sources exactly."""
     world.run(half_the_neighbourhood)
 
 
@@ -296,6 +307,7 @@ def tiny():
 
 
 def test_sums_and_means_of_tiny_doubles_are_exact(world):
+    """Sums of 2**-256 have no rounding error, and the mean of equal values is that value."""
     world.run(tiny)
 
 
@@ -311,6 +323,7 @@ def subset():
 
 @on("loopback-2", "loopback-4", "mpi-4")
 def test_in_neighbours_left_out_count_nothing(world):
+    """An in-neighbour of the graph that src_weights does not name adds nothing."""
     world.run(subset)
 
 
@@ -323,6 +336,7 @@ def lonely():
 
 
 def test_without_sources_the_input_stays_and_is_not_shared(world):
+    """Without sources the result is the weighted input, in memory of its own."""
     world.run(lonely)
 
 
@@ -348,6 +362,7 @@ def unweighted():
 
 
 def test_a_graph_without_weights_averages_over_the_in_neighbours():
+    """Without edge weights a rank and its in-neighbours count alike."""
     expected = [(3 + 0) / 2, (0 + 1) / 2, (1 + 0 + 2) / 3, (2 + 3) / 2]
     assert LoopbackWorld(4).run(unweighted) == pytest.approx(expected, abs=1e-15)
 
@@ -380,6 +395,7 @@ def refused(dtype):
 @on("loopback-2", "mpi-2")
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_the_average_of_integers_must_be_asked_for(world, dtype):
+    """Without round_integers=True, integers raise ArgumentError in both forms of the verb."""
     name = str(dtype).removeprefix("torch.")
     assert set(world.run(refused, dtype)) == {
         f"neighbor_allreduce: the average of {name} values is no {name}; pass round_integers=True "
@@ -389,6 +405,7 @@ def test_the_average_of_integers_must_be_asked_for(world, dtype):
 
 @on("loopback-2", "mpi-2")
 def test_bools_have_no_average(world):
+    """Bools raise ArgumentError, which advises a cast to float and no rounding."""
     assert set(world.run(refused, torch.bool)) == {
         "neighbor_allreduce: the average of bool values is no bool; cast it to float first"
     }
@@ -413,6 +430,7 @@ def scaled_integers():
 
 @on("loopback-2", "mpi-2")
 def test_integers_are_not_scaled_on_sending(world):
+    """A factor other than 1 in dst_weights raises ArgumentError for every integer dtype."""
     for rank, told in enumerate(world.run(scaled_integers)):
         assert told == {
             "neighbor_allreduce: argument dst_weights: expected 1 for every rank, since INT values "

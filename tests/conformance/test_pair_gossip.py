@@ -32,6 +32,7 @@ def averages(dtype):
 @SEVERAL
 @pytest.mark.parametrize("dtype", AVERAGING, ids=str)
 def test_every_dtype_and_shape(world, dtype):
+    """The result is the mean, or the sum with the weights given, in the input's dtype."""
     world.run(averages, dtype)
 
 
@@ -44,6 +45,7 @@ def asymmetric():
 
 @SEVERAL
 def test_both_sides_choose_their_weights(world):
+    """Each side's result has the weights that it gave itself, whatever the other side gave."""
     told = world.run(asymmetric)
     pairs = range(0, world.size, 2)
     assert told == [v for r in pairs for v in (-1.0, 0.25 * (r + 2) + 0.5 * (r + 1))]
@@ -100,6 +102,7 @@ def in_flight():
 
 @SEVERAL
 def test_several_in_flight_in_place(world):
+    """In-place gossips under several names may be waited for in any order."""
     world.run(in_flight)
 
 
@@ -114,6 +117,7 @@ def wrong_arguments():
 
 @on("loopback-2")
 def test_wrong_arguments_are_told(world):
+    """A target that is no other rank, and weights incomplete or not finite, are refused."""
     assert world.run(wrong_arguments)[1] == [
         "pair_gossip: argument target_rank: expected a rank in 0..1 other than 1, this rank "
         "itself, got 1",

@@ -64,6 +64,7 @@ def averages(dtype):
 
 @pytest.mark.parametrize("dtype", AVERAGING, ids=str)
 def test_averages_of_every_dtype_and_shape(world, dtype):
+    """Rank r gets part r of the mean in the input's dtype; integers are rounded."""
     world.run(averages, dtype)
 
 
@@ -89,6 +90,7 @@ def halves():
 
 @on("loopback-4", "mpi-4")
 def test_halves_are_summed_in_float32(world):
+    """Partial sums of float16 may exceed its range, those of bfloat16 keep all their bits."""
     assert all(world.run(halves))
 
 
@@ -98,6 +100,7 @@ def then_gathers():
 
 
 def test_gathering_the_parts_gives_the_allreduce(world):
+    """allgather of what reduce_scatter gives equals allreduce, within rounding."""
     world.run(then_gathers)
 
 
@@ -112,6 +115,7 @@ def keeps_layouts(dtype):
 @SOME
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex128, torch.int8], ids=str)
 def test_values_are_read_not_memory(world, dtype):
+    """Strides, offsets, and conjugate or negative views of a tensor change no result."""
     world.run(keeps_layouts, dtype)
 
 
@@ -133,6 +137,7 @@ def into_out():
 
 
 def test_the_result_can_be_written_into_a_tensor_of_the_caller(world):
+    """out= is returned; it may have another dtype, be strided, or be a parameter."""
     world.run(into_out)
 
 
@@ -147,6 +152,7 @@ def into_itself():
 
 
 def test_the_result_may_replace_any_part_of_the_tensor(world):
+    """out= may be a slice of the argument, also one that is another rank's part."""
     world.run(into_itself)
 
 
@@ -158,6 +164,7 @@ def nonblocking_in_order():
 
 
 def test_many_are_under_way_beside_other_collectives(world):
+    """Twenty calls, beside an allreduce, may be waited for in reverse order."""
     n = world.size
     told = [[float(k * n + n * (n - 1) / 2)] * 2 for k in reversed(range(20))]
     assert world.run(nonblocking_in_order) == [(told, n)] * n

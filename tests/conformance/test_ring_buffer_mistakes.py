@@ -177,6 +177,7 @@ def crossed(folder):
 
 @NEAR
 def test_names_that_cross_are_a_deadlock(world, tmp_path):
+    """Two blocking names in opposite orders raise on all ranks, with both names."""
     told = world.run(crossed, tmp_path)
     assert "DeadlockError" in [error for error, _ in told]
     for _, message in told:
@@ -297,6 +298,7 @@ def told_once():
 
 @on("shared_memory-4")
 def test_a_mistake_that_is_found_late_is_told_once(world):
+    """After the error of a late mismatch, further uses of the name succeed in ring buffers."""
     world.run(told_once)
 
 
@@ -350,6 +352,7 @@ def comes_late(how, form, size, make):
 @pytest.mark.parametrize(("form", "size"), [("in place", "in pieces"), ("blocking", "small")])
 @pytest.mark.parametrize(("how", "make"), [("busy", "ordinary"), ("asleep", "shared")])
 def test_ranks_that_come_late_are_waited_for(world, how, form, size, make):
+    """Ranks that are late by 0.5 s in turn cause no error, and all results are right."""
     assert all(world.run(comes_late, how, form, size, make))
 
 
@@ -444,5 +447,6 @@ def ends_early():
 
 @NEAR
 def test_a_rank_that_has_left_is_named(world):
+    """Ranks that need one which called shutdown() raise PeerError before their deadline."""
     for message in world.run(ends_early)[1:]:
         assert "rank 0 has left (it called shutdown()), but is needed" in message

@@ -395,6 +395,7 @@ def interleaved():
 
 @NEAR
 def test_several_names_in_turn(world):
+    """Seven names in turn, some in place, give the right average in each of twelve rounds."""
     world.run(interleaved)
 
 
@@ -456,6 +457,7 @@ def under_way():
 
 @NEAR
 def test_uses_under_way_at_once_keep_their_order(world):
+    """Uses of a name under way at once match by number, beside a blocking use as well."""
     world.run(under_way)
 
 
@@ -470,6 +472,7 @@ def now_and_then_confirmed():
 
 @NEAR
 def test_uses_that_ask_for_confirmation_between_others(world):
+    """check=True in every third use of a name leaves all results right."""
     world.run(now_and_then_confirmed)
 
 
@@ -562,4 +565,5 @@ def overlapping(size):
 @NEAR
 @pytest.mark.parametrize("size", [5, 3 * PIECE])
 def test_a_result_may_overlap_its_argument(world, size):
+    """out= may begin one element further on in the argument's own memory."""
     world.run(overlapping, size)

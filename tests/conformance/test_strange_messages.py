@@ -82,11 +82,13 @@ def while_computing():
 @pytest.mark.parametrize("kind", STRANGE)
 @on("loopback-2")
 def test_a_rank_that_waits_is_told_at_once(world, kind):
+    """Unreadable bytes raise PeerError that names their sender, and no pickle is executed."""
     world.run(while_waiting, kind)
 
 
 @on("loopback-4", "mpi-2")
 def test_a_rank_that_computes_is_told_by_its_next_verb(world):
+    """The next verbs that need the sender raise PeerError, and no pickle is executed."""
     world.run(while_computing)
 
 
@@ -110,10 +112,12 @@ def parcels_that_fit_no_service():
 
 @on("loopback-2", "mpi-2")
 def test_words_that_a_service_does_not_know_are_an_error_that_names_the_peer(world):
+    """The receiver's next verb raises PeerError, and verbs after it work."""
     world.run(parcels_that_fit_no_service)
 
 
 def test_a_name_that_messages_cannot_carry_is_refused():
+    """A name with a lone surrogate, which UTF-8 cannot encode, raises ArgumentError."""
     with (
         bf.local_world(2) as world,
         pytest.raises(bf.RankError, match="UTF-8 can encode") as caught,

@@ -81,6 +81,7 @@ def messages_in_order(transport):
 
 
 def test_messages_arrive_whole_once_and_in_the_order_of_their_sender(world):
+    """Messages of 0 to 70,000 bytes are never lost, cut, repeated or reordered."""
     assert world.run_bare(messages_in_order) == [True] * world.size
 
 
@@ -98,6 +99,7 @@ def post_without_reader(transport):
 
 
 def test_posting_never_waits_for_the_reader(world):
+    """post() of 3 MB returns although no peer polls before all ranks have posted."""
     for seconds, complete in world.run_bare(post_without_reader):
         assert seconds < SECONDS / 2
         assert complete
@@ -120,6 +122,7 @@ def by_tag_backwards(transport):
 
 @SEVERAL
 def test_a_tag_chooses_the_transfer_whatever_the_order(world):
+    """A receive gets the transfer of its tag, although others were sent before."""
     assert world.run_bare(by_tag_backwards) == [True] * world.size
 
 
@@ -137,6 +140,7 @@ def same_tag_in_order(transport):
 
 @SEVERAL
 def test_transfers_of_one_tag_keep_their_order(world):
+    """Transfers from one sender under one tag are received in the order of their sends."""
     assert world.run_bare(same_tag_in_order) == [list(range(20))] * world.size
 
 
@@ -156,6 +160,7 @@ def around_pieces(transport, sizes):
 
 @SEVERAL
 def test_bulk_bytes_arrive_exactly_at_all_sizes_around_a_piece(world):
+    """Transfers of sizes around a piece change no byte, and write none beyond the buffer."""
     world.run_bare(around_pieces, [0, 1, 999, 1000, 1001, 1999, 2000, 2001, 65_536, 1_000_001])
 
 
@@ -179,6 +184,7 @@ def collectives_around_pieces(transport, lengths):
 
 @SEVERAL
 def test_collectives_are_exact_at_all_sizes_around_a_piece(world):
+    """Lengths around multiples of a piece give right sums, broadcasts and parts."""
     world.run_bare(collectives_around_pieces, [0, 1, 124, 125, 126, 251, 1003])
 
 
@@ -194,6 +200,7 @@ def every_dtype_in_bulk(transport):
 
 @SEVERAL
 def test_bulk_carries_every_dtype(world):
+    """isend and receive transfer tensors of every dtype of the table."""
     world.run_bare(every_dtype_in_bulk)
 
 
@@ -208,6 +215,7 @@ def a_quarter_gigabyte(transport):
 
 @on("loopback-2", "mpi-2")
 def test_256_megabytes_arrive(world):
+    """Two ranks can send each other 256 MiB at the same time, and all of it arrives."""
     assert world.run_bare(a_quarter_gigabyte) == [(1 << 28, True)] * 2
 
 
@@ -252,6 +260,7 @@ def past_deadline(transport, what, folder):
     ids=["receive", "barrier", "allreduce", "broadcast", "reduce_scatter", "allgather"],
 )
 def test_a_wait_past_its_deadline_says_who_waited_for_what(world, tmp_path, what, words):
+    """Blocking calls raise WaitTimeoutError with rank, operation and limit."""
     message, *_ = world.run_bare(past_deadline, what, tmp_path)
     assert message == f"rank 0: {words} was not done in 0.2 s"
 
@@ -296,6 +305,7 @@ def given_up_send(transport):
 
 @SEVERAL
 def test_a_send_that_nobody_takes_meets_its_deadline_and_holds_nothing_up(world):
+    """Without a receive, send raises WaitTimeoutError, and other tags' transfers arrive."""
     assert world.run_bare(given_up_send) == [True] * world.size
 
 
@@ -392,6 +402,7 @@ def broadcasts(transport):
 
 
 def test_broadcast_gives_every_root_s_bytes_in_every_dtype(world):
+    """After broadcast each tensor holds the root's values, for lengths of 0, 1 and 1000."""
     world.run_bare(broadcasts)
 
 
@@ -405,6 +416,7 @@ def gathers(transport):
 
 
 def test_allgather_joins_unequal_parts_in_the_order_of_ranks(world):
+    """allgather joins parts of any length, also none, and of every dtype."""
     world.run_bare(gathers)
 
 
@@ -416,6 +428,7 @@ def meets(transport):
 
 
 def test_nobody_leaves_a_barrier_before_all_have_entered(world):
+    """barrier() returns on no rank before the last rank has called it."""
     entered, left = zip(*world.run_bare(meets), strict=True)
     assert max(entered) <= min(left)
 
@@ -434,6 +447,7 @@ def several_at_once(transport):
 
 
 def test_several_collectives_may_be_under_way(world):
+    """Four different collectives under way at once may be finished in reverse order."""
     n = world.size
     total = n * (n - 1) / 2
     expected = ([total] * 5, [2 * rank for rank in range(n)], n - 1)
@@ -458,6 +472,7 @@ def several_large_at_once(transport):
 
 
 def test_several_large_sums_may_be_under_way(world):
+    """Sums of many pieces under way at once may be finished in reverse order."""
     world.run_bare(several_large_at_once)
 
 
@@ -483,6 +498,7 @@ def splits(transport):
 
 
 def test_split_makes_groups_ordered_by_key_with_messages_of_their_own(world):
+    """Sums and messages of a group from split() reach its members only."""
     world.run_bare(splits)
 
 
@@ -493,6 +509,7 @@ def tells_machine(transport):
 
 
 def test_ranks_of_this_test_share_one_machine(world):
+    """machine_id() is 0 on all ranks, so that a split by it keeps them together."""
     assert world.run_bare(tells_machine) == [(0, world.size)] * world.size
 
 
@@ -504,4 +521,5 @@ def closes_twice(transport):
 
 
 def test_close_may_be_called_twice(world):
+    """A second close() of a transport raises nothing."""
     assert world.run_bare(closes_twice) == [world.transport] * world.size

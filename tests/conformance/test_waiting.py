@@ -52,10 +52,12 @@ def assert_names_circle(messages):
 
 @on("loopback-2", "loopback-4", "mpi-2", "mpi-4")
 def test_a_circle_of_all_ranks_is_found_and_named_by_each(world):
+    """A cycle of waits raises DeadlockError before the deadline, and the world goes on."""
     assert_names_circle(world.run(circle))
 
 
 def test_a_circle_of_three():
+    """A cycle of an odd number of ranks raises DeadlockError that names all of them."""
     assert_names_circle(LoopbackWorld(3).run(circle))
 
 
@@ -76,6 +78,7 @@ def wrong_order():
 
 @on("loopback-2", "mpi-2")
 def test_blocking_verbs_in_the_wrong_order(world):
+    """Two names in opposite orders raise DeadlockError on both ranks, with both names."""
     for message in world.run(wrong_order):
         assert "expects 'a' (use 0) of rank" in message
         assert "expects 'b' (use 0) of rank" in message
@@ -90,6 +93,7 @@ def collectives_in_the_wrong_order():
 
 @on("loopback-2", "mpi-2")
 def test_collectives_in_the_wrong_order(world):
+    """barrier() on one rank against allreduce on the other raises MismatchError on both."""
     for message in world.run(collectives_in_the_wrong_order):
         assert "expected verb" in message
 
@@ -114,6 +118,7 @@ def circle_beside_others():
 
 @on("loopback-4", "mpi-4")
 def test_ranks_that_wait_for_a_circle_are_released(world):
+    """Ranks outside of the cycle raise PeerLeftError when its members have left."""
     outcomes = world.outcomes(circle_beside_others)
     assert [outcome.error for outcome in outcomes[:2]] == ["DeadlockError"] * 2
     for outcome in outcomes[2:]:
@@ -137,6 +142,7 @@ def slow_ranks():
 
 @on("loopback-2", "loopback-4", "mpi-2", "mpi-4")
 def test_slow_ranks_are_waited_for(world):
+    """A rank that is late by 0.6 s is no deadlock, whichever rank it is."""
     assert all(world.run(slow_ranks))
 
 
@@ -160,6 +166,7 @@ def patient(folder):
 
 @on("loopback-2", "mpi-2")
 def test_a_wait_with_a_limit_is_no_deadlock(world, tmp_path):
+    """Waits with a timeout form no cycle: they time out, and the verbs complete later."""
     first, second = world.run(patient, tmp_path)
     assert first == (
         "rank 0: neighbor_allreduce 'a' (use 0) was not done in 0.8 s; missing: rank 1; rank 1 has "
@@ -247,6 +254,7 @@ def never_comes(verb, folder):
     ids=["neighbour", "collective", "gossip"],
 )
 def test_a_wait_warns_once_with_the_missing_ranks_and_then_raises(world, tmp_path, verb, called):
+    """A wait logs one warning after warn_after, and raises an error at its deadline."""
     _, (seconds, message, heard) = world.run(never_comes, verb, tmp_path)
     assert 1.5 <= seconds < 1.5 + DELAY
     assert re.fullmatch(
@@ -329,4 +337,5 @@ def nobody_waits(folder):
 
 @on("loopback-2", "mpi-2")
 def test_a_handle_that_nobody_waits_for_meets_its_deadline(world, tmp_path):
+    """A verb fails at its deadline without wait(), which then raises WaitTimeoutError."""
     assert "missing: rank 0" in world.run(nobody_waits, tmp_path)[1]

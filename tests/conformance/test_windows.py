@@ -64,6 +64,7 @@ def create_and_free():
 
 
 def test_windows_come_and_go_by_name(world):
+    """win_create returns False for a name in use; win_free frees one window or all of them."""
     world.run(create_and_free)
 
 
@@ -87,6 +88,7 @@ def made_anew():
 
 
 def test_a_window_made_anew_begins_anew(world):
+    """A new window of a freed name has version 0 and nothing that was put into the old one."""
     world.run(made_anew)
 
 
@@ -136,6 +138,7 @@ def update_by_the_topology(family):
 
 @pytest.mark.parametrize("family", ["star", "ring"])
 def test_an_update_takes_the_weights_of_the_topology(world, family):
+    """Without weights, win_update mixes with this rank's row of the topology."""
     world.run(update_by_the_topology, family)
 
 
@@ -148,6 +151,7 @@ def collect_twice():
 
 
 def test_what_was_collected_is_gone(world):
+    """win_update_then_collect empties the buffers that it adds to the tensor."""
     world.run(collect_twice)
 
 
@@ -164,6 +168,7 @@ def reset_some():
 
 
 def test_a_reset_empties_the_buffers_that_are_named(world):
+    """win_update with reset=True empties the buffers that src_weights names, and no others."""
     world.run(reset_some)
 
 
@@ -186,6 +191,7 @@ def put_and_update():
 
 
 def test_puts_and_an_update_average_with_the_neighbors(world):
+    """win_update after puts of all ranks gives the mean with the in-neighbours."""
     world.run(put_and_update)
 
 
@@ -203,6 +209,7 @@ def put_to_one():
 
 
 def test_a_put_to_one_neighbor_with_a_factor(world):
+    """win_put to one target scales what arrives there, and leaves all other buffers as is."""
     world.run(put_to_one)
 
 
@@ -221,6 +228,7 @@ def scaled_in_place():
 
 
 def test_the_tensor_is_scaled_in_place_after_it_was_sent(world):
+    """self_weight scales the tensor that was given, and nothing of what is sent."""
     world.run(scaled_in_place)
 
 
@@ -269,6 +277,7 @@ def many_outstanding():
 
 
 def test_many_puts_of_one_window_may_be_under_way(world):
+    """Of many non-blocking puts the last one counts, and of accumulates the sum."""
     world.run(many_outstanding)
 
 
@@ -291,6 +300,7 @@ def flushed():
 
 
 def test_what_was_flushed_is_seen_after_a_barrier(world):
+    """In-neighbours read the last put and all accumulates that came before win_flush."""
     world.run(flushed)
 
 
@@ -311,6 +321,7 @@ def cancelled():
 
 
 def test_a_cancelled_handle_is_done_and_what_was_sent_arrives(world):
+    """After win_cancel, win_poll and win_wait return True, and a later put is read."""
     world.run(cancelled)
 
 
@@ -376,6 +387,7 @@ def get_after_puts():
 
 
 def test_gets_follow_what_a_neighbor_does(world):
+    """win_get reads the tensor that the neighbour has last put, scaled or updated."""
     world.run(get_after_puts)
 
 
@@ -413,6 +425,7 @@ def versions():
 
 
 def test_versions_count_what_was_written_since_the_last_update(world):
+    """Puts, accumulates and gets count 1 each; an update sets the count to 0."""
     world.run(versions)
 
 
@@ -446,6 +459,7 @@ def staleness():
 
 
 def test_staleness_is_told_in_versions_steps_and_seconds(world):
+    """win_staleness tells the version last taken, and its age in steps and seconds."""
     world.run(staleness)
 
 
@@ -472,6 +486,7 @@ def one_sender():
 
 
 def test_p_goes_the_way_of_the_tensor(world):
+    """p is scaled, sent and collected as the tensor is; without associated_p it stays 1."""
     world.run(one_sender)
 
 
@@ -498,6 +513,7 @@ def p_is_x(seed):
 
 
 def test_p_equals_x_where_both_begin_at_one(world):
+    """With column-stochastic weights p and x stay equal, whatever verbs ranks use."""
     for seed in range(3):
         world.run(p_is_x, seed)
 
@@ -525,6 +541,7 @@ def push_sum(steps):
 
 @on("loopback-1", "loopback-4", "mpi-4", "shared_memory-4")
 def test_push_sum_gives_the_true_mean_on_an_unbalanced_digraph(world):
+    """x / p tends to the mean of all ranks, and p sums to their number."""
     world.run(push_sum, 60)
 
 
@@ -555,10 +572,12 @@ def any_dtype(dtypes, shapes):
 
 
 def test_every_float_dtype_and_shape(world):
+    """Puts, accumulates and weighted updates are right within the dtype's rounding."""
     world.run(any_dtype, FLOATS, SHAPES)
 
 
 def test_every_integer_dtype_with_whole_weights(world):
+    """Puts, accumulates and updates with whole weights are exact, and wrap around."""
     world.run(any_dtype, INTEGERS, [(), (0,), (5,)])
 
 
@@ -584,6 +603,7 @@ def non_contiguous():
 
 
 def test_tensors_that_are_not_contiguous(world):
+    """Window and put tensors may be strided; memory between their elements is not written."""
     world.run(non_contiguous)
 
 
@@ -602,6 +622,7 @@ def leaf_parameter():
 
 
 def test_a_parameter_stays_a_leaf(world):
+    """A window's parameter is updated in place, requires gradients, and still gets them."""
     world.run(leaf_parameter)
 
 
@@ -622,6 +643,7 @@ def one_peer(rounds):
 
 
 def test_a_time_varying_graph_takes_the_neighbors_of_the_round(world):
+    """Puts and updates in round k use its edges: log2(n) rounds give the exact mean."""
     world.run(one_peer, {1: 1, 2: 1, 4: 2}[world.size])
 
 
@@ -639,4 +661,5 @@ def directed():
 
 
 def test_a_directed_graph(world):
+    """On a directed ring a rank reads what its in-neighbour has put, put after put."""
     world.run(directed)

@@ -77,6 +77,7 @@ def tensors_that_do_not_fit():
 
 @on(*MANY)
 def test_a_tensor_of_another_shape_or_dtype(world):
+    """Puts that do not fit, and windows of bools or complex numbers, are refused."""
     world.run(tensors_that_do_not_fit)
 
 
@@ -189,6 +190,7 @@ def weights_that_cannot_be():
 
 @on(*MANY)
 def test_weights_and_handles_that_cannot_be(world):
+    """Weights incomplete, not finite, or fractional for integers raise ArgumentError."""
     world.run(weights_that_cannot_be)
 
 
@@ -221,6 +223,7 @@ SAID = {
 @on("loopback-4", "mpi-4", "shared_memory-4")
 @pytest.mark.parametrize("what", SAID)
 def test_ranks_that_make_different_windows_hear_of_it_alike(world, what):
+    """All ranks raise one MismatchError that tells which argument or graph differs."""
     outcomes = world.outcomes(make_differently, what)
     messages = {outcome.message for outcome in outcomes}
     assert {outcome.error for outcome in outcomes} == {"MismatchError"}
@@ -258,6 +261,7 @@ def free_different_ones():
 
 @on("loopback-2", "mpi-2", "shared_memory-2")
 def test_ranks_that_free_different_windows(world):
+    """win_free of two names raises MismatchError on both ranks, which tells both names."""
     for message in world.run(free_different_ones):
         assert "win_free a" in message
         assert "win_free b" in message
@@ -276,6 +280,7 @@ def no_period():
 
 @on("loopback-2")
 def test_a_schedule_that_does_not_repeat(world):
+    """win_create under a schedule without a period raises ArgumentError."""
     world.run(no_period)
 
 
@@ -308,6 +313,7 @@ def change_the_topology():
 
 @on("loopback-1", *MANY)
 def test_the_topology_stays_while_there_are_windows(world):
+    """set_topology raises TopologyError for all but the very graph, and names the windows."""
     world.run(change_the_topology)
 
 
@@ -330,6 +336,7 @@ def handle_of_a_freed_window():
 
 @on(*MANY)
 def test_a_handle_of_a_freed_window_does_not_wait(world):
+    """Puts, updates and waits for unfinished puts raise ArgumentError after win_free."""
     world.run(handle_of_a_freed_window)
 
 
@@ -353,6 +360,7 @@ def freed_by_one():
 
 @on("mpi-2")
 def test_a_window_that_a_peer_has_forgotten(world):
+    """A put or get whose target has no such window any more raises PeerError that names it."""
     world.run(freed_by_one)
 
 
@@ -372,6 +380,7 @@ def lock_of_one_that_is_gone():
 
 @on("loopback-2", "mpi-2", "shared_memory-2")
 def test_the_mutex_of_a_peer_that_has_forgotten_the_window(world):
+    """require_mutex=True raises PeerError, and does not wait until the deadline."""
     world.run(lock_of_one_that_is_gone)
 
 
@@ -379,6 +388,7 @@ def test_the_mutex_of_a_peer_that_has_forgotten_the_window(world):
 
 
 def test_before_init():
+    """win_create and win_put raise NotInitializedError where init() was not called."""
     with pytest.raises(bf.NotInitializedError, match=r"call asyncddp\.init\(\) first"):
         bf.win_create(torch.ones(2), "x")
     with pytest.raises(bf.NotInitializedError):

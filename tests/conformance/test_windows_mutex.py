@@ -121,6 +121,7 @@ def updates_wait(folder):
 
 @on(*TWO)
 def test_an_update_that_requires_the_mutex_waits_for_the_writer(world, tmp_path):
+    """win_update sees the last put of the writer that held this rank's slot."""
     world.run(updates_wait, tmp_path)
 
 
@@ -142,6 +143,7 @@ def again():
 
 @on(*TWO)
 def test_a_thread_that_has_it_may_take_it_again(world):
+    """Within a thread the mutex is reentrant, and it is free after the outermost block."""
     world.run(again)
 
 
@@ -173,6 +175,7 @@ def threads():
 
 @on(*TWO)
 def test_threads_of_a_rank_exclude_each_other(world):
+    """Never are two threads of a rank inside win_mutex of one window at the same time."""
     world.run(threads)
 
 
@@ -209,6 +212,7 @@ def too_late(folder):
 
 @on(*TWO)
 def test_who_gives_up_waiting_does_not_get_it_later(world, tmp_path):
+    """After a WaitTimeoutError no grant is kept, and a new request waits its turn."""
     world.run(too_late, tmp_path)
 
 
@@ -238,6 +242,7 @@ def thread_too_late():
 
 
 def test_another_thread_that_holds_it_is_told_at_the_deadline():
+    """A wait for a mutex that another thread of the rank holds times out, and says so."""
     LoopbackWorld(2).run(thread_too_late, settings={"timeout": 1.0})
 
 
@@ -255,4 +260,5 @@ def an_error_inside():
 
 @on(*TWO)
 def test_an_error_inside_gives_it_back(world):
+    """An exception inside of win_mutex releases it, and other ranks can acquire it."""
     world.run(an_error_inside)

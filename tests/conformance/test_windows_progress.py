@@ -83,6 +83,7 @@ def steps_beside_a_straggler(folder):
 
 @on("loopback-4", "mpi-4", "shared_memory-4")
 def test_a_straggler_stops_nobody(world, tmp_path):
+    """Fifty puts and updates complete on three ranks while their neighbour stands still."""
     world.run(steps_beside_a_straggler, tmp_path)
 
 
