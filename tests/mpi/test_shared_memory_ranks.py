@@ -76,6 +76,7 @@ def test_sums_of_large_tensors_are_the_same_to_the_bit(world, dtype):
 
 @pytest.mark.mpi(3)
 def test_sums_over_three_ranks(three):
+    """allreduce is right and equal to the bit where three ranks divide no piece evenly."""
     assert_alike(three.run(sums, torch.float32))
 
 
@@ -105,11 +106,13 @@ def parts_of_sums(dtype):
 @NEAR
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex128], ids=str)
 def test_parts_of_sums_of_large_tensors(world, dtype):
+    """reduce_scatter is right at lengths around those of pieces, in turn with allreduce."""
     world.run(parts_of_sums, dtype)
 
 
 @pytest.mark.mpi(3)
 def test_parts_of_sums_over_three_ranks(three):
+    """reduce_scatter is right where three ranks divide no piece evenly."""
     three.run(parts_of_sums, torch.float32)
 
 
@@ -143,6 +146,7 @@ def gives_up_large_sums(transport, folder):
 
 @NEAR
 def test_large_sums_that_were_given_up_end_all_that_come_after(world, tmp_path):
+    """A sum behind one that timed out does too, new ones raise, and no output is written."""
     told, *_ = world.run_bare(gives_up_large_sums, tmp_path)
     refused = (
         "collectives cannot go on: an earlier collective was given up while some ranks had not "
@@ -293,6 +297,7 @@ def outlives(method):
 @NEAR
 @pytest.mark.parametrize("method", METHODS)
 def test_parameters_live_in_shared_memory_and_outlive_the_world(world, method):
+    """After shutdown() parameters are ordinary tensors of the same values."""
     assert all(world.run(outlives, method))
 
 
@@ -314,4 +319,5 @@ def two_worlds():
 
 @NEAR
 def test_a_second_world_after_the_first(world):
+    """A shared tensor of the first world averages as an ordinary one in the second."""
     assert all(world.run(two_worlds))
