@@ -104,6 +104,7 @@ def test_every_test_on_processes_is_in_the_group_of_its_world(request):
 
 @pytest.mark.parametrize(("name", "in_group"), [("mpi-2", True), ("loopback-2", False)])
 def test_a_world_of_processes_is_a_group_wherever_its_name_stands(name, in_group):
+    """Only a whole word of a test's parameters counts; other tests are grouped by file."""
     assert [one.id for one in parameters([name])] == [name]
     for test in (f"t.py::test[{name}]", f"t.py::test[a-{name}-b]", f"t.py::test[a-{name}]"):
         assert group_of(test) == (name if in_group else "t.py")
@@ -111,12 +112,14 @@ def test_a_world_of_processes_is_a_group_wherever_its_name_stands(name, in_group
 
 
 def test_long_groups_come_first():
+    """Worlds of processes begin before hosts, docs and other files, the larger one first."""
     groups = ["tests/unit/test_b.py", "tests/docs/test_pages.py", HOSTS, "mpi-2", "mpi-4"]
     assert sorted(groups, key=handle_of_block) == groups[::-1]
     assert set(RANKS) < set(WORLDS)
 
 
 def test_every_test_runs_once_and_groups_stay_whole(two):
+    """No group is ever at both workers, and both are told to end after the last test."""
     groups, workers = two
     steps, done = work(groups, workers)
     assert sorted(done) == sorted(SUITE)
@@ -187,6 +190,7 @@ def runs(folder):
 
 
 def test_a_worker_has_all_tests_of_a_world(folder):
+    """Each of the three worlds runs on one worker, and neither worker is without one."""
     found = runs(folder)
     workers = {(world, worker) for world, _, worker in found}
     assert {worker for _, worker in workers} == {"gw0", "gw1"}

@@ -100,6 +100,7 @@ def inner(tmp_path_factory) -> Finished:
 
 @BOTH
 def test_results_come_in_the_order_of_the_ranks(world):
+    """Entry r of what world.run returns is what rank r returned."""
     assert world.run(tells_rank) == list(range(world.size))
 
 
@@ -114,6 +115,7 @@ def test_every_failing_rank_is_reported_the_cause_before_its_consequences(world)
 
 @BOTH
 def test_outcomes_tell_of_each_rank_how_it_ended(world):
+    """An outcome holds rank, error class and message, of a consequence as well."""
     first, second = world.outcomes(fails_on, 1)
     assert (first.rank, second.rank) == (0, 1)
     assert first.error == "PeerLeftError"
@@ -123,6 +125,7 @@ def test_outcomes_tell_of_each_rank_how_it_ended(world):
 
 @BOTH
 def test_a_world_is_as_new_after_a_case_that_failed(world):
+    """The next case runs on all ranks, whatever a rank raised in the one before."""
     with pytest.raises(RanksFailedError):
         world.run(fails_on, 0)
     assert world.run(tells_rank) == [0, 1]
@@ -140,6 +143,7 @@ def test_a_rank_that_hangs_is_reported_with_its_stack(world):
 
 @on("mpi-2")
 def test_a_rank_that_dies_is_reported(world):
+    """A rank that is killed raises ProcessPoolError, and the next case gets a new pool."""
     with pytest.raises(ProcessPoolError, match="rank 0 died"):
         world.run(dies_on, 0)
     assert world.run(tells_rank) == [0, 1]
@@ -147,18 +151,21 @@ def test_a_rank_that_dies_is_reported(world):
 
 @on("mpi-2")
 def test_a_case_leaves_no_variable_to_the_next(world):
+    """An environment variable that a case sets is unset in the next case of that pool."""
     world.run(sets_a_variable)
     assert world.run(sees_the_variable) == [False, False]
 
 
 @on("mpi-2")
 def test_a_result_that_cannot_travel_is_an_error(world):
+    """A result that pickle refuses raises RanksFailedError where ranks are processes."""
     with pytest.raises(RanksFailedError, match="cannot pickle"):
         world.run(unpicklable)
 
 
 @on("mpi-2")
 def test_a_function_that_processes_cannot_import_is_refused(world):
+    """A lambda as a case raises TypeError, which says where a case must be defined."""
     with pytest.raises(TypeError, match="at the top of its module"):
         world.run(lambda: None)
 
@@ -182,6 +189,7 @@ def test_a_failing_rank_fails_the_test(inner, transport):
     ids=["thread", "process", "variable"],
 )
 def test_a_test_that_leaves_something_behind_fails(inner, kind, told):
+    """A thread, process or environment variable left is an error at teardown that names it."""
     report = rf"ERROR at teardown of test_leaks_{kind} _+\n+the test has left behind: {told}"
     assert re.search(report, inner.stdout), inner
 
@@ -195,12 +203,14 @@ def test_a_test_that_leaves_nothing_passes(inner):
 
 
 def test_a_local_world_leaves_nothing_behind():
+    """When run() of a world of threads has returned, no thread of it is left."""
     before = Traces.now()
     LoopbackWorld(3).run(tells_rank)
     assert before.left(grace=0.0) == []
 
 
 def test_a_script_is_run_to_its_end(tmp_path):
+    """run_on_mpirun gives exit code, stdout and stderr, and what processes were left."""
     script = "import sys; print('said'); print('cried', file=sys.stderr); sys.exit(5)"
     done = run_on_mpirun(1, script, tmp_path)
     assert (done.code, done.stdout, done.timed_out, done.left) == (5, "said\n", False, ()), done
@@ -208,6 +218,7 @@ def test_a_script_is_run_to_its_end(tmp_path):
 
 
 def test_a_script_that_does_not_end_is_ended_with_all_it_started(tmp_path):
+    """At its timeout no process of a script is left, and what it printed is kept."""
     script = "import time; print('here', flush=True); time.sleep(300)"
     before = Traces.now()
     for timeout in (2.0, 10.0, 60.0):  # a busy machine needs longer to start it
@@ -220,6 +231,7 @@ def test_a_script_that_does_not_end_is_ended_with_all_it_started(tmp_path):
 
 
 def test_a_process_that_outlives_its_command_is_told(tmp_path):
+    """run_to_end lists a child that runs on, although the command exits with 0."""
     orphan = "import subprocess; subprocess.Popen(['sleep', '30'])"
     done = run_to_end([sys.executable, "-c", orphan])
     assert done.code == 0
