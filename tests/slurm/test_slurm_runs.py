@@ -18,6 +18,7 @@ def lines(text):
 
 
 def test_srun_with_pmix_starts_ranks_that_know_each_other(pmix):
+    """Two tasks of srun --mpi=pmix are ranks 0 and 1 of one world."""
     done = pmix.call("srun", "--ntasks=2", "--mpi=pmix", sys.executable, "train.py")
     assert done.returncode == 0, done.stderr
     assert lines(done.stdout) == RANKS
@@ -33,6 +34,7 @@ def test_srun_without_it_is_refused_and_not_trained_apart(slurm):
 
 
 def test_asyncddp_run_reads_the_number_of_ranks_from_the_allocation(slurm):
+    """In salloc, asyncddp run without -np starts as many ranks as there are tasks."""
     words = [sys.executable, "-m", "asyncddp", "run", "train.py"]
     done = slurm.call("salloc", "--quiet", "--ntasks=2", *words)
     assert done.returncode == 0, done.stderr
@@ -40,6 +42,7 @@ def test_asyncddp_run_reads_the_number_of_ranks_from_the_allocation(slurm):
 
 
 def test_a_failing_rank_under_srun_is_named_with_its_exit_code(pmix):
+    """With --launcher srun, asyncddp run names the failed rank and exits with its code."""
     (pmix.folder / "fails.py").write_text(
         "import asyncddp as bf, sys\nbf.init()\nbf.rank() or sys.exit(7)\nbf.barrier()\n"
     )
@@ -52,6 +55,7 @@ def test_a_failing_rank_under_srun_is_named_with_its_exit_code(pmix):
 
 @pytest.mark.parametrize("name", ["cpu.sh", "srun.sh"])
 def test_the_batch_scripts_train(name, request):
+    """cpu.sh and srun.sh run the script on as many ranks as sbatch was asked for."""
     slurm = request.getfixturevalue("pmix" if name == "srun.sh" else "slurm")
     small = ["--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=1", f"--output={name}.out"]
     done = slurm.call(
@@ -63,6 +67,7 @@ def test_the_batch_scripts_train(name, request):
 
 
 def test_a_batch_script_without_a_program_says_how_it_is_used(slurm):
+    """Without a program the job fails, and its output holds the usage line of cpu.sh."""
     small = ["--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=1", "--output=usage.out"]
     done = slurm.call("sbatch", "--wait", *small, str(EXAMPLES / "cpu.sh"), VENV=sys.prefix)
     assert done.returncode != 0
