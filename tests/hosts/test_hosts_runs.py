@@ -52,11 +52,13 @@ def seen(ended):
 
 @pytest.mark.parametrize("interface", ["10.77.0.0/24", "e0"])
 def test_ranks_run_on_the_hosts_that_were_named_in_that_order(hosts, interface):
+    """Ranks fill the slots host by host, with the interface given by subnet or by name."""
     ranks = seen(hosts.run("--network-interface", interface, script=WHERE))
     assert [one["host"] for one in ranks] == ["h1", "h1", "h2", "h2"]
 
 
 def test_ranks_are_shared_out_over_hosts_without_slots(hosts):
+    """The first host gets the odd rank, and is where torch's env:// rendezvous is."""
     ranks = seen(hosts.run("-np", "3", *NETWORK, script=MEETING + WHERE, hosts="h2,h1"))
     assert [one["host"] for one in ranks] == ["h2", "h2", "h1"]
     assert {one["environment"]["MASTER_ADDR"] for one in ranks} == {"h2"}, "of rank 0"
@@ -65,6 +67,7 @@ def test_ranks_are_shared_out_over_hosts_without_slots(hosts):
 
 
 def test_what_was_asked_for_reaches_the_other_host_unchanged(hosts):
+    """No shell on the way interprets arguments or the values of -x."""
     hostile = ["a b", "$HOME", "'", ";id"]
     path = hosts.folder / "script.py"
     path.write_text(WHERE)
@@ -76,6 +79,7 @@ def test_what_was_asked_for_reaches_the_other_host_unchanged(hosts):
 
 
 def test_machines_are_real_ones(hosts):
+    """Ranks of a host are one machine: local and machine ranks follow the hosts."""
     script = (
         "import json, asyncddp as bf\n"
         "bf.init()\n"
@@ -127,6 +131,7 @@ def wait_for_ranks(child, count=4):
 
 
 def test_ctrl_c_ends_everything_on_both_hosts(hosts):
+    """SIGINT ends the command with 130, and no process is left on either host."""
     child = hosts.start(*NETWORK, script=WAITING.format(victim=None), warm=False)
     wait_for_ranks(child)
     assert len(hosts.processes()) >= 7, "the command, its launcher, a daemon and four ranks"
@@ -157,6 +162,7 @@ def test_a_killed_rank_ends_everything_on_both_hosts_and_is_named(hosts, victim,
 
 
 def test_a_rank_that_fails_on_another_host_is_named_with_its_reason(hosts):
+    """An exception on another host gives exit code 1 and a single traceback."""
     script = (
         "import torch, asyncddp as bf\n"
         "bf.init()\n"
@@ -186,5 +192,6 @@ def test_ranks_end_when_their_host_is_lost(hosts):
 
 
 def test_nothing_is_left_of_an_ordinary_run(hosts):
+    """When the command has ended with 0, no process is left on either host."""
     assert hosts.run(*NETWORK, script="print(1)")[0] == 0
     assert hosts.wait_until_gone(5) == [], [p.cmdline() for p in psutil.process_iter()]

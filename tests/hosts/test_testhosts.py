@@ -15,17 +15,20 @@ def on(host, command):
 
 
 def test_a_host_has_its_name_its_address_and_an_empty_environment(network):
+    """Commands on a host see its hostname and interface, and no caller's variables."""
     assert on("h2", "hostname") == "h2"
     assert "10.77.0.2/24" in on("h2", "ip -4 -o addr show e0")
     assert on("h1", "echo ${LD_LIBRARY_PATH-none} ${VIRTUAL_ENV-none}") == "none none"
 
 
 def test_hosts_share_no_memory(network):
+    """A file in /dev/shm on one host does not exist on the other."""
     assert on("h1", "touch /dev/shm/mark; ls /dev/shm") == "mark"
     assert on("h2", "ls /dev/shm") == ""
 
 
 def test_there_is_no_way_out_of_the_network(network):
+    """Hosts have no default route, and their bridge has no IPv4 address."""
     assert on("h1", "ip route show default") == ""
     bridge = subprocess.run(
         ["ip", "-o", "addr", "show", "asyncddp0"], capture_output=True, text=True, check=True
@@ -34,15 +37,18 @@ def test_there_is_no_way_out_of_the_network(network):
 
 
 def test_options_of_ssh_are_passed_over(network):
+    """Options before the host are ignored, and a command's words are joined as ssh does."""
     assert call_script("-x", "-p", "22", "h1", "echo", "a  b").stdout == "a b\n"
 
 
 def test_exit_codes_come_back(network):
+    """The script exits with the code of the command, and with 255 for an unknown host."""
     assert call_script("h1", "exit 7").returncode == 7
     assert call_script("h9", "true").returncode == 255
 
 
 def test_a_wrong_call_is_answered_with_the_right_ones():
+    """An unknown subcommand exits with 2 and prints the usage on stderr."""
     ended = call_script("sideways")
     assert ended.returncode == 2
     assert "usage: testhosts up" in ended.stderr

@@ -9,6 +9,7 @@ pytestmark = pytest.mark.hosts
 
 
 def test_it_can_be_taken_down_twice_and_made_again_even_with_processes_left():
+    """testhosts down kills processes on hosts and leaves no namespace or link."""
     can = call_script("check")
     if can.returncode != 0:
         pytest.skip(f"no hosts can be made here: {can.stderr.strip()}")
