@@ -49,6 +49,7 @@ def assert_rounded(out, tensors, weights, divisor=1):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("others", [0, 1, 2, 3, 8, 9, 17])
 def test_the_sum_is_that_of_float64_rounded(kernel, device, dtype, others):
+    """The error is at most half a unit of the dtype and rounding of sums, up to 18 tensors."""
     for size in (1, 2047, 2048, 1_000_003):
         tensors = drawn(1 + others, size, dtype, device)
         weights = [(-1) ** k / (k + 3) for k in range(1 + others)]
@@ -61,6 +62,7 @@ def test_the_sum_is_that_of_float64_rounded(kernel, device, dtype, others):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_means_and_views_at_odd_places(kernel, device, dtype):
+    """A mean of unaligned views is right, and nothing beside the output view is written."""
     bases = drawn(5, 70_007, dtype, device)
     tensors = [base[1 + k : 70_001 + k] for k, base in enumerate(bases)]
     before = bases[4].clone()
@@ -73,6 +75,7 @@ def test_means_and_views_at_odd_places(kernel, device, dtype):
 
 
 def test_weights_reach_the_kernel_with_all_their_bits(kernel, device):
+    """Weights of a float64 sum are not rounded to float32 on their way."""
     x = torch.ones(3, dtype=torch.float64, device=device)
     for first, second in [(1 / 3, 1e-17), (0.1 + 2**-54, 0.7), (0.0, 1.0)]:
         out = torch.empty_like(x)
@@ -81,6 +84,7 @@ def test_weights_reach_the_kernel_with_all_their_bits(kernel, device):
 
 
 def test_more_elements_than_32_bits_count(kernel, device):
+    """A sum of more than 2**31 elements is right in all of them."""
     if torch.cuda.mem_get_info(device)[0] < 16 << 30:
         pytest.skip("takes 13 GB of the GPU's memory")
     count = (1 << 31) + 5
@@ -106,6 +110,8 @@ def test_it_gives_what_torch_gives(kernel, device, dtype, caplog):
 
 
 def test_threads_that_first_need_it_at_once(kernel, device):
+    """Four threads whose first averages are simultaneous all get the right one."""
+
     def averaged():
         bf.set_topology(topology.complete(4))
         x = torch.full((50_001,), float(bf.rank()), device=device)

@@ -12,6 +12,7 @@ from tests.support import on
 
 @pytest.mark.parametrize("case", windows_cases.CASES, ids=str)
 def test_conformance(ranks, place, case):
+    """What holds of windows on the host holds of windows of CUDA tensors."""
     if ranks.size not in case.ranks:
         pytest.skip(f"the case is one of {case.ranks[0]} ranks")
     ranks.run(conformance.perform, place, case)
@@ -25,6 +26,7 @@ def test_windows_keep_to_the_order_of_the_caller_s_stream(ranks, place, side):
 
 @pytest.mark.parametrize("method", windows_cases.METHODS)
 def test_training_equals_that_on_the_host(ranks, place, method):
+    """With one-sided methods in step, weights equal those of the host to 1e-8."""
     for there, here in ranks.run(windows_cases.trains, place, method, 20):
         torch.testing.assert_close(there, here, rtol=1e-8, atol=1e-10)
 

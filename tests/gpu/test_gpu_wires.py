@@ -53,29 +53,35 @@ def test_conformance(run, world, module):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
 def test_every_verb_gives_what_the_host_gives(run, dtype):
+    """Results of every verb lie on the GPU and equal the host's within rounding."""
     run(cases.agrees_with_the_host, dtype)
 
 
 @pytest.mark.parametrize("side", [False, True], ids=["its-stream", "another-stream"])
 def test_verbs_keep_to_the_order_of_the_caller_s_stream(run, side):
+    """Verbs read late inputs, and inputs may be overwritten as soon as they return."""
     run(cases.races, 5, side)
 
 
 def test_handles_waited_on_other_streams_and_threads(run):
+    """wait() orders the result before work on the stream that is current there."""
     run(cases.waited_elsewhere)
 
 
 def test_a_graph_between_two_verbs(run):
+    """A captured CUDA graph replays on the values of the verb before it."""
     run(cases.graphed, 10)
 
 
 @pytest.mark.parametrize("method", cases.METHODS)
 def test_training_equals_that_on_the_host(run, method):
+    """Weights after 20 steps on the GPU equal those of the host to 1e-8."""
     for there, here in run(cases.trains, method, 20):
         torch.testing.assert_close(there, here, rtol=1e-8, atol=1e-10)
 
 
 def test_training_with_unequal_numbers_of_batches(run):
+    """Inside join() the weights on the GPU equal those of the host to 1e-8."""
     for there, here in run(cases.joins):
         torch.testing.assert_close(there, here, rtol=1e-8, atol=1e-10)
 
