@@ -122,6 +122,7 @@ def test_another_bench_follows_windows_in_the_same_run(without_gloo):
     ],
 )
 def test_wrong_arguments_are_refused_in_a_sentence(tmp_path, arguments, words):
+    """scripts/bench exits with 1 and tells on stderr what it expects."""
     done = run_bench(*arguments, cwd=tmp_path)
     assert done.code == 1
     assert words in done.stderr
@@ -239,6 +240,7 @@ def test_buffers_of_a_size_are_gone_when_the_next_one_is_measured(contract):
 
 
 def test_spread_is_half_the_distance_of_the_quartiles_over_the_median(contract):
+    """The spread of rounds is (upper quartile - lower quartile) / (2 * median)."""
     row = contract.TimingRow("t", "r", 4, 1, (1.0, 2.0, 3.0, 4.0, 5.0))
     assert row.median == 3
     assert row.quartiles == (2, 4)

@@ -42,12 +42,14 @@ def run(tmp_path_factory):
 @pytest.mark.mpi(2)
 class TestOneCommand:
     def test_ends_well_and_leaves_no_process(self, run):
+        """scripts/gpu --stand-in exits with 0 and tells where its results are."""
         done, out = run
         assert done.code == 0, done
         assert not done.left
         assert f"the results are in {out}" in done.stderr
 
     def test_tests_were_run_and_say_why_they_were_skipped(self, run):
+        """More than 300 tests run and none fails; without a GPU the log names the reason."""
         _, out = run
         (suite,) = ET.parse(out / "tests.xml").getroot()
         assert int(suite.get("tests")) > 300
@@ -58,9 +60,11 @@ class TestOneCommand:
             )
 
     def test_the_doctor_was_asked(self, run):
+        """The doctor's report is among the results, and tells of the launcher."""
         assert "launcher" in (run[1] / "doctor.txt").read_text()
 
     def test_every_rival_was_measured_and_checked(self, run):
+        """bench.json has positive times, and a row for each rival and size of pieces."""
         found = json.loads((run[1] / "bench.json").read_text())
         rows = found["results"]
         assert {row["rival"] for row in rows if row["table"] == "cuda_staged_2"} == RIVALS
@@ -71,12 +75,14 @@ class TestOneCommand:
         assert steps[:2] == ["local step", "adapt_then_combine, one-peer"]
 
     def test_ways_to_mix_were_measured(self, run):
+        """The sheet of ways to mix has lines by way, dtype and number of neighbours."""
         sheets = json.loads((run[1] / "bench.json").read_text())["sheets"]
         (ways,) = [sheet for sheet in sheets if sheet["table"] == "ways"]
         cells = {tuple(line["cells"][:3]) for line in ways["lines"]}
         assert ("passes of torch", "bfloat16", "2") in cells
 
     def test_the_aims_stand_beside_the_figures(self, run):
+        """bench.md marks each aim as met or missed, and says what could not be measured."""
         text = (run[1] / "bench.md").read_text()
         targets = json.loads((run[1] / "bench.json").read_text())["aims"]
         assert len([aim for aim in targets if aim["words"].startswith("≤ 30 µs")]) == 2
@@ -87,11 +93,13 @@ class TestOneCommand:
         assert "the figures mean nothing" in text
 
     def test_the_picture_is_a_png(self, run):
+        """bench.png begins with the signature of PNG files."""
         assert (run[1] / "bench.png").read_bytes().startswith(PNG)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_the_bench_says_so_in_one_sentence(tmp_path):
+    """Without a GPU the bench exits with 2, prints no table and names --stand-in on stderr."""
     command = [sys.executable, "-m", "benchmarks.gpu", "--quick"]
     done = run_to_end(command, cwd=tmp_path, environ={"PYTHONPATH": PATH})
     assert (done.code, done.stdout) == (2, "")
@@ -108,6 +116,7 @@ def row(table, rival, nbytes, seconds):
 
 
 def test_the_advice_is_the_fastest_size_of_pieces(scripts):
+    """The advice compares the fastest size with pieces of 4 MB, and ignores other tables."""
     from benchmarks.gpu.__main__ import advice
 
     rows = [row("pieces_2", name, 1 << 24, s) for name, s in (("2 MB", 3.0), ("4 MB", 2.2))]
@@ -165,6 +174,7 @@ def run_gpu(*arguments: str, cwd: Path, **environ: str):
 
 
 def test_a_dry_run_prints_the_steps_and_does_nothing(tmp_path):
+    """scripts/gpu --dry-run makes no folder, and no step would install another torch."""
     (tmp_path / "wheels").mkdir()
     options = ("--dry-run", "--stand-in", "--wheels", "wheels", "--out", "found")
     done = run_gpu(*options, cwd=tmp_path)
@@ -181,6 +191,7 @@ def test_a_dry_run_prints_the_steps_and_does_nothing(tmp_path):
 
 
 def test_wheels_are_gathered_for_another_machine_s_python(tmp_path):
+    """--gather asks pip for wheels of the Python that --python names, without torch."""
     done = run_gpu("--dry-run", "--gather", "wheels", "--python", "3.12", cwd=tmp_path)
     assert done.code == 0, done
     download = done.stdout.splitlines()[-1]
@@ -191,6 +202,7 @@ def test_wheels_are_gathered_for_another_machine_s_python(tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_the_command_ends_with_2(tmp_path):
+    """scripts/gpu without a GPU says on stderr that --stand-in runs without one."""
     done = run_gpu("--out", "found", "--env", sys.prefix, cwd=tmp_path)
     assert done.code == 2
     assert "sees no GPU here; on a machine without one, --stand-in tries this" in done.stderr
@@ -208,12 +220,14 @@ def test_without_a_gpu_the_command_ends_with_2(tmp_path):
     ],
 )
 def test_wrong_arguments_are_refused_in_a_sentence(tmp_path, arguments, words):
+    """scripts/gpu exits with 1 and tells on stderr what it expects."""
     done = run_gpu(*arguments, cwd=tmp_path)
     assert done.code == 1
     assert words in done.stderr
 
 
 def test_a_python_without_torch_is_named(tmp_path):
+    """scripts/gpu exits with 1 and names the Python that cannot import torch."""
     done = run_gpu("--out", "found", cwd=tmp_path, PYTHON="/bin/false")
     assert done.code == 1
     assert "/bin/false has no torch: install one with CUDA there" in done.stderr

@@ -17,6 +17,7 @@ def gpu_mixing(monkeypatch):
 
 
 def test_every_way_is_measured_for_every_size_dtype_and_number(gpu_mixing):
+    """On the host all ways but Triton's have times and a number of copies."""
     found = gpu_mixing.measure_weighted_sums(
         torch.device("cpu"), [4096], [torch.bfloat16, torch.float32], [2, 9], repeats=2
     )
@@ -32,6 +33,8 @@ def test_every_way_is_measured_for_every_size_dtype_and_number(gpu_mixing):
 
 
 def test_ways_that_differ_are_found(gpu_mixing, monkeypatch):
+    """A way that gives another result raises AssertionError, which names the way."""
+
     def wrong(mixing, own, others, out):
         return lambda: out.copy_(own)
 

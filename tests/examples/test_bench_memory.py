@@ -83,6 +83,7 @@ print(json.dumps([alone, both]))
 
 
 def test_shared_memory_is_told_from_a_process_s_own(tmp_path):
+    """in_shared_memory is True of a slice of a shared tensor, and False of others."""
     script = """
 import json, torch
 from benchmarks.memory.process_memory import in_shared_memory

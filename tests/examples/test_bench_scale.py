@@ -100,6 +100,7 @@ def test_the_model_is_one_tensor_for_one_peer_and_two_shares_short_of_two_for_th
 
 
 def test_a_run_that_fails_ends_the_bench_with_its_last_words():
+    """RunFailedError tells the exit code and what the run wrote on stderr."""
     from benchmarks.subprocess_runs import RunFailedError, run
 
     with pytest.raises(RunFailedError, match=r"ended with 3:\nno luck"):

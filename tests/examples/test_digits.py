@@ -80,11 +80,13 @@ def smoke(tmp_path_factory):
 @pytest.mark.mpi(4)
 class TestSmokeOnFourRanks:
     def test_ends_well_and_leaves_no_process(self, smoke):
+        """A smoke run on four ranks exits with 0, and no process outlives it."""
         done, _ = smoke
         assert done.code == 0, done
         assert not done.left
 
     def test_columns_are_the_three_trainings(self, smoke):
+        """The table's columns are DDP, adapt_then_combine and win_put, in that order."""
         assert table_of(smoke[0])[""] == METHODS
 
     def test_ranks_that_wait_go_at_the_pace_of_the_slow_one(self, smoke):
@@ -101,12 +103,14 @@ class TestSmokeOnFourRanks:
         assert free > 20
 
     def test_each_training_says_how_far_it_is(self, smoke):
+        """Each training prints rank 0's accuracy at 0 s and 0 steps, in order."""
         lines = re.findall(
             r"^(\w+) +0\.0 s +0 steps  accuracy of rank 0", smoke[0].stdout, re.MULTILINE
         )
         assert lines == ["ddp", "adapt_then_combine", "win_put"]
 
     def test_sentence_has_the_figures_of_this_run(self, smoke):
+        """The sentence holds the table's figures and the target that was given."""
         check_sentence(smoke[0])
         assert "reaches 60 % accuracy after" in sentence_of(smoke[0])
 
@@ -161,6 +165,7 @@ def test_nobody_waits_in_windows_and_a_target_never_reached_is_said_to_be(tmp_pa
 
 
 def test_one_rank_has_nobody_to_wait_for(tmp_path):
+    """On one rank the example exits with 1 and says how to start four."""
     done = run_digits(1, "--smoke", cwd=tmp_path)
     assert done.code == 1, done
     assert done.stderr == (

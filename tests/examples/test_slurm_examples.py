@@ -23,10 +23,12 @@ def script(request):
 
 
 def test_there_are_some():
+    """The batch scripts in examples/slurm are cpu.sh, gpu.sh and srun.sh."""
     assert {path.name for path in SCRIPTS} == {"cpu.sh", "gpu.sh", "srun.sh"}
 
 
 def test_options_come_before_the_first_command_or_slurm_does_not_read_them(script):
+    """No #SBATCH line follows a command; all are known, and size and time are given."""
     lines = script.read_text().splitlines()
     first = next(n for n, line in enumerate(lines) if line and not line.startswith("#"))
     late = [line for line in lines[first:] if line.startswith("#SBATCH")]
@@ -50,6 +52,7 @@ def test_every_command_of_ours_can_be_read(script, tmp_path):
 
 
 def test_each_says_how_it_is_used(script):
+    """The sbatch call stands in the script's header and in its usage message."""
     name = f"sbatch examples/slurm/{script.name}"
     text = script.read_text()
     assert name in text.split("set -euo")[0]
