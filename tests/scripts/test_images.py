@@ -33,10 +33,12 @@ def of(image, name):
 
 
 def test_there_is_one_for_each_kind_of_machine():
+    """The Dockerfiles are one for CPU and one for CUDA."""
     assert [image.suffix for image in IMAGES] == [".cpu", ".cuda"]
 
 
 def test_hadolint_is_silent(image):
+    """hadolint has nothing to say about any Dockerfile."""
     tool = shutil.which("hadolint")
     assert tool, "hadolint is missing: pip install -e '.[dev]'"
     done = subprocess.run([tool, str(image)], capture_output=True, text=True, check=False)
@@ -60,6 +62,7 @@ def test_what_is_copied_is_in_the_clone_and_reaches_the_builder(image):
 
 
 def test_it_runs_as_nobody_special_and_without_leave_to_run_as_root(image):
+    """Images run as user 1000, made before, and never allow mpirun to run as root."""
     assert of(image, "USER") == ["1000"]
     lines = instructions(image)
     assert lines.index("USER 1000") > lines.index(next(x for x in lines if "useradd" in x))
@@ -75,6 +78,7 @@ def test_no_registry_and_no_index_is_named(image):
 
 
 def test_every_layer_of_pip_keeps_no_cache(image):
+    """All three pip installs keep no cache, and the package itself brings no dependencies."""
     installs = [line for line in of(image, "RUN") if "pip install" in line]
     assert len(installs) == 3  # torch, what is needed besides, and the package itself
     assert all("--no-cache-dir" in line for line in installs)
@@ -100,6 +104,7 @@ needs_tomllib = pytest.mark.skipif(
 @needs_tomllib
 @pytest.mark.parametrize("cuda", ["12", "13"])
 def test_the_layer_of_requirements_is_what_pyproject_declares_but_torch(cuda):
+    """requirements.py lists dependencies, build requirements and extras, but no torch."""
     code, lines = printed("openmpi", f"cuda{cuda}")
     assert code == 0
     assert not [line for line in lines if line.startswith("torch")]
@@ -109,4 +114,5 @@ def test_the_layer_of_requirements_is_what_pyproject_declares_but_torch(cuda):
 
 @needs_tomllib
 def test_an_extra_that_there_is_not_fails_the_build():
+    """requirements.py exits non-zero for an extra that pyproject.toml lacks."""
     assert printed("cuda99")[0] != 0

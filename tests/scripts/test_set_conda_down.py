@@ -68,6 +68,7 @@ def test_the_self_test_is_shown_and_runs_with_the_settings(down):
 
 
 def test_a_setting_of_the_users_own_stays(down):
+    """Activation keeps a variable that the caller has set, and sets the others."""
     assert "doctor: OMPI_MCA_pml=ob1 UCX_MEMTYPE_CACHE=n" in down(OMPI_MCA_pml="ob1").stdout
 
 
