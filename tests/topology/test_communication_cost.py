@@ -28,6 +28,7 @@ WHOLE = LATENCY + B / BANDWIDTH
     ids=label,
 )
 def test_step_costs_the_messages_of_the_busiest_rank(graph, messages):
+    """A step costs the busiest rank's messages, each of latency + bytes/bandwidth seconds."""
     cost = topology.communication_cost(graph, B, LATENCY, BANDWIDTH)
     assert cost.name == topology.describe(graph)
     assert cost.neighbors.messages_per_rank == messages
@@ -37,6 +38,7 @@ def test_step_costs_the_messages_of_the_busiest_rank(graph, messages):
 
 @pytest.mark.parametrize("n", [2, 5, 8, 100])
 def test_allreduces_cost_the_textbook_formulas(n):
+    """Ring and tree allreduce cost what the textbook formulas give for n ranks."""
     cost = topology.communication_cost(topology.ring(n), B, LATENCY, BANDWIDTH)
     ring, tree = cost.ring_allreduce, cost.tree_allreduce
     assert ring.seconds == pytest.approx(2 * (n - 1) * (LATENCY + B / n / BANDWIDTH))
@@ -47,6 +49,7 @@ def test_allreduces_cost_the_textbook_formulas(n):
 
 
 def test_rounds_of_a_schedule_are_averaged():
+    """Messages per rank of a schedule are the mean over its period of each round's maximum."""
     schedule = topology.base_k(7, 2)
     messages = [
         max(len(schedule.neighbors(rank, k).dst_ranks) for rank in range(7))
@@ -58,6 +61,7 @@ def test_rounds_of_a_schedule_are_averaged():
 
 
 def test_speedup_compares_with_the_faster_allreduce():
+    """Speedup is over the ring allreduce for large tensors, over the tree for tiny ones."""
     cost = topology.communication_cost(topology.one_peer_exponential(64), B, 0.0, BANDWIDTH)
     assert cost.speedup == pytest.approx(2 * 63 / 64)
     tiny = topology.communication_cost(topology.one_peer_exponential(64), 8, LATENCY, BANDWIDTH)
@@ -65,6 +69,7 @@ def test_speedup_compares_with_the_faster_allreduce():
 
 
 def test_one_rank_sends_nothing():
+    """For one rank every cost is zero, and the speedup is infinite."""
     cost = topology.communication_cost(topology.ring(1), B)
     assert cost.neighbors == cost.ring_allreduce == cost.tree_allreduce == topology.Cost(0, 0, 0)
     assert cost.speedup == math.inf
@@ -82,6 +87,7 @@ def test_one_rank_sends_nothing():
     ],
 )
 def test_impossible_numbers_are_refused(arguments, message):
+    """Negative bytes, a NaN latency and zero bandwidth raise an error that names the bound."""
     with pytest.raises(topology.TopologyError) as caught:
         topology.communication_cost(topology.ring(4), **arguments)
     assert message in str(caught.value)

@@ -32,6 +32,7 @@ def start(n: int) -> np.ndarray:
 
 @pytest.mark.parametrize(("n", "name"), GOLDEN)
 def test_consensus_error_is_the_golden_value(n, name):
+    """The relative squared error is 1 at first and the golden value after listed steps."""
     errors = topology.consensus_error(getattr(topology, name)(n), 40, start(n))
     assert errors[0] == 1.0
     assert len(errors) == 41
@@ -50,6 +51,7 @@ def test_consensus_error_is_the_golden_value(n, name):
     ids=label,
 )
 def test_exact_schedules_leave_only_rounding(schedule, length):
+    """An exact schedule's error is > 1e-2 one round before its period ends, < 1e-31 then."""
     errors = topology.consensus_error(schedule, length, start(schedule.n))
     assert errors[length - 1] > 1e-2
     assert errors[length] < 1e-31
@@ -57,12 +59,14 @@ def test_exact_schedules_leave_only_rounding(schedule, length):
 
 
 def test_base_5_on_16_ranks_has_the_golden_first_error():
+    """One round of ``base_k(16, 4)`` leaves a relative squared error of 0.207."""
     assert topology.consensus_error(topology.base_k(16, 4), 1, start(16))[1] == pytest.approx(
         2.07e-1, rel=5e-3
     )
 
 
 def test_error_follows_the_matrices_of_a_schedule_in_order():
+    """The error after k rounds is that of the product W(k−1)…W(0), applied to ``x0``."""
     schedule = topology.one_peer_of(topology.grid_2d(6))
     x = np.random.default_rng(1).standard_normal((6, 3))
     expected = [
@@ -73,6 +77,7 @@ def test_error_follows_the_matrices_of_a_schedule_in_order():
 
 
 def test_error_stays_where_ranks_agree_on_something_else():
+    """If W is only row-stochastic, ranks reach consensus, yet the error stays above zero."""
     biased = topology.uniform_weights(topology.star(6))
     errors = topology.consensus_error(biased, 200)
     w = np.linalg.matrix_power(oracle(biased), 200)
@@ -81,6 +86,7 @@ def test_error_stays_where_ranks_agree_on_something_else():
 
 
 def test_one_rank_is_always_in_consensus():
+    """For one rank the error is zero after one round, and the finite-time length is 0."""
     np.testing.assert_array_equal(topology.consensus_error(topology.ring(1), 2), [1, 0, 0])
     assert topology.finite_time_length(topology.ring(1)) == 0
     assert topology.finite_time_length(topology.base_k(1, 3)) == 0
@@ -109,6 +115,7 @@ def test_one_rank_is_always_in_consensus():
     ids=label,
 )
 def test_finite_time_length(graph, length):
+    """The finite-time length is the first round with an exact average, None without one."""
     assert topology.finite_time_length(graph) == length
 
 
@@ -126,16 +133,19 @@ def test_exactness_of_random_vectors_is_confirmed_on_the_identity():
 
 
 def test_finite_time_search_ends_at_max_rounds():
+    """A schedule that is exact after more than ``max_rounds`` rounds counts as not exact."""
     schedule = topology.base_k(12, 1)
     assert topology.finite_time_length(schedule, max_rounds=4) is None
     assert topology.finite_time_length(schedule, max_rounds=5) == 5
 
 
 def test_blocks_of_the_identity_give_the_same_answer(monkeypatch):
+    """The finite-time length does not depend on how many columns are mixed at a time."""
     monkeypatch.setattr(topology.consensus, "BLOCK", 5 * 23)
     assert topology.finite_time_length(topology.base_k(23, 1)) == topology.base_k(23, 1).period
 
 
 def test_undirected_graph_is_refused_with_the_remedy():
+    """An undirected graph raises ``TopologyError``, which names ``metropolis_weights``."""
     with pytest.raises(topology.TopologyError, match=r"undirected; .*metropolis_weights"):
         topology.finite_time_length(nx.cycle_graph(4))

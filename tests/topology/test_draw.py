@@ -41,6 +41,7 @@ def parts(axes):
     ids=label,
 )
 def test_graph_has_lines_for_equal_weights_and_arrows_for_the_rest(graph, expected, tmp_path):
+    """Edges of equal weight both ways are lines, others arrows; large graphs lack labels."""
     figure = topology.draw(graph)
     assert len(figure.axes) == 1
     assert parts(figure.axes[0]) == expected
@@ -50,6 +51,7 @@ def test_graph_has_lines_for_equal_weights_and_arrows_for_the_rest(graph, expect
 
 
 def test_schedule_is_a_strip_of_rounds(tmp_path):
+    """A schedule is drawn as one panel for each round of its period."""
     figure = topology.draw(topology.base_k(5, 1))
     assert [axes.get_title() for axes in figure.axes] == [f"round {k}" for k in range(5)]
     assert [parts(axes)[0] for axes in figure.axes] == [2, 2, 2, 2, 2]
@@ -60,6 +62,7 @@ def test_schedule_is_a_strip_of_rounds(tmp_path):
 
 
 def test_long_and_endless_schedules_show_their_first_rounds():
+    """Without a period 8 rounds are drawn, else as many as asked, and the caption says so."""
     endless = topology.draw(topology.equi_dynamic(6, seed=0))
     assert len(endless.axes) == 8
     assert endless.get_supxlabel() == "the first 8 rounds of a schedule that never repeats"
@@ -69,6 +72,7 @@ def test_long_and_endless_schedules_show_their_first_rounds():
 
 
 def test_wider_lines_are_greater_weights_and_red_ones_negative():
+    """A line's width grows with the weight's magnitude; positive is blue, negative red."""
     graph = topology.from_adjacency([[0.7, 0.5, -0.2], [0.5, 0.5, 0.0], [-0.2, 0.0, 1.2]])
     lines = next(c for c in topology.draw(graph).axes[0].collections)
     strong, negative = lines.get_linewidths()

@@ -41,6 +41,7 @@ ROUNDS = 7
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_graph_has_ranks_self_loops_and_float_weights(name):
+    """Each family gives a connected ``DiGraph`` on 0..n−1 with self-loops and float weights."""
     for n, graph in build_all(GRAPHS[name]).items():
         assert type(graph) is nx.DiGraph
         assert list(graph) == list(range(n))
@@ -52,6 +53,7 @@ def test_graph_has_ranks_self_loops_and_float_weights(name):
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_graph_is_doubly_stochastic_and_symmetric_as_documented(name):
+    """Rows and columns of every family sum to one; of families listed as symmetric, W = Wᵀ."""
     for graph in build_all(GRAPHS[name]).values():
         w = oracle(graph)
         np.testing.assert_allclose(w.sum(axis=0), 1, atol=1e-14)
@@ -64,6 +66,7 @@ def test_graph_is_doubly_stochastic_and_symmetric_as_documented(name):
 
 @pytest.mark.parametrize("name", sorted(set(GRAPHS) - set(SYMMETRIC_GRAPHS)))
 def test_directed_graph_is_told_from_a_symmetric_one(name):
+    """At n = 8 W ≠ Wᵀ in all other families, and ``is_symmetric`` is false."""
     graph = build_all(GRAPHS[name])[8]
     assert not np.allclose(oracle(graph), oracle(graph).T)
     assert not topology.is_symmetric(graph)
@@ -96,6 +99,7 @@ def _assert_consistent(schedule, k, graph):
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_graph_serves_as_a_schedule_of_period_one(name):
+    """``as_schedule`` gives period 1, the graph's name, and its neighbours in each round."""
     for n, graph in build_all(GRAPHS[name]).items():
         schedule = topology.as_schedule(graph)
         assert (schedule.n, schedule.period) == (n, 1)
@@ -109,6 +113,7 @@ def test_graph_serves_as_a_schedule_of_period_one(name):
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedule_neighbors_agree_with_graph_in_every_round(name):
+    """In each round the ``neighbors`` of all ranks hold exactly the weights of ``graph``."""
     for n, schedule in build_all(SCHEDULES[name]).items():
         assert schedule.n == n
         assert schedule.name.startswith(f"{name}(")
@@ -123,6 +128,7 @@ def test_schedule_neighbors_agree_with_graph_in_every_round(name):
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedule_is_doubly_stochastic_and_symmetric_as_documented(name):
+    """Each round's rows and columns sum to one, and W = Wᵀ in families listed as symmetric."""
     for schedule in build_all(SCHEDULES[name]).values():
         for k in range(ROUNDS):
             w = oracle(schedule.graph(k))
@@ -136,6 +142,7 @@ def test_schedule_is_doubly_stochastic_and_symmetric_as_documented(name):
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedule_connects_all_ranks_and_repeats_with_its_period(name):
+    """A period's union is strongly connected, and rounds k and k + period agree."""
     for n, schedule in build_all(SCHEDULES[name]).items():
         every = range(schedule.period or 40)
         union = nx.compose_all(schedule.graph(k) for k in every)
@@ -149,6 +156,7 @@ def test_schedule_connects_all_ranks_and_repeats_with_its_period(name):
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedule_survives_pickling(name):
+    """An unpickled schedule has the same ``repr`` and the same neighbours in every round."""
     schedule = build(SCHEDULES[name], 8)
     copy = pickle.loads(pickle.dumps(schedule))
     assert repr(copy) == repr(schedule)
@@ -183,6 +191,7 @@ def test_all_families_are_the_same_in_every_process():
 
 
 def test_registries_hold_exactly_the_public_builders():
+    """A builder is public under its registered name, has an example, is in one registry."""
     assert set(GRAPHS) | set(SCHEDULES) <= set(topology.__all__)
     for name, builder in {**GRAPHS, **SCHEDULES}.items():
         assert getattr(topology, name) is builder

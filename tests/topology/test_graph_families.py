@@ -53,6 +53,7 @@ def norm(graph: nx.DiGraph) -> float:
 
 @pytest.mark.parametrize(("n", "name"), [(n, name) for n in RATES for name in RATES[n]])
 def test_rate_is_the_golden_value(n, name):
+    """``consensus_rate`` is ‖W − J‖₂, which has the golden value for each family and n."""
     graph = topology.GRAPHS[name](n)
     assert norm(graph) == pytest.approx(RATES[n][name], abs=1e-6)
     assert topology.consensus_rate(graph) == pytest.approx(norm(graph), abs=1e-12)
@@ -70,6 +71,7 @@ def test_rate_is_the_golden_value(n, name):
     ],
 )
 def test_random_regular_rate_is_the_golden_value_of_seed_0(n, degree, rate):
+    """With seed 0 ``random_regular`` has the golden rate; all ranks have ``degree`` neighbours."""
     graph = topology.random_regular(n, degree, seed=0)
     assert topology.consensus_rate(graph) == pytest.approx(rate, abs=1e-6)
     assert {len(graph.pred[i]) for i in graph} == {degree + 1}
@@ -77,6 +79,7 @@ def test_random_regular_rate_is_the_golden_value_of_seed_0(n, degree, rate):
 
 @pytest.mark.parametrize("degree", [3, 4, 6, 8])
 def test_random_regular_approaches_the_ramanujan_bound(degree):
+    """On 400 ranks the rate of ``random_regular`` is 0.9 to 1.02 times the Ramanujan bound."""
     bound = (1 + 2 * math.sqrt(degree - 1)) / (degree + 1)
     rate = topology.consensus_rate(topology.random_regular(400, degree, seed=1))
     assert 0.9 * bound < rate < 1.02 * bound
@@ -92,6 +95,7 @@ def test_random_regular_is_drawn_again_until_connected():
 
 @pytest.mark.parametrize("n", [3, 4, 5, 7, 16, 33, 100])
 def test_ring_rate_is_the_closed_form(n):
+    """The rate of a ring is (1 + 2 cos(2π/n)) / 3, at least 1/3, and 0 for three ranks."""
     # n = 3 and every odd n: the most negative eigenvalue is smaller in modulus.
     expected = abs(1 + 2 * math.cos(2 * math.pi / n)) / 3
     assert norm(topology.ring(n)) == pytest.approx(max(expected, 0 if n == 3 else 1 / 3), abs=1e-12)
@@ -99,12 +103,14 @@ def test_ring_rate_is_the_closed_form(n):
 
 @pytest.mark.parametrize("n", [2, 3, 5, 9, 40])
 def test_star_and_complete_rates_are_the_closed_forms(n):
+    """The rate of a star is 1 − 1/n for n > 2, that of a complete graph is 0."""
     assert norm(topology.star(n)) == pytest.approx(1 - 1 / n if n > 2 else 0, abs=1e-12)
     assert norm(topology.complete(n)) == pytest.approx(0, abs=1e-14)
 
 
 @pytest.mark.parametrize("n", [2, 4, 6, 10, 12, 30, 50, 100, 126, 250, 512, 998, 1000])
 def test_exponential_two_rate_for_even_n_is_the_theorem(n):
+    """For even n the rate of ``exponential_two`` is (t − 1)/(t + 1) with t = ⌈log₂ n⌉."""
     t = math.ceil(math.log2(n))
     assert topology.consensus_rate(topology.exponential_two(n)) == pytest.approx(
         (t - 1) / (t + 1), abs=1e-12
@@ -125,6 +131,7 @@ def test_exponential_two_rate_for_even_n_is_the_theorem(n):
     ],
 )
 def test_exponential_two_rate_for_odd_n_is_smaller(n, rate):
+    """For odd n the rate of ``exponential_two`` is the golden one, below (t − 1)/(t + 1)."""
     t = math.ceil(math.log2(n))
     found = norm(topology.exponential_two(n))
     assert found == pytest.approx(rate, abs=5e-5 if n == 33 else 1e-6)
@@ -132,6 +139,7 @@ def test_exponential_two_rate_for_odd_n_is_smaller(n, rate):
 
 
 def test_exponential_two_is_normal_but_not_symmetric():
+    """W of ``exponential_two(12)`` commutes with its transpose, and is not symmetric."""
     w = oracle(topology.exponential_two(12))
     np.testing.assert_allclose(w @ w.T, w.T @ w, atol=1e-15)
     assert not np.allclose(w, w.T)
@@ -163,6 +171,7 @@ def test_exponential_two_sends_to_powers_of_two_ahead():
     ids=label,
 )
 def test_circulant_graph_has_its_distances_and_uniform_weights(graph, offsets):
+    """Every rank sends over the same set of distances, each with weight 1 / their number."""
     n = len(graph)
     for i in range(n):
         assert {(j - i) % n for j in graph.successors(i)} == offsets
@@ -171,6 +180,7 @@ def test_circulant_graph_has_its_distances_and_uniform_weights(graph, offsets):
 
 
 def test_grid_weights_are_metropolis():
+    """Weights of ``grid_2d`` are Metropolis weights, also of a grid with one row."""
     w = oracle(topology.grid_2d(6))
     np.testing.assert_allclose(w[0], [5 / 12, 1 / 4, 0, 1 / 3, 0, 0], atol=1e-15)
     np.testing.assert_allclose(w[1], [1 / 4, 1 / 4, 1 / 4, 0, 1 / 4, 0], atol=1e-15)
@@ -183,6 +193,7 @@ def test_grid_weights_are_metropolis():
 
 
 def test_grid_shape_is_honoured_and_squarest_by_default():
+    """A grid or torus has the given ``shape``, a grid without one the squarest, and names it."""
     assert topology.grid_2d(12).graph["name"] == "grid_2d(12)"
     assert sorted(topology.grid_2d(12).successors(0)) == [0, 1, 4]  # 3 x 4
     assert sorted(topology.grid_2d(12, shape=(2, 6)).successors(0)) == [0, 1, 6]
@@ -191,6 +202,7 @@ def test_grid_shape_is_honoured_and_squarest_by_default():
 
 
 def test_star_center_can_be_any_rank():
+    """With ``center=c`` rank c is joined to all ranks, each other one to c with weight 1/n."""
     graph = topology.star(5, center=3)
     assert sorted(graph.successors(3)) == [0, 1, 2, 3, 4]
     assert topology.neighbors_of(graph, 0) == topology.Neighbors(0.8, {3: 0.2}, (3,))
@@ -213,12 +225,14 @@ def test_equi_static_rates_are_the_golden_means(n, degree, directed, mean):
 
 @pytest.mark.parametrize("n", [64, 256, 300])
 def test_equi_static_search_beats_exponential_two_at_equal_degree(n):
+    """At equal degree the best ``equi_static`` rate is > 0.05 below ``exponential_two``'s."""
     exp2 = topology.exponential_two(n)
     found = topology.equi_static(n, degree=exp2.out_degree(0) - 1)
     assert topology.consensus_rate(found) < topology.consensus_rate(exp2) - 0.05
 
 
 def test_equi_static_own_weight_is_one_nth_and_undirected_is_symmetric():
+    """The self weight in ``equi_static`` is 1/n, and W = Wᵀ if and only if it is undirected."""
     for directed in (True, False):
         w = oracle(topology.equi_static(20, 4, seed=1, directed=directed))
         np.testing.assert_allclose(np.diag(w), 1 / 20, atol=1e-15)

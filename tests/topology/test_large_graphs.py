@@ -94,6 +94,7 @@ def test_look_up_of_one_rank_does_not_depend_on_n(schedule):
     ],
 )
 def test_closed_forms_hold_at_ten_thousand_ranks(family, arguments, rate):
+    """With 4,095 to 10,000 ranks rate and gap equal the closed forms to 1e-9."""
     pytest.importorskip("scipy", reason="sparse routines need scipy")
     graph = family(*arguments)
     assert topology.consensus_rate(graph) == pytest.approx(rate, abs=1e-9)
@@ -103,12 +104,14 @@ def test_closed_forms_hold_at_ten_thousand_ranks(family, arguments, rate):
 
 
 def test_random_regular_of_ten_thousand_ranks_is_nearly_ramanujan():
+    """The rate of a 4-regular random graph on 10,000 ranks is within 2e-3 of (1 + 2√3) / 5."""
     pytest.importorskip("scipy", reason="sparse routines need scipy")
     graph = topology.random_regular(N, 4, seed=0)
     assert topology.consensus_rate(graph) == pytest.approx((1 + 2 * math.sqrt(3)) / 5, abs=2e-3)
 
 
 def test_errors_and_exactness_need_no_dense_matrix():
+    """Errors and finite-time length of 4,096 ranks take less than half an n × n matrix."""
     pytest.importorskip("scipy", reason="sparse routines need scipy")
     n = 4096
     tracemalloc.start()

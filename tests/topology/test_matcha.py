@@ -21,6 +21,7 @@ def design(graph: nx.Graph, budget: float) -> tuple[np.ndarray, float, float]:
 @given(n=st.integers(2, 24), density=st.floats(0, 1), seed=st.integers(0, 10**6))
 @settings(deadline=None, max_examples=150)
 def test_edges_are_cut_into_at_most_one_matching_more_than_the_degree(n, density, seed):
+    """Each edge is in exactly one of at most (maximum degree + 1) matchings."""
     graph = nx.gnp_random_graph(n, density, seed=seed)
     matchings = matchings_of(n, graph.edges())
     assert sorted(e for matching in matchings for e in matching) == sorted(graph.edges())
@@ -35,6 +36,7 @@ def test_edges_are_cut_into_at_most_one_matching_more_than_the_degree(n, density
     [(1, 0.436, 0.5544), (0.75, 0.507, 0.6606), (0.5, 0.607, 0.7840), (0.25, 0.607, 0.9111)],
 )
 def test_ring_of_eight_has_the_golden_step_and_factor(budget, alpha, factor):
+    """On a ring of eight, probabilities, step and contraction factor are the golden ones."""
     chance, found, reached = design(nx.cycle_graph(8), budget)
     np.testing.assert_allclose(chance, [budget, budget], atol=1e-4)
     assert found == pytest.approx(alpha, abs=1.5e-3)
@@ -43,6 +45,7 @@ def test_ring_of_eight_has_the_golden_step_and_factor(budget, alpha, factor):
 
 @pytest.mark.parametrize("graph", [nx.cycle_graph(8), nx.star_graph(5), nx.barbell_graph(4, 1)])
 def test_whole_budget_is_the_optimal_static_step(graph):
+    """At budget 1 every matching is always active, and the step is 2 / (λ₂ + λ_max)."""
     values = np.linalg.eigvalsh(nx.laplacian_matrix(graph).toarray().astype(float))
     chance, alpha, _ = design(graph, 1)
     assert (chance == 1).all()
@@ -51,6 +54,7 @@ def test_whole_budget_is_the_optimal_static_step(graph):
 
 @pytest.mark.parametrize("seed", [0, 1, 3, 5])
 def test_probabilities_are_as_good_as_a_general_optimiser_finds(seed):
+    """λ₂ of the mean Laplacian is > 0.99 of SLSQP's and > 1.02 of that of equal chances."""
     minimize = pytest.importorskip("scipy.optimize", reason="compares with scipy").minimize
     graph = nx.connected_watts_strogatz_graph(12, 4, 0.5, seed=seed)
     links = _Links(12, matchings_of(12, graph.edges()))
@@ -72,6 +76,7 @@ def test_probabilities_are_as_good_as_a_general_optimiser_finds(seed):
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=8).map(np.array), st.floats(0.05, 1.0))
 @settings(deadline=None)
 def test_projection_lands_on_the_budget_and_keeps_the_order(point, budget):
+    """The projection has entries in 0..1 that sum to the budget, ordered as the point's."""
     total = budget * len(point)
     near = _project(point, total)
     assert ((near >= 0) & (near <= 1)).all()
@@ -91,6 +96,7 @@ def test_important_links_are_used_more_often():
 
 
 def test_rounds_are_identity_minus_alpha_times_active_laplacians():
+    """Weights between ranks are 0 or one alpha, on the graph's edges; half are active."""
     graph = topology.grid_2d(9)
     schedule = topology.matcha(graph, 0.5, seed=2)
     allowed = oracle(graph) > 0
@@ -106,6 +112,7 @@ def test_rounds_are_identity_minus_alpha_times_active_laplacians():
 
 
 def test_mean_squared_distance_shrinks_by_the_designed_factor():
+    """The greatest eigenvalue of the mean of WᵀW − J over rounds is the designed factor."""
     schedule = topology.matcha(topology.ring(8), 0.5, seed=0)
     rounds = [oracle(schedule.graph(k)) for k in range(1500)]
     second = np.mean([w.T @ w for w in rounds], axis=0) - 1 / 8
@@ -113,11 +120,13 @@ def test_mean_squared_distance_shrinks_by_the_designed_factor():
 
 
 def test_undirected_networkx_graphs_serve_as_well():
+    """A ``networkx.Graph`` gives the same rounds as the directed graph with both directions."""
     a = topology.matcha(nx.cycle_graph(8), 0.5, seed=0)
     b = topology.matcha(topology.ring(8), 0.5, seed=0)
     assert all(a.neighbors(3, k) == b.neighbors(3, k) for k in range(20))
 
 
 def test_one_rank_has_nothing_to_do():
+    """On one rank every round has self weight 1 and no neighbours."""
     schedule = topology.matcha(topology.ring(1), 0.5, seed=0)
     assert schedule.neighbors(0, 9) == topology.Neighbors(1.0, {}, ())

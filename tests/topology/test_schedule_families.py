@@ -22,6 +22,7 @@ def sends(schedule: topology.Schedule, k: int, ranks: int | None = None) -> list
 
 @pytest.mark.parametrize("n", [2, 4, 8, 32])
 def test_one_peer_exponential_is_exact_in_any_order_of_its_rounds(n):
+    """For n a power of two the rounds of one period multiply to J in any order."""
     schedule = topology.one_peer_exponential(n)
     rounds = [oracle(schedule.graph(k)) for k in range(schedule.period)]
     for order in itertools.islice(itertools.permutations(rounds), 12):
@@ -30,6 +31,7 @@ def test_one_peer_exponential_is_exact_in_any_order_of_its_rounds(n):
 
 
 def test_one_peer_exponential_round_is_half_identity_half_shift():
+    """Round k is (I + shift by 2^(k mod 3)) / 2 on six ranks, with period 3."""
     schedule = topology.one_peer_exponential(6)
     assert schedule.period == 3
     for k in range(5):
@@ -39,6 +41,7 @@ def test_one_peer_exponential_round_is_half_identity_half_shift():
 
 @pytest.mark.parametrize("n", [3, 5, 6, 12])
 def test_one_peer_exponential_only_approaches_the_average_for_other_n(n):
+    """For n no power of two there is no finite-time length; the rate is between 0 and 1."""
     schedule = topology.one_peer_exponential(n)
     assert topology.finite_time_length(schedule) is None
     assert 0 < topology.consensus_rate(schedule) < 1
@@ -46,12 +49,14 @@ def test_one_peer_exponential_only_approaches_the_average_for_other_n(n):
 
 @pytest.mark.parametrize("n", [2, 4, 16])
 def test_one_peer_hypercube_is_symmetric_and_exact(n):
+    """In round 1 rank r sends to r XOR 2 (XOR 1 of two ranks); a period multiplies to J."""
     schedule = topology.one_peer_hypercube(n)
     assert sends(schedule, 1 % schedule.period) == [r ^ (2 % n or 1) for r in range(n)]
     np.testing.assert_allclose(product(schedule, schedule.period), 1 / n, atol=1e-15)
 
 
 def test_one_peer_of_takes_neighbours_clockwise_in_turn():
+    """``one_peer_of`` sends to the out-neighbours one per round, by distance ahead."""
     exp2 = topology.one_peer_of(topology.exponential_two(8))
     assert [exp2.neighbors(0, k).dst_ranks for k in range(4)] == [(1,), (2,), (4,), (1,)]
     ring = topology.one_peer_of(topology.ring(4))
@@ -60,6 +65,7 @@ def test_one_peer_of_takes_neighbours_clockwise_in_turn():
 
 
 def test_one_peer_of_a_star_receives_from_all_leaves_at_once():
+    """A star's center sends to one leaf a round, receives from all; only rows sum to one."""
     star = topology.one_peer_of(topology.star(4))
     assert star.period == 3
     assert [star.neighbors(0, k).dst_ranks for k in range(4)] == [(1,), (2,), (3,), (1,)]
@@ -71,6 +77,7 @@ def test_one_peer_of_a_star_receives_from_all_leaves_at_once():
 
 
 def test_one_peer_of_a_grid_is_the_golden_round():
+    """Round 0 of a grid is the reference's; a rank to which none sends has no sources."""
     grid = topology.one_peer_of(topology.grid_2d(6))
     assert sends(grid, 0) == [1, 2, 5, 4, 5, 2]
     assert list(grid.neighbors(2, 0).src_weights) == [1, 5]
@@ -79,6 +86,7 @@ def test_one_peer_of_a_grid_is_the_golden_round():
 
 
 def test_inner_outer_ring_is_the_golden_schedule():
+    """``inner_outer_ring(8, 4)`` has the reference's destinations in its four rounds."""
     schedule = topology.inner_outer_ring(8, 4)
     golden = [[4, 2, 3, 1], [2, 5, 3, 0], [1, 3, 6, 0], [1, 2, 0, 7]]
     assert [sends(schedule, k, 4) for k in range(4)] == golden
@@ -86,6 +94,7 @@ def test_inner_outer_ring_is_the_golden_schedule():
 
 
 def test_inner_outer_exponential_is_the_golden_schedule():
+    """``inner_outer_exponential(8, 4)`` has the reference's destinations in its four rounds."""
     schedule = topology.inner_outer_exponential(8, 4)
     golden = [[4, 2, 3, 1], [3, 5, 0, 2], [1, 3, 6, 0], [2, 0, 1, 7]]
     assert [sends(schedule, k, 4) for k in range(4)] == golden
@@ -94,6 +103,7 @@ def test_inner_outer_exponential_is_the_golden_schedule():
 
 @pytest.mark.parametrize("family", [topology.inner_outer_ring, topology.inner_outer_exponential])
 def test_inner_outer_sends_and_receives_are_inverse_permutations(family):
+    """In every round 2W − I is a permutation: each rank sends to one and receives from one."""
     for size, machines in itertools.product((3, 4, 5, 8), (1, 2, 3, 6)):
         schedule = family(size * machines, size)
         for k in range(12):
@@ -117,12 +127,14 @@ def test_inner_outer_sends_and_receives_are_inverse_permutations(family):
     ],
 )
 def test_inner_outer_exponential_reaches_the_golden_distance(n, size, rounds, distance):
+    """‖product − J‖₂ after the listed numbers of rounds is the golden distance within 6 %."""
     done = product(topology.inner_outer_exponential(n, size), rounds)
     assert np.linalg.norm(done - 1 / n, 2) == pytest.approx(distance, rel=0.06)
 
 
 @pytest.mark.parametrize(("machines", "size"), [(2, 4), (4, 4), (8, 4), (4, 1), (1, 3), (2, 1)])
 def test_alternating_exponential_ring_is_exact_after_two_rounds_per_stage(machines, size):
+    """It is exact after 2·log₂(machines) rounds (at least one) and not a round earlier."""
     n = machines * size
     schedule = topology.alternating_exponential_ring(n, size)
     stages = machines.bit_length() - 1
@@ -133,6 +145,7 @@ def test_alternating_exponential_ring_is_exact_after_two_rounds_per_stage(machin
 
 
 def test_alternating_exponential_ring_uses_the_network_by_half_of_the_pairs():
+    """In each round half of the ranks have 7 destinations, the other half 3."""
     schedule = topology.alternating_exponential_ring(32, 4)
     for k in range(schedule.period):
         degrees = [len(schedule.neighbors(rank, k).dst_ranks) for rank in range(32)]
@@ -155,6 +168,7 @@ def _directed(n: int, shift: int, eta: float) -> np.ndarray:
 
 @pytest.mark.parametrize(("n", "factor"), [(8, 0.4375), (16, 0.46875), (64, 0.49219)])
 def test_equi_dynamic_directed_contracts_by_the_theorem(n, factor):
+    """The definition, averaged over all shifts, contracts by the factor of the theorem."""
     for eta in (0.5, 1.0, 0.3):
         a = eta * (n - 1) / n
         theorem = (1 - a) ** 2 + a**2 - 2 * a * (1 - a) / (n - 1)
@@ -167,6 +181,7 @@ def test_equi_dynamic_directed_contracts_by_the_theorem(n, factor):
 
 
 def test_equi_dynamic_rounds_are_the_definition_with_every_shift():
+    """Each directed round is the definition's matrix for one shift, and all shifts occur."""
     n = 6
     schedule = topology.equi_dynamic(n, seed=1)
     seen = set()
@@ -183,6 +198,7 @@ def test_equi_dynamic_rounds_are_the_definition_with_every_shift():
     ("n", "factor"), [(8, 0.50781), (16, 0.54114), (25, 0.55840), (31, 0.56034)]
 )
 def test_equi_dynamic_undirected_contracts_by_the_enumerated_factor(n, factor):
+    """Matchings by ``pair_up`` over all shifts and starts contract by the enumerated factor."""
     rounds = []
     for shift, start in itertools.product(range(1, n), range(n)):
         matching = np.eye(n)[list(pair_up(n, shift, start))]
@@ -191,6 +207,7 @@ def test_equi_dynamic_undirected_contracts_by_the_enumerated_factor(n, factor):
 
 
 def test_equi_dynamic_undirected_is_a_matching_and_mixes_as_enumerated():
+    """Undirected rounds are symmetric matchings with one weight, and mix as enumerated."""
     n = 8
     schedule = topology.equi_dynamic(n, seed=0, directed=False)
     rounds = [oracle(schedule.graph(k)) for k in range(600)]
@@ -204,11 +221,13 @@ def test_equi_dynamic_undirected_is_a_matching_and_mixes_as_enumerated():
 
 
 def test_equi_dynamic_eta_sets_how_much_a_round_mixes():
+    """With ``eta=1`` the self weight is 1/n."""
     schedule = topology.equi_dynamic(8, seed=0, eta=1.0)
     assert schedule.neighbors(0, 0).self_weight == pytest.approx(1 / 8)
 
 
 def test_seeds_give_different_schedules():
+    """Two seeds of ``equi_dynamic`` and of ``matcha`` give different neighbours in 20 rounds."""
     for family in (
         topology.equi_dynamic,
         lambda n, seed: topology.matcha(topology.ring(n), 0.5, seed),
@@ -220,6 +239,8 @@ def test_seeds_give_different_schedules():
 
 
 def test_own_schedule_needs_one_function_only():
+    """A ``Schedule`` made of one look-up function gives graphs, figures and a ``repr``."""
+
     def look_up(rank: int, k: int) -> topology.Neighbors:
         peer = (k - rank) % 5
         return (

@@ -43,11 +43,13 @@ def assert_figures_are_dense(graph, tolerance):
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_figures_are_those_of_dense_linear_algebra(name):
+    """Rate, gap and smallest eigenvalue of any kind of graph equal the dense ones."""
     assert_figures_are_dense(GRAPHS[name], 1e-12)
 
 
 @pytest.mark.parametrize("name", sorted({*GRAPHS} - {"one rank", "two ranks", "disconnected"}))
 def test_sparse_routines_give_the_same(name, monkeypatch):
+    """By sparse routines the figures agree with the dense ones to 1e-8."""
     pytest.importorskip("scipy", reason="sparse routines need scipy")
     monkeypatch.setattr(spectral, "DENSE", 1)
     monkeypatch.setattr(spectral, "KRYLOV", 6)
@@ -56,6 +58,7 @@ def test_sparse_routines_give_the_same(name, monkeypatch):
 
 @pytest.mark.parametrize("graph", [topology.grid_2d(600), topology.torus_2d(700)])
 def test_larger_graphs_by_sparse_routines_agree_with_dense(graph):
+    """On graphs beyond the dense limit the figures agree with the dense ones to 1e-9."""
     pytest.importorskip("scipy", reason="sparse routines need scipy")
     assert_figures_are_dense(graph, 1e-9)
 
@@ -81,6 +84,7 @@ def test_graph_too_slow_for_iterations_is_factorised():
     ids=label,
 )
 def test_rate_of_a_schedule_is_the_mean_factor_of_its_period(schedule):
+    """Rate and gap come from the t-th root of a period's product, t its length."""
     t = schedule.period
     deviation = product(schedule, t) - 1 / schedule.n
     rate = np.linalg.norm(deviation, 2) ** (1 / t)
@@ -93,11 +97,13 @@ def test_rate_of_a_schedule_is_the_mean_factor_of_its_period(schedule):
 
 @pytest.mark.parametrize("schedule", [topology.base_k(13, 1), topology.one_peer_hypercube(16)])
 def test_exact_schedules_have_rate_zero(schedule):
+    """A schedule that is exact in finite time has rate 0 and gap 1, without rounding."""
     assert topology.consensus_rate(schedule) == 0.0
     assert topology.spectral_gap(schedule) == 1.0
 
 
 def test_schedules_that_never_repeat_are_judged_by_sixteen_rounds():
+    """Without a period the rate is the 16th root of the deviation after 16 rounds."""
     schedule = topology.equi_dynamic(8, seed=0)
     rate = np.linalg.norm(product(schedule, 16) - 1 / 8, 2) ** (1 / 16)
     assert topology.consensus_rate(schedule) == pytest.approx(rate)
@@ -116,6 +122,7 @@ def test_nilpotent_graph_has_gap_one_though_not_exact_at_once():
 
 
 def test_stochasticity_is_judged_by_sums_in_every_round():
+    """Sums of one and symmetry must hold in every round; negative weights do not matter."""
     assert topology.is_row_stochastic(topology.uniform_weights(topology.star(4)))
     assert not topology.is_column_stochastic(topology.uniform_weights(topology.star(4)))
     assert not topology.is_doubly_stochastic(topology.push_weights(topology.star(4)))
@@ -135,6 +142,7 @@ def test_stochasticity_is_judged_by_sums_in_every_round():
 @given(n=st.integers(1, 9), seed=st.integers(0, 10**6), d=st.integers(0, 3))
 @settings(deadline=None)
 def test_products_without_scipy_are_those_with_it(n, seed, d):
+    """Products with vectors and matrices, and the transpose, are the same without scipy."""
     graph = topology.uniform_weights(nx.gnp_random_graph(n, 0.5, seed=seed, directed=True))
     with_scipy = topology.matrices.matrix_of(graph)
     without = topology.matrices.matrix_of(graph)
@@ -148,6 +156,7 @@ def test_products_without_scipy_are_those_with_it(n, seed, d):
 
 
 def test_products_without_scipy_in_chunks(monkeypatch):
+    """A product computed a few columns at a time equals the dense one, also for no columns."""
     matrix = topology.matrices.matrix_of(topology.exponential_two(16))
     matrix.__dict__["csr"] = None
     monkeypatch.setattr(topology.matrices, "CHUNK", 200)  # two columns at a time

@@ -159,12 +159,14 @@ MESSAGES = {
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message[:40])
 def test_message_names_argument_expected_got_and_remedy(message):
+    """Each wrong call raises ``TopologyError`` with what was expected, got, and what works."""
     with pytest.raises(TopologyError) as caught:
         MESSAGES[message]()
     assert message in str(caught.value)
 
 
 def test_topology_error_is_a_value_error():
+    """``except ValueError`` catches a ``TopologyError``."""
     assert issubclass(TopologyError, ValueError)
 
 
@@ -180,6 +182,7 @@ def test_topology_error_is_a_value_error():
     ],
 )
 def test_sound_graphs_pass(graph):
+    """``check_graph`` accepts graphs that have no weights, negative ones, or several parts."""
     topology.check_graph(graph)
     topology.check_graph(graph, len(graph))
 

@@ -31,6 +31,7 @@ def run(code: str) -> str:
 
 @pytest.mark.launches
 def test_everything_but_pictures_and_large_spectra_works_without_optional_packages():
+    """Figures, errors and costs need networkx and numpy only, also of large graphs."""
     code = """
 for graph in (topology.grid_2d(12), topology.exponential_two(12), topology.base_k(12, 1),
               topology.matcha(topology.ring(8), 0.5, 0), topology.equi_dynamic(8, 0)):
@@ -70,12 +71,14 @@ print(topology.finite_time_length(topology.base_k(600, 1)),
     ],
 )
 def test_what_is_missing_is_named_with_its_install_line(call, message):
+    """A call that needs scipy or matplotlib raises ``ImportError`` with the pip line."""
     code = f"\ntry:\n    {call}\nexcept ImportError as error:\n    print(error)\n"
     assert run(BLOCK + code) == message
 
 
 @pytest.mark.launches
 def test_import_loads_neither_optional_packages_nor_the_library():
+    """``import topology`` loads none of torch, mpi4py, scipy, matplotlib and asyncddp."""
     heavy = {"torch", "mpi4py", "scipy", "matplotlib", "asyncddp"}
     loaded = run("import topology, sys; print(*(name.split('.')[0] for name in sys.modules))")
     assert not heavy & set(loaded.split())

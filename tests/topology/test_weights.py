@@ -29,6 +29,7 @@ def edges_between_ranks(graph):
 
 @given(digraphs())
 def test_uniform_weights_have_rows_of_one_and_equal_entries(graph):
+    """Each row sums to one with equal entries, and the edges between ranks stay."""
     result = topology.uniform_weights(graph)
     w = oracle(result)
     np.testing.assert_allclose(w.sum(axis=1), 1, atol=1e-15)
@@ -40,6 +41,7 @@ def test_uniform_weights_have_rows_of_one_and_equal_entries(graph):
 
 @given(digraphs())
 def test_push_weights_have_columns_of_one_and_equal_entries(graph):
+    """Each column sums to one with equal entries, and the edges between ranks stay."""
     result = topology.push_weights(graph)
     w = oracle(result)
     np.testing.assert_allclose(w.sum(axis=0), 1, atol=1e-15)
@@ -51,6 +53,7 @@ def test_push_weights_have_columns_of_one_and_equal_entries(graph):
 
 @given(digraphs())
 def test_metropolis_weights_are_symmetric_doubly_stochastic_and_not_negative(graph):
+    """Off the diagonal weights are 1/(1 + max degree); W = Wᵀ ≥ 0, and sums are one."""
     undirected = graph.to_undirected()
     result = topology.metropolis_weights(undirected)
     w = oracle(result)
@@ -66,6 +69,7 @@ def test_metropolis_weights_are_symmetric_doubly_stochastic_and_not_negative(gra
 
 @given(digraphs())
 def test_float_matrix_goes_through_a_graph_unchanged(graph):
+    """``mixing_matrix(from_adjacency(w))`` is ``w``, for row- and column-stochastic matrices."""
     w = oracle(topology.uniform_weights(graph))
     np.testing.assert_array_equal(topology.mixing_matrix(topology.from_adjacency(w)), w)
     np.testing.assert_array_equal(topology.mixing_matrix(topology.from_adjacency(w.T)), w.T)
@@ -73,6 +77,7 @@ def test_float_matrix_goes_through_a_graph_unchanged(graph):
 
 @given(digraphs())
 def test_boolean_and_integer_matrices_get_uniform_weights(graph):
+    """A boolean or integer matrix is a pattern of edges, which get uniform weights."""
     w = oracle(topology.uniform_weights(graph))
     for pattern in (w > 0, (w > 0).astype(int), 3 * (w > 0).astype(np.uint8)):
         np.testing.assert_array_equal(oracle(topology.from_adjacency(pattern)), w)
@@ -87,6 +92,7 @@ def test_rows_of_a_matrix_receive():
 
 
 def test_sparse_matrices_serve():
+    """``from_adjacency`` takes scipy's sparse formats, and ``mixing_matrix`` can return one."""
     sparse = pytest.importorskip("scipy.sparse", reason="scipy's matrices need scipy")
     w = topology.mixing_matrix(topology.exponential_two(6))
     for matrix in (sparse.csr_array(w), sparse.coo_array(w).tocsc(), sparse.lil_matrix(w)):
@@ -96,11 +102,13 @@ def test_sparse_matrices_serve():
 
 
 def test_weights_keep_the_name_of_the_graph():
+    """A graph weighted anew is described by the name of the original graph."""
     for weigh in (topology.uniform_weights, topology.push_weights, topology.metropolis_weights):
         assert topology.describe(weigh(topology.star(4))) == "star(4)"
 
 
 def test_graph_without_weights_gets_uniform_ones_everywhere():
+    """Without weights a graph has the uniform ones, in schedules as in ``mixing_matrix``."""
     bare = nx.DiGraph([(0, 1), (1, 2), (2, 0), (0, 2)])
     uniform = topology.uniform_weights(bare)
     schedule = topology.as_schedule(bare)
@@ -112,6 +120,7 @@ def test_graph_without_weights_gets_uniform_ones_everywhere():
 
 
 def test_missing_self_loop_of_a_weighted_graph_is_weight_zero():
+    """A rank without self-loop in a weighted graph has self weight 0, also in the schedule."""
     swap = nx.DiGraph()
     swap.add_weighted_edges_from([(0, 1, 1.0), (1, 0, 1.0)])
     assert topology.neighbors_of(swap, 0) == topology.Neighbors(0.0, {1: 1.0}, (1,))
@@ -120,6 +129,7 @@ def test_missing_self_loop_of_a_weighted_graph_is_weight_zero():
 
 
 def test_schedule_of_a_graph_does_not_follow_later_changes():
+    """Removing an edge after ``as_schedule`` leaves the schedule's neighbours as they were."""
     graph = topology.ring(4)
     schedule = topology.as_schedule(graph)
     graph.remove_edge(1, 0)
@@ -127,6 +137,7 @@ def test_schedule_of_a_graph_does_not_follow_later_changes():
 
 
 def test_numpy_ranks_and_weights_become_plain_numbers():
+    """A ``Neighbors`` record holds Python's int and float, also where the graph has numpy's."""
     graph = nx.DiGraph()
     graph.add_weighted_edges_from(
         (np.int64(i), np.int64(j), np.float64(0.5)) for i in range(2) for j in range(2)
@@ -141,6 +152,7 @@ def test_numpy_ranks_and_weights_become_plain_numbers():
 
 
 def test_neighbors_record_is_frozen_and_slotted():
+    """A ``Neighbors`` record refuses assignment and has no ``__dict__``."""
     near = topology.neighbors_of(topology.ring(3), 0)
     with pytest.raises(AttributeError):
         near.self_weight = 1.0
