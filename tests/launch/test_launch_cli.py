@@ -54,12 +54,14 @@ def invoke(*arguments, **environment):
 
 
 def test_help_lists_the_commands():
+    """``asyncddp --help`` exits with 0 and lists doctor, run, timeline and topology."""
     shown = invoke("--help")
     assert shown.exit_code == 0
     assert all(f"\n  {name} " in shown.output for name in ("doctor", "run", "timeline", "topology"))
 
 
 def test_it_can_be_run_as_a_module():
+    """``python -m asyncddp`` and ``python -m asyncddp.cli`` are the command ``asyncddp``."""
     for module in ("asyncddp", "asyncddp.cli"):
         command = [sys.executable, "-m", module, "--version"]
         ended = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -67,6 +69,7 @@ def test_it_can_be_run_as_a_module():
 
 
 def test_bfrun_is_asyncddp_run(monkeypatch, capsys):
+    """``bfrun`` takes the arguments of ``asyncddp run``, and ``--version``."""
     for arguments in (["--dry-run", "-np", "2", "sh"], ["--version"]):
         monkeypatch.setattr(sys, "argv", ["bfrun", *arguments])
         with pytest.raises(SystemExit) as caught:
@@ -102,6 +105,7 @@ def test_bfrun_is_asyncddp_run(monkeypatch, capsys):
     ],
 )
 def test_a_mistake_is_a_sentence_and_not_a_traceback(arguments, message):
+    """A wrong argument exits with 2 and a message that names it, without a traceback."""
     ended = invoke(*arguments)
     assert ended.exit_code == 2
     assert message in " ".join(ended.output.split())
@@ -109,6 +113,7 @@ def test_a_mistake_is_a_sentence_and_not_a_traceback(arguments, message):
 
 
 def test_a_missing_launcher_is_a_sentence_too():
+    """A launcher that is not found exits with 1, its name, and the pip line of Open MPI."""
     ended = invoke("run", "--launcher", "no-such-mpirun", "sh")
     assert ended.exit_code == 1
     assert ended.output.startswith("Error: 'no-such-mpirun' is not beside ")
@@ -122,12 +127,14 @@ def dry(*arguments, **environment):
 
 
 def test_a_dry_run_prints_a_command_for_the_shell_and_starts_nothing(tmp_path):
+    """``--dry-run`` prints the command quoted for the shell, and does not run it."""
     words = dry("-np", "2", "touch", str(tmp_path / "it's $here"))
     assert words[-2:] == ["touch", str(tmp_path / "it's $here")]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_hosts_and_options_reach_the_launcher(tmp_path):
+    """``-H`` and ``--hostfile`` give the launcher the same slots, and network options reach it."""
     hostfile = tmp_path / "hosts"
     hostfile.write_text("h1 slots=2\nh2 slots=2\n")
     for where in (["-H", "h1:2,h2:2"], ["--hostfile", str(hostfile)], ["-np", "4", "-H", "h1,h2"]):
@@ -140,6 +147,7 @@ def test_hosts_and_options_reach_the_launcher(tmp_path):
 
 
 def test_a_variables_value_is_shown_only_if_it_was_on_the_command_line():
+    """A dry run shows the value of ``-x VAR=value``, but not that of an inherited ``-x VAR``."""
     words = dry("-H", "h1", "-x", "TOKEN", "-x", "LR=0.1", "train.py", TOKEN="hunter2")
     assert "LR=0.1" in words
     assert "TOKEN" in words
@@ -147,6 +155,7 @@ def test_a_variables_value_is_shown_only_if_it_was_on_the_command_line():
 
 
 def test_the_number_of_ranks_has_the_names_that_people_know():
+    """``-np``, ``-n`` and ``--num-proc`` all set the launcher's number of ranks."""
     for name in ("-np", "-n", "--num-proc"):
         assert " ".join(dry(name, "2", "sh", MASTER_PORT="1")).count("-np 2 ") == 1
 
@@ -170,11 +179,13 @@ def test_where_libraries_of_torch_distributed_meet_is_on_the_first_host():
 
 
 def test_ranks_default_to_the_hosts_slots_or_one():
+    """Without ``-np`` there are as many ranks as slots of the hosts, one without hosts."""
     assert "3" in dry("-H", "h1:2,h2", "train.py")
     assert "1" in dry("sh")
 
 
 def test_more_ranks_than_cores_are_allowed_and_others_can_be_forbidden():
+    """With more ranks than cores ``--oversubscribe`` is the default, which can be forbidden."""
     many = str(2 * os.cpu_count() + 1)
     port = {"MASTER_PORT": "29500"}  # else another one each time
     plain, forced = dry("-np", "1", "sh", **port), dry("-np", "1", "--oversubscribe", "sh", **port)
@@ -187,6 +198,7 @@ def test_more_ranks_than_cores_are_allowed_and_others_can_be_forbidden():
 
 
 def test_inside_an_allocation_the_batch_system_says_how_many_and_where():
+    """In a Slurm job the number of tasks is the default of ``-np``, and no hosts are named."""
     words = dry("train.py", SLURM_JOB_ID="7", SLURM_NTASKS="6")
     assert "6" in words
     assert "-H" not in words

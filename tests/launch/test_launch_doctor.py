@@ -37,6 +37,7 @@ def by_name(findings):
 
 
 def test_an_answer_is_found_among_other_output(capsys):
+    """The MPI probe's answer is found among other lines of output, None without one."""
     print_answer({"mpi": {"version": 1}})
     printed = f"a library's greeting\n{capsys.readouterr().out}and its farewell\n"
     assert find_answer(printed) == {"mpi": {"version": 1}}
@@ -44,6 +45,7 @@ def test_an_answer_is_found_among_other_output(capsys):
 
 
 def test_a_good_library_needs_no_advice():
+    """Findings of a library of the launcher's vendor with all features are all good."""
     found = check_mpi_library(FACTS, OPEN_MPI, has_gpus=False)
     assert {finding.level for finding in found} == {"good"}
     assert by_name(found)["library"].value == "Open MPI v5.0.11"
@@ -59,12 +61,14 @@ def test_a_good_library_needs_no_advice():
     ],
 )
 def test_what_is_wrong_with_the_library_comes_with_advice(changed, name, level, advice):
+    """An MPI library of another vendor, with too few threads or missing, comes with advice."""
     finding = by_name(check_mpi_library({**FACTS, **changed}, OPEN_MPI, has_gpus=False))[name]
     assert finding.level == level
     assert advice in finding.advice
 
 
 def test_cuda_awareness_matters_only_where_there_are_gpus():
+    """Missing CUDA awareness is a note with advice where there are GPUs, else good."""
     for has_gpus, level in ((True, "note"), (False, "good")):
         finding = by_name(check_mpi_library(FACTS, OPEN_MPI, has_gpus))["CUDA awareness"]
         assert (finding.value, finding.level) == ("no", level)
@@ -83,18 +87,21 @@ def program(folder, name, body):
 
 @pytest.mark.parametrize(("word", "expected"), [("true", True), ("false", False), ("", None)])
 def test_open_mpi_says_itself_whether_it_knows_cuda(tmp_path, word, expected):
+    """CUDA awareness is what ``ompi_info`` beside ``mpirun`` says, None if it says nothing."""
     line = f"mca:mpi:base:param:mpi_built_with_cuda_support:value:{word}"
     program(tmp_path, "ompi_info", f"echo {line if word else 'nothing'}")
     assert query_cuda_awareness(str(tmp_path / "mpirun")) is expected
 
 
 def test_where_nobody_can_say_cuda_awareness_is_unknown(tmp_path):
+    """Without ``ompi_info`` CUDA awareness is None, and the finding's value is "unknown"."""
     assert query_cuda_awareness(str(tmp_path / "mpirun")) is None
     finding = by_name(check_mpi_library({**FACTS, "cuda_aware": None}, OPEN_MPI, True))
     assert finding["CUDA awareness"].value == "unknown"
 
 
 def test_gpus_are_those_that_the_driver_shows(tmp_path, monkeypatch):
+    """GPUs are the lines of ``nvidia-smi``, none if it fails."""
     line = "NVIDIA H200, 143771 MiB, 570.86.15"
     program(tmp_path, "nvidia-smi", f"echo '{line}'; echo '{line}'")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
@@ -106,6 +113,7 @@ def test_gpus_are_those_that_the_driver_shows(tmp_path, monkeypatch):
 
 
 def test_a_small_shared_memory_and_few_files_come_with_the_command_that_helps(monkeypatch):
+    """A small /dev/shm advises ``--shm-size``, few open files ``ulimit -n HARD_LIMIT``."""
     usage = type("Usage", (), {"total": 64 << 20, "free": 60 << 20})
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage)
     monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (1024, 4096))
@@ -117,6 +125,8 @@ def test_a_small_shared_memory_and_few_files_come_with_the_command_that_helps(mo
 
 
 def test_missing_packages_come_with_the_line_that_installs_them(monkeypatch):
+    """A missing package comes with its pip line; cupy's is of the CUDA version of torch."""
+
     def missing(name):
         raise PackageNotFoundError(name)
 
@@ -140,6 +150,8 @@ def test_missing_packages_come_with_the_line_that_installs_them(monkeypatch):
     ],
 )
 def test_packages_for_another_cuda_than_torchs_are_noted(monkeypatch, installed, name, advice):
+    """A cupy or NCCL for another CUDA than torch's is a note that says what to remove."""
+
     def version(asked):
         if asked in installed:
             return installed[asked]
@@ -153,6 +165,7 @@ def test_packages_for_another_cuda_than_torchs_are_noted(monkeypatch, installed,
 
 
 def test_a_cpu_build_of_torch_on_a_machine_with_gpus_is_mentioned(monkeypatch):
+    """A torch without CUDA is a note where there are GPUs, and good elsewhere."""
     monkeypatch.setattr(packages, "torch_cuda_version", lambda: None)
     assert by_name(packages.check_packages(has_gpus=True))["torch"].level == "note"
     assert by_name(packages.check_packages(has_gpus=False))["torch"].level == "good"
@@ -180,6 +193,7 @@ def doctor(*arguments, **environment):
 
 
 def test_everything_is_shown_as_json(run):
+    """``doctor --json`` holds findings of MPI, packages and machine, and tensors' routes."""
     shown = doctor("--json")
     report = json.loads(shown.output)
     names = {finding["name"] for finding in report["findings"]}
@@ -203,6 +217,7 @@ def test_ranks_are_started_and_their_pairs_shown(run):
 
 
 def test_people_get_tables_and_a_list_of_what_to_do(run):
+    """Without ``--json`` tables show the thread level, what carries tensors, and /dev/shm."""
     shown = doctor("-np", "2")
     assert shown.exit_code == 0
     for words in (
@@ -215,6 +230,7 @@ def test_people_get_tables_and_a_list_of_what_to_do(run):
 
 
 def test_what_keeps_ranks_from_running_is_an_exit_code(monkeypatch):
+    """Without a launcher doctor exits with 1, with a bad finding and the pip line."""
     shown = doctor("--launcher", "no-such-mpirun", "--json")
     assert shown.exit_code == 1
     (launcher,) = (f for f in json.loads(shown.output)["findings"] if f["name"] == "launcher")
@@ -223,6 +239,7 @@ def test_what_keeps_ranks_from_running_is_an_exit_code(monkeypatch):
 
 
 def test_ranks_that_cannot_be_started_are_reported_with_the_reason(run):
+    """If ranks cannot be started, the finding "ranks" is bad with the reason; exit code 1."""
     shown = doctor("-np", "2", "-H", "h1:x", "--json")
     (ranks,) = (f for f in json.loads(shown.output)["findings"] if f["name"] == "ranks")
     assert ranks["level"] == "bad"

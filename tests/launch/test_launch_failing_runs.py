@@ -27,6 +27,7 @@ def last_lines(text):
 
 
 def test_an_exit_code_is_the_runs_exit_code(run):
+    """The run ends soon with the exit code of the failed rank, and names that rank."""
     ended = failing(run, "sys.exit(3)")
     assert ended.code == 3
     assert "asyncddp run: rank 2 on " in ended.stderr
@@ -36,6 +37,7 @@ def test_an_exit_code_is_the_runs_exit_code(run):
 
 
 def test_an_exception_is_shown_once_and_last_of_all_in_one_sentence(run):
+    """An exception's traceback is printed once, and the last line is rank and exception."""
     ended = failing(run, 'raise ValueError("loss is nan")')
     assert ended.code == 1
     assert ended.stderr.count("Traceback (most recent call last)") == 1
@@ -53,6 +55,7 @@ def test_an_exception_is_shown_once_and_last_of_all_in_one_sentence(run):
     [(9, 137, "signal 9 (SIGKILL)"), (11, 139, "signal 11 (SIGSEGV)")],
 )
 def test_a_killed_rank_is_named_with_its_signal(run, number, code, words):
+    """A rank killed by a signal is named with it, and the exit code is 128 + its number."""
     ended = failing(run, f"os.kill(os.getpid(), {number})")
     assert ended.code == code
     assert last_lines(ended.stderr)[0].startswith("asyncddp run: rank 2 on ")
@@ -163,6 +166,7 @@ def test_ranks_that_wait_for_one_are_told_of_in_one_line(run):
 
 
 def test_verbose_keeps_the_launchers_words_and_shows_the_command(run):
+    """With ``--verbose`` stderr also has the launcher's command and its own message."""
     ended = run("-np", "4", "--verbose", run.script(FAILING.format(act="os.kill(os.getpid(), 9)")))
     assert "noticed that process rank 2" in ended.stderr
     assert last_lines(ended.stderr)[0].endswith("was killed by signal 9 (SIGKILL)")
@@ -171,6 +175,7 @@ def test_verbose_keeps_the_launchers_words_and_shows_the_command(run):
 
 
 def test_what_ranks_write_between_dashes_is_not_taken_for_the_launchers(run):
+    """A rank's output in the form of the launcher's messages reaches stderr unchanged."""
     block = recorded.OPEN_MPI_5_NO_SLOTS
     ended = run("-np", "1", run.script(f"import sys\nsys.stderr.write({block!r} + '50%|#')\n"))
     assert ended.code == 0
@@ -184,6 +189,7 @@ def wait_for_ranks(child, count):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_every_rank(run, number, code):
+    """SIGINT or SIGTERM to the run ends all its processes, with exit code 128 + number."""
     child = run.start("-np", "4", run.script(FAILING.format(act="pass")))
     wait_for_ranks(child, 4)
     assert len(run.processes()) >= 6, "asyncddp run, mpirun and four ranks"
@@ -197,6 +203,7 @@ def test_a_signal_ends_every_rank(run, number, code):
 
 
 def test_a_second_ctrl_c_kills_ranks_that_will_not_end(run):
+    """A second SIGINT ends ranks that ignore SIGHUP, SIGINT and SIGTERM."""
     deaf = FAILING.format(act="pass").replace(
         "import os, sys, time",
         "import os, sys, time, signal\n"
@@ -214,6 +221,7 @@ def test_a_second_ctrl_c_kills_ranks_that_will_not_end(run):
 
 
 def test_ranks_end_when_the_command_itself_is_killed(run):
+    """After SIGKILL of the command no process of the run is left."""
     child = run.start("-np", "2", run.script(FAILING.format(act="pass")))
     wait_for_ranks(child, 2)
     child.kill()
@@ -221,6 +229,7 @@ def test_ranks_end_when_the_command_itself_is_killed(run):
 
 
 def test_a_time_limit_ends_the_run(run):
+    """After ``--timeout`` seconds all processes are ended, with exit code 124 and the reason."""
     ended = run("-np", "2", "--timeout", "2", run.script(FAILING.format(act="pass")))
     assert ended.code == 124
     assert ended.stderr.endswith("asyncddp run: ended after 2 s, the limit set by --timeout\n")

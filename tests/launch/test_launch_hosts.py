@@ -27,6 +27,7 @@ from asyncddp.launch.hosts import (
     ],
 )
 def test_hosts_are_read(text, expected):
+    """``-H`` takes names, IPv4 and bracketed IPv6 addresses, each with slots or without."""
     assert list(parse_hosts(text)) == expected
 
 
@@ -52,16 +53,19 @@ def test_hosts_are_read(text, expected):
     ],
 )
 def test_what_is_no_host_is_refused_with_what_was_expected(text):
+    """What is no name or address with slots is refused, also options and shell syntax."""
     with pytest.raises(ArgumentError, match=r"-H: expected .*got"):
         parse_hosts(text)
 
 
 def test_a_host_that_is_there_twice_is_refused_with_the_remedy():
+    """A host named twice in ``-H`` is refused, with the sum of its slots as the remedy."""
     with pytest.raises(ArgumentError, match=r"'h1' is there twice.*h1:2"):
         parse_hosts("h1:1,h2:1,h1:1")
 
 
 def test_a_hostfile_is_read_in_each_of_its_forms(tmp_path):
+    """A hostfile has comments, ``slots=``, ``host:slots``, and keys that are ignored."""
     path = tmp_path / "hosts"
     path.write_text("# ours\n\nh1 slots=2\nh2:3   # two GPUs\n[::1] slots=1 max_slots=4\nh4\n")
     found = parse_hostfile(path)
@@ -80,6 +84,7 @@ def test_a_hostfile_is_read_in_each_of_its_forms(tmp_path):
     ],
 )
 def test_a_wrong_line_of_a_hostfile_is_named(tmp_path, text, message):
+    """What is wrong in a hostfile is named, with the line's number where it is one line."""
     path = tmp_path / "hosts"
     path.write_text(text)
     with pytest.raises(ArgumentError, match=message):
@@ -87,6 +92,7 @@ def test_a_wrong_line_of_a_hostfile_is_named(tmp_path, text, message):
 
 
 def test_a_hostfile_that_is_not_there_is_named(tmp_path):
+    """A hostfile that cannot be read is refused with its path."""
     with pytest.raises(ArgumentError, match=r"--hostfile: cannot read .*nowhere"):
         parse_hostfile(tmp_path / "nowhere")
 
@@ -103,6 +109,7 @@ def test_a_hostfile_that_is_not_there_is_named(tmp_path):
     ],
 )
 def test_ranks_are_shared_out_over_hosts_without_a_number(text, ranks, expected):
+    """Ranks beyond the given slots are divided among hosts without, at least one each."""
     assert ",".join(map(str, assign_slots(parse_hosts(text), ranks))) == expected
 
 
@@ -118,4 +125,5 @@ def test_ranks_are_shared_out_over_hosts_without_a_number(text, ranks, expected)
     ],
 )
 def test_this_machine_is_known_by_its_names(name, expected):
+    """A host is this machine if it is localhost, a loopback address or the host name."""
     assert is_this_machine(Host(name)) is expected

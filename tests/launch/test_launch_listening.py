@@ -139,6 +139,7 @@ def test_ranks_of_one_machine_reach_their_launcher_by_loopback(run):
 
 @pytest.mark.parametrize("interface", ["lo", "127.0.0.0/8"])
 def test_loopback_between_machines_is_refused_in_words(run, interface):
+    """``--network-interface`` of the loopback with hosts elsewhere exits with 2, naming them."""
     hosts = ("-H", "localhost:1,elsewhere:2")
     ended = run(*hosts, "--network-interface", interface, run.script(""))
     assert ended.code == 2
@@ -147,6 +148,7 @@ def test_loopback_between_machines_is_refused_in_words(run, interface):
 
 
 def test_sockets_are_found_with_their_addresses():
+    """``listeners`` has the address and port of each listening socket, and no others."""
     with socket.socket() as four, socket.socket(socket.AF_INET6) as six, socket.socket() as quiet:
         four.bind(("127.0.0.1", 0))
         six.bind(("::", 0))
@@ -192,15 +194,18 @@ def test_only_new_sockets_that_others_could_reach_are_confined(confining):
     ],
 )
 def test_ranks_are_on_one_machine_only_where_the_launcher_says_so(environment, ranks):
+    """Their number is known if launcher variables put all ranks on one machine, else None."""
     assert ranks_of_one_machine(environment) == ranks
 
 
 @pytest.mark.parametrize("name", ["btl", "btl_tcp_if_include", "btl_tcp_if_exclude"])
 def test_networks_that_the_user_has_chosen_stay(name):
+    """If the user has set a network parameter of Open MPI, no parameter is added."""
     assert local_open_mpi({f"OMPI_MCA_{name}": "x"}, 2, all_told=True) == {}
 
 
 def test_tcp_is_left_out_only_where_shared_memory_has_room(monkeypatch):
+    """TCP is excluded if shared memory has room and all are told; without room it is local."""
     loopback = {"OMPI_MCA_btl_tcp_if_include": "127.0.0.0/8"}
     for room, all_told, found in (
         (1 << 40, True, {"OMPI_MCA_btl": "^tcp"}),
@@ -213,6 +218,7 @@ def test_tcp_is_left_out_only_where_shared_memory_has_room(monkeypatch):
 
 
 def test_a_process_that_has_ended_is_an_error_of_the_system():
+    """``confine`` of a process that has ended raises ``OSError``."""
     child = psutil.Popen([sys.executable, "-c", ""])
     child.wait()
     with pytest.raises(OSError, match="No such"):

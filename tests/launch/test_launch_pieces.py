@@ -31,6 +31,7 @@ RANK = (sys.executable, "-m", "asyncddp.launch.rank")
     ],
 )
 def test_what_each_rank_runs(words, module, expected):
+    """Scripts and modules run under ``asyncddp.launch.rank``, any other program as it is."""
     assert build_rank_program(words, module=module, here=False) == expected
 
 
@@ -39,11 +40,13 @@ def test_what_each_rank_runs(words, module, expected):
     [("nowhere.py", "no such script: 'nowhere.py' .looked in"), ("nowhere", "no such program")],
 )
 def test_what_is_not_there_is_named_before_anything_is_started(word, message):
+    """A script or program that does not exist is refused with its name."""
     with pytest.raises(ArgumentError, match=message):
         build_rank_program([word], module=False)
 
 
 def test_what_is_on_other_machines_only_is_not_looked_for_here():
+    """A script of a run on other machines need not exist on this one."""
     assert (
         build_rank_program(["/shared/nowhere.py"], module=False, here=False)[-1]
         == "/shared/nowhere.py"
@@ -52,11 +55,13 @@ def test_what_is_on_other_machines_only_is_not_looked_for_here():
 
 @pytest.mark.parametrize("item", ["", "=1", "1A=2", "A B=1", "A;B", "LR-2=1"])
 def test_no_variable_has_such_a_name(item):
+    """``-x`` refuses what is no name of an environment variable."""
     with pytest.raises(ArgumentError, match="-x: expected VAR or VAR=value, got"):
         parse_exports([item], {})
 
 
 def test_a_variable_that_is_not_set_is_refused_with_the_remedy():
+    """``-x VAR`` of a variable that is not set is refused, with ``-x VAR=value`` as the remedy."""
     with pytest.raises(
         ArgumentError, match=r"-x: LR is not set here\. Set it, or give -x LR=value"
     ):
@@ -93,6 +98,7 @@ def test_only_what_is_needed_goes_to_other_machines():
 
 
 def test_threads_are_set_where_all_ranks_are_here_and_the_user_has_not():
+    """``OMP_NUM_THREADS`` is set if all ranks are here and the user has not set it."""
     seen = {"TTY_COMPATIBLE": "1"}
 
     def added(*given):
@@ -105,6 +111,7 @@ def test_threads_are_set_where_all_ranks_are_here_and_the_user_has_not():
 
 
 def test_ranks_are_told_whether_people_see_a_terminal_unless_the_user_has_said_so():
+    """``TTY_COMPATIBLE`` says whether there is a terminal, unless the user has set it."""
     told = launch_variables({}, {}, None, terminal=True)
     assert told["TTY_COMPATIBLE"] == "1"
     assert int(told["COLUMNS"]) > 0
@@ -113,12 +120,14 @@ def test_ranks_are_told_whether_people_see_a_terminal_unless_the_user_has_said_s
 
 
 def test_cores_are_shared_out_and_no_rank_is_left_without():
+    """``cores()`` is at most the machine's, and a rank has at least one thread."""
     assert 1 <= cores() <= os.cpu_count()
     assert threads_per_rank(1) == cores()
     assert threads_per_rank(10_000) == 1
 
 
 def test_a_containers_quota_limits_the_cores(monkeypatch, tmp_path):
+    """A quota in cgroup's cpu.max limits the number of cores, to at least one."""
     quota = tmp_path / "cpu.max"
     monkeypatch.setattr("asyncddp.launch.cpu_cores._QUOTA", quota)
     monkeypatch.setattr("asyncddp.launch.cpu_cores._processors", lambda: set(range(1000, 1008)))
@@ -153,6 +162,7 @@ def bare(monkeypatch, tmp_path):
     ],
 )
 def test_a_launcher_on_path_is_found_and_recognised(bare, tmp_path, name, says, vendor):
+    """A launcher on PATH is found under each usual name, its family told by its version."""
     path = launcher(tmp_path / "bin", name, says)
     found = find_launcher(None, bare)
     assert (found.executable, found.family) == (path, vendor)
@@ -167,6 +177,7 @@ def test_the_launcher_beside_this_python_goes_first(bare, tmp_path):
 
 
 def test_srun_serves_inside_an_allocation_where_there_is_no_mpirun(bare, tmp_path):
+    """``srun`` is taken if it is named, or in a Slurm job without ``mpirun``."""
     srun = launcher(tmp_path / "bin", "srun", recorded.SRUN_VERSION)
     with pytest.raises(EnvironmentProblem):
         find_launcher(None, bare)
@@ -177,6 +188,7 @@ def test_srun_serves_inside_an_allocation_where_there_is_no_mpirun(bare, tmp_pat
 
 
 def test_without_a_launcher_one_sentence_says_what_to_install(bare):
+    """Without a launcher the error is one line with the pip line that installs Open MPI."""
     with pytest.raises(EnvironmentProblem) as caught:
         find_launcher(None, bare)
     message = str(caught.value)
@@ -186,11 +198,13 @@ def test_without_a_launcher_one_sentence_says_what_to_install(bare):
 
 
 def test_a_launcher_that_was_named_and_is_not_there_is_named(bare):
+    """A launcher that was given by path and does not exist is named in the error."""
     with pytest.raises(EnvironmentProblem, match="'/opt/mpirun' is not beside"):
         find_launcher("/opt/mpirun", bare)
 
 
 def test_a_launcher_of_no_known_family_is_shown_with_what_it_says(bare, tmp_path):
+    """A launcher whose version is of no known family is refused, with the version's text."""
     launcher(tmp_path / "bin", "mpirun", "Frobnicator 1.0\n")
     with pytest.raises(EnvironmentProblem, match=r"no family that is known .*'Frobnicator 1.0'"):
         find_launcher(None, bare)

@@ -31,6 +31,7 @@ def seen(ended):
 
 
 def test_every_rank_runs_the_script_as_python_would(run):
+    """On each rank ``sys.argv``, ``__name__``, ``__file__`` and ``sys.path[0]`` are python's."""
     script = run.script(SHOW)
     ranks = seen(run("-np", "3", script, "--lr", "0.1"))
     assert [one["rank"] for one in ranks] == [0, 1, 2]
@@ -42,17 +43,20 @@ def test_every_rank_runs_the_script_as_python_would(run):
 
 
 def test_a_script_that_does_not_use_the_library_does_not_pay_for_it(run):
+    """The rank's launcher module imports none of torch, MPI, networkx and click."""
     (one,) = seen(run("-np", "1", run.script(SHOW)))
     assert not {"torch", "mpi4py.MPI", "networkx", "click"} & set(one["imported"])
 
 
 def test_arguments_arrive_unchanged(run):
+    """Arguments with blanks, quotes or shell syntax reach each rank's ``sys.argv`` unchanged."""
     (one, other) = seen(run("-np", "2", run.script(SHOW), *HOSTILE))
     assert one["argv"][1:] == other["argv"][1:] == HOSTILE
     assert not (run.folder / "x").exists()
 
 
 def test_a_module_is_run_as_python_does(run):
+    """``-m MODULE`` runs a module with python's ``sys.argv`` and ``sys.path[0]``."""
     run.script(SHOW)
     (one,) = seen(run("-np", "1", "-m", "script", "-m", "x"))
     assert one["argv"] == [str(run.folder / "script.py"), "-m", "x"]
@@ -60,16 +64,19 @@ def test_a_module_is_run_as_python_does(run):
 
 
 def test_a_leading_python_is_understood(run):
+    """``python -u SCRIPT`` as the program runs the script with its arguments."""
     ranks = seen(run("-np", "2", sys.executable, "-u", run.script(SHOW), "1"))
     assert [one["argv"][1:] for one in ranks] == [["1"], ["1"]]
 
 
 def test_another_program_is_run_as_it_is(run):
+    """A program that is no Python script gets its arguments unchanged on every rank."""
     ended = run("-np", "2", "sh", "-c", 'echo "$0 $1"', "a b", "$c")
     assert (ended.code, ended.stdout) == (0, "a b $c\n" * 2)
 
 
 def test_variables_reach_the_ranks(run):
+    """``-x VAR`` passes the variable on, ``-x VAR=value`` sets it, with any characters."""
     run.environment["FROM_HERE"] = "x y"
     ranks = seen(run("-np", "2", "-x", "FROM_HERE", "-x", "LR=a=b c;$d", run.script(SHOW)))
     for one in ranks:
@@ -97,12 +104,14 @@ def test_torch_distributed_finds_its_world(run):
 
 
 def test_a_world_of_torch_that_the_user_has_set_stays(run):
+    """If the user has set ``WORLD_SIZE``, it stays and ``RANK`` is not set."""
     (one,) = seen(run("-np", "1", "-x", "WORLD_SIZE=1", run.script(SHOW)))
     assert one["environment"]["WORLD_SIZE"] == "1"
     assert "RANK" not in one["environment"]
 
 
 def test_threads_are_shared_out_unless_the_user_has(run):
+    """Ranks have ``OMP_NUM_THREADS`` of at least 1, or the user's value if there is one."""
     run.environment.pop("OMP_NUM_THREADS", None)
     ranks = seen(run("-np", "4", run.script(SHOW)))
     assert all(int(one["environment"]["OMP_NUM_THREADS"]) >= 1 for one in ranks)
@@ -112,11 +121,13 @@ def test_threads_are_shared_out_unless_the_user_has(run):
 
 
 def test_machines_are_simulated(run):
+    """``--ranks-per-machine N`` sets ``ASYNCDDP_RANKS_PER_MACHINE`` to N."""
     (one,) = seen(run("-np", "1", "--ranks-per-machine", "2", run.script(SHOW)))
     assert one["environment"]["ASYNCDDP_RANKS_PER_MACHINE"] == "2"
 
 
 def test_lines_are_tagged_with_their_rank(run):
+    """``--tag-output`` puts the rank and the stream before each line."""
     ended = run("-np", "2", "--tag-output", run.script("print('hello')"))
     assert sorted(ended.stdout.split("\n")[:2]) == ["[1,0]<stdout>: hello", "[1,1]<stdout>: hello"]
 
@@ -131,6 +142,7 @@ def test_ranks_read_nothing_and_leave_standard_input_to_the_shell(run):
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_line_is_shown_as_soon_as_it_is_written(run, stream):
+    """A line of a rank appears before the rank ends, on stdout and on stderr."""
     script = f"import sys, time\nprint('epoch', 1, file=sys.{stream})\ntime.sleep(300)\n"
     child = run.start("-np", "1", run.script(script))
     assert getattr(child, stream).readline() == "epoch 1\n"
@@ -140,6 +152,7 @@ def test_a_line_is_shown_as_soon_as_it_is_written(run, stream):
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_on_a_terminal_a_progress_bar_moves(run, stream):
+    """On a terminal an unfinished line of a rank appears at once, on stdout and on stderr."""
     script = f"import sys, time\nprint('\\r50%', end='', flush=True, file=sys.{stream})\n"
     ours, theirs = pty.openpty()
     child = run.start("-np", "1", run.script(script + "time.sleep(300)\n"), **{stream: theirs})
@@ -154,6 +167,7 @@ def test_on_a_terminal_a_progress_bar_moves(run, stream):
 
 
 def test_no_byte_of_much_output_is_lost(run):
+    """All of 20,000 lines on stderr arrive whole and in order."""
     lines = 20_000
     script = f"import sys\nfor n in range({lines}): sys.stderr.write(f'{{n}} ' + '-' * 61 + '\\n')"
     ended = run("-np", "1", run.script(script))
@@ -161,11 +175,13 @@ def test_no_byte_of_much_output_is_lost(run):
 
 
 def test_an_exit_code_of_zero_by_any_way_is_success(run):
+    """``sys.exit()``, ``sys.exit(0)`` and the end of the script all exit with 0."""
     for end in ("sys.exit()", "sys.exit(0)", "pass"):
         assert run("-np", "2", run.script(f"import sys\n{end}")).code == 0
 
 
 def test_an_atexit_function_still_has_the_scripts_names(run):
+    """Functions registered with ``atexit`` can still read the script's globals."""
     script = "import atexit\nword = 'bye'\natexit.register(lambda: print(word))\n"
     assert run("-np", "1", run.script(script)).stdout == "bye\n"
 

@@ -41,10 +41,12 @@ def rows(has_gpus=False, **answers):
 
 
 def test_the_wires_are_those_of_the_library():
+    """The self-test's list of device transports is the library's."""
     assert set(doctor.DEVICE_TRANSPORTS) == set(DEVICE_TRANSPORTS)
 
 
 def test_each_wire_is_tried_by_ranks_of_its_own_in_bounded_time():
+    """Each transport is tested by a run of its own, with a time limit and a verb timeout."""
     ranks = Ranks()
     doctor.self_test(ranks, ["--num-proc", "2"], has_gpus=True)
     assert [transport for transport, *_ in ranks.started] == [
@@ -62,6 +64,7 @@ def test_each_wire_is_tried_by_ranks_of_its_own_in_bounded_time():
 
 
 def test_without_gpus_their_wires_are_not_run_and_that_is_no_failure():
+    """Without GPUs device transports are "not run", and the finding is good."""
     found = rows()
     assert {found[transport]["result"] for transport in doctor.HOST_TRANSPORTS} == {"passed"}
     assert {found[transport]["result"] for transport in doctor.DEVICE_TRANSPORTS} == {"not run"}
@@ -70,6 +73,7 @@ def test_without_gpus_their_wires_are_not_run_and_that_is_no_failure():
 
 
 def test_a_wire_that_the_ranks_cannot_take_is_not_run_and_says_why():
+    """A device transport that ranks have refused is "not run", with their reason."""
     shared = {
         "device_transport": "cuda_staged",
         "refused": {"nccl": "rank 0 and rank 1 share one GPU"},
@@ -86,6 +90,7 @@ def test_a_wire_that_the_ranks_cannot_take_is_not_run_and_says_why():
     ],
 )
 def test_wrong_values_are_a_failure(answer, what):
+    """A transport with problems has failed, with the first one; the finding is bad."""
     found = rows(mpi=answer)
     assert (found["mpi"]["result"], found["mpi"]["what"]) == ("failed", what)
     finding = doctor.summarise_self_test(list(found.values()))
@@ -94,6 +99,8 @@ def test_wrong_values_are_a_failure(answer, what):
 
 
 def test_ranks_that_do_not_answer_are_a_failure_with_their_words():
+    """If ranks give no answer, the transport has failed with the problem of the run."""
+
     def silent(words, environment, seconds):
         return {"mpi": {"problem": "rank 1 on h2 was killed by signal 9 (SIGKILL)"}}
 
@@ -104,6 +111,7 @@ def test_ranks_that_do_not_answer_are_a_failure_with_their_words():
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_every_check_passes_on_any_number_of_ranks(size):
+    """On 1, 2 and 3 ranks of correct verbs the checks find no problem."""
     assert LoopbackWorld(size).run(lambda: problems(CPU)) == [[]] * size
 
 
@@ -121,6 +129,7 @@ def test_every_check_sees_a_wrong_value(name, monkeypatch):
 
 
 def test_doctor_check_runs_both_wires_of_the_host(run):
+    """``doctor --check`` passes over shared memory and over MPI, with exit code 0."""
     shown = CliRunner().invoke(main, ["doctor", "--check", "--json"])
     report = json.loads(shown.output)
     results = {row["transport"]: row["result"] for row in report["self_test"]}

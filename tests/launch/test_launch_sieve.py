@@ -45,6 +45,7 @@ def through(vendor, chunks):
 
 @pytest.mark.parametrize(("vendor", "said"), NOISY)
 def test_the_launchers_words_are_taken_out(vendor, said):
+    """A launcher's message about a failed rank is removed and noted, the rest is kept."""
     out, notes = through(vendor, [b"before\n", said.encode(), b"after\n"])
     assert out == b"before\nafter\n"
     assert notes == said.splitlines()
@@ -53,6 +54,7 @@ def test_the_launchers_words_are_taken_out(vendor, said):
 @pytest.mark.parametrize("vendor", list(LAUNCHERS))
 @pytest.mark.parametrize("text", USERS)
 def test_what_a_user_writes_comes_through_unchanged(vendor, text):
+    """Under each family a user's output passes unchanged, also dashes and unfinished lines."""
     data = text.encode("latin-1")
     assert through(vendor, [data]) == (data, [])
 
@@ -79,12 +81,14 @@ def streams(draw):
 
 @given(streams())
 def test_where_the_stream_is_cut_makes_no_difference(stream):
+    """What comes through and what is noted do not depend on how the stream is cut."""
     vendor, data, chunks = stream
     assert through(vendor, chunks) == through(vendor, [data])
 
 
 @given(streams())
 def test_every_byte_either_comes_through_in_order_or_is_noted(stream):
+    """What comes through is a subsequence of the input, and the rest of its bytes is noted."""
     vendor, data, chunks = stream
     out, notes = through(vendor, chunks)
     assert len(out) + sum(len(note.encode("latin-1")) + 1 for note in notes) == len(data)
@@ -94,10 +98,12 @@ def test_every_byte_either_comes_through_in_order_or_is_noted(stream):
 
 @given(st.binary(max_size=300))
 def test_without_noise_everything_comes_through_at_once(data):
+    """A filter without patterns returns each chunk at once."""
     assert OutputFilter().feed(data) == data
 
 
 def test_an_unfinished_line_is_held_only_where_it_may_be_the_launchers():
+    """The start of a line is held back only while it may begin a launcher's message."""
     sieve = OutputFilter(LAUNCHERS["open_mpi_5"].output_patterns)
     assert sieve.feed(b"Password: ") == b"Password: "
     assert sieve.feed(b"\n10%") == b"\n10%"
@@ -116,6 +122,7 @@ def test_a_progress_bar_may_stand_before_the_launchers_words():
 
 
 def test_words_that_are_kept_are_noted_all_the_same():
+    """With ``pass_through`` the launcher's message comes through and is noted as well."""
     data = b"before\n" + recorded.OPEN_MPI_5_KILLED.encode() + b"after\n"
     sieve = OutputFilter(LAUNCHERS["open_mpi_5"].output_patterns, pass_through=True)
     assert sieve.feed(data) == data
@@ -123,6 +130,7 @@ def test_words_that_are_kept_are_noted_all_the_same():
 
 
 def test_it_is_known_whether_a_line_is_unfinished():
+    """``at_line_start`` tells whether the output so far ends with a newline or is empty."""
     sieve = OutputFilter(LAUNCHERS["open_mpi_5"].output_patterns)
     assert sieve.at_line_start
     sieve.feed(b" 50%|##  |" + recorded.OPEN_MPI_5_KILLED.encode())
@@ -132,6 +140,7 @@ def test_it_is_known_whether_a_line_is_unfinished():
 
 
 def test_a_block_without_an_end_is_given_back():
+    """A launcher's message that opens and does not end comes through as it was."""
     opening = recorded.OPEN_MPI_5_KILLED.splitlines(keepends=True)[:2]
     data = "".join([*opening, *["more\n"] * 60]).encode()
     assert through("open_mpi_5", [data]) == (data, [])
@@ -152,6 +161,7 @@ def gathered(*lines):
 
 
 def test_ranks_that_wait_for_one_another_and_in_the_end_for_one_are_told_of_once():
+    """Ranks' warnings become one line: who waits, for which ranks, in what, since when."""
     lines = [waits(0, "ranks 1, 2"), waits(1, "rank 3", 61), waits(2, "ranks 0, 1")]
     assert gathered(*lines) == (
         "3 ranks (0\u20132) wait for rank 3, in neighbor_allreduce 'w' (use 1), since 61 s\n"
@@ -175,6 +185,7 @@ def test_ranks_that_wait_for_one_another_and_in_the_end_for_one_are_told_of_once
     ],
 )
 def test_what_has_no_common_cause_comes_through_as_it_was(lines):
+    """One warning, a cycle, one with a hint, and other lines come through unchanged."""
     sieve = OutputFilter(
         LAUNCHERS["open_mpi_5"].output_patterns, wait_warnings=WaitWarningAggregator()
     )
@@ -183,6 +194,7 @@ def test_what_has_no_common_cause_comes_through_as_it_was(lines):
 
 
 def test_a_warning_begins_a_line_of_its_own():
+    """A warning after an unfinished line begins on a new line."""
     sieve = OutputFilter(wait_warnings=WaitWarningAggregator())
     out = (
         sieve.feed(waits(0, "rank 1").encode())

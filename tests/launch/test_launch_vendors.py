@@ -27,6 +27,7 @@ from asyncddp.launch.launchers import LAUNCHERS, FailedRank, Launcher
     ],
 )
 def test_a_launcher_is_recognised_by_its_version(output, vendor, version):
+    """The output of ``--version`` gives family and version; only one family claims it."""
     assert identify_launcher(output) == (vendor, version)
     claimed = [name for name, launcher in LAUNCHERS.items() if launcher.parse_version(output)]
     assert claimed == [vendor]
@@ -34,6 +35,7 @@ def test_a_launcher_is_recognised_by_its_version(output, vendor, version):
 
 @pytest.mark.parametrize("output", ["", "GNU bash, version 5.2", "Open MPI", "mpirun 4.1"])
 def test_what_is_no_launcher_is_not_recognised(output):
+    """Output of other programs, or cut short, is of no family."""
     assert identify_launcher(output) is None
 
 
@@ -141,6 +143,7 @@ def jobs_for(vendor):
 @pytest.mark.parametrize("name", ["plain", "crowded root", "full"])
 @pytest.mark.parametrize("vendor", list(LAUNCHERS))
 def test_the_command_is_the_one_of_its_family(vendor, name):
+    """For each family and job, command line and environment are exactly the golden ones."""
     command = LAUNCHERS[vendor].build_command("RUN", jobs_for(vendor)[name])
     arguments, environment = GOLDEN[vendor, name]
     assert shlex.join(command.arguments) == shlex.join(shlex.split(arguments))
@@ -188,6 +191,7 @@ def test_unfinished_lines_are_shown_where_somebody_looks(vendor, flag):
 
 
 def test_intel_mpi_pins_by_variables_that_the_user_may_have_set():
+    """``--bind-to`` sets ``I_MPI_PIN_DOMAIN``; a user's ``I_MPI_PIN`` is left alone."""
     launcher = LAUNCHERS["intel_mpi"]
     assert launcher.build_command("RUN", job(bind_to="numa")).environment == {
         "I_MPI_PIN_DOMAIN": "numa"
@@ -198,11 +202,13 @@ def test_intel_mpi_pins_by_variables_that_the_user_may_have_set():
 @pytest.mark.parametrize("vendor", ["mpich", "intel_mpi"])
 @pytest.mark.parametrize("interface", ["10.0.0.0/24", "eth0,eth1"])
 def test_hydra_takes_the_name_of_one_interface(vendor, interface):
+    """MPICH and Intel MPI refuse a subnet or a list as ``--network-interface``."""
     with pytest.raises(ArgumentError, match=r"--network-interface: .* takes the name of one"):
         LAUNCHERS[vendor].build_command("RUN", job(interface=interface))
 
 
 def test_srun_takes_the_same_number_of_ranks_on_every_host():
+    """With srun, hosts with different numbers of slots are refused and shown."""
     with pytest.raises(ArgumentError, match="same number of ranks on every host, got h1:2,h2:1"):
         LAUNCHERS["slurm"].build_command("RUN", job(3, "h1:2,h2:1"))
 
@@ -211,6 +217,7 @@ def test_srun_takes_the_same_number_of_ranks_on_every_host():
     ("flag", "given"), [("--ssh-port", {"ssh_port": 22}), ("--remote-shell", {"remote_shell": "x"})]
 )
 def test_srun_has_no_remote_shell(flag, given):
+    """With srun, ``--ssh-port`` and ``--remote-shell`` are refused with the reason."""
     with pytest.raises(ArgumentError, match=f"{flag}: srun starts ranks without ssh"):
         LAUNCHERS["slurm"].build_command("RUN", job(**given))
 

@@ -40,10 +40,12 @@ def verdict(folder, end, said="", vendor="open_mpi_5", **given):
 
 
 def test_success_is_not_talked_about(tmp_path):
+    """A run that ended with 0 and left no report has no lines."""
     assert verdict(tmp_path, ending(0)) == (0,)
 
 
 def test_the_earliest_report_is_the_cause(tmp_path):
+    """The earliest report gives exit code and first line; later ones have their delay."""
     report(tmp_path, 0, "RuntimeError", "late", 12.0, 1)
     report(tmp_path, 3, "ValueError", "loss is nan\nsecond line", 10.5, 7)
     assert verdict(tmp_path, ending(1)) == (
@@ -54,12 +56,14 @@ def test_the_earliest_report_is_the_cause(tmp_path):
 
 
 def test_a_rank_that_lost_its_peer_is_no_cause_even_if_it_spoke_first(tmp_path):
+    """A ``PeerLeftError`` is no cause where another rank reports another error, if later."""
     report(tmp_path, 0, "PeerLeftError", "rank 3 has left", 10.0)
     report(tmp_path, 3, "ValueError", "loss is nan", 10.1)
     assert verdict(tmp_path, ending(1))[1].startswith("rank 3 on h3 failed")
 
 
 def test_a_signal_is_the_cause_of_what_the_others_report(tmp_path):
+    """A rank that the launcher names as killed goes before a reported ``PeerLeftError``."""
     report(tmp_path, 0, "PeerLeftError", "rank 2 has left", 10.0)
     code, first, second, _ = verdict(tmp_path, ending(137), recorded.OPEN_MPI_5_KILLED)
     assert (code, first) == (137, "rank 2 on vm was killed by signal 9 (SIGKILL)")
@@ -74,6 +78,7 @@ def test_a_rank_that_reported_before_it_was_killed_is_believed(tmp_path):
 
 
 def test_out_of_memory_is_thought_of(tmp_path):
+    """After a SIGKILL a line mentions that memory may have run out."""
     assert "out of memory" in verdict(tmp_path, ending(137), recorded.OPEN_MPI_5_KILLED)[2]
 
 
@@ -81,12 +86,14 @@ def test_out_of_memory_is_thought_of(tmp_path):
     ("vendor", "said"), [("mpich", "MPICH_KILLED"), ("intel_mpi", "INTEL_KILLED_ALL")]
 )
 def test_where_the_launcher_names_nobody_the_first_that_was_lost_is(tmp_path, vendor, said):
+    """If the launcher names no rank, the one lost first is named, else "a rank"."""
     words = getattr(recorded, said)
     assert "rank 3" in verdict(tmp_path, ending(9, lost=(3, 0, 1)), words, vendor)[1]
     assert verdict(tmp_path, ending(9), words, vendor)[1].startswith("a rank")
 
 
 def test_without_reports_the_launchers_words_serve(tmp_path):
+    """Without reports rank and exit code are those of the launcher's message."""
     assert verdict(tmp_path, ending(1), recorded.OPEN_MPI_5_EXIT) == (
         3,
         "rank 2 ended with exit code 3",
@@ -94,12 +101,14 @@ def test_without_reports_the_launchers_words_serve(tmp_path):
 
 
 def test_an_exit_code_without_a_reason_is_not_dressed_up(tmp_path):
+    """A ``SystemExit`` with a number is told as an exit code, without an exception."""
     report(tmp_path, 1, "SystemExit", "3", 1.0, 3)
     assert verdict(tmp_path, ending(3)) == (3, "rank 1 on h1 ended with exit code 3")
 
 
 @pytest.mark.parametrize(("code", "expected"), [(1, 1), (-11, 139)])
 def test_what_cannot_be_explained_is_said_to_be_so(tmp_path, code, expected):
+    """Without report or message nothing is explained; a signal's exit code is 128 + number."""
     found = diagnose(ending(code), LAUNCHERS["open_mpi_5"], "", tmp_path)
     assert (found.code, found.explained) == (expected, False)
 
@@ -131,6 +140,7 @@ def test_a_rank_that_mpi_ended_over_a_closed_connection_is_not_taken_for_the_cau
 
 
 def test_signals_and_limits_of_ours_come_first(tmp_path):
+    """The run's own signal or time limit is the verdict, before any report."""
     report(tmp_path, 1, "KeyboardInterrupt", "", 1.0, 130)
     assert verdict(tmp_path, ending(1, signal=2)) == (130, "ended by signal 2 (SIGINT)")
     late = ending(143, timed_out=True)
@@ -141,6 +151,7 @@ def test_signals_and_limits_of_ours_come_first(tmp_path):
 
 
 def test_many_ranks_do_not_bury_the_first(tmp_path):
+    """Of eight different failures four have their own lines; a last one names the rest."""
     for rank in range(8):
         report(tmp_path, rank, "ValueError", "abcdefgh"[rank], float(rank))
     assert verdict(tmp_path, ending(1))[-1] == "and ranks 4\u20137"
@@ -166,6 +177,7 @@ def test_ranks_that_fail_alike_are_told_of_in_one_line(tmp_path):
 
 
 def test_who_was_refused_by_the_rank_that_failed_is_no_cause_of_its_own(tmp_path):
+    """Errors passed on by the rank that failed are told in its line, by its message."""
     cause = "rank 2: allreduce was not done in 3.0 s"
     report(tmp_path, 0, "WaitTimeoutError", f"rank 0, allreduce, refused by rank 2: {cause}", 1.0)
     report(
@@ -200,6 +212,7 @@ def test_a_rank_that_left_before_the_end_is_named(tmp_path):
 
 
 def test_who_left_while_others_waited_in_init_is_named(tmp_path):
+    """If ranks wait in ``init()``, those lost or ended without calling it are named."""
     away = ending(143, waiting_in_init=(0, 2), lost=(1, 0, 2))
     assert verdict(tmp_path, away)[1] == (
         "rank 1 was lost, killed or ended without a report, as by os._exit(), while ranks 0, 2 "
@@ -213,6 +226,7 @@ def test_who_left_while_others_waited_in_init_is_named(tmp_path):
 
 
 def test_a_report_that_was_cut_short_is_left_out(tmp_path):
+    """Reports that are no complete JSON object of a report are not read."""
     (tmp_path / "rank-0.json").write_text('{"rank": 0, "ho')
     (tmp_path / "rank-1.json").write_text('{"rank": 1}')
     (tmp_path / "rank-2.json").write_text("[]")
@@ -220,6 +234,7 @@ def test_a_report_that_was_cut_short_is_left_out(tmp_path):
 
 
 def test_the_roll_knows_who_left_without_signing_out(tmp_path):
+    """A rank of this host is lost if its process ends with neither end mark nor report."""
     children = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) for _ in range(4)]
     for rank, child in enumerate(children[:3]):
         record_start(str(tmp_path), str(rank))
@@ -251,6 +266,7 @@ def test_the_roll_knows_who_left_without_signing_out(tmp_path):
 
 
 def test_signing_in_where_the_folder_is_on_another_machine_does_nothing(tmp_path):
+    """Marks of start and end in a folder that does not exist raise and create nothing."""
     record_start(str(tmp_path / "nowhere"), "0")
     record_end(str(tmp_path / "nowhere"), "0")
     assert list(tmp_path.iterdir()) == []

@@ -46,6 +46,7 @@ def invoke(*arguments):
 
 
 def test_the_table_has_a_row_for_each_rank_and_names_the_slowest(run):
+    """Each rank has a row of figures, and the rank of the longest own part is named."""
     shown = invoke(run)
     assert shown.exit_code == 0, shown.output
     rows = [row.split() for row in shown.output.splitlines() if row.split()[:1] in (["0"], ["1"])]
@@ -57,6 +58,7 @@ def test_the_table_has_a_row_for_each_rank_and_names_the_slowest(run):
 
 
 def test_json_has_the_same_figures(run):
+    """``--json`` gives the figures per rank, of each the last that is a number."""
     shown = invoke(run, "--json")
     assert shown.exit_code == 0, shown.output
     found = json.loads(shown.stdout)
@@ -105,6 +107,7 @@ def test_a_run_that_is_still_written_can_be_read(run):
 
 
 def test_of_a_step_that_was_made_twice_the_later_counts(run):
+    """Of two records of one rank and step, the later replaces the earlier."""
     with run.open("a") as more:
         more.write(line(0, 100, consensus_distance=0.125))
     assert summarise_ranks(read_monitor_log(run))[0].consensus_distance == 0.125
@@ -112,6 +115,7 @@ def test_of_a_step_that_was_made_twice_the_later_counts(run):
 
 
 def test_the_slowest_is_whom_others_wait_for(run):
+    """The slowest rank is the one with the longest step time without exposed communication."""
     assert slowest_rank(summarise_ranks(read_monitor_log(run))).rank == 1
 
 
@@ -127,6 +131,7 @@ def test_the_slowest_is_whom_others_wait_for(run):
     ],
 )
 def test_what_is_no_report_is_told_with_file_and_line(tmp_path, text, message):
+    """A file that is no report exits with 2, its path, line number and what was expected."""
     path = tmp_path / "run.jsonl"
     path.write_text(text)
     shown = invoke(path)
@@ -136,6 +141,7 @@ def test_what_is_no_report_is_told_with_file_and_line(tmp_path, text, message):
 
 
 def test_a_file_that_is_not_there_and_a_picture_that_cannot_be(run, tmp_path):
+    """A missing file exits with 2, an unknown picture format with 1; the message names it."""
     missing = invoke(tmp_path / "none.jsonl")
     assert missing.exit_code == 2
     assert "none.jsonl: cannot be read: No such file or directory" in missing.output
@@ -145,6 +151,7 @@ def test_a_file_that_is_not_there_and_a_picture_that_cannot_be(run, tmp_path):
 
 
 def test_without_matplotlib_the_error_says_what_to_install(run, tmp_path, monkeypatch):
+    """``--plot`` without matplotlib exits with 1 and the pip line."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     shown = invoke(run, "--plot", tmp_path / "run.png")
     assert shown.exit_code == 1
@@ -152,6 +159,7 @@ def test_without_matplotlib_the_error_says_what_to_install(run, tmp_path, monkey
 
 
 def test_it_needs_neither_torch_nor_mpi(run):
+    """``report --json`` imports none of torch, mpi4py, numpy and rich."""
     code = (
         "import sys\nfrom asyncddp.cli.main import main\n"
         f"main(['report', {str(run)!r}, '--json'], standalone_mode=False)\n"

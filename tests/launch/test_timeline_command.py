@@ -38,6 +38,7 @@ def row(output, rank):
 
 
 def test_help_teaches_the_whole_chain():
+    """The help shows the commands run, merge and report of one trace, and where to open it."""
     code, output = call("--help")
     assert code == 0
     for line in ("run -np 4 --timeline out", "merge out -o trace.json", "report trace.json"):
@@ -50,6 +51,7 @@ def test_help_teaches_the_whole_chain():
 
 
 def test_merge_writes_one_file_and_says_how_to_open_it(out, tmp_path):
+    """``merge`` writes one trace, and prints the clock error, its size and how to view it."""
     trace = tmp_path / "t.json"
     code, output = call("merge", out, "-o", trace)
     assert code == 0
@@ -62,6 +64,7 @@ def test_merge_writes_one_file_and_says_how_to_open_it(out, tmp_path):
 
 
 def test_merge_says_who_is_missing_and_what_was_left_out(tmp_path):
+    """``merge`` tells of empty files, missing ranks, unmeasured clocks, unmatched messages."""
     for rank in straggling()[:2]:
         rank.write(tmp_path, f"bf_{rank.rank}.json")
     (tmp_path / "bf_2.json").write_text("[\n")
@@ -79,6 +82,7 @@ def test_merge_says_who_is_missing_and_what_was_left_out(tmp_path):
 
 
 def test_report_shows_a_row_per_rank_and_who_stands_out(out, tmp_path):
+    """A folder and its merged trace give one report: a row per rank, and the straggler."""
     trace = tmp_path / "t.json"
     call("merge", out, "-o", trace)
     code, output = call("report", trace)
@@ -96,6 +100,7 @@ def test_report_shows_a_row_per_rank_and_who_stands_out(out, tmp_path):
 
 
 def test_report_says_what_the_trace_does_not_tell(tmp_path):
+    """A trace without steps is summed as a whole, and what is not known is said."""
     Rank(0, 1).clock(0.0).span("enqueue", 5e3, 9e3, 2, verb=VERB).write(tmp_path)
     code, output = call("report", tmp_path)
     assert code == 0
@@ -106,6 +111,7 @@ def test_report_says_what_the_trace_does_not_tell(tmp_path):
 
 
 def test_figures_and_picture_are_written_where_asked(out, tmp_path):
+    """``--json FILE`` and ``--plot FILE`` write files, ``--json -`` the same figures to stdout."""
     pytest.importorskip("matplotlib", reason="pictures need matplotlib")
     figures, picture = tmp_path / "r.json", tmp_path / "r.png"
     code, output = call("report", out, "--json", figures, "--plot", picture)
@@ -119,6 +125,7 @@ def test_figures_and_picture_are_written_where_asked(out, tmp_path):
 
 
 def test_a_narrow_terminal_gets_two_tables_that_are_whole(out):
+    """On 80 columns the table is split, without cut cells."""
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "asyncddp", "timeline", "report", str(out)]
     environment = {**os.environ, "COLUMNS": "80", "TERM": "dumb"}
@@ -161,6 +168,7 @@ def test_a_narrow_terminal_gets_two_tables_that_are_whole(out):
     ],
 )
 def test_a_mistake_is_a_sentence_with_a_remedy(out, arguments, message):
+    """A wrong argument or file exits with 2 and a message, without a traceback."""
     (out / "text").write_text("hello\n")
     (out / "empty").write_text("[\n")
     (out / "again").write_text((out / "rank0.json").read_text())
@@ -170,6 +178,7 @@ def test_a_mistake_is_a_sentence_with_a_remedy(out, arguments, message):
 
 
 def test_importing_the_command_loads_nothing_that_is_slow():
+    """Importing the command loads none of numpy, torch, mpi4py, rich and matplotlib."""
     code = (
         "import sys, asyncddp.cli.timeline_command\n"
         "heavy = {'numpy', 'torch', 'mpi4py', 'rich', 'matplotlib', 'asyncddp.timeline'}\n"
@@ -180,6 +189,7 @@ def test_importing_the_command_loads_nothing_that_is_slow():
 
 
 def test_merging_and_reporting_load_neither_torch_nor_mpi(out):
+    """``timeline report`` on a folder imports neither torch nor mpi4py."""
     code = (
         "import sys\nfrom asyncddp.cli.main import main\n"
         f"main(['timeline', 'report', {str(out)!r}], standalone_mode=False)\n"
