@@ -30,6 +30,7 @@ def cluster(mpi, session):
 
 
 def test_an_engine_is_its_rank(cluster, session):
+    """The engines' ids are the ranks, and a view on all of them is in their order."""
     assert cluster.size == 4
     assert cluster.client.ids == cluster.view.targets == [0, 1, 2, 3]
     session("%px rank, size = bf.rank(), bf.size()")
@@ -37,12 +38,14 @@ def test_an_engine_is_its_rank(cluster, session):
 
 
 def test_verbs_run_in_cells_and_names_last_from_cell_to_cell(cluster, session):
+    """Verbs run in cells, on names that earlier cells or ``push`` have set."""
     cluster.view.push({"factor": 10.0})
     session("%px y = bf.allreduce(x * factor)")
     assert [float(y) for y in cluster.view["y"]] == [25.0] * 4
 
 
 def test_what_the_ranks_print_and_give_is_shown_in_their_order(cluster, session, capsys):
+    """A cell's prints and results are shown ordered by rank."""
     session("%%px\nprint('hello', bf.rank())\nbf.rank() * 10")
     out = capsys.readouterr().out
     places = [out.index(f"[stdout:{rank}] hello {rank}\n") for rank in range(4)]
@@ -51,6 +54,7 @@ def test_what_the_ranks_print_and_give_is_shown_in_their_order(cluster, session,
 
 
 def test_the_same_error_on_all_ranks_is_shown_once(cluster, session, capsys):
+    """An error that all ranks raise before any message is shown once, and verbs go on."""
     error = session("%px undefined + 1")
     assert isinstance(error, RankError)
     assert str(error) == "ranks 0\u20133: NameError: name 'undefined' is not defined"
@@ -61,6 +65,7 @@ def test_the_same_error_on_all_ranks_is_shown_once(cluster, session, capsys):
 
 
 def test_an_error_before_a_verb_frees_the_others_and_says_what_to_call(cluster, session, capsys):
+    """Ranks in a verb with one that raised fail soon; verbs then name shutdown and init."""
     start = time.monotonic()
     error = session("%%px\nif bf.rank() == 2: raise ValueError('bad')\nbf.allreduce(x)")
     assert time.monotonic() - start < 60
@@ -78,6 +83,7 @@ def test_an_error_before_a_verb_frees_the_others_and_says_what_to_call(cluster, 
 
 
 def test_a_function_that_fails_frees_the_others(cluster, session):
+    """Where a function applied to all engines raises on one, the others raise ``PeerError``."""
     ipyparallel = pytest.importorskip("ipyparallel")
 
     def fails_on_rank_1(bf, x):
@@ -99,6 +105,7 @@ def test_a_function_that_fails_frees_the_others(cluster, session):
 
 
 def test_interrupt_frees_ranks_that_wait_for_one_that_never_calls(cluster, session, tmp_path):
+    """``interrupt`` ends the cell on busy ranks only; names stay, verbs need a new ``init``."""
     session("%px state = 'kept'")
     done = FileEvent(tmp_path / "done")
     cell = (
@@ -120,11 +127,13 @@ def test_interrupt_frees_ranks_that_wait_for_one_that_never_calls(cluster, sessi
 
 
 def test_interrupt_of_ranks_that_rest_does_nothing(cluster):
+    """``interrupt`` returns no rank if none is busy."""
     until(lambda: not cluster._busy(), "the hub's word of the end, which comes after the client's")
     assert cluster.interrupt() == []
 
 
 def test_ctrl_c_ends_the_cell_on_the_ranks_and_verbs_go_on(cluster, session, tmp_path):
+    """SIGINT in the notebook raises ``KeyboardInterrupt`` in all ranks' cells; verbs go on."""
     begun = FileEvent(tmp_path / "begun")
 
     def interrupt():
@@ -155,6 +164,7 @@ def test_only_this_machine_and_this_user_can_connect(cluster):
 
 
 def test_a_dead_engine_ends_the_cluster_in_words_and_nothing_is_left(mpi, session, marked):
+    """A killed engine ends the cluster with the reason, and no process or folder is left."""
     other = Cluster(2)
     folder = other._profile_directory.path
     assert folder.is_dir()

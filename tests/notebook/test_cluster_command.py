@@ -85,6 +85,7 @@ def test_ibfrun_starts_a_cluster_that_notebooks_drive_until_it_is_stopped(marked
 
 
 def test_ctrl_c_ends_a_cluster_in_the_foreground(marked, profiles):
+    """SIGINT ends ``notebook start --foreground`` with exit code 0, and no process is left."""
     with (profiles / "said").open("w") as said:
         process = subprocess.Popen(
             [*NOTEBOOK, "start", "-np", "1", "--foreground", "--start-timeout", "200"],
@@ -102,6 +103,7 @@ def test_ctrl_c_ends_a_cluster_in_the_foreground(marked, profiles):
 
 @pytest.mark.parametrize("victim", ["owner", "keeper"])
 def test_nothing_outlives_a_killed(victim, marked, profiles):
+    """After SIGKILL of a cluster's owner or its daemon, no other process of it stays."""
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
     folder = owner.stdout.readline().strip()
     assert len(marked.lines()) > 4, "owner, keeper, controller, launcher, engine"
@@ -146,6 +148,7 @@ def test_a_launcher_that_hangs_ends_in_its_words(marked, profiles):
 
 
 def test_a_launcher_that_fails_ends_in_its_words(marked):
+    """If the launcher fails, ``notebook start`` exits with 1 and the launcher's message."""
     code, said = call(*NOTEBOOK, "start", "-np", "2", "--mpi-args=--no-such-option-of-mpirun")
     assert code == 1
     assert "the cluster has ended. engines: ended with exit code" in said
@@ -154,6 +157,7 @@ def test_a_launcher_that_fails_ends_in_its_words(marked):
 
 
 def test_what_cannot_be_is_said_before_anything_is_started(monkeypatch):
+    """Wrong numbers, profiles and interfaces raise ``ArgumentError`` before a process starts."""
     with pytest.raises(ArgumentError, match="-np: say how many engines to start"):
         build_cluster_spec(RunOptions())
     with pytest.raises(ArgumentError, match=r"profile: expected letters, digits.*, got '\.\./x'"):
@@ -173,6 +177,7 @@ def test_what_cannot_be_is_said_before_anything_is_started(monkeypatch):
 
 
 def test_a_missing_package_is_named_with_its_install_line(monkeypatch):
+    """Without ipyparallel or IPython the error names the package that is missing."""
     monkeypatch.setitem(sys.modules, "ipyparallel", None)
     with pytest.raises(
         EnvironmentProblem, match=r"pip install 'ipykernel>=6\.25' 'ipyparallel>=8\.8'"
@@ -184,6 +189,7 @@ def test_a_missing_package_is_named_with_its_install_line(monkeypatch):
 
 
 def test_one_machine_of_a_batch_system_needs_no_network():
+    """On a job of one machine the controller is on the loopback, without encryption."""
     batch = {**os.environ, "SLURM_JOB_ID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_NUM_NODES": "1"}
     plan = build_cluster_spec(RunOptions(num_proc=2), batch)
     assert (plan.ranks, plan.address, plan.encrypted) == (2, "127.0.0.1", False)

@@ -203,6 +203,7 @@ class TestOnFourEngines:
             np.testing.assert_allclose(answer["gaps"][name], values, rtol=1e-9)
 
     def test_one_peer_is_the_fastest_way_to_agree_among_graphs(self, ran):
+        """One-peer exponential and base-2 take the least time, yet more than an allreduce."""
         answer = ran(NAMES[1]).answer
         known = {name: value for name, value in answer["seconds"].items() if value == value}
         fastest = min(known.values())
@@ -237,6 +238,7 @@ class TestOnFourEngines:
         np.testing.assert_allclose(ratio, 1 / 3, rtol=0.1)
 
     def test_wrapped_optimizers_are_the_methods_by_hand(self, ran):
+        """The library's optimizers differ from the written-out methods by < 1e-12."""
         assert max(ran(NAMES[2]).answer["differences"].values()) < 1e-12
 
     def test_ranks_learn_digits_that_they_never_saw(self, ran):
@@ -284,6 +286,7 @@ class TestSaved:
         assert notebook.metadata["asyncddp"] == {"code": the_script().digest(notebook)}, stale
 
     def test_pictures_are_there_and_small(self, name):
+        """A saved notebook has all its pictures, each of at most 60 kB."""
         found = pictures(saved(name))
         assert len(found) == PICTURES[name]
         assert max(map(len, found)) <= LARGEST
