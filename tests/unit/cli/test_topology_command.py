@@ -27,6 +27,7 @@ def row(output: str, name: str) -> list[str]:
 
 
 def test_table_has_a_row_for_each_name_in_the_given_order():
+    """The table has a row of figures for each name, in the order of the arguments."""
     code, output = call("exponential_two", "ring", "one_peer_exponential", "-n", "16")
     assert code == 0
     assert "16 ranks" in output
@@ -45,6 +46,7 @@ def test_table_has_a_row_for_each_name_in_the_given_order():
 
 @pytest.mark.parametrize("name", [*topology.GRAPHS, *topology.SCHEDULES])
 def test_every_registered_family_can_be_asked_for_with_its_defaults(name):
+    """Each registered family is shown for 16 ranks without further options."""
     code, output = call(name, "-n", "16")
     assert code == 0, output
     assert f"{name}(" in output
@@ -52,6 +54,7 @@ def test_every_registered_family_can_be_asked_for_with_its_defaults(name):
 
 @pytest.mark.parametrize("name", [*topology.GRAPHS, *topology.SCHEDULES])
 def test_every_registered_family_works_on_one_rank(name):
+    """Each registered family is shown for one rank, in the singular."""
     code, output = call(name, "-n", "1")
     assert code == 0, output
     assert "1 rank\n" in output.replace(" \n", "\n").replace("  ", "") or "1 rank " in output
@@ -74,18 +77,21 @@ def test_every_registered_family_works_on_one_rank(name):
     ],
 )
 def test_options_reach_the_family(arguments, shown):
+    """Each option changes the parameter of the family, as its name in the table shows."""
     code, output = call(*arguments, "-n", "12")
     assert code == 0, output
     assert shown in output
 
 
 def test_cost_follows_the_link():
+    """The speedup follows from bytes, latency and bandwidth, which the table names."""
     slow = call("ring", "--megabytes", "0.001", "--latency", "100", "--bandwidth", "100")
     assert row(slow[1], "ring(8)")[-1] == "0.14"  # two messages instead of fourteen
     assert "0.001 MB, 100 µs, 100 Gbit/s" in slow[1]
 
 
 def test_without_names_all_families_are_listed_with_their_options():
+    """Without arguments all families and parameters are listed, without Sphinx markup."""
     code, output = call()
     assert code == 0
     for name in (*topology.GRAPHS, *topology.SCHEDULES):
@@ -95,6 +101,7 @@ def test_without_names_all_families_are_listed_with_their_options():
 
 
 def test_unknown_name_lists_the_known_ones_and_the_nearest():
+    """An unknown name exits with 2, all known names, and the nearest one."""
     code, output = call("exponental_two")
     assert code == 2
     assert "unknown graph or schedule 'exponental_two'; known are: " in output
@@ -103,6 +110,7 @@ def test_unknown_name_lists_the_known_ones_and_the_nearest():
 
 
 def test_unknown_base_graph_lists_graphs_only():
+    """An unknown ``--graph`` exits with 2, and the names listed are no schedules."""
     code, output = call("matcha", "--graph", "base_k")
     assert code == 2
     assert "Invalid value for --graph: unknown graph or schedule 'base_k'" in output
@@ -110,6 +118,7 @@ def test_unknown_base_graph_lists_graphs_only():
 
 
 def test_option_that_nobody_takes_is_refused_with_its_owners():
+    """An option that no named family takes exits with 2 and the families that take it."""
     code, output = call("ring", "star", "--degree", "3")
     assert code == 2
     assert "--degree means nothing to ring, star" in output
@@ -117,6 +126,7 @@ def test_option_that_nobody_takes_is_refused_with_its_owners():
 
 
 def test_impossible_family_is_explained_and_the_others_are_shown():
+    """A family that refuses n exits with 1 and the remedy; rows of the others are shown."""
     code, output = call("ring", "hypercube", "-n", "12")
     assert code == 1
     assert "ring(12)" in output
@@ -134,6 +144,7 @@ def test_impossible_family_is_explained_and_the_others_are_shown():
     ],
 )
 def test_wrong_values_fail_with_a_sentence(arguments, message):
+    """A value out of bounds exits with 1 and the message of the library, no traceback."""
     code, output = call(*arguments)
     assert code == 1
     assert message in output
@@ -141,6 +152,7 @@ def test_wrong_values_fail_with_a_sentence(arguments, message):
 
 
 def test_picture_is_written_where_asked_and_named_by_family_where_several(tmp_path):
+    """``--draw`` writes one picture under the name given, several with the family appended."""
     pytest.importorskip("matplotlib", reason="pictures need matplotlib")
     code, output = call("ring", "--draw", str(tmp_path / "one.png"))
     assert code == 0
@@ -153,6 +165,7 @@ def test_picture_is_written_where_asked_and_named_by_family_where_several(tmp_pa
 
 @pytest.mark.parametrize("name", ["missing/ring.png", "ring.strange"])
 def test_picture_that_cannot_be_written_fails_with_a_sentence(name, tmp_path):
+    """A picture in a missing folder or unknown format exits with 1 and a message."""
     pytest.importorskip("matplotlib", reason="pictures need matplotlib")
     code, output = call("ring", "--draw", str(tmp_path / name))
     assert code == 1
@@ -161,6 +174,7 @@ def test_picture_that_cannot_be_written_fails_with_a_sentence(name, tmp_path):
 
 
 def test_help_teaches_with_examples():
+    """``--help`` has an example of a comparison and explains the rate."""
     code, output = call("--help")
     assert code == 0
     assert "asyncddp topology exponential_two ring one_peer_exponential -n 16" in output
@@ -169,6 +183,7 @@ def test_help_teaches_with_examples():
 
 @pytest.mark.launches
 def test_importing_the_command_loads_no_graph_library():
+    """Importing the command loads no networkx, numpy, torch, mpi4py, rich or scipy."""
     code = (
         "import sys, asyncddp.cli.topology_command as c\n"
         "heavy = {'networkx', 'numpy', 'torch', 'mpi4py', 'rich', 'topology', 'scipy'}\n"
