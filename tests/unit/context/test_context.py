@@ -46,6 +46,7 @@ def alone():
     ],
 )
 def test_before_init_everything_says_what_to_call(call):
+    """Before ``init`` each call raises ``NotInitializedError`` with the two ways to begin."""
     assert not bf.is_initialized()
     with pytest.raises(bf.NotInitializedError) as caught:
         call()
@@ -53,6 +54,7 @@ def test_before_init_everything_says_what_to_call(call):
 
 
 def test_after_shutdown_as_well():
+    """After ``shutdown`` no world is initialised, and verbs raise ``NotInitializedError``."""
     bf.init(transport="loopback")
     assert bf.is_initialized()
     bf.shutdown()
@@ -62,6 +64,7 @@ def test_after_shutdown_as_well():
 
 
 def test_shutdown_twice_and_without_init_is_harmless():
+    """``shutdown`` does nothing where there is no world, before ``init`` and a second time."""
     bf.shutdown()
     bf.init(transport="loopback")
     bf.shutdown()
@@ -69,6 +72,7 @@ def test_shutdown_twice_and_without_init_is_harmless():
 
 
 def test_init_twice_keeps_the_world_and_sets_a_topology(alone):
+    """A second ``init`` keeps the context, and sets the topology that it is given."""
     context = bf.current()
     bf.init()
     assert bf.current() is context
@@ -78,12 +82,14 @@ def test_init_twice_keeps_the_world_and_sets_a_topology(alone):
 
 
 def test_init_refuses_what_does_not_fit_with_reason():
+    """``init`` with an unknown transport names the nearest one, and leaves no world."""
     with pytest.raises(bf.UnknownNameError, match=r"unknown transport 'lopback'.*'loopback'\?"):
         bf.init(transport="lopback")
     assert not bf.is_initialized()
 
 
 def test_the_hook_for_uncaught_errors_goes_with_the_world():
+    """``init`` replaces ``sys.excepthook``, and ``shutdown`` restores it."""
     before = sys.excepthook
     bf.init(transport="loopback")
     assert sys.excepthook is not before
@@ -92,6 +98,7 @@ def test_the_hook_for_uncaught_errors_goes_with_the_world():
 
 
 def test_one_rank_alone(alone):
+    """A world of one rank has no neighbours, one machine, and averages to its own value."""
     assert (bf.rank(), bf.size(), bf.local_rank(), bf.local_size()) == (0, 1, 0, 1)
     assert (bf.machine_rank(), bf.machine_size(), bf.is_homogeneous()) == (0, 1, True)
     assert bf.in_neighbor_ranks() == bf.out_neighbor_ranks() == []
@@ -119,6 +126,7 @@ def late_partner():
 
 @on("mpi-2")
 def test_shutdown_ends_open_handles_and_tells_the_peers(world):
+    """``shutdown`` fails open handles, and peers that come later get the reason and the rank."""
     first, second = world.run(late_partner)
     assert first == "neighbor_allreduce 'open' (use 0): shut down before its end"
     assert "neighbor_allreduce 'open' (use 0): shut down before its end" in second
@@ -158,6 +166,7 @@ def leaves_early():
 
 @on("loopback-4", "mpi-4")
 def test_a_rank_that_has_given_its_share_may_leave(world):
+    """A broadcast's root may leave; ranks that come later still get its value."""
     assert world.run(leaves_early) == [7.0] * 4
 
 
@@ -172,6 +181,7 @@ def needed_and_gone():
 
 @on("loopback-2", "mpi-2")
 def test_a_rank_that_is_needed_and_gone_is_named(world):
+    """A verb that needs a rank that has left raises ``PeerLeftError`` with it and the remedy."""
     told = world.run(needed_and_gone)[1]
     why = "its function has returned" if world.transport == "loopback" else "it called shutdown()"
     assert told == (
@@ -207,6 +217,7 @@ def topologies():
 
 @on("loopback-4", "mpi-4")
 def test_topologies_are_set_loaded_and_checked(world):
+    """A set topology gives the neighbours, None the default; another size is refused."""
     assert set(world.run(topologies)) == {
         "topology ring(5) is for 5 ranks, but there are 4: build it with n=4"
     }
@@ -216,6 +227,8 @@ def test_topologies_are_set_loaded_and_checked(world):
 
 
 def test_a_rank_s_error_reaches_the_caller_with_its_rank():
+    """``run`` raises ``RankError`` with the rank that failed first, its error as the cause."""
+
     def case():
         if bf.rank() == 2:
             raise KeyError("lost")
@@ -229,6 +242,8 @@ def test_a_rank_s_error_reaches_the_caller_with_its_rank():
 
 
 def test_a_rank_that_exits_ends_its_world_not_the_process():
+    """``sys.exit`` on a rank of a local world ends that rank; who needs it gets the reason."""
+
     def case():
         if bf.rank() == 1:
             sys.exit(3)
@@ -242,6 +257,7 @@ def test_a_rank_that_exits_ends_its_world_not_the_process():
 
 
 def test_a_local_world_runs_several_functions():
+    """One local world runs function after function, with arguments and reused names."""
     with bf.local_world(3) as world:
         assert (
             world.run(lambda: bf.allreduce(torch.tensor([1.0]), average=False).item()) == [3.0] * 3
@@ -271,6 +287,8 @@ def test_ranks_need_not_do_the_same_in_the_end():
 
 
 def test_inside_a_local_world_init_and_shutdown_do_nothing():
+    """Inside a local world ``init`` sets the topology only, and ``shutdown`` does nothing."""
+
     def case():
         bf.init(topology.ring(2))
         bf.shutdown()
@@ -300,12 +318,14 @@ def test_a_thread_of_the_user_s_own_is_no_rank():
 
 @pytest.mark.parametrize("size", [0, -1])
 def test_a_world_needs_a_rank(size):
+    """``local_world`` refuses sizes below 1."""
     with pytest.raises(bf.ArgumentError) as caught:
         bf.local_world(size)
     assert str(caught.value) == f"local_world: argument size: expected at least 1, got {size}"
 
 
 def test_worlds_leave_no_threads_and_no_memory():
+    """Ended local worlds leave no thread, and no contexts but the last one's."""
     before = threading.active_count()
     for _ in range(3):
         LoopbackWorld(4).run(bf.barrier)
@@ -320,5 +340,6 @@ def workers():
 
 
 def test_workers_are_daemons_named_after_their_rank():
+    """Each rank of a local world has one progress thread, named after the rank."""
     names = LoopbackWorld(2).run(workers)[0]
     assert sorted(names) == ["asyncddp-progress-0", "asyncddp-progress-1"]

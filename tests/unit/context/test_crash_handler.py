@@ -27,6 +27,7 @@ from tests.support import RUN_LIMIT
     ids=repr,
 )
 def test_exit_codes_are_python_s(error, code):
+    """The exit code of an uncaught exception is the one that python would give."""
     assert exit_code(error) == code
 
 
@@ -44,6 +45,7 @@ def run(code, **environ):
 
 @pytest.mark.launches
 def test_an_uncaught_error_is_told_with_rank_and_traceback():
+    """An uncaught error exits with 1, and stderr begins with rank and error."""
     done = run("raise ValueError('no data')")
     assert done.returncode == 1
     first, second, *_ = done.stderr.splitlines()
@@ -54,6 +56,7 @@ def test_an_uncaught_error_is_told_with_rank_and_traceback():
 
 @pytest.mark.launches
 def test_under_the_launcher_it_is_reported_and_left_to_the_launcher_to_print(tmp_path):
+    """With a report directory the error goes into the rank's file, and none to stderr."""
     done = run("raise ValueError('no data')", ASYNCDDP_REPORT_DIR=str(tmp_path))
     assert (done.returncode, done.stderr) == (1, "")
     report = json.loads((tmp_path / "rank-0.json").read_text())
@@ -76,6 +79,7 @@ def test_a_process_that_a_rank_has_started_speaks_for_itself(tmp_path):
 
 @pytest.mark.launches
 def test_what_was_printed_before_is_not_lost():
+    """What the script printed before its error reaches stdout."""
     done = run("print('before'); raise ValueError('x')")
     assert done.stdout == "before\n"
 
@@ -90,11 +94,13 @@ def test_a_rank_that_was_left_alone_prints_no_traceback():
 
 @pytest.mark.launches
 def test_a_report_folder_that_is_gone_hides_no_error(tmp_path):
+    """If the report cannot be written, the error goes to stderr."""
     done = run("raise ValueError('x')", ASYNCDDP_REPORT_DIR=str(tmp_path / "gone"))
     assert "ValueError: x" in done.stderr
 
 
 @pytest.mark.launches
 def test_exits_of_the_script_s_own_choice_stay_as_they_are():
+    """``SystemExit(5)`` exits with 5, and nothing goes to stderr."""
     done = run("raise SystemExit(5)")
     assert (done.returncode, done.stderr) == (5, "")

@@ -36,6 +36,7 @@ BATCH_SCRIPT = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}
     ],
 )
 def test_rank_and_size_are_the_launchers(environment, expected):
+    """Rank and size are those of MPI's, Slurm's or PyTorch's launcher, (0, 1) without one."""
     assert launcher_rank_and_size(environment) == expected
 
 
@@ -57,6 +58,7 @@ def test_an_mpirun_inside_a_step_of_slurm_comes_first():
     ],
 )
 def test_a_rank_that_is_alone_among_several_is_told_why(environment, words):
+    """One MPI rank among several of a launcher is an error with the launcher and a remedy."""
     with pytest.raises(EnvironmentProblem) as caught:
         check_size(1, environment)
     assert [word for word in words if word not in str(caught.value)] == []
@@ -64,6 +66,7 @@ def test_a_rank_that_is_alone_among_several_is_told_why(environment, words):
 
 @pytest.mark.parametrize("environment", [OPEN_MPI, HYDRA, SRUN, BATCH_SCRIPT, {}])
 def test_several_ranks_and_a_script_by_itself_are_left_alone(environment):
+    """Several MPI ranks pass under any MPI launcher, one rank passes without a launcher."""
     check_size(4, environment)
     check_size(1, {} if environment is not BATCH_SCRIPT else environment)
 
@@ -78,6 +81,7 @@ def test_several_ranks_and_a_script_by_itself_are_left_alone(environment):
     ],
 )
 def test_two_launchers_that_contradict_each_other_are_both_named(ours, theirs, words):
+    """If MPI's and PyTorch's launchers disagree on rank or size, both are named."""
     with pytest.raises(EnvironmentProblem) as caught:
         check_launchers({**ours, **theirs})
     message = str(caught.value)
@@ -87,6 +91,7 @@ def test_two_launchers_that_contradict_each_other_are_both_named(ours, theirs, w
 @pytest.mark.parametrize("ours", [OPEN_MPI, HYDRA, SRUN, {}])
 @pytest.mark.parametrize("theirs", [{}, {"RANK": "0", "WORLD_SIZE": "1"}, {"WORLD_SIZE": "9"}])
 def test_what_asyncddp_run_sets_and_worlds_of_one_contradict_nobody(ours, theirs):
+    """PyTorch's variables that agree, are of one rank or incomplete are no error."""
     check_launchers({**ours, **theirs})
     _, size = launcher_rank_and_size(ours)
     check_size(size, {**ours, **theirs})
@@ -95,6 +100,7 @@ def test_what_asyncddp_run_sets_and_worlds_of_one_contradict_nobody(ours, theirs
 
 
 def test_ranks_of_a_launcher_that_is_not_known_are_believed_where_sizes_agree():
+    """PyTorch's variables pass if MPI's size is the same, and raise if it differs."""
     check_size(3, ENV_URL)
     with pytest.raises(EnvironmentProblem, match=r"rank 1 of 3, but .* MPI knows 2"):
         check_size(2, ENV_URL)
