@@ -56,6 +56,7 @@ def cuda(monkeypatch):
 
 
 def test_cuda_s_queues_are_streams_that_wait_for_events(cuda):
+    """Streams wait for events of other streams on the device; the host never synchronizes."""
     streams = CudaStreams(torch.device("cuda", 0))
     begun = streams.record_event(StreamRole.CALLER)
     streams.wait_event(StreamRole.COMPUTE, begun)
@@ -74,6 +75,8 @@ def test_cuda_s_queues_are_streams_that_wait_for_events(cuda):
 
 
 def test_cuda_s_copies_do_not_block(cuda):
+    """Copies are non-blocking on their stream, which is recorded for CUDA tensors only."""
+
     class Tensor:
         is_cuda = True
 

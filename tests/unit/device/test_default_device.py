@@ -34,10 +34,12 @@ def every_verb(dtype):
 @on("loopback-2", "mpi-2", "shared_memory-2")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32], ids=str)
 def test_every_verb(world, dtype):
+    """Under another default device each verb of host tensors gives the same result."""
     world.run(every_verb, dtype, settings=SETTINGS)
 
 
 def test_every_verb_of_tensors_on_a_device():
+    """Under another default device each verb of tensors on a device gives the same result."""
     StagedWorld(2).run(every_verb, torch.bfloat16, settings=SETTINGS)
 
 
@@ -50,6 +52,7 @@ def objects_and_shared_memory():
 
 @on("loopback-2", "shared_memory-2")
 def test_objects_and_shared_memory(world):
+    """Under another default device object verbs work, and shared tensors are on the host."""
     world.run(objects_and_shared_memory)
 
 
@@ -77,4 +80,5 @@ def trained(algorithm, default):
     "algorithm", ["adapt_with_combine", "adapt_then_combine", "gradient_allreduce"]
 )
 def test_training(world, algorithm):
+    """Three steps give the same parameters and distance under another default device."""
     assert world.run(trained, algorithm, "meta") == world.run(trained, algorithm, "cpu")

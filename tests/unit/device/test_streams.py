@@ -67,6 +67,7 @@ def test_a_stand_in_is_late():
 
 
 def test_host_tensors_have_no_order_and_pay_nothing():
+    """Host tensors have neither streams nor an ordering, also in a verb."""
     x = torch.zeros(2)
     assert streams_of(x) is None
     assert stream_ordering_of(x, x) is None
@@ -142,6 +143,7 @@ def test_each_step_of_a_verb_is_work_between_two_events():
 
 
 def test_a_verb_that_fails_is_waited_for_as_well():
+    """After a verb was closed early its caller's stream still waits for its compute stream."""
     streams = Noted()
     order, closed = StreamOrdering(streams, ()), []
 
@@ -160,6 +162,7 @@ def test_a_verb_that_fails_is_waited_for_as_well():
 
 
 def test_a_verb_that_never_began_is_not_waited_for():
+    """If a verb never began, its caller's stream waits for nothing."""
     streams = Noted()
     order = StreamOrdering(streams, ())
     order.arrive(None)
@@ -167,6 +170,7 @@ def test_a_verb_that_never_began_is_not_waited_for():
 
 
 def test_tensors_on_other_devices_are_not_held():
+    """A verb holds tensors of its own device only, neither None nor others."""
     streams = Noted()
     with use_streams_on_cpu(streams):
         order = stream_ordering_of(
@@ -226,6 +230,7 @@ def test_halves_are_mixed_in_float32_and_rounded_once(dtype, weights):
 
 
 def test_the_average_of_integers_is_rounded_half_to_even():
+    """A weighted sum of integers is rounded to the nearest, ties to even."""
     mixing = WeightRow(0.5, {1: 0.5}, {})
     own, other = torch.tensor([0, 2, 4, -2]), torch.tensor([1, 3, 5, -1])
     weighted_sum_on_device(mixing, torch.float64, own, [other], own)
