@@ -38,6 +38,7 @@ def heard_by(matcher, name="service"):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("shape", [(), (0,), (2, 3), (LARGE,)])
 def test_a_tensor_arrives_with_what_is_said(two, shape, dtype):
+    """A tensor of any shape and dtype arrives unchanged with its content, and none is busy."""
     heard = heard_by(two[1])
     x = torch.ones(shape, dtype=dtype)
     two[0].active_messages.send(1, "service", ("word", 3, 0.5), x)
@@ -51,6 +52,7 @@ def test_a_tensor_arrives_with_what_is_said(two, shape, dtype):
 
 
 def test_words_alone_arrive_without_a_tensor(two):
+    """A message without a tensor calls the handler with None in its place."""
     heard = heard_by(two[1])
     two[0].active_messages.send(1, "service", (1,))
     carry(two)
@@ -76,6 +78,7 @@ def test_a_service_that_fails_is_an_error_of_the_next_verb_and_the_rest_arrives(
 
 
 def test_a_small_tensor_may_be_changed_at_once(two):
+    """Changing a small tensor after ``send`` does not change what arrives."""
     heard = heard_by(two[1])
     x = torch.ones(4)
     two[0].active_messages.send(1, "service", (), x)
@@ -97,6 +100,7 @@ def test_what_comes_after_a_large_tensor_is_heard_after_it(two):
 
 
 def test_a_service_may_answer(two):
+    """A handler may send to the peer that called it, with the tensor it received."""
     heard = heard_by(two[0])
     two[1].active_messages.handlers["service"] = lambda peer, content, tensor: two[
         1
@@ -108,6 +112,7 @@ def test_a_service_may_answer(two):
 
 
 def test_what_nobody_takes_is_dropped(two):
+    """A message to a service without a handler is dropped, and its transfer completes."""
     two[0].active_messages.send(1, "nobody", (1,), torch.ones(LARGE))
     carry(two)
     assert not two[0].active_messages.busy

@@ -42,18 +42,22 @@ def circles(waits, submitted=frozenset()):
 
 
 def test_a_circle_is_found_by_each_of_its_ranks():
+    """Each rank of a cycle finds it, beginning with itself."""
     assert circles({0: [1], 1: [2], 2: [0]}) == {(0, 1, 2), (1, 2, 0), (2, 0, 1)}
 
 
 def test_a_chain_that_ends_at_a_running_rank_is_none():
+    """A chain of waiting ranks that ends at one that does not wait is no deadlock."""
     assert circles({0: [1], 1: [2]}) == set()
 
 
 def test_ranks_that_lead_into_a_circle_are_not_in_it():
+    """A rank that waits for a cycle from outside is not reported as part of it."""
     assert circles({0: [1], 1: [2], 2: [1]}) == {(1, 2), (2, 1)}
 
 
 def test_what_was_submitted_is_on_its_way_and_no_edge():
+    """Waiting for what the peer has submitted already makes no edge, and no cycle."""
     assert circles({0: [1], 1: [0]}, submitted={(1, 0)}) == set()
 
 
@@ -78,6 +82,7 @@ def test_circles_are_found_exactly_where_they_are(n, data):
 
 
 def test_a_circle_is_described_link_by_link():
+    """The description names for each rank its verb, and what it expects of the next one."""
     circle = (
         WaitForEdge(0, "barrier", MatchKey("a", 0)),
         WaitForEdge(3, "allreduce", MatchKey("b", 1)),
@@ -89,6 +94,7 @@ def test_a_circle_is_described_link_by_link():
 
 
 def test_circles_beyond_the_longest_are_left_to_the_deadline(monkeypatch):
+    """A cycle of more than ``MAX_CYCLE`` ranks is not found, one of ``MAX_CYCLE`` is."""
     monkeypatch.setattr(deadlock, "MAX_CYCLE", 5)
     for n in (5, 6):
         found = circles({r: [(r + 1) % n] for r in range(n)})

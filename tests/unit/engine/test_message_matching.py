@@ -44,6 +44,7 @@ def opened(matcher, key=KEY, form=PAIR, sources=(), targets=(), check=False):
 
 
 def test_a_tensor_arrives_before_or_after_it_is_expected(two):
+    """A tensor arrives unchanged whether the receive was posted before or after it."""
     for key, receiver_first in ((MatchKey("x", 0), True), (MatchKey("x", 1), False)):
         x = torch.tensor([1.0, 2.0])
         if receiver_first:
@@ -60,6 +61,7 @@ def test_a_tensor_arrives_before_or_after_it_is_expected(two):
 
 
 def test_a_large_tensor_comes_in_bulk_and_without_a_copy_of_its_own(two):
+    """A tensor too large for a message arrives unchanged, and both sides complete."""
     x = torch.arange(50_000, dtype=torch.float32)
     form = ExchangeSignature("verb", "float32", (50_000,))
     here = opened(two[0], form=form, targets=[1])
@@ -92,6 +94,7 @@ def test_bytes_that_nobody_wants_fail_on_nobody(two, monkeypatch):
 
 
 def test_a_tensor_before_its_time_waits(two):
+    """A tensor that nobody expects yet is kept, and its send stays open at first use."""
     here = opened(two[0], targets=[1])
     two[0].sends.send(here, 1, torch.ones(2))
     carry(two)
@@ -120,6 +123,7 @@ def test_a_peer_whose_tensor_is_here_already_is_not_asked_whether_it_comes(two, 
 
 
 def test_so_many_bytes_may_run_ahead_of_a_receiver(two, monkeypatch):
+    """A sender awaits an acknowledgement when more bytes than the limit went without one."""
     monkeypatch.setattr("asyncddp.engine.send_queue._BYTES_AHEAD", 1000)
     form, asked = ExchangeSignature("verb", "float32", (100,)), []
     for step in range(1, 10):
@@ -135,6 +139,7 @@ def test_so_many_bytes_may_run_ahead_of_a_receiver(two, monkeypatch):
 
 
 def test_a_form_is_confirmed_once(two):
+    """Only the first exchange of a signature with a peer awaits an acknowledgement."""
     for step in range(3):
         here = opened(two[0], MatchKey("x", step), targets=[1])
         assert (here.unacknowledged == set()) is (step > 0)
@@ -148,6 +153,7 @@ def test_a_form_is_confirmed_once(two):
 
 
 def test_now_and_then_a_sender_waits_so_that_it_does_not_run_ahead(two):
+    """In every 64th use of a name the sender awaits an acknowledgement."""
     here = opened(two[0], targets=[1])
     two[0].sends.send(here, 1, torch.ones(2))
     opened(two[1], sources=[0])
@@ -173,6 +179,7 @@ def test_now_and_then_a_sender_waits_so_that_it_does_not_run_ahead(two):
     ],
 )
 def test_both_sides_fail_where_forms_differ(two, form, told):
+    """Where verb, dtype or shape differ, both ranks raise ``MismatchError`` with both values."""
     here = opened(two[0], targets=[1])
     two[0].sends.send(here, 1, torch.ones(2))
     there = opened(two[1], form=form, sources=[0])
@@ -188,6 +195,7 @@ def test_both_sides_fail_where_forms_differ(two, form, told):
 
 
 def test_any_size_fits_where_any_will_do(two):
+    """A dimension of None in the signature takes any size."""
     there = opened(two[1], form=ExchangeSignature("verb", "float32", (None, 2)), sources=[0])
     here = opened(two[0], form=ExchangeSignature("verb", "float32", (None, 2)), targets=[1])
     two[0].sends.send(here, 1, torch.ones(7, 2))
@@ -196,6 +204,7 @@ def test_any_size_fits_where_any_will_do(two):
 
 
 def test_one_key_is_open_once(two):
+    """Opening a key that is under way raises ``MismatchError``."""
     opened(two[0])
     with pytest.raises(MismatchError) as caught:
         opened(two[0])
@@ -203,6 +212,7 @@ def test_one_key_is_open_once(two):
 
 
 def test_a_failure_is_told_to_all_who_take_part(two):
+    """An error that closes an exchange raises at its peer, with the rank of origin."""
     here = opened(two[0], sources=[1])
     there = opened(two[1], targets=[0])
     two[0].close(here, MismatchError("rank 0 has found something"))
@@ -229,6 +239,7 @@ def test_a_failure_keeps_its_kind_and_where_it_began(two, kind):
 
 
 def test_a_failure_is_kept_for_those_who_come_later(two):
+    """A peer that opens the exchange after it has failed elsewhere gets the error."""
     here = opened(two[0], sources=[1])
     two[0].close(here, PeerError("rank 0 gave up"))
     carry(two)
@@ -238,6 +249,7 @@ def test_a_failure_is_kept_for_those_who_come_later(two):
 
 
 def test_what_comes_for_an_exchange_that_has_ended_is_remembered_as_late(two):
+    """A tensor for a closed exchange is refused at its sender, and a late error here."""
     there = opened(two[1])
     two[1].close(there, None)
     here = opened(two[0], targets=[1])
@@ -260,6 +272,7 @@ def test_bulk_that_nobody_wants_is_taken_off_the_wire(two):
 
 
 def test_a_peer_that_is_left_out_is_told_and_only_that_one(two):
+    """Refusing a waiting peer raises there if nothing is sent to it, else it has no effect."""
     opened(two[0])
     there = opened(two[1], sources=[0])
     two[0].refuse_waiting_peer(1, KEY)

@@ -80,21 +80,25 @@ class Bomb:
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_a_message_is_what_it_was(message):
+    """Each kind of message is equal and of the same type after encoding and decoding."""
     (back,) = decode(encode([message]))
     assert back == message
     assert type(back) is type(message)
 
 
 def test_a_bundle_keeps_its_order():
+    """Messages encoded together are decoded in the same order."""
     assert decode(encode(MESSAGES)) == MESSAGES
 
 
 def test_the_examples_are_of_all_kinds():
+    """The examples of these tests have every type of ``Message``."""
     assert {type(message) for message in MESSAGES} == set(get_args(Message))
 
 
 @given(st.lists(ANY))
 def test_all_that_fields_can_hold_survives(messages):
+    """Messages with any values in their fields are equal after encoding and decoding."""
     back = decode(encode(messages))
     assert back == messages
     assert [type(m) for m in back] == [type(m) for m in messages]
@@ -102,6 +106,7 @@ def test_all_that_fields_can_hold_survives(messages):
 
 @given(st.lists(ANY, min_size=1), st.data())
 def test_a_part_of_a_bundle_is_refused(messages, data):
+    """A truncated bundle raises ``ValueError``, wherever it is cut."""
     whole = encode(messages)
     with pytest.raises(ValueError, match=r"truncated|malformed|Expected|unknown|bytes for"):
         decode(whole[: data.draw(st.integers(0, len(whole) - 1))])
@@ -122,6 +127,7 @@ def test_garbled_bytes_are_refused_or_are_messages(messages, data):
 
 @given(st.binary())
 def test_any_bytes_are_refused_or_are_messages(data):
+    """Decoding any bytes raises ``ValueError`` or gives messages, nothing else."""
     try:
         found = decode(data)
     except ValueError:
@@ -153,6 +159,7 @@ def test_any_bytes_are_refused_or_are_messages(data):
     ],
 )
 def test_what_is_no_message_is_refused(data, problem):
+    """Pickles, unknown kinds, wrong types and sizes that do not fit raise ``ValueError``."""
     with pytest.raises(ValueError, match=problem):
         decode(data)
 
@@ -182,5 +189,6 @@ def test_kinds_with_equal_fields_stay_apart():
     ],
 )
 def test_keys_say_what_they_are(key, text, collective):
+    """A key reads as name and use, or as a collective's number, which ``collective`` tells."""
     assert str(key) == text
     assert key.collective is collective

@@ -97,6 +97,7 @@ def together(*calls):
 
 
 def test_soon_looks_for_a_fraction_of_a_millisecond():
+    """``poll_briefly`` polls at least 50 times and 0.2 ms before it returns False."""
     looks = []
     started = time.perf_counter()
     assert not poll_briefly(lambda: bool(looks.append(1)), None)
@@ -106,6 +107,7 @@ def test_soon_looks_for_a_fraction_of_a_millisecond():
 
 
 def test_soon_rests_between_looks_where_cores_are_few():
+    """``poll_briefly`` calls ``pause`` after each poll that fails."""
     rests, looks = [], []
     assert poll_briefly(lambda: len(looks) == 10 or bool(looks.append(1)), lambda: rests.append(1))
     assert len(rests) == len(looks) == 10
@@ -201,6 +203,7 @@ def test_tensors_are_mixed_where_they_lie(arena, layout):
 
 @pytest.mark.parametrize("layout", CUTS.values(), ids=CUTS)
 def test_who_is_alone_is_back_soon_and_knows_how_far_it_came(arena, layout):
+    """Without its peer averaging returns False soon: nothing read, at most two chunks sent."""
     side, _ = two(arena, layout)
     own = values(0, 0, layout.numel)
     out, pairwise = torch.zeros_like(own), swap_of(side, 0)
@@ -217,6 +220,7 @@ def test_who_is_alone_is_back_soon_and_knows_how_far_it_came(arena, layout):
 
 
 def test_who_finds_no_room_does_not_begin(arena):
+    """``begin`` is refused until the peer has acknowledged the step whose slots it reuses."""
     layout = CUTS["as many as slots"]
     side, other = two(arena, layout)
     assert swap_of(side, 0).begin(None)
@@ -228,6 +232,7 @@ def test_who_finds_no_room_does_not_begin(arena):
 
 
 def test_what_a_neighbour_shows_to_others_is_not_taken(arena):
+    """Chunks that a peer publishes for other readers are not averaged."""
     layout = CUTS["as many as slots"]
     side, other = two(arena, layout)
     other.send_ring.begin(0, ())
@@ -241,6 +246,7 @@ def test_what_a_neighbour_shows_to_others_is_not_taken(arena):
 
 
 def test_what_a_neighbour_shows_where_it_lies_is_not_looked_for_in_its_slots(arena):
+    """If a peer announces its tensor by handle, no chunk is read from its slots."""
     layout = CUTS["as many as slots"]
     side, other = two(arena, layout)
     x = arena.empty((layout.numel,), layout.dtype)

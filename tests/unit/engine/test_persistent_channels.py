@@ -42,6 +42,7 @@ def joined(ranks, name="w", form=FORM, pairs=((0, 1), (1, 0))):
 
 
 def test_a_name_has_a_channel_from_its_second_use_on(ranks):
+    """The first use of a name opens no channel; later uses share the one of the second."""
     assert ranks[0].find_or_open(MatchKey("w", 0), FORM, [1]) is None
     channel = ranks[0].find_or_open(MatchKey("w", 1), FORM, [1])
     assert channel is not None
@@ -52,6 +53,7 @@ def test_a_name_has_a_channel_from_its_second_use_on(ranks):
 
 
 def test_each_form_of_a_name_has_a_channel_of_its_own(ranks):
+    """Two signatures under one name have two channels with rings of their own."""
     one = ranks[0].find_or_open(MatchKey("w", 1), FORM, [1])
     other = ranks[0].find_or_open(MatchKey("w", 2), ExchangeSignature("verb", "float32", (4,)), [1])
     assert one is not other
@@ -68,6 +70,7 @@ def test_each_form_of_a_name_has_a_channel_of_its_own(ranks):
     ids=["a collective", "rows that differ"],
 )
 def test_some_exchanges_never_go_through_lanes(ranks, key, form):
+    """Collectives and tensors with a dimension of any size have no channel."""
     assert ranks[0].find_or_open(key, form, [1]) is None
 
 
@@ -79,6 +82,7 @@ def test_who_only_receives_has_no_lane(ranks):
 
 
 def test_a_tensor_without_elements_has_no_lane(ranks):
+    """The channel of a tensor without elements has no ring."""
     assert (
         ranks[0]
         .find_or_open(MatchKey("w", 1), ExchangeSignature("verb", "float32", (2, 0)), [1])
@@ -88,6 +92,7 @@ def test_a_tensor_without_elements_has_no_lane(ranks):
 
 
 def test_without_shared_memory_there_are_no_channels():
+    """Without shared memory there are no channels, no handles and no unexpected tensors."""
     alone = ChannelTable(None, 0)
     assert alone.find_or_open(MatchKey("w", 9), FORM, [1]) is None
     assert alone.handle_of(torch.ones(3)) is None
@@ -95,6 +100,7 @@ def test_without_shared_memory_there_are_no_channels():
 
 
 def test_a_machine_of_more_ranks_than_masks_hold_goes_by_message():
+    """With 256 ranks on a machine there are rings, with 257 there are none."""
     arena = Arena()
     for count, found in ((256, True), (257, False)):
         near = SharedMemoryGroup(arena, dict.fromkeys(range(count), os.getpid()))
@@ -115,6 +121,8 @@ def test_there_is_an_end_to_lanes(ranks, monkeypatch, limit, value):
 
 
 def test_a_system_without_memory_means_no_lane(ranks, monkeypatch):
+    """If memory is refused, the channel has no ring, and a later use gets one."""
+
     def refuses(*_):
         raise OSError(12, "Cannot allocate memory")
 
@@ -125,6 +133,7 @@ def test_a_system_without_memory_means_no_lane(ranks, monkeypatch):
 
 
 def test_a_lane_is_offered_until_a_neighbour_knows_it(ranks):
+    """A ring is offered to each peer of the machine until that one reads it."""
     channel = ranks[0].find_or_open(MatchKey("w", 1), FORM, [1])
     assert ranks[0].ring_to_offer(channel, 1) == channel.send_ring.handle
     assert ranks[0].ring_to_offer(channel, 3) is None
@@ -135,6 +144,7 @@ def test_a_lane_is_offered_until_a_neighbour_knows_it(ranks):
 
 
 def test_a_channel_serves_who_is_reached_both_ways(ranks):
+    """A channel serves if rings of all sources are attached and all targets read its own."""
     found = joined(ranks)
     assert found[0].serves([1], [1])
     assert found[0].serves([], [1])
@@ -147,6 +157,7 @@ def test_a_channel_serves_who_is_reached_both_ways(ranks):
 
 
 def test_what_one_shows_the_other_sees(ranks):
+    """What a rank sends through its ring is read whole at its peer, not the other way."""
     found = joined(ranks)
     found[0].send_ring.try_send(2, (1,), torch.tensor([1.0, 2.0, 3.0]))
     assert found[1].receive_rings[0].read_whole(2).tolist() == [1.0, 2.0, 3.0]
@@ -173,6 +184,7 @@ def test_a_retired_lane_is_offered_anew_with_other_memory(ranks):
 
 
 def test_partners_of_a_step_are_remembered_for_a_while(ranks):
+    """Sources and targets of the last ``_MAX_HISTORY`` steps are known, older ones are not."""
     channel = joined(ranks)[0]
     channel.record(7, [1], [1, 2])
     assert channel.partners(7) == ({1}, {1, 2})
@@ -196,6 +208,7 @@ def test_channels_are_not_without_end(ranks, monkeypatch):
 
 
 def test_partners_are_found_in_any_form_of_a_name(ranks):
+    """Partners of a step are found in whichever signature's channel it was exchanged."""
     joined(ranks)[0].record(4, [1], [])
     other = joined(ranks, form=ExchangeSignature("verb", "float64", (3,)))[0]
     other.record(5, [], [1])
@@ -229,6 +242,7 @@ def test_what_is_shown_to_this_rank_is_told_until_it_is_taken(ranks):
 
 
 def test_strays_of_two_steps(ranks):
+    """Unexpected tensors of two steps are both listed, each until it is acknowledged."""
     found = joined(ranks)
     found[0].send_ring.try_send(2, (1,), torch.ones(3))
     found[0].send_ring.try_send(3, (1,), torch.ones(3))
@@ -238,6 +252,7 @@ def test_strays_of_two_steps(ranks):
 
 
 def test_what_is_shown_to_others_is_no_stray(ranks):
+    """A tensor sent to another rank is no unexpected tensor of this one."""
     found = joined(ranks, pairs=((0, 1), (0, 2)))
     found[0].send_ring.try_send(2, (2,), torch.ones(3))
     assert strays(ranks[1]) == []
@@ -245,6 +260,7 @@ def test_what_is_shown_to_others_is_no_stray(ranks):
 
 
 def test_a_tensor_begun_and_not_shown_yet_is_no_stray(ranks):
+    """A step that has begun without a published chunk is no unexpected tensor."""
     found = joined(ranks)
     found[0].send_ring.begin(2, (1,))
     assert strays(ranks[1]) == []
@@ -254,6 +270,7 @@ def test_a_tensor_begun_and_not_shown_yet_is_no_stray(ranks):
 
 
 def test_a_shared_tensor_is_looked_at_where_it_lies(ranks):
+    """A tensor mapped by its handle shows later changes; one outside of the arena has none."""
     found = joined(ranks)
     arena = ranks[0]._group.arena
     x = arena.empty((3,), torch.float32).copy_(torch.tensor([4.0, 5.0, 6.0]))
