@@ -49,6 +49,7 @@ def put(monkeypatch):
 
 
 def test_where_triton_is_missing_torch_goes_on(fused, put, caplog):
+    """Without Triton torch forms the averages, and one warning for all calls says why."""
     put(None)
     assert averaged() == [3.0] * 4
     assert averaged() == [3.0] * 4
@@ -61,6 +62,7 @@ def test_where_triton_is_missing_torch_goes_on(fused, put, caplog):
 
 
 def test_a_kernel_that_does_not_compile_is_asked_once(fused, put, caplog):
+    """A kernel that fails is never launched again; torch takes over, with one warning."""
     calls = []
 
     def mix(*args, **more):
@@ -87,6 +89,7 @@ def test_what_is_no_failure_of_triton_s_is_raised(fused, put):
 
 
 def test_the_kernel_gets_the_weights_or_a_sum_and_a_divisor(fused, put):
+    """The kernel gets a row's weights; of a uniform row it gets ones and a divisor."""
     given = []
 
     def mix(own, others, weights, out, *, divisor, dtype):
@@ -104,6 +107,8 @@ def test_the_kernel_gets_the_weights_or_a_sum_and_a_divisor(fused, put):
 
 
 def test_tensors_elsewhere_and_strided_ones_are_left_to_torch(fused, put, monkeypatch):
+    """The kernel sees neither strided tensors nor those of another device type."""
+
     def mix(*args, **more):
         raise AssertionError("the kernel was asked")
 

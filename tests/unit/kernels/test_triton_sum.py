@@ -113,6 +113,7 @@ def test_weights_reach_the_kernel_with_all_their_bits(kernel):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_sum_may_replace_a_tensor(kernel, dtype):
+    """A sum written into its first term has the same bits as one written into a new tensor."""
     for others in (3, 12):
         tensors = drawn(1 + others, 3000, dtype)
         expected = torch.empty_like(tensors[0])
@@ -136,6 +137,7 @@ def test_views_at_odd_places_and_their_surroundings(kernel, dtype):
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (), (2, 3, 5)])
 def test_any_shape(kernel, shape):
+    """Scalars, empty tensors and those of several dimensions are summed in their own shape."""
     x, y = torch.full(shape, 3.0), torch.full(shape, 5.0)
     out = torch.empty_like(x)
     kernel.weighted_sum(x, [y], [0.5, 0.75], out)
@@ -184,6 +186,7 @@ def test_it_gives_what_torch_gives(fused, dtype, row):
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.complex64], ids=str)
 def test_other_dtypes_are_left_to_torch(fused, dtype):
+    """Tensors of integer and complex dtypes are averaged by torch, not by the kernel."""
     own, other = torch.tensor([2, 4]).to(dtype), torch.tensor([5, 8]).to(dtype)
     form = torch.float64 if not dtype.is_complex else dtype
     device_weighted_sum.weighted_sum_on_device(ROWS["one"], form, own, [other], own)
@@ -192,6 +195,7 @@ def test_other_dtypes_are_left_to_torch(fused, dtype):
 
 
 def test_one_pass_of_torch_is_not_replaced(fused):
+    """The kernel is not launched for a lerp of two or a tensor without neighbours."""
     x, y = torch.zeros(4), torch.ones(4)
     device_weighted_sum.weighted_sum_on_device(
         WeightRow(0.5, {1: 0.5}, {}), torch.float32, x, [y], x

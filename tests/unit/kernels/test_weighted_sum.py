@@ -49,6 +49,7 @@ def test_the_mean_of_equal_values_is_that_value(dtype):
 
 
 def test_a_mean_with_zeros_left_out_is_divided_by_all():
+    """A sum with weights 1/shares is divided by ``shares``, however few terms it has."""
     out = torch.empty(3, dtype=torch.float64)
     weighted_sum(out, [(torch.full((3,), 6.0, dtype=torch.float64), 1 / 3)], shares=3)
     assert out.tolist() == [2.0, 2.0, 2.0]
@@ -56,6 +57,7 @@ def test_a_mean_with_zeros_left_out_is_divided_by_all():
 
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_sums_of_integers_are_exact_and_wrap_as_those_of_torch_do(dtype):
+    """Integer sums equal torch's own arithmetic in every dtype, also where they overflow."""
     most = torch.iinfo(dtype).max
     one, two = torch.tensor([1, most], dtype=dtype), torch.tensor([2, 3], dtype=dtype)
     want = one * 2 + two - one
@@ -67,12 +69,14 @@ def test_sums_of_integers_are_exact_and_wrap_as_those_of_torch_do(dtype):
 
 
 def test_large_integers_keep_every_bit():
+    """A sum of int64 beyond 2**53, where float64 would round, is exact."""
     x = torch.tensor([2**62 + 1])
     weighted_sum(x, [(x, 1.0), (torch.tensor([1]), 1.0)])
     assert x.item() == 2**62 + 2
 
 
 def test_no_terms_give_zero():
+    """A sum of no terms fills the result with zeros."""
     out = torch.ones(3)
     weighted_sum(out, [])
     assert out.tolist() == [0.0, 0.0, 0.0]
