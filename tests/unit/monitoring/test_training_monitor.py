@@ -83,11 +83,13 @@ def test_large_small_and_other_tensors_together():
 
 
 def test_all_ranks_project_alike():
+    """Two projections made independently map equal tensors to the same bits."""
     x = torch.randn(5000)
     assert torch.equal(RandomProjection()([x]), RandomProjection()([x.clone()]))
 
 
 def test_distances_of_what_is_equal_are_zero_to_the_last_bit():
+    """Equal projections are at distance exactly 0.0 from their mean."""
     same = torch.randn(64, dtype=torch.float64)
     assert distances([same, same.clone(), same.clone()]) == [0.0, 0.0, 0.0]
 
@@ -105,6 +107,7 @@ def told(complete):
 
 
 def test_a_step_is_complete_with_its_last_rank():
+    """A step's records come in order of rank, with distances, once all ranks have reported."""
     collector = ReportCollector(3, patience=2)
     assert collector.add(report(2, 6.0)) == []
     assert collector.add(report(0, 0.0)) == []
@@ -135,6 +138,7 @@ def test_quick_steps_wait_for_a_while_as_well():
 
 
 def test_a_rank_that_has_ended_is_not_waited_for():
+    """Once a rank is removed, a step is complete without it; its last projection counts."""
     collector = ReportCollector(2, patience=2)
     collector.add(report(0, 0.0, step=1))
     collector.add(report(1, 2.0, step=1))
@@ -171,11 +175,13 @@ def one_rank(to, steps=2, **options):
 
 
 def test_one_rank_alone_is_at_its_average():
+    """A single rank reports distance 0, no bytes sent and no exposed communication."""
     record = one_rank(None)
     assert (record.consensus_distance, record.bytes_sent, record.exposed_seconds) == (0.0, 0, 0.0)
 
 
 def test_several_places_get_the_same(tmp_path):
+    """A file and a function get the same records; missing folders of the file are made."""
     seen = []
     one_rank([tmp_path / "a" / "run.jsonl", seen.append])
     lines = (tmp_path / "a" / "run.jsonl").read_text().splitlines()
@@ -184,6 +190,7 @@ def test_several_places_get_the_same(tmp_path):
 
 
 def test_a_file_is_begun_anew_but_continued_where_a_run_is(tmp_path):
+    """A run overwrites the file unless ``first_step`` > 0, which appends to it."""
     path = tmp_path / "run.jsonl"
     for options in ({}, {}, {"first_step": 2}):
         one_rank(str(path), **options)
@@ -191,6 +198,7 @@ def test_a_file_is_begun_anew_but_continued_where_a_run_is(tmp_path):
 
 
 def test_what_is_not_finite_is_strict_json_too():
+    """Infinity and NaN are written as strings, so that a record is strict JSON."""
     line = replace(RECORD, gradient_norm=math.inf, consensus_distance=math.nan).as_json()
     found = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert (found["gradient_norm"], found["consensus_distance"]) == ("inf", "nan")
@@ -227,6 +235,7 @@ def test_a_run_that_is_killed_leaves_whole_lines(tmp_path):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 def test_a_full_disk_ends_the_file_and_not_the_run(caplog):
+    """A failed write logs one warning and ends the file; later writes raise nothing."""
     sink = JsonLinesSink(Path("/dev/full"))
     sink.write([RECORD])
     sink.write([RECORD])
@@ -256,6 +265,7 @@ TWO = [
 
 
 def test_without_a_terminal_a_report_is_one_line():
+    """Without a terminal a report is one line, and only where it holds rank 0's record."""
     text = shown(TWO, [TWO[1]], [TWO[0]], terminal=False)
     assert text.splitlines()[0] == (
         "monitor: step 50, distance 2 (worst 3), gradient 2, step time 100 ms, exposed 25.0%, "
@@ -290,6 +300,7 @@ def test_ranks_that_have_left_are_named(terminal):
 
 
 def test_on_a_terminal_a_table_has_a_row_for_each_rank():
+    """On a terminal the table has each rank's figures, and a dash for unknown ones."""
     text = shown(TWO, terminal=True)
     rows = [line.split() for line in text.splitlines() if line.split()[:1] in (["0"], ["1"])]
     assert rows[-1] == ["1", "50", "3", "2", "100", "ms", "25.0%", "3.00", "MB", "4", "1.00%"]
@@ -297,6 +308,7 @@ def test_on_a_terminal_a_table_has_a_row_for_each_rank():
 
 
 def test_many_ranks_are_two_rows():
+    """Of 33 ranks the table shows two rows: the median and the worst of them."""
     many = [replace(RECORD, rank=rank, consensus_distance=float(rank)) for rank in range(33)]
     text = shown(many, terminal=True)
     rows = [line.split()[:3] for line in text.splitlines() if " 50 " in line]
@@ -324,6 +336,7 @@ def test_tensorboard_has_each_figure_of_each_rank(tmp_path):
 
 
 def test_without_tensorboard_the_error_says_what_to_install(monkeypatch):
+    """Without TensorBoard a sink for it raises EnvironmentProblem with the pip command."""
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(bf.RankError, match=r"pip install 'tensorboard>=2\.15'") as caught:
         one_rank("tensorboard:logs")
@@ -331,6 +344,8 @@ def test_without_tensorboard_the_error_says_what_to_install(monkeypatch):
 
 
 def test_what_a_function_raises_stops_the_loop():
+    """What a sink function raises is raised in the training loop, on its first report."""
+
     def stop(record):
         raise KeyError(f"at {record['step']}")
 
@@ -354,6 +369,7 @@ def test_what_a_function_raises_stops_the_loop():
     ],
 )
 def test_what_cannot_be_is_refused(to, options, message):
+    """An unknown or unwritable sink or a wrong option raises ArgumentError that names it."""
     with pytest.raises(bf.RankError, match=message) as caught:
         one_rank(to, **options)
     assert isinstance(caught.value.__cause__, bf.ArgumentError)
@@ -361,6 +377,8 @@ def test_what_cannot_be_is_refused(to, options, message):
 
 @pytest.mark.parametrize("every", [0, 2.5])
 def test_an_impossible_interval_is_refused(every):
+    """``monitor`` refuses an interval of 0 or 2.5 steps, a plain optimizer and a module."""
+
     def case():
         model = torch.nn.Linear(2, 1)
         plain = torch.optim.SGD(model.parameters(), lr=0.1)
