@@ -35,6 +35,7 @@ def values(view, name="y"):
 
 
 def test_each_rank_has_its_names_which_last(session, view):
+    """Each rank keeps its own names between cells; push, pull and apply reach them."""
     session("%px y = bf.neighbor_allreduce(x) * 0 + bf.rank()")
     session("%px y += 1")
     assert values(view) == [1, 2, 3, 4]
@@ -48,6 +49,7 @@ def test_each_rank_has_its_names_which_last(session, view):
 
 
 def test_lines_begin_with_the_rank_and_values_are_shown_in_order(session, view, capsys):
+    """Printed lines name their rank; results are shown in order of rank, none after ``;``."""
     session("%%px\nprint('one', end=' ')\nprint('line')\nprint('no end', end='')\nbf.rank() * 10")
     out = capsys.readouterr().out.splitlines()
     printed = [f"[stdout:{rank}] {text}" for rank in range(4) for text in ("one line", "no end")]
@@ -58,6 +60,7 @@ def test_lines_begin_with_the_rank_and_values_are_shown_in_order(session, view, 
 
 
 def test_the_same_error_is_shown_once_and_all_goes_on(session, view, capsys):
+    """An error of all ranks is shown once with their range; the ranks keep their state."""
     error = session("%px undefined + 1")
     assert isinstance(error, RankError)
     assert str(error) == "ranks 0\u20133: NameError: name 'undefined' is not defined"
@@ -82,6 +85,7 @@ def test_an_error_on_one_rank_frees_the_others_and_the_next_cell_works(session, 
 
 
 def test_a_cell_that_is_no_python_is_told(session, view):
+    """A cell that does not parse gives its SyntaxError, and options are refused."""
     assert isinstance(session("%%px\ndef ("), SyntaxError)
     assert "takes no options" in str(session("%%px --noblock\n1"))
 
@@ -100,6 +104,7 @@ def ctrl_c_once(begun):
 
 
 def test_ctrl_c_ends_the_cell_on_all_ranks_and_the_next_one_works(session, view, capsys):
+    """SIGINT ends a cell on ranks that wait and on ranks that compute; the next cell runs."""
     begun = threading.Barrier(5)
     view.push({"begin": lambda: begun.wait(PATIENCE)})  # a function is not copied
     interrupting = ctrl_c_once(begun)
@@ -117,12 +122,14 @@ def test_ctrl_c_ends_the_cell_on_all_ranks_and_the_next_one_works(session, view,
 
 
 def test_cells_need_ipython(session, view, monkeypatch):
+    """``activate`` outside IPython raises UsageError that says what to use in a script."""
     monkeypatch.setattr("IPython.core.getipython.get_ipython", lambda: None)
     with pytest.raises(UsageError, match=r"cells need IPython or a notebook; in a script use"):
         bf.local_world(2).activate()
 
 
 def test_ctrl_c_ends_a_function_that_runs_on_all_ranks():
+    """SIGINT during ``world.run`` ends it on all ranks with KeyboardInterrupt."""
     begun = threading.Barrier(3)
 
     def forever():
@@ -138,6 +145,7 @@ def test_ctrl_c_ends_a_function_that_runs_on_all_ranks():
 
 
 def test_causes_come_before_consequences_and_each_rank_is_named():
+    """A grouped failure puts causes before the PeerLeftErrors that follow from them."""
     left = [CellFailure(rank, "PeerLeftError", f"rank {rank}: rank 1 has left") for rank in (0, 2)]
     error = group_failures([left[0], CellFailure(1, "ValueError", "bad", ["trace"]), left[1]])
     assert error.rank == 1
