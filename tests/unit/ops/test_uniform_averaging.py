@@ -23,6 +23,7 @@ def _consensus_of(graph: nx.DiGraph) -> list[float]:
 
 
 def test_a_star_without_weights_gives_its_weighted_average_and_one_notice(caplog):
+    """Uniform averaging on a star converges to the mean weighted by degree, and warns once."""
     with caplog.at_level(logging.WARNING, logger="asyncddp"):
         found = _consensus_of(nx.DiGraph(nx.star_graph(3)))
     share = torch.tensor([4.0, 2.0, 2.0, 2.0], dtype=torch.float64) / 10  # by degree, self included
@@ -36,6 +37,7 @@ def test_a_star_without_weights_gives_its_weighted_average_and_one_notice(caplog
 
 @pytest.mark.parametrize("graph", [nx.DiGraph(nx.cycle_graph(4)), topology.star(4)])
 def test_no_notice_where_the_mean_is_kept(graph, caplog):
+    """A regular graph, or one with weights, converges to the mean without any warning."""
     with caplog.at_level(logging.WARNING, logger="asyncddp"):
         found = _consensus_of(graph)
     assert found == pytest.approx([1.5] * 4, abs=1e-9)
