@@ -36,6 +36,7 @@ def trained(*, reentrant):
 
 
 def test_reentrant_checkpoints_change_nothing_about_gradient_allreduce():
+    """Reentrant checkpoints give the same weights, bit for bit, in as many rounds."""
     with bf.local_world(2, timeout=90) as world:
         plain = world.run(lambda: trained(reentrant=False))
         inner = world.run(lambda: trained(reentrant=True))
