@@ -50,6 +50,7 @@ def test_a_tensor_is_found_again_and_its_parts_as_well(arena):
 
 
 def test_other_memory_is_not_found(arena):
+    """``locate`` knows tensors of its own arena alone; each has an offset of its own."""
     assert arena.locate(torch.empty(5)) is None
     tensors = [arena.empty((100,), torch.float32) for _ in range(3)]
     assert arena.locate(torch.empty(5)) is None
@@ -85,6 +86,7 @@ x.mul_(2)
 
 @pytest.mark.launches
 def test_another_process_reads_and_writes_it(arena):
+    """Another process that opens a handle sees the tensor's values and changes them."""
     x = arena.empty((4,), torch.float32).copy_(torch.tensor([0.0, 1.0, 2.0, 3.0]))
     place = arena.locate(x[1:])
     command = [sys.executable, "-c", CHILD, *map(str, (os.getpid(), *place))]
@@ -95,6 +97,7 @@ def test_another_process_reads_and_writes_it(arena):
 
 @pytest.mark.launches
 def test_a_process_that_is_gone_is_an_error(arena):
+    """Opening a handle of an ended process, or a wrong descriptor, raises OSError."""
     place = arena.locate(arena.empty((4,), torch.float32))
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait(30)
@@ -105,6 +108,7 @@ def test_a_process_that_is_gone_is_an_error(arena):
 
 
 def test_shapes_and_dtypes_of_any_kind(arena):
+    """A tensor has the shape and dtype asked for, is contiguous and aligned to 64 bytes."""
     for shape in [(), (0,), (2, 0), (1,), (3, 5)]:
         for dtype in (torch.bool, torch.bfloat16, torch.complex128, torch.int8):
             x = arena.empty(shape, dtype)
@@ -117,6 +121,7 @@ def test_shapes_and_dtypes_of_any_kind(arena):
 
 
 def test_memory_is_lent_again_when_the_last_view_is_gone(arena):
+    """Memory is reused once the last view of it is gone, and not while one is left."""
     x = arena.empty((1000,), torch.float32)
     address, view = x.data_ptr(), x[10:20].view(2, 5)
     del x
@@ -130,6 +135,7 @@ def test_memory_is_lent_again_when_the_last_view_is_gone(arena):
 
 @pytest.mark.parametrize("derive", [torch.Tensor.numpy, lambda x: x.view(torch.int32), torch.split])
 def test_whatever_is_derived_of_a_tensor_keeps_its_memory(arena, derive):
+    """A NumPy array, a view in another dtype or a split keeps the memory from reuse."""
     x = arena.empty((1000,), torch.float32)
     address = x.data_ptr()
     kept = derive(x, 100) if derive is torch.split else derive(x)
@@ -218,6 +224,7 @@ def test_bytes_are_aligned_and_apart_and_zero_as_far_as_asked(arena):
 
 
 def test_words_are_whole_numbers_of_64_bits(arena):
+    """A word of a chunk holds an unsigned number of 64 bits; a larger one is an error."""
     block = arena.take(64)
     chunk, offset = block.chunk, block.offset
     words = chunk.words(offset, 8)
@@ -245,6 +252,7 @@ def test_tensors_outlive_their_arena():
 
 
 def test_a_closed_arena_holds_files_for_tensors_in_use_only():
+    """Closing an arena closes all files but those mapped for tensors that are in use."""
     gc.collect()
     before = len(files())
     arena = Arena()
@@ -259,6 +267,8 @@ def test_a_closed_arena_holds_files_for_tensors_in_use_only():
 
 
 def test_memory_of_a_closed_arena_is_freed_with_its_tensors():
+    """Each chunk of a closed arena is unmapped when the last tensor in it is gone."""
+
     def mapped():
         return Path("/proc/self/maps").read_text().count("memfd:asyncddp")
 
@@ -317,6 +327,8 @@ def test_a_process_that_ends_with_tensors_in_use_ends_well():
 
 
 def test_where_no_shared_memory_is_to_be_had_tensors_are_ordinary_ones(arena, monkeypatch):
+    """Where memfd_create fails ``empty`` gives private memory, and shared again later."""
+
     def refuses(*_):
         raise OSError(24, "Too many open files")
 

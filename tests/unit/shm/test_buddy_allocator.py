@@ -48,6 +48,7 @@ def test_blocks_in_use_never_overlap():
 
 
 def test_memory_that_was_taken_in_one_size_serves_every_other():
+    """Blocks of any size, taken one after another, are served from a single chunk."""
     blocks = Memory().blocks
     for size in (*range(64, CHUNK, 700), *range(CHUNK, 0, -900)):
         blocks.give(blocks.take(size))
@@ -55,6 +56,7 @@ def test_memory_that_was_taken_in_one_size_serves_every_other():
 
 
 def test_what_fits_no_chunk_gets_one_of_its_own():
+    """A block larger than a chunk gets a chunk of the next power of two for itself."""
     blocks = Memory().blocks
     block = blocks.take(CHUNK + 1)
     assert (block.offset, len(block.chunk)) == (0, 2 * CHUNK)
@@ -71,6 +73,7 @@ def test_a_block_of_the_same_size_is_the_one_that_was_free_last():
 
 
 def test_free_memory_beyond_the_limit_gives_its_pages_back():
+    """Free blocks keep their pages up to the limit, past which all are released."""
     memory = Memory(limit=3 * 8192)
     taken = [memory.blocks.take(8000) for _ in range(4)]
     for block in taken[:3]:
@@ -101,6 +104,7 @@ def test_pages_are_counted_up_to_where_something_was_written():
 
 
 def test_after_the_end_nothing_comes_back():
+    """A block that is given back after ``clear`` is dropped with its chunk."""
     blocks = Memory().blocks
     block = blocks.take(64)
     blocks.clear()
@@ -129,6 +133,8 @@ def test_a_finalizer_may_give_back_while_memory_is_being_taken():
 
 
 def test_an_error_of_the_system_leaves_everything_as_it_was():
+    """After a failed allocation of a chunk the allocator still serves other blocks."""
+
     def make(size):
         if size > CHUNK:
             raise OSError(24, "Too many open files")
@@ -141,6 +147,7 @@ def test_an_error_of_the_system_leaves_everything_as_it_was():
 
 
 def test_threads_share_blocks_without_sharing_bytes():
+    """Blocks that threads hold at the same time never overlap."""
     blocks, wrong = Memory().blocks, []
 
     def work(mark):

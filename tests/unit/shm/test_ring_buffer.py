@@ -59,6 +59,7 @@ def test_a_word_holds_a_step_and_pieces_and_only_grows(pair, data):
 
 
 def test_memory_that_was_never_written_is_before_every_step():
+    """A zero word means step -1 and no chunks, and is less than the word of any step."""
     assert unpack_step(0) == -1
     assert unpack_chunks(0) == 0
     assert pack_progress(0, 0) > 0
@@ -97,6 +98,7 @@ def test_pieces_cover_a_tensor_and_none_is_empty(size, piece, dtype):
 @pytest.mark.parametrize("around", [-1, 0, 1])
 @pytest.mark.parametrize("pieces", [1, 2, 4, 5])
 def test_a_cut_splits_as_its_pieces_lie(around, pieces):
+    """The chunks of a layout, joined in order, are the tensor, and are as many as it says."""
     count = pieces * 131072 + around
     layout, flat = ChunkLayout.of((count,), torch.float32), torch.arange(count)
     parts = layout.split(flat)
@@ -107,6 +109,7 @@ def test_a_cut_splits_as_its_pieces_lie(around, pieces):
 
 
 def test_scalars_and_tensors_left_whole_are_one_piece():
+    """A scalar is one chunk, and so is a tensor of any size by ``ChunkLayout.single``."""
     assert ChunkLayout.of((), torch.float64) == ChunkLayout((), torch.float64, 1, 1, 1, 1)
     whole = ChunkLayout.single((3, 1 << 22), torch.float32)
     assert (whole.num_chunks, whole.chunk_numel) == (1, 3 << 22)
@@ -137,6 +140,7 @@ def test_a_step_is_shown_piece_by_piece_through_slots_that_are_used_again(arena)
 
 
 def test_the_last_piece_may_be_short(arena):
+    """Where the length is no multiple of the chunk's, the last slot has what is left."""
     layout = ChunkLayout((7,), torch.float32, numel=7, chunk_numel=3, num_chunks=3, num_slots=3)
     send_ring, receive_ring = lane_of(arena, layout)
     assert [send_ring.slot(0, number).numel() for number in range(3)] == [3, 3, 1]
@@ -163,6 +167,7 @@ def test_two_steps_lie_apart_and_a_third_waits(arena):
 
 
 def test_who_has_taken_a_later_step_has_taken_the_earlier_ones(arena):
+    """Acknowledging a later step frees the slots of earlier ones as well."""
     send_ring, receive_ring = lane_of(arena, SMALL)
     send_ring.try_send(0, (1,), torch.zeros(3))
     send_ring.try_send(1, (2,), torch.zeros(3))
@@ -186,6 +191,7 @@ def test_uses_of_other_forms_leave_steps_out(arena):
 
 
 def test_nobody_takes_a_step_that_is_for_others(arena):
+    """A reader neither sees as unread nor reads a step that is addressed to others."""
     send_ring, receive_ring = lane_of(arena, SMALL)
     send_ring.try_send(0, (1,), torch.ones(3))
     send_ring.try_send(1, (2,), torch.ones(3))
@@ -200,6 +206,7 @@ def test_nobody_takes_a_step_that_is_for_others(arena):
 
 
 def test_a_step_for_nobody_holds_nobody_up(arena):
+    """Steps without readers are sent one after another, with none pending for anyone."""
     send_ring, receive_ring = lane_of(arena, SMALL)
     for step in range(4):
         assert send_ring.try_send(step, (), torch.ones(3))
@@ -301,6 +308,7 @@ def test_two_readers_beside_a_writer_never_mix_steps_up(arena):
 
 
 def test_a_tensor_is_shown_where_it_lies_and_slots_come_back_after_it(arena):
+    """A step may carry a handle in place of chunks; a later one is read from slots again."""
     send_ring, receive_ring = lane_of(arena, SMALL)
     place = SharedMemoryHandle(7, 4096, 128)
     send_ring.begin(0, (1,), place)
@@ -315,6 +323,7 @@ def test_a_tensor_is_shown_where_it_lies_and_slots_come_back_after_it(arena):
 
 
 def test_descriptor_zero_is_a_place_as_well(arena):
+    """A handle with file descriptor 0 is told from a step without a handle."""
     send_ring, receive_ring = lane_of(arena, SMALL)
     send_ring.begin(1, (1,), SharedMemoryHandle(0, 4096, 0))
     assert receive_ring[1].tensor_handle(1) == SharedMemoryHandle(0, 4096, 0)
