@@ -66,6 +66,7 @@ MADE = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", MADE)
 def test_what_is_made_in_a_mode_is_an_ordinary_tensor(mode, kind):
+    """Tensors made in any torch mode lie on the CPU, can be written and take gradients."""
     with MODES[mode]():
         made = MADE[kind]()
     assert not made.is_inference()
@@ -81,6 +82,7 @@ def test_what_is_made_in_a_mode_is_an_ordinary_tensor(mode, kind):
 
 
 def test_small_tensors_are_plain_and_large_ones_are_aligned():
+    """Large tensors come from the arena, aligned to 64 bytes; small ones do not."""
     assert allocate._arena.locate(allocate.empty((10,), torch.uint8)) is None
     for dtype in (torch.bool, torch.bfloat16, torch.complex128):
         tensor = allocate.empty((3, 5 << 20), dtype)
@@ -105,6 +107,8 @@ def test_pages_of_free_memory_have_a_bound():
 
 
 def test_results_that_the_user_keeps_are_never_overwritten():
+    """Results that are kept hold their values while later averages are computed."""
+
     def case() -> list[float]:
         kept = []
         for step in range(6):
@@ -117,6 +121,8 @@ def test_results_that_the_user_keeps_are_never_overwritten():
 
 
 def test_results_that_the_user_drops_are_used_again_without_the_garbage_collector():
+    """Dropped results are freed by reference counts alone, so that few places are in use."""
+
     def case() -> set[int]:
         x = torch.ones(1 << 19)
         return {bf.neighbor_allreduce(x).data_ptr() for _ in range(40)}

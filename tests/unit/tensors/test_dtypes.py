@@ -24,6 +24,7 @@ def test_a_row_describes_its_dtype(row):
 
 
 def test_an_unknown_dtype_lists_the_known():
+    """An unsupported dtype raises DtypeError that names the verb and all supported ones."""
     with pytest.raises(DtypeError) as caught:
         dtype_traits_of(torch.zeros(1, dtype=torch.uint16), "allreduce")
     known = ", ".join(row.name for row in DTYPES.values())
@@ -36,6 +37,7 @@ def test_an_unknown_dtype_lists_the_known():
 @pytest.mark.parametrize("dtype", list(DTYPES), ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0), (2, 3)], ids=str)
 def test_bytes_and_back(dtype, shape):
+    """Bytes of a tensor of any dtype and shape, empty ones included, restore it exactly."""
     x = (torch.rand(shape) * 100).to(dtype)
     data = as_bytes(x)
     assert data.shape == (x.numel() * x.element_size(),)
@@ -45,6 +47,7 @@ def test_bytes_and_back(dtype, shape):
 
 
 def test_bytes_share_storage():
+    """``as_bytes`` is a view: writing to it changes the tensor."""
     x = torch.zeros(2)
     as_bytes(x).fill_(255)
     assert torch.isnan(x).all()
@@ -63,6 +66,7 @@ def test_bytes_share_storage():
     ids=["transposed", "strided", "expanded", "conjugate", "negative", "with gradient"],
 )
 def test_on_host_gives_the_values_ready_to_be_sent(view):
+    """``on_host`` gives any view's values contiguous, resolved and without gradient."""
     x = view(torch.randn(4, 4, dtype=torch.complex64))
     host = on_host(x)
     assert host.is_contiguous()
@@ -72,5 +76,6 @@ def test_on_host_gives_the_values_ready_to_be_sent(view):
 
 
 def test_on_host_copies_nothing_where_it_need_not():
+    """``on_host`` of a contiguous CPU tensor has the same memory."""
     x = torch.ones(3)
     assert on_host(x).data_ptr() == x.data_ptr()
