@@ -121,6 +121,7 @@ def project(tmp_path_factory) -> Finished:
     ],
 )
 def test_what_holds_passes(project, name):
+    """A case that holds passes for each size, transport and parameter, under its own id."""
     assert f"test_mine.py::{name} PASSED" in project.stdout, project
 
 
@@ -135,28 +136,33 @@ def test_a_rank_that_fails_fails_the_test(project, transport):
 
 @pytest.mark.launches
 def test_what_would_hang_fails_in_time_and_says_what_came_instead(project):
+    """Ranks that wait in different verbs fail the test by their timeout."""
     assert "test_hangs[loopback-2] FAILED" in project.stdout, project
     assert not project.timed_out
 
 
 @pytest.mark.launches
 def test_a_skip_on_all_ranks_is_one(project):
+    """``pytest.skip`` on all ranks is one skipped test with its reason."""
     assert "test_skips[loopback-2] SKIPPED (not today)" in project.stdout, project
 
 
 @pytest.mark.launches
 def test_assertions_between_ranks_say_what_is_wrong(project):
+    """A failed ``assert_consensus`` gives the distance found and the one expected."""
     told = "the parameters of 3 ranks are 1.63299 from their average, expected at most 0.5"
     assert told in project.stdout, project
 
 
 @pytest.mark.launches
 def test_processes_need_functions_that_they_can_import(project):
+    """A case for processes that is no top-level function fails and says so."""
     assert "is not at the top of its module" in project.stdout, project
 
 
 @pytest.mark.launches
 def test_nothing_is_left_running(project):
+    """A run with failed and timed-out cases ends by itself and leaves no process behind."""
     assert project.code == pytest.ExitCode.TESTS_FAILED, project
     assert project.left == ()
 
@@ -194,11 +200,14 @@ def test_the_oracle_is_the_mixing_matrix(family):
     ],
 )
 def test_a_wrong_result_is_told(got, message):
+    """``assert_result`` rejects another dtype, shape or value, and says which it is."""
     with pytest.raises(AssertionError, match=message):
         assert_result(got, torch.ones(2), torch.ones(2, dtype=torch.float64))
 
 
 def test_ranks_that_differ_are_told():
+    """``assert_alike`` fails on all ranks where values, types or dtypes differ between two."""
+
     def case(values):
         assert_alike(values[bf.rank()])
 
@@ -212,6 +221,8 @@ def test_ranks_that_differ_are_told():
 
 
 def test_consensus_is_a_distance():
+    """``assert_consensus`` takes a module, which on a single rank is at distance 0."""
+
     def case(within):
         assert_consensus(torch.nn.Linear(1, 1).requires_grad_(False), within=within)
 
@@ -228,11 +239,13 @@ def test_consensus_is_a_distance():
     ],
 )
 def test_what_cannot_be_is_refused_where_it_stands(sizes, options, message):
+    """Impossible sizes and transports raise ArgumentError where ``ranks`` is called."""
     with pytest.raises(bf.ArgumentError, match=message):
         ranks(*sizes, **options)
 
 
 def test_without_pytest_the_error_says_what_to_install(monkeypatch):
+    """Without pytest ``ranks`` raises EnvironmentProblem with the pip command."""
     monkeypatch.setitem(sys.modules, "pytest", None)
     with pytest.raises(bf.EnvironmentProblem, match=r"pip install 'psutil>=5\.9' 'pytest>=8\.2'"):
         ranks(2)
