@@ -48,6 +48,7 @@ def of(events, **wanted):
     times=st.lists(st.floats(0, 6e7), min_size=1, max_size=20),
 )
 def test_a_clock_that_drifts_steadily_is_undone_between_measurements(ahead, drift, times):
+    """Times of a clock of constant drift are converted to within 0.01 µs of the true ones."""
     rank = Rank(1, ahead=ahead, drift=drift)
     points = [(rank.local(t), t - rank.local(t), 1.0) for t in (0.0, 3e7, 6e7)]
     clock = ClockAlignment(points)
@@ -58,6 +59,7 @@ def test_a_clock_that_drifts_steadily_is_undone_between_measurements(ahead, drif
 
 
 def test_outside_its_measurements_a_clock_is_held_and_its_error_grows_with_the_drift():
+    """Outside its measurements a clock keeps the nearest offset, with a larger error bound."""
     clock = ClockAlignment([(0.0, 10.0, 2.0), (1e6, 20.0, 5.0)])
     assert (clock(-5.0), clock(2e6)) == (5.0, 2e6 + 20.0)
     assert clock.error(0.0, 1e6) == 5.0
@@ -118,6 +120,7 @@ def test_no_time_is_negative_where_another_rank_began_before_rank_0(tmp_path):
 
 
 def test_nothing_is_lost_or_changed_but_times_and_the_names_of_arrows(tmp_path):
+    """Merging changes no event but in its time and, of an arrow, its id."""
     ranks = straggling()
     for rank in ranks:
         rank.write(tmp_path)
@@ -147,6 +150,7 @@ def test_arrows_have_both_ends_and_a_number_each(tmp_path):
 
 
 def test_arrows_of_a_missing_rank_are_dropped_and_counted_and_the_rank_is_named(tmp_path):
+    """Without one rank's file, its arrows are dropped and counted and the rank is listed."""
     for rank in straggling()[:3]:
         rank.write(tmp_path)
     merge, events = merged(tmp_path)
@@ -167,6 +171,7 @@ def test_an_end_that_arrives_first_waits_for_its_other_end():
 
 
 def test_no_more_ends_wait_than_may():
+    """At most ``held`` arrow ends wait for their other end; the oldest is dropped."""
     arrows = FlowArrowMatcher(held=10)
     lost = [{"ph": "s", "id": str(k)} for k in range(100)]
     late = [{"ph": "f", "id": "99"}, {"ph": "f", "id": "0"}]
@@ -189,6 +194,7 @@ def test_a_file_may_end_anywhere(tmp_path):
 
 
 def test_killed_ranks_are_merged_with_the_others(tmp_path):
+    """A torn last line loses none of a killed rank's earlier spans in the merge."""
     ranks = straggling()
     for rank in ranks:
         path = rank.write(tmp_path, whole=rank.rank != 2)
@@ -201,6 +207,7 @@ def test_killed_ranks_are_merged_with_the_others(tmp_path):
 def test_a_line_that_is_torn_in_the_middle_is_an_error_that_names_it_and_nothing_is_written(
     tmp_path,
 ):
+    """A torn line before the last raises ArgumentError with its number; nothing is written."""
     path = Rank(0).clock(0.0).span("step", 0.0, 5.0).span("step", 5.0, 9.0).write(tmp_path)
     lines = path.read_text().splitlines()
     lines[4] = lines[4][:40]
@@ -212,6 +219,7 @@ def test_a_line_that_is_torn_in_the_middle_is_an_error_that_names_it_and_nothing
 
 @pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
 def test_what_is_no_json_is_no_event(tmp_path, constant):
+    """NaN and infinities, which strict JSON lacks, make a line an ArgumentError."""
     path = Rank(0).clock(0.0).span("step", 0.0, 5.0).span("step", 5.0, 9.0).write(tmp_path)
     path.write_text(path.read_text().replace('"dur": 5.0', f'"dur": {constant}'))
     with pytest.raises(ArgumentError, match="line 5 is no trace event"):
@@ -219,6 +227,7 @@ def test_what_is_no_json_is_no_event(tmp_path, constant):
 
 
 def test_packed_files_are_written_and_read(tmp_path):
+    """Gzipped traces hold the same as plain ones; a truncated one raises ArgumentError."""
     for rank in straggling():
         path = rank.write(tmp_path)
         with gzip.open(f"{path}.gz", "wt") as packed:
@@ -236,6 +245,7 @@ def test_packed_files_are_written_and_read(tmp_path):
 
 
 def test_merging_holds_a_line_per_file_and_no_more(tmp_path):
+    """Merging traces of over 1.5 MB allocates less than 0.3 MB at any time."""
     for number in (0, 1):
         rank = Rank(number, 2).clock(0.0)
         for k in range(700):
@@ -255,6 +265,7 @@ def test_merging_holds_a_line_per_file_and_no_more(tmp_path):
 
 
 def test_progress_ends_at_the_size_of_each_file(tmp_path):
+    """The last progress reported of each file is its size in bytes."""
     paths = [rank.write(tmp_path) for rank in straggling()]
     seen = {}
     write_merged_trace(open_traces(paths), tmp_path / "trace.json", seen.__setitem__)
@@ -262,6 +273,7 @@ def test_progress_ends_at_the_size_of_each_file(tmp_path):
 
 
 def test_a_rank_that_did_not_measure_has_the_clock_of_its_machine(tmp_path):
+    """A rank without measurements is aligned by those of another rank on its machine."""
     Rank(0, 3, "a").clock(0.0).span("step", 100.0, 200.0).write(tmp_path)
     Rank(1, 3, "b", ahead=5e6).clock(0.0, 9.0).span("step", 100.0, 200.0).write(tmp_path)
     Rank(2, 3, "b", ahead=5e6).span("step", 100.0, 200.0).write(tmp_path)
@@ -293,6 +305,7 @@ def test_a_clock_that_is_shared_is_exact_however_badly_it_was_measured(tmp_path)
 
 
 def test_a_machine_on_which_nobody_measured_is_placed_by_its_wall_clock_and_named(tmp_path):
+    """A machine without measurements is aligned by wall clock, and no error bound is given."""
     Rank(0, 2, "a", started_unix=1000.0).clock(0.0).span("step", 0.0, 9.0).write(tmp_path)
     late = Rank(1, 2, "b", ahead=4e8, started_unix=1000.25)
     late.span("step", 7e6, 8e6).write(tmp_path)
@@ -303,6 +316,7 @@ def test_a_machine_on_which_nobody_measured_is_placed_by_its_wall_clock_and_name
 
 
 def test_folders_prefixes_and_names_lead_to_files_in_order_of_rank(tmp_path):
+    """Folders and prefixes give files sorted by rank, names in order given, none twice."""
     folder = tmp_path / "out"
     folder.mkdir()
     for rank in (10, 2, 0):
@@ -320,6 +334,7 @@ def test_folders_prefixes_and_names_lead_to_files_in_order_of_rank(tmp_path):
 
 
 def test_what_leads_to_no_file_is_an_error_that_says_what_would(tmp_path):
+    """A source without traces raises ArgumentError that says what to give instead."""
     with pytest.raises(ArgumentError, match=r"no such folder: '.*/none'; .* --timeline DIR"):
         find_trace_files([tmp_path / "none" / "bf_"])
     with pytest.raises(ArgumentError, match=r"no such file or folder: '.*/bf_', nor '.*/bf_0\.jso"):
@@ -340,6 +355,7 @@ PROFILE = '{\n  "schemaVersion": 1,\n  "traceEvents": [\n  {\n    "ph": "X"\n  }
     "text", ["hello\n", "[\n1,\n2\n]\n", PROFILE, '[\n{"ph": "X", "ts": 1.0}\n]\n', "\0\xff"]
 )
 def test_what_is_no_timeline_is_named(tmp_path, text):
+    """A file in another format raises ArgumentError that names it."""
     path = tmp_path / "rank0.json"
     path.write_text(text)
     with pytest.raises(ArgumentError, match=r"rank0\.json is not a rank's timeline: it has no "):
@@ -347,6 +363,7 @@ def test_what_is_no_timeline_is_named(tmp_path, text):
 
 
 def test_a_later_version_of_the_format_is_named(tmp_path):
+    """A trace of a later format version raises ArgumentError that tells both versions."""
     path = Rank(0).write(tmp_path)
     path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
     with pytest.raises(ArgumentError, match="has version 2 of the format, and this asyncddp reads"):
@@ -354,6 +371,7 @@ def test_a_later_version_of_the_format_is_named(tmp_path):
 
 
 def test_an_empty_file_is_a_missing_rank_and_only_empty_files_are_an_error(tmp_path):
+    """A file without events is a missing rank, and an error where no file has any."""
     for text in ("", "[\n", "[\n]\n"):
         (tmp_path / "rank1.json").write_text(text)
         with pytest.raises(ArgumentError, match=r"rank1\.json: empty; the run was ended before"):
@@ -365,6 +383,7 @@ def test_an_empty_file_is_a_missing_rank_and_only_empty_files_are_an_error(tmp_p
 
 
 def test_files_that_do_not_belong_together_are_named(tmp_path):
+    """Two files of one rank, or of runs of different sizes, raise ArgumentError."""
     Rank(0, 2).write(tmp_path)
     Rank(0, 2).write(tmp_path, "other.json")
     with pytest.raises(ArgumentError, match=r"rank0\.json and .*other\.json are both of rank 0; g"):
@@ -375,6 +394,7 @@ def test_files_that_do_not_belong_together_are_named(tmp_path):
 
 
 def test_a_merged_file_is_not_merged_again(tmp_path):
+    """A merged trace is told from a rank's, and merging it again raises ArgumentError."""
     Rank(0).clock(0.0).span("step", 0.0, 1.0).write(tmp_path)
     merged(tmp_path)
     assert is_merged(tmp_path / "trace.json")
@@ -384,6 +404,7 @@ def test_a_merged_file_is_not_merged_again(tmp_path):
 
 
 def test_a_rank_that_did_nothing_has_a_place(tmp_path):
+    """A rank without spans begins at its clock measurement, where rank 0's is time 0."""
     Rank(0, 2).clock(7.0).write(tmp_path)
     Rank(1, 2).clock(8.0).span("step", 9.0, 11.0).write(tmp_path)
     found = scan_trace(tmp_path / "rank0.json")
@@ -393,6 +414,7 @@ def test_a_rank_that_did_nothing_has_a_place(tmp_path):
 
 
 def test_the_files_to_merge_are_not_written_over(tmp_path):
+    """Writing the merge to one of its sources raises ArgumentError and leaves it as it was."""
     path = Rank(0).clock(0.0).span("step", 0.0, 1.0).write(tmp_path)
     text = path.read_text()
     with pytest.raises(ArgumentError, match=r"rank0\.json is one of the files to merge; write to "):

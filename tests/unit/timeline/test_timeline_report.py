@@ -33,6 +33,7 @@ def cells(spans):
 
 @given(SPANS)
 def test_a_union_holds_what_any_span_holds_in_order_and_apart(spans):
+    """The union covers what any span covers, as sorted intervals that do not touch."""
     moments = union(spans)
     assert cells(moments.astype(int).tolist()) == cells(spans)
     edges = moments.ravel()
@@ -41,12 +42,14 @@ def test_a_union_holds_what_any_span_holds_in_order_and_apart(spans):
 
 @given(SPANS, SPANS)
 def test_what_is_common_is_in_both(one, other):
+    """The intersection covers exactly what both unions cover."""
     both = intersection(union(one), union(other))
     assert cells(both.astype(int).tolist()) == cells(one) & cells(other)
 
 
 @given(SPANS, SPANS)
 def test_lengths_within_windows_count_each_moment_once(spans, windows):
+    """The length within a window is that of the spans' union there, overlaps counted once."""
     lengths = length_within(union(spans), windows)
     assert lengths.tolist() == [len(cells(spans) & cells([window])) for window in windows]
 
@@ -77,6 +80,7 @@ def test_a_step_is_compute_exposed_and_other_and_hidden_is_in_compute(spans):
 
 
 def test_figures_are_those_that_the_spans_were_made_of(tmp_path):
+    """Step, compute, exposed time, waits and bytes per step are those of the trace written."""
     recording = read(tmp_path, *straggling(steps=6))
     found = build_report(recording)
     assert found.size == 4
@@ -92,6 +96,7 @@ def test_figures_are_those_that_the_spans_were_made_of(tmp_path):
 
 
 def test_the_straggler_is_slowest_and_waited_for_most(tmp_path):
+    """The rank that computes longest is the slowest, and the one that holds up the others."""
     found = build_report(read(tmp_path, *straggling(steps=20)))
     assert found.slowest_by_compute == found.slowest == 3
     assert found.holds_up == 3
@@ -139,6 +144,7 @@ def test_in_a_collective_the_one_that_is_waited_for_came_last(tmp_path):
 
 
 def test_nobody_is_blamed_where_a_file_is_missing_or_ends_early(tmp_path):
+    """A wait in a call that some rank did not record is counted for nobody, as rank -1."""
     ranks = collective(late=[1, 1, 1, 1])
     ranks[0].events = [e for e in ranks[0].events if e.get("ts", 0.0) < 1500.0]
     found = build_report(read(tmp_path, *ranks))
@@ -149,6 +155,7 @@ def test_nobody_is_blamed_where_a_file_is_missing_or_ends_early(tmp_path):
 
 
 def test_hidden_is_what_travels_or_is_mixed_by_another_thread_under_compute(tmp_path):
+    """Hidden time is other threads' transfers and mixing that overlap compute."""
     rank = Rank(0).clock(0.0).span("step", 0.0, 100.0).span("forward", 0.0, 60.0)
     rank.transfer("receive", 10.0, 30.0, 1, 8).transfer("receive", 20.0, 40.0, 2, 8)
     rank.span("mix", 50.0, 70.0, 3, verb=VERB).wait(60.0, 80.0, 1)
@@ -159,6 +166,7 @@ def test_hidden_is_what_travels_or_is_mixed_by_another_thread_under_compute(tmp_
 
 
 def test_nested_spans_are_counted_once(tmp_path):
+    """Nested spans of one kind count once, and waits inside a verb count as its time."""
     rank = Rank(0).clock(0.0).span("step", 0.0, 100.0)
     for depth in range(4):
         rank.span("forward", depth, 50.0 - depth, called="net" + ".a" * depth)
@@ -168,6 +176,7 @@ def test_nested_spans_are_counted_once(tmp_path):
 
 
 def test_a_hook_that_waits_within_backward_does_not_compute(tmp_path):
+    """A wait within backward is exposed, not compute; a collective beside it is hidden."""
     rank = Rank(0).clock(0.0).span("step", 0.0, 100.0).span("backward", 0.0, 80.0)
     rank.wait(20.0, 50.0, 1).span("collective", 40.0, 60.0, 100, verb="allreduce", bytes=8)
     (one,) = build_report(read(tmp_path, rank), skip=0).ranks
@@ -195,6 +204,7 @@ def test_bytes_read_where_they_lie_are_received(tmp_path):
 
 
 def test_warm_up_is_left_out(tmp_path):
+    """Figures leave out the first ``skip`` steps, by default one; too many are an error."""
     rank = Rank(0).clock(0.0)
     for k, (begin, end) in enumerate([(0.0, 1000.0), (1000.0, 1100.0), (1100.0, 1300.0)]):
         rank.span("step", begin, end, step=k).span("forward", begin, begin + 10 * (k + 1))
@@ -210,11 +220,13 @@ def test_warm_up_is_left_out(tmp_path):
 
 
 def test_a_single_step_is_not_skipped_by_itself(tmp_path):
+    """Where a rank has a single step, it is not skipped as warm-up."""
     found = build_report(read(tmp_path, Rank(0).clock(0.0).span("step", 0.0, 100.0)))
     assert found.ranks[0].steps == 1
 
 
 def test_spread_is_of_the_steps(tmp_path):
+    """A rank's step spread is the 10th and 90th percentile of its steps beside the median."""
     rank = Rank(0).clock(0.0)
     for k in range(101):
         rank.span("step", 1000.0 * k, 1000.0 * k + k)
@@ -223,6 +235,7 @@ def test_spread_is_of_the_steps(tmp_path):
 
 
 def test_without_steps_and_modules_the_figures_are_of_all_and_words_say_so(tmp_path):
+    """Without steps the figures are totals; each unknown one is None, with a note why."""
     ranks = [Rank(k, 3).clock(0.0) for k in (0, 1)]
     for rank in ranks:
         rank.span("enqueue", 5e3, 8e3, 2, verb=VERB, bytes=8)
@@ -245,6 +258,7 @@ def test_without_steps_and_modules_the_figures_are_of_all_and_words_say_so(tmp_p
 
 
 def test_ranks_without_spans_or_communication_are_named(tmp_path):
+    """Ranks without spans or communication are noted; no span at all is an error."""
     alone = Rank(0, 2).clock(0.0).span("step", 0.0, 100.0).span("forward", 0.0, 60.0)
     found = build_report(read(tmp_path, alone, Rank(1, 2).clock(0.0)))
     assert found.left_out == (
@@ -257,6 +271,7 @@ def test_ranks_without_spans_or_communication_are_named(tmp_path):
 
 
 def test_categories_of_later_versions_are_let_be(tmp_path):
+    """Spans of a category that is not known change nothing in the report."""
     plain = straggling()
     before = build_report(read(tmp_path, *plain))
     for rank in plain:
@@ -265,6 +280,7 @@ def test_categories_of_later_versions_are_let_be(tmp_path):
 
 
 def test_plain_data_is_strict_json_without_what_is_not_known(tmp_path):
+    """A report's data is strict JSON that leaves out unknown figures."""
     found = build_report(read(tmp_path, Rank(0).clock(0.0).span("step", 0.0, 100.0)))
     data = json.loads(json.dumps(found.as_dict(), allow_nan=False))
     assert data["ranks"] == [
@@ -276,6 +292,7 @@ def test_plain_data_is_strict_json_without_what_is_not_known(tmp_path):
 
 
 def test_the_strip_shows_consecutive_steps_of_usual_length(tmp_path):
+    """The strip shows consecutive steps whose total length is nearest the median's."""
     rank = Rank(0).clock(0.0)
     for begin, end in itertools.pairwise([0.0, 900.0, 1000.0, 1103.0, 1198.0, 2000.0]):
         rank.span("step", begin, end)
@@ -289,6 +306,7 @@ def test_the_strip_shows_consecutive_steps_of_usual_length(tmp_path):
     ("size", "name", "start"), [(1, "report.svg", b"<?xml"), (12, "report.png", b"\x89PNG")]
 )
 def test_pictures_have_a_bar_and_a_strip_per_rank(tmp_path, size, name, start):
+    """A picture has a bar for every rank and strips of at most 8, the last rank included."""
     pytest.importorskip("matplotlib", reason="pictures need matplotlib")
     recording = read(tmp_path, *straggling(size))
     figure = draw_timeline(recording, build_report(recording))
@@ -303,6 +321,7 @@ def test_pictures_have_a_bar_and_a_strip_per_rank(tmp_path, size, name, start):
 
 
 def test_pictures_need_no_steps(tmp_path):
+    """Without steps a picture shows all that was recorded, and the strip its middle."""
     pytest.importorskip("matplotlib", reason="pictures need matplotlib")
     rank = Rank(0).clock(0.0)
     for k in range(101):
@@ -317,6 +336,7 @@ def test_pictures_need_no_steps(tmp_path):
 
 
 def test_without_matplotlib_an_error_says_how_to_get_it(tmp_path, monkeypatch):
+    """Without matplotlib drawing raises EnvironmentProblem with the pip command."""
     recording = read(tmp_path, *straggling(2))
     real = builtins.__import__
 

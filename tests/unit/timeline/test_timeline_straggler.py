@@ -54,6 +54,7 @@ def found(folder):
 
 
 def test_the_straggler_holds_up_the_others_and_has_most_to_do(found):
+    """The rank that sleeps before each step is both the slowest and the one that holds up."""
     assert found.holds_up == found.slowest == STRAGGLER
 
 
@@ -66,6 +67,7 @@ def test_its_neighbours_wait_for_it_and_it_waits_for_nobody(found):
 
 
 def test_its_time_goes_elsewhere_and_that_of_the_others_into_waiting(found):
+    """The straggler's sleep counts as other time; each other rank has more exposed time."""
     straggler = found.ranks[STRAGGLER]
     assert straggler.steps == STEPS - 1
     assert straggler.step >= 20
@@ -74,12 +76,14 @@ def test_its_time_goes_elsewhere_and_that_of_the_others_into_waiting(found):
 
 
 def test_what_arrives_is_what_was_sent(folder):
+    """Over all ranks, bytes received equal bytes sent."""
     found = build_report(collect_spans(open_traces([folder]).events()), skip=0)
     assert found.ranks[0].sent > 0
     assert sum(one.sent for one in found.ranks) == sum(one.received for one in found.ranks)
 
 
 def test_every_message_has_both_ends(folder):
+    """Each arrow of a recorded run has a start and an end, on two different ranks."""
     merge = open_traces([folder])
     events = [event for event in merge.events() if event["ph"] in "sf"]
     assert merge.arrows.dropped == 0
@@ -91,6 +95,7 @@ def test_every_message_has_both_ends(folder):
 
 
 def test_no_time_is_negative(folder):
+    """No event of a merged run has a negative time stamp."""
     assert min(event["ts"] for event in open_traces([folder]).events() if "ts" in event) >= 0
 
 
