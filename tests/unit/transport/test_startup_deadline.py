@@ -24,6 +24,7 @@ def start(presence, size=3, waited=0.0, **deadlines):
 
 
 def test_a_rank_is_present_while_it_waits():
+    """A rank counts as arrived while its tracker is entered, and for its own job only."""
     mine, other = InitArrivalTracker(JOB, 0, 3), InitArrivalTracker(JOB, 2, 3)
     with mine:
         assert mine.arrived(3) == [0]
@@ -50,6 +51,7 @@ def test_a_rank_that_gave_up_is_not_called_missing():
     [({"OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, 3), ({"MPI_LOCALNRANKS": "2"}, 2), ({}, None)],
 )
 def test_the_launcher_says_how_many_are_on_the_machine(environment, here):
+    """The number of local ranks is the launcher's; without it there is no tracker."""
     found = InitArrivalTracker.from_environment(0, environment)
     assert (None if found is None else found.local_size) == here
 
@@ -65,6 +67,7 @@ def test_the_launcher_says_how_many_are_on_the_machine(environment, here):
     ],
 )
 def test_who_is_missing_is_warned_of_once_and_then_an_error(here, size, others, told, caplog):
+    """``init`` names the missing ranks as far as known, in one warning and in its error."""
     presences = [InitArrivalTracker(JOB, other, here) for other in others]
     mine = None if here is None else InitArrivalTracker(JOB, 0, here)
     with contextlib.ExitStack() as stack:

@@ -30,6 +30,7 @@ ALL = ["nccl", "mpi_cuda", "cuda_ipc", "cuda_staged"]
 
 
 def test_the_first_wire_of_the_list_whose_conditions_hold_is_taken():
+    """Of transports that all can be used, the first on the list is taken."""
     for wanted in itertools.permutations(ALL):
         routing = select_for_group([GOOD, OTHER], wanted)
         assert routing.transport_between(GOOD, OTHER) == wanted[0]
@@ -37,6 +38,7 @@ def test_the_first_wire_of_the_list_whose_conditions_hold_is_taken():
 
 
 def test_nothing_but_the_wire_that_needs_nothing_is_taken_unasked():
+    """With no list, ``cuda_staged`` is taken and nothing is refused."""
     routing = select_for_group([GOOD, OTHER])
     assert (routing.transport_between(GOOD, OTHER), routing.refused) == ("cuda_staged", {})
 
@@ -60,6 +62,7 @@ def test_nothing_but_the_wire_that_needs_nothing_is_taken_unasked():
 def test_each_condition_that_fails_is_the_reason_why_a_wire_is_not_taken(
     transport, changed, reason
 ):
+    """A transport whose condition fails is refused with that reason, and ranks stage."""
     other = replace(OTHER, **changed)
     routing = select_for_group([GOOD, other], [transport])
     assert (routing.usable, routing.collectives) == ((), "cuda_staged")
@@ -85,6 +88,7 @@ def test_both_ranks_come_to_the_same_wire_whatever_their_facts():
 
 
 def test_one_pair_that_a_wire_does_not_serve_keeps_a_group_from_it():
+    """A transport that one pair of a group cannot use is refused for the whole group."""
     group = [replace(GOOD, rank=rank, gpu=f"GPU-{rank}") for rank in range(3)]
     assert select_for_group(group, ALL).used_transports(group) == ("nccl",)
     shared = [*group, replace(GOOD, rank=3, gpu="GPU-1")]
@@ -136,12 +140,14 @@ def test_the_wire_of_a_message_depends_on_where_the_peer_is(
 
 
 def test_one_rank_alone_has_a_wire():
+    """A group of one rank has a transport for collectives, ``cuda_staged`` at the least."""
     assert select_for_group([GOOD], ALL).used_transports([GOOD]) == ("nccl",)
     assert select_for_group([GOOD], ["cuda_ipc"]).used_transports([GOOD]) == ()
     assert select_for_group([DeviceCapabilities(0)]).collectives == "cuda_staged"
 
 
 def test_ranks_on_cpus_and_ranks_on_gpus_do_not_go_together():
+    """Ranks on CPUs beside ranks on GPUs raise MismatchError that lists both groups."""
     group = [
         replace(GOOD, rank=0),
         DeviceCapabilities(1),
@@ -160,6 +166,7 @@ def test_ranks_on_cpus_and_ranks_on_gpus_do_not_go_together():
 
 
 def test_ranks_go_around_the_visible_gpus():
+    """Local ranks take the visible GPUs round robin; without GPUs there is none."""
     assert [default_device_index(rank, 3) for rank in range(5)] == [0, 1, 2, 0, 1]
     assert default_device_index(7, 1) == 0
     assert default_device_index(0, 0) is None
@@ -169,6 +176,7 @@ def test_ranks_go_around_the_visible_gpus():
 
 
 def test_the_doctor_says_of_each_wire_whether_it_serves_and_why():
+    """Each transport's row says in use, can be asked for or cannot be used, and why."""
     aware = GOOD
     rows = {row.transport: row for row in list_device_transports(aware)}
     assert (rows["cuda_staged"].state, rows["mpi_cuda"].state) == ("in use", "can be asked for")
@@ -203,6 +211,7 @@ class OneMore(CudaStagedTransport):
 
 
 def test_a_new_wire_is_one_class_and_one_line_of_the_registry(monkeypatch):
+    """A registered class is chosen, listed and opened by its name without other changes."""
     monkeypatch.setitem(DEVICE_TRANSPORTS._entries, "one_more", f"{__name__}:OneMore")
     group = [GOOD, OTHER, replace(OTHER, rank=2, machine=1)]
     routing = select_for_group(group, parse_transport_names("one_more"))
@@ -217,6 +226,7 @@ def test_a_new_wire_is_one_class_and_one_line_of_the_registry(monkeypatch):
 
 
 def test_routes_of_gpu_tensors_are_staged_over_the_wire_of_their_host():
+    """CUDA tensors are staged over the transport that carries host messages."""
     assert [select_route("cuda", same).transport for same in (True, False)] == [
         "cuda_staged over mpi"
     ] * 2
@@ -225,6 +235,7 @@ def test_routes_of_gpu_tensors_are_staged_over_the_wire_of_their_host():
 
 
 def test_the_doctor_warns_of_ranks_without_gpus_beside_others():
+    """One finding names the ranks without GPUs, only where other ranks have some."""
     ranks = [{"rank": 0, "devices": ["cpu", "cuda"]}, {"rank": 1, "devices": ["cpu"]}]
     (finding,) = check_mixed_devices(ranks)
     assert finding.value == "none for rank 1, some for the others"
@@ -233,6 +244,7 @@ def test_the_doctor_warns_of_ranks_without_gpus_beside_others():
 
 
 def test_the_doctor_says_which_gpu_a_rank_takes(monkeypatch):
+    """The doctor tells a rank's GPU by its local rank, and none where torch has no CUDA."""
     monkeypatch.setattr(probe, "list_gpus", lambda: ["NVIDIA H200"] * 4)
     monkeypatch.setattr(probe, "torch_cuda_version", lambda: "13.0")
     assert probe._describe_gpu(5) == "1 of 4 by local_rank"
@@ -241,6 +253,7 @@ def test_the_doctor_says_which_gpu_a_rank_takes(monkeypatch):
 
 
 def test_the_probe_of_a_machine_with_gpus_tells_of_its_wires(monkeypatch):
+    """The probe lists every GPU transport; where none asked for can be used, it stages."""
     monkeypatch.setenv("ASYNCDDP_DEVICE_WIRES", "mpi_cuda")
     rows = {row["transport"]: row for row in probe._list_device_transports()}
     assert rows["cuda_staged"]["state"] == "in use", "this machine has none of the others"

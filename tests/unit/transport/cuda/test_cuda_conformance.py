@@ -61,36 +61,44 @@ def four(transport):
     ids=lambda case: case.__name__,
 )
 def test_the_contract_of_transports(four, case):
+    """Messages, collectives, splits and closing keep the contract of transports on 4 ranks."""
     four.run_bare(case)
 
 
 def test_transfers_of_one_tag_keep_their_order(world):
+    """Messages of one tag arrive in the order in which they were sent."""
     assert world.run_bare(transports.same_tag_in_order) == [list(range(20))] * world.size
 
 
 def test_bytes_arrive_exactly_at_all_sizes_around_a_piece(world):
+    """Messages of sizes around multiples of a piece arrive byte for byte."""
     world.run_bare(transports.around_pieces, [0, 1, 959, 960, 961, 1920, 1921, 20_000])
 
 
 def test_collectives_are_exact_at_all_sizes_around_a_piece(world):
+    """Collectives of lengths around multiples of a piece are exact in every dtype."""
     world.run_bare(transports.collectives_around_pieces, [0, 1, 124, 125, 251])
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.complex128], ids=str)
 def test_allreduce_sums_on_all_ranks_alike(world, dtype):
+    """allreduce and reduce_scatter sum all lengths of a dtype alike on all ranks."""
     world.run_bare(transports.sums, dtype)
     world.run_bare(transports.scattered_sums, dtype)
 
 
 def test_a_receive_that_was_given_up_takes_nothing_any_more(world):
+    """An abandoned receive leaves its buffer as it is; the next one gets the message."""
     assert world.run_bare(transports.given_up_receive)[0] == ([0.0] * 3, [1.0] * 3)
 
 
 def test_a_send_that_nobody_takes_meets_its_deadline_and_holds_nothing_up(world):
+    """A send without a receive times out, and later transfers go on."""
     assert world.run_bare(transports.given_up_send) == [True] * world.size
 
 
 def test_a_wait_past_its_deadline_says_who_waited_for_what(world, tmp_path):
+    """The error of a receive past its deadline names both ranks and the tag."""
     message, *_ = world.run_bare(transports.past_deadline, "receive", tmp_path)
     assert message == "rank 0: receive from rank 1, tag 9, was not done in 0.2 s"
 
@@ -100,6 +108,7 @@ def test_a_wait_past_its_deadline_says_who_waited_for_what(world, tmp_path):
 
 @pytest.mark.parametrize("dtype", AVERAGING, ids=str)
 def test_neighbor_allreduce_of_every_shape(world, dtype):
+    """neighbor_allreduce of every shape, in each dtype, equals the weighted sum of its row."""
     world.run(neighbors.averages_shapes, dtype, SHAPES)
 
 
@@ -114,6 +123,7 @@ def test_neighbor_allreduce_of_every_shape(world, dtype):
     ids=lambda case: case.__name__,
 )
 def test_neighbor_allreduce_with_weights_by_hand(four, case):
+    """neighbor_allreduce is right with weights per call, one-way edges, expanded tensors."""
     four.run(case)
 
 
@@ -124,11 +134,13 @@ def test_integers_are_rounded_half_to_even(world):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_neighbor_allgather_of_rows_in_unequal_numbers(world, dtype):
+    """neighbor_allgather joins rows in unequal numbers in the order of source ranks."""
     world.run(gathering.gathers, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_sums_broadcasts_and_gathers_of_every_shape(world, dtype):
+    """Collectives without averaging are right for every shape in each dtype."""
     world.run(collectives.sums, dtype)
     world.run(collectives.broadcasts, dtype)
     world.run(collectives.gathers, dtype)
@@ -137,6 +149,7 @@ def test_sums_broadcasts_and_gathers_of_every_shape(world, dtype):
 
 @pytest.mark.parametrize("dtype", AVERAGING, ids=str)
 def test_averages_over_all_ranks(world, dtype):
+    """allreduce and reduce_scatter give the mean over all ranks for every shape."""
     world.run(collectives.averages, dtype)
     world.run(scattering.averages, dtype)
 
@@ -145,22 +158,26 @@ def test_averages_over_all_ranks(world, dtype):
     "case", [scattering.into_out, scattering.into_itself], ids=lambda case: case.__name__
 )
 def test_where_a_part_of_a_sum_goes(four, case):
+    """reduce_scatter writes into a tensor given to it, be it a part of its own input."""
     four.run(case)
 
 
 @pytest.mark.parametrize("verb", forms.TENSOR_VERBS)
 def test_all_forms_of_a_verb(four, verb):
+    """Each form of a verb gives the same bits, and frees its input when it is over."""
     four.run(forms.forms_agree, verb, settings=forms.SETTINGS)
     four.run(forms.input_may_change_after, verb, settings=forms.SETTINGS)
 
 
 def test_named_verbs_match_in_whatever_order_ranks_start_and_end_them(world):
+    """Named verbs match by name and use, whatever each rank's order of starts and waits."""
     world.run(handles.any_order, 3, 20)
     world.run(handles.same_name_again)
 
 
 @pytest.mark.parametrize("kind", mismatches.EXPECTED)
 def test_a_mismatch_is_told_on_both_ranks_and_the_world_goes_on(world, kind):
+    """A mismatch raises MismatchError on both ranks, after which verbs work again."""
     for error, message in world.run(mismatches.neighbour_mismatch, kind, "blocking"):
         assert error == "MismatchError"
         assert re.search(mismatches.differs(*mismatches.EXPECTED[kind]), message), message

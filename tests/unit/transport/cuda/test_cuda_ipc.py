@@ -38,6 +38,7 @@ CASES = {
 @on("mpi-2")
 @pytest.mark.parametrize("case", CASES)
 def test_the_contract_of_transports_between_processes(world, case):
+    """``cuda_ipc`` between two processes keeps the contract of transports."""
     told = world.run_bare(over_ipc, case, *CASES[case])
     if case == "given_up_receive":
         assert told[0] == ([0.0] * 3, [1.0] * 3)
@@ -99,6 +100,7 @@ def test_a_lasting_tensor_is_read_where_it_lies_from_the_second_time_on(small):
 
 
 def test_memory_that_cannot_be_shown_is_copied_and_not_tried_again(small, monkeypatch):
+    """Memory whose export fails once is copied for each message and not exported again."""
     both = Pair()
     one, _ = both.transports
     data, tried = torch.randn(1000), []
@@ -115,6 +117,7 @@ def test_memory_that_cannot_be_shown_is_copied_and_not_tried_again(small, monkey
 
 
 def test_a_tensor_that_is_gone_is_let_go_with_the_next_note(small):
+    """Memory freed at the sender is closed at the peer with the next message to it."""
     both = Pair()
     one, other = both.transports
     data = lendable(one, torch.randn(1000))
@@ -133,6 +136,7 @@ def test_a_tensor_that_is_gone_is_let_go_with_the_next_note(small):
 
 
 def test_a_peer_keeps_little_open(small, monkeypatch):
+    """A peer bounds how much memory it keeps open; what it opens again is read right."""
     monkeypatch.setattr("asyncddp.transport.cuda.ipc.importer._MAX_OPEN", 3)
     both = Pair()
     one, other = both.transports
@@ -149,6 +153,7 @@ def test_a_peer_keeps_little_open(small, monkeypatch):
 
 
 def test_the_tensor_is_copied_after_the_work_that_makes_it():
+    """A tensor is copied after what was queued on the compute stream before the send."""
     both, late = Pair(laziness=20), torch.zeros(10)
     both.devices[0].copy(late, torch.ones(10), StreamRole.COMPUTE)
     assert both.exchange(late).tolist() == [1.0] * 10
@@ -204,6 +209,7 @@ def test_no_event_is_recorded_again_before_the_other_side_waits_for_it(small, mo
 
 
 def test_peers_share_one_copy_and_each_lets_it_go():
+    """Several peers read one exported buffer, which is reused once all have let it go."""
     three = Pair(near=(0, 1, 2), size=3)
     data = torch.randn(500)
     for step in range(3):
@@ -216,6 +222,7 @@ def test_peers_share_one_copy_and_each_lets_it_go():
 
 
 def test_what_is_larger_than_a_buffer_comes_in_pieces_through_a_few(small):
+    """A tensor larger than a buffer arrives in pieces through a bounded number of them."""
     both = Pair(laziness=2)
     one, other = both.transports
     data, out = torch.randn(2500), torch.empty(2500)

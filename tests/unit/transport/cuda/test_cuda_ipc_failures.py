@@ -29,6 +29,7 @@ def small(monkeypatch):
 
 
 def test_a_receive_that_was_given_up_takes_no_note():
+    """An abandoned receive takes no message; the next one of its tag gets it."""
     both, kept = Pair(), torch.zeros(3)
     both.transports[1].irecv(kept, 0, 7).abandon()
     assert both.exchange(torch.ones(3), 7).tolist() == [1.0] * 3
@@ -37,6 +38,7 @@ def test_a_receive_that_was_given_up_takes_no_note():
 
 @pytest.mark.parametrize("when", ["before it comes", "once it is here", "in the middle"])
 def test_a_loan_that_nobody_wants_lets_its_lender_go(small, when):
+    """An import that is released or abandoned completes its export, and has no tensor."""
     both = Pair()
     one, other = both.transports
     size = 2500 if when == "in the middle" else 64
@@ -78,6 +80,7 @@ def test_a_dead_peer_keeps_the_buffer_that_it_was_lent():
 
 @pytest.mark.parametrize("what", ["memory", "event"])
 def test_what_cannot_be_opened_is_told_with_the_rank_that_shows_it(monkeypatch, what):
+    """Memory or an event that cannot be opened raises PeerError with its owner's rank."""
     both = Pair()
     one, other = both.transports
 
@@ -92,6 +95,7 @@ def test_what_cannot_be_opened_is_told_with_the_rank_that_shows_it(monkeypatch, 
 
 
 def test_an_answer_that_cannot_be_opened_fails_its_own_transfer(monkeypatch):
+    """A reader's event that cannot be opened raises PeerError from the export it answers."""
     both = Pair()
 
     def fail(_):
@@ -105,6 +109,7 @@ def test_an_answer_that_cannot_be_opened_fails_its_own_transfer(monkeypatch):
 
 
 def test_handles_that_do_not_fit_are_refused():
+    """A message that exceeds its fixed size is refused with that size."""
     with pytest.raises(RuntimeError, match="fit in 4096 bytes, got 5"):
         encode_message(ReadyMessage(0, b"", 0, b"x" * 5000, 0, 0, True, ()))
     with pytest.raises(RuntimeError, match="fit in 512 bytes"):
@@ -112,6 +117,7 @@ def test_handles_that_do_not_fit_are_refused():
 
 
 def test_ranks_whose_gpus_are_out_of_reach_are_staged():
+    """Messages and exports to a rank out of reach are staged and take no export buffer."""
     both, data = Pair(near=()), torch.randn(10)
     one, other = both.transports
     assert torch.equal(both.exchange(data), data)
@@ -126,6 +132,7 @@ def test_ranks_whose_gpus_are_out_of_reach_are_staged():
 
 
 def test_a_wire_serves_one_gpu_of_its_rank():
+    """``for_device`` serves the device that ``cuda_ipc`` was opened for and refuses others."""
     one, _ = Pair().transports
     assert one.for_device(SimulatedStreams()) is one, "what is dropped, is dropped on the host"
     strange = SimulatedStreams()
@@ -135,6 +142,7 @@ def test_a_wire_serves_one_gpu_of_its_rank():
 
 
 def test_parts_of_a_group_are_staged():
+    """A split of ``cuda_ipc`` is ``cuda_staged``."""
     with bf.local_world(2, **DEFAULT_SETTINGS) as world:
         ends = LoopbackTransport.group(2)
         names = world.run(
@@ -195,12 +203,14 @@ TABLE = {
 
 @pytest.mark.parametrize("case", TABLE)
 def test_gpus_are_in_reach_where_both_sides_read_each_other(case):
+    """GPUs have peer access where both read each other's memory on one machine."""
     one, other, expected = TABLE[case]
     assert have_peer_access(one, other) is have_peer_access(other, one) is expected
 
 
 @on("mpi-2")
 def test_ranks_that_share_a_gpu_agree(world):
+    """Two processes on one GPU that ask for ``cuda_ipc`` agree on it and use it."""
     assert world.run_bare(agreed, False) == [("cuda_ipc", {}, "CudaIPCTransport")] * 2
 
 
@@ -212,5 +222,6 @@ def test_a_trial_that_does_not_arrive_as_it_was_sent_keeps_all_ranks_from_the_wi
 
 
 def test_a_trial_that_never_arrives_has_failed():
+    """``verify`` returns False where the peer's trial does not arrive by the timeout."""
     first, _ = LoopbackTransport.group(2)
     assert CudaStagedTransport(first, SimulatedStreams()).verify(timeout=0.05) is False

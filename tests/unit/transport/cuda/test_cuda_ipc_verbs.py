@@ -120,6 +120,7 @@ def goes_around(base):
 
 @on("mpi-4")
 def test_directed_exchanges_under_several_names(world):
+    """Named averages on a directed ring are right though waited for in another order."""
     assert all(world.run_bare(goes_around))
 
 
@@ -138,6 +139,7 @@ def other_verbs(base):
 
 @on("mpi-2")
 def test_other_verbs(world):
+    """Verbs whose tensors are copied or staged are right between two processes."""
     assert all(world.run_bare(other_verbs))
 
 
@@ -164,6 +166,7 @@ def partly_in_reach(base):
 
 @on("mpi-4")
 def test_neighbours_in_reach_and_out_of_it_in_one_average(world):
+    """An average of neighbours in reach and staged ones is right, and all loans end."""
     assert world.run_bare(partly_in_reach) == [True] * 4
 
 
@@ -182,6 +185,7 @@ def disagrees(base):
 
 @on("mpi-2")
 def test_after_a_mismatch_nothing_stays_lent_and_the_world_goes_on(world):
+    """After a MismatchError the next averages are right and all loans end."""
     assert world.run_bare(disagrees) == [True] * 2
 
 
@@ -199,6 +203,7 @@ def transports():
 
 
 def test_a_rank_that_leaves_waits_for_its_readers_but_not_for_long(monkeypatch):
+    """``close`` returns though a reader never comes, and may be called again."""
     monkeypatch.setattr("asyncddp.transport.cuda.ipc.ipc_transport._CLOSE_TIMEOUT", 0.2)
     one, other = transports()
     lent = one.export_tensor(torch.ones(10), {1: 0})[1]

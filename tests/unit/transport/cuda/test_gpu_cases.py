@@ -41,6 +41,7 @@ CASES = [
 
 @pytest.mark.parametrize(("size", "case"), CASES)
 def test_conformance(place, size, case):
+    """A conformance case of the GPU suite passes with tensors on a pretended GPU."""
     LoopbackWorld(size).run(conformance.perform, place, case, settings=case.settings)
 
 
@@ -51,20 +52,24 @@ def ranks():
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 def test_every_verb_gives_what_the_host_gives(place, ranks, dtype, monkeypatch):
+    """Every verb gives on the GPU, for every shape, what it gives on the host."""
     monkeypatch.setattr(cases, "SHAPES", cases.SHAPES[:-1])
     ranks.run(cases.agrees_with_the_host, place, dtype, settings=SETTINGS)
 
 
 @pytest.mark.parametrize("side", [False, True], ids=["its stream", "another stream"])
 def test_verbs_keep_to_the_order_of_the_caller_s_stream(place, ranks, side):
+    """A verb reads what the caller's stream queued before it, and what follows comes after."""
     ranks.run(cases.races, place, 2, side, settings=SETTINGS)
 
 
 def test_the_short_run_for_compute_sanitizer(place):
+    """The program that compute-sanitizer watches runs to its end."""
     short_run.main(place)
 
 
 def test_handles_waited_on_other_streams_and_threads(place, ranks):
+    """A handle may be waited for on another stream or thread than it was started on."""
     ranks.run(cases.waited_elsewhere, place)
 
 
@@ -76,10 +81,12 @@ def test_a_verb_that_keeps_to_no_order_is_found(place, ranks, monkeypatch):
 
 
 def test_a_graph_between_two_verbs(place, ranks):
+    """A replayed graph reads what the verb before it wrote, and the next verb its result."""
     ranks.run(cases.graphed, place, 3)
 
 
 def test_no_verb_makes_the_host_wait(place, ranks):
+    """No verb makes the host wait for the GPU once it is warmed up."""
     seen = {}
 
     @contextmanager
@@ -95,21 +102,25 @@ def test_no_verb_makes_the_host_wait(place, ranks):
 
 @pytest.mark.parametrize("method", cases.METHODS)
 def test_training_equals_that_on_the_host(place, ranks, method):
+    """Each algorithm trains to the same weights on the GPU as on the host."""
     for there, here in ranks.run(cases.trains, place, method, 4):
         torch.testing.assert_close(there, here, rtol=1e-12, atol=1e-14)
 
 
 def test_training_with_unequal_numbers_of_batches(place, ranks):
+    """``join`` with unequal numbers of batches gives the host's weights on the GPU."""
     for there, here in ranks.run(cases.joins, place):
         torch.testing.assert_close(there, here, rtol=1e-12, atol=1e-14)
 
 
 def test_a_rank_on_the_host_beside_one_on_a_gpu_is_named(place, ranks):
+    """Tensors on different device types raise MismatchError with a rank and both devices."""
     for message in ranks.run(cases.mixed_devices, place):
         assert re.search(r"rank \d.* 'x'.*expected a tensor on c\w+, got one on c\w+", message)
 
 
 def test_the_wire_of_threads_is_the_one_that_always_works(place, ranks):
+    """Ranks that are threads use ``cuda_staged``."""
     assert ranks.run(cases.agreed_transport, place) == ["cuda_staged"] * 2
 
 
@@ -118,12 +129,14 @@ def test_the_wire_of_threads_is_the_one_that_always_works(place, ranks):
 
 @on("mpi-2")
 def test_conformance_between_processes(world):
+    """Gossip and handles keep their conformance between processes on a pretended GPU."""
     some = [case for case in conformance.CASES if case.module in ("pair_gossip", "handles")]
     world.run(on_a_pretended_gpu, conformance.perform_all, some, settings=SETTINGS)
 
 
 @on("mpi-2")
 def test_a_case_that_fails_is_named(world):
+    """A failure among several cases names the case in which it happened."""
     wrong = conformance.Case("collectives", "no_such_case")
     with pytest.raises(RanksFailedError, match="collectives-no_such_case: module"):
         world.run(on_a_pretended_gpu, conformance.perform_all, [wrong], settings=SETTINGS)
@@ -133,6 +146,7 @@ def test_a_case_that_fails_is_named(world):
 
 
 def test_the_pretended_gpu_refuses_what_a_gpu_refuses(place):
+    """The pretended GPU refuses tensors of two devices in one operation, and ``numpy()``."""
     with place.there():
         there, here = torch.ones(3), torch.ones(3, device="cpu")
         assert type(there) is Pretended
@@ -145,6 +159,7 @@ def test_the_pretended_gpu_refuses_what_a_gpu_refuses(place):
 
 
 def test_the_pretended_gpu_counts_what_waits_for_it(place):
+    """The pretended GPU counts one wait for each call that reads a value on the host."""
     with place.there():
         x = torch.arange(3.0)
         before = Counter(waits.seen)

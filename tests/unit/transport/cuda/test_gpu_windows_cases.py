@@ -30,10 +30,12 @@ def ranks():
 
 @pytest.mark.parametrize("case", windows_cases.CASES, ids=str)
 def test_conformance(place, case):
+    """A window case of the GPU suite passes with tensors on a pretended GPU."""
     LoopbackWorld(min(case.ranks)).run(conformance.perform, place, case)
 
 
 def test_conformance_by_messages(place, ranks, monkeypatch):
+    """Put, get and accumulate on a pretended GPU hold without shared memory, by messages."""
     monkeypatch.setattr(LoopbackTransport, "window_group", None)
     for case in windows_cases.CASES:
         if case.name in ("put_and_update", "get_after_puts", "accumulate_onto"):
@@ -41,10 +43,12 @@ def test_conformance_by_messages(place, ranks, monkeypatch):
 
 
 def test_windows_keep_to_the_order_of_the_caller_s_stream(place, ranks):
+    """Puts and updates keep to the order of the side stream on which they are called."""
     ranks.run(windows_cases.races, place, 3, True)
 
 
 def test_no_verb_makes_the_host_wait(place, ranks):
+    """None of the nine window calls makes the host wait for the GPU."""
     seen = {}
 
     @contextmanager
@@ -60,5 +64,6 @@ def test_no_verb_makes_the_host_wait(place, ranks):
 
 @pytest.mark.parametrize("method", windows_cases.METHODS)
 def test_training_equals_that_on_the_host(place, ranks, method):
+    """Each one-sided optimizer trains to the same weights on the GPU as on the host."""
     for there, here in ranks.run(windows_cases.trains, place, method, 4):
         torch.testing.assert_close(there, here, rtol=1e-12, atol=1e-14)

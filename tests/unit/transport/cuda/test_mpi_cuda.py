@@ -78,6 +78,7 @@ def transport(laziness=0):
 
 
 def test_mpi_gets_the_tensor_s_own_memory_as_bytes():
+    """MPI is given the tensor's own address and size in bytes, without a copy."""
     sender, _, comm = transport()
     data, out = torch.zeros(7, dtype=torch.bfloat16), torch.zeros(3, dtype=torch.complex64)
     assert sender.isend(data, 1, 5).done()
@@ -89,6 +90,7 @@ def test_mpi_gets_the_tensor_s_own_memory_as_bytes():
 
 
 def test_large_tensors_go_in_pieces_that_c_ints_can_count(monkeypatch):
+    """A tensor longer than a piece goes in consecutive messages that cover it."""
     monkeypatch.setattr(mpi_cuda, "_PIECE", 1000)
     sender, _, comm = transport()
     data = torch.zeros(2500, dtype=torch.uint8)
@@ -116,6 +118,7 @@ def test_mpi_reads_nothing_before_the_work_that_makes_it_has_ended():
 
 
 def test_messages_start_in_their_order():
+    """Messages that wait for queued work start in the order of their sends."""
     sender, streams, comm = transport(laziness=3)
     scratch = torch.zeros(1)
     for tag in range(4):
@@ -127,6 +130,7 @@ def test_messages_start_in_their_order():
 
 
 def test_a_receive_that_was_given_up_before_it_began_never_begins():
+    """A receive abandoned before its event has completed is never posted to MPI."""
     receiver, streams, comm = transport(laziness=1)
     streams.copy(torch.zeros(1), torch.ones(1), StreamRole.COMPUTE)
     arriving = receiver.irecv(torch.zeros(4), 1, 0)
@@ -137,6 +141,7 @@ def test_a_receive_that_was_given_up_before_it_began_never_begins():
 
 
 def test_what_mpi_refuses_is_an_error_of_ours():
+    """An MPI exception at the start of a message is raised as PeerError with its text."""
     sender, _, comm = transport()
 
     def refuse(*_):
@@ -159,6 +164,7 @@ def test_collectives_are_staged():
 
 @pytest.mark.parametrize("name", sorted(mpi_cuda._DISABLING_VARIABLES))
 def test_a_variable_that_turns_it_off_wins(name):
+    """CUDA support is False where a variable of an MPI library turns it off."""
     assert query_cuda_support({name: "0"}) is False
 
 
@@ -179,12 +185,14 @@ class Answers:
 @pytest.mark.parametrize("name", ["MPIX_Query_cuda_support", "MPIX_GPU_query_support"])
 @pytest.mark.parametrize("answer", [0, 1])
 def test_the_library_is_asked(monkeypatch, name, answer):
+    """CUDA support is what the loaded MPI library's query function says."""
     monkeypatch.setattr(mpi_cuda, "_loaded_mpi_libraries", lambda: ["/lib/libmpi.so.40"])
     monkeypatch.setattr(mpi_cuda.ctypes, "CDLL", lambda path: Answers(name, answer))
     assert query_cuda_support({}) is bool(answer)
 
 
 def test_a_library_that_says_nothing_is_not_believed(monkeypatch):
+    """CUDA support is None where no loaded library has a function to ask."""
     monkeypatch.setattr(mpi_cuda, "_loaded_mpi_libraries", lambda: ["/lib/libmpi.so.12"])
     monkeypatch.setattr(mpi_cuda.ctypes, "CDLL", lambda path: Answers("", 0))
     assert query_cuda_support({}) is None
@@ -215,6 +223,7 @@ CASES = {
 @on("mpi-2")
 @pytest.mark.parametrize("case", CASES)
 def test_a_real_mpi_library_carries_it(world, case):
+    """``mpi_cuda`` over a real MPI library keeps the contract of transports."""
     told = world.run_bare(over_mpi_cuda, case, *CASES[case])
     if case == "given_up_receive":
         assert told[0] == ([0.0] * 3, [1.0] * 3)
@@ -231,6 +240,7 @@ def agreed(base, mpi_cuda_says, wanted):
 
 @on("mpi-2")
 def test_ranks_agree_on_a_wire_and_use_it(world):
+    """Ranks use the first transport on the list that all can; a refused one has its reason."""
     told = world.run_bare(agreed, True, "mpi_cuda")
     assert told == [("mpi_cuda", {}, "mpi_cuda")] * 2
     reason = "the MPI library of rank 0 and rank 1 does not say that it takes GPU memory"
@@ -250,6 +260,7 @@ def agreed_mixed(base):
 
 @on("mpi-2")
 def test_a_rank_without_a_gpu_is_named_at_the_start(world):
+    """Ranks of which one has no GPU get MismatchError that says who has what."""
     for told in world.run_bare(agreed_mixed):
         assert told.startswith("rank 0 has tensors on cpu and rank 1 has tensors on cuda")
 
@@ -258,22 +269,27 @@ def test_a_rank_without_a_gpu_is_named_at_the_start(world):
 
 
 def test_wires_are_named_with_commas_or_all_at_once():
+    """A list names transports in order; ``auto`` is all of them but ``cuda_staged``."""
     assert parse_transport_names("mpi_cuda,cuda_staged") == ("mpi_cuda", "cuda_staged")
     assert set(parse_transport_names("auto")) == set(DEVICE_TRANSPORTS) - {"cuda_staged"}
 
 
 @pytest.mark.parametrize("text", ["mpi-cuda", "cuda_staged,tcp", "", ","])
 def test_a_wire_that_there_is_not_is_told_with_those_that_there_are(text):
+    """An unknown or empty name raises UnknownNameError with the variable and all names."""
     known = "ASYNCDDP_DEVICE_WIRES: expected auto, or some of cuda_ipc, cuda_staged, mpi_cuda, nc"
     with pytest.raises(UnknownNameError, match=re.escape(known)):
         parse_transport_names(text)
 
 
 def test_a_rank_without_gpus_says_so():
+    """Without a visible GPU a rank's capabilities are the defaults of a CPU."""
     assert detect_capabilities(3, 1, 0) == DeviceCapabilities(3, 1)
 
 
 def test_a_rank_says_which_gpu_it_would_use(monkeypatch):
+    """Capabilities hold the UUID of the rank's GPU and of those that it reaches."""
+
     class Properties:
         def __init__(self, index):
             self.uuid = f"uuid of GPU {index}"
@@ -289,6 +305,7 @@ def test_a_rank_says_which_gpu_it_would_use(monkeypatch):
 
 
 def test_a_gpu_of_which_no_name_is_known_is_not_reached(monkeypatch):
+    """A GPU without a UUID is not listed as reached, though torch gives access."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: object())
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: True)
@@ -304,18 +321,21 @@ def in_a_world():
 
 @on("mpi-2")
 def test_a_world_without_gpus_comes_up_whatever_is_asked_for(world):
+    """A world without GPUs comes up with ``cuda_staged`` though ``mpi_cuda`` is asked for."""
     told = world.run(in_a_world, settings={"device_wires": "mpi_cuda"})
     assert told == [("cuda_staged", "cuda_staged")] * 2
 
 
 @on("mpi-2")
 def test_a_wire_that_there_is_not_ends_init_on_all_ranks(world):
+    """``init`` with an unknown transport name raises UnknownNameError on every rank."""
     for outcome in world.outcomes(in_a_world, settings={"device_wires": "smoke"}):
         assert outcome.error == "UnknownNameError"
         assert "expected auto, or some of cuda_ipc, cuda_staged, mpi_cuda" in outcome.message
 
 
 def test_ranks_that_are_threads_stage():
+    """Ranks that are threads use ``cuda_staged`` whatever is asked for, with no refusals."""
     config = Config.from_environment({"ASYNCDDP_DEVICE_WIRES": "mpi_cuda"})
     choice = negotiate_from_config(LoopbackTransport.group(2)[0], config, machine=0, local_rank=0)
     assert (choice.transport, dict(choice.refused)) == ("cuda_staged", {})
@@ -349,6 +369,7 @@ def verbs_over(base, names, taken, dtype, machines=1):
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_verbs_between_processes(world, transport, name, dtype):
+    """Verbs use the agreed transport between processes, and are right over it."""
     assert world.run_bare(verbs_over, transport, transport, dtype) == [{name}] * 2
 
 

@@ -65,6 +65,7 @@ def short_integers(transport):
 
 
 def test_what_nccl_has_not_is_staged():
+    """Sums of int16, which NCCL lacks, are right and call nothing of NCCL but its warm-up."""
     world = NcclWorld(2)
     assert world.run_bare(short_integers) == [([3] * 4, [6] * 2)] * 2
     warming = [kinds for _, kinds in world.nccl.groups]
@@ -93,6 +94,7 @@ def parts(transport):
 
 
 def test_a_part_has_a_communicator_of_its_own_and_a_rank_that_is_alone_stages():
+    """A split has its own communicator; one of a single rank is ``cuda_staged``."""
     world = NcclWorld(4)
     assert world.run_bare(parts) == [("nccl", 3.0)] * 3 + [("cuda_staged", 1.0)]
     made = [[comm.group.size for comm in world.nccl.modules[rank].made] for rank in range(4)]
@@ -110,6 +112,7 @@ def alone(cupy=14):
 
 
 def test_an_error_that_nccl_reports_later_is_raised_by_whoever_waits(monkeypatch):
+    """An asynchronous NCCL error aborts the communicator and fails this and later calls."""
     transport, comm = alone()
     monkeypatch.setattr(transport.streams, "step", lambda: None)
     under_way = transport.iallreduce(torch.ones(2))
@@ -135,6 +138,7 @@ def test_a_collective_past_its_deadline_aborts_the_communicator(monkeypatch):
 
 
 def test_a_call_that_nccl_refuses_is_an_error_of_ours():
+    """An NCCL call that fails at once raises PeerError that names the collective."""
     transport, comm = alone()
 
     def refuse(*_):
@@ -146,6 +150,7 @@ def test_a_call_that_nccl_refuses_is_an_error_of_ours():
 
 
 def test_two_ranks_on_one_gpu_are_explained():
+    """A communicator refused as invalid usage raises EnvironmentProblem that says why."""
     (end,), nccl = LoopbackTransport.group(1), FakeNccl(LateDevice())
     door = nccl.library(0)
 
@@ -162,6 +167,7 @@ def test_two_ranks_on_one_gpu_are_explained():
 
 
 def test_a_wire_serves_the_gpu_of_its_communicator():
+    """``for_device`` serves the communicator's GPU and the host, and refuses other GPUs."""
     transport, _ = alone()
     assert transport.for_device(SimulatedStreams()) is transport
     transport.streams.device = torch.device("cuda", 0)
@@ -175,6 +181,7 @@ def test_a_wire_serves_the_gpu_of_its_communicator():
 
 
 def test_closing_gives_the_communicator_back_once():
+    """Closing destroys an idle communicator; closing again does nothing."""
     transport, comm = alone()
     done = transport.iallreduce(torch.ones(3))
     while not done.done():
@@ -187,6 +194,7 @@ def test_closing_gives_the_communicator_back_once():
 
 
 def test_closing_aborts_what_is_under_way(monkeypatch):
+    """Closing with a collective under way aborts the communicator."""
     transport, comm = alone()
     monkeypatch.setattr(transport.streams, "step", lambda: None)
     transport.iallreduce(torch.ones(2))
@@ -216,6 +224,7 @@ def with_cupy(monkeypatch, *, available=True, version=22703):
 
 
 def test_without_cupy_the_error_says_what_to_install(monkeypatch):
+    """Without cupy the library raises EnvironmentProblem with the pip command."""
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setitem(sys.modules, "cupy.cuda", None)
     with pytest.raises(EnvironmentProblem, match=re.escape("pip install 'cupy-cuda12x>=13.6'")):
@@ -225,6 +234,7 @@ def test_without_cupy_the_error_says_what_to_install(monkeypatch):
 
 @pytest.mark.parametrize("available", [True, False])
 def test_versions_are_those_of_cupy_and_of_the_nccl_that_it_has_loaded(monkeypatch, available):
+    """The versions are cupy's and its NCCL's; a cupy without NCCL is an error when used."""
     with_cupy(monkeypatch, available=available)
     assert versions() == ("13.6.0", 22703 if available else None)
     if not available:
@@ -265,6 +275,7 @@ def test_a_stream_is_nobody_else_s_blocks_nothing_and_is_kept(monkeypatch):
 
 @pytest.mark.parametrize("set_before", [None, "32"])
 def test_channels_are_limited_unless_the_user_has_said_how_many(monkeypatch, set_before):
+    """NCCL's channels are limited to 8 unless the environment sets their number."""
     monkeypatch.setenv("NCCL_MAX_P2P_NCHANNELS", set_before or "")
     if set_before is None:
         monkeypatch.delenv("NCCL_MAX_P2P_NCHANNELS")
@@ -306,6 +317,8 @@ MAPS = """
 def test_two_nccl_libraries_in_one_process_are_doubted(
     tmp_path, monkeypatch, more, wheel, nccl, words
 ):
+    """Two loaded NCCL files, or another version than the wheel's, are told; else nothing."""
+
     def version(name):
         if wheel is None or name != "nvidia-nccl-cu12":
             raise PackageNotFoundError(name)

@@ -62,6 +62,7 @@ def ask(monkeypatch, size, *, wanted=("nccl",), doubt=""):
 
 
 def test_a_machine_s_ranks_get_a_communicator_of_their_own_and_a_rank_alone_stages(monkeypatch):
+    """Ranks of one machine sum by their own communicator; a lone rank stages there."""
     told, made = ask(monkeypatch, 3)
     assert told[:2] == [("nccl", ["nccl", "nccl"], [3.0, 2.0])] * 2
     assert told[2] == ("nccl", ["nccl", "cuda_staged"], [3.0, 1.0])
@@ -70,6 +71,7 @@ def test_a_machine_s_ranks_get_a_communicator_of_their_own_and_a_rank_alone_stag
 
 
 def test_a_part_in_which_the_trial_fails_is_staged(monkeypatch, caplog):
+    """Where only a machine's trial fails, its sums are staged with a warning."""
     true = DeviceTransport.verify
 
     def fails(self, timeout, *, messages=True):
@@ -82,6 +84,7 @@ def test_a_part_in_which_the_trial_fails_is_staged(monkeypatch, caplog):
 
 
 def test_a_wire_whose_trial_fails_is_given_back(monkeypatch, caplog):
+    """Where the trial fails, NCCL's communicators are destroyed and ranks stage."""
     monkeypatch.setattr(DeviceTransport, "verify", lambda *_, **__: False)
     told, made = ask(monkeypatch, 2)
     assert told == [("cuda_staged", ["cuda_staged", "cuda_staged"], [2.0, 2.0])] * 2
@@ -91,6 +94,7 @@ def test_a_wire_whose_trial_fails_is_given_back(monkeypatch, caplog):
 
 @pytest.mark.parametrize("wanted", ["nccl", "cuda_staged"])
 def test_two_libraries_of_nccl_are_warned_of_by_the_rank_that_has_them(monkeypatch, caplog, wanted):
+    """A rank's doubt about its NCCL is logged by that rank once, if NCCL is asked for."""
     with caplog.at_level(logging.WARNING, "asyncddp"):
         ask(monkeypatch, 2, wanted=(wanted,), doubt="this process has loaded several")
     words = ["rank 1: this process has loaded several"] if wanted == "nccl" else []
@@ -98,6 +102,7 @@ def test_two_libraries_of_nccl_are_warned_of_by_the_rank_that_has_them(monkeypat
 
 
 def test_the_doctor_says_so_too():
+    """The doctor adds a doubt about NCCL to its row, whether or not it is asked for."""
     strange = DeviceCapabilities(
         0, device="cuda", gpu="a", cupy="13", nccl=22703, doubt="two are loaded"
     )
@@ -132,4 +137,5 @@ def between_processes(base, seed):
 @on("mpi-2")
 @pytest.mark.parametrize("seed", range(2))
 def test_messages_between_processes(world, seed):
+    """Messages by NCCL and verbs are right between processes; communicators are destroyed."""
     assert world.run_bare(between_processes, seed) == [(True, {"destroy"})] * 2

@@ -90,6 +90,7 @@ def told(transfer):
 
 @pytest.mark.parametrize("sender", [0, 1])
 def test_sizes_that_differ_are_told_on_both_sides_and_the_next_message_goes(sender):
+    """Unequal sizes raise one MismatchError on both ranks; the next message of the tag goes."""
     two, out = Two().open(), torch.zeros(3)
     sending = two.send(sender, torch.ones(2), 7)
     arriving = two.receive(1 - sender, out, 7)
@@ -108,6 +109,7 @@ def test_sizes_that_differ_are_told_on_both_sides_and_the_next_message_goes(send
 
 @pytest.mark.parametrize("receiver", [0, 1])
 def test_a_receive_that_was_given_up_in_time_takes_nothing(receiver):
+    """A receive abandoned before its match takes nothing; the next one gets the message."""
     two, forgotten, out = Two().open(), torch.zeros(3), torch.zeros(3)
     two.receive(receiver, forgotten).abandon()
     for _ in range(100):
@@ -135,6 +137,7 @@ def test_a_receive_that_is_given_up_when_its_sender_has_begun_is_dropped():
 
 @pytest.mark.parametrize("sender", [0, 1])
 def test_a_send_that_was_given_up_goes_all_the_same(sender):
+    """An abandoned send is still received."""
     two, out = Two().open(), torch.zeros(3)
     two.send(sender, torch.ones(3)).abandon()
     arriving = two.receive(1 - sender, out)
@@ -144,6 +147,7 @@ def test_a_send_that_was_given_up_goes_all_the_same(sender):
 
 @pytest.mark.parametrize("receiver", [0, 1])
 def test_a_receive_that_is_given_up_on_the_device_ends_the_pair_with_words(receiver, monkeypatch):
+    """Abandoning a launched receive aborts both communicators and fails the pair for good."""
     two = Two().open()
     monkeypatch.setattr(two.nccl.device, "step", lambda: None)
     sending, arriving = (
@@ -167,6 +171,7 @@ def test_a_receive_that_is_given_up_on_the_device_ends_the_pair_with_words(recei
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_that_nccl_reports_later_is_told_on_both_sides(rank, monkeypatch):
+    """An asynchronous error aborts both communicators and fails all transfers of the pair."""
     two = Two().open()
     monkeypatch.setattr(two.nccl.device, "step", lambda: None)
     waiting = two.receive(1, torch.zeros(3), 9)
@@ -181,6 +186,7 @@ def test_an_error_that_nccl_reports_later_is_told_on_both_sides(rank, monkeypatc
 
 
 def test_a_call_that_nccl_refuses_is_told_on_both_sides():
+    """A launch that fails on one rank fails the transfer on both, and aborts the pair."""
     two = Two().open()
 
     def refuse(*_):
@@ -195,6 +201,7 @@ def test_a_call_that_nccl_refuses_is_told_on_both_sides():
 
 
 def test_a_communicator_that_nccl_does_not_open_is_told_on_both_sides():
+    """A communicator that does not open fails both transfers with its reason and advice."""
     two = Two()
 
     def refuse(*_):
@@ -210,6 +217,7 @@ def test_a_communicator_that_nccl_does_not_open_is_told_on_both_sides():
 
 @pytest.mark.parametrize("rooms", [(0, 1), (1, 0), (0, 0)])
 def test_a_pair_without_room_on_one_side_is_staged_in_order(rooms):
+    """A pair stages, in order, where either side's budget is spent, and keeps no budget."""
     two, outs = Two(rooms), [torch.zeros(1) for _ in range(4)]
     two.receive(1, torch.zeros(1), 9).abandon()
     sends = [two.send(0, torch.full((1,), k)) for k in (0.0, 1.0)]
@@ -226,6 +234,7 @@ def test_a_pair_without_room_on_one_side_is_staged_in_order(rooms):
 
 
 def test_closing_aborts_what_is_under_way(monkeypatch):
+    """Closing a pair with transfers on the device aborts both communicators, once."""
     two = Two().open()
     monkeypatch.setattr(two.nccl.device, "step", lambda: None)
     sending, arriving = two.send(0, torch.ones(3)), two.receive(1, torch.ones(3))
@@ -235,6 +244,7 @@ def test_closing_aborts_what_is_under_way(monkeypatch):
 
 
 def test_closing_does_not_wait_for_a_peer_that_never_opens():
+    """Closing does not wait for an opening communicator, which is aborted once it is open."""
     two = Two()
     arriving = two.receive(1, torch.zeros(3))
     two.until(lambda: two.nccl._identities, 0)  # the leader has begun to open
@@ -251,6 +261,7 @@ def test_closing_does_not_wait_for_a_peer_that_never_opens():
 
 
 def test_what_takes_too_long_is_left_to_its_thread():
+    """``run_in_threads`` returns at its timeout and leaves calls that still run."""
     forever = threading.Event()
     begun = time.monotonic()
     run_in_threads([forever.wait, forever.wait, lambda: None], timeout=0.1)
@@ -263,6 +274,7 @@ def test_what_takes_too_long_is_left_to_its_thread():
     [(132, None, 8), (132, "16", 4), (132, "many", 8), (20, None, 1), (4, None, 1)],
 )
 def test_pairs_take_half_of_a_gpu_at_most(processors, channels, expected, monkeypatch):
+    """Pairs' channels take at most half of a GPU, but one communicator may always open."""
     monkeypatch.delenv("NCCL_MAX_P2P_NCHANNELS", raising=False)
     if channels is not None:
         monkeypatch.setenv("NCCL_MAX_P2P_NCHANNELS", channels)

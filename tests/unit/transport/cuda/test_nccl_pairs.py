@@ -69,6 +69,7 @@ def at_random(transport, seed):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_messages_of_all_tags_dtypes_and_sizes_in_random_orders(seed):
+    """Messages between 4 ranks arrive right whatever order each begins them in."""
     world = NcclWorld(4, seed)
     assert sum(world.run_bare(at_random, seed)) == 2 * sum(map(len, plan(4, seed).values()))
     assert {kind for _, kinds in world.nccl.groups for kind in kinds} >= {"send", "recv"}
@@ -98,6 +99,7 @@ def exchange(transport, ways):
 
 
 def test_an_exchange_both_ways_is_one_group(monkeypatch):
+    """A send each way between two ranks is one NCCL group on each of them."""
     monkeypatch.setattr(nccl_sides, "_GROUPING_DELAY", 5.0)
     world = NcclWorld(2)
     (one, _), (two, _) = world.run_bare(exchange, (0, 1))
@@ -109,6 +111,7 @@ def test_an_exchange_both_ways_is_one_group(monkeypatch):
 
 @pytest.mark.parametrize("sender", [0, 1])
 def test_what_goes_one_way_waits_for_nothing(sender, monkeypatch):
+    """A message one way is launched alone, without the delay that groups both ways."""
     monkeypatch.setattr(nccl_sides, "_GROUPING_DELAY", 60.0)
     world = NcclWorld(2)
     results = world.run_bare(exchange, (sender,))
@@ -125,6 +128,7 @@ def nothing(transport):
 
 
 def test_no_bytes_take_no_call_of_nccl():
+    """Empty messages complete without an NCCL call beyond the one that connects the pair."""
     world = NcclWorld(2)
     world.run_bare(nothing)
     assert [kinds for _, kinds in world.nccl.groups if "send" in kinds] == [["send", "recv"]] * 2, (
@@ -141,6 +145,7 @@ def to_itself(transport):
 
 
 def test_a_rank_sends_to_itself():
+    """A rank receives what it sends to itself."""
     assert NcclWorld(2).run_bare(to_itself) == [[1.0] * 3] * 2
 
 
@@ -159,6 +164,7 @@ def late(transport):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_messages_come_after_the_work_that_was_queued_before_them(seed):
+    """A message carries what the work queued before it makes, though that ends later."""
     assert NcclWorld(2, seed).run_bare(late) == [2.0, 1.0]
 
 
@@ -175,4 +181,5 @@ def dropped(transport):
 
 
 def test_what_is_received_elsewhere_is_dropped():
+    """A receive into no device of NCCL's drops its message, and the next arrives right."""
     assert NcclWorld(2).run_bare(dropped)[1] == [2.0] * 4

@@ -79,6 +79,7 @@ CIRCLE = [(0, 1), (1, 2), (2, 0)]
 
 
 def test_messages_arrive_once_both_have_entered():
+    """In the stand-in a group ends only once both ranks have launched theirs."""
     ranks = Ranks(2).connect((0, 1))
     event, into = ranks.enter(0, 1)
     for _ in range(100):
@@ -87,12 +88,14 @@ def test_messages_arrive_once_both_have_entered():
 
 
 def test_streams_of_their_own_make_any_order_good():
+    """With a stream per pair, three ranks may launch their groups in circular order."""
     ranks = Ranks(3).connect(*CIRCLE)
     orders = [[(0, 1), (0, 2)], [(1, 2), (1, 0)], [(2, 0), (2, 1)]]
     assert len(ranks.finish([ranks.enter(*pair) for order in orders for pair in order])) == 6
 
 
 def test_ranks_that_wait_in_a_circle_through_one_stream_are_found():
+    """The stand-in reports a deadlock of groups on one stream for each rank."""
     ranks = Ranks(3, streams="one for each rank").connect(*CIRCLE)
     orders = [[(0, 1), (0, 2)], [(1, 2), (1, 0)], [(2, 0), (2, 1)]]
     events = [ranks.enter(*pair) for order in orders for pair in order]
@@ -101,6 +104,7 @@ def test_ranks_that_wait_in_a_circle_through_one_stream_are_found():
 
 
 def test_ranks_that_wait_in_a_circle_for_room_are_found():
+    """The stand-in reports a deadlock of groups for want of room on the devices."""
     ranks = Ranks(3, room=1).connect(*CIRCLE)
     for rank in range(3):
         ranks.enter(rank, (rank + 1) % 3)
@@ -112,6 +116,7 @@ def test_ranks_that_wait_in_a_circle_for_room_are_found():
 
 
 def test_sizes_that_do_not_fit_are_found():
+    """The stand-in reports a send and a receive of unequal size."""
     ranks = Ranks(2).connect((0, 1))
     events = [ranks.enter(0, 1, sent=4), ranks.enter(1, 0, taken=3)]
     with pytest.raises(AssertionError, match="sends and receives do not fit"):
@@ -119,12 +124,14 @@ def test_sizes_that_do_not_fit_are_found():
 
 
 def test_memory_of_which_the_stream_was_not_told_is_found():
+    """The stand-in reports memory given to a call without ``record_stream``."""
     ranks = Ranks(2).connect((0, 1))
     with pytest.raises(AssertionError, match="memory that its stream does not hold"):
         ranks.enter(0, 1, held=False)
 
 
 def test_a_first_exchange_that_holds_up_a_thread_with_other_things_to_do_is_found():
+    """The stand-in reports a connecting exchange that blocks a thread not made for it."""
     ranks = Ranks(2).connect((0, 1))
     ranks.comms[0, 1].group.connected.clear()
     with pytest.raises(AssertionError, match="connecting messages holds up the thread MainThread"):
@@ -132,6 +139,7 @@ def test_a_first_exchange_that_holds_up_a_thread_with_other_things_to_do_is_foun
 
 
 def test_what_torch_does_on_a_late_stream_is_late():
+    """Operations on a late stream take effect only once its event is asked for often enough."""
     device, x = LateDevice(), torch.ones(2)
     with device.stream(1)():
         x.mul_(3)
@@ -147,6 +155,7 @@ def test_what_torch_does_on_a_late_stream_is_late():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_offers_of_one_line_meet_in_order_whatever_came_between(seed):
+    """Requests of one direction and tag match in order; a cancelled one never does."""
     draw, book, numbers = random.Random(seed), MatchTable(), (count(), count())
     begun = {(side, sends, tag): [] for side in (0, 1) for sends in (0, 1) for tag in range(3)}
     met, gone = [], set()
@@ -176,6 +185,7 @@ def test_offers_of_one_line_meet_in_order_whatever_came_between(seed):
 
 
 def test_nobody_waits_for_the_other_way_where_nothing_is_expected():
+    """Matches are one way only where the leader has a request the other way left."""
     book = MatchTable()
     book.add_local(RequestDescriptor(0, True, 1, 8))
     book.add_remote(RequestDescriptor(0, False, 1, 8))

@@ -151,6 +151,7 @@ def test_one_piece_is_in_each_stage_at_a_time():
 
 
 def test_a_copy_is_followed_by_its_event_on_the_same_queue():
+    """Each copy to or from the device is followed at once by an event on its stream."""
     log = []
     data = torch.zeros(50, dtype=torch.uint8)
     transfer, streams, carried = staged(log, read=data, write=data)
@@ -165,6 +166,7 @@ def test_a_copy_is_followed_by_its_event_on_the_same_queue():
 
 
 def test_pieces_are_carried_in_their_order_though_a_later_one_is_read_first():
+    """A piece read early is transferred only after those before it."""
     log = []
     transfer, streams, carried = staged(log, read=torch.zeros(200, dtype=torch.uint8))
     transfer.done()
@@ -177,6 +179,7 @@ def test_pieces_are_carried_in_their_order_though_a_later_one_is_read_first():
 
 
 def test_a_transfer_that_has_no_turn_reads_and_does_not_carry():
+    """A request before its turn reads its pieces but starts no transfer of them."""
     log = []
     transfer, streams, carried = staged(log, read=torch.zeros(10, dtype=torch.uint8), free=False)
     transfer.done()
@@ -197,6 +200,7 @@ def test_a_transfer_that_has_no_turn_reads_and_does_not_carry():
     ],
 )
 def test_the_stages_follow_from_what_is_read_and_written(read, write, stages):
+    """A plan always transfers, and reads or writes only where it has bytes for it."""
     side = torch.zeros(1, dtype=torch.uint8)
     plan = StagingPlan(side if read else None, side if write else None, 1, lambda *_: None, "line")
     assert plan.stages == stages
@@ -242,6 +246,7 @@ def test_a_piece_of_several_parts_is_the_same_columns_of_each():
 
 
 def test_what_fails_on_the_wire_is_raised_by_its_own_transfer_alone():
+    """An error ends its own request, whose other pieces are abandoned, and no other."""
     log = []
     first, _, _ = staged(log, write=torch.zeros(10, dtype=torch.uint8))
     first.done()
@@ -261,6 +266,7 @@ def test_what_fails_on_the_wire_is_raised_by_its_own_transfer_alone():
 
 
 def test_buffers_of_what_was_given_up_are_not_used_again():
+    """Abandoning a request abandons its transfers and copies nothing to the device."""
     log = []
     transfer, _, carried = staged(log, write=torch.zeros(200, dtype=torch.uint8))
     transfer.done()
@@ -296,6 +302,7 @@ def test_a_transfer_comes_after_the_work_that_was_queued_before_it():
 
 
 def test_memory_that_is_received_into_is_not_written_before_the_work_queue_has_done_with_it():
+    """A receive writes after the compute stream's event, and ends with its own copy's."""
     log = []
     streams = RecordedStreams(log)
     one, other = pair(streams)
@@ -359,6 +366,7 @@ def test_collectives_after_one_that_was_given_up_before_it_began_fail_in_words()
 
 
 def test_there_is_one_wire_for_each_device_and_transport():
+    """Each pair of host transport and device has one device transport, made once."""
     first, second = LoopbackTransport.group(2)
     streams = SimulatedStreams()
     assert device_transport_for(first, streams) is device_transport_for(first, streams)
