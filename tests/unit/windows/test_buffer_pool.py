@@ -31,6 +31,7 @@ def arena():
 
 @pytest.mark.parametrize("shape", [SMALL, LARGE, ()])
 def test_a_buffer_is_used_again_once_nobody_needs_it(arena, shape):
+    """A buffer is reused once it is neither held nor in use by an edge."""
     pool, edge = BufferPool(arena, shape, torch.float32), Busy()
     pool.edges = [edge]
     first = pool.acquire_buffer()
@@ -55,6 +56,7 @@ def test_small_tensors_share_an_open_file(arena):
 
 
 def test_memory_is_given_back_when_a_pool_is_closed(arena):
+    """The memory of a closed pool serves the next pool of that shape."""
     for shape in (SMALL, LARGE):
         places = set()
         for _ in range(5):
@@ -69,6 +71,7 @@ def test_memory_is_given_back_when_a_pool_is_closed(arena):
 
 
 def test_what_is_still_held_is_not_given_back(arena):
+    """Closing a pool frees its buffers but those that are still held."""
     pool = BufferPool(arena, SMALL, torch.float32)
     held, other = pool.acquire_buffer(), pool.acquire_buffer()
     free = other.place
@@ -81,12 +84,14 @@ def test_what_is_still_held_is_not_given_back(arena):
 
 
 def test_without_peers_on_this_machine_memory_is_ordinary():
+    """A pool without an arena gives private tensors, which have no handle."""
     pool = BufferPool(None, SMALL, torch.float16)
     assert pool.acquire_buffer().place is None
     assert pool.acquire_buffer().tensor.dtype == torch.float16
 
 
 def test_no_more_shared_memory_is_an_error(arena, monkeypatch):
+    """A buffer that cannot be had in shared memory raises OSError that says so."""
     monkeypatch.setattr(arena, "empty", lambda shape, dtype: torch.empty(shape, dtype=dtype))
     pool = BufferPool(arena, LARGE, torch.float32)
     with pytest.raises(OSError, match="no more memory can be shared with the ranks of this mach"):

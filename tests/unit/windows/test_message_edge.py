@@ -60,6 +60,7 @@ def transport():
 
 
 def test_while_one_is_under_way_a_later_put_takes_the_place_of_what_waits(transport):
+    """While a put is under way only the newest waits, and goes once the first has arrived."""
     for value in range(1, 6):
         assert transport.write(PUT, float(value)) == value
     assert transport.next() == (7, PUT, [1.0, 1.0], 0.0, 1)
@@ -76,6 +77,7 @@ def test_while_one_is_under_way_a_later_put_takes_the_place_of_what_waits(transp
 
 
 def test_a_later_sum_is_added_to_what_waits(transport):
+    """While a message is under way accumulates are summed into the one that waits."""
     transport.write(ADD, 1.0, p=0.5)
     for value in (2.0, 3.0, 4.0):
         transport.write(ADD, value, p=0.25, weight=2.0)
@@ -101,6 +103,7 @@ def received(*letters, told=None):
 
 
 def test_the_reader_sums_what_was_not_taken():
+    """The reader sums accumulates since the last take, tells what it took, and counts p."""
     told = []
     box = received((ADD, 1.0, 0.1), (ADD, 2.0, 0.2), told=told)
     shown = box.take()
@@ -116,6 +119,7 @@ def test_the_reader_sums_what_was_not_taken():
 
 
 def test_a_put_at_the_reader_takes_the_place_of_all():
+    """At the reader a put replaces what came before it; later accumulates add to it."""
     box = received((ADD, 1.0, 0.1), (PUT, 2.0, 0.2), (ADD, 4.0, 0.0))
     shown = box.look()
     assert (shown.tensor.tolist(), shown.floor, shown.version) == ([6.0, 6.0], 2, 3)

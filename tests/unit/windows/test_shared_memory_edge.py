@@ -64,12 +64,14 @@ def values(shown):
 
 
 def test_nothing_is_there_before_the_first_version(edge):
+    """Before the first version a reader gets None, and version, clock and taken are 0."""
     assert edge.inlet.look() is None
     assert edge.inlet.take() is None
     assert (edge.inlet.version(), edge.inlet.clock(), edge.inlet.taken) == (0, 0, 0)
 
 
 def test_a_put_takes_the_place_of_all_before_it(edge):
+    """A reader sees the last put alone, with its own p and clock."""
     for number, value in enumerate((3.0, 4.0, 5.0), start=1):
         assert edge.write("put", value, p=value / 2, clock=10 * number) == number
     shown = edge.inlet.look()
@@ -80,6 +82,7 @@ def test_a_put_takes_the_place_of_all_before_it(edge):
 
 
 def test_what_is_added_is_summed_until_it_is_taken(edge):
+    """Accumulates are summed with their weights and p until a take, which empties the edge."""
     edge.write("add", 1.0, p=0.5, weight=2.0)
     edge.write("add", 3.0, p=0.25, weight=0.5)
     assert edge.outlet.has_unread()
@@ -97,6 +100,7 @@ def test_what_is_added_is_summed_until_it_is_taken(edge):
 
 
 def test_what_is_added_to_a_put_is_added_to_it_alone(edge):
+    """An accumulate after a put adds to the put, and not to what came before it."""
     edge.write("add", 1.0)
     edge.write("put", 2.0)
     edge.write("add", 4.0)
@@ -106,6 +110,7 @@ def test_what_is_added_to_a_put_is_added_to_it_alone(edge):
 
 
 def test_what_is_held_stays_as_it_is(edge):
+    """A version that the reader holds keeps its values, and three buffers suffice."""
     edge.write("put", 1.0)
     shown = edge.inlet.look()
     for value in range(2, 50):
@@ -125,12 +130,14 @@ def test_buffers_are_used_again(edge):
 
 
 def test_the_reader_tells_that_it_looks(edge):
+    """``reader_gets`` is True at the writer once the reader has announced gets."""
     assert not edge.outlet.reader_gets()
     edge.inlet.announce_gets()
     assert edge.outlet.reader_gets()
 
 
 def test_steps_are_told_without_a_tensor(edge):
+    """``set_clock`` reaches the reader without a version; a version keeps its own clock."""
     edge.write("put", 1.0, clock=3)
     edge.outlet.set_clock(7)
     assert edge.inlet.clock() == 7
@@ -138,6 +145,7 @@ def test_steps_are_told_without_a_tensor(edge):
 
 
 def test_tensors_without_elements(edge):
+    """Versions of an empty tensor are counted, and have its shape and dtype."""
     edge = Edge(PrivateArena(), (2, 0), torch.int8)
     edge.write("add", 0)
     edge.write("add", 0)

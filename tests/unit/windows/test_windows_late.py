@@ -98,6 +98,7 @@ def in_order(streams):
 
 
 def test_what_was_put_is_published_in_its_order(busy):
+    """Puts, accumulates and told steps are published in order; a flush waits for all."""
     busy.run(in_order)
 
 
@@ -143,6 +144,7 @@ def mixed_after_it_came(streams):
 
 
 def test_an_update_waits_for_nothing_and_what_follows_comes_after_it(busy):
+    """An update returns before the device has acted; what is queued next reads its result."""
     busy.run(mixed_after_it_came)
 
 
@@ -161,6 +163,7 @@ def own_memory(streams):
 
 
 def test_memory_is_not_used_again_before_the_device_has_read_it():
+    """Pinned memory of an update is not overwritten before it is copied to the device."""
     LateWorld(2, 15).run(own_memory)
 
 

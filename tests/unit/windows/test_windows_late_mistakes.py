@@ -36,6 +36,7 @@ def freed_meanwhile(streams):
 
 
 def test_a_window_that_is_freed_publishes_nothing_more(busy):
+    """A put pending at ``win_free`` fails and publishes nothing; its pinned memory is freed."""
     busy.run(freed_meanwhile)
 
 
@@ -80,6 +81,7 @@ def past_the_deadline(streams):
 
 
 def test_a_device_that_does_not_come_to_it_is_named(busy):
+    """A put past its timeout says that this rank's own device is what it waits for."""
     for rank, message in enumerate(busy.run(past_the_deadline, settings={"timeout": 0.4})):
         assert message.startswith(f"rank {rank}: win_put 'x' was not done in ")
         assert message.endswith("this rank's device has yet to do its part")
@@ -102,4 +104,5 @@ def locked_meanwhile(streams):
 
 
 def test_whoever_has_a_window_does_not_hold_up_the_engine(busy):
+    """The engine progresses while another thread holds the window's lock."""
     busy.run(locked_meanwhile)

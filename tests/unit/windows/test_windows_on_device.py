@@ -71,16 +71,19 @@ def test_the_stand_in_is_taken_for_a_device(way):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_what_holds_on_the_host(ranks, way, case):
+    """A window case of the host holds on a device, by shared memory and by messages."""
     ranks.run(case)
 
 
 @pytest.mark.parametrize("dtypes", [windows.FLOATS, windows.INTEGERS], ids=["floats", "integers"])
 def test_every_dtype_and_shape(ranks, way, dtypes):
+    """Put, accumulate and update on a device are right in every dtype and shape."""
     ranks.run(windows.any_dtype, dtypes, windows.SHAPES)
 
 
 @pytest.mark.parametrize("family", ["star", "ring"])
 def test_weights_of_the_topology(ranks, way, family):
+    """``win_update`` without weights takes those of the topology."""
     ranks.run(windows.update_by_the_topology, family)
 
 
@@ -93,6 +96,7 @@ def test_sums_are_conserved(ranks, way):
 
 
 def test_a_mean_of_two_is_exact(ranks, way):
+    """On the one-peer graph all ranks hold the exact mean after log2(n) rounds."""
     ranks.run(windows.one_peer, {1: 1, 2: 1, 4: 2}[ranks.size])
 
 
@@ -107,6 +111,7 @@ def rounded_once():
 
 
 def test_halves_are_summed_in_float32_with_the_own_tensor():
+    """Accumulates in bfloat16 and the own tensor are summed in float32 and rounded once."""
     StagedWorld(2).run(rounded_once)
 
 
