@@ -11,17 +11,20 @@ from asyncddp.config import Config
 
 
 def test_defaults_are_those_of_the_documentation():
+    """With no variables set, waits warn after 60 s, end after 600 s, and checks are off."""
     config = Config.from_environment({})
     assert (config.timeout, config.warn_after, config.check) == (600.0, 60.0, False)
     assert config.transport is config.ranks_per_machine is config.report_dir is None
 
 
 def test_every_variable_is_documented_with_its_field():
+    """The docstring of ``Config`` lists each field with its environment variable."""
     for item in fields(Config):
         assert f"{item.name}: ``{item.metadata['name']}``" in Config.__doc__
 
 
 def test_variables_are_read():
+    """Each variable sets its field in the field's own type; other variables are ignored."""
     config = Config.from_environment(
         {
             "ASYNCDDP_TIMEOUT": "5",
@@ -37,6 +40,7 @@ def test_variables_are_read():
 
 
 def test_arguments_win_unless_they_are_none():
+    """An argument overrides its environment variable; None leaves the variable's value."""
     environ = {"ASYNCDDP_TIMEOUT": "5"}
     assert Config.from_environment(environ, timeout=7.0).timeout == 7.0
     assert Config.from_environment(environ, timeout=None).timeout == 5.0
@@ -52,6 +56,7 @@ def test_arguments_win_unless_they_are_none():
     ],
 )
 def test_a_wrong_value_names_variable_expected_and_got(name, value, expected):
+    """A bad value raises ArgumentError with the variable, what it takes and what it got."""
     with pytest.raises(bf.ArgumentError) as caught:
         Config.from_environment({name: value})
     assert str(caught.value) == f"environment variable {name}: expected {expected}, got {value!r}"
@@ -67,9 +72,11 @@ def test_what_is_no_number_is_refused_in_words(name):
 
 
 def test_a_folder_may_be_given_as_a_path(tmp_path):
+    """A path object is accepted as the timeline's folder and stored as text."""
     assert Config.from_environment({}, timeline=tmp_path).timeline == str(tmp_path)
 
 
 def test_a_configuration_cannot_be_changed():
+    """Assigning to a field of ``Config`` raises FrozenInstanceError."""
     with pytest.raises(FrozenInstanceError):
         Config().timeout = 3.0

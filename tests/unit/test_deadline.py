@@ -8,6 +8,7 @@ from asyncddp.errors import WaitTimeoutError
 
 
 def test_it_warns_once_and_then_passes(caplog):
+    """A wait warns once after ``warn_after`` and fails after ``timeout``, not at them."""
     deadline = Deadline(Config(timeout=10.0, warn_after=5.0))
     assert not deadline.warns(5.0)
     assert deadline.warns(6.0)
@@ -24,6 +25,7 @@ def test_it_warns_once_and_then_passes(caplog):
 
 
 def test_a_warning_given_in_other_words_counts(caplog):
+    """After ``mark_warned`` no warning is due any more, and none is logged."""
     deadline = Deadline(Config(timeout=10.0, warn_after=5.0))
     deadline.mark_warned()
     assert not deadline.warns(6.0)
@@ -31,4 +33,5 @@ def test_a_warning_given_in_other_words_counts(caplog):
 
 
 def test_it_begins_when_it_is_made():
+    """The time of a wait counts from when its Deadline was made."""
     assert 0.0 <= Deadline(Config()).waited() < 60.0

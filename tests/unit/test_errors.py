@@ -32,6 +32,7 @@ def drawn_parents():
 
 
 def test_the_drawing_names_every_exception_with_its_parent():
+    """The tree in the module's docstring has exactly its exceptions under their bases."""
     parents = drawn_parents()
     assert set(parents) == {name for name, value in vars(errors).items() if isinstance(value, type)}
     for name, parent in parents.items():
@@ -51,5 +52,6 @@ def test_an_unknown_name_reads_like_a_sentence():
 
 
 def test_a_rank_error_has_its_rank():
+    """A RankError has the rank as an attribute, and its message alone as text."""
     error = errors.RankError(3, "rank 3 raised")
     assert (error.rank, str(error)) == (3, "rank 3 raised")

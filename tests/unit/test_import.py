@@ -41,6 +41,7 @@ def test_using_names_starts_no_mpi():
 
 @pytest.mark.parametrize("name", asyncddp.__all__)
 def test_every_public_name_is_there_and_documented(name):
+    """Every name in ``__all__`` can be had from the package and has a docstring."""
     assert getattr(asyncddp, name).__doc__
 
 
@@ -58,6 +59,7 @@ def test_every_public_name_is_there_and_documented(name):
     ],
 )
 def test_a_name_that_does_not_exist_is_answered_with_the_nearest(module, name, hint):
+    """An unknown attribute raises AttributeError that suggests a public name if one is near."""
     words = f"module '{module.__name__}' has no attribute '{name}'.{hint}"
     with pytest.raises(AttributeError) as caught:
         getattr(module, name)

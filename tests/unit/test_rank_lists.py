@@ -20,9 +20,11 @@ from asyncddp.rank_lists import list_ranks
     ],
 )
 def test_ranks_are_ranges_with_an_end(ranks, expected):
+    """Ranks are sorted without duplicates, as ranges from three on, eight parts at most."""
     assert list_ranks(iter(ranks)) == expected
 
 
 def test_no_list_is_longer_than_a_line():
+    """50,000 ranks without any two in a row are told in less than 100 characters."""
     every_other = list_ranks(range(99_999, 0, -2))
     assert len(every_other) < 100

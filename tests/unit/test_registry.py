@@ -17,6 +17,7 @@ def shapes():
 
 
 def test_entries_are_imported_when_asked_for():
+    """Listing names imports nothing: a missing module is an error of its own entry."""
     missing = Registry("thing", {"nowhere": "no_such_module:Thing"})
     assert list(missing) == ["nowhere"]
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
@@ -24,6 +25,7 @@ def test_entries_are_imported_when_asked_for():
 
 
 def test_names_are_sorted_and_counted(shapes):
+    """A registry is a sorted mapping with a length and membership by exact name."""
     assert list(shapes) == ["lock", "path"]
     assert len(shapes) == 2
     assert "path" in shapes
@@ -31,18 +33,21 @@ def test_names_are_sorted_and_counted(shapes):
 
 
 def test_an_unknown_name_lists_the_known_and_the_nearest(shapes):
+    """UnknownNameError lists all known names and suggests the nearest."""
     with pytest.raises(bf.UnknownNameError) as caught:
         _ = shapes["pth"]
     assert str(caught.value) == "unknown shape 'pth'; known are: lock, path. Did you mean 'path'?"
 
 
 def test_without_a_near_name_there_is_no_guess(shapes):
+    """UnknownNameError suggests nothing where no known name is similar."""
     with pytest.raises(bf.UnknownNameError) as caught:
         _ = shapes["zzz"]
     assert str(caught.value) == "unknown shape 'zzz'; known are: lock, path."
 
 
 def test_other_distributions_add_by_entry_point_and_do_not_replace_ours(shapes, monkeypatch):
+    """Entry points add names to a registry; of a name it has, its own entry is used."""
     points = [
         EntryPoint("box", "collections:deque", "g.shapes"),
         EntryPoint("path", "collections:deque", "g.shapes"),
@@ -54,6 +59,7 @@ def test_other_distributions_add_by_entry_point_and_do_not_replace_ours(shapes, 
 
 
 def test_a_registry_without_a_group_asks_nobody(monkeypatch):
+    """A registry without a group reads no entry points."""
     monkeypatch.setattr(registry, "entry_points", lambda group: pytest.fail("asked"))
     assert list(Registry("thing", {"a": "pathlib:Path"})) == ["a"]
 
@@ -73,6 +79,7 @@ def test_other_distributions_are_read_once_until_a_name_is_unknown(shapes, monke
 
 
 def test_other_distributions_are_read_again_where_sys_path_has_changed(shapes, monkeypatch):
+    """A change of ``sys.path`` makes the registry read entry points again."""
     points = []
     monkeypatch.setattr(registry, "entry_points", lambda group: points)
     assert list(shapes) == ["lock", "path"]

@@ -43,6 +43,7 @@ def imported(path):
 
 
 def test_pickle_is_for_users_objects_alone():
+    """Only the modules that carry users' objects import pickle or a similar library."""
     found = {
         str(path.relative_to(ROOM))
         for path in ROOM.rglob("*.py")
@@ -64,6 +65,7 @@ def test_pickle_is_for_users_objects_alone():
     ],
 )
 def test_a_value_is_what_it_was(value, kind):
+    """A value that is packed and unpacked by its type is equal and of the same type."""
     back = unpack(pack(value), kind, "it")
     assert back == value
     assert type(back) is type(value)
@@ -72,6 +74,7 @@ def test_a_value_is_what_it_was(value, kind):
 @pytest.mark.parametrize("data", [*BOMBS, b"", pack("text"), pack([1, "a"]), pack({"a": 1})])
 @pytest.mark.parametrize("kind", [int, list[int], SharedMemoryHandle, DeviceCapabilities])
 def test_anything_else_is_an_error_that_says_whose_it_is(data, kind):
+    """Data of another type, or pickled, raises PeerError and is never executed."""
     with pytest.raises(PeerError, match=r"what rank 7 says cannot be read \(.*same version"):
         unpack(data, kind, "what rank 7 says")
 
@@ -91,6 +94,7 @@ def test_anything_else_is_an_error_that_says_whose_it_is(data, kind):
     ],
 )
 def test_notes_of_nccl_are_what_they_were(note):
+    """Every coordination message of NCCL is decoded to an equal one of its own type."""
     back = nccl_notes.decode_message(nccl_notes.encode_message(note), peer=1)
     assert back == note
     assert type(back) is type(note)
@@ -98,12 +102,14 @@ def test_notes_of_nccl_are_what_they_were(note):
 
 @pytest.mark.parametrize("data", [*BOMBS, b"", pack([99, []]), pack([3, [1]]), pack([4, ["a"]])])
 def test_what_is_no_note_is_an_error_that_names_the_peer(data):
+    """Bytes that are no coordination message raise PeerError that names the peer."""
     with pytest.raises(PeerError, match="what rank 1 says of its messages by NCCL cannot be read"):
         nccl_notes.decode_message(data, peer=1)
 
 
 @pytest.mark.parametrize("data", [*BOMBS, b"", b"\xff" * 8])
 def test_a_paper_with_something_else_is_an_error_that_names_the_peer(data):
+    """A CUDA IPC buffer with other bytes raises PeerError that names the peer."""
     paper = cuda_ipc_notes.allocate_message_buffer(cuda_ipc_notes.READY_BYTES).zero_()
     paper[: len(data)] = paper.new_tensor(list(data))
     for kind in (cuda_ipc_notes.ReadyMessage, cuda_ipc_notes.DoneMessage):
@@ -113,6 +119,7 @@ def test_a_paper_with_something_else_is_an_error_that_names_the_peer(data):
 
 @pytest.mark.parametrize("token", BOMBS)
 def test_places_of_memory_and_events_are_not_executed(token):
+    """Pickled data in place of a memory or event handle raises PeerError, unexecuted."""
     streams = SimulatedStreams()
     for read in (streams.import_memory, streams.import_event):
         with pytest.raises(PeerError, match="cannot be read"):
@@ -120,6 +127,8 @@ def test_places_of_memory_and_events_are_not_executed(token):
 
 
 def test_facts_of_another_kind_are_an_error_on_every_rank():
+    """One rank's record of a wrong type raises PeerError on all; the next gather works."""
+
     def odd():
         mine = "text" if bf.rank() == 1 else 3
         with pytest.raises(PeerError, match="a test: what rank 1 says cannot be read"):
