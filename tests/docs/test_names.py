@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import re
@@ -11,7 +12,7 @@ import pytest
 import asyncddp
 import asyncddp.integrations.bluefog
 import topology
-from tests.docs.blocks import PAGES, blocks_of, prose_of
+from tests.docs.blocks import PAGES, REPO, blocks_of, prose_of
 
 OTHER_SPELLINGS = ["docs/coming-from-bluefog.md"]
 """Pages that may show other names of the optimizer than the guides do."""
@@ -63,3 +64,15 @@ def test_two_lines_of_a_bluefog_script_change():
     (diff,) = [b for b in blocks_of("docs/coming-from-bluefog.md") if b.language == "diff"]
     changed = [line for line in diff.text.splitlines() if line[:1] in ("-", "+")]
     assert [line.split()[0] for line in changed] == ["-import", "-from", "+import", "+from"]
+
+
+def test_every_test_states_its_law():
+    """Each test function has a docstring, which says what must hold."""
+    without = [
+        f"{path.name}::{node.name}"
+        for path in sorted((REPO / "tests").rglob("test_*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+        if ast.get_docstring(node) is None
+    ]
+    assert without == []
