@@ -35,24 +35,19 @@ class _CudaEvent:
 class _CudaInterprocessEvent(_CudaEvent):
     """A CUDA event that other processes can open by its CUDA IPC handle."""
 
-    def __init__(
-        self,
-        event: torch.cuda.Event,
-        handle: bytes,
-        stream_of: Callable[[StreamRole], torch.cuda.Stream],
-    ) -> None:
-        super().__init__(event)
-        self.handle, self._stream_of = handle, stream_of
+    def __init__(self, streams: CudaStreams) -> None:
+        super().__init__(torch.cuda.Event(interprocess=True))  # type: ignore[no-untyped-call]
+        self.handle: bytes = self.event.ipc_handle()  # type: ignore[no-untyped-call]
+        self._streams = streams
 
     def record(self, role: StreamRole) -> None:
-        self.event.record(self._stream_of(role))
+        self.event.record(self._streams.stream(role))
 
 
 class CudaArrayView:
     """View of device memory by the CUDA array interface, as torch and MPI for Python take it.
 
-    The interface says nothing of streams (version 2), so that nobody waits for any. The view keeps
-    an owner alive, where it is given one.
+    In version 2 of the interface nobody waits for a stream. The view keeps its owner alive.
 
     References:
         "CUDA Array Interface (Version 3)", Numba's documentation; "Support for GPU-aware MPI", the
@@ -77,8 +72,7 @@ class CudaStreams(DeviceStreams):
 
     References:
         PyTorch documentation, "CUDA semantics" (streams, pinned memory) and
-        ``torch.Tensor.record_stream``. CUDA samples, ``simpleIPC``: handles of memory and of events
-        of several GPUs, each opened on the GPU of the process that waits and reads.
+        ``torch.Tensor.record_stream``. CUDA samples, ``simpleIPC``.
     """
 
     kind = "cuda"
@@ -91,7 +85,8 @@ class CudaStreams(DeviceStreams):
             if role is not StreamRole.CALLER
         }
 
-    def _stream(self, role: StreamRole) -> torch.cuda.Stream:
+    def stream(self, role: StreamRole) -> torch.cuda.Stream:
+        """Return torch's stream of a role."""
         if role is StreamRole.CALLER:
             return torch.cuda.current_stream(self.device)
         return self._side[role]
@@ -99,31 +94,31 @@ class CudaStreams(DeviceStreams):
     def record_event(self, role: StreamRole) -> DeviceEvent:
         """Record a new event on a stream."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(self._stream(role))
+        event.record(self.stream(role))
         return _CudaEvent(event)
 
     def wait_event(self, role: StreamRole, event: DeviceEvent) -> None:
         """Make the stream wait for the event."""
         if isinstance(event, _CudaEvent):
-            self._stream(role).wait_event(event.event)
+            self.stream(role).wait_event(event.event)
 
     def stream_context(self, role: StreamRole) -> AbstractContextManager[None]:
         """Make the stream and its device this thread's current ones."""
-        return torch.cuda.stream(self._stream(role))
+        return torch.cuda.stream(self.stream(role))
 
     def copy(self, out: torch.Tensor, source: torch.Tensor, role: StreamRole) -> None:
         """Enqueue a copy that does not block the host."""
-        with torch.cuda.stream(self._stream(role)):
+        with torch.cuda.stream(self.stream(role)):
             out.copy_(source, non_blocking=True)
 
     def record_stream(self, tensor: torch.Tensor, role: StreamRole) -> None:
         """Tell torch's allocator that the stream uses the tensor."""
         if tensor.is_cuda:
-            tensor.record_stream(self._stream(role))
+            tensor.record_stream(self.stream(role))
 
     def stream_pointer(self, role: StreamRole) -> int:
         """Return the address of the ``cudaStream_t``."""
-        return int(self._stream(role).cuda_stream)
+        return int(self.stream(role).cuda_stream)
 
     def allocate_pinned(self, size: int) -> torch.Tensor:
         """Allocate page-locked host memory for this device, from torch's allocator."""
@@ -149,11 +144,9 @@ class CudaStreams(DeviceStreams):
     def export_memory(self, tensor: torch.Tensor) -> bytes:
         """Export a CUDA IPC memory handle, as ``torch.multiprocessing`` does.
 
-        torch counts one receiver for each token.
+        torch counts one receiver for each token, and records an event: here on an idle stream.
         """
-        with self.stream_context(
-            StreamRole.HOST_TO_DEVICE
-        ):  # which is idle: the token's own event holds nobody up
+        with self.stream_context(StreamRole.HOST_TO_DEVICE):
             shared = tensor.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
         return pack(shared[1:])
 
@@ -172,13 +165,9 @@ class CudaStreams(DeviceStreams):
     def create_interprocess_event(self) -> InterprocessEvent:
         """Create an event without timing that can be exported, with its handle."""
         with torch.cuda.device(self.device):
-            event = torch.cuda.Event(interprocess=True)  # type: ignore[no-untyped-call]
-            handle = event.ipc_handle()  # type: ignore[no-untyped-call]
-        return _CudaInterprocessEvent(event, handle, self._stream)
+            return _CudaInterprocessEvent(self)
 
     def import_event(self, handle: bytes) -> DeviceEvent:
         """Open another process's event handle on this device."""
-        event = torch.cuda.Event.from_ipc_handle(  # type: ignore[no-untyped-call]
-            self.device, handle
-        )
-        return _CudaEvent(event)
+        imported = torch.cuda.Event.from_ipc_handle
+        return _CudaEvent(imported(self.device, handle))  # type: ignore[no-untyped-call]

@@ -10,16 +10,8 @@ import torch
 from asyncddp.device.cuda_streams import CudaStreams
 from asyncddp.device.streams import DeviceStreams, StreamOrdering
 
-
-class _StreamRegistry:
-    """Registry of this process's streams by device."""
-
-    def __init__(self) -> None:
-        self.by_device: dict[torch.device, DeviceStreams] = {}
-        self.on_cpu: DeviceStreams | None = None
-
-
-_registry = _StreamRegistry()
+_by_device: dict[torch.device, DeviceStreams] = {}
+_on_cpu: list[DeviceStreams] = []  # by :func:`use_streams_on_cpu`; the last one counts
 
 
 def streams_of(tensor: torch.Tensor) -> DeviceStreams | None:
@@ -30,16 +22,14 @@ def streams_of(tensor: torch.Tensor) -> DeviceStreams | None:
         True
     """
     if tensor.is_cpu:
-        return _registry.on_cpu
+        return _on_cpu[-1] if _on_cpu else None
     return streams_of_device(tensor.device) if tensor.is_cuda else None
 
 
 def streams_of_device(device: torch.device) -> DeviceStreams:
     """Return the streams of a CUDA device, created on first use."""
-    found = _registry.by_device.get(device)
-    if found is None:
-        found = _registry.by_device.setdefault(device, CudaStreams(device))
-    return found
+    found = _by_device.get(device)
+    return found or _by_device.setdefault(device, CudaStreams(device))
 
 
 def stream_ordering_of(tensor: torch.Tensor, *others: torch.Tensor | None) -> StreamOrdering | None:
@@ -57,8 +47,8 @@ def use_streams_on_cpu(streams: DeviceStreams) -> Iterator[None]:
 
     For tests: all code for GPUs then runs in full, on CPU tensors.
     """
-    before, _registry.on_cpu = _registry.on_cpu, streams
+    _on_cpu.append(streams)
     try:
         yield
     finally:
-        _registry.on_cpu = before
+        _on_cpu.pop()

@@ -1,4 +1,4 @@
-"""Interfaces of device streams and events, and ordering of an operation after its caller's work.
+"""Device streams and events: interfaces, and those of the host; ordering after a caller's work.
 
 A device runs the work of one stream in order and the work of two streams in any order, unless one
 stream waits for an event of the other. :class:`DeviceStreams` has one stream for each
@@ -8,11 +8,12 @@ stream waits for an event of the other. :class:`DeviceStreams` has one stream fo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from typing import ClassVar, Protocol
 
 import torch
+from typing_extensions import override
 
 from asyncddp.tensors.allocation import empty
 
@@ -20,16 +21,10 @@ from asyncddp.tensors.allocation import empty
 class StreamRole(Enum):
     """Role of a stream of a device: what kind of work is enqueued on it."""
 
-    CALLER = "caller"
-    """The calling thread's current stream."""
-    COMPUTE = "compute"
-    """The stream on which operations compute."""
-    DEVICE_TO_HOST = "device_to_host"
-    """The stream of copies from the device to the host."""
-    HOST_TO_DEVICE = "host_to_device"
-    """The stream of copies from the host to the device."""
-    COLLECTIVE = "collective"
-    """The stream of collectives on the device, which wait for the last rank to join."""
+    CALLER = "caller"  # the calling thread's current stream
+    COMPUTE = "compute"  # what operations compute
+    DEVICE_TO_HOST = "device_to_host"  # copies
+    HOST_TO_DEVICE = "host_to_device"  # copies
 
 
 class DeviceEvent(Protocol):
@@ -43,10 +38,8 @@ class DeviceEvent(Protocol):
 class InterprocessEvent(DeviceEvent, Protocol):
     """Interface of a reusable event that other processes of this machine can wait for."""
 
-    @property
-    def handle(self) -> bytes:
-        """Handle that :meth:`DeviceStreams.import_event` takes in another process."""
-        ...
+    handle: bytes
+    """What :meth:`DeviceStreams.import_event` takes in another process."""
 
     def record(self, role: StreamRole) -> None:
         """Record the event on a stream; later waits for the event wait for this point."""
@@ -56,11 +49,11 @@ class InterprocessEvent(DeviceEvent, Protocol):
 class DeviceStreams(ABC):
     """Interface of one device's streams: one stream for each role, such as compute or copies.
 
-    Memory and events that other processes can open are for devices that have them.
+    Memory and events that other processes can open are for devices that have them; there a
+    RuntimeError or OSError says that memory or an event cannot be exported or opened.
     """
 
-    kind: ClassVar[str]
-    """Device type that peers are told."""
+    kind: ClassVar[str]  # the device type that peers are told
     device: torch.device
 
     @abstractmethod
@@ -100,22 +93,14 @@ class DeviceStreams(ABC):
         raise NotImplementedError
 
     def export_memory(self, tensor: torch.Tensor) -> bytes:
-        """Export the storage of a tensor: make a token by which one process can import it.
+        """Export a tensor's storage: make a token by which one process can import it.
 
         The token is valid for as long as the tensor is kept.
-
-        Raises:
-            RuntimeError: Its memory cannot be exported.
         """
         raise NotImplementedError
 
     def import_memory(self, token: bytes) -> torch.Tensor:
-        """Import the memory that another process has exported, without a copy.
-
-        Raises:
-            RuntimeError: The memory cannot be opened from this process.
-            OSError: The same, as the system says it.
-        """
+        """Import the memory that another process has exported, without a copy."""
         raise NotImplementedError
 
     def create_interprocess_event(self) -> InterprocessEvent:
@@ -123,13 +108,55 @@ class DeviceStreams(ABC):
         raise NotImplementedError
 
     def import_event(self, handle: bytes) -> DeviceEvent:
-        """Import another process's event, for :meth:`wait_event`.
-
-        Raises:
-            RuntimeError: The event cannot be opened from this process.
-            OSError: The same, as the system says it.
-        """
+        """Import another process's event, for :meth:`wait_event`."""
         raise NotImplementedError
+
+
+class _ReachedEvent:
+    def done(self) -> bool:
+        return True
+
+
+class HostStreams(DeviceStreams):
+    """Streams of host memory: a receive on them keeps bytes that a peer's device sends on the host.
+
+    Example:
+        >>> streams, out = HostStreams(), torch.zeros(1)
+        >>> streams.copy(out, torch.ones(1), StreamRole.DEVICE_TO_HOST)
+        >>> float(out), streams.record_event(StreamRole.DEVICE_TO_HOST).done()
+        (1.0, True)
+    """
+
+    kind = "cpu"
+    device = torch.device("cpu")
+
+    @override
+    def record_event(self, role: StreamRole) -> DeviceEvent:
+        return _ReachedEvent()
+
+    @override
+    def wait_event(self, role: StreamRole, event: DeviceEvent) -> None:
+        pass
+
+    @override
+    def stream_context(self, role: StreamRole) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    @override
+    def copy(self, out: torch.Tensor, source: torch.Tensor, role: StreamRole) -> None:
+        out.copy_(source)
+
+    @override
+    def record_stream(self, tensor: torch.Tensor, role: StreamRole) -> None:
+        pass
+
+    @override
+    def stream_pointer(self, role: StreamRole) -> int:
+        return 0
+
+    @override
+    def allocate_pinned(self, size: int) -> torch.Tensor:
+        return empty((size,), torch.uint8)
 
 
 class StreamOrdering:

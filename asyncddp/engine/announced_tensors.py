@@ -7,8 +7,7 @@ import time
 
 import torch
 
-from asyncddp.device.host_streams import HostStreams
-from asyncddp.device.streams import empty_on
+from asyncddp.device.streams import HostStreams, empty_on
 from asyncddp.engine.exchange_request import ExchangeRequest, PendingReceive
 from asyncddp.engine.messages import SIGNATURE_ONLY, Ack, TensorMessage, mismatch_found_by
 from asyncddp.engine.persistent_channels import ChannelTable
@@ -16,7 +15,7 @@ from asyncddp.engine.send_queue import SendQueue
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.byte_views import from_bytes
 from asyncddp.transport.base import Request, has_ended
-from asyncddp.transport.cuda.direct_read import DirectReadTransport
+from asyncddp.transport.cuda.device_transport import DirectReadTransport
 
 _DISCARD_STREAMS = HostStreams()
 """Streams for bytes that come from a device and are dropped on the host."""

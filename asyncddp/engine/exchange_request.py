@@ -14,7 +14,7 @@ from asyncddp.engine.messages import ExchangeSignature, MatchKey, TensorMessage
 from asyncddp.engine.persistent_channels import PersistentChannel
 from asyncddp.errors import PeerError
 from asyncddp.transport.base import Request
-from asyncddp.transport.cuda.direct_read import ExportRequest, ImportRequest
+from asyncddp.transport.cuda.device_transport import ExportRequest, ImportRequest
 
 
 class PendingReceive:

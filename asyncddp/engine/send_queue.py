@@ -14,7 +14,7 @@ from asyncddp.engine.messages import INLINE_BYTES, SIGNATURE_ONLY, Message, Tens
 from asyncddp.engine.persistent_channels import ChannelTable
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.transport.base import Request, Transport
-from asyncddp.transport.cuda.direct_read import DirectReadTransport
+from asyncddp.transport.cuda.device_transport import DirectReadTransport
 from asyncddp.transport.cuda.staged_transport import device_transport_for
 
 _TAGS = 32768

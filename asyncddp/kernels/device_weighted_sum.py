@@ -15,8 +15,7 @@ logger = logging.getLogger("asyncddp")
 class TritonWeightedSum:
     """Weighted sum by the Triton kernel; disabled for good after its first failure.
 
-    Args:
-        device: Type of the devices whose tensors it takes; in Triton's interpreter ``"cpu"``.
+    It takes tensors on devices of one type, which in Triton's interpreter is ``"cpu"``.
     """
 
     def __init__(self, device: str) -> None:
@@ -74,12 +73,11 @@ def weighted_sum_on_device(
 ) -> None:
     r"""Form :math:`w_{ii} x_i + \sum_j w_{ij} x_j` in as few passes over memory as possible.
 
-    One neighbour whose weight and the own one add up to 1 takes one pass of torch's ``lerp``, which
-    computes in float32 for halves on a device. All other sums of floats take one pass of the kernel
-    in :mod:`asyncddp.kernels.triton_sum`, where Triton is there and works; else, and for other
-    dtypes, torch makes one pass for each neighbour. Halves are accumulated in float32 and rounded
-    once; weights stay float64 until the kernel. The others come in the order of ``row.sources``;
-    ``out`` may be ``own``.
+    One neighbour whose weight and the own one add up to 1 takes one pass of torch's ``lerp``. All
+    other sums of floats take one pass of :mod:`asyncddp.kernels.triton_sum` where Triton works;
+    else, and for other dtypes, torch makes one pass for each neighbour. Halves are accumulated in
+    float32 and rounded once. The others come in the order of ``row.sources``; ``out`` may be
+    ``own``.
 
     Example:
         >>> from asyncddp.kernels.weight_row import WeightRow

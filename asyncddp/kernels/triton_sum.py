@@ -109,18 +109,10 @@ def weighted_sum(
 ) -> None:
     r"""Queue :math:`y = \frac{1}{d} (w_0 x_0 + \sum_k w_k x_k)` on the current stream.
 
-    Every product and sum is rounded in ``dtype``, and the result once more where that is wider than
-    the tensors. Up to :data:`MAX_OTHERS` others take one pass; more take several, between which
-    the sum stays in ``dtype``.
-
-    Args:
-        own: :math:`x_0`, contiguous, of float16, bfloat16, float32 or float64, on the current
-            device.
-        others: :math:`x_k`, contiguous, of its shape and dtype.
-        weights: :math:`w_0, w_1, …`, which reach the kernel with all their bits.
-        out: :math:`y`, contiguous, of the same shape and dtype; it may be ``own``.
-        divisor: d.
-        dtype: In which the sum is formed: float32 or float64.
+    Every product and sum is rounded in ``dtype`` (float32 or float64), and the result once more
+    where that is wider than the tensors. Up to :data:`MAX_OTHERS` others take one pass; more take
+    several, between which the sum stays in ``dtype``. ``own`` is :math:`x_0`, ``out`` may be
+    ``own``; all are contiguous floats of one shape and dtype, on the current device.
 
     Raises:
         Exception: One of :data:`FAILURES`, where Triton cannot do it.

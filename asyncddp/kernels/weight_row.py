@@ -17,12 +17,8 @@ from asyncddp.tensors.dtypes import DTYPES, DtypeKind
 class WeightRow:
     """One rank's row of the mixing matrix: receive weights by source and send factors by target.
 
-    Attributes:
-        self_weight: Weight of the own tensor.
-        src_weights: Weight of each tensor received.
-        dst_weights: Factor with which each tensor is sent.
-        row_of: Returns the own weight and the receive weights that a target rank has in this
-            rank's topology; None if the weights do not come from the topology.
+    ``row_of`` returns a target rank's own weight and receive weights by this rank's topology; it is
+    None if the weights do not come from a topology.
     """
 
     self_weight: float
@@ -36,9 +32,6 @@ class WeightRow:
         r"""Return a row in which the weights of some sources are added to the own weight.
 
         .. math:: w'_{ii} = w_{ii} + \sum_{j \in D} w_{ij}, \qquad w'_{ij} = w_{ij}\ (j \notin D)
-
-        Args:
-            sources: D.
         """
         moved = [weight for source, weight in self.src_weights.items() if source in sources]
         if not moved:

@@ -20,17 +20,12 @@ _NATIVE_DTYPES = (torch.float32, torch.float64)
 def weighted_sum(
     out: torch.Tensor, terms: Sequence[WeightedTensor], shares: int | None = None
 ) -> None:
-    r"""Form :math:`\sum_k w_k x_k`.
+    r"""Form :math:`\sum_k w_k x_k`, of integers with whole weights; zero without terms.
 
     Where all of ``shares`` weights are equal to ``1 / shares`` it is formed as a sum and one
-    division, which is exact for equal values.
-
-    Args:
-        out: A contiguous tensor on the host; it may be one of the terms, but not overlap another.
-            Its dtype is theirs, or the wider one in which their sum is formed.
-        terms: Contiguous tensors of its shape and of one dtype, with their weights; none gives
-            zero. Of integers the weights are whole.
-        shares: How many tensors are averaged, those that are zero and left out included.
+    division, which is exact for equal values; terms that are zero may be left out. The tensors are
+    on the host, contiguous, and of one shape and dtype; ``out`` may have a wider dtype, and may be
+    one of the terms, but not overlap another.
 
     Example:
         >>> out = torch.empty(2)
@@ -48,7 +43,7 @@ def weighted_sum(
         return
     traits = DTYPES[dtype]
     if traits.kind is DtypeKind.INTEGER:
-        _sum_integers(out, terms)
+        _sum_wide(out, parts, [int(weight) for weight in weights], 1, torch.int64)
         return
     divisor = mean_divisor(weights, shares)
     if divisor != 1:
@@ -112,16 +107,8 @@ def _sum_wide(
     divisor: int,
     wide: torch.dtype,
 ) -> None:
-    """Write the sum, accumulated in a wider dtype."""
-    total = parts[0].to(wide).mul_(weights[0])
+    """Write the sum, accumulated in a wider dtype; that of integers wraps around on overflow."""
+    total = parts[0].to(wide, copy=True).mul_(weights[0])
     for part, weight in zip(parts[1:], weights[1:], strict=True):
         total.add_(part.to(wide), alpha=weight)
     out.copy_(total.div_(divisor) if divisor != 1 else total)
-
-
-def _sum_integers(out: torch.Tensor, terms: Sequence[WeightedTensor]) -> None:
-    """Write the sum of integers with whole weights; it wraps around on overflow."""
-    total = terms[0][0].to(torch.int64, copy=True).mul_(int(terms[0][1]))
-    for tensor, weight in terms[1:]:
-        total.add_(tensor.to(torch.int64), alpha=int(weight))
-    out.copy_(total)

@@ -1,17 +1,17 @@
 """Arena that allocates memory shared between the processes of one machine, in anonymous files.
 
-A chunk has no name in any file system. Its owner opens it, peers open it again through the owner's
-entry in ``/proc``, and the system frees it with the last process that maps it, however that ends:
-nothing can be left behind, and the size of ``/dev/shm`` does not matter.
+A chunk of memory has no name in any file system: peers open it through its owner's entry in
+``/proc``, and the system frees it with the last process that maps it, however that ends. So nothing
+can be left behind, and the size of ``/dev/shm`` does not matter.
 
-Many tensors share a chunk of 64 MiB, and what is freed is used again for tensors of any size. So a
-process has one open file (two, counting the mapping's) for each 64 MiB and for each larger tensor
-that it has used at a time, and no more than 1 GiB of free memory keeps its pages.
+A process has one open file (two, counting the mapping's) for each 64 MiB, which many tensors share,
+and for each larger tensor. No more than 1 GiB of free memory keeps its pages.
 """
 
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 import mmap
 import os
@@ -27,18 +27,19 @@ import torch
 from asyncddp.shm.buddy_allocator import AllocatedBlock, BuddyAllocator
 from asyncddp.torch_modes import normal_mode
 
-_fence_lock = threading.Lock()
 STORES_ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
 """True if this processor's stores become visible to others in program order (x86)."""
+_fence_lock = threading.Lock()
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+_HUGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
+_UNNEEDED: int | None = getattr(mmap, "MADV_DONTNEED", None)
+_private_numbers = itertools.count()
 _CHUNK = 1 << 26  # bytes that small tensors share
 _LIMIT = 1 << 30  # bytes of free memory that keep their pages at most
 
 
 def store_fence() -> None:
-    """Order stores: earlier ones become visible to other processors before later ones.
-
-    x86 processors do so by themselves; elsewhere a lock's instructions do it.
-    """
+    """Order stores: earlier ones become visible to other processors before later ones."""
     if not STORES_ORDERED:
         full_memory_fence()
 
@@ -59,12 +60,11 @@ class SharedMemoryHandle(NamedTuple):
 
 
 class MappedChunk:
-    """A chunk of shared memory that is mapped into this process, of an open file."""
+    """A chunk of memory that is mapped into this process, and shared with others or not."""
 
-    def __init__(self, descriptor: int, size: int) -> None:
-        self.size = size
-        self._map = mmap.mmap(descriptor, size)
-        self.memory: npt.NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
+    def __init__(self, mapping: mmap.mmap) -> None:
+        self._map, self.size = mapping, len(mapping)
+        self.memory: npt.NDArray[np.uint8] = np.frombuffer(mapping, dtype=np.uint8)
         self.address: int = self.memory.ctypes.data
 
     def words(self, offset: int, count: int) -> memoryview:
@@ -82,24 +82,15 @@ class MappedChunk:
 
 
 class OwnedChunk(MappedChunk):
-    """A chunk of shared memory that this process has allocated, as an anonymous file.
-
-    Peers find it by its descriptor's number.
-
-    Raises:
-        OSError: The system gives no such memory.
-    """
+    """A chunk of shared memory that this process has allocated, as an anonymous file."""
 
     def __init__(self, size: int) -> None:
         self.descriptor = os.memfd_create("asyncddp", os.MFD_CLOEXEC)
         os.ftruncate(self.descriptor, size)
-        super().__init__(self.descriptor, size)
+        super().__init__(mmap.mmap(self.descriptor, size))
 
     def drop(self, offset: int, size: int) -> bool:
-        """Return pages to the system; they read as zero from then on, also at peers.
-
-        False for a part of a page, which stays.
-        """
+        """Return whole pages to the system; they read as zero afterwards, also at peers."""
         if size >= mmap.PAGESIZE:
             self._map.madvise(mmap.MADV_REMOVE, offset, size)
         return size >= mmap.PAGESIZE
@@ -128,26 +119,19 @@ class Arena:
         tensor([7., 7., 7., 7.])
     """
 
+    _chunk_type = OwnedChunk
+
     def __init__(self, limit: int = _LIMIT) -> None:
         self._lock = threading.Lock()
         self._blocks: BuddyAllocator[OwnedChunk] = BuddyAllocator(
-            self._add, _dropped, chunk=_CHUNK, limit=limit
+            self._add, lambda chunk, *part: chunk.drop(*part), chunk=_CHUNK, limit=limit
         )
         self._addresses: list[int] = []
         self._chunks: list[OwnedChunk] = []
         self._foreign: dict[tuple[int, int], MappedChunk] = {}
 
-    @property
-    def free_bytes(self) -> int:
-        """Bytes of free memory that may hold pages."""
-        return self._blocks.free_bytes
-
     def take(self, size: int, zeroed: int = 0) -> AllocatedBlock[OwnedChunk]:
-        """Allocate a block of at least ``size`` bytes, the first ``zeroed`` of which are zero.
-
-        Raises:
-            OSError: The system gives no more such memory.
-        """
+        """Allocate a block of at least ``size`` bytes, the first ``zeroed`` of which are zero."""
         block = self._blocks.take(size)
         block.chunk.memory[block.offset : block.offset + zeroed] = 0
         return block
@@ -157,10 +141,9 @@ class Arena:
         self._blocks.give(block)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Make a contiguous, uninitialised tensor in shared memory.
+        """Make a contiguous, uninitialised tensor in shared memory, which is freed with the tensor.
 
-        Its memory is used again once nothing refers to the tensor any more. Where the system gives
-        no more shared memory it is an ordinary tensor.
+        Where the system gives no more shared memory it is an ordinary tensor.
         """
         size = math.prod(shape) * dtype.itemsize
         try:
@@ -186,20 +169,17 @@ class Arena:
         return SharedMemoryHandle(chunk.descriptor, chunk.size, offset)
 
     def open(self, process: int, handle: SharedMemoryHandle) -> MappedChunk:
-        """Map a peer's chunk, or return the existing mapping.
-
-        Raises:
-            OSError: The peer is gone, or lives where this process cannot see it.
-        """
+        """Map a peer's chunk, once; an OSError if the peer is gone or out of sight."""
         key = (process, handle.descriptor)
         with self._lock:
             view = self._foreign.get(key)
             if view is None:
                 descriptor = os.open(f"/proc/{process}/fd/{handle.descriptor}", os.O_RDWR)
                 try:
-                    view = self._foreign[key] = MappedChunk(descriptor, handle.size)
+                    mapping = mmap.mmap(descriptor, handle.size)
                 finally:
                     os.close(descriptor)
+                view = self._foreign[key] = MappedChunk(mapping)
             return view
 
     def close(self) -> None:
@@ -212,11 +192,8 @@ class Arena:
             self._addresses.clear()
             self._foreign.clear()
 
-    def _make(self, size: int) -> OwnedChunk:
-        return OwnedChunk(size)
-
     def _add(self, size: int) -> OwnedChunk:
-        chunk = self._make(size)
+        chunk = self._chunk_type(size)
         with self._lock:
             index = bisect.bisect(self._addresses, chunk.address)
             self._chunks.insert(index, chunk)
@@ -224,8 +201,43 @@ class Arena:
         return chunk
 
 
-def _dropped(chunk: OwnedChunk, offset: int, size: int) -> bool:
-    return chunk.drop(offset, size)
+class _PrivateChunk(OwnedChunk):
+    """A chunk of anonymous memory of this process; a forked process gets a copy."""
+
+    def __init__(self, size: int) -> None:
+        self.descriptor = next(_private_numbers)
+        MappedChunk.__init__(self, mmap.mmap(-1, size, **_PRIVATE))
+        if _HUGE is not None:
+            self._map.madvise(_HUGE)
+
+    def drop(self, offset: int, size: int) -> bool:
+        """Return pages to the system, where it supports that."""
+        if _UNNEEDED is None or size < mmap.PAGESIZE:
+            return False
+        self._map.madvise(_UNNEEDED, offset, size)
+        return True
+
+    def close(self) -> None:
+        """Do nothing: there is no file to close."""
+
+
+class PrivateArena(Arena):
+    """Arena of private memory, shared by ranks that are threads; works on every system.
+
+    Example:
+        >>> arena = PrivateArena()
+        >>> tensor = arena.empty((2,), torch.float32).fill_(3.0)
+        >>> place = arena.locate(tensor)
+        >>> arena.open(0, place).tensor(place.offset, (2,), torch.float32)
+        tensor([3., 3.])
+    """
+
+    _chunk_type = _PrivateChunk
+
+    def open(self, process: int, handle: SharedMemoryHandle) -> MappedChunk:
+        """Return the chunk of a handle."""
+        with self._lock:
+            return next(chunk for chunk in self._chunks if chunk.descriptor == handle.descriptor)
 
 
 def _tensor_over(

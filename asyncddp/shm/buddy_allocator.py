@@ -15,27 +15,18 @@ from typing import Generic, TypeAlias, TypeVar, cast
 C = TypeVar("C")
 _BlockAddress: TypeAlias = tuple[int, int]
 """A block's address: the number of its chunk, and the offset, a multiple of the block's size."""
-_MIN_BLOCK_BYTES = 64
-"""Least bytes of a block: a cache line."""
+_MIN_BLOCK_BYTES = 64  # a cache line
 
 
 @dataclass(slots=True)
 class AllocatedBlock(Generic[C]):
-    """A block of memory within a chunk, as the buddy allocator has handed it out.
-
-    Attributes:
-        chunk: The chunk.
-        number: How many chunks were made before it.
-        offset: Where in it the block begins.
-        size: Bytes, a power of two.
-        used: Bytes from its start on that may have been written.
-    """
+    """A block of memory within a chunk, as the buddy allocator has handed it out."""
 
     chunk: C
-    number: int
-    offset: int
-    size: int
-    used: int
+    number: int  # of the chunk
+    offset: int  # of the block in the chunk
+    size: int  # in bytes, a power of two
+    used: int  # bytes from its start on that may have been written
 
 
 class BuddyAllocator(Generic[C]):
@@ -43,14 +34,9 @@ class BuddyAllocator(Generic[C]):
 
     Args:
         make: Allocates a chunk of a given number of bytes; it may raise.
-        release: Returns pages of a chunk to the system: chunk, offset, bytes.
-            Tells whether the system took them.
+        release: Returns pages of a chunk (chunk, offset, bytes) to the system; False if it cannot.
         chunk: Bytes of a chunk, a power of two; what does not fit gets a chunk of its own.
         limit: Most free bytes that keep their pages.
-
-    Attributes:
-        chunks: All chunks by number; None for those that were cleared.
-        free_bytes: Bytes of free memory that may hold pages.
 
     Example:
         >>> pages = lambda chunk, offset, size: True
@@ -76,28 +62,20 @@ class BuddyAllocator(Generic[C]):
         self._chunk, self._limit = chunk, limit
         self._lock = threading.Lock()
         self._given: deque[AllocatedBlock[C]] = deque()
-        self._free: dict[
-            int, dict[_BlockAddress, int]
-        ] = {}  # by size: bytes used of each free block
-        self.chunks: list[C | None] = []
-        self.free_bytes = 0
+        self._free: dict[int, dict[_BlockAddress, int]] = {}  # by size: used bytes of free blocks
+        self.chunks: list[C | None] = []  # by number; None for those that were cleared
+        self.free_bytes = 0  # which may hold pages
 
     def take(self, size: int) -> AllocatedBlock[C]:
-        """Allocate a block of at least ``size`` bytes, uninitialised.
-
-        Raises:
-            OSError: The system gives no more memory of this kind.
-        """
+        """Allocate a block of at least ``size`` bytes, uninitialised."""
         rounded = max(_MIN_BLOCK_BYTES, 1 << max(0, size - 1).bit_length())
         with self._lock:
             self._insert_freed()
             if rounded not in self._free:
                 self._merge_buddies()
                 self._split(rounded)
-            address, used = self._free[rounded].popitem()
-            self.free_bytes -= used
-            if not self._free[rounded]:
-                del self._free[rounded]
+            address = next(reversed(self._free[rounded]))
+            used = self._remove(rounded, address)
             chunk = cast("C", self.chunks[address[0]])  # one that was given up has no free blocks
             return AllocatedBlock(chunk, *address, rounded, max(used, size))
 

@@ -7,9 +7,8 @@ begins with a header of 64-byte lines, read and written as 64-bit words::
     lines 2 …     for each rank of the machine: chunks that it has read (its acknowledgement)
 
 and goes on with slots for chunks of the tensor, those of even and of odd steps apart (double
-buffering), so that the sender may publish the next step while a peer still reads the last one.
-"Published" and "read" are a step and a number of chunks packed into one word, which only ever grows
-and which only one rank writes.
+buffering). "Published" and "read" are a step and a number of chunks packed into one word, which
+only ever grows and which only one rank writes.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -31,12 +31,12 @@ from asyncddp.shm.arena import (
 
 MAX_RANKS = 256
 _CHUNK_SIZES = ((1 << 25, 1 << 20), (0, 1 << 19))
-"""Bytes of a tensor, and bytes of the chunks into which tensors from that size on are split: small
-enough to stay in a cache between write and read, large enough to outweigh Python's own time."""
+"""Least bytes of a tensor, and bytes of its chunks: they stay in a cache from write to read."""
 _MAX_SLOTS = 4
 _BITS = 24
 _CHUNK_BITS = (1 << _BITS) - 1
 _LINE = 8  # words
+_Readers: TypeAlias = tuple[tuple[int, int], ...]  # ranks, and where each acknowledges
 _DESCRIPTOR, _SIZE, _OFFSET, _MASK = 1, 2, 3, 4  # offsets in a line, after its progress word
 
 
@@ -57,22 +57,14 @@ def unpack_chunks(value: int) -> int:
 
 @dataclass(frozen=True)
 class ChunkLayout:
-    """Layout by which tensors of one shape and dtype are split into chunks of equal size.
-
-    Attributes:
-        shape, dtype: Of the tensors.
-        numel: Elements of the tensor.
-        chunk_numel: Elements of a chunk; the last one may be shorter.
-        num_chunks: How many chunks there are.
-        num_slots: Chunks that a ring has room for at a time.
-    """
+    """Layout by which tensors of one shape and dtype are split into chunks of equal size."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    numel: int
-    chunk_numel: int
+    numel: int  # of the tensor
+    chunk_numel: int  # of a chunk; the last one may be shorter
     num_chunks: int
-    num_slots: int
+    num_slots: int  # chunks that a ring has room for at a time
 
     @classmethod
     def of(cls, shape: tuple[int, ...], dtype: torch.dtype) -> ChunkLayout:
@@ -106,18 +98,9 @@ class _RingBufferLayout:
         self.layout = layout
         header = _LINE * (2 + ranks)
         self.words = view.words(offset, header)
-        start, size = offset + 8 * header, layout.chunk_numel * layout.dtype.itemsize
-        self.slots = tuple(
-            tuple(
-                view.tensor(
-                    start + (half * layout.num_slots + slot) * size,
-                    (layout.chunk_numel,),
-                    layout.dtype,
-                )
-                for slot in range(layout.num_slots)
-            )
-            for half in (0, 1)
-        )
+        sizes, numbers = (2, layout.num_slots, layout.chunk_numel), range(layout.num_slots)
+        every = view.tensor(offset + 8 * header, sizes, layout.dtype)
+        self.slots = tuple(tuple(every[half, number] for number in numbers) for half in (0, 1))
         whole = layout.num_chunks == 1
         self.whole_slots = tuple(half[0].view(layout.shape) for half in self.slots) if whole else ()
         """The slots in the tensor's own shape, where it is a single chunk."""
@@ -132,19 +115,14 @@ class _RingBufferLayout:
     @staticmethod
     def nbytes(ranks: int, layout: ChunkLayout) -> int:
         """Compute the size of a ring in bytes."""
-        return (
-            8 * _LINE * (2 + ranks)
-            + 2 * layout.num_slots * layout.chunk_numel * layout.dtype.itemsize
-        )
+        slots = 2 * layout.num_slots * layout.chunk_numel
+        return 8 * _LINE * (2 + ranks) + slots * layout.dtype.itemsize
 
 
 class SendRingBuffer(_RingBufferLayout):
     """Ring buffer in shared memory through which this rank sends tensors to peers on its machine.
 
-    Args:
-        arena: The shared memory from which the ring is allocated.
-        ranks: The ranks of the machine, in the order that all of them know.
-        layout: How its tensors are split into chunks.
+    All ranks of the machine know ``ranks`` in the same order.
     """
 
     def __init__(self, arena: Arena, ranks: tuple[int, ...], layout: ChunkLayout) -> None:
@@ -153,8 +131,8 @@ class SendRingBuffer(_RingBufferLayout):
         super().__init__(block.chunk, block.offset, len(ranks), layout)
         self._ranks = {rank: index for index, rank in enumerate(ranks)}
         self.ranks = frozenset(ranks)
-        self._readers: list[tuple[int, tuple[tuple[int, int], ...]]] = [(-1, ()), (-1, ())]
-        self._masks: dict[tuple[int, ...], tuple[tuple[int, ...], tuple[tuple[int, int], ...]]] = {}
+        self._readers: list[tuple[int, _Readers]] = [(-1, ()), (-1, ())]
+        self._masks: dict[tuple[int, ...], tuple[tuple[int, ...], _Readers]] = {}
 
     def has_room(self, step: int) -> bool:
         """Tell whether all readers have read what this step's slots held before."""
@@ -173,9 +151,7 @@ class SendRingBuffer(_RingBufferLayout):
             known = self._masks[targets] = self._address(targets)
         mask, readers = known
         words, line = self.words, _LINE * (step & 1)
-        words[line] = pack_progress(
-            step, 0
-        )  # before the rest, so that no reader mixes up two steps
+        words[line] = pack_progress(step, 0)  # first, so that no reader mixes up two steps
         store_fence()
         words[line + _DESCRIPTOR] = 0
         if handle is not None:
@@ -185,9 +161,7 @@ class SendRingBuffer(_RingBufferLayout):
             words[line + _MASK + index] = bits
         self._readers[step & 1] = step, readers
 
-    def _address(
-        self, targets: tuple[int, ...]
-    ) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+    def _address(self, targets: tuple[int, ...]) -> tuple[tuple[int, ...], _Readers]:
         """Build the bit mask of some readers, and find where each writes its acknowledgement."""
         mask = [0] * (1 + max(self._ranks.values()) // 64)
         for target in targets:
@@ -197,11 +171,7 @@ class SendRingBuffer(_RingBufferLayout):
         return tuple(mask), readers
 
     def try_send(self, step: int, targets: tuple[int, ...], tensor: torch.Tensor) -> bool:
-        """Send a tensor of one chunk if there is room: has_room, begin and publish in one call.
-
-        Returns:
-            Whether there was room.
-        """
+        """Send a tensor of one chunk if there is room: has_room, begin and publish in one call."""
         words, half = self.words, step & 1
         earlier, readers = self._readers[half]
         for _, index in readers:
@@ -224,11 +194,7 @@ class SendRingBuffer(_RingBufferLayout):
         self.words[_LINE * (step & 1)] = pack_progress(step, chunks)
 
     def pending_readers(self, step: int, chunks: int) -> list[tuple[int, int]]:
-        """List readers yet to read so many chunks of a step, or of an earlier one in its slots.
-
-        Returns:
-            Ranks, and the step that each has yet to read.
-        """
+        """List readers, and the step each must still read: this one or an earlier in its slots."""
         published, readers = self._readers[step & 1]
         goal = pack_progress(published, chunks if published == step else self.layout.num_chunks)
         return [(rank, published) for rank, index in readers if self.words[index] < goal]
@@ -273,12 +239,8 @@ class ReceiveRingBuffer(_RingBufferLayout):
     def tensor_handle(self, step: int) -> SharedMemoryHandle | None:
         """Return a handle to the tensor of a step, where that is not in the slots."""
         line = _LINE * (step & 1)
-        descriptor = self.words[line + _DESCRIPTOR]
-        if not descriptor:
-            return None
-        return SharedMemoryHandle(
-            descriptor - 1, self.words[line + _SIZE], self.words[line + _OFFSET]
-        )
+        descriptor, size, offset = self.words[line + _DESCRIPTOR : line + _MASK]
+        return SharedMemoryHandle(descriptor - 1, size, offset) if descriptor else None
 
     def acknowledge(self, step: int, chunks: int) -> None:
         """Tell the sender that this rank has read the first ``chunks`` chunks of a step."""
@@ -291,10 +253,6 @@ class ReceiveRingBuffer(_RingBufferLayout):
         for half in (0, 1):
             value = self.words[_LINE * half]
             store_fence()
-            step = unpack_step(value)
-            if (
-                unpack_chunks(value)
-                and self.is_addressed(step)
-                and self.words[self._acknowledged] < value
-            ):
+            step, unread = unpack_step(value), self.words[self._acknowledged] < value
+            if unpack_chunks(value) and unread and self.is_addressed(step):
                 yield step

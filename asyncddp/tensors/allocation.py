@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from asyncddp.shm.private_arena import PrivateArena
+from asyncddp.shm.arena import PrivateArena
 from asyncddp.torch_modes import normal_mode
 
 _LARGE = 1 << 20  # bytes from which on it pays to reuse memory

@@ -28,11 +28,7 @@ class Request(Protocol):
     """Handle of a nonblocking send, receive or collective, to test for completion or abandon."""
 
     def done(self) -> bool:
-        """Test, without blocking, whether the operation has completed.
-
-        Raises:
-            PeerError: The operation has failed.
-        """
+        """Test, without blocking, for completion; a PeerError if the operation has failed."""
         ...
 
     def abandon(self) -> None:
@@ -49,7 +45,7 @@ def has_ended(request: Request) -> bool:
 
 
 COLLECTIVE_GIVEN_UP = "an earlier collective was given up while some ranks had not joined it"
-"""Reason why the later ones cannot run."""
+"""Reason why later collectives cannot run."""
 
 
 def collectives_broken(why: str) -> PeerError:
@@ -67,15 +63,10 @@ class Scope(Enum):
 
 @dataclass(frozen=True)
 class SharedMemoryGroup:
-    """Ranks of one machine that can map each other's shared memory.
+    """Ranks of one machine that can map each other's shared memory."""
 
-    Attributes:
-        arena: Allocator of this rank's shared memory, and the mapped memory of the other ranks.
-        processes: Process ids by rank, this rank's own among them.
-    """
-
-    arena: Arena
-    processes: Mapping[int, int]
+    arena: Arena  # allocates this rank's shared memory, and maps that of the other ranks
+    processes: Mapping[int, int]  # process ids by rank, this rank's own among them
 
 
 class Transport(ABC):
@@ -108,16 +99,10 @@ class Transport(ABC):
 
     @classmethod
     def join(cls, startup: StartupDeadline, *, required: bool = True) -> Transport:
-        """Open the transport between all ranks of this job.
+        """Open the transport between all ranks of this job, or raise a WaitTimeoutError.
 
-        Args:
-            startup: Deadline of ``init()``, and the settings that all ranks must share.
-            required: False if the user has not named it, so that a lesser one will do.
-
-        Raises:
-            WaitTimeoutError: Some ranks have not called it by the deadline.
+        It is not ``required`` if the user has not named it, so that a lesser one will do.
         """
-        del startup, required
         return cls()
 
     @property
@@ -145,12 +130,9 @@ class Transport(ABC):
     def iallreduce(
         self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
     ) -> Request:
-        """Start summing ``tensor`` over all ranks (bool: the logical or).
+        """Start summing ``tensor`` over all ranks (bool: the logical or), into ``out`` or in place.
 
-        Args:
-            tensor: This rank's term; unchanged unless it is ``out``.
-            out: Receives the sum; ``tensor`` if not given.
-            divisor: Divides the sum of floats; 1 if not given.
+        ``divisor`` divides the sum of floats. Where ``out`` is given, ``tensor`` stays unchanged.
         """
 
     @abstractmethod
@@ -159,10 +141,8 @@ class Transport(ABC):
     ) -> Request:
         """Start summing ``tensor`` over all ranks (bool: the logical or); each rank keeps a part.
 
-        Args:
-            tensor: This rank's term: ``size`` parts of equal length, part r for rank r; flat.
-            out: Receives the sum of part ``rank``; flat, and not a part of ``tensor``.
-            divisor: Divides the sum of floats; 1 if not given.
+        ``tensor`` is flat, with ``size`` parts of equal length; ``out`` gets the sum of part
+        ``rank``, and is no part of ``tensor``. ``divisor`` divides the sum of floats.
         """
 
     @abstractmethod
@@ -187,27 +167,30 @@ class Transport(ABC):
 
     @abstractmethod
     def backoff(self, attempt: int, *, background: bool = False) -> None:
-        """Yield the CPU core between two polls, for longer the more polls found nothing.
+        """Yield the CPU core between two polls, for longer the more attempts found nothing.
 
-        Args:
-            attempt: Number of polls in a row that found nothing.
-            background: True if this thread runs beside a computation, which has priority.
+        A ``background`` thread runs beside a computation, which has priority.
         """
 
     @abstractmethod
     def close(self) -> None:
         """Release the transport's resources; harmless when called twice."""
 
+    def break_collectives(self) -> None:
+        """Refuse further collectives, after one was given up."""
+        self.broken = COLLECTIVE_GIVEN_UP
+
+    def require_collectives(self) -> None:
+        """Raise a PeerError if no further collective can run."""
+        if self.broken:
+            raise collectives_broken(self.broken)
+
     def abort(self, code: int) -> None:
         """End all ranks with this exit code, where the transport can."""
         raise SystemExit(code)
 
     def finish(self, request: Request, timeout: float, what: str) -> None:
-        """Wait until a request has completed.
-
-        Raises:
-            WaitTimeoutError: It had not completed after ``timeout`` seconds.
-        """
+        """Wait until a request has completed; WaitTimeoutError after ``timeout`` seconds."""
         attempt, deadline = 0, time.monotonic() + timeout
         while not request.done():
             if time.monotonic() > deadline:

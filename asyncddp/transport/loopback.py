@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from asyncddp.errors import MismatchError
-from asyncddp.shm.private_arena import PrivateArena
+from asyncddp.shm.arena import PrivateArena
 from asyncddp.tensors.allocation import detached_copy
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.transport.base import Request, Scope, SharedMemoryGroup, Transport
 from asyncddp.transport.startup_deadline import StartupDeadline
 
-_CollectiveFunction = Callable[[list[Any]], list[Any]]
+_CollectiveFunction = Callable[[list[Any]], list[Any] | None]
 
 
 class _LoopbackRequest:
@@ -25,15 +27,14 @@ class _LoopbackRequest:
 
     def __init__(self) -> None:
         self.value: Any = None
-        self._ended = False
+        self._ended = self.abandoned = False
         self._error: Exception | None = None
-        self.abandoned = False
 
     def complete(self, value: Any = None) -> None:
         self.value, self._ended = value, True
 
     def fail(self, error: Exception) -> None:
-        self._error, self._ended = error, True
+        self._error = error
 
     def done(self) -> bool:
         if self._error is not None:
@@ -55,10 +56,10 @@ class _LoopbackGroup:
         self.sends: dict[tuple[int, int, int], deque[tuple[torch.Tensor, _LoopbackRequest]]] = {}
         self.receives: dict[tuple[int, int, int], deque[tuple[torch.Tensor, _LoopbackRequest]]] = {}
         self.collectives: dict[int, dict[int, tuple[str, Any, _LoopbackRequest]]] = {}
+        self.numbers = [itertools.count() for _ in range(size)]  # of each rank's collectives
         self.size = size
-        self.window_group = SharedMemoryGroup(
-            PrivateArena(), dict.fromkeys(range(size), os.getpid())
-        )
+        processes = dict.fromkeys(range(size), os.getpid())
+        self.window_group = SharedMemoryGroup(PrivateArena(), processes)
 
     def match_message(
         self, data: torch.Tensor, source: int, target: int, tag: int, *, sends: bool
@@ -77,42 +78,40 @@ class _LoopbackGroup:
             if not waiting:
                 del theirs[key]
         to, given = (other, data) if sends else (data, other)
-        if to.numel() != given.numel():
-            error = MismatchError(
-                f"rank {source} sent {given.numel()} bytes to rank {target}, which expected "
-                f"{to.numel()}"
-            )
-            partner.fail(error)
-            request.fail(error)
-        else:
+        if to.numel() == given.numel():
             to.copy_(given)
             partner.complete()
             request.complete()
+        else:
+            sizes = f"{given.numel()} bytes to rank {target}, which expected {to.numel()}"
+            error = MismatchError(f"rank {source} sent {sizes}")
+            partner.fail(error)
+            request.fail(error)
         self.wakeups[target if sends else source].set()
         return request
 
     def enter_collective(
-        self, rank: int, number: int, kind: str, value: Any, compute: _CollectiveFunction
+        self, rank: int, kind: str, value: Any, compute: _CollectiveFunction
     ) -> _LoopbackRequest:
-        """Enter collective ``number``; the last rank to enter computes the result for all."""
-        request = _LoopbackRequest()
+        """Enter a rank's next collective; the last rank to enter computes the result for all."""
+        request, number = _LoopbackRequest(), next(self.numbers[rank])
         with self.lock:
             entered = self.collectives.setdefault(number, {})
             entered[rank] = (kind, value, request)
             if len(entered) < self.size:
                 return request
             del self.collectives[number]
-        kinds = {entered[r][0] for r in range(self.size)}
+        kinds, values, requests = zip(*(entered[r] for r in range(self.size)), strict=True)
         try:
-            if len(kinds) > 1:
-                raise MismatchError(f"ranks met in different collectives: {sorted(kinds)}")
-            results = compute([entered[r][1] for r in range(self.size)])
+            if len(set(kinds)) > 1:
+                raise MismatchError(f"ranks met in different collectives: {sorted(set(kinds))}")
+            results = compute(list(values)) or values
         except (MismatchError, RuntimeError) as error:
-            for _, _, waiting in entered.values():
+            for waiting in requests:
                 waiting.fail(MismatchError(str(error)))
         else:
-            for r, (_, _, waiting) in entered.items():
-                waiting.complete(results[r])
+            for waiting, result in zip(requests, results, strict=True):
+                waiting.complete(result)
         for wakeup in self.wakeups:
             wakeup.set()
         return request
@@ -134,7 +133,7 @@ class LoopbackTransport(Transport):
     def __init__(self, group: _LoopbackGroup, rank: int) -> None:
         self._group, self.rank, self.size = group, rank, group.size
         self._wakeup = group.wakeups[rank]
-        self._collective_count = 0
+        self._enter = partial(group.enter_collective, rank)
 
     @property
     def window_group(self) -> SharedMemoryGroup | None:
@@ -144,7 +143,6 @@ class LoopbackTransport(Transport):
     @classmethod
     def join(cls, startup: StartupDeadline, *, required: bool = True) -> Transport:
         """Open a group of one rank: this process."""
-        del startup, required
         return cls.group(1)[0]
 
     @classmethod
@@ -172,46 +170,35 @@ class LoopbackTransport(Transport):
         """Match the peer's send; whichever is posted second copies."""
         return self._group.match_message(as_bytes(out), peer, self.rank, tag, sends=False)
 
-    def _enter_collective(
-        self, kind: str, value: Any, compute: _CollectiveFunction
-    ) -> _LoopbackRequest:
-        self._collective_count += 1
-        return self._group.enter_collective(self.rank, self._collective_count, kind, value, compute)
-
     def iallreduce(
         self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
     ) -> Request:
         """Start an allreduce; the last rank to enter sums for all, in the order of the ranks."""
         both = (tensor, tensor if out is None else out)
-        return self._enter_collective("allreduce", both, lambda given: _allreduce(given, divisor))
+        return self._enter("allreduce", both, partial(_allreduce, divisor=divisor))
 
     def ireduce_scatter(
         self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
     ) -> Request:
         """Start a reduce-scatter; the last rank to enter sums for all, in rank order."""
-        return self._enter_collective(
-            "reduce_scatter", (tensor, out), lambda given: _reduce_scatter(given, divisor)
-        )
+        compute = partial(_reduce_scatter, divisor=divisor)
+        return self._enter("reduce_scatter", (tensor, out), compute)
 
     def ibroadcast(self, tensor: torch.Tensor, root: int) -> Request:
         """Start a broadcast; the last rank to enter copies for all."""
-        return self._enter_collective(
-            f"broadcast from rank {root}", tensor, lambda given: _broadcast(given, root)
-        )
+        return self._enter(f"broadcast from rank {root}", tensor, partial(_broadcast, root=root))
 
     def iallgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
         """Start an allgather; the last rank to enter concatenates for all."""
-        return self._enter_collective(
-            f"allgather of {list(counts)} elements", (tensor, out), _allgather
-        )
+        return self._enter(f"allgather of {list(counts)} elements", (tensor, out), _allgather)
 
     def ibarrier(self) -> Request:
         """Start a barrier, which completes when the last rank enters."""
-        return self._enter_collective("barrier", None, lambda given: given)
+        return self._enter("barrier", None, lambda _: None)
 
     def split(self, color: int, key: int) -> Transport:
         """Split the group by color; the last rank to enter makes the parts."""
-        request = self._enter_collective("split", (color, key), _split)
+        request = self._enter("split", (color, key), _split)
         self.finish(request, 60.0, "split")
         group, rank = request.value
         return LoopbackTransport(group, rank)
@@ -243,34 +230,30 @@ def _reduce(pairs: list[Any], divisor: int | None, verb: str) -> torch.Tensor:
     return total if divisor is None else total.div_(divisor)
 
 
-def _allreduce(pairs: list[Any], divisor: int | None) -> list[Any]:
+def _allreduce(pairs: list[Any], divisor: int | None) -> None:
     total = _reduce(pairs, divisor, "allreduce")
     for _, out in pairs:
         out.copy_(total)
-    return pairs
 
 
-def _reduce_scatter(pairs: list[Any], divisor: int | None) -> list[Any]:
+def _reduce_scatter(pairs: list[Any], divisor: int | None) -> None:
     """Copy part r of the sum into the output of rank r."""
     parts = _reduce(pairs, divisor, "reduce_scatter").view(len(pairs), -1)
     for part, (_, out) in zip(parts, pairs, strict=True):
         out.copy_(part)
-    return pairs
 
 
-def _broadcast(tensors: list[Any], root: int) -> list[Any]:
+def _broadcast(tensors: list[Any], root: int) -> None:
     for tensor in tensors:
         if tensor is not tensors[root]:
             as_bytes(tensor).copy_(as_bytes(tensors[root]))
-    return tensors
 
 
-def _allgather(pairs: list[Any]) -> list[Any]:
+def _allgather(pairs: list[Any]) -> None:
     """Copy the concatenation of all ranks' tensors into every rank's output."""
     whole = torch.cat([tensor.reshape(-1) for tensor, _ in pairs])
     for _, out in pairs:
         out.copy_(whole)
-    return pairs
 
 
 def _split(colors_and_keys: list[Any]) -> list[Any]:

@@ -27,10 +27,9 @@ def open_transport(
         WaitTimeoutError: Some ranks have not arrived by the deadline.
         MismatchError: A setting that all ranks must share differs.
     """
-    startup = StartupDeadline.for_single_process() if startup is None else startup
-    if transport is None:
-        return TRANSPORTS[DEFAULT_TRANSPORT].join(startup, required=False)
-    return TRANSPORTS[transport].join(startup)
+    startup = startup or StartupDeadline.for_single_process()
+    name = DEFAULT_TRANSPORT if transport is None else transport
+    return TRANSPORTS[name].join(startup, required=transport is not None)
 
 
 def connects_processes(transport: str | None) -> bool:
@@ -45,13 +44,10 @@ def connects_processes(transport: str | None) -> bool:
 
 @dataclass(frozen=True)
 class TransportRoute:
-    """Route of one device type's tensors to a peer: the transport, and how it moves the bytes.
-
-    The peer is on the ``"same machine"`` or the ``"other machine"``.
-    """
+    """Route of one device type's tensors to a peer: the transport, and how it moves the bytes."""
 
     device: str
-    peer: str
+    peer: str  # "same machine" or "other machine"
     transport: str
     how: str
 
@@ -60,9 +56,6 @@ def select_route(
     device: str, same_machine: bool, transport: str = DEFAULT_TRANSPORT
 ) -> TransportRoute:
     """Select the route of a kind of tensor to a peer, where a transport connects all ranks.
-
-    Raises:
-        UnknownNameError: No transport has that name.
 
     Example:
         >>> select_route("cuda", same_machine=True).how
@@ -90,29 +83,24 @@ def list_routes(
 
 @dataclass(frozen=True)
 class DeviceTransportStatus:
-    """Status of one transport for tensors on GPUs, and why.
-
-    It is ``"in use"``, ``"can be asked for"`` or ``"cannot be used"``.
-    """
+    """Status of one transport for tensors on GPUs, and why."""
 
     transport: str
-    state: str
+    state: str  # "in use", "can be asked for" or "cannot be used"
     why: str
 
 
 def list_device_transports(
     mine: DeviceCapabilities, wanted: Sequence[str] = ()
 ) -> list[DeviceTransportStatus]:
-    """List the status of each GPU transport between this rank and a similar one.
+    """List the status of each GPU transport between this rank and similar ones.
 
-    The other rank is on this machine and has a GPU of its own or shares this one's. A transport
-    that would carry tensors to a rank on another machine is in use as well. Those that are wanted
-    are in ``ASYNCDDP_DEVICE_WIRES``.
+    The others are on this machine, with a GPU of their own or this rank's, or on another machine.
+    ``wanted`` are the transports in ``ASYNCDDP_DEVICE_WIRES``.
 
     Example:
-        >>> rows = list_device_transports(
-        ...     DeviceCapabilities(0, device="cuda", gpu="a", mpi_cuda=True)
-        ... )
+        >>> mine = DeviceCapabilities(0, device="cuda", gpu="a", mpi_cuda=True)
+        >>> rows = list_device_transports(mine)
         >>> [row.transport for row in rows if row.state == "can be asked for"]
         ['cuda_ipc', 'mpi_cuda']
     """
@@ -121,25 +109,18 @@ def list_device_transports(
     used: set[str] = set()
     for peer in (other, sharing, far):
         selected = select_for_group([mine, peer], wanted)
-        used.update(
-            (selected.transport_between(mine, peer), *selected.used_transports([mine, peer]))
-        )
+        used |= {selected.transport_between(mine, peer), *selected.used_transports([mine, peer])}
     rows = []
     for name, transport in DEVICE_TRANSPORTS.items():
         obstacle = transport.obstacle(mine, other)
         doubt = f"; but {found}" if (found := transport.doubt(mine)) else ""
         if obstacle is not None and transport.obstacle(mine, sharing) is not None:
-            row = DeviceTransportStatus(name, "cannot be used", obstacle)
+            state, why = "cannot be used", obstacle
         elif name not in used:
-            row = DeviceTransportStatus(
-                name, "can be asked for", f"ASYNCDDP_DEVICE_WIRES={name}{doubt}"
-            )
+            state, why = "can be asked for", f"ASYNCDDP_DEVICE_WIRES={name}{doubt}"
         elif name in wanted:
-            row = DeviceTransportStatus(
-                name, "in use", f"asked for by ASYNCDDP_DEVICE_WIRES{doubt}"
-            )
+            state, why = "in use", f"asked for by ASYNCDDP_DEVICE_WIRES{doubt}"
         else:
-            why = "needs nothing of MPI or of the peer's GPU"
-            row = DeviceTransportStatus(name, "in use", why)
-        rows.append(row)
+            state, why = "in use", "needs nothing of MPI or of the peer's GPU"
+        rows.append(DeviceTransportStatus(name, state, why))
     return rows

@@ -25,14 +25,9 @@ class InitArrivalTracker:
     """Tracker of which ranks on this machine have called ``init()``, usable before MPI starts.
 
     While the context is open, a rank holds a name among the abstract Unix sockets of the machine,
-    which the system frees when the process ends; nothing is sent, and no socket listens. A rank
-    that gives up at its deadline keeps the name, else one whose deadline passes a moment later
-    would call it missing. Linux only.
-
-    Args:
-        job: Identifier of the run, the same on all of its ranks.
-        rank: This rank.
-        local_size: Number of ranks on this machine.
+    which the system frees when the process ends. A rank that gives up at its deadline keeps the
+    name, else one whose deadline passes a moment later would call it missing. All ranks of the run
+    have the same ``job``. Linux only.
     """
 
     def __init__(self, job: str, rank: int, local_size: int) -> None:
@@ -43,18 +38,15 @@ class InitArrivalTracker:
     def from_environment(cls, rank: int, environ: Mapping[str, str]) -> InitArrivalTracker | None:
         """Make this process's tracker from the launcher's variables; None where they are unset."""
         job = environ.get("PMIX_NAMESPACE") or f"parent-{os.getppid()}"
-        local_size = next(
-            (environ[name] for name in _LOCAL_SIZE_VARIABLES if name in environ), None
-        )
-        return None if local_size is None else cls(f"{os.getuid()}-{job}", rank, int(local_size))
+        sizes = [environ[name] for name in _LOCAL_SIZE_VARIABLES if name in environ]
+        return cls(f"{os.getuid()}-{job}", rank, int(sizes[0])) if sizes else None
 
     def __enter__(self) -> InitArrivalTracker:
         """Show that this rank has called ``init()``."""
         if self._name not in _arrival_sockets:
             with contextlib.suppress(OSError):
-                held = _arrival_sockets[self._name] = socket.socket(
-                    socket.AF_UNIX, socket.SOCK_DGRAM
-                )
+                held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                _arrival_sockets[self._name] = held
                 held.bind(self._name)
         return self
 
@@ -65,33 +57,23 @@ class InitArrivalTracker:
 
     def arrived(self, size: int) -> list[int]:
         """Return the ranks of this machine that are in ``init()``, of ``size`` in all."""
-        return [other for other in range(size) if other == self._rank or self._holds(other)]
-
-    def _holds(self, other: int) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.connect(f"{self._prefix}{other}")
-            except OSError:
-                return False
-        return True
+            return [
+                other
+                for other in range(size)
+                if other == self._rank or not probe.connect_ex(f"{self._prefix}{other}")
+            ]
 
 
 @dataclass
 class StartupDeadline:
-    """Deadline of one rank's ``init()``, with the settings that all ranks must share.
-
-    Attributes:
-        rank, size: This rank and the number of ranks, by the launcher's variables.
-        config: The deadlines, and the settings that must be the same on all ranks.
-        end_process: Ends this process with an error, where an exception cannot be raised.
-        arrival_tracker: Shows which ranks of this machine have arrived, where that can be known.
-    """
+    """Deadline of one rank's ``init()``, with the settings that all ranks must share."""
 
     rank: int
     size: int
     config: Config
-    end_process: Callable[[BaseException], NoReturn]
-    arrival_tracker: InitArrivalTracker | None = None
+    end_process: Callable[[BaseException], NoReturn]  # where an exception cannot be raised
+    arrival_tracker: InitArrivalTracker | None = None  # None where arrivals cannot be known
     _deadline: Deadline = field(init=False)
 
     def __post_init__(self) -> None:
@@ -133,7 +115,5 @@ class StartupDeadline:
         machine = f"of machine {socket.gethostname()}"
         if len(arrived) == here:
             return f"missing: ranks of other machines; all {here} {machine} have called it"
-        away = here - len(arrived)
-        return (
-            f"missing: {away} of the {here} ranks {machine}, where {list_ranks(arrived)} are here"
-        )
+        away = f"{here - len(arrived)} of the {here} ranks {machine}"
+        return f"missing: {away}, where {list_ranks(arrived)} are here"

@@ -70,8 +70,8 @@ class Pretended(torch.Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
-        if DEVICE in known._registry.by_device:
-            known._registry.by_device[DEVICE].catch_up()
+        if DEVICE in known._by_device:
+            known._by_device[DEVICE].catch_up()
         _refuse_mixed(name, tree_leaves((args, kwargs)))
         out = args[0] if name.endswith("_") else kwargs.get("out")
         to_host = name == "copy_" and type(out) is torch.Tensor
@@ -219,10 +219,10 @@ def pretended_gpu(laziness=1, piece=60_000):
     streams, before = PretendedStreams(laziness), cuda_staged._PIECE
     overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)  # what is a class of its own
-    known._registry.by_device[DEVICE], cuda_staged._PIECE = streams, piece
+    known._by_device[DEVICE], cuda_staged._PIECE = streams, piece
     try:
         yield streams
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(overwrite)
         cuda_staged._PIECE = before
-        del known._registry.by_device[DEVICE]
+        del known._by_device[DEVICE]

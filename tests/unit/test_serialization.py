@@ -95,7 +95,7 @@ def test_anything_else_is_an_error_that_says_whose_it_is(data, kind):
 )
 def test_notes_of_nccl_are_what_they_were(note):
     """Every coordination message of NCCL is decoded to an equal one of its own type."""
-    back = nccl_notes.decode_message(nccl_notes.encode_message(note), peer=1)
+    back = nccl_notes.decode_message(pack(note), peer=1)
     assert back == note
     assert type(back) is type(note)
 
@@ -110,11 +110,11 @@ def test_what_is_no_note_is_an_error_that_names_the_peer(data):
 @pytest.mark.parametrize("data", [*BOMBS, b"", b"\xff" * 8])
 def test_a_paper_with_something_else_is_an_error_that_names_the_peer(data):
     """A CUDA IPC buffer with other bytes raises PeerError that names the peer."""
-    paper = cuda_ipc_notes.allocate_message_buffer(cuda_ipc_notes.READY_BYTES).zero_()
+    paper = cuda_ipc_notes.ReadyMessage.allocate_buffer().zero_()
     paper[: len(data)] = paper.new_tensor(list(data))
     for kind in (cuda_ipc_notes.ReadyMessage, cuda_ipc_notes.DoneMessage):
         with pytest.raises(PeerError, match="what rank 1 says of its memory cannot be read"):
-            cuda_ipc_notes.decode_message(paper, kind, peer=1)
+            kind.decode(paper, peer=1)
 
 
 @pytest.mark.parametrize("token", BOMBS)

@@ -6,14 +6,14 @@ collectives. Not run on a GPU yet.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from typing_extensions import override
 
 from asyncddp.device.streams import DeviceStreams
 from asyncddp.transport.base import Request, Transport
-from asyncddp.transport.cuda.device_transport import DeviceTransport
+from asyncddp.transport.cuda.device_transport import DeviceTransport, forward_to
 from asyncddp.transport.cuda.staged_transport import CudaStagedTransport
 
 
@@ -37,8 +37,7 @@ class CompositeTransport(DeviceTransport):
     ) -> DeviceTransport:
         """Combine opened transports into one that chooses by peer; a single one is returned.
 
-        Collectives, and messages to each peer, go by the transport of a name; they are staged where
-        it is not among those opened.
+        ``peers`` and ``collectives`` name transports; what goes by one not opened is staged.
         """
         every = list(opened.values())
         if len(every) == 1:
@@ -49,14 +48,6 @@ class CompositeTransport(DeviceTransport):
         top._messages = {peer: delegates[name] for peer, name in peers.items() if name in delegates}
         top._collectives = delegates.get(collectives, top._staged)
         return top
-
-    @override
-    def for_subgroup(self, base: Transport) -> DeviceTransport | None:
-        return self._collectives.for_subgroup(base)
-
-    @override
-    def split(self, color: int, key: int) -> Transport:
-        return self._collectives.split(color, key)
 
     @override
     def close(self) -> None:
@@ -72,26 +63,10 @@ class CompositeTransport(DeviceTransport):
     def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Request:
         return self._messages.get(peer, self._staged).irecv(out, peer, tag)
 
-    @override
-    def iallreduce(
-        self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
-    ) -> Request:
-        return self._collectives.iallreduce(tensor, out, divisor)
-
-    @override
-    def ireduce_scatter(
-        self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
-    ) -> Request:
-        return self._collectives.ireduce_scatter(tensor, out, divisor)
-
-    @override
-    def ibroadcast(self, tensor: torch.Tensor, root: int) -> Request:
-        return self._collectives.ibroadcast(tensor, root)
-
-    @override
-    def iallgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
-        return self._collectives.iallgather(tensor, out, counts)
-
-    @override
-    def ibarrier(self) -> Request:
-        return self._collectives.ibarrier()
+    iallreduce = forward_to("_collectives", Transport.iallreduce)
+    ireduce_scatter = forward_to("_collectives", Transport.ireduce_scatter)
+    ibroadcast = forward_to("_collectives", Transport.ibroadcast)
+    iallgather = forward_to("_collectives", Transport.iallgather)
+    ibarrier = forward_to("_collectives", Transport.ibarrier)
+    split = forward_to("_collectives", Transport.split)
+    for_subgroup = forward_to("_collectives", DeviceTransport.for_subgroup)

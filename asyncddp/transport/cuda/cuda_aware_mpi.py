@@ -1,8 +1,7 @@
 """``mpi_cuda``: transport of messages between GPUs by a CUDA-aware MPI library.
 
-Only messages use GPU memory: Open MPI takes it in sends, receives and blocking collectives,
-and not in the non-blocking collectives that we use, which are staged as in ``cuda_staged``. Not run
-on a GPU yet; tests run it over a real MPI library with buffers that lie on the host.
+Only messages use GPU memory: Open MPI does not take it in non-blocking collectives, which are
+staged. Not run on a GPU yet; tests run it over a real MPI library with buffers on the host.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -27,17 +26,19 @@ from asyncddp.transport.cuda.staged_transport import CudaStagedTransport
 from asyncddp.transport.mpi.runtime import MPI
 
 _PIECE = 1 << 30  # bytes in one MPI message: counts are C ints
-_DISABLING_VARIABLES = {
-    "MPICH_GPU_SUPPORT_ENABLED": "Cray's MPICH",
-    "MPIR_CVAR_ENABLE_GPU": "MPICH",
-    "MV2_USE_CUDA": "MVAPICH2",
-    "I_MPI_OFFLOAD": "Intel MPI",
-}
+_DISABLING_VARIABLES = (
+    "MPICH_GPU_SUPPORT_ENABLED",  # Cray's MPICH
+    "MPIR_CVAR_ENABLE_GPU",  # MPICH
+    "MV2_USE_CUDA",  # MVAPICH2
+    "I_MPI_OFFLOAD",  # Intel MPI
+)
 """Variables which, set to 0, have a library not take GPU memory though it could."""
 
 
 class _CudaMPIRequest:
     """MPI send or receive of GPU memory that starts once earlier work on the GPU has ended."""
+
+    order_key: Hashable = "message"  # they start in the order in which they were called for
 
     def __init__(
         self, start: Callable[[], list[MPI.Request]], ready: DeviceEvent, drive: Callable[[], None]
@@ -46,27 +47,30 @@ class _CudaMPIRequest:
         self._requests: list[MPI.Request] | None = None
         self._problem: PeerError | None = None
 
-    def ready(self) -> bool:
-        """Start the MPI requests once the device is ready; return whether they have started."""
-        if self._requests is None and self._ready.done():
+    @property
+    def next_may_start(self) -> bool:
+        """True once the MPI requests have been started."""
+        return self._requests is not None
+
+    def advance(self, *, first: bool) -> None:
+        """Start the MPI requests once the device is ready."""
+        if first and self._requests is None and self._ready.done():
             try:
                 self._requests = self._start()
             except MPI.Exception as error:
-                self._requests, self._problem = (
-                    [],
-                    PeerError(f"a message between GPUs could not be started: {error}"),
-                )
-        return self._requests is not None
+                self._requests = []
+                self._problem = PeerError(f"a message between GPUs could not be started: {error}")
 
     def done(self) -> bool:
         self._drive()
-        ended = self.ended()
+        ended = self.over
         if self._problem is not None:
             raise self._problem
         return ended
 
-    def ended(self) -> bool:
-        """Return whether MPI no longer uses the tensor, after success or an error."""
+    @property
+    def over(self) -> bool:
+        """True once MPI no longer uses the tensor, after success or an error."""
         if self._requests is None or self._problem is not None:
             return self._problem is not None
         try:
@@ -84,8 +88,7 @@ class _CudaMPIReceiveRequest(_CudaMPIRequest):
 
     def abandon(self) -> None:
         """Cancel the receive; the tensor is kept until MPI no longer uses it."""
-        if self._requests is None:
-            self._requests = []
+        self._requests = self._requests or []
         for request in self._requests:
             if request != MPI.REQUEST_NULL:
                 request.Cancel()
@@ -94,8 +97,8 @@ class _CudaMPIReceiveRequest(_CudaMPIRequest):
 class CudaAwareMPITransport(CudaStagedTransport):
     """Transport of GPU tensors by CUDA-aware MPI; collectives go through pinned host memory.
 
-    It has a communicator of its own, and waits for the stream on which a tensor is made by an
-    event, never for the whole device.
+    It has a communicator of its own, and waits for a tensor's stream by an event, never for the
+    whole device.
 
     References:
         Open MPI's FAQ, "Which MPI APIs work with CUDA-aware?"
@@ -108,7 +111,6 @@ class CudaAwareMPITransport(CudaStagedTransport):
         super().__init__(base, streams)
         self._comm = comm
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
-        self._messages: list[_CudaMPIRequest] = []
 
     @staticmethod
     def detect(facts: DeviceCapabilities) -> DeviceCapabilities:
@@ -119,9 +121,7 @@ class CudaAwareMPITransport(CudaStagedTransport):
     def obstacle(one: DeviceCapabilities, other: DeviceCapabilities) -> str | None:
         """Refuse MPI libraries that do not say that they take GPU memory."""
         where = ranks_without(lambda facts: facts.mpi_cuda is True, one, other)
-        return (
-            f"the MPI library of {where} does not say that it takes GPU memory" if where else None
-        )
+        return where and f"the MPI library of {where} does not say that it takes GPU memory"
 
     @classmethod
     def open(
@@ -132,7 +132,6 @@ class CudaAwareMPITransport(CudaStagedTransport):
         timeout: float = 0.0,
     ) -> CudaAwareMPITransport:
         """Open the transport between all ranks of the job, with a communicator of its own."""
-        del reachable, timeout
         return cls(base, streams, MPI.COMM_WORLD.Dup())
 
     def for_device(self, streams: DeviceStreams) -> CudaAwareMPITransport:
@@ -157,38 +156,20 @@ class CudaAwareMPITransport(CudaStagedTransport):
     def _begin(
         self, tensor: torch.Tensor, start: Callable[[Any], MPI.Request], kind: type[_CudaMPIRequest]
     ) -> Request:
-        flat = as_bytes(tensor)
-        ranges = range(0, max(1, flat.numel()), _PIECE)
-        pieces = [_buffer(flat[first : first + _PIECE]) for first in ranges]
-
-        def all_pieces() -> list[MPI.Request]:
-            return [start([piece, MPI.BYTE]) for piece in pieces]
-
-        message = kind(
-            all_pieces, self.streams.record_event(StreamRole.COMPUTE), self._drive_messages
-        )
-        self._messages.append(message)
-        self._drive_messages()
+        """Make the request of all pieces, which starts after earlier work on the compute stream."""
+        parts = torch.split(as_bytes(tensor), _PIECE)
+        pieces = [CudaArrayView(part.data_ptr(), part.numel(), part) for part in parts]
+        ready, drive = self.streams.record_event(StreamRole.COMPUTE), self._requests.advance
+        message = kind(lambda: [start([piece, MPI.BYTE]) for piece in pieces], ready, drive)
+        self._requests.append(message)
+        drive()
         return message
-
-    def _drive_messages(self) -> None:
-        """Start the messages that are ready, in order, and drop those that have ended."""
-        for message in self._messages:
-            if not message.ready():
-                break
-        self._messages = [message for message in self._messages if not message.ended()]
-
-
-def _buffer(flat: torch.Tensor) -> CudaArrayView:
-    """Make the buffer of a flat uint8 tensor; the transport waits for its work by event."""
-    return CudaArrayView(flat.data_ptr() if flat.numel() else 0, flat.numel(), flat)
 
 
 def query_cuda_support(environment: Mapping[str, str] | None = None) -> bool | None:
     """Query whether the MPI library takes GPU memory; None if it does not say.
 
-    Open MPI and its kin are asked by ``MPIX_Query_cuda_support``, MPICH and its kin by
-    ``MPIX_GPU_query_support``; an environment variable of theirs that turns it off wins.
+    An environment variable of the library that turns it off wins.
 
     Example:
         >>> query_cuda_support({"MPICH_GPU_SUPPORT_ENABLED": "0"})

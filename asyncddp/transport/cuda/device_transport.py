@@ -1,28 +1,39 @@
-"""Abstract base class of GPU transports: when each can be used, how it is opened and verified."""
+"""Abstract base classes of GPU transports, and of those whose ranks read GPU memory of peers."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import ClassVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from functools import update_wrapper
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import torch
-from typing_extensions import override
 
 from asyncddp.device.streams import DeviceStreams, StreamRole
 from asyncddp.errors import ArgumentError
 from asyncddp.tensors.allocation import make_tensor, zeros_like
-from asyncddp.transport.base import Transport
+from asyncddp.transport.base import Request, Transport
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities
 
+F = TypeVar("F", bound=Callable[..., Any])
 _TRIAL_BYTES = 1 << 16
+
+
+def forward_to(attribute: str, method: F) -> F:
+    """Make a method that calls the method of the same name on a transport in an attribute."""
+    name = method.__name__
+
+    def forward(self: object, *args: Any, **kwargs: Any) -> Any:
+        return getattr(getattr(self, attribute), name)(*args, **kwargs)
+
+    return cast("F", update_wrapper(forward, method, updated=()))
 
 
 class DeviceTransport(Transport):
     """Base class of transports for tensors on a rank's GPU, which declares where it can be used.
 
     One of ``Scope.MACHINE`` serves those pairs of ranks that it can; one of ``Scope.ANY`` is used
-    where it can serve every two ranks of the group. Each stands on a transport for tensors on the
-    host, between the same ranks.
+    where it can serve every two ranks of the group. Each uses a transport for host tensors.
     """
 
     serves_collectives: ClassVar[bool] = False
@@ -34,49 +45,28 @@ class DeviceTransport(Transport):
         self.base, self.streams = base, streams
         self.rank, self.size, self.allows_threads = base.rank, base.size, base.allows_threads
 
-    # messages and ranks: those of the host transport
-
-    @override
-    def post(self, peer: int, message: bytes) -> None:
-        self.base.post(peer, message)
-
-    @override
-    def poll(self) -> Iterable[tuple[int, bytes]]:
-        return self.base.poll()
-
-    @override
-    def machine_id(self) -> int:
-        return self.base.machine_id()
-
-    @override
-    def backoff(self, attempt: int, *, background: bool = False) -> None:
-        self.base.backoff(attempt, background=background)
-
-    @override
-    def abort(self, code: int) -> None:
-        self.base.abort(code)
-
-    @override
-    def close(self) -> None:
-        self.base.close()
+    post = forward_to("base", Transport.post)
+    poll = forward_to("base", Transport.poll)
+    machine_id = forward_to("base", Transport.machine_id)
+    backoff = forward_to("base", Transport.backoff)
+    abort = forward_to("base", Transport.abort)
+    close = forward_to("base", Transport.close)
 
     # where it can be used
 
     @staticmethod
     def detect(facts: DeviceCapabilities) -> DeviceCapabilities:
-        """Add what the transport needs to know of this process's libraries."""
+        """Add what the transport must know about this process's libraries."""
         return facts
 
     @staticmethod
     def obstacle(one: DeviceCapabilities, other: DeviceCapabilities) -> str | None:
-        """Return why it cannot be used between the GPUs of two ranks; None where it can."""
-        del one, other
+        """Return why two ranks cannot use the transport between their GPUs; None if they can."""
         return None
 
     @staticmethod
     def doubt(facts: DeviceCapabilities) -> str:
-        """Return a warning about the use of it by a rank; empty where there is none."""
-        del facts
+        """Return a warning about a rank's use of the transport; empty where there is none."""
         return ""
 
     @classmethod
@@ -87,30 +77,22 @@ class DeviceTransport(Transport):
         reachable: Collection[int] = (),
         timeout: float = 60.0,
     ) -> DeviceTransport:
-        """Open it between all ranks of ``base``; collective.
+        """Open the transport between all ranks of a host transport, or raise; collective.
 
-        Args:
-            base: The transport for tensors on the host.
-            streams: Streams of the device.
-            reachable: The other ranks to which there is no :meth:`obstacle`.
-            timeout: Seconds for the ranks to find each other.
-
-        Raises:
-            EnvironmentProblem: It cannot be opened.
+        ``reachable`` are the other ranks to which there is no :meth:`obstacle`; ``timeout`` has the
+        seconds for the ranks to find each other.
         """
-        del reachable, timeout
         return cls(base, streams)
 
     def for_subgroup(self, base: Transport) -> DeviceTransport | None:
-        """Open it between the ranks of a host transport; collective; None where it cannot."""
-        del base
+        """Open the same transport for the ranks of a subgroup; collective; None if it cannot."""
         return None
 
     def free(self) -> None:
-        """Free its resources, where it is not used after all; ``base`` stays open."""
+        """Free the transport's resources if it is not used after all; ``base`` stays open."""
 
     def verify(self, timeout: float, *, messages: bool = True) -> bool:
-        """Verify that it moves and sums data rightly, before it is used; collective.
+        """Verify with trial data that the transport moves and sums tensors rightly; collective.
 
         A pattern goes around the ring and a sum is formed; without ``messages`` the sum alone.
         """
@@ -138,12 +120,9 @@ class DeviceTransport(Transport):
             return bool(torch.equal(out, expected) and torch.equal(total, exact))
 
     def for_device(self, streams: DeviceStreams) -> DeviceTransport:
-        """Return the transport for a device of this rank: this one, if it serves the device.
+        """Return the transport for a device of this rank: this one, or an ArgumentError.
 
         Tensors on the host, which only receive dropped messages, are served as well.
-
-        Raises:
-            ArgumentError: It serves another device of this rank.
         """
         if streams.device in (self.streams.device, torch.device("cpu")):
             return self
@@ -152,3 +131,58 @@ class DeviceTransport(Transport):
             f"was opened, got one on {streams.device}; use the GPU of that number, local_rank() "
             "modulo the visible ones, or leave ASYNCDDP_DEVICE_WIRES unset"
         )
+
+
+class ExportRequest(Request, Protocol):
+    """Request for a peer to read a tensor in place; complete once the peer has queued its reads."""
+
+    def reusable(self) -> bool:
+        """Return True once the tensor may be overwritten; the peer may not have read it yet."""
+        ...
+
+
+class ImportRequest(Request, Protocol):
+    """Request to read a peer's tensor in place; complete once the compute stream may read it."""
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The peer's tensor, once complete; to be read before :meth:`release`, never written."""
+        ...
+
+    def release(self) -> None:
+        """Tell the peer that all reads are queued on COMPUTE; harmless when called twice.
+
+        Called before completion it means that the tensor will not be read: the peer's export is
+        released as soon as it arrives.
+        """
+        ...
+
+
+class DirectReadTransport(ABC):
+    """Interface of a transport by which peers read a rank's GPU tensors in place.
+
+    A completed request holds for all work that is queued on the COMPUTE stream from then on: the
+    host never waits for the device. Both ``irecv`` and :meth:`import_tensor` receive what
+    :meth:`export_tensor` or ``isend`` sends.
+    """
+
+    @abstractmethod
+    def export_tensor(
+        self,
+        data: torch.Tensor,
+        tags: Mapping[int, int],
+        *,
+        factor: float = 1.0,
+        lasting: bool = False,
+    ) -> dict[int, ExportRequest]:
+        """Export a contiguous tensor, or its product with a factor, to peers, each under a tag.
+
+        A ``lasting`` one stays unchanged until all requests are complete; of others a copy is
+        exported.
+        """
+
+    @abstractmethod
+    def import_tensor(
+        self, shape: tuple[int, ...], dtype: torch.dtype, peer: int, tag: int
+    ) -> ImportRequest:
+        """Start importing a peer's tensor."""

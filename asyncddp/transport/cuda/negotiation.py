@@ -34,7 +34,6 @@ from asyncddp.transport.cuda.selection import (
 from asyncddp.transport.cuda.staged_transport import device_transport_for
 
 logger = logging.getLogger("asyncddp")
-
 _TIMEOUT = 60.0  # seconds: the first use of a GPU may take long
 
 
@@ -65,24 +64,17 @@ def negotiate_from_config(
     """Negotiate the transport if ``ASYNCDDP_DEVICE_WIRES`` is set; collective.
 
     Ranks that are threads stage in any case. ``part`` connects the ranks of this machine; nobody
-    else uses the transports meanwhile.
-
-    Raises:
-        UnknownNameError: There is no transport of that name.
-        MismatchError: Some ranks see GPUs and others see none.
-        EnvironmentProblem: The chosen transport cannot be opened.
+    else uses the transports meanwhile. Raises the same as :func:`negotiate_transport`, and
+    UnknownNameError where there is no transport of that name.
     """
-    if config.device_wires is None:
-        return TransportChoice(FALLBACK, {})
-    wanted = parse_transport_names(config.device_wires)
-    if transport.scope is Scope.PROCESS:
+    wanted = () if config.device_wires is None else parse_transport_names(config.device_wires)
+    if not wanted or transport.scope is Scope.PROCESS:
         return TransportChoice(FALLBACK, {})
     mine = detect_capabilities(transport.rank, machine, local_rank)
     index = default_device_index(local_rank, torch.cuda.device_count())
     streams = None if index is None else streams_of_device(torch.device("cuda", index))
-    return negotiate_transport(
-        transport, wanted, mine, streams, min(config.timeout, _TIMEOUT), part
-    )
+    timeout = min(config.timeout, _TIMEOUT)
+    return negotiate_transport(transport, wanted, mine, streams, timeout, part)
 
 
 def negotiate_transport(
@@ -96,11 +88,8 @@ def negotiate_transport(
     """Negotiate the transport between all ranks from their capabilities; collective.
 
     The choice is the same on all ranks. It is installed in ``transport``, and in ``part``, which
-    connects some of the ranks, where the chosen transport can serve subgroups.
-
-    Raises:
-        MismatchError: Some ranks have GPUs and others have none.
-        EnvironmentProblem: The chosen transport cannot be opened.
+    connects some of the ranks, where the chosen transport can serve subgroups. Ranks with and
+    without GPUs are a MismatchError.
     """
     group = _gather_capabilities(transport, mine, timeout)
     require_same_device_kind(group)
@@ -119,7 +108,7 @@ def negotiate_transport(
         kind = DEVICE_TRANSPORTS[missing]
         reachable = [facts.rank for facts in others if kind.obstacle(mine, facts) is None]
         made = kind.open(transport, streams, reachable, timeout)
-        if _all_true(transport, made.verify(timeout), timeout):
+        if all(_allgather_number(transport, made.verify(timeout), timeout)):
             opened[missing] = made
         else:
             refused[missing] = "a trial out of GPU memory did not arrive as it was sent"
@@ -156,7 +145,7 @@ def _open_for_subgroup(part: Transport | None, whole: DeviceTransport, timeout: 
     if part is None or opened is None:
         return
     works = opened.verify(timeout, messages=False)
-    if _all_true(part, works, timeout):
+    if all(_allgather_number(part, works, timeout)):
         _install(part, opened)
     else:
         logger.warning("sums inside a machine go by %s: a trial by %s failed", FALLBACK, whole.name)
@@ -174,9 +163,7 @@ def _gather_capabilities(
     transport: Transport, mine: DeviceCapabilities, timeout: float
 ) -> list[DeviceCapabilities]:
     data = make_tensor(list(pack(mine)), torch.uint8)
-    sizes = transport.allgather(
-        make_tensor([data.numel()], torch.int64), [1] * transport.size, timeout
-    ).tolist()
+    sizes = _allgather_number(transport, data.numel(), timeout)
     whole = transport.allgather(data, sizes, timeout)
     return [
         unpack(part.numpy().tobytes(), DeviceCapabilities, f"what rank {peer} says of its GPU")
@@ -184,8 +171,7 @@ def _gather_capabilities(
     ]
 
 
-def _all_true(transport: Transport, mine: bool, timeout: float) -> bool:
-    every = transport.allgather(
-        make_tensor([int(mine)], torch.int64), [1] * transport.size, timeout
-    )
-    return bool(every.all())
+def _allgather_number(transport: Transport, mine: int, timeout: float) -> list[int]:
+    number = make_tensor([mine], torch.int64)
+    every: list[int] = transport.allgather(number, [1] * transport.size, timeout).tolist()
+    return every

@@ -9,10 +9,8 @@ from typing import Protocol
 class OrderedRequest(Protocol):
     """Request that its transport advances, without waiting, until it is over."""
 
-    @property
-    def order_key(self) -> Hashable:
-        """Requests with equal keys are transferred one after the other."""
-        ...
+    order_key: Hashable
+    """Requests with equal keys are transferred one after the other."""
 
     @property
     def next_may_start(self) -> bool:
@@ -21,7 +19,7 @@ class OrderedRequest(Protocol):
 
     @property
     def over(self) -> bool:
-        """True if it has ended: done, failed or abandoned."""
+        """True if the request has ended: done, failed or abandoned."""
         ...
 
     def advance(self, *, first: bool) -> None:
@@ -29,25 +27,14 @@ class OrderedRequest(Protocol):
         ...
 
 
-class OrderedRequests:
+class OrderedRequests(list[OrderedRequest]):
     """Requests of one transport that are not over, in the order in which they were started."""
-
-    def __init__(self) -> None:
-        self._requests: list[OrderedRequest] = []
-
-    def add(self, request: OrderedRequest) -> None:
-        """Add a request."""
-        self._requests.append(request)
 
     def advance(self) -> None:
         """Advance all requests, and drop those that are over."""
         waiting: set[Hashable] = set()
-        for request in self._requests:
+        for request in self.copy():
             request.advance(first=request.order_key not in waiting)
             if not request.next_may_start:
                 waiting.add(request.order_key)
-        self._requests = [request for request in self._requests if not request.over]
-
-    def clear(self) -> None:
-        """Drop all requests."""
-        self._requests.clear()
+        self[:] = [request for request in self if not request.over]

@@ -27,9 +27,6 @@ def parse_transport_names(text: str) -> tuple[str, ...]:
 
     ``auto`` stands for all of them: ``cuda_ipc,nccl,mpi_cuda``.
 
-    Raises:
-        UnknownNameError: There is no such transport.
-
     Example:
         >>> parse_transport_names("mpi_cuda, cuda_staged")
         ('mpi_cuda', 'cuda_staged')
@@ -47,20 +44,14 @@ def parse_transport_names(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class GroupSelection:
-    """Transports selected for a group of ranks with GPUs, best first; the same on all its ranks.
-
-    It has the reason for each requested transport that no pair can use.
-    """
+    """Transports selected for a group of ranks with GPUs, best first; the same on all its ranks."""
 
     usable: tuple[type[DeviceTransport], ...]
     collectives: str
-    refused: Mapping[str, str]
+    refused: Mapping[str, str]  # why no pair can use a requested transport
 
     def transport_between(self, one: DeviceCapabilities, other: DeviceCapabilities) -> str:
-        """Return the name of the transport of messages between two ranks.
-
-        It is the best that both can use; between machines some transports precede the others.
-        """
+        """Return the name of the best transport of messages that two ranks can use."""
         serving = [
             transport
             for transport in self.usable
@@ -85,21 +76,13 @@ def select_for_group(
     A transport inside machines is selected where any two ranks can use it, and serves these. Those
     that are wanted after ``cuda_staged`` are unused.
 
-    Raises:
-        MismatchError: Some ranks have GPUs and others have none.
-
     Example:
         >>> from dataclasses import replace
         >>> one = DeviceCapabilities(0, machine=0, device="cuda", gpu="a", mpi_cuda=True)
         >>> group = [one, replace(one, rank=1), replace(one, rank=2, machine=1, gpu="b")]
         >>> selected = select_for_group(group, ["cuda_ipc", "nccl", "mpi_cuda"])
-        >>> (
-        ...     selected.transport_between(group[0], group[1]),
-        ...     selected.transport_between(group[1], group[2]),
-        ... )
-        ('cuda_ipc', 'mpi_cuda')
-        >>> selected.collectives, *selected.refused
-        ('cuda_staged', 'nccl')
+        >>> selected.used_transports(group), selected.collectives, *selected.refused
+        (('cuda_ipc', 'mpi_cuda'), 'cuda_staged', 'nccl')
     """
     require_same_device_kind(group)
     usable: list[type[DeviceTransport]] = []
@@ -118,11 +101,7 @@ def select_for_group(
 
 
 def require_same_device_kind(group: Sequence[DeviceCapabilities]) -> None:
-    """Raise an error for a group of which some ranks have GPUs and others have none.
-
-    Raises:
-        MismatchError: The kinds of devices differ.
-    """
+    """Raise a MismatchError for a group of which some ranks have GPUs and others have none."""
     kinds: dict[str, list[int]] = {}
     for facts in group:
         kinds.setdefault(facts.device, []).append(facts.rank)

@@ -28,9 +28,7 @@ from asyncddp.errors import PeerError
 from asyncddp.tensors.free_list import FreeList
 from asyncddp.transport.base import Request
 
-MAX_PIECES_IN_FLIGHT = 3
-"""Most pieces of one request that are in flight: one in each stage."""
-
+MAX_PIECES_IN_FLIGHT = 3  # of one request: one in each stage
 _ALIGNMENT = 64
 _MIN_BUFFER_BYTES = 4096
 
@@ -44,28 +42,19 @@ class PipelineStage(Enum):
 
 
 class StagingPlan(NamedTuple):
-    """Plan of a transfer through pinned memory: bytes to read and write, piece size, and transfer.
+    """Plan of a transfer through pinned memory: what is read, transferred and written, and how."""
 
-    Attributes:
-        read: Bytes on the device to read, flat; None for none.
-        write: Bytes on the device to write, flat; None for none.
-        piece_bytes: Bytes of a piece, or of its columns; 0 for all at once, read and written in
-            memory of their own.
-        start_transfer: Starts the transfer of a piece: takes the bytes that were read and those
-            to write next, in pinned memory; the same bytes where there are several pieces.
-        order_key: Requests with equal keys are transferred one after the other.
-        must_finish: Whether it goes on when abandoned, since its receiver counts on it.
-        parts: Into how many equal parts what is read is cut, where a piece is the same columns of
-            each, and is written as one such part; 0 where pieces lie one behind the other.
-    """
-
-    read: torch.Tensor | None
-    write: torch.Tensor | None
-    piece_bytes: int
+    read: torch.Tensor | None  # bytes on the device, flat
+    write: torch.Tensor | None  # bytes on the device, flat
+    piece_bytes: int  # of a piece, or of its columns; 0 for all at once, in buffers apart
     start_transfer: Callable[[torch.Tensor, torch.Tensor], Request]
-    order_key: Hashable
-    must_finish: bool = False
+    """Starts the transfer of a piece: takes the bytes that were read and those to write next, in
+    pinned memory; the same bytes where there are several pieces."""
+    order_key: Hashable  # requests with equal keys are transferred one after the other
+    must_finish: bool = False  # True if it goes on when abandoned: its receiver counts on it
     parts: int = 0
+    """Into how many equal parts what is read is cut, where a piece is the same columns of each, and
+    is written as one such part; 0 where pieces lie one behind the other."""
 
     @property
     def stages(self) -> tuple[PipelineStage, ...]:
@@ -90,11 +79,6 @@ class StagingPlan(NamedTuple):
         """Bytes of what is cut into pieces: of a part, or of all."""
         return self.sizes[0] // (self.parts or 1)
 
-    @property
-    def apart(self) -> bool:
-        """True if a piece is read into one buffer and written from another."""
-        return self.piece_bytes == 0 or self.parts > 0
-
 
 class _StagedPiece:
     def __init__(self, plan: StagingPlan, number: int, pool: FreeList[torch.Tensor]) -> None:
@@ -102,9 +86,11 @@ class _StagedPiece:
         self.number, self.start = number, number * plan.piece_bytes
         columns = min(plan.piece_bytes, width - self.start) if plan.piece_bytes else width
         send_bytes = rows * columns
-        offset = -(-send_bytes // _ALIGNMENT) * _ALIGNMENT if plan.apart else 0
+        apart = plan.piece_bytes == 0 or plan.parts > 0  # what is read, and what is written
+        offset = -(-send_bytes // _ALIGNMENT) * _ALIGNMENT if apart else 0
         receive_bytes = columns if plan.piece_bytes else plan.sizes[1]
-        self.buffer = pool.take(_buffer_bytes(max(send_bytes, offset + receive_bytes)))
+        size = max(_MIN_BUFFER_BYTES, send_bytes, offset + receive_bytes)
+        self.buffer = pool.take(1 << (size - 1).bit_length())  # the pool holds few sizes
         self.send_buffer = self.buffer[:send_bytes]
         self.receive_buffer = self.buffer[offset : offset + receive_bytes]
         self.rows = self.send_buffer.view(rows, columns)
@@ -152,10 +138,9 @@ class StagedRequest:
     def abandon(self) -> None:
         """Give up the request unless it must finish; its buffers are not reused."""
         self._on_abandon(self)
-        if self.plan.must_finish:
-            return
-        self._given_up = True
-        self._release()
+        if not self.plan.must_finish:
+            self._given_up = True
+            self._release()
 
     def _release(self) -> None:
         """Abandon all transfers; buffers that the transport may still use are not reused."""
@@ -174,8 +159,13 @@ class StagedRequest:
             self._release()
 
     def _advance_all(self, first: bool) -> bool:
-        """Advance every piece; return whether that made room for more."""
-        self._admit_pieces()
+        """Start pieces up to the most in flight, and advance all; return if there is new room."""
+        while self._num_begun < self._pieces and len(self._in_flight) < MAX_PIECES_IN_FLIGHT:
+            piece = _StagedPiece(self.plan, self._num_begun, self._pool)
+            self._num_begun += 1
+            self._in_flight.append(piece)
+            if self._stages[0] is PipelineStage.READ:
+                self._enter_stage(piece)
         for piece in list(self._in_flight):
             self._advance_piece(piece, first)
         before = self._num_ended
@@ -185,26 +175,16 @@ class StagedRequest:
             self._num_ended += 1
         return self._num_ended > before and not self.over
 
-    def _admit_pieces(self) -> None:
-        """Start more pieces, up to the most in flight."""
-        while self._num_begun < self._pieces and len(self._in_flight) < MAX_PIECES_IN_FLIGHT:
-            piece = _StagedPiece(self.plan, self._num_begun, self._pool)
-            self._num_begun += 1
-            self._in_flight.append(piece)
-            if self._stages[0] is PipelineStage.READ:
-                self._enter_stage(piece)
-
     def _advance_piece(self, piece: _StagedPiece, first: bool) -> None:
-        while piece.stage < len(self._stages) and (
-            piece.waiting_for is None or piece.waiting_for.done()
-        ):
+        stages = self._stages
+        while piece.stage < len(stages) and (piece.waiting_for is None or piece.waiting_for.done()):
             self._transfers.pop(piece.number, None)
-            following = piece.stage + 1
-            if following == len(self._stages):
-                piece.stage = following
+            following = stages[piece.stage + 1 :]
+            if not following:
+                piece.stage = len(stages)
                 return
-            carries = self._stages[following] is PipelineStage.TRANSFER
-            if carries and not (first and self.num_transferred == piece.number):
+            may_transfer = first and self.num_transferred == piece.number
+            if following[0] is PipelineStage.TRANSFER and not may_transfer:
                 return
             self._enter_stage(piece)
 
@@ -229,8 +209,3 @@ class StagedRequest:
     def _copy(self, out: torch.Tensor, source: torch.Tensor, role: StreamRole) -> None:
         if out.nbytes:
             self._streams.copy(out, source, role)
-
-
-def _buffer_bytes(size: int) -> int:
-    """Round the size of a buffer up to a power of two, so that the pool holds few sizes."""
-    return max(_MIN_BUFFER_BYTES, 1 << max(0, size - 1).bit_length())

@@ -7,13 +7,14 @@ device. Not run on a GPU yet: tests run it in full over simulated streams.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 
 import torch
 
 from asyncddp.device.streams import DeviceStreams, StreamRole
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.tensors.free_list import FreeList
-from asyncddp.transport.base import COLLECTIVE_GIVEN_UP, Request, Transport, collectives_broken
+from asyncddp.transport.base import Request, Transport
 from asyncddp.transport.cuda.device_transport import DeviceTransport
 from asyncddp.transport.cuda.ordered_requests import OrderedRequests
 from asyncddp.transport.cuda.staged_pipeline import StagedRequest, StagingPlan
@@ -25,13 +26,12 @@ _PIECE_ALIGNMENT = 64  # bytes: whole elements of every dtype, and where parts o
 class CudaStagedTransport(DeviceTransport):
     """Transport of GPU tensors that copies them through pinned memory and uses a host transport.
 
-    It keeps the contract of :class:`~asyncddp.transport.base.Transport` and adds stream order:
-    work on the compute stream when a request is started precedes it, and a request that is done
-    has been done on the device as well. The calling thread never waits for the device.
+    Work that is on the compute stream when a request is started precedes it, and a request that is
+    done has been done on the device as well. The calling thread never waits for the device.
 
     References:
-        The three-stage pipeline of pinned copies and messages is that of Wang et al.,
-        "MVAPICH2-GPU: optimized GPU to GPU communication for InfiniBand clusters", 2011.
+        Wang et al., "MVAPICH2-GPU: optimized GPU to GPU communication for InfiniBand clusters",
+        2011.
     """
 
     name = "cuda_staged"
@@ -55,29 +55,26 @@ class CudaStagedTransport(DeviceTransport):
 
     def isend(self, data: torch.Tensor, peer: int, tag: int) -> Request:
         """Send in pieces, each once it has been copied to the host."""
-        return self._start(
-            as_bytes(data),
-            None,
-            lambda send_buffer, _: self.base.isend(send_buffer, peer, tag),
-            ("to", peer, tag),
-            must_finish=True,
-        )
+
+        def transfer(send_buffer: torch.Tensor, _: torch.Tensor) -> Request:
+            return self.base.isend(send_buffer, peer, tag)
+
+        return self._start(as_bytes(data), None, transfer, ("to", peer, tag), must_finish=True)
 
     def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Request:
         """Receive the same pieces, and copy each to the device once it has arrived."""
-        return self._start(
-            None,
-            as_bytes(out),
-            lambda _, receive_buffer: self.base.irecv(receive_buffer, peer, tag),
-            ("from", peer, tag),
-        )
+
+        def transfer(_: torch.Tensor, receive_buffer: torch.Tensor) -> Request:
+            return self.base.irecv(receive_buffer, peer, tag)
+
+        return self._start(None, as_bytes(out), transfer, ("from", peer, tag))
 
     def iallreduce(
         self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
     ) -> Request:
         """Sum over ranks piece by piece."""
         into, dtype = tensor if out is None else out, tensor.dtype
-        return self._collective(
+        return self._start(
             as_bytes(tensor),
             as_bytes(into),
             lambda send_buffer, _: self.base.iallreduce(send_buffer.view(dtype), None, divisor),
@@ -88,7 +85,7 @@ class CudaStagedTransport(DeviceTransport):
     ) -> Request:
         """Sum the same columns of all parts, piece by piece."""
         dtype = tensor.dtype
-        return self._collective(
+        return self._start(
             as_bytes(tensor),
             as_bytes(out),
             lambda send_buffer, receive_buffer: self.base.ireduce_scatter(
@@ -100,7 +97,7 @@ class CudaStagedTransport(DeviceTransport):
     def ibroadcast(self, tensor: torch.Tensor, root: int) -> Request:
         """Broadcast piece by piece: the root only reads, the others only write."""
         flat, mine = as_bytes(tensor), root == self.rank
-        return self._collective(
+        return self._start(
             flat if mine else None,
             None if mine else flat,
             lambda send_buffer, _: self.base.ibroadcast(send_buffer, root),
@@ -109,7 +106,7 @@ class CudaStagedTransport(DeviceTransport):
     def iallgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
         """Gather all at once."""
         dtype = tensor.dtype
-        return self._collective(
+        return self._start(
             as_bytes(tensor),
             as_bytes(out),
             lambda send_buffer, receive_buffer: self.base.iallgather(
@@ -120,64 +117,48 @@ class CudaStagedTransport(DeviceTransport):
 
     def ibarrier(self) -> Request:
         """Start a barrier of the host transport, in order with the collectives."""
-        return self._collective(None, None, lambda *_: self.base.ibarrier())
-
-    def _collective(
-        self,
-        read: torch.Tensor | None,
-        write: torch.Tensor | None,
-        start_transfer: Callable[[torch.Tensor, torch.Tensor], Request],
-        *,
-        whole: bool = False,
-        parts: int = 0,
-    ) -> Request:
-        if self.broken:
-            raise collectives_broken(self.broken)
-        return self._start(read, write, start_transfer, "collective", whole=whole, parts=parts)
+        return self._start(None, None, lambda *_: self.base.ibarrier())
 
     def _start(
         self,
         read: torch.Tensor | None,
         write: torch.Tensor | None,
         start_transfer: Callable[[torch.Tensor, torch.Tensor], Request],
-        order_key: Hashable,
+        order_key: Hashable = "collective",
         *,
         whole: bool = False,
         must_finish: bool = False,
         parts: int = 0,
     ) -> Request:
+        if order_key == "collective":
+            self.require_collectives()
         streams = self.streams
         preceding = streams.record_event(StreamRole.COMPUTE)
         for tensor, role in ((read, StreamRole.DEVICE_TO_HOST), (write, StreamRole.HOST_TO_DEVICE)):
             if tensor is not None:
                 streams.wait_event(role, preceding)
                 streams.record_stream(tensor, role)
-        piece_bytes = _PIECE // (parts + 1)  # what is read and what is written share a buffer
-        piece_bytes = (
-            0 if whole else max(_PIECE_ALIGNMENT, piece_bytes - piece_bytes % _PIECE_ALIGNMENT)
-        )
+        room = _PIECE // (parts + 1)  # what is read and what is written share a buffer
+        piece_bytes = 0 if whole else max(_PIECE_ALIGNMENT, room - room % _PIECE_ALIGNMENT)
         plan = StagingPlan(read, write, piece_bytes, start_transfer, order_key, must_finish, parts)
-        staged = StagedRequest(
-            plan, streams, self.pool, self._requests.advance, self._note_abandoned
-        )
-        self._requests.add(staged)
+        drive = self._requests.advance
+        staged = StagedRequest(plan, streams, self.pool, drive, self._note_abandoned)
+        self._requests.append(staged)
         self._requests.advance()
         return staged
 
     def _note_abandoned(self, staged: StagedRequest) -> None:
         """Note that a request was abandoned; an unfinished collective breaks later ones."""
         if staged.order_key == "collective" and not staged.next_may_start:
-            self.broken = COLLECTIVE_GIVEN_UP
+            self.break_collectives()
 
 
 def device_transport_for(transport: Transport, streams: DeviceStreams) -> Transport:
     """Return the device transport over a host transport, made on first use."""
-    transports = transport.device_transports
-    if transports is None:
-        transports = transport.device_transports = {}
-    if streams not in transports:
-        make = transport.device_transport_factory
-        transports[streams] = (
-            CudaStagedTransport(transport, streams) if make is None else make(streams)
-        )
-    return transports[streams]
+    if transport.device_transports is None:
+        transport.device_transports = {}
+    known = transport.device_transports
+    if streams not in known:
+        make = transport.device_transport_factory or partial(CudaStagedTransport, transport)
+        known[streams] = make(streams)
+    return known[streams]

@@ -1,23 +1,24 @@
 """Pairs of MPI communicators, for control messages and tensors, that the next ``init()`` reuses.
 
 A communicator is never freed while a message on it may be in flight: MPI would give its context id
-to the next one, which would then receive that message. Nor does each ``init()`` make new ones,
-since each takes some KiB for good and fragments the memory. So the ranks agree at the next
-``init()`` that every message sent has been received, and reuse the old communicators.
+to the next one, which would then receive that message. New ones for each ``init()`` would take some
+KiB each for good. So the ranks agree at the next ``init()`` that every message sent has been
+received, and reuse the old communicators.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Iterable
 from typing import TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from asyncddp.serialization import pack, unpack
-from asyncddp.transport.mpi.mpi_requests import translate_mpi_errors
-from asyncddp.transport.mpi.runtime import MPI
+from asyncddp.transport.base import Request
+from asyncddp.transport.mpi.runtime import MPI, translate_mpi_errors
 
 _DRAIN_TIMEOUT = 5.0  # seconds for messages in flight to arrive
 _SLEEP_SECONDS = 0.00005  # seconds
@@ -31,17 +32,9 @@ T = TypeVar("T")
 class CommunicatorPair:
     """Two MPI communicators between the same ranks, with counts of the messages sent on them.
 
-    Args:
-        comm: The communicator of control messages and collectives; a duplicate carries tensors.
-        serial: Serial number of the pair among those between all processes of the job.
-
-    Attributes:
-        sent, received: Messages to and from each rank, through ``comm`` and through ``bulk``.
-        collectives: Number of collectives started.
-        pending_collectives: Number of them that have not completed.
-        counts_invalid: True once a request was abandoned: the counts no longer show what is in
-            flight.
-        in_use: True while a transport uses the pair.
+    ``comm`` is for control messages and collectives, ``bulk`` for tensors. ``sent`` and
+    ``received`` count messages to and from each rank, through ``comm`` and through ``bulk``; they
+    are invalid once a request was abandoned.
     """
 
     def __init__(self, comm: MPI.Intracomm, serial: int = 1) -> None:
@@ -51,16 +44,15 @@ class CommunicatorPair:
         self.bulk.Set_errhandler(MPI.ERRORS_RETURN)
         self.sent, self.received = ([[0] * comm.size for _ in range(2)] for _ in range(2))
         self.collectives = self.pending_collectives = 0
+        self.abandoned: list[Request] = []  # MPI may still use their buffers
         self.counts_invalid, self.in_use = False, True
-        self._split_pairs: dict[tuple[int, ...], CommunicatorPair] = {}
+        self._split_pairs: dict[tuple[tuple[int, int], ...], CommunicatorPair] = {}
 
     @translate_mpi_errors
     def split(self, color: int, key: int) -> CommunicatorPair:
         """Return the pair between the ranks of equal color, ordered by key; collective."""
-        every = np.empty(2 * self.comm.size, dtype=np.int64)
-        self.comm.Allgather(np.array([color, key]), every)
-        wanted = tuple(every.tolist())
-        members = np.flatnonzero(every[::2] == color)
+        wanted = tuple(allgather_records(self.comm, (color, key), tuple[int, int]))
+        members = [rank for rank, (other, _) in enumerate(wanted) if other == color]
         if not _reusable(self._split_pairs.get(wanted), self.comm, members):
             part = cast("MPI.Intracomm", self.comm.Split(color, key))
             self._split_pairs[wanted] = CommunicatorPair(part)
@@ -103,42 +95,28 @@ def acquire_world_pair() -> CommunicatorPair:
     world = MPI.COMM_WORLD
     last = max(_idle_pairs, key=lambda pair: pair.serial, default=None)
     _idle_pairs.clear()
-    if not _reusable(last, world, np.arange(world.size)) or last is None:
+    if not _reusable(last, world, range(world.size)) or last is None:
         last = CommunicatorPair(world.Dup(), next(_serials))
     last.in_use = True
     return last
 
 
-def _reusable(pair: CommunicatorPair | None, comm: MPI.Intracomm, members: Counts) -> bool:
+def _reusable(pair: CommunicatorPair | None, comm: MPI.Intracomm, members: Iterable[int]) -> bool:
     """Return whether all ranks of ``comm`` can reuse a pair that connects some; collective."""
-    mine = np.zeros(3, dtype=np.int64)
+    mine = 0, 0, False
     if pair is not None:
         busy = pair.in_use or pair.counts_invalid or pair.pending_collectives > 0
-        mine[:] = pair.serial, pair.collectives, not busy
-    every = np.empty((comm.size, 3), dtype=np.int64)
-    comm.Allgather(mine, every)
-    serials, collectives, usable = every.T
-    alike = len({*serials.tolist()}) == 1 and len({*collectives[members].tolist()}) == 1
-    if not _true_on_all(comm, mine=alike and bool(usable.all())) or pair is None:
+        mine = pair.serial, pair.collectives, not busy
+    every = allgather_records(comm, mine, tuple[int, int, bool])
+    alike = len({serial for serial, _, _ in every}) == len({every[r][1] for r in members}) == 1
+    usable = alike and all(free for _, _, free in every)
+    if not all(allgather_records(comm, usable, bool)) or pair is None:
         return False
-    return _true_on_all(comm, mine=pair.drain())
-
-
-def _true_on_all(comm: MPI.Intracomm, *, mine: bool) -> bool:
-    """Return whether a condition holds on all ranks; collective."""
-    found = np.empty(1, dtype=np.int64)
-    comm.Allreduce(np.array([int(mine)]), found, MPI.MIN)
-    return bool(found[0])
+    return all(allgather_records(comm, pair.drain(), bool))
 
 
 def allgather_records(comm: MPI.Comm, mine: T, kind: type[T]) -> list[T]:
-    """Gather one record of a type from every rank, in rank order; collective.
-
-    Records are numbers, strings, None, or named tuples of them.
-
-    Raises:
-        PeerError: A rank has given something else.
-    """
+    """Gather one record of a type from every rank, in rank order; collective."""
     data = np.frombuffer(pack(mine), dtype=np.uint8)
     sizes = np.zeros(comm.size, dtype=np.int32)
     comm.Allgather(np.array([data.size], dtype=np.int32), sizes)
@@ -146,6 +124,6 @@ def allgather_records(comm: MPI.Comm, mine: T, kind: type[T]) -> list[T]:
     comm.Allgatherv(data, [whole, sizes, MPI.BYTE])
     parts = np.split(whole, np.cumsum(sizes)[:-1])
     return [
-        unpack(part.tobytes(), kind, f"what rank {peer} says of its machine")
+        unpack(part.tobytes(), kind, f"what rank {peer} says of itself")
         for peer, part in enumerate(parts)
     ]

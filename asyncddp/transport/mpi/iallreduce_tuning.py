@@ -6,7 +6,10 @@ library is imported; ranks that run different algorithms in one collective hang.
 
 from __future__ import annotations
 
-import ctypes
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from ctypes import byref, c_int, c_void_p, create_string_buffer
+from typing import Any
 
 from asyncddp.transport.mpi.runtime import MPI, mpi_functions
 
@@ -17,56 +20,39 @@ _WANTED = b"rabenseifner"
 """Every rank sends the data of nearly two tensors, instead of log2(n)."""
 
 
-class _ControlVariable:
-    """Integer control variable (MPI_T cvar) of the MPI library."""
+def _call(function: str, *args: Any) -> None:
+    """Call a function of the MPI tools interface, whose name begins with ``MPI_T_``."""
+    code = getattr(mpi_functions(), f"MPI_T_{function}")(*args)
+    if code:
+        raise OSError(f"MPI_T_{function} has failed with code {code}")
 
-    def __init__(self, name: str) -> None:
-        self._lib, self._index = mpi_functions(), ctypes.c_int()
-        self._check(self._lib.MPI_T_init_thread(MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int())))
-        try:
-            index = ctypes.byref(self._index)
-            self._check(self._lib.MPI_T_cvar_get_index(name.encode(), index))
-            self._handle, count = ctypes.c_void_p(), ctypes.c_int()
-            handle = ctypes.byref(self._handle)
-            code = self._lib.MPI_T_cvar_handle_alloc(self._index, None, handle, ctypes.byref(count))
-            self._check(code)
-        except OSError:
-            self._lib.MPI_T_finalize()
-            raise
 
-    @staticmethod
-    def _check(code: int) -> None:
-        if code:
-            raise OSError(f"an MPI_T function has failed with code {code}")
+@contextmanager
+def _control_variable(name: str) -> Iterator[tuple[c_int, c_void_p]]:
+    """Open an integer control variable (MPI_T cvar) of the MPI library: its index and handle."""
+    index, handle = c_int(), c_void_p()
+    with ExitStack() as opened:
+        _call("init_thread", MPI.THREAD_MULTIPLE, byref(c_int()))
+        opened.callback(_call, "finalize")
+        _call("cvar_get_index", name.encode(), byref(index))
+        _call("cvar_handle_alloc", index, None, byref(handle), byref(c_int()))
+        opened.callback(_call, "cvar_handle_free", byref(handle))
+        yield index, handle
 
-    def read(self) -> int:
-        value = ctypes.c_int()
-        self._check(self._lib.MPI_T_cvar_read(self._handle, ctypes.byref(value)))
-        return value.value
 
-    def write(self, value: int) -> None:
-        self._check(self._lib.MPI_T_cvar_write(self._handle, ctypes.byref(ctypes.c_int(value))))
-
-    def enum_value(self, wanted: bytes) -> int:
-        """Return the integer of a named value of the variable's enumeration."""
-        kind, other = ctypes.c_void_p(), [ctypes.byref(ctypes.c_int()) for _ in range(5)]
-        void = ctypes.byref(ctypes.c_void_p())
-        facts = [None, other[0], other[1], void, ctypes.byref(kind), None, other[2], *other[3:]]
-        self._check(self._lib.MPI_T_cvar_get_info(self._index, *facts))
-        count, text, length = ctypes.c_int(), ctypes.create_string_buffer(128), ctypes.c_int(128)
-        size = ctypes.byref(length)
-        self._check(self._lib.MPI_T_enum_get_info(kind, ctypes.byref(count), text, size))
-        for index in range(count.value):
-            value, length.value = ctypes.c_int(), len(text)
-            item = ctypes.byref(value), text, size
-            self._check(self._lib.MPI_T_enum_get_item(kind, ctypes.c_int(index), *item))
-            if text.value == wanted:
-                return value.value
-        raise OSError(f"there is no value {wanted!r}")
-
-    def close(self) -> None:
-        self._lib.MPI_T_cvar_handle_free(ctypes.byref(self._handle))
-        self._lib.MPI_T_finalize()
+def _enum_value(variable: c_int, wanted: bytes) -> c_int:
+    """Return the integer of a named value of a control variable's enumeration."""
+    kind, other = c_void_p(), [byref(c_int()) for _ in range(5)]
+    facts = [None, other[0], other[1], byref(c_void_p()), byref(kind), None, other[2], *other[3:]]
+    _call("cvar_get_info", variable, *facts)
+    count, text, length = c_int(), create_string_buffer(128), c_int(128)
+    _call("enum_get_info", kind, byref(count), text, byref(length))
+    for index in range(count.value):
+        value, length.value = c_int(), len(text)
+        _call("enum_get_item", kind, c_int(index), byref(value), text, byref(length))
+        if text.value == wanted:
+            return value
+    raise OSError(f"there is no value {wanted!r}")
 
 
 def iallreduce_algorithm(change: bool = False) -> int | None:
@@ -75,17 +61,14 @@ def iallreduce_algorithm(change: bool = False) -> int | None:
     With ``change``, on all ranks or none, it selects the one whose traffic does not grow with them.
     """
     try:
-        variable = _ControlVariable(ALGORITHM)
+        with _control_variable(ALGORITHM) as (index, handle):
+            if change:
+                _call("cvar_write", handle, byref(_enum_value(index, _WANTED)))
+            value = c_int()
+            _call("cvar_read", handle, byref(value))
+            return value.value
     except (OSError, AttributeError):
         return None
-    try:
-        if change:
-            variable.write(variable.enum_value(_WANTED))
-        return variable.read()
-    except (OSError, AttributeError):
-        return None
-    finally:
-        variable.close()
 
 
 def select_iallreduce_algorithm(all_ranks: set[int | None]) -> None:

@@ -1,58 +1,19 @@
-"""Requests of the MPI transport: wrap mpi4py's requests, and translate MPI's errors."""
+"""Requests of the MPI transport: mpi4py's requests, with the buffers that MPI still uses."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any
 
-import torch
-
-from asyncddp.errors import PeerError, PeerLeftError
-from asyncddp.transport.base import COLLECTIVE_GIVEN_UP, Request
-from asyncddp.transport.mpi.runtime import MPI
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def translate_mpi_errors(call: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function to raise this library's exceptions in place of mpi4py's."""
-
-    @functools.wraps(call)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return call(*args, **kwargs)
-        except MPI.Exception as error:
-            kind = error.Get_error_class()
-            failed = {getattr(MPI, name, None) for name in ("ERR_PROC_FAILED", "ERR_REVOKED")}
-            if kind in failed:
-                raise PeerLeftError(f"MPI reports that a process has failed: {error}") from error
-            raise PeerError(f"MPI call {call.__name__} failed: {error}") from error
-
-    return wrapper
-
-
-class MPIRequestCallbacks(Protocol):
-    """Interface by which an MPI request reports completion or abandonment to its transport."""
-
-    broken: str | None
-    """Reason why no further collective can run; None if they can."""
-
-    def keep_until_complete(self, requests: MPIRequest) -> None:
-        """Keep an abandoned request's buffers alive until MPI has completed it."""
-        ...
-
-    def collective_completed(self) -> None:
-        """Count a collective as completed."""
-        ...
+from asyncddp.transport.mpi.communicator_pair import CommunicatorPair
+from asyncddp.transport.mpi.runtime import MPI, translate_mpi_errors
 
 
 class MPIRequest:
     """Request of the MPI transport: one mpi4py request per piece of a tensor, and their buffers."""
 
-    def __init__(self, owner: MPIRequestCallbacks, requests: list[MPI.Request], keep: Any) -> None:
-        self._owner, self._requests, self._keep = owner, requests, keep
+    def __init__(self, pair: CommunicatorPair, requests: list[MPI.Request], keep: Any) -> None:
+        self._pair, self._requests, self._keep = pair, requests, keep
         self._ended = 0
 
     @translate_mpi_errors
@@ -65,8 +26,9 @@ class MPIRequest:
         return True
 
     def abandon(self) -> None:
-        """Hand the buffers to the owner until MPI has completed the request."""
-        self._owner.keep_until_complete(self)
+        """Keep the buffers until MPI has completed the request."""
+        self._pair.counts_invalid = True
+        self._pair.abandoned.append(self)
 
 
 class MPIReceiveRequest(MPIRequest):
@@ -82,38 +44,33 @@ class MPIReceiveRequest(MPIRequest):
 
 
 class MPICollectiveRequest(MPIRequest):
-    """Request of an MPI collective; MPI cannot cancel it: abandoning breaks the communicator."""
+    """Request of an MPI collective; MPI cannot cancel it: abandoning breaks the communicator.
 
-    _counted = False
+    ``finish`` is called once all pieces are complete, such as to divide the sum for an average.
+    """
+
+    def __init__(
+        self,
+        pair: CommunicatorPair,
+        requests: list[MPI.Request],
+        keep: Any,
+        finish: Callable[[], object] | None,
+        on_abandon: Callable[[], None],
+    ) -> None:
+        super().__init__(pair, requests, keep)
+        self._finish, self._on_abandon = finish, on_abandon
+        self._completed = False
 
     def done(self) -> bool:
-        """Test the MPI requests, and tell the owner once when all have completed."""
-        completed = super().done()
-        if completed and not self._counted:
-            self._counted = True
-            self._owner.collective_completed()
-        return completed
+        """Test the MPI requests; count the collective as completed once all of them are."""
+        if not self._completed and super().done():
+            self._completed = True
+            self._pair.pending_collectives -= 1
+            if self._finish is not None:
+                self._finish()
+        return self._completed
 
     def abandon(self) -> None:
-        """Mark the owner's collectives as broken and keep the buffers."""
-        self._owner.broken = COLLECTIVE_GIVEN_UP
+        """Refuse later collectives and keep the buffers."""
+        self._on_abandon()
         super().abandon()
-
-
-class ScaledReductionRequest:
-    """Request of a reduction whose sum is divided by a number on completion, as for an average."""
-
-    def __init__(self, total: Request, tensor: torch.Tensor, divisor: int) -> None:
-        self._total, self._tensor, self._divisor = total, tensor, divisor
-        self._done = False
-
-    def done(self) -> bool:
-        """Test the reduction; divide its sum when it has completed."""
-        if not self._done and self._total.done():
-            self._tensor.div_(self._divisor)
-            self._done = True
-        return self._done
-
-    def abandon(self) -> None:
-        """Abandon the reduction."""
-        self._total.abandon()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +17,19 @@ from typing_extensions import override
 from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.tensors.dtypes import DTYPES
-from asyncddp.transport.base import Request, Transport, collectives_broken, has_ended
+from asyncddp.transport.base import Request, Transport, has_ended
 from asyncddp.transport.mpi.communicator_pair import (
     CommunicatorPair,
     acquire_world_pair,
     allgather_records,
 )
-from asyncddp.transport.mpi.mpi_requests import (
-    MPICollectiveRequest,
-    MPIReceiveRequest,
-    MPIRequest,
-    ScaledReductionRequest,
-    translate_mpi_errors,
-)
-from asyncddp.transport.mpi.runtime import MPI
+from asyncddp.transport.mpi.mpi_requests import MPICollectiveRequest, MPIReceiveRequest, MPIRequest
+from asyncddp.transport.mpi.runtime import MPI, translate_mpi_errors
 from asyncddp.transport.mpi.startup import start_and_synchronize
 from asyncddp.transport.startup_deadline import StartupDeadline
 
 _EAGER_BYTES = 60 << 10  # bytes that MPI libraries send over TCP by the eager protocol
-_PIECE_BYTES = 1 << 30  # bytes in one MPI message: counts are C ints
+_PIECE = 1 << 30  # bytes in one MPI message: counts are C ints
 _MAX_COUNT = (1 << 31) - 1
 _MESSAGE_TAG = 0
 _FABRIC = Path("/sys/class/infiniband")  # exists where the network is not TCP
@@ -46,12 +41,8 @@ _SLEEP_SECONDS = 0.00005  # seconds
 class MPITransport(Transport):
     """Transport over MPI between the ranks of one communicator.
 
-    Without communicators it waits for the other ranks, and takes duplicates of ``COMM_WORLD``.
-
-    Raises:
-        EnvironmentProblem: The MPI library gives less than ``MPI_THREAD_FUNNELED``.
-        WaitTimeoutError: Some ranks have not arrived by the deadline.
-        MismatchError: A setting that all ranks must share differs.
+    Without communicators it waits for the other ranks, and takes duplicates of ``COMM_WORLD``; it
+    raises what :func:`~asyncddp.transport.selection.open_transport` does.
     """
 
     name = "mpi"
@@ -60,9 +51,7 @@ class MPITransport(Transport):
         self, pair: CommunicatorPair | None = None, startup: StartupDeadline | None = None
     ) -> None:
         if pair is None:
-            start_and_synchronize(
-                StartupDeadline.for_single_process() if startup is None else startup
-            )
+            start_and_synchronize(startup or StartupDeadline.for_single_process())
         level = MPI.Query_thread()
         if level < MPI.THREAD_FUNNELED:
             raise EnvironmentProblem(
@@ -75,23 +64,21 @@ class MPITransport(Transport):
         self._comm, self._bulk = self._pair.comm, self._pair.bulk
         self.rank, self.size = self._comm.rank, self._comm.size
         self._pending_sends: list[tuple[MPI.Request, bytes]] = []
-        self._abandoned: list[MPIRequest] = []
         self._status = MPI.Status()
         self._same_host: frozenset[int] | None = None
-        self._spin_attempts = 200 if _available_cores() >= self._comm.size else 0
+        self._spin_attempts = 200 if len(os.sched_getaffinity(0)) >= self._comm.size else 0
         self._closed = False
 
     @classmethod
     def join(cls, startup: StartupDeadline, *, required: bool = True) -> Transport:
         """Open the transport between all processes of the job."""
-        del required
         return cls(startup=startup)
 
     @translate_mpi_errors
     def post(self, peer: int, message: bytes) -> None:
         """Send the message by Isend; its bytes are kept until MPI has sent them."""
         if len(self._pending_sends) > 16:
-            self._pending_sends = [pair for pair in self._pending_sends if not pair[0].Test()]
+            self._release_completed()
         request = self._comm.Isend([message, MPI.BYTE], peer, _MESSAGE_TAG)
         self._pair.sent[0][peer] += 1
         self._pending_sends.append((request, message))
@@ -106,30 +93,24 @@ class MPITransport(Transport):
             found.Recv([message, MPI.BYTE])
             self._pair.received[0][source] += 1
             came.append((source, bytes(message)))
-        if self._abandoned:
-            self._abandoned = [request for request in self._abandoned if not has_ended(request)]
+        if self._pair.abandoned:
+            self._release_completed()
         return came
 
-    def keep_until_complete(self, requests: MPIRequest) -> None:
-        """Keep an abandoned request's buffers alive until MPI has completed it."""
-        self._pair.counts_invalid = True
-        self._abandoned.append(requests)
-
-    def _pieces(self, data: torch.Tensor, most: int | None = None) -> list[npt.NDArray[np.uint8]]:
+    def _pieces(self, data: torch.Tensor, most: int) -> list[npt.NDArray[np.uint8]]:
         """Split a tensor's bytes into pieces of whole elements that C ints can count."""
         flat = as_bytes(data).numpy()
-        most = _PIECE_BYTES if most is None else most
         step = max(data.element_size(), most - most % data.element_size())
         return [flat[start : start + step] for start in range(0, max(1, flat.size), step)]
 
-    def _piece_limit(self, peer: int) -> int | None:
-        """Return the largest piece for a peer in bytes, the same on both ends; None: unlimited.
+    def _piece_limit(self, peer: int) -> int:
+        """Return the largest piece for a peer in bytes, the same on both ends.
 
-        A longer piece goes by the rendezvous protocol, and over TCP the peer's reply waits in its
-        socket behind what the peer itself is sending here: both directions of a link would take
-        turns.
+        Over TCP both directions of a link would take turns for pieces of the rendezvous protocol:
+        the peer's reply waits in its socket behind what it is sending itself.
         """
-        return None if self._same_host is None or peer in self._same_host else _EAGER_BYTES
+        near = self._same_host is None or peer in self._same_host
+        return _PIECE if near else _EAGER_BYTES
 
     @translate_mpi_errors
     def isend(self, data: torch.Tensor, peer: int, tag: int) -> Request:
@@ -137,7 +118,7 @@ class MPITransport(Transport):
         pieces = self._pieces(data, self._piece_limit(peer))
         started = [self._bulk.Isend([piece, MPI.BYTE], peer, tag) for piece in pieces]
         self._pair.sent[1][peer] += len(pieces)
-        return MPIRequest(self, started, pieces)
+        return MPIRequest(self._pair, started, pieces)
 
     @override
     @translate_mpi_errors
@@ -145,19 +126,20 @@ class MPITransport(Transport):
         pieces = self._pieces(out, self._piece_limit(peer))
         started = [self._bulk.Irecv([piece, MPI.BYTE], peer, tag) for piece in pieces]
         self._pair.received[1][peer] += len(pieces)
-        return MPIReceiveRequest(self, started, pieces)
+        return MPIReceiveRequest(self._pair, started, pieces)
 
-    def _collective(self, start: Callable[[Any], MPI.Request], pieces: Sequence[Any]) -> Request:
+    def _collective(
+        self,
+        start: Callable[[Any], MPI.Request],
+        pieces: Sequence[Any],
+        finish: Callable[[], object] | None = None,
+    ) -> Request:
         """Start a collective for each piece, the same number on all ranks."""
-        if self.broken:
-            raise collectives_broken(self.broken)
+        self.require_collectives()
         self._pair.collectives += 1
         self._pair.pending_collectives += 1
-        return MPICollectiveRequest(self, [start(piece) for piece in pieces], pieces)
-
-    def collective_completed(self) -> None:
-        """Count a collective as completed."""
-        self._pair.pending_collectives -= 1
+        started = [start(piece) for piece in pieces]
+        return MPICollectiveRequest(self._pair, started, pieces, finish, self.break_collectives)
 
     @override
     @translate_mpi_errors
@@ -173,9 +155,8 @@ class MPITransport(Transport):
             given: Any = MPI.IN_PLACE if same else [pair[0], count, datatype]
             return self._comm.Iallreduce(given, [pair[1], count, datatype], operation)
 
-        pieces = list(zip(self._pieces(tensor), self._pieces(into), strict=True))
-        request = self._collective(start, pieces)
-        return request if divisor is None else ScaledReductionRequest(request, into, divisor)
+        pieces = list(zip(self._pieces(tensor, _PIECE), self._pieces(into, _PIECE), strict=True))
+        return self._collective(start, pieces, _division(into, divisor))
 
     @override
     @translate_mpi_errors
@@ -184,7 +165,7 @@ class MPITransport(Transport):
     ) -> Request:
         datatype, operation = _mpi_reduction(tensor.dtype)
         # larger tensors are copied in blocks of columns
-        step = max(1, _PIECE_BYTES // (self.size * tensor.element_size()))
+        step = max(1, _PIECE // (self.size * tensor.element_size()))
 
         def start(pair: tuple[torch.Tensor, torch.Tensor]) -> MPI.Request:
             count = pair[1].numel()  # per part: mpi4py counts what is sent in the same way
@@ -194,14 +175,13 @@ class MPITransport(Transport):
         parts = torch.split(tensor.view(self.size, out.numel()), step, dim=1)
         columns = [part.contiguous() for part in parts]
         pairs = list(zip(columns, torch.split(out, step), strict=True))
-        request = self._collective(start, pairs)
-        return request if divisor is None else ScaledReductionRequest(request, out, divisor)
+        return self._collective(start, pairs, _division(out, divisor))
 
     @override
     @translate_mpi_errors
     def ibroadcast(self, tensor: torch.Tensor, root: int) -> Request:
         return self._collective(
-            lambda piece: self._comm.Ibcast([piece, MPI.BYTE], root), self._pieces(tensor)
+            lambda piece: self._comm.Ibcast([piece, MPI.BYTE], root), self._pieces(tensor, _PIECE)
         )
 
     @override
@@ -248,10 +228,7 @@ class MPITransport(Transport):
             os.sched_yield()
 
     def close(self) -> None:
-        """Wait until the posted messages are sent, for a second at most.
-
-        The communicators are kept for the next ``init()``.
-        """
+        """Wait a second at most for posted messages; the next ``init()`` reuses communicators."""
         if self._closed or MPI.Is_finalized():
             return
         self._closed = True
@@ -263,14 +240,15 @@ class MPITransport(Transport):
         _DRAINING.append(self)
         for transport in _DRAINING[:]:
             transport._release_completed()
-            if not (transport._pending_sends or transport._abandoned):
+            if not (transport._pending_sends or transport._pair.abandoned):
                 _DRAINING.remove(transport)
 
     @translate_mpi_errors
     def _release_completed(self) -> None:
         """Release the buffers of completed sends and abandoned requests."""
         self._pending_sends = [pair for pair in self._pending_sends if not pair[0].Test()]
-        self._abandoned = [request for request in self._abandoned if not has_ended(request)]
+        kept = [request for request in self._pair.abandoned if not has_ended(request)]
+        self._pair.abandoned = kept
 
     @override
     def abort(self, code: int) -> None:
@@ -281,8 +259,8 @@ _DRAINING: list[MPITransport] = []
 """Closed transports whose buffers MPI still uses."""
 
 
-def _available_cores() -> int:
-    return len(os.sched_getaffinity(0))
+def _division(total: torch.Tensor, divisor: int | None) -> Callable[[], object] | None:
+    return None if divisor is None else partial(total.div_, divisor)
 
 
 def _mpi_reduction(dtype: torch.dtype) -> tuple[MPI.Datatype, MPI.Op]:

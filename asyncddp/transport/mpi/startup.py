@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
-
-import numpy as np
 
 import asyncddp
 from asyncddp.errors import MismatchError
 from asyncddp.transport import DEFAULT_TRANSPORT
+from asyncddp.transport.mpi.communicator_pair import allgather_records
 from asyncddp.transport.mpi.iallreduce_tuning import (
     ALGORITHM,
     iallreduce_algorithm,
@@ -24,7 +20,6 @@ from asyncddp.transport.mpi.runtime import MPI, initialize_mpi
 from asyncddp.transport.startup_deadline import InitArrivalTracker, StartupDeadline
 
 _POLL_SECONDS = 0.02  # seconds
-_SETTINGS_BYTES = 1024  # of one rank's settings
 _pending_barriers: list[MPI.Request] = []
 """Barriers whose deadline has passed; the next ``init()`` goes on with them."""
 
@@ -32,17 +27,13 @@ _pending_barriers: list[MPI.Request] = []
 def start_and_synchronize(startup: StartupDeadline) -> None:
     """Start MPI, wait for all ranks and check that their settings agree; collective.
 
-    Raises:
-        WaitTimeoutError: A rank has not arrived by the deadline. While MPI itself waits for a
-            process nothing can be raised: then this process ends with the same message.
-        MismatchError: On all ranks, if a setting that they must share differs.
+    A rank that is late is a WaitTimeoutError; while MPI itself waits for a process nothing can be
+    raised, and this process ends with the same message. Different settings are a MismatchError.
     """
+    tracker = InitArrivalTracker.from_environment(startup.rank, os.environ)
     with ExitStack() as waiting:
-        presence = None
-        if startup.size > 1:
-            presence = InitArrivalTracker.from_environment(startup.rank, os.environ)
-        if presence is not None:
-            startup.arrival_tracker = waiting.enter_context(presence)
+        if tracker is not None and startup.size > 1:
+            startup.arrival_tracker = waiting.enter_context(tracker)
         _initialize_with_deadline(startup)
         _barrier_with_deadline(startup)
     _check_settings(startup)
@@ -82,10 +73,9 @@ def _barrier_with_deadline(startup: StartupDeadline) -> None:
 
 
 def _check_settings(startup: StartupDeadline) -> None:
-    """Compare the settings that must be the same on all ranks."""
-    comm, config = MPI.COMM_WORLD, startup.config
-    algorithm = iallreduce_algorithm()
-    mine = {
+    """Raise an error for the first setting that differs from rank 0's, or tune MPI."""
+    config, algorithm = startup.config, iallreduce_algorithm()
+    mine: dict[str, str | int | bool | None] = {
         "the version of asyncddp": asyncddp.__version__,
         "ASYNCDDP_TRANSPORT": config.transport or DEFAULT_TRANSPORT,
         "ASYNCDDP_DEVICE_WIRES": config.device_wires,
@@ -93,24 +83,13 @@ def _check_settings(startup: StartupDeadline) -> None:
         "ASYNCDDP_CHECK": config.check,
         f"OMPI_MCA_{ALGORITHM}": algorithm,
     }
-    packed = json.dumps(mine).encode()[:_SETTINGS_BYTES].ljust(_SETTINGS_BYTES)
-    every = np.empty(comm.size * _SETTINGS_BYTES, dtype=np.uint8)
-    comm.Allgather(np.frombuffer(packed, dtype=np.uint8), every)
-    texts = [
-        bytes(every[r * _SETTINGS_BYTES : (r + 1) * _SETTINGS_BYTES]) for r in range(comm.size)
-    ]
-    if len(set(texts)) > 1:
-        _raise_mismatch(comm.rank, [json.loads(text) for text in texts])
-    select_iallreduce_algorithm({algorithm})
-
-
-def _raise_mismatch(rank: int, every: Sequence[dict[str, Any]]) -> None:
-    """Raise for the first setting that differs from rank 0's."""
+    every = allgather_records(MPI.COMM_WORLD, mine, dict[str, str | int | bool | None])
     for name, first in every[0].items():
         for other, settings in enumerate(every):
             if settings.get(name) != first:
                 raise MismatchError(
-                    f"rank {rank}: init(): all ranks need the same settings, but {name} is "
-                    f"{first!r} on rank 0 and {settings.get(name)!r} on rank {other}; set it alike "
-                    "for all ranks, as asyncddp run and the -x of mpirun do"
+                    f"rank {MPI.COMM_WORLD.rank}: init(): all ranks need the same settings, but "
+                    f"{name} is {first!r} on rank 0 and {settings.get(name)!r} on rank {other}; "
+                    "set it alike for all ranks, as asyncddp run and the -x of mpirun do"
                 )
+    select_iallreduce_algorithm({algorithm})

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 
@@ -24,6 +25,7 @@ _PUBLISH_AHEAD = 2  # pieces published before the first of them is reduced
 _IDLE_POLLS = 100
 _HEADER_BYTES = 3 * 64
 _TOTAL_BYTES = _HEADER_BYTES + 2 * _SLOTS * _PIECE_BYTES
+_Pieces: TypeAlias = Sequence[torch.Tensor]
 
 
 class RankReductionBuffers:
@@ -31,11 +33,8 @@ class RankReductionBuffers:
 
     def __init__(self, view: MappedChunk, offset: int) -> None:
         self.words = view.words(offset, _HEADER_BYTES // 8)
-        start = offset + _HEADER_BYTES
-        slots = [
-            view.tensor(start + number * _PIECE_BYTES, (_PIECE_BYTES,), torch.uint8)
-            for number in range(2 * _SLOTS)
-        ]
+        every = view.tensor(offset + _HEADER_BYTES, (2 * _SLOTS, _PIECE_BYTES), torch.uint8)
+        slots = [every[number] for number in range(2 * _SLOTS)]
         self.slots, self.sums = slots[:_SLOTS], slots[_SLOTS:]
 
 
@@ -43,9 +42,6 @@ class SharedReductionBuffers:
     """Shared-memory buffers in which the ranks of a communicator reduce tensors.
 
     The ranks of ``group`` are numbered as in the communicator; ``gather`` is collective there.
-
-    Raises:
-        OSError: There is no more memory, or a peer's cannot be mapped.
     """
 
     def __init__(
@@ -61,14 +57,12 @@ class SharedReductionBuffers:
             for peer, handle in enumerate(handles)
         ]
         self.own = self.rank_buffers[rank]
-        self.queue: deque[SharedMemoryReduction] = deque()
-        """Reductions in progress; the first one has the slots until it completes."""
-        self.piece_count = 0
-        """Number of pieces of all reductions so far."""
+        self.queue: deque[SharedMemoryReduction] = deque()  # the first one has the slots
+        self.piece_count = 0  # of all reductions so far
 
     def minimum(self, word: int) -> int:
         """Return the least value of a progress word over all ranks."""
-        minimum = min([rank_buffer.words[word] for rank_buffer in self.rank_buffers])
+        minimum = min([rank.words[word] for rank in self.rank_buffers])
         store_fence()
         return minimum
 
@@ -79,28 +73,33 @@ class SharedMemoryReduction(ABC):
     def __init__(
         self,
         buffers: SharedReductionBuffers,
-        pieces: int,
+        tensor: torch.Tensor,
+        out: torch.Tensor,
         divisor: int | None,
         on_abandon: Callable[[], None],
     ) -> None:
-        self._reduction_buffers, self._pieces, self._divisor = buffers, pieces, divisor
-        self._on_abandon = on_abandon
-        self._first = buffers.piece_count
-        self._published = self._consumed = 0
-        buffers.piece_count += pieces
+        self._buffers, self._divisor, self._on_abandon = buffers, divisor, on_abandon
+        self._own, self._out = self._cut(tensor, out)
+        self._first, self._pieces = buffers.piece_count, len(self._own)
+        self._published = self._reduced = self._consumed = 0
+        buffers.piece_count += self._pieces
         buffers.queue.append(self)
 
     def done(self) -> bool:
         """Progress the earlier reductions and this one; return True once this one is complete."""
-        queue = self._reduction_buffers.queue
+        queue = self._buffers.queue
         while queue and queue[0]._progress():
             queue.popleft()
         return self._consumed == self._pieces
 
     def abandon(self) -> None:
         """Abandon the reduction: no rank can complete it, nor any later one."""
-        self._reduction_buffers.queue.clear()
+        self._buffers.queue.clear()
         self._on_abandon()
+
+    @abstractmethod
+    def _cut(self, tensor: torch.Tensor, out: torch.Tensor) -> tuple[_Pieces, _Pieces]:
+        """Cut this rank's term and the result into pieces."""
 
     @abstractmethod
     def _publish_piece(self, number: int) -> None:
@@ -113,8 +112,8 @@ class SharedMemoryReduction(ABC):
     def _progress(self) -> bool:
         idle_polls = 0
         while self._consumed < self._pieces and idle_polls < _IDLE_POLLS:
-            progressed = self._publish_next()
-            progressed = self._advance() or progressed
+            published = self._publish_next()
+            progressed = self._advance() or published
             idle_polls = 0 if progressed else idle_polls + 1
         return self._consumed == self._pieces
 
@@ -123,29 +122,27 @@ class SharedMemoryReduction(ABC):
         number = self._published
         if number == self._pieces or number > self._consumed + _PUBLISH_AHEAD:
             return False
-        if self._reduction_buffers.minimum(_CONSUMED) < self._first + number - _SLOTS + 1:
+        if self._buffers.minimum(_CONSUMED) < self._first + number - _SLOTS + 1:
             return False
         self._publish_piece(number)
         self._published += 1
         self._announce(_PUBLISHED, self._published)
         return True
 
-    def _finish_piece(self) -> None:
-        """Count one more result piece as in place, and announce it."""
+    def _finish_piece(self) -> bool:
+        """Count one more result piece as in place, and announce it; always progress."""
         self._consumed += 1
         self._announce(_CONSUMED, self._consumed)
+        return True
 
     def _announce(self, word: int, pieces: int) -> None:
         """Publish this rank's progress in one of its words."""
         store_fence()
-        self._reduction_buffers.own.words[word] = self._first + pieces
+        self._buffers.own.words[word] = self._first + pieces
 
     def _ready(self, word: int, number: int) -> bool:
         """Return True if all ranks have announced a piece in a progress word."""
-        return (
-            number < self._published
-            and self._reduction_buffers.minimum(word) > self._first + number
-        )
+        return number < self._published and self._buffers.minimum(word) > self._first + number
 
     def _sum(self, terms: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Add the terms in the order of the ranks, and divide the sum."""
@@ -163,31 +160,19 @@ class SharedMemoryAllreduce(SharedMemoryReduction):
     r of each piece for all, and every rank copies all parts.
     """
 
-    def __init__(
-        self,
-        buffers: SharedReductionBuffers,
-        tensor: torch.Tensor,
-        out: torch.Tensor,
-        divisor: int | None,
-        on_abandon: Callable[[], None],
-    ) -> None:
+    def _cut(self, tensor: torch.Tensor, out: torch.Tensor) -> tuple[_Pieces, _Pieces]:
         step = _PIECE_BYTES // tensor.element_size()
-        self._dtype = tensor.dtype
-        self._own = torch.split(tensor.view(-1), step)
-        self._out = torch.split(out.view(-1), step)
-        self._reduced = 0
-        super().__init__(buffers, len(self._own), divisor, on_abandon)
+        return torch.split(tensor.view(-1), step), torch.split(out.view(-1), step)
 
     def _slot(self, slots: list[torch.Tensor], number: int) -> torch.Tensor:
-        piece = self._own[number]
         slot = slots[(self._first + number) % _SLOTS]
-        return slot[: piece.nbytes].view(self._dtype)
+        return slot[: self._own[number].nbytes].view(self._own[number].dtype)
 
     def _publish_piece(self, number: int) -> None:
-        self._slot(self._reduction_buffers.own.slots, number).copy_(self._own[number])
+        self._slot(self._buffers.own.slots, number).copy_(self._own[number])
 
     def _advance(self) -> bool:
-        if len(self._reduction_buffers.rank_buffers) == 2:
+        if len(self._buffers.rank_buffers) == 2:
             return self._reduce_pair()
         added = self._reduce_part()
         return self._gather_parts() or added
@@ -196,21 +181,17 @@ class SharedMemoryAllreduce(SharedMemoryReduction):
         number = self._consumed
         if not self._ready(_PUBLISHED, number):
             return False
-        self._sum(
-            [self._slot(s.slots, number) for s in self._reduction_buffers.rank_buffers],
-            self._out[number],
-        )
-        self._finish_piece()
-        return True
+        terms = [self._slot(rank.slots, number) for rank in self._buffers.rank_buffers]
+        self._sum(terms, self._out[number])
+        return self._finish_piece()
 
     def _reduce_part(self) -> bool:
         """Sum this rank's part of one more piece for all ranks."""
-        number, buffers = self._reduced, self._reduction_buffers
+        number, buffers = self._reduced, self._buffers
         if not self._ready(_PUBLISHED, number):
             return False
-        parts = [
-            self._rank_part(self._slot(s.slots, number), buffers.rank) for s in buffers.rank_buffers
-        ]
+        pieces = [self._slot(rank.slots, number) for rank in buffers.rank_buffers]
+        parts = [self._rank_part(piece, buffers.rank) for piece in pieces]
         if parts[0].numel():
             self._sum(parts, self._rank_part(self._slot(buffers.own.sums, number), buffers.rank))
         self._reduced += 1
@@ -222,15 +203,14 @@ class SharedMemoryAllreduce(SharedMemoryReduction):
         number = self._consumed
         if number >= self._reduced or not self._ready(_REDUCED, number):
             return False
-        for rank, rank_buffer in enumerate(self._reduction_buffers.rank_buffers):
+        for rank, rank_buffer in enumerate(self._buffers.rank_buffers):
             part = self._rank_part(self._slot(rank_buffer.sums, number), rank)
             self._rank_part(self._out[number], rank).copy_(part)
-        self._finish_piece()
-        return True
+        return self._finish_piece()
 
     def _rank_part(self, piece: torch.Tensor, rank: int) -> torch.Tensor:
         """Return the part of a piece that a rank sums."""
-        share = -(-piece.numel() // len(self._reduction_buffers.rank_buffers))
+        share = -(-piece.numel() // len(self._buffers.rank_buffers))
         return piece[rank * share : (rank + 1) * share]
 
 
@@ -241,41 +221,29 @@ class SharedMemoryReduceScatter(SharedMemoryReduction):
     other ranks keep, and adds all ranks' rows that it keeps itself.
     """
 
-    def __init__(
-        self,
-        buffers: SharedReductionBuffers,
-        tensor: torch.Tensor,
-        out: torch.Tensor,
-        divisor: int | None,
-        on_abandon: Callable[[], None],
-    ) -> None:
-        ranks = len(buffers.rank_buffers)
+    def _cut(self, tensor: torch.Tensor, out: torch.Tensor) -> tuple[_Pieces, _Pieces]:
+        ranks = len(self._buffers.rank_buffers)
         step = _PIECE_BYTES // (ranks * tensor.element_size())
-        parts = tensor.view(ranks, -1)
-        self._own = [parts[:, start : start + step] for start in range(0, parts.shape[1], step)]
-        self._out = torch.split(out.view(-1), step)
-        super().__init__(buffers, len(self._own), divisor, on_abandon)
+        columns = torch.split(tensor.view(ranks, -1), step, dim=1)
+        return columns, torch.split(out.view(-1), step)
 
     def _slot(self, rank_buffer: RankReductionBuffers, number: int) -> torch.Tensor:
         """Return a rank's piece in its slot, with a row for each rank."""
         piece = self._own[number]
         slot = rank_buffer.slots[(self._first + number) % _SLOTS]
-        return slot[: piece.numel() * piece.element_size()].view(piece.dtype).view(piece.shape)
+        return slot[: piece.nbytes].view(piece.dtype).view(piece.shape)
 
     def _publish_piece(self, number: int) -> None:
-        rank, own = self._reduction_buffers.rank, self._own[number]
-        slot = self._slot(self._reduction_buffers.own, number)
+        rank, own = self._buffers.rank, self._own[number]
+        slot = self._slot(self._buffers.own, number)
         slot[:rank].copy_(own[:rank])
         slot[rank + 1 :].copy_(own[rank + 1 :])
 
     def _advance(self) -> bool:
-        number, buffers = self._consumed, self._reduction_buffers
+        number, buffers = self._consumed, self._buffers
         if not self._ready(_PUBLISHED, number):
             return False
-        terms = [
-            self._slot(rank_buffer, number)[buffers.rank] for rank_buffer in buffers.rank_buffers
-        ]
+        terms = [self._slot(rank, number)[buffers.rank] for rank in buffers.rank_buffers]
         terms[buffers.rank] = self._own[number][buffers.rank]
         self._sum(terms, self._out[number])
-        self._finish_piece()
-        return True
+        return self._finish_piece()

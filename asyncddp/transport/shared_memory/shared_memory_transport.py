@@ -10,14 +10,7 @@ import torch
 
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.shm.arena import Arena, SharedMemoryHandle, handle_of_block
-from asyncddp.transport.base import (
-    COLLECTIVE_GIVEN_UP,
-    Request,
-    Scope,
-    SharedMemoryGroup,
-    Transport,
-    collectives_broken,
-)
+from asyncddp.transport.base import Request, Scope, SharedMemoryGroup, Transport
 from asyncddp.transport.mpi.communicator_pair import CommunicatorPair, allgather_records
 from asyncddp.transport.mpi.mpi_transport import MPITransport
 from asyncddp.transport.mpi.runtime import MPI
@@ -45,14 +38,9 @@ class _MappingProbe(NamedTuple):
 class SharedMemoryTransport(MPITransport):
     """Transport over MPI that uses shared memory among the ranks of each machine.
 
-    Short messages, and messages to other machines, go by MPI. A rank whose machine does not let
-    processes map each other's memory has :attr:`shared_memory_group` None and uses MPI alone.
-
-    Without communicators the ranks find out which of them share memory; where none can that is an
-    error if it is ``required``, and else a warning.
-
-    Raises:
-        EnvironmentProblem: Memory cannot be shared, but is required.
+    Short messages, and messages to other machines, go by MPI. Without communicators the ranks find
+    out which of them share memory; a rank that cannot has :attr:`shared_memory_group` None and uses
+    MPI alone, with a warning, or an EnvironmentProblem if shared memory is ``required``.
     """
 
     name = "shared_memory"
@@ -72,8 +60,13 @@ class SharedMemoryTransport(MPITransport):
         self.shared_memory_group = shared_memory_group
         if pair is None:
             self.shared_memory_group, problem = _form_group(self._comm)
-            if problem is not None:
-                self._report_unavailable(problem, required=required)
+            text = f"the ranks of this machine cannot share memory ({problem})"
+            if problem is not None and required:
+                raise EnvironmentProblem(
+                    f"transport shared_memory: {text}; use ASYNCDDP_TRANSPORT=mpi"
+                )
+            if problem is not None and self.machine_id() == self.rank:
+                logger.warning("%s; they exchange tensors by MPI instead, which is slower", text)
         self._reduction_buffers = self._open_reduction_buffers()
 
     @classmethod
@@ -83,13 +76,11 @@ class SharedMemoryTransport(MPITransport):
 
     def _open_reduction_buffers(self) -> SharedReductionBuffers | None:
         """Allocate the buffers of reductions, if all ranks share memory; collective."""
-        group = self.shared_memory_group
-        if group is None or len(group.processes) < max(2, self._comm.size):
+        group, comm = self.shared_memory_group, self._comm
+        if group is None or len(group.processes) < max(2, comm.size):
             return None
         return SharedReductionBuffers(
-            group,
-            self.rank,
-            lambda handle: allgather_records(self._comm, handle, SharedMemoryHandle),
+            group, self.rank, lambda handle: allgather_records(comm, handle, SharedMemoryHandle)
         )
 
     def iallreduce(
@@ -100,7 +91,7 @@ class SharedMemoryTransport(MPITransport):
         if buffers is None:
             return super().iallreduce(tensor, out, divisor)
         into = tensor if out is None else out
-        return SharedMemoryAllreduce(buffers, tensor, into, divisor, self._mark_broken)
+        return SharedMemoryAllreduce(buffers, tensor, into, divisor, self.break_collectives)
 
     def ireduce_scatter(
         self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
@@ -109,31 +100,15 @@ class SharedMemoryTransport(MPITransport):
         buffers = self._reduction_buffers_for(tensor)
         if buffers is None:
             return super().ireduce_scatter(tensor, out, divisor)
-        return SharedMemoryReduceScatter(buffers, tensor, out, divisor, self._mark_broken)
+        return SharedMemoryReduceScatter(buffers, tensor, out, divisor, self.break_collectives)
 
     def _reduction_buffers_for(self, tensor: torch.Tensor) -> SharedReductionBuffers | None:
         """Return the buffers for reducing a tensor; None where MPI reduces it."""
-        if (
-            self._reduction_buffers is None
-            or tensor.nbytes < MIN_BYTES
-            or tensor.dtype == torch.bool
-        ):
+        small = tensor.nbytes < MIN_BYTES or tensor.dtype == torch.bool
+        if self._reduction_buffers is None or small:
             return None
-        if self.broken:
-            raise collectives_broken(self.broken)
+        self.require_collectives()
         return self._reduction_buffers
-
-    def _mark_broken(self) -> None:
-        """Refuse further collectives, after one was abandoned."""
-        self.broken = COLLECTIVE_GIVEN_UP
-
-    def _report_unavailable(self, problem: str, *, required: bool) -> None:
-        """Raise or warn because memory cannot be shared."""
-        text = f"the ranks of this machine cannot share memory ({problem})"
-        if required:
-            raise EnvironmentProblem(f"transport shared_memory: {text}; use ASYNCDDP_TRANSPORT=mpi")
-        if self.machine_id() == self.rank:
-            logger.warning("%s; they exchange tensors by MPI instead, which is slower", text)
 
     def close(self) -> None:
         """Wait until posted messages are sent, and free shared memory that no tensor uses."""
@@ -156,27 +131,22 @@ class SharedMemoryTransport(MPITransport):
 
 def _form_group(comm: MPI.Intracomm) -> tuple[SharedMemoryGroup | None, str | None]:
     """Map each other's test pages; return the group, or why memory cannot be shared; collective."""
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
+    node, arena = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank), Arena()
     try:
-        arena, page, problem = Arena(), None, None
-        if node.size > 1:
-            page, problem = _publish_test_page(arena)
-        entries = allgather_records(
-            node, _MappingProbe(comm.rank, os.getpid(), page), _MappingProbe
-        )
-        processes = {rank: process for rank, process, _ in entries}
-        problem = problem or _verify_test_pages(
-            arena, [(process, page) for _, process, page in entries]
-        )
-        problems = [text for text in allgather_records(node, problem or "", str) if text]
-        if node.size == 1 or problems:
-            return None, problems[0] if problems else None
-        return SharedMemoryGroup(arena, processes), None
+        if node.size == 1:
+            return None, None
+        page, problem = _publish_test_page(arena)
+        probe = _MappingProbe(comm.rank, os.getpid(), page)
+        probes = allgather_records(node, probe, _MappingProbe)
+        problems = allgather_records(node, problem or _verify_test_pages(arena, probes), str)
+        if any(problems):
+            return None, next(filter(None, problems))
+        return SharedMemoryGroup(arena, {one.rank: one.process for one in probes}), None
     finally:
         node.Free()
 
 
-def _publish_test_page(arena: Arena) -> tuple[SharedMemoryHandle | None, str | None]:
+def _publish_test_page(arena: Arena) -> tuple[SharedMemoryHandle | None, str]:
     """Write a test page; return its handle, or why shared memory cannot be allocated."""
     if not hasattr(os, "memfd_create"):
         return None, "this system has no memfd_create"
@@ -185,14 +155,12 @@ def _publish_test_page(arena: Arena) -> tuple[SharedMemoryHandle | None, str | N
     except OSError as error:
         return None, f"memfd_create: {error}"
     block.chunk.words(block.offset, 1)[0] = _MAGIC + os.getpid()
-    return handle_of_block(block), None
+    return handle_of_block(block), ""
 
 
-def _verify_test_pages(
-    arena: Arena, pages: list[tuple[int, SharedMemoryHandle | None]]
-) -> str | None:
-    """Map and read the other ranks' test pages; return why that failed, or None."""
-    for process, page in pages:
+def _verify_test_pages(arena: Arena, probes: list[_MappingProbe]) -> str:
+    """Map and read the other ranks' test pages; return why that failed, or nothing."""
+    for _, process, page in probes:
         if page is None:
             continue
         try:
@@ -201,4 +169,4 @@ def _verify_test_pages(
             return f"process {process} is out of sight: {error}"
         if word != _MAGIC + process:
             return f"process {process} lives in another process namespace"
-    return None
+    return ""

@@ -37,7 +37,7 @@ class FakeEvent:
 @pytest.fixture
 def cuda(monkeypatch):
     """torch.cuda with streams and events that note their use; whatever else is asked fails."""
-    log, names = [], iter(["work", "out", "in", "group"])
+    log, names = [], iter(["work", "out", "in"])
     current = FakeStream(log, "current")
 
     def entered(stream):
@@ -90,7 +90,7 @@ def test_cuda_s_copies_do_not_block(cuda):
     streams.copy(out, "source", StreamRole.HOST_TO_DEVICE)
     streams.record_stream(out, StreamRole.HOST_TO_DEVICE)
     assert cuda == [("entered", "in"), ("copied", "source", True), ("held for", "in")]
-    assert streams.stream_pointer(StreamRole.COLLECTIVE) == 4711
+    assert streams.stream_pointer(StreamRole.COMPUTE) == 4711
     streams.record_stream(torch.zeros(1), StreamRole.HOST_TO_DEVICE)
     assert len(cuda) == 3, "memory of the host has no stream"
 

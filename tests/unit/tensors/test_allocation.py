@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-from asyncddp.shm.arena import Arena
-from asyncddp.shm.private_arena import PrivateArena
+from asyncddp.shm.arena import Arena, PrivateArena
 from asyncddp.tensors import allocation as allocate
 from asyncddp.tensors.buckets import FlatBucket
 from asyncddp.tensors.byte_views import from_bytes
@@ -98,9 +97,9 @@ def test_pages_of_free_memory_have_a_bound():
     addresses = {tensor.data_ptr() for tensor in held}
     while len(held) > 1:
         held.pop()
-    assert arena.free_bytes == 3 << 20
+    assert arena._blocks.free_bytes == 3 << 20
     held.clear()
-    assert arena.free_bytes == 0
+    assert arena._blocks.free_bytes == 0
     again = [arena.empty((1 << 20,), torch.uint8) for _ in range(4)]
     assert {tensor.data_ptr() for tensor in again} == addresses
     assert not any(tensor.any() for tensor in again)

@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from asyncddp.errors import PeerLeftError
-from asyncddp.shm.arena import Arena, SharedMemoryHandle, handle_of_block
-from asyncddp.shm.private_arena import PrivateArena
+from asyncddp.shm.arena import Arena, PrivateArena, SharedMemoryHandle, handle_of_block
 from asyncddp.windows import buffer_pool, shared_memory_edge
 from asyncddp.windows.buffer_pool import BufferPool
 from asyncddp.windows.shared_memory_edge import (

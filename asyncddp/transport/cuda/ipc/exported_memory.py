@@ -28,16 +28,11 @@ class EventPair:
     the done message, the peer's not before the pair's next ready message, after :meth:`free`.
     """
 
-    number: int
-    """Number by which the peer identifies the pair."""
-    ready: InterprocessEvent
-    """Our event, after which the memory can be read."""
-    home: list[EventPair]
-    """List of free pairs to which it returns."""
-    read_event: DeviceEvent | None = None
-    """The peer's event, after which the memory has been read; None at first."""
-    handle: bytes = b""
-    """Handle of the peer's event."""
+    number: int  # by which the peer identifies the pair
+    ready: InterprocessEvent  # ours, after which the memory can be read
+    home: list[EventPair]  # the free pairs, to which it returns
+    read_event: DeviceEvent | None = None  # the peer's, after which the memory has been read
+    handle: bytes = b""  # of the peer's event
 
     def free(self, streams: DeviceStreams) -> None:
         """Make the compute stream wait until the peer has read, and free the pair."""
@@ -50,23 +45,14 @@ class EventPair:
 class ExportedMemory:
     """Block of GPU memory that other processes can map and read by CUDA IPC."""
 
-    memory: torch.Tensor
-    """The bytes of a whole storage."""
-    memory_id: int
-    """Number by which peers identify it."""
-    tokens: dict[int, bytes] = field(default_factory=dict)
-    """Export token for each peer that was told of it."""
-    reads: list[EventPair] = field(default_factory=list)
-    """Acknowledged reads for which the compute stream has not waited yet."""
-    pending_acks: int = 0
-    """Number of done messages to come."""
+    memory: torch.Tensor  # the bytes of a whole storage
+    memory_id: int  # by which peers identify it
+    tokens: dict[int, bytes] = field(default_factory=dict)  # for each peer that was told of it
+    reads: list[EventPair] = field(default_factory=list)  # acknowledged, but not waited for yet
+    pending_acks: int = 0  # done messages to come
 
     def token(self, peer: int, streams: DeviceStreams) -> bytes:
-        """Return the export token of the memory for one peer.
-
-        Raises:
-            RuntimeError: The memory cannot be exported.
-        """
+        """Return the export token of the memory for one peer."""
         if peer not in self.tokens:
             self.tokens[peer] = streams.export_memory(self.memory)
         return self.tokens[peer]
@@ -76,26 +62,20 @@ class _SentStorage(NamedTuple):
     """Record of a user's tensor storage that was sent: where it lies, and how it was exported."""
 
     weak: StorageWeakRef
-    place: tuple[int, int]
-    """Its address and size."""
+    place: tuple[int, int]  # its address and size
     exported: ExportedMemory | None = None
     not_exportable: bool = False
 
 
 class ExportedMemoryPool:
-    """Pool of the GPU memory that one rank lets its peers map and read by CUDA IPC.
-
-    Attributes:
-        buffers: Buffers, used in turn, so that a peer has had time to read what was in them.
-        retired: Ids of discarded memory that each peer has yet to be told.
-    """
+    """Pool of the GPU memory that one rank lets its peers map and read by CUDA IPC."""
 
     def __init__(self, streams: DeviceStreams) -> None:
         self._streams = streams
         self._memory_ids = itertools.count()
-        self.buffers = FreeList(self._allocate, oldest_first=True)
+        self.buffers = FreeList(self._allocate, oldest_first=True)  # peers have time to read
         self._sent_storages: dict[int, _SentStorage] = {}
-        self.retired: dict[int, list[int]] = defaultdict(list)
+        self.retired: dict[int, list[int]] = defaultdict(list)  # ids that peers must be told of
 
     def take(self, size: int, pending_acks: int) -> ExportedMemory:
         """Take a buffer of at least ``size`` bytes, which the compute stream may write.
@@ -132,7 +112,8 @@ class ExportedMemoryPool:
             self._forget(key)
             known = None
         if known is None:
-            self._sweep()
+            for gone in [key for key, sent in self._sent_storages.items() if sent.weak.expired()]:  # type: ignore[no-untyped-call]
+                self._forget(gone)
             self._sent_storages[key] = _SentStorage(StorageWeakRef(storage), place)  # type: ignore[no-untyped-call]
             return None
         if known.not_exportable:
@@ -155,12 +136,8 @@ class ExportedMemoryPool:
         self.buffers.clear()
         self._sent_storages.clear()
 
-    def _sweep(self) -> None:
-        """Drop storages that no longer exist, and schedule notice to peers."""
-        for key in [key for key, known in self._sent_storages.items() if known.weak.expired()]:  # type: ignore[no-untyped-call]
-            self._forget(key)
-
     def _forget(self, key: int) -> None:
+        """Drop a storage that no longer exists, and schedule notice to peers."""
         known = self._sent_storages.pop(key)
         if known.exported is not None:
             self._retire(known.exported)

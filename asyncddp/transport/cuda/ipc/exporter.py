@@ -12,21 +12,13 @@ from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamRole
 from asyncddp.errors import PeerError
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.transport.base import Request, Transport
-from asyncddp.transport.cuda.direct_read import ExportRequest
+from asyncddp.transport.cuda.device_transport import ExportRequest
 from asyncddp.transport.cuda.ipc.exported_memory import (
     EventPair,
     ExportedMemory,
     ExportedMemoryPool,
 )
-from asyncddp.transport.cuda.ipc.ipc_messages import (
-    DONE_BYTES,
-    MAX_RETIRED_IDS,
-    DoneMessage,
-    ReadyMessage,
-    allocate_message_buffer,
-    decode_message,
-    encode_message,
-)
+from asyncddp.transport.cuda.ipc.ipc_messages import MAX_RETIRED_IDS, DoneMessage, ReadyMessage
 from asyncddp.transport.cuda.ipc.tasks import SendTask, TaskSteps
 from asyncddp.transport.cuda.ordered_requests import OrderedRequests
 
@@ -43,14 +35,10 @@ class PendingPeerRead:
 
     peer: int
     event_pair: EventPair
-    send_request: Request
-    """The send of the ready message."""
-    done_request: Request
-    """The receive of the done message."""
+    send_request: Request  # of the ready message
+    done_request: Request  # of the done message, which comes into the message buffer
     message_buffer: torch.Tensor
-    """Buffer of the done message."""
-    buffer: ExportedMemory | None
-    """The exported buffer; None where the user's tensor is exported itself."""
+    buffer: ExportedMemory | None  # None where the user's tensor is exported itself
     over: bool = False
     problem: PeerError | None = None
 
@@ -70,16 +58,23 @@ class PendingPeerRead:
 
 
 class MemoryExporter:
-    """Exporter of this rank's GPU memory: announces it to peers, awaits their read confirmations.
+    """Exporter that lets peers with access to this GPU's memory read tensors, or copies, in place.
 
-    Ready messages and done messages go by a host transport each.
+    It announces memory to a peer by a ready message and waits for the peer's done message. Both
+    kinds go by a host transport each.
     """
 
     def __init__(
-        self, streams: DeviceStreams, ready_transport: Transport, done_transport: Transport
+        self,
+        streams: DeviceStreams,
+        ready_transport: Transport,
+        done_transport: Transport,
+        tasks: OrderedRequests,
+        drive: Callable[[], None],
     ) -> None:
-        self.streams, self.memory = streams, ExportedMemoryPool(streams)
+        self._streams, self.memory = streams, ExportedMemoryPool(streams)
         self._ready_transport, self._done_transport = ready_transport, done_transport
+        self._tasks, self._drive_all = tasks, drive
         self._event_pairs: dict[int, list[EventPair]] = defaultdict(list)
         self._made: list[EventPair] = []
         self._pending_reads: list[PendingPeerRead] = []
@@ -104,32 +99,27 @@ class MemoryExporter:
     ) -> PendingPeerRead:
         """Announce bytes to a peer, which it can read after earlier work of the compute stream.
 
-        A tensor without bytes has no memory. That of a ``buffer`` is reused once the peer has read
-        it.
+        A tensor without bytes has no memory; a ``buffer`` is reused once the peer has read it.
         """
         event_pair = self._take_event_pair(peer)
         event_pair.ready.record(StreamRole.COMPUTE)
-        words = self.memory.retired[peer]
+        retired = self.memory.retired[peer]
         message = ReadyMessage(
             event_pair=event_pair.number,
             ready=event_pair.ready.handle,
             memory_id=-1 if exported is None else exported.memory_id,
-            token=b"" if exported is None else exported.token(peer, self.streams),
+            token=b"" if exported is None else exported.token(peer, self._streams),
             offset=offset,
             size=size,
             last=last,
-            retired=tuple(words[:MAX_RETIRED_IDS]),
+            retired=tuple(retired[:MAX_RETIRED_IDS]),
         )
-        del words[:MAX_RETIRED_IDS]
-        message_buffer = allocate_message_buffer(DONE_BYTES)
-        done_request = self._done_transport.irecv(message_buffer, peer, tag)
+        del retired[:MAX_RETIRED_IDS]
+        answer = DoneMessage.allocate_buffer()
+        done_request = self._done_transport.irecv(answer, peer, tag)
+        sent = self._ready_transport.isend(message.encode(), peer, tag)
         pending_read = PendingPeerRead(
-            peer,
-            event_pair,
-            self._ready_transport.isend(encode_message(message), peer, tag),
-            done_request,
-            message_buffer,
-            exported if buffer else None,
+            peer, event_pair, sent, done_request, answer, exported if buffer else None
         )
         self._pending_reads.append(pending_read)
         return pending_read
@@ -152,12 +142,12 @@ class MemoryExporter:
 
     def _take(self, pending_read: PendingPeerRead) -> None:
         event_pair = pending_read.event_pair
-        message = decode_message(pending_read.message_buffer, DoneMessage, pending_read.peer)
+        message = DoneMessage.decode(pending_read.message_buffer, pending_read.peer)
         if event_pair.read_event is None or event_pair.handle != message.read_event:
-            event_pair.read_event = self.streams.import_event(message.read_event)
+            event_pair.read_event = self._streams.import_event(message.read_event)
             event_pair.handle = message.read_event
         if pending_read.buffer is None:
-            event_pair.free(self.streams)
+            event_pair.free(self._streams)
         else:
             self.memory.acknowledge(pending_read.buffer, event_pair)
 
@@ -165,49 +155,37 @@ class MemoryExporter:
         free = self._event_pairs[peer]
         if free:
             return free.pop()
-        event_pair = EventPair(len(self._made), self.streams.create_interprocess_event(), free)
+        event_pair = EventPair(len(self._made), self._streams.create_interprocess_event(), free)
         self._made.append(event_pair)
         return event_pair
-
-
-class IPCTensorSender:
-    """Sender that lets peers with access to this GPU's memory read tensors, or copies, in place."""
-
-    def __init__(
-        self, exporter: MemoryExporter, tasks: OrderedRequests, drive: Callable[[], None]
-    ) -> None:
-        self._streams, self._memory, self._exporter = exporter.streams, exporter.memory, exporter
-        self._tasks, self._drive = tasks, drive
 
     def export_tensor(
         self, data: torch.Tensor, tags: Mapping[int, int], factor: float, *, lasting: bool
     ) -> dict[int, SendTask]:
         """Export a tensor, or a multiple of one that is no larger than ``MAX_COPY_BYTES``."""
         self._streams.record_stream(data, StreamRole.COMPUTE)
-        tasks = {peer: SendTask(("to", peer, tag), self._drive) for peer, tag in tags.items()}
-        exported: ExportedMemory | None = None
+        tasks: dict[int, SendTask] = {}
+        exported = buffer = None
         if lasting and factor == 1.0 and data.nbytes >= _MIN_IN_PLACE_BYTES:
-            exported = self._memory.export_if_resent(data, tags)
-        buffer = None
+            exported = self.memory.export_if_resent(data, tags)
         if exported is None and 0 < data.nbytes <= MAX_COPY_BYTES:
             buffer = self._make_copy(data, factor, len(tags))
-        for peer, task in tasks.items():
+        for peer, tag in tags.items():
+            task = tasks[peer] = SendTask(("to", peer, tag), self._drive_all)
             if exported is not None:
                 start = data.data_ptr() - data.untyped_storage().data_ptr()
-                task.set_steps(
-                    self._export_whole(exported, start, data.nbytes, peer, tags[peer], data)
-                )
+                task.steps = self._export_whole(exported, start, data.nbytes, peer, tag, data)
             elif data.nbytes > MAX_COPY_BYTES:
-                task.set_steps(self._export_in_pieces(task, as_bytes(data), peer, tags[peer]))
+                task.steps = self._export_in_pieces(task, as_bytes(data), peer, tag)
             else:
                 task.copied = True
-                task.set_steps(self._export_whole(buffer, 0, data.nbytes, peer, tags[peer]))
-            self._tasks.add(task)
-        self._drive()
+                task.steps = self._export_whole(buffer, 0, data.nbytes, peer, tag)
+            self._tasks.append(task)
+        self._drive_all()
         return tasks
 
     def _make_copy(self, data: torch.Tensor, factor: float, pending_acks: int) -> ExportedMemory:
-        buffer = self._memory.take(data.nbytes, pending_acks)
+        buffer = self.memory.take(data.nbytes, pending_acks)
         room = buffer.memory[: data.nbytes]
         if factor == 1.0:
             self._streams.copy(room, as_bytes(data), StreamRole.COMPUTE)
@@ -226,9 +204,7 @@ class IPCTensorSender:
         in_place: torch.Tensor | None = None,
     ) -> TaskSteps:
         """Export all at once; a tensor exported in place is kept until the peer has read it."""
-        pending_read = self._exporter.announce(
-            peer, tag, exported, offset, size, buffer=in_place is None
-        )
+        pending_read = self.announce(peer, tag, exported, offset, size, buffer=in_place is None)
         yield None
         yield pending_read
 
@@ -243,9 +219,7 @@ class IPCTensorSender:
             piece = flat[first : first + _PIECE]
             buffer = self._make_copy(piece, 1.0, 1)
             last = first + _PIECE >= flat.numel()
-            pending_reads.append(
-                self._exporter.announce(peer, tag, buffer, 0, piece.numel(), last=last)
-            )
+            pending_reads.append(self.announce(peer, tag, buffer, 0, piece.numel(), last=last))
         task.copied = True
         yield None
         yield from pending_reads

@@ -20,14 +20,7 @@ from asyncddp.errors import PeerError
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.transport.base import Request, Transport, has_ended
-from asyncddp.transport.cuda.ipc.ipc_messages import (
-    READY_BYTES,
-    DoneMessage,
-    ReadyMessage,
-    allocate_message_buffer,
-    decode_message,
-    encode_message,
-)
+from asyncddp.transport.cuda.ipc.ipc_messages import DoneMessage, ReadyMessage
 from asyncddp.transport.cuda.ipc.tasks import ImportTask, ReceiveTask, TaskSteps
 from asyncddp.transport.cuda.ordered_requests import OrderedRequests
 
@@ -40,17 +33,30 @@ class _ImportedMemory:
     """GPU memory of a peer that is mapped into this process."""
 
     memory: torch.Tensor
-    users: int = 0
-    """Number of ready messages about it without a done message yet."""
-    read: DeviceEvent | None = None
-    """Event after which nothing reads it."""
+    users: int = 0  # ready messages about it without a done message yet
+    read: DeviceEvent | None = None  # after which nothing reads it
+
+    def reads_ended(self) -> bool:
+        """Return whether the device has done all reads that were recorded."""
+        return self.read is None or self.read.done()
 
 
 class MemoryImporter:
-    """Importer that maps peers' GPU memory, and tells the peers once all reads of it are queued."""
+    """Importer of peers' GPU tensors, which it copies or lets the caller read in mapped memory.
 
-    def __init__(self, streams: DeviceStreams, done_transport: Transport) -> None:
-        self.streams, self._done_transport = streams, done_transport
+    It receives ready messages, and tells the peers once all reads of their memory are queued.
+    """
+
+    def __init__(
+        self,
+        streams: DeviceStreams,
+        ready_transport: Transport,
+        done_transport: Transport,
+        tasks: OrderedRequests,
+        drive: Callable[[], None],
+    ) -> None:
+        self._streams, self._tasks, self._drive_all = streams, tasks, drive
+        self._ready_transport, self._done_transport = ready_transport, done_transport
         self._imported: OrderedDict[tuple[int, int], _ImportedMemory] = OrderedDict()
         self._closing: list[_ImportedMemory] = []
         self._ready: dict[tuple[int, int], tuple[bytes, DeviceEvent]] = {}
@@ -62,14 +68,10 @@ class MemoryImporter:
         return len(self._imported) + len(self._closing)
 
     def take(self, peer: int, message: ReadyMessage) -> torch.Tensor:
-        """Import the bytes of a ready message; the compute stream waits until they are ready.
-
-        Raises:
-            PeerError: The memory cannot be opened from this process.
-        """
+        """Import the bytes of a ready message; the compute stream waits until they are ready."""
         try:
             source = self._bytes(peer, message)
-            self.streams.wait_event(StreamRole.COMPUTE, self._ready_event(peer, message))
+            self._streams.wait_event(StreamRole.COMPUTE, self._ready_event(peer, message))
         except (RuntimeError, OSError) as error:
             raise PeerError(
                 f"the memory that rank {peer} shows on its device cannot be opened: {error}. "
@@ -84,21 +86,21 @@ class MemoryImporter:
         key = peer, message.event_pair
         read_event = self._read_events.get(key)
         if read_event is None:
-            read_event = self._read_events[key] = self.streams.create_interprocess_event()
+            read_event = self._read_events[key] = self._streams.create_interprocess_event()
         read_event.record(StreamRole.COMPUTE)
         imported = self._imported.get((peer, message.memory_id))
         if imported is not None:
             imported.users, imported.read = imported.users - 1, read_event
-        encoded = encode_message(DoneMessage(message.event_pair, read_event.handle))
-        self._outgoing.append(self._done_transport.isend(encoded, peer, tag))
+        answer = DoneMessage(message.event_pair, read_event.handle).encode()
+        self._outgoing.append(self._done_transport.isend(answer, peer, tag))
 
     def drive(self) -> None:
         """Advance done messages, and close memory that nothing reads any more."""
         if self._outgoing:
             self._outgoing = [transfer for transfer in self._outgoing if not has_ended(transfer)]
         if self._closing:
-            with self.streams.stream_context(StreamRole.HOST_TO_DEVICE):  # which is idle
-                self._closing = [one for one in self._closing if not _reads_ended(one)]
+            with self._streams.stream_context(StreamRole.HOST_TO_DEVICE):  # which is idle
+                self._closing = [one for one in self._closing if not one.reads_ended()]
 
     def close(self) -> None:
         """Close all memory that nothing reads any more."""
@@ -109,17 +111,16 @@ class MemoryImporter:
     @property
     def busy(self) -> bool:
         """True if done messages or reads are pending."""
-        return bool(self._outgoing) or not all(_reads_ended(one) for one in self._imported.values())
+        return bool(self._outgoing) or not all(one.reads_ended() for one in self._imported.values())
 
     def _bytes(self, peer: int, message: ReadyMessage) -> torch.Tensor:
         if message.memory_id < 0:
-            return empty((0,), torch.uint8, self.streams.device)
+            return empty((0,), torch.uint8, self._streams.device)
         key = peer, message.memory_id
         imported = self._imported.get(key)
         if imported is None:
-            imported = self._imported[key] = _ImportedMemory(
-                self.streams.import_memory(message.token)
-            )
+            memory = self._streams.import_memory(message.token)
+            imported = self._imported[key] = _ImportedMemory(memory)
             self._make_room()
         self._imported.move_to_end(key)
         imported.users += 1
@@ -129,7 +130,7 @@ class MemoryImporter:
         key = peer, message.event_pair
         handle, event = self._ready.get(key, (b"", None))
         if event is None or handle != message.ready:
-            event = self.streams.import_event(message.ready)
+            event = self._streams.import_event(message.ready)
             self._ready[key] = message.ready, event
         return event
 
@@ -144,29 +145,11 @@ class MemoryImporter:
         if imported is not None:
             self._closing.append(imported)
 
-
-def _reads_ended(imported: _ImportedMemory) -> bool:
-    return imported.read is None or imported.read.done()
-
-
-class IPCTensorReceiver:
-    """Receiver of peers' GPU tensors, which it copies or lets the caller read in place."""
-
-    def __init__(
-        self,
-        importer: MemoryImporter,
-        ready_transport: Transport,
-        tasks: OrderedRequests,
-        drive: Callable[[], None],
-    ) -> None:
-        self._streams, self._importer = importer.streams, importer
-        self._ready_transport, self._tasks, self._drive = ready_transport, tasks, drive
-
     def copy(self, out: torch.Tensor, peer: int, tag: int) -> ReceiveTask:
         """Start to copy the tensor that a peer exports; done once it has been copied."""
-        task = ReceiveTask(("from", peer, tag), self._drive)
+        task = ReceiveTask(("from", peer, tag), self._drive_all)
         self._streams.record_stream(out, StreamRole.COMPUTE)
-        task.set_steps(self._copy_steps(task, as_bytes(out), peer, tag))
+        task.steps = self._copy_steps(task, as_bytes(out), peer, tag)
         return self._started(task)
 
     def import_tensor(
@@ -181,20 +164,17 @@ class IPCTensorReceiver:
 
         Where the peer cannot export it, ``through`` starts to receive it by another transport.
         """
-        import_task = ImportTask(("from", peer, tag), self._drive)
+        task = ImportTask(("from", peer, tag), self._drive_all)
         if through is None:
-            import_task.set_steps(self._import_steps(import_task, shape, dtype, peer, tag))
+            task.steps = self._import_steps(task, shape, dtype, peer, tag)
         else:
-            import_task.set_steps(
-                self._staged_import_steps(
-                    import_task, empty_on(self._streams, shape, dtype), through
-                )
-            )
-        return self._started(import_task)
+            whole = empty_on(self._streams, shape, dtype)
+            task.steps = self._staged_import_steps(task, whole, through)
+        return self._started(task)
 
     def _started(self, task: _ReceiveTaskT) -> _ReceiveTaskT:
-        self._tasks.add(task)
-        self._drive()
+        self._tasks.append(task)
+        self._drive_all()
         return task
 
     def _copy_steps(self, task: ReceiveTask, out: torch.Tensor, peer: int, tag: int) -> TaskSteps:
@@ -204,34 +184,25 @@ class IPCTensorReceiver:
         yield self._streams.record_event(StreamRole.COMPUTE)
 
     def _import_steps(
-        self,
-        import_task: ImportTask,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        peer: int,
-        tag: int,
+        self, task: ImportTask, shape: tuple[int, ...], dtype: torch.dtype, peer: int, tag: int
     ) -> TaskSteps:
-        message = yield from self._receive_message(import_task, peer, tag)
+        message = yield from self._receive_message(task, peer, tag)
         if message.last:
-            source = self._importer.take(peer, message)
-            tensor = source.view(dtype).view(shape)
-            import_task.set_tensor(tensor, lambda: self._importer.acknowledge(peer, tag, message))
+            tensor = self.take(peer, message).view(dtype).view(shape)
+            task.set_tensor(tensor, lambda: self.acknowledge(peer, tag, message))
             return
         whole = empty_on(self._streams, shape, dtype)
-        yield from self._receive_pieces(import_task, as_bytes(whole), peer, tag, message)
-        import_task.set_tensor(whole)
+        yield from self._receive_pieces(task, as_bytes(whole), peer, tag, message)
+        task.set_tensor(whole)
 
     def _staged_import_steps(
-        self,
-        import_task: ImportTask,
-        whole: torch.Tensor,
-        through: Callable[[torch.Tensor], Request],
+        self, task: ImportTask, whole: torch.Tensor, through: Callable[[torch.Tensor], Request]
     ) -> TaskSteps:
-        import_task.announced = True
+        task.announced = True
         transfer = through(whole)
         yield None
         yield transfer
-        import_task.set_tensor(whole)
+        task.set_tensor(whole)
 
     def _receive_pieces(
         self, task: ReceiveTask, out: torch.Tensor, peer: int, tag: int, message: ReadyMessage
@@ -239,11 +210,11 @@ class IPCTensorReceiver:
         """Copy piece after piece, and acknowledge each as soon as its copy is enqueued."""
         start = 0
         while True:
-            source = self._importer.take(peer, message)
+            source = self.take(peer, message)
             if task.needed and message.size:
                 self._streams.copy(out[start : start + message.size], source, StreamRole.COMPUTE)
             del source
-            self._importer.acknowledge(peer, tag, message)
+            self.acknowledge(peer, tag, message)
             start += message.size
             if message.last:
                 return
@@ -252,7 +223,7 @@ class IPCTensorReceiver:
     def _receive_message(
         self, task: ReceiveTask, peer: int, tag: int
     ) -> Generator[DeviceEvent | None, None, ReadyMessage]:
-        message_buffer = allocate_message_buffer(READY_BYTES)
+        message_buffer = ReadyMessage.allocate_buffer()
         yield self._ready_transport.irecv(message_buffer, peer, tag)
         task.announced = True
-        return decode_message(message_buffer, ReadyMessage, peer)
+        return ReadyMessage.decode(message_buffer, peer)

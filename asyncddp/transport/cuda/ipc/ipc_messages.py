@@ -2,91 +2,71 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from typing import ClassVar
 
+import msgspec
 import torch
+from typing_extensions import Self
 
 from asyncddp.serialization import pack, unpack
 from asyncddp.tensors.allocation import empty, make_tensor
 
-READY_BYTES = 4096
-"""Size of an encoded ready message in bytes."""
-DONE_BYTES = 512
-"""Size of an encoded done message in bytes."""
+MAX_RETIRED_IDS = 100  # in one ready message, so that the handles fit
 _LENGTH_BYTES = 4  # of the length prefix
-MAX_RETIRED_IDS = 100
-"""Most ids of discarded memory in one ready message, so that the handles fit."""
 
 
-M = TypeVar("M", bound="ReadyMessage | DoneMessage")
+class _Message(msgspec.Struct, array_like=True):
+    """Base class of the messages, which are encoded as tensors of fixed size."""
+
+    nbytes: ClassVar[int]
+    """Size of the encoded message."""
+
+    @classmethod
+    def allocate_buffer(cls) -> torch.Tensor:
+        """Allocate a buffer for an encoded message."""
+        return empty((cls.nbytes,), torch.uint8)
+
+    def encode(self) -> torch.Tensor:
+        """Encode the message as a tensor; a RuntimeError if it is too long.
+
+        Example:
+            >>> DoneMessage.decode(DoneMessage(3, b"handle").encode(), peer=1)
+            DoneMessage(event_pair=3, read_event=b'handle')
+        """
+        data = pack(self)
+        data = len(data).to_bytes(_LENGTH_BYTES, "big") + data
+        if len(data) > self.nbytes:
+            raise RuntimeError(
+                f"expected handles of this device's memory and events that fit in {self.nbytes} "
+                f"bytes, got {len(data)} bytes; leave cuda_ipc out of ASYNCDDP_DEVICE_WIRES"
+            )
+        return make_tensor(list(data.ljust(self.nbytes, b"\0")), torch.uint8)
+
+    @classmethod
+    def decode(cls, buffer: torch.Tensor, peer: int) -> Self:
+        """Decode a peer's message from a buffer; a PeerError if the bytes are none."""
+        data = buffer.numpy().tobytes()
+        end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big")
+        return unpack(data[_LENGTH_BYTES:end], cls, f"what rank {peer} says of its memory")
 
 
-class ReadyMessage(NamedTuple):
-    """Ready message: tells the receiver where it can read a tensor in the sender's GPU memory.
+class ReadyMessage(_Message):
+    """Ready message: tells the receiver where it can read a tensor in the sender's GPU memory."""
 
-    Attributes:
-        event_pair: Number of the event pair, between these two ranks in this direction.
-        ready: Handle of the event after which the memory can be read.
-        memory_id: The sender's number of the memory; -1 for an empty tensor.
-        token: Export token of the memory.
-        offset: Offset of the bytes in it.
-        size: Number of bytes.
-        last: Whether these are the last bytes of the tensor.
-        retired: Ids of discarded memory, to be closed.
-    """
-
-    event_pair: int
-    ready: bytes
-    memory_id: int
-    token: bytes
-    offset: int
-    size: int
-    last: bool
-    retired: tuple[int, ...]
+    nbytes = 4096
+    event_pair: int  # its number, between these two ranks in this direction
+    ready: bytes  # handle of the event after which the memory can be read
+    memory_id: int  # the sender's number of the memory; -1 for an empty tensor
+    token: bytes  # by which the receiver imports the memory
+    offset: int  # in bytes
+    size: int  # in bytes
+    last: bool  # whether these are the last bytes of the tensor
+    retired: tuple[int, ...]  # ids of discarded memory, to be closed
 
 
-class DoneMessage(NamedTuple):
-    """Done message: the receiver has queued all work that reads the sender's GPU memory.
+class DoneMessage(_Message):
+    """Done message: the receiver has queued all work that reads the sender's GPU memory."""
 
-    It has the event pair's number, and the handle of the event after which the memory was read.
-    """
-
-    event_pair: int
-    read_event: bytes
-
-
-def allocate_message_buffer(size: int) -> torch.Tensor:
-    """Allocate a buffer for an encoded message of ``size`` bytes."""
-    return empty((size,), torch.uint8)
-
-
-def encode_message(message: ReadyMessage | DoneMessage) -> torch.Tensor:
-    """Encode a message as a tensor of fixed size.
-
-    Raises:
-        RuntimeError: The message is too long.
-
-    Example:
-        >>> decode_message(encode_message(DoneMessage(3, b"handle")), DoneMessage, peer=1)
-        DoneMessage(event_pair=3, read_event=b'handle')
-    """
-    size = READY_BYTES if isinstance(message, ReadyMessage) else DONE_BYTES
-    data = pack(message)
-    data = len(data).to_bytes(_LENGTH_BYTES, "big") + data
-    if len(data) > size:
-        raise RuntimeError(
-            f"expected handles of this device's memory and events that fit in {size} bytes, got "
-            f"{len(data)} bytes; leave cuda_ipc out of ASYNCDDP_DEVICE_WIRES"
-        )
-    return make_tensor(list(data.ljust(size, b"\0")), torch.uint8)
-
-
-def decode_message(message_buffer: torch.Tensor, kind: type[M], peer: int) -> M:
-    """Decode a peer's message from a tensor.
-
-    Raises:
-        PeerError: The bytes are no such message.
-    """
-    data = message_buffer.numpy().tobytes()
-    end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big")
-    return unpack(data[_LENGTH_BYTES:end], kind, f"what rank {peer} says of its memory")
+    nbytes = 512
+    event_pair: int  # its number in the ready message
+    read_event: bytes  # handle of the event after which the memory was read

@@ -1,11 +1,10 @@
 """``cuda_ipc``: transport between processes of one machine that read each other's GPU memory.
 
-The sender exports its tensor, or a copy in a buffer of its own where the tensor may be overwritten
-meanwhile. It records an event on its stream and sends a ready message with handles of both. The
-receiver makes its stream wait for that event, enqueues the work that reads the memory in place,
-records an event of its own after it, and sends a done message; the sender makes its stream wait for
-that event before it reuses the memory. The host never waits for a GPU, and only these messages go
-through it. Messages to GPUs without peer access, and collectives, use other transports or are
+The sender exports its tensor, or a copy of one that may be overwritten meanwhile, records an event,
+and sends a ready message with handles of both. The receiver makes its stream wait for that event,
+enqueues the work that reads the memory in place, records an event after it, and sends a done
+message; the sender makes its stream wait for that event before it reuses the memory. The host never
+waits for a GPU. Messages to GPUs without peer access, and collectives, use other transports or are
 staged. Not run on a GPU yet; tests run it between processes with shared host memory.
 """
 
@@ -22,15 +21,18 @@ from asyncddp.errors import PeerError
 from asyncddp.transport.base import Request, Scope, Transport
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities, have_peer_access, unknown_gpu
 from asyncddp.transport.cuda.composite import CompositeTransport
-from asyncddp.transport.cuda.direct_read import DirectReadTransport, ExportRequest, ImportRequest
+from asyncddp.transport.cuda.device_transport import (
+    DirectReadTransport,
+    ExportRequest,
+    ImportRequest,
+)
 from asyncddp.transport.cuda.ipc.exporter import (
     MAX_COPY_BYTES,
     CopiedSendRequest,
-    IPCTensorSender,
     MemoryExporter,
     StagedExportRequest,
 )
-from asyncddp.transport.cuda.ipc.importer import IPCTensorReceiver, MemoryImporter
+from asyncddp.transport.cuda.ipc.importer import MemoryImporter
 from asyncddp.transport.cuda.ordered_requests import OrderedRequests
 
 _CLOSE_TIMEOUT = 1.0  # seconds for peers to read exported memory
@@ -39,12 +41,9 @@ _CLOSE_TIMEOUT = 1.0  # seconds for peers to read exported memory
 class CudaIPCTransport(CompositeTransport, DirectReadTransport):
     """Transport of GPU tensors by CUDA IPC, between ranks that can access each other's GPU memory.
 
-    Ready messages and done messages go by a host transport each, between the same ranks.
-
     References:
-        CUDA C++ Programming Guide, "Interprocess Communication"; CUDA samples, ``simpleIPC``, whose
-        events order streams of several processes as here; torch's ``torch.multiprocessing``,
-        "Sharing CUDA tensors".
+        CUDA C++ Programming Guide, "Interprocess Communication"; CUDA samples, ``simpleIPC``;
+        PyTorch documentation, ``torch.multiprocessing``, "Sharing CUDA tensors".
     """
 
     name = "cuda_ipc"
@@ -61,12 +60,10 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
         super().__init__(base, streams)
         self._reachable, self._closed = frozenset(reachable), False
         self._ready_transport, self._done_transport = ready_transport, done_transport
-        self._tasks, drive = OrderedRequests(), self._drive_tasks
-        self._exporter = MemoryExporter(streams, ready_transport, done_transport)
-        self._importer = MemoryImporter(streams, done_transport)
+        self._tasks = OrderedRequests()
+        shared = streams, ready_transport, done_transport, self._tasks, self._drive_tasks
+        self._exporter, self._importer = MemoryExporter(*shared), MemoryImporter(*shared)
         self.memory = self._exporter.memory
-        self._sender = IPCTensorSender(self._exporter, self._tasks, drive)
-        self._receiver = IPCTensorReceiver(self._importer, ready_transport, self._tasks, drive)
 
     @classmethod
     def open(
@@ -77,7 +74,6 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
         timeout: float = 0.0,
     ) -> CudaIPCTransport:
         """Open the transport, with two more host transports for its messages; collective."""
-        del timeout
         return cls(base, streams, reachable, base.split(0, base.rank), base.split(0, base.rank))
 
     @staticmethod
@@ -105,7 +101,7 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
         lasting: bool = False,
     ) -> dict[int, ExportRequest]:
         """Export a tensor to peers with access, and send it to the others."""
-        reachable = {peer: tag for peer, tag in tags.items() if peer in self._reachable}
+        near = {peer: tag for peer, tag in tags.items() if peer in self._reachable}
         far = {peer: tag for peer, tag in tags.items() if peer not in self._reachable}
         if factor != 1.0 and (far or data.nbytes > MAX_COPY_BYTES):
             with self.streams.stream_context(StreamRole.COMPUTE):
@@ -114,8 +110,8 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
         requests: dict[int, ExportRequest] = {}
         for peer, tag in far.items():
             requests[peer] = StagedExportRequest(super().isend(data, peer, tag))
-        if reachable:
-            requests |= self._sender.export_tensor(data, reachable, factor, lasting=lasting)
+        if near:
+            requests |= self._exporter.export_tensor(data, near, factor, lasting=lasting)
         return requests
 
     # receiving
@@ -124,7 +120,7 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
         """Copy the tensor that the peer exports; done once it has been copied."""
         if peer not in self._reachable:
             return super().irecv(out, peer, tag)
-        return self._receiver.copy(out, peer, tag)
+        return self._importer.copy(out, peer, tag)
 
     def import_tensor(
         self, shape: tuple[int, ...], dtype: torch.dtype, peer: int, tag: int
@@ -132,7 +128,7 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
         """Import the tensor that the peer exports, or receive it from a peer without access."""
         irecv = super().irecv
         through = None if peer in self._reachable else lambda out: irecv(out, peer, tag)
-        return self._receiver.import_tensor(shape, dtype, peer, tag, through)
+        return self._importer.import_tensor(shape, dtype, peer, tag, through)
 
     # progress
 

@@ -20,41 +20,30 @@ class TransferTask:
     Tasks with equal order keys start one after the other; ``drive`` advances all of the transport.
     """
 
+    steps: TaskSteps
+
     def __init__(self, order_key: Hashable, drive: Callable[[], None]) -> None:
         self.order_key, self._drive = order_key, drive
-        self._steps: TaskSteps | None = None
         self._wait: DeviceEvent | None = None
         self._problem: Exception | None = None
         self.next_may_start = self.over = False
-
-    def set_steps(self, steps: TaskSteps) -> None:
-        """Set the steps of the task."""
-        self._steps = steps
 
     def advance(self, *, first: bool) -> None:
         """Advance as far as possible without waiting, where it is the first with its key."""
         try:
             while first and not self.over and (self._wait is None or self._wait.done()):
-                self._step()
+                self._wait = next(self.steps)
+                self.next_may_start = self.next_may_start or self._wait is None
+        except StopIteration:
+            self._end()
         except (RuntimeError, OSError) as problem:  # a peer's, or one of the device's libraries
             self._problem = problem
             self._end()
 
-    def _step(self) -> None:
-        if self._steps is None:
-            return
-        try:
-            self._wait = next(self._steps)
-        except StopIteration:
-            self._end()
-        else:
-            self.next_may_start = self.next_may_start or self._wait is None
-
     def _end(self) -> None:
         self.next_may_start = self.over = True
-        if self._steps is not None:
-            self._steps.close()
-        self._steps = self._wait = None
+        self.steps.close()
+        self._wait = None
 
     def done(self) -> bool:
         """Return whether the tensor was received, or read by the peer."""
@@ -70,8 +59,7 @@ class TransferTask:
 class SendTask(TransferTask):
     """Task that sends a tensor by CUDA IPC: the peer reads it, or a copy of it, in GPU memory."""
 
-    copied = False
-    """Whether the peer reads a copy, which is enqueued."""
+    copied = False  # True if the peer reads a copy, which is enqueued
 
     def reusable(self) -> bool:
         """Return whether the tensor may be written again."""
@@ -79,12 +67,10 @@ class SendTask(TransferTask):
 
 
 class ReceiveTask(TransferTask):
-    """Task that receives a tensor from a peer by CUDA IPC.
+    """Task that receives a tensor from a peer by CUDA IPC."""
 
-    It knows whether the ready message has come, and whether anybody needs the tensor.
-    """
-
-    announced, needed = False, True
+    announced = False  # True once the ready message has come
+    needed = True  # False once the task was abandoned or released
 
     @override
     def abandon(self) -> None:  # the data is dropped where it was announced already
@@ -115,10 +101,7 @@ class ImportTask(ReceiveTask):
     def set_tensor(
         self, tensor: torch.Tensor, acknowledge: Callable[[], None] | None = None
     ) -> None:
-        """Set the tensor, which can be read from now on; ``acknowledge`` tells a peer that owns it.
-
-        It is called once reads are enqueued.
-        """
+        """Set the tensor to read; ``acknowledge`` tells its owner once the reads are queued."""
         self._tensor, self._acknowledge = tensor, acknowledge
         if not self.needed:
             self.release()

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -18,16 +19,9 @@ import torch
 from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamRole
 from asyncddp.errors import PeerError
 from asyncddp.tensors.allocation import zeros
-from asyncddp.transport.cuda.nccl.cupy_bindings import (
-    CHANNELS,
-    CupyBindings,
-    StreamContext,
-    join_communicator,
-)
+from asyncddp.transport.cuda.nccl.cupy_bindings import CHANNELS, CupyBindings, StreamContext
 
-BYTE = 1
-"""``ncclUint8``."""
-
+BYTE = 1  # ncclUint8
 _DEFAULT_BUDGET = 8  # communicators where it is not known how large a GPU is
 _CLOSE_TIMEOUT = 2.0  # seconds for NCCL to end; then it is left to its thread
 
@@ -51,8 +45,7 @@ class NCCLCommunicator:
     :attr:`why` says for which reason it is broken or closed; None while it is usable.
 
     References:
-        NCCL's documentation, "CUDA Stream Semantics" and "Error handling and communicator abort";
-        cupy's, ``cupy.cuda.nccl.NcclCommunicator``.
+        NCCL's documentation, "CUDA Stream Semantics" and "Error handling and communicator abort".
     """
 
     def __init__(self, streams: DeviceStreams, current: StreamContext, handle: Any) -> None:
@@ -64,14 +57,14 @@ class NCCLCommunicator:
     def open(
         cls, library: CupyBindings, streams: DeviceStreams, size: int, unique_id: bytes, rank: int
     ) -> NCCLCommunicator:
-        """Open a communicator; waits for all its ranks.
-
-        Raises:
-            RuntimeError: NCCL refuses; cupy's message says why.
-        """
-        current = library.stream(streams.device)
+        """Open a communicator and wait for all its ranks; a RuntimeError if NCCL refuses."""
+        current, join = library.stream(streams.device), library.nccl.NcclCommunicator
         with current():  # which makes its device the current one
-            handle = join_communicator(library.nccl, size, unique_id, rank)
+            try:
+                handle = join(size, unique_id, rank)
+            except TypeError:  # cupy before version 14 takes the id as signed numbers
+                signed = tuple(value - 256 if value > 127 else value for value in unique_id)
+                handle = join(size, signed, rank)
         return cls(streams, current, handle)
 
     def enter(
@@ -81,10 +74,9 @@ class NCCLCommunicator:
         tensors: Iterable[torch.Tensor],
         after: Iterable[DeviceEvent],
     ) -> DeviceEvent:
-        """Enqueue a call on the communicator's stream, after some events; return one after it.
+        """Enqueue a call on the communicator's stream, after some events; return an event after it.
 
-        Raises:
-            PeerError: NCCL refuses; the communicator is broken afterwards.
+        Where NCCL refuses, the communicator is broken, which is a PeerError.
         """
         streams = self._streams
         with self._current():
@@ -115,13 +107,13 @@ class NCCLCommunicator:
             self.why = why
             run_in_threads([self._handle.abort])
 
-    def closer(self) -> Callable[[], None] | None:
+    def closer(self) -> Callable[[], None]:
         """Return the call that frees it: ``destroy``, or ``abort`` while work is under way.
 
-        Both may wait for the other ranks: the caller runs it on a thread.
+        Both may wait for the other ranks, so the caller runs it on a thread.
         """
         if self.why is not None:
-            return None
+            return lambda: None
         self.why = "it was closed"
         idle = self._last is None or self._last.done()
         end: Callable[[], None] = self._handle.destroy if idle else self._handle.abort
@@ -169,10 +161,6 @@ def open_connected_pair(
     """Open a communicator of two ranks, and exchange a byte each way; waits for the other rank.
 
     NCCL connects two ranks in their first exchange, for which it waits as it does in opening.
-
-    Raises:
-        RuntimeError: NCCL refuses; cupy's message says why.
-        PeerError: NCCL refuses the exchange.
     """
     made = NCCLCommunicator.open(library, streams, 2, unique_id, pair_rank)
     with streams.stream_context(StreamRole.COMPUTE):
@@ -182,37 +170,25 @@ def open_connected_pair(
     return made
 
 
-class PendingCommunicator:
-    """An NCCL communicator that is being opened on a background thread."""
+def open_in_thread(make: Callable[[], NCCLCommunicator]) -> Future[NCCLCommunicator]:
+    """Open a communicator on a thread of its own, since that waits for its other ranks."""
+    opening: Future[NCCLCommunicator] = Future()
 
-    def __init__(self, make: Callable[[], NCCLCommunicator]) -> None:
-        self._make = make
-        self._lock = threading.Lock()
-        self._made: NCCLCommunicator | None = None
-        self._unwanted = False
-        self.problem: str | None = None
-        threading.Thread(target=self._run, name="asyncddp-nccl-opening", daemon=True).start()
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            made = self._make()
+            opening.set_result(make())
         except RuntimeError as problem:  # NCCL's, or ours for a peer
-            self.problem = str(problem)
-            return
-        with self._lock:
-            self._made = made
-            unwanted = self._unwanted
-        if unwanted:
-            made.abort("nobody waits for it any more")
+            opening.set_exception(problem)
 
-    def take(self) -> NCCLCommunicator | None:
-        """Return the communicator, or None while it is being opened."""
-        return self._made
+    threading.Thread(target=run, name="asyncddp-nccl-opening", daemon=True).start()
+    return opening
 
-    def abandon(self) -> None:
-        """Give up; a communicator that opens later is aborted."""
-        with self._lock:
-            self._unwanted = True
-            made = self._made
-        if made is not None:
-            made.abort("nobody waits for it any more")
+
+def abort_when_open(opening: Future[NCCLCommunicator]) -> None:
+    """Abort a communicator that is not needed any more, now or once it has been opened."""
+
+    def abort(opened: Future[NCCLCommunicator]) -> None:
+        if opened.exception() is None:
+            opened.result().abort("nobody waits for it any more")
+
+    opening.add_done_callback(abort)

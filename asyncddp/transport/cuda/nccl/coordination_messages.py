@@ -7,57 +7,68 @@ launches what it is told, in that order.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 import msgspec
 
-from asyncddp.errors import PeerError
-from asyncddp.serialization import pack, unpack
-from asyncddp.transport.cuda.nccl.match_table import RequestDescriptor
+from asyncddp.serialization import unpack
 
 
-class OpenCommunicatorMessage(NamedTuple):
+class _Message(msgspec.Struct, array_like=True, tag=True):
+    """Base class of the messages: encoded as the class's name and the values of its fields."""
+
+
+class OpenCommunicatorMessage(_Message):
     """Request of the higher of two ranks to open an NCCL communicator, if its limit allows."""
 
     has_budget: bool
 
 
-class UniqueIdMessage(NamedTuple):
+class UniqueIdMessage(_Message):
     """NCCL unique id of the leader (lower rank), with which both ranks open a communicator."""
 
     unique_id: bytes
 
 
-class OpenRefusedMessage(NamedTuple):
+class OpenRefusedMessage(_Message):
     """Leader's (lower rank's) refusal of a communicator: messages go through host memory."""
 
 
-class GroupLaunchMessage(NamedTuple):
+class RequestDescriptor(_Message):
+    """Descriptor of a send or receive that one of two ranks has posted, under its own number."""
+
+    number: int
+    sends: bool
+    tag: int
+    size: int
+
+
+class GroupLaunchMessage(_Message):
     """Message of the lower of two ranks: which requests both launch now as one NCCL group."""
 
     numbers: tuple[int, ...]
 
 
-class SizeMismatchMessage(NamedTuple):
+class SizeMismatchMessage(_Message):
     """Notice of the leader (lower rank) that the sizes of a send and its receive differ."""
 
     number: int
     size: int
 
 
-class CancelMessage(NamedTuple):
+class CancelMessage(_Message):
     """Request of the follower (higher rank) to the leader to cancel a receive not yet launched."""
 
     number: int
 
 
-class CancelConfirmedMessage(NamedTuple):
+class CancelConfirmedMessage(_Message):
     """Confirmation by the leader (lower rank) that a receive was cancelled before its launch."""
 
     number: int
 
 
-class CommunicatorFailedMessage(NamedTuple):
+class CommunicatorFailedMessage(_Message):
     """Notice by either of two ranks that their NCCL communicator is broken, with the reason."""
 
     why: str
@@ -75,29 +86,16 @@ CoordinationMessage: TypeAlias = (
     | CommunicatorFailedMessage
 )
 
-_KINDS: tuple[type[CoordinationMessage], ...] = get_args(CoordinationMessage)
-_NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
-
-
-def encode_message(message: CoordinationMessage) -> bytes:
-    """Encode a coordination message.
-
-    Example:
-        >>> decode_message(encode_message(GroupLaunchMessage((3, 1))), peer=0)
-        GroupLaunchMessage(numbers=(3, 1))
-    """
-    return pack((_NUMBERS[type(message)], message))
-
 
 def decode_message(data: bytes, peer: int) -> CoordinationMessage:
-    """Decode a coordination message.
+    """Decode a peer's coordination message; a PeerError if the bytes are none.
 
-    Raises:
-        PeerError: The bytes are no such message.
+    Example:
+        >>> decode_message(pack(GroupLaunchMessage((3, 1))), peer=0)
+        GroupLaunchMessage(numbers=(3, 1))
     """
-    what = f"what rank {peer} says of its messages by NCCL"
-    number, fields = unpack(data, tuple[int, list[Any]], what)
-    try:
-        return msgspec.convert(fields, dict(enumerate(_KINDS))[number])
-    except (msgspec.ValidationError, KeyError) as error:
-        raise PeerError(f"{what} cannot be read ({type(error).__name__}: {error})") from error
+    kind: Any = CoordinationMessage  # a union, which mypy does not take for a type
+    message: CoordinationMessage = unpack(
+        data, kind, f"what rank {peer} says of its messages by NCCL"
+    )
+    return message

@@ -6,7 +6,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -34,11 +34,7 @@ class CupyBindings(NamedTuple):
 
 
 def library() -> CupyBindings:
-    """Import NCCL through cupy.
-
-    Raises:
-        EnvironmentProblem: cupy is not there, or has no NCCL.
-    """
+    """Import NCCL through cupy; an EnvironmentProblem if cupy or its NCCL is missing."""
     try:
         with warnings.catch_warnings(record=True) as said:
             from cupy.cuda import Stream, nccl
@@ -58,9 +54,7 @@ def library() -> CupyBindings:
         """Create a stream; torch's own come from a pool of 32, where two users may share one."""
         with torch.cuda.device(device):
             made = Stream(non_blocking=True)
-        _KEPT_STREAMS.append(
-            made
-        )  # torch's allocator may ask for it long after its communicator's end
+        _KEPT_STREAMS.append(made)  # torch's allocator may use it after its communicator's end
         wrapped = torch.cuda.ExternalStream(made.ptr, device)  # type: ignore[no-untyped-call]
         return lambda: torch.cuda.stream(wrapped)
 
@@ -72,26 +66,8 @@ def create_unique_id(nccl: Any) -> bytes:
     return bytes(value % 256 for value in nccl.get_unique_id())
 
 
-def join_communicator(nccl: Any, size: int, unique_id: bytes, rank: int) -> Any:
-    """Join a communicator; waits for all its ranks.
-
-    cupy takes the unique id as bytes since version 14, and as a tuple of signed numbers before it.
-
-    Raises:
-        RuntimeError: NCCL refuses; cupy's message says why.
-    """
-    try:
-        return nccl.NcclCommunicator(size, unique_id, rank)
-    except TypeError:
-        signed = tuple(value - 256 if value > 127 else value for value in unique_id)
-        return nccl.NcclCommunicator(size, signed, rank)
-
-
 def limit_channels() -> None:
-    """Set ``NCCL_MAX_P2P_NCHANNELS`` to 8 unless it is set; NCCL reads it once.
-
-    :mod:`~asyncddp.transport.cuda.nccl.point_to_point` says why.
-    """
+    """Set ``NCCL_MAX_P2P_NCHANNELS`` to 8 unless it is set, as ``point_to_point`` explains."""
     os.environ.setdefault("NCCL_MAX_P2P_NCHANNELS", str(CHANNELS))
 
 
@@ -108,34 +84,22 @@ def versions() -> tuple[str | None, int | None]:
 
 
 def describe_conflict(nccl: int | None, maps: Path = Path("/proc/self/maps")) -> str:
-    """Describe a conflict of cupy's NCCL with the process's others; empty where there is none.
-
-    Example:
-        >>> describe_conflict(None)
-        ''
-    """
+    """Describe a conflict of cupy's NCCL with the process's others; empty where there is none."""
     if nccl is None:
         return ""
-    try:
+    loaded: list[str] = []
+    with suppress(OSError):
         loaded = sorted(set(re.findall(r"\S+/libnccl\.so\S*", maps.read_text())))
-    except OSError:
-        loaded = []
     remedy = "keep one wheel of nvidia-nccl, and no other NCCL in LD_LIBRARY_PATH"
     if len(loaded) > 1:
         return f"this process has loaded several NCCL libraries, {' and '.join(loaded)}: {remedy}"
-    wheel = _wheel()
-    if wheel is not None and _code(wheel[1]) != nccl:
-        return f"cupy has loaded NCCL {nccl}, and torch's wheel is {wheel[0]} {wheel[1]}: {remedy}"
-    return ""
-
-
-def _wheel() -> tuple[str, str] | None:
     for name in _WHEELS:
-        try:
-            return name, version(name)
-        except PackageNotFoundError:
-            continue
-    return None
+        with suppress(PackageNotFoundError):
+            found = version(name)
+            if _code(found) == nccl:
+                return ""
+            return f"cupy has loaded NCCL {nccl}, and torch's wheel is {name} {found}: {remedy}"
+    return ""
 
 
 def _code(text: str) -> int:

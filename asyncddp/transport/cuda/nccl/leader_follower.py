@@ -6,19 +6,9 @@ import time
 
 from typing_extensions import override
 
-from asyncddp.transport.cuda.nccl.coordination_messages import (
-    CancelConfirmedMessage,
-    CancelMessage,
-    CommunicatorFailedMessage,
-    CoordinationMessage,
-    GroupLaunchMessage,
-    OpenCommunicatorMessage,
-    OpenRefusedMessage,
-    SizeMismatchMessage,
-    UniqueIdMessage,
-)
+from asyncddp.transport.cuda.nccl import coordination_messages as messages
 from asyncddp.transport.cuda.nccl.cupy_bindings import create_unique_id
-from asyncddp.transport.cuda.nccl.match_table import MatchTable, RequestDescriptor, RequestMatch
+from asyncddp.transport.cuda.nccl.match_table import MatchTable, RequestMatch
 from asyncddp.transport.cuda.nccl.pair_channel import PairChannel, PairResources
 
 _GROUPING_DELAY = 0.0002  # seconds in which the other direction may join a group
@@ -35,7 +25,7 @@ class PairChannelLeader(PairChannel):
         self._waiting_since: float | None = None
 
     @override
-    def announce(self, descriptor: RequestDescriptor) -> None:
+    def announce(self, descriptor: messages.RequestDescriptor) -> None:
         self._match_table.add_local(descriptor)
 
     @override
@@ -44,32 +34,27 @@ class PairChannelLeader(PairChannel):
         del self._waiting[number]
 
     @override
-    def handle_message(self, message: CoordinationMessage) -> None:
-        if isinstance(message, CommunicatorFailedMessage):
-            self.fail(message.why, tell=False)
-        elif self.failure is not None or self.staged:
-            return
-        elif isinstance(message, OpenCommunicatorMessage):
-            self._answer_open(message)
-        elif isinstance(message, RequestDescriptor):
-            self._match_table.add_remote(message)
-        elif isinstance(message, CancelMessage) and self._match_table.cancel(
-            message.number, local=False
-        ):
-            self._resources.tell(self._peer, CancelConfirmedMessage(message.number))
+    def follow(self, message: messages.CoordinationMessage) -> None:
+        match message:
+            case messages.OpenCommunicatorMessage():
+                self._answer_open(message)
+            case messages.RequestDescriptor():
+                self._match_table.add_remote(message)
+            case messages.CancelMessage() if self._match_table.cancel(message.number, local=False):
+                self._resources.tell(self._peer, messages.CancelConfirmedMessage(message.number))
 
-    def _answer_open(self, message: OpenCommunicatorMessage) -> None:
-        if message.has_budget and self._resources.budget.acquire(blocking=False):
-            try:
-                unique_id = create_unique_id(self._resources.library.nccl)
-            except RuntimeError as problem:
-                self.fail(f"rank {self._resources.rank}: NCCL makes no identity ({problem})")
-                return
-            self._resources.tell(self._peer, UniqueIdMessage(unique_id))
-            self.open(unique_id)
-        else:
-            self._resources.tell(self._peer, OpenRefusedMessage())
+    def _answer_open(self, message: messages.OpenCommunicatorMessage) -> None:
+        if not (message.has_budget and self._resources.budget.acquire(blocking=False)):
+            self._resources.tell(self._peer, messages.OpenRefusedMessage())
             self.stage_all()
+            return
+        try:
+            unique_id = create_unique_id(self._resources.library.nccl)
+        except RuntimeError as problem:
+            self.fail(f"rank {self._resources.rank}: NCCL makes no identity ({problem})")
+            return
+        self._resources.tell(self._peer, messages.UniqueIdMessage(unique_id))
+        self.open(unique_id)
 
     @override
     def move(self) -> None:
@@ -91,18 +76,18 @@ class PairChannelLeader(PairChannel):
 
     def _launch_group(self, matches: list[RequestMatch]) -> None:
         requests, numbers = [], []
-        for match in matches:
-            request = self._waiting.pop(match.local.number)
-            if match.local.size != match.remote.size:
+        for local, remote in matches:
+            request = self._waiting.pop(local.number)
+            if local.size == remote.size:
+                requests.append(request)
+                numbers.append(remote.number)
+            else:
                 self._resources.tell(
-                    self._peer, SizeMismatchMessage(match.remote.number, match.local.size)
+                    self._peer, messages.SizeMismatchMessage(remote.number, local.size)
                 )
-                self.fail_size_mismatch(request, match.remote.size)
-                continue
-            requests.append(request)
-            numbers.append(match.remote.number)
+                self.fail_size_mismatch(request, remote.size)
         if requests:
-            self._resources.tell(self._peer, GroupLaunchMessage(tuple(numbers)))
+            self._resources.tell(self._peer, messages.GroupLaunchMessage(tuple(numbers)))
             self._launches.append(requests)
 
 
@@ -110,42 +95,34 @@ class PairChannelFollower(PairChannel):
     """Higher rank's side of two ranks' NCCL messages: launches them as the lower rank decides."""
 
     pair_rank = 1
-
-    def __init__(self, resources: PairResources, peer: int) -> None:
-        super().__init__(resources, peer)
-        self._open_requested = False
+    _has_budget: bool | None = None
+    """Whether this rank may open the communicator; None until it has asked for one."""
 
     @override
-    def announce(self, descriptor: RequestDescriptor) -> None:
-        if not self._open_requested:
-            self._open_requested, self._budget = (
-                True,
-                self._resources.budget.acquire(blocking=False),
-            )
-            self._resources.tell(self._peer, OpenCommunicatorMessage(self._budget))
+    def announce(self, descriptor: messages.RequestDescriptor) -> None:
+        if self._has_budget is None:
+            self._has_budget = self._resources.budget.acquire(blocking=False)
+            self._resources.tell(self._peer, messages.OpenCommunicatorMessage(self._has_budget))
         self._resources.tell(self._peer, descriptor)
 
     @override
     def cancelled(self, number: int) -> None:
         # it stays listed until the leader confirms: a group launch that comes before that includes
         # it, and its bytes are dropped
-        self._resources.tell(self._peer, CancelMessage(number))
+        self._resources.tell(self._peer, messages.CancelMessage(number))
 
     @override
-    def handle_message(self, message: CoordinationMessage) -> None:
-        if isinstance(message, CommunicatorFailedMessage):
-            self.fail(message.why, tell=False)
-        elif self.failure is not None:
-            return
-        elif isinstance(message, UniqueIdMessage):
-            self.open(message.unique_id)
-        elif isinstance(message, OpenRefusedMessage):
-            if self._budget:
-                self._resources.budget.release()
-            self.stage_all()
-        elif isinstance(message, GroupLaunchMessage):
-            self._launches.append([self._waiting.pop(number) for number in message.numbers])
-        elif isinstance(message, SizeMismatchMessage):
-            self.fail_size_mismatch(self._waiting.pop(message.number), message.size)
-        elif isinstance(message, CancelConfirmedMessage):
-            del self._waiting[message.number]
+    def follow(self, message: messages.CoordinationMessage) -> None:
+        match message:
+            case messages.UniqueIdMessage():
+                self.open(message.unique_id)
+            case messages.OpenRefusedMessage():
+                if self._has_budget:
+                    self._resources.budget.release()
+                self.stage_all()
+            case messages.GroupLaunchMessage():
+                self._launches.append([self._waiting.pop(number) for number in message.numbers])
+            case messages.SizeMismatchMessage():
+                self.fail_size_mismatch(self._waiting.pop(message.number), message.size)
+            case messages.CancelConfirmedMessage():
+                del self._waiting[message.number]

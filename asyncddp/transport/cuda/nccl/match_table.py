@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple, TypeAlias
 
-
-class RequestDescriptor(NamedTuple):
-    """Descriptor of a send or receive that one of two ranks has posted, under its own number."""
-
-    number: int
-    sends: bool
-    tag: int
-    size: int
+from asyncddp.transport.cuda.nccl.coordination_messages import RequestDescriptor
 
 
 class RequestMatch(NamedTuple):
@@ -53,35 +46,20 @@ class MatchTable:
     def cancel(self, number: int, *, local: bool) -> bool:
         """Remove a request that one rank has cancelled; False if it has been matched."""
         side = self._local if local else self._remote
-        for line, waiting in side.items():
+        for key, waiting in side.items():
             for descriptor in waiting:
                 if descriptor.number == number:
                     waiting.remove(descriptor)
                     if not waiting:
-                        del side[line]
+                        del side[key]
                     return True
         return False
 
     def _matching_keys(self) -> list[_MatchKey]:
-        return [line for line in self._local if line in self._remote]
+        return [key for key in self._local if key in self._remote]
 
     def is_one_way(self) -> bool:
-        """Return whether all matches go one way while the leader waits for the other direction.
-
-        Example:
-            >>> table = MatchTable()
-            >>> for descriptor in (
-            ...     RequestDescriptor(0, True, 1, 8),
-            ...     RequestDescriptor(1, False, 1, 8),
-            ... ):
-            ...     table.add_local(descriptor)
-            >>> table.add_remote(RequestDescriptor(0, False, 1, 8))
-            >>> table.is_one_way()
-            True
-            >>> table.add_remote(RequestDescriptor(1, True, 1, 8))
-            >>> table.is_one_way()
-            False
-        """
+        """Return whether all matches go one way while the leader waits for the other direction."""
         ways = {sends for sends, _ in self._matching_keys()}
         return len(ways) == 1 and any(sends not in ways for sends, _ in self._local)
 
@@ -92,11 +70,11 @@ class MatchTable:
     def take(self) -> list[RequestMatch]:
         """Remove and return all matches, in the order in which they are launched."""
         found = []
-        for line in self._matching_keys():
-            local, remote = self._local[line], self._remote[line]
+        for key in self._matching_keys():
+            local, remote = self._local[key], self._remote[key]
             while local and remote:
                 found.append(RequestMatch(local.popleft(), remote.popleft()))
             for side in (self._local, self._remote):
-                if not side[line]:
-                    del side[line]
+                if not side[key]:
+                    del side[key]
         return found

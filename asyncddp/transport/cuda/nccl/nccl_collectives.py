@@ -78,64 +78,49 @@ class NCCLCollectives:
         self._rank, self._size = rank, size
 
     def raise_if_failed(self) -> None:
-        """Raise the error that has broken the communicator, if any.
-
-        Raises:
-            PeerError: The communicator is broken; the message says why.
-        """
+        """Raise a PeerError that says what has broken the communicator, if anything has."""
         why = self.communicator.failed()
         if why is not None:
             raise collectives_broken(why)
 
     def _enter(self, what: str, call: NCCLCall, tensors: Sequence[torch.Tensor]) -> Request:
         self.raise_if_failed()
+        before = [self._streams.record_event(StreamRole.COMPUTE)]
         try:
-            event = self.communicator.enter(
-                what, call, tensors, [self._streams.record_event(StreamRole.COMPUTE)]
-            )
+            event = self.communicator.enter(what, call, tensors, before)
         except PeerError:
             self.raise_if_failed()
             raise
         return _CollectiveRequest(self, event, tensors)
 
-    def allreduce(self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None) -> Request:
-        """``ncclAllReduce``."""
-        return self._reduce("allreduce", "allReduce", tensor, out, divisor)
-
-    def reduce_scatter(
-        self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None
+    def reduce(
+        self, what: str, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
     ) -> Request:
-        """``ncclReduceScatter``."""
-        return self._reduce("reduce_scatter", "reduceScatter", tensor, out, divisor)
-
-    def _reduce(
-        self, what: str, method: str, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None
-    ) -> Request:
-        """Enqueue a reduction by a method of cupy's communicator, and the division of the sum."""
+        """Enqueue an ``allreduce`` or ``reduce_scatter``, and the division of the sum."""
         code, width, operation = _CODES[tensor.dtype]
 
         def call(handle: Any, stream: int) -> None:
             if out.numel():
-                pointers = tensor.data_ptr(), out.data_ptr()
-                reduce = getattr(handle, method)
-                reduce(*pointers, out.numel() * width, code, operation, stream)
+                reduce = handle.allReduce if what == "allreduce" else handle.reduceScatter
+                count = out.numel() * width
+                reduce(tensor.data_ptr(), out.data_ptr(), count, code, operation, stream)
             if divisor is not None:
                 out.div_(divisor)
 
         return self._enter(what, call, [tensor, out])
 
-    def broadcast(self, tensor: torch.Tensor, root: int) -> Request:
+    def ibroadcast(self, tensor: torch.Tensor, root: int) -> Request:
         """``ncclBroadcast`` of the bytes."""
         flat = as_bytes(tensor)
 
         def call(handle: Any, stream: int) -> None:
             if flat.numel():
-                pointers = flat.data_ptr(), flat.data_ptr()
-                handle.broadcast(*pointers, flat.numel(), BYTE, root, stream)
+                start = flat.data_ptr()
+                handle.broadcast(start, start, flat.numel(), BYTE, root, stream)
 
         return self._enter("broadcast", call, [tensor])
 
-    def allgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
+    def iallgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
         """``ncclAllGather`` of the bytes; where parts differ in size, a group of broadcasts."""
         own, whole, size = as_bytes(tensor), as_bytes(out), tensor.element_size()
 
@@ -157,17 +142,16 @@ class NCCLCollectives:
     def warm_up(self) -> Request:
         """Run each collective once, in several sizes, to set up NCCL's connections; collective.
 
-        NCCL connects ranks in the first call that needs it, and waits for them on the calling
-        thread. Later that could be for ever: the other ranks may need something of this one
-        before they come. The request of the last one is returned.
+        NCCL connects ranks in the first call that needs it, and the calling thread waits for them:
+        later for ever, where they need something of this rank before they come.
         """
         with self._streams.stream_context(StreamRole.COMPUTE):
             for size in _WARM_UP_BYTES:
                 count = max(1, size // 4 // self._size)
                 whole = zeros((count * self._size,), torch.float32, self._streams.device)
                 part = zeros((count,), torch.float32, self._streams.device)
-                self.allreduce(whole, whole, None)
-                self.reduce_scatter(whole, part, None)
-                self.allgather(part, whole, [count] * self._size)
-                last = self.broadcast(whole, 0)
+                self.reduce("allreduce", whole, whole)
+                self.reduce("reduce_scatter", whole, part)
+                self.iallgather(part, whole, [count] * self._size)
+                last = self.ibroadcast(whole, 0)
         return last

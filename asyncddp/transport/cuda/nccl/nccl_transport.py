@@ -1,16 +1,14 @@
 """``nccl``: transport of tensors on GPUs by NCCL, through the Python package cupy.
 
-Collectives are NCCL's, and so are messages between two ranks:
-:mod:`~asyncddp.transport.cuda.nccl.point_to_point`
-says how messages, which match by tag, use a library that matches by order. Not run on a GPU
-yet; tests run it over a library that checks what it is handed, does on the host what NCCL does on
-GPUs, as late as it likes, and detects deadlocks between ranks.
+:mod:`~asyncddp.transport.cuda.nccl.point_to_point` says how messages, which match by tag, use a
+library that matches by order. Not run on a GPU yet; tests run it over a simulation of NCCL that
+checks its arguments, works late, and detects deadlocks between ranks.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
 import torch
@@ -22,6 +20,7 @@ from asyncddp.install_commands import install_command
 from asyncddp.tensors.allocation import make_tensor
 from asyncddp.transport.base import Request, Transport
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities, ranks_without, unknown_gpu
+from asyncddp.transport.cuda.device_transport import forward_to
 from asyncddp.transport.cuda.nccl.communicator import (
     NCCLCommunicator,
     communicator_budget,
@@ -47,9 +46,9 @@ _OPEN_TIMEOUT = 60.0  # seconds for the ranks of a part to find each other
 class NCCLTransport(CudaStagedTransport):
     """Transport for tensors on GPUs by NCCL: collectives and point-to-point messages.
 
-    Collectives run on a stream of their own and messages on one for each peer, after the work that
-    was enqueued before them. What NCCL cannot sum is staged, and so are messages to more peers than
-    the GPU has resources for. Coordination messages go by a host transport between the same ranks.
+    Collectives run on one stream and messages on one for each peer, after the work enqueued before
+    them. Staged are dtypes that NCCL cannot sum, and messages to more peers than the GPU has room
+    for. Coordination messages go by a host transport between the same ranks.
 
     References:
         NCCL's documentation, "Types", "Point-to-point communication" and "Using multiple NCCL
@@ -74,7 +73,7 @@ class NCCLTransport(CudaStagedTransport):
             streams, bindings.nccl, communicator, base.rank, base.size
         )
         self.pairs = NCCLPointToPoint(
-            base.rank, streams, bindings, message_transport, budget, self._staged
+            base.rank, streams, bindings, message_transport, budget, self._stage
         )
 
     @staticmethod
@@ -113,14 +112,8 @@ class NCCLTransport(CudaStagedTransport):
     ) -> NCCLTransport:
         """Open the transport, with a communicator of all ranks of ``base``; collective.
 
-        The ranks exchange the communicator's unique id, and then the first collectives, each in the
-        given time.
-
-        Raises:
-            EnvironmentProblem: There is no NCCL, or it refuses this group.
-            PeerError: The first collectives have failed, or were not done in time.
+        Without NCCL, or where it refuses this group, that is an EnvironmentProblem.
         """
-        del reachable
         if bindings is None:
             limit_channels()
             bindings = library()
@@ -146,22 +139,16 @@ class NCCLTransport(CudaStagedTransport):
         return NCCLTransport.open(base, self.streams, bindings=self._bindings, budget=self._budget)
 
     def split(self, color: int, key: int) -> Transport:
-        """Split the host transport, and open a communicator for each part.
-
-        A rank that is alone stages.
-        """
+        """Split the host transport, and open a communicator for each part of several ranks."""
         base = self.base.split(color, key)
-        return (
-            CudaStagedTransport(base, self.streams, self.pool)
-            if base.size == 1
-            else self.for_subgroup(base)
-        )
+        if base.size == 1:
+            return CudaStagedTransport(base, self.streams, self.pool)
+        return self.for_subgroup(base)
 
     def free(self) -> None:
         """Free all communicators; waits a few seconds at most, whatever the peers do."""
         self.pairs.close()
-        end = self.collectives.communicator.closer()
-        run_in_threads([] if end is None else [end])
+        run_in_threads([self.collectives.communicator.closer()])
 
     def close(self) -> None:
         """Free all communicators, and close the host transports."""
@@ -182,7 +169,7 @@ class NCCLTransport(CudaStagedTransport):
             return super().irecv(out, peer, tag)
         return self.pairs.begin(out, peer, tag, sends=False)
 
-    def _staged(self, data: torch.Tensor, peer: int, tag: int, sends: bool) -> Request:
+    def _stage(self, data: torch.Tensor, peer: int, tag: int, sends: bool) -> Request:
         return super().isend(data, peer, tag) if sends else super().irecv(data, peer, tag)
 
     # collectives
@@ -193,7 +180,8 @@ class NCCLTransport(CudaStagedTransport):
         """``ncclAllReduce``; dtypes that NCCL does not support are staged."""
         if not has_sum(tensor.dtype):
             return super().iallreduce(tensor, out, divisor)
-        return self.collectives.allreduce(tensor, tensor if out is None else out, divisor)
+        into = tensor if out is None else out
+        return self.collectives.reduce("allreduce", tensor, into, divisor)
 
     def ireduce_scatter(
         self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
@@ -201,12 +189,7 @@ class NCCLTransport(CudaStagedTransport):
         """``ncclReduceScatter``; dtypes that NCCL does not support are staged."""
         if not has_sum(tensor.dtype):
             return super().ireduce_scatter(tensor, out, divisor)
-        return self.collectives.reduce_scatter(tensor, out, divisor)
+        return self.collectives.reduce("reduce_scatter", tensor, out, divisor)
 
-    def ibroadcast(self, tensor: torch.Tensor, root: int) -> Request:
-        """``ncclBroadcast`` of the bytes."""
-        return self.collectives.broadcast(tensor, root)
-
-    def iallgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
-        """``ncclAllGather`` of the bytes; where parts differ in size, a group of broadcasts."""
-        return self.collectives.allgather(tensor, out, counts)
+    ibroadcast = forward_to("collectives", Transport.ibroadcast)
+    iallgather = forward_to("collectives", Transport.iallgather)

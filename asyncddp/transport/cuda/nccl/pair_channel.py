@@ -6,7 +6,8 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
@@ -14,46 +15,47 @@ import torch
 
 from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamRole
 from asyncddp.errors import MismatchError, PeerError
+from asyncddp.serialization import pack
 from asyncddp.tensors.allocation import empty
 from asyncddp.transport.base import Request, Transport
 from asyncddp.transport.cuda.nccl.communicator import (
     NCCLCommunicator,
-    PendingCommunicator,
+    abort_when_open,
     exchange,
     open_connected_pair,
+    open_in_thread,
 )
 from asyncddp.transport.cuda.nccl.coordination_messages import (
     CommunicatorFailedMessage,
     CoordinationMessage,
-    encode_message,
+    RequestDescriptor,
 )
 from asyncddp.transport.cuda.nccl.cupy_bindings import CupyBindings
-from asyncddp.transport.cuda.nccl.match_table import RequestDescriptor
 
 _NOTHING = empty((0,), torch.uint8)
 
 
-@dataclass
-class PairResources:
+@dataclass(eq=False)
+class PairResources(ABC):
     """Resources that a rank's channels to all its peers share."""
 
     rank: int
     streams: DeviceStreams
     library: CupyBindings
-    message_transport: Transport
-    """The host transport of coordination messages."""
-    budget: threading.Semaphore
-    """Number of communicators that this rank may still open."""
+    message_transport: Transport  # of coordination messages
+    budget: threading.Semaphore  # communicators that this rank may still open
     stage: Callable[[torch.Tensor, int, int, bool], Request]
-    """Stages a message through the host: its bytes, the peer, the tag, whether it is a send."""
-    drive: Callable[[], None]
-    """Advances all channels."""
-    closed: bool = False
+    """Stages a message through the host: its bytes, the peer, the tag, whether it is sent."""
+    closed: bool = field(default=False, init=False)
 
     def tell(self, peer: int, message: CoordinationMessage) -> None:
         """Send a coordination message."""
         if not self.closed:
-            self.message_transport.post(peer, encode_message(message))
+            self.message_transport.post(peer, pack(message))
+
+    @abstractmethod
+    def drive(self) -> None:
+        """Handle all coordination messages, and advance all channels."""
 
 
 class MessageRequest:
@@ -74,8 +76,7 @@ class MessageRequest:
         self.event: DeviceEvent | None = None
         self.staged: Request | None = None
         self.problem: PeerError | None = None
-        self.abandoned = False
-        self._finished = False
+        self.abandoned = self._finished = False
 
     @property
     def over(self) -> bool:
@@ -113,34 +114,26 @@ class MessageRequest:
 
 
 class PairChannel(ABC):
-    """Base class of the messages to one peer over NCCL, one of both ranks ordering the launches.
+    """Base class of the messages to one peer over NCCL, one of both ranks ordering the launches."""
 
-    Once they have no communicator their messages are ``staged``; ``failure`` is the error that has
-    broken the channel.
-    """
-
-    pair_rank: int
-    """This rank's number in the communicator, 0 or 1."""
+    pair_rank: int  # in the communicator, 0 or 1
 
     def __init__(self, resources: PairResources, peer: int) -> None:
         self._resources, self._peer = resources, peer
+        self.drive = resources.drive
         self._waiting: dict[int, MessageRequest] = {}
         self._launched: list[MessageRequest] = []
         self._next = 0
-        self._opening: PendingCommunicator | None = None
+        self._opening: Future[NCCLCommunicator] | None = None
         self._communicator: NCCLCommunicator | None = None
         self._launches: deque[Sequence[MessageRequest]] = deque()
-        self.staged = False
-        self.failure: PeerError | None = None
+        self.staged = False  # True once messages go through the host, without a communicator
+        self.failure: PeerError | None = None  # what has broken the channel
 
     # called by the transport
 
     def begin(self, flat: torch.Tensor, tag: int, ready: DeviceEvent, *, sends: bool) -> Request:
-        """Post a send or a receive of bytes, after the work of the device that precedes an event.
-
-        Raises:
-            PeerError: The channel is broken.
-        """
+        """Post a send or receive that follows an event; a PeerError if the channel is broken."""
         if self.failure is not None:
             raise self.failure
         if self.staged:
@@ -149,23 +142,26 @@ class PairChannel(ABC):
         self._next += 1
         request = self._waiting[descriptor.number] = MessageRequest(self, descriptor, flat, ready)
         self.announce(descriptor)
-        self._resources.drive()
+        self.drive()
         return request
-
-    def drive(self) -> None:
-        """Advance all requests of the transport."""
-        self._resources.drive()
 
     def cancel(self, request: MessageRequest) -> None:
         """Cancel a receive, or break the channel where both ranks have launched it."""
-        if request.descriptor.number in self._waiting:
-            self.cancelled(request.descriptor.number)
+        descriptor = request.descriptor
+        if descriptor.number in self._waiting:
+            self.cancelled(descriptor.number)
             return
-        size, tag = request.descriptor.size, request.descriptor.tag
         self.fail(
-            f"rank {self._resources.rank} has given up a receive of {size} bytes, tag {tag}, "
-            "that both had entered"
+            f"rank {self._resources.rank} has given up a receive of {descriptor.size} bytes, tag "
+            f"{descriptor.tag}, that both had entered"
         )
+
+    def handle_message(self, message: CoordinationMessage) -> None:
+        """Handle a message of the other rank."""
+        if isinstance(message, CommunicatorFailedMessage):
+            self.fail(message.why, tell=False)
+        elif self.failure is None and not self.staged:
+            self.follow(message)
 
     # defined by leader and follower
 
@@ -178,88 +174,82 @@ class PairChannel(ABC):
         """Give up a request of this rank that is not launched yet."""
 
     @abstractmethod
-    def handle_message(self, message: CoordinationMessage) -> None:
-        """Handle a message of the other rank."""
+    def follow(self, message: CoordinationMessage) -> None:
+        """Act on a message of the other rank, while messages go by NCCL."""
 
     def move(self) -> None:
         """Go on as far as possible without waiting."""
-        if self._communicator is None and self._opening is not None:
-            self._communicator = self._opening.take()
-            if self._opening.problem is not None:
+        if self._communicator is None and self._opening is not None and self._opening.done():
+            problem = self._opening.exception()
+            if problem is None:
+                self._communicator = self._opening.result()
+            else:
                 self.fail(
                     f"rank {self._resources.rank}: NCCL opens no communicator of the two "
-                    f"({self._opening.problem})"
+                    f"({problem})"
                 )
         while self._communicator is not None and self._launches and self.failure is None:
             self._enter(self._communicator, self._launches.popleft())
         self._launched = [request for request in self._launched if not request.over]
         if self._launched and self._communicator is not None:
             why = self._communicator.failed()
-            if why is not None and self.failure is None:
+            if why is not None:
                 self.fail(f"rank {self._resources.rank}: {why}")
 
     # what both do alike
 
     def open(self, unique_id: bytes) -> None:
-        """Have a thread open the communicator, since that waits for the other one."""
+        """Have a thread open the communicator, since that waits for the other rank."""
         library, streams = self._resources.library, self._resources.streams
-        self._opening = PendingCommunicator(
+        self._opening = open_in_thread(
             partial(open_connected_pair, library, streams, unique_id, self.pair_rank)
         )
 
     def _enter(self, communicator: NCCLCommunicator, requests: Sequence[MessageRequest]) -> None:
-        streams = self._resources.streams
+        """Enqueue a group of requests on the device; those without bytes are done at once."""
+        streams, parts = self._resources.streams, []
         after = [request.ready for request in requests]
-        parts = []
         for request in requests:
-            if request.descriptor.size:
-                flat = request.flat
-                dropped = request.abandoned and not request.descriptor.sends
-                if dropped or flat.device != streams.device:
-                    with streams.stream_context(StreamRole.COMPUTE):
-                        flat = empty(flat.shape, flat.dtype, streams.device)
-                    after.append(streams.record_event(StreamRole.COMPUTE))
-                parts.append((request.descriptor.sends, flat))
-            else:
+            flat, sends = request.flat, request.descriptor.sends
+            if not request.descriptor.size:
                 request.finish()
+                continue
+            if flat.device != streams.device or (request.abandoned and not sends):  # dropped bytes
+                with streams.stream_context(StreamRole.COMPUTE):
+                    flat = empty(flat.shape, flat.dtype, streams.device)
+                after.append(streams.record_event(StreamRole.COMPUTE))
+            parts.append((sends, flat))
         if not parts:
             return
+        self._launched += [request for request in requests if request.descriptor.size]
+        call = exchange(self._resources.library.nccl, self.pair_rank, parts)
         try:
-            event = communicator.enter(
-                "messages",
-                exchange(self._resources.library.nccl, self.pair_rank, parts),
-                [flat for _, flat in parts],
-                after,
-            )
+            event = communicator.enter("messages", call, [flat for _, flat in parts], after)
         except PeerError as problem:
-            self._launched += requests
             self.fail(f"rank {self._resources.rank}: {problem}")
             return
         for request in requests:
             request.event = event
-        self._launched += [request for request in requests if request.descriptor.size]
 
     def stage_all(self) -> None:
         """Stage all messages between the two from now on, also the waiting ones, in order."""
         self.staged = True
         waiting, self._waiting = self._waiting, {}
         for request in waiting.values():
-            if request.descriptor.sends or not request.abandoned:
-                descriptor = request.descriptor
+            sends = request.descriptor.sends
+            if sends or not request.abandoned:
                 request.staged = self._resources.stage(
-                    request.flat, self._peer, descriptor.tag, descriptor.sends
+                    request.flat, self._peer, request.descriptor.tag, sends
                 )
 
     def fail_size_mismatch(self, request: MessageRequest, theirs: int) -> None:
         """Fail a request whose size differs from its counterpart's."""
-        mine, tag = request.descriptor.size, request.descriptor.tag
-        sent, taken = (mine, theirs) if request.descriptor.sends else (theirs, mine)
-        giver, taker = self._resources.rank, self._peer
-        if not request.descriptor.sends:
-            giver, taker = taker, giver
+        here, there = (self._resources.rank, request.descriptor.size), (self._peer, theirs)
+        sender, receiver = (here, there) if request.descriptor.sends else (there, here)
         request.problem = MismatchError(
-            f"rank {giver} sent {sent} bytes to rank {taker} with tag {tag}, which expected "
-            f"{taken}: send and receive tensors of one size"
+            f"rank {sender[0]} sent {sender[1]} bytes to rank {receiver[0]} with tag "
+            f"{request.descriptor.tag}, which expected {receiver[1]}: send and receive tensors of "
+            "one size"
         )
 
     def fail(self, why: str, *, tell: bool = True) -> None:
@@ -280,14 +270,12 @@ class PairChannel(ABC):
         if self._communicator is not None:
             self._communicator.abort(why)
         elif self._opening is not None:
-            self._opening.abandon()
+            abort_when_open(self._opening)
         if tell:
             self._resources.tell(self._peer, CommunicatorFailedMessage(why))
 
-    def closer(self) -> Callable[[], None] | None:
+    def closer(self) -> Callable[[], None]:
         """Return the call that frees the communicator, if any; the caller runs it on a thread."""
         if self._communicator is not None:
             return self._communicator.closer()
-        if self._opening is not None:
-            return self._opening.abandon
-        return None
+        return partial(abort_when_open, self._opening) if self._opening else lambda: None

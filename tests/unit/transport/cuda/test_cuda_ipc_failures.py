@@ -9,7 +9,7 @@ import asyncddp as bf
 from asyncddp.errors import ArgumentError, PeerError
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities, have_peer_access
 from asyncddp.transport.cuda.ipc import exporter as cuda_ipc_sending
-from asyncddp.transport.cuda.ipc.ipc_messages import DoneMessage, ReadyMessage, encode_message
+from asyncddp.transport.cuda.ipc.ipc_messages import DoneMessage, ReadyMessage
 from asyncddp.transport.cuda.ipc.ipc_transport import CudaIPCTransport
 from asyncddp.transport.cuda.negotiation import negotiate_transport
 from asyncddp.transport.cuda.staged_transport import CudaStagedTransport, device_transport_for
@@ -111,9 +111,9 @@ def test_an_answer_that_cannot_be_opened_fails_its_own_transfer(monkeypatch):
 def test_handles_that_do_not_fit_are_refused():
     """A message that exceeds its fixed size is refused with that size."""
     with pytest.raises(RuntimeError, match="fit in 4096 bytes, got 5"):
-        encode_message(ReadyMessage(0, b"", 0, b"x" * 5000, 0, 0, True, ()))
+        ReadyMessage(0, b"", 0, b"x" * 5000, 0, 0, True, ()).encode()
     with pytest.raises(RuntimeError, match="fit in 512 bytes"):
-        encode_message(DoneMessage(0, b"x" * 600))
+        DoneMessage(0, b"x" * 600).encode()
 
 
 def test_ranks_whose_gpus_are_out_of_reach_are_staged():

@@ -228,7 +228,7 @@ def test_a_pair_without_room_on_one_side_is_staged_in_order(rooms):
     two.until(lambda: all([transfer.done() for transfer in (*sends, *receives)]))
     assert torch.cat(outs).tolist() == [0.0, 1.0, 2.0, 3.0]
     assert [module.made for module in two.nccl.modules.values()] == [[], []]
-    assert two.sides[1].resources.budget.acquire(blocking=False) is (rooms[1] == 1), (
+    assert two.sides[1].budget.acquire(blocking=False) is (rooms[1] == 1), (
         "what was not used was given back"
     )
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from asyncddp.device.streams import StreamRole
-from asyncddp.transport.cuda.nccl.communicator import BYTE, PendingCommunicator, nccl_group
-from asyncddp.transport.cuda.nccl.match_table import MatchTable, RequestDescriptor
+from asyncddp.transport.cuda.nccl.communicator import BYTE, nccl_group, open_in_thread
+from asyncddp.transport.cuda.nccl.coordination_messages import RequestDescriptor
+from asyncddp.transport.cuda.nccl.match_table import MatchTable
 from tests.support.late_device import LateDevice
 from tests.support.nccl import FakeNccl
 
@@ -29,14 +30,13 @@ class Ranks:
         for one, other in pairs:
             identity = self.doors[one].nccl.get_unique_id()
             openings = [
-                PendingCommunicator(partial(self._made, rank, identity, place))
+                open_in_thread(partial(self._made, rank, identity, place))
                 for place, rank in enumerate((one, other))
             ]
-            while not all(opening.take() or opening.problem for opening in openings):
+            while not all(opening.done() for opening in openings):
                 self.nccl.device.step()
             for opening, pair in zip(openings, ((one, other), (other, one)), strict=True):
-                assert opening.problem is None
-                self.comms[pair], self.currents[pair] = opening.take()
+                self.comms[pair], self.currents[pair] = opening.result()
         for queue in list(self.nccl.device.queues.values()):
             while queue:
                 self.nccl.device.step()
