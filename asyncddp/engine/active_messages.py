@@ -8,12 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from asyncddp.engine.messages import (
-    DECODE_ERRORS,
-    INLINE_BYTES,
-    ActiveMessage,
-    HandlerArguments,
-)
+from asyncddp.engine.messages import DECODE_ERRORS, INLINE_BYTES, ActiveMessage, HandlerArguments
 from asyncddp.engine.send_queue import SendQueue
 from asyncddp.errors import AsyncDDPError, PeerError
 from asyncddp.tensors.allocation import empty
@@ -29,15 +24,8 @@ _Received: TypeAlias = tuple[ActiveMessage, torch.Tensor | None, Request | None]
 class ActiveMessages:
     """Active messages of one rank: sends them, and runs the handlers of those received.
 
-    The engine's lock guards it.
-
-    Args:
-        transport: The transport that carries tensors too large to go inline.
-        send_queue: The rank's send queue.
-        fail_next_call: Is called with the error of a handler that failed.
-
-    Attributes:
-        handlers: Handlers by name; they run on whichever thread drives the engine.
+    The engine's lock guards it. ``handlers`` are by name, and run on whichever thread drives the
+    engine; their errors go to ``fail_next_call``, for the next operation to raise.
     """
 
     def __init__(
@@ -104,41 +92,33 @@ class ActiveMessages:
 
     def close(self) -> None:
         """Abandon transfers in progress, and remove all handlers."""
-        receives = [request for waiting in self._received.values() for _, _, request in waiting]
-        for request in (*(request for request, _ in self._sends), *receives):
-            if request is not None and not has_ended(request):
+        requests = [request for request, _ in self._sends]
+        for waiting in self._received.values():
+            requests += [request for _, _, request in waiting if request is not None]
+        for request in requests:
+            if not has_ended(request):
                 request.abandon()
         self._sends.clear()
         self._received.clear()
         self.handlers.clear()
 
     def _deliver(self, peer: int) -> bool:
+        """Run the handlers of a peer's complete messages, and tell whether there were any."""
         waiting, delivered = self._received[peer], False
         while waiting and (waiting[0][2] is None or self._complete(waiting[0][2], waiting)):
             message, tensor, _ = waiting.popleft()
             delivered = True
-            handler = self.handlers.get(message.handler)
-            if handler is not None:
-                self._run_handler(handler, peer, message, tensor)
+            try:
+                if message.handler in self.handlers:
+                    self.handlers[message.handler](peer, message.arguments, tensor)
+            except (AsyncDDPError, *DECODE_ERRORS) as error:
+                problem = f"what rank {peer} sent to {message.handler} could not be taken"
+                failure = PeerError(f"{problem}: {type(error).__name__}: {error}")
+                failure.__cause__ = error
+                self._fail_next_call(failure)
         if not waiting:
             del self._received[peer]
         return delivered
-
-    def _run_handler(
-        self,
-        handler: ActiveMessageHandler,
-        peer: int,
-        message: ActiveMessage,
-        tensor: torch.Tensor | None,
-    ) -> None:
-        """Run a handler; its error is raised by the next verb, not by the thread that is here."""
-        try:
-            handler(peer, message.arguments, tensor)
-        except (AsyncDDPError, *DECODE_ERRORS) as error:
-            problem = f"what rank {peer} sent to {message.handler} could not be taken"
-            failure = PeerError(f"{problem}: {type(error).__name__}: {error}")
-            failure.__cause__ = error
-            self._fail_next_call(failure)
 
     def _complete(self, request: Request, waiting: deque[_Received]) -> bool:
         """Tell whether a tensor is here; drop all messages of a peer that has failed."""

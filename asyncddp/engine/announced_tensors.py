@@ -22,10 +22,7 @@ _DISCARD_STREAMS = HostStreams()
 
 
 class AnnouncedTensors:
-    """Receiver of the tensors that peers announce to one rank; it acknowledges them if asked.
-
-    It is not thread-safe: the engine's lock guards it.
-    """
+    """Receiver of the tensors that peers announce to one rank; the engine's lock guards it."""
 
     def __init__(self, rank: int, channels: ChannelTable, sends: SendQueue) -> None:
         self._rank, self._channels, self._sends = rank, channels, sends
@@ -46,36 +43,30 @@ class AnnouncedTensors:
         elif message.payload is not None:
             receive.tensor = from_bytes(message.payload, dtype, message.shape)
         else:
-            self._begin(exchange, receive, message)
+            self._begin(exchange, peer, message)
         if message.tag != SIGNATURE_ONLY:
             nbytes = math.prod(message.shape) * dtype.itemsize
             receive.request = self._channels.tracing.transfer(
                 "receive", exchange, peer, nbytes, begun, receive.request
             )
-        acknowledged_by_data = (
-            peer in exchange.targets - exchange.ring_targets and not message.weights
-        )
-        if message.wants_ack and not acknowledged_by_data:
+        answered = peer in exchange.targets - exchange.ring_targets and not message.weights
+        if message.wants_ack and not answered:  # this rank's tensor acknowledges as well
             self._sends.put(peer, Ack(message.key))
         if message.mutual and not exchange.rows.get(peer):
             exchange.unacknowledged.discard(peer)
 
-    def _begin(
-        self, exchange: ExchangeRequest, receive: PendingReceive, message: TensorMessage
-    ) -> None:
+    def _begin(self, exchange: ExchangeRequest, peer: int, message: TensorMessage) -> None:
         """Begin to receive a tensor, or to read it in the peer's memory."""
-        transport, dtype = (
-            self._sends.transport_for(exchange.streams),
-            getattr(torch, message.dtype),
-        )
+        receive, dtype = exchange.receives[peer], getattr(torch, message.dtype)
+        transport = self._sends.transport_for(exchange.streams)
         if exchange.peer_access and isinstance(transport, DirectReadTransport):
             receive.import_request = transport.import_tensor(
-                message.shape, dtype, receive.peer, message.tag
+                message.shape, dtype, peer, message.tag
             )
             receive.request = receive.import_request
             return
         receive.tensor = empty_on(exchange.streams, message.shape, dtype)
-        receive.request = transport.irecv(receive.tensor, receive.peer, message.tag)
+        receive.request = transport.irecv(receive.tensor, peer, message.tag)
 
     def discard(self, peer: int, message: TensorMessage) -> None:
         """Receive and drop the bytes of an unwanted tensor, so that its sender can go on."""

@@ -14,10 +14,9 @@ import torch
 from asyncddp.engine.exchange_request import ExchangeRequest, PendingReceive, SendCompletion
 from asyncddp.engine.messages import ExchangeSignature, MatchKey
 from asyncddp.engine.persistent_channels import ChannelTable, PersistentChannel
-from asyncddp.engine.tracing import EngineTracing
 from asyncddp.errors import MismatchError
 from asyncddp.shm.arena import SharedMemoryHandle
-from asyncddp.shm.ring_buffer import ChunkLayout, ReceiveRingBuffer, SendRingBuffer
+from asyncddp.shm.ring_buffer import ChunkLayout, SendRingBuffer
 
 _WHOLE = ChunkLayout.single((), torch.uint8)
 """Layout of one chunk, whatever its size."""
@@ -26,8 +25,8 @@ _WHOLE = ChunkLayout.single((), torch.uint8)
 class ChunkReceiver:
     """Receiver of one peer's chunks: a wait condition that holds once a chosen one can be read."""
 
-    def __init__(self, chunked_exchange: ChunkedExchange, peer: int) -> None:
-        self._chunked_exchange, self.peer = chunked_exchange, peer
+    def __init__(self, exchange: ChunkedExchange, peer: int) -> None:
+        self._exchange, self.peer = exchange, peer
         self._number = 0
         self._looked = False
         self._flat: torch.Tensor | None = None
@@ -39,11 +38,11 @@ class ChunkReceiver:
 
     def done(self) -> bool:
         """Tell whether the current chunk can be read; raises what made the exchange fail."""
-        chunked_exchange = self._chunked_exchange
-        chunked_exchange.raise_if_failed()
-        if not chunked_exchange.is_first_in_flight:
+        exchange = self._exchange
+        exchange.raise_if_failed()
+        if not exchange.is_first_in_flight:
             return False
-        channel, step = chunked_exchange.channel, chunked_exchange.key.step
+        channel, step = exchange.channel, exchange.key.step
         receive_ring = None if channel is None else channel.receive_rings.get(self.peer)
         if (
             receive_ring is not None
@@ -57,27 +56,29 @@ class ChunkReceiver:
     @property
     def receive(self) -> PendingReceive | None:
         """Pending receive of the peer's tensor, where that comes by message."""
-        request = self._chunked_exchange.request
+        request = self._exchange.request
         return None if request is None else request.receives[self.peer]
 
     def take(self) -> torch.Tensor:
         """Return the current chunk, flat, once done."""
-        chunked_exchange, number = self._chunked_exchange, self._number
-        receive = self.receive
+        exchange, peer, step = self._exchange, self.peer, self._exchange.key.step
+        receive, channel = self.receive, exchange.channel
         if receive is not None and receive.tensor is not None:
             self._flat = receive.tensor.reshape(-1)
-        elif not self._looked:
+        elif channel is not None and not self._looked:
             self._looked = True
-            handle = chunked_exchange.ring_of(self.peer).tensor_handle(chunked_exchange.key.step)
+            handle = channel.receive_rings[peer].tensor_handle(step)
             if handle is not None:
-                self._flat = chunked_exchange.map_tensor(self.peer, handle)
+                self._flat = exchange.channels.map_tensor(peer, channel, handle)
         if self._flat is not None:
-            return chunked_exchange.layout.chunk(self._flat, number)
-        return chunked_exchange.ring_of(self.peer).slot(chunked_exchange.key.step, number)
+            return exchange.layout.chunk(self._flat, self._number)
+        if channel is None:
+            raise RuntimeError("there is no ring buffer")
+        return channel.receive_rings[peer].slot(step, self._number)
 
     def release(self) -> None:
         """Acknowledge that the current chunk has been read."""
-        channel, step = self._chunked_exchange.channel, self._chunked_exchange.key.step
+        channel, step = self._exchange.channel, self._exchange.key.step
         if channel is not None and self.peer in channel.receive_rings:
             receive_ring = channel.receive_rings[self.peer]
             if receive_ring.published(step):
@@ -85,7 +86,7 @@ class ChunkReceiver:
 
     def missing(self) -> list[tuple[int, MatchKey]]:
         """Return the peer and match key."""
-        return [(self.peer, self._chunked_exchange.key)]
+        return [(self.peer, self._exchange.key)]
 
 
 class ChunkedExchange:
@@ -102,9 +103,6 @@ class ChunkedExchange:
         targets: Ranks that read this rank's tensor from its ring.
         begun: Whether the channel lists the step as in flight already.
         published: Chunks of this rank that are published already.
-
-    Attributes:
-        request: The request with which messages about the exchange are matched, once it has one.
     """
 
     def __init__(
@@ -119,21 +117,16 @@ class ChunkedExchange:
         begun: bool = False,
         published: int = 0,
     ) -> None:
-        self._channels, self.channel, self.key = channels, channel, key
+        self.channels, self.channel, self.key = channels, channel, key
         self.layout = layout or _WHOLE
         self.sources = [ChunkReceiver(self, peer) for peer in sources]
         self.targets = tuple(targets)
-        self.request: ExchangeRequest | None = None
+        self.request: ExchangeRequest | None = None  # with which messages are matched, once made
         self._send_ring = None if channel is None or not self.targets else channel.send_ring
         self._number = 0
         self._mapped, self._published = False, published
         if channel is not None and not begun:
             channel.in_flight.append(key.step)
-
-    @property
-    def tracing(self) -> EngineTracing:
-        """Records averages, where there is a timeline."""
-        return self._channels.tracing
 
     @property
     def signature(self) -> ExchangeSignature:
@@ -154,7 +147,7 @@ class ChunkedExchange:
             self.request.raise_if_failed()
         if self.channel is not None and self.channel.error is not None:
             error = self.channel.error
-            self._channels.discard_error(error)
+            self.channels.discard_error(error)
             raise error
         if (
             self._send_ring is not None
@@ -228,28 +221,12 @@ class ChunkedExchange:
         """Return the condition that all targets have read so many chunks."""
         return ChunkReadCompletion(self, self._send_ring, number)
 
-    def handle_of(self, tensor: torch.Tensor) -> SharedMemoryHandle | None:
-        """Return a handle by which peers can read a tensor in place, if it is in shared memory."""
-        return self._channels.handle_of(tensor)
-
     # receiving
-
-    def ring_of(self, peer: int) -> ReceiveRingBuffer:
-        """Return the receive ring buffer of a peer."""
-        if self.channel is None:
-            raise RuntimeError("there is no ring buffer")
-        return self.channel.receive_rings[peer]
 
     def first_received(self) -> torch.Tensor | None:
         """Return the first source's tensor, if it came by message into a buffer of its own."""
         receive = self.sources[0].receive if self.sources else None
         return None if receive is None else receive.tensor
-
-    def map_tensor(self, peer: int, handle: SharedMemoryHandle) -> torch.Tensor:
-        """Map a peer's tensor that is read in place."""
-        if self.channel is None:
-            raise RuntimeError("there is no ring buffer")
-        return self._channels.map_tensor(peer, self.channel, handle)
 
     def close(self, *, failed: bool) -> None:
         """End the exchange; harmless when called twice."""
@@ -268,26 +245,26 @@ class ChunkedExchange:
             if receive_ring is not None:  # so that the sender need not wait for this rank
                 receive_ring.acknowledge(step, self.layout.num_chunks)
         if channel.send_ring is self._send_ring:
-            self._channels.retire_ring(channel)
+            self.channels.retire_ring(channel)
 
 
 class ChunkReadCompletion:
     """Wait condition that holds once the readers of a ring have read a number of its chunks."""
 
     def __init__(
-        self, chunked_exchange: ChunkedExchange, send_ring: SendRingBuffer | None, number: int
+        self, exchange: ChunkedExchange, send_ring: SendRingBuffer | None, number: int
     ) -> None:
-        self._chunked_exchange, self._send_ring, self._number = chunked_exchange, send_ring, number
+        self._exchange, self._send_ring, self._number = exchange, send_ring, number
 
     def done(self) -> bool:
         """Tell whether all have read them; raises what made the exchange fail."""
-        self._chunked_exchange.raise_if_failed()
+        self._exchange.raise_if_failed()
         return not self.missing()
 
     def missing(self) -> list[tuple[int, MatchKey]]:
         """Return the ranks that have yet to read."""
         if self._send_ring is None:
             return []
-        key = self._chunked_exchange.key
+        key = self._exchange.key
         lagging = self._send_ring.pending_readers(key.step, self._number)
         return [(rank, MatchKey(key.name, step)) for rank, step in lagging]

@@ -33,10 +33,7 @@ def forward_probe(
     missing: Iterable[tuple[int, MatchKey]],
     submitted: Callable[[MatchKey], bool],
 ) -> tuple[list[tuple[int, DeadlockProbe]], tuple[WaitForEdge, ...] | None]:
-    """Handle a probe on a blocked rank: pass it on, drop it, or find that it closes a cycle.
-
-    Returns:
-        Probes to pass on, and the cycle if this probe has closed one.
+    """Return the probes that a blocked rank passes on, and the cycle if this one has closed one.
 
     Example:
         >>> a, b = MatchKey("a", 0), MatchKey("b", 0)
@@ -66,10 +63,9 @@ def forward_probe(
 
 def describe_cycle(cycle: tuple[WaitForEdge, ...]) -> str:
     """Describe a cycle in words: which rank waits for which."""
-    following = (*cycle[1:], cycle[0])
-    edges = [
+    if len(cycle) == 1:
+        return f"rank {cycle[0].rank} is in {cycle[0].verb} {cycle[0].key}"
+    return "; ".join(
         f"rank {edge.rank} is in {edge.verb} and expects {edge.key} of rank {after.rank}"
-        for edge, after in zip(cycle, following, strict=True)
-    ]
-    alone = f"rank {cycle[0].rank} is in {cycle[0].verb} {cycle[0].key}"
-    return "; ".join(edges) if len(cycle) > 1 else alone
+        for edge, after in zip(cycle, (*cycle[1:], cycle[0]), strict=True)
+    )

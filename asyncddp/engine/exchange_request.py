@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import torch
+from typing_extensions import override
 
 from asyncddp.device.streams import DeviceStreams
 from asyncddp.engine.messages import ExchangeSignature, MatchKey, TensorMessage
@@ -18,19 +19,13 @@ from asyncddp.transport.cuda.device_transport import ExportRequest, ImportReques
 
 
 class PendingReceive:
-    """Pending receive of one tensor from one peer; done once the tensor can be read.
-
-    Attributes:
-        tensor: The buffer that holds the tensor, or will.
-        request: The transport's request that fills the buffer.
-        import_request: The same where the tensor is read in the peer's own memory.
-    """
+    """Pending receive of one tensor from one peer; done once the tensor can be read."""
 
     def __init__(self, exchange: ExchangeRequest, peer: int) -> None:
         self.exchange, self.peer = exchange, peer
-        self.tensor: torch.Tensor | None = None
-        self.request: Request | None = None
-        self.import_request: ImportRequest | None = None
+        self.tensor: torch.Tensor | None = None  # the buffer that holds it, or will
+        self.request: Request | None = None  # the transport's, which fills the buffer
+        self.import_request: ImportRequest | None = None  # to read it in the peer's own memory
 
     @property
     def announced(self) -> bool:
@@ -65,22 +60,11 @@ class ExchangeRequest:
 
     Args:
         key: The exchange's name and step, by which peers match it.
-        signature: Verb, dtype, shape and device on which peers must agree.
+        signature: Operation, dtype, shape and device on which peers must agree.
         sources: Ranks from which a tensor is expected.
         targets: Ranks to which one is sent.
         peer_access: Whether tensors are read in the peers' own memory where the transport can do
             that; each pending receive is to be released then.
-
-    Attributes:
-        receives: The pending receive from each source.
-        unacknowledged: Targets whose acknowledgement is awaited.
-        sends: The transport's requests that are not known to be complete.
-        exports: Those that let peers read a tensor in this rank's memory.
-        ring_targets: Targets that read the tensor from this rank's shared-memory ring.
-        channel: The persistent channel of this name and signature, if there is one.
-        streams: Of the device on which the tensors lie; None on the host.
-        row: This rank's row of W, where it is compared; and in ``rows`` what targets should have.
-        audience: Ranks beyond sources and targets that are told if the exchange fails.
     """
 
     def __init__(
@@ -95,15 +79,15 @@ class ExchangeRequest:
         self.key, self.signature, self.peer_access = key, signature, peer_access
         self.receives = {peer: PendingReceive(self, peer) for peer in sources}
         self.targets = frozenset(targets)
-        self.unacknowledged: set[int] = set()
-        self.sends: list[Request] = []
-        self.exports: list[ExportRequest] = []
-        self.ring_targets: frozenset[int] = frozenset()
-        self.channel: PersistentChannel | None = None
-        self.streams: DeviceStreams | None = None
-        self.row = ""
-        self.rows: Mapping[int, str] = {}
-        self.audience: frozenset[int] = frozenset()
+        self.unacknowledged: set[int] = set()  # targets whose acknowledgement is awaited
+        self.sends: list[Request] = []  # the transport's, not known to be complete
+        self.exports: list[ExportRequest] = []  # let peers read a tensor in this rank's memory
+        self.ring_targets: frozenset[int] = frozenset()  # they read this rank's shared-memory ring
+        self.channel: PersistentChannel | None = None  # of this name and signature
+        self.streams: DeviceStreams | None = None  # of the tensors' device; None on the host
+        self.row = ""  # this rank's row of W, where it is compared
+        self.rows: Mapping[int, str] = {}  # the row that each target should have
+        self.audience: frozenset[int] = frozenset()  # further ranks to tell if the exchange fails
         self.error: PeerError | None = None
         self.reason = ""
 
@@ -166,20 +150,13 @@ class SendCompletion:
         return [(peer, self.exchange.key) for peer in sorted(peers)]
 
 
-class SendBufferRelease:
+class SendBufferRelease(SendCompletion):
     """Condition that later work on the device's stream may overwrite an exchange's send buffers."""
 
-    def __init__(self, exchange: ExchangeRequest) -> None:
-        self.exchange = exchange
-
+    @override
     def done(self) -> bool:
-        """Tell whether peers have received the tensors, or read from copies."""
         exchange = self.exchange
-        exchange.raise_if_failed()
         if not exchange.exports:
-            return exchange.sent().done()
+            return super().done()
+        exchange.raise_if_failed()
         return all([export.reusable() for export in exchange.exports])
-
-    def missing(self) -> list[tuple[int, MatchKey]]:
-        """Return the peers that have yet to receive."""
-        return self.exchange.sent().missing()

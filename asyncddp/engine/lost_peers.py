@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from asyncddp.engine.message_matching import MessageMatcher
-from asyncddp.engine.messages import PeerExit
-from asyncddp.engine.work import Work
+from asyncddp.engine.messages import MatchKey, PeerExit
 from asyncddp.errors import PeerError, PeerLeftError
 
 _GRACE = 0.5  # seconds for messages that a rank sent before its exit
@@ -27,13 +26,7 @@ class _ExitedPeer(NamedTuple):
 class LostPeers:
     """Peers that have exited or failed, and the errors raised by operations that need them.
 
-    The engine's lock guards it.
-
-    Args:
-        matcher: The rank's message matcher.
-
-    Attributes:
-        any: True while there are lost peers.
+    The engine's lock guards it. ``any`` is True while there are lost peers.
     """
 
     def __init__(self, matcher: MessageMatcher) -> None:
@@ -44,9 +37,8 @@ class LostPeers:
 
     def mark_exited(self, peer: int, message: PeerExit) -> None:
         """Note that a peer has announced its exit."""
-        self._exited[peer] = _ExitedPeer(
-            message.reason, message.collective_counts, time.monotonic()
-        )
+        counts = message.collective_counts
+        self._exited[peer] = _ExitedPeer(message.reason, counts, time.monotonic())
         self.any = True
 
     def mark_failed(self, peer: int, reason: str) -> None:
@@ -75,55 +67,33 @@ class LostPeers:
         self.any = bool(self._unreadable)  # first, since another thread may mark a failed peer
         self._exited.clear()
 
-    def error_of_wait(self, what: str, peers: Sequence[int], now: float) -> PeerError | None:
-        """Return the error of a wait for ``peers``, named ``what``, if one of them is lost."""
-        unreadable = self._unreadable_error(peers)
-        if unreadable is not None:
-            return unreadable
-        for peer in peers:
-            exited = self._exited.get(peer)
-            if exited is not None and now - exited.since > _GRACE:
-                return _peer_left_error(f"rank {self._rank}: {what}", peer, exited)
-        return None
-
-    def error_of_work(self, work: Work[Any], now: float) -> PeerError | None:
-        """Return the error of an operation, if it waits for a lost peer."""
-        unreadable = self._unreadable_error(peer for peer, _ in work.missing())
-        peer = self._find_exited(work, now) if unreadable is None else None
-        if peer is None:
-            return unreadable
-        subject = f"rank {self._rank}: {work.describe()}"
-        return _peer_left_error(subject, peer, self._exited[peer])
-
-    def _unreadable_error(self, peers: Iterable[int]) -> PeerError | None:
-        """Return the error about the first of some peers whose messages cannot be read."""
-        known = next((self._unreadable[peer] for peer in peers if peer in self._unreadable), None)
-        if known is None:
-            return None
-        self._matcher.channels.discard_error(known)
-        return PeerError(str(known))
-
-    def _find_exited(self, work: Work[Any], now: float) -> int | None:
-        """Return a peer that an operation waits for, but that has exited, if there is one."""
-        for peer, key in work.missing():
+    def error_of(
+        self, subject: str, missing: Sequence[tuple[int, MatchKey | None]], now: float
+    ) -> PeerError | None:
+        """Return the error of a wait for peers to submit something, if one of them is lost."""
+        for peer, _ in missing:
+            known = self._unreadable.get(peer)
+            if known is not None:
+                self._matcher.channels.discard_error(known)
+                return PeerError(str(known))
+        for peer, key in missing:
             exited = self._exited.get(peer)
             if exited is None or now - exited.since < _GRACE:
                 continue
-            if key.step >= exited.collective_counts.get(key.base, 0):
-                return peer
+            if key is None or key.step >= exited.collective_counts.get(key.base, 0):
+                return _peer_left_error(subject, peer, exited)
         return None
 
 
 def _peer_left_error(subject: str, peer: int, exited: _ExitedPeer) -> PeerLeftError:
     """Build the error of a rank that needs an exited peer, with advice on the likely cause."""
-    advice = ""
-    if not exited.reason.startswith(_RAISED):
-        advice = (
-            "; if ranks have different numbers of batches, put the training loop inside "
-            "`with bf.join(optimizer):`"
-        )
+    advice = (
+        "; if ranks have different numbers of batches, put the training loop inside "
+        "`with bf.join(optimizer):`"
+    )
     error = PeerLeftError(
-        f"{subject}: rank {peer} has left ({exited.reason}), but is needed{advice}"
+        f"{subject}: rank {peer} has left ({exited.reason}), but is needed"
+        f"{'' if exited.reason.startswith(_RAISED) else advice}"
     )
     error.origin = peer
     return error

@@ -46,17 +46,8 @@ class MessageMatcher:
     """Matcher that pairs incoming messages with one rank's exchange requests, by name and step.
 
     Messages that no request expects yet are kept; those that contradict a request fail the exchange
-    on both sides. It is not thread-safe: the engine's lock guards it.
-
-    Args:
-        transport: The transport that carries messages, and tensors on the host.
-        uses: How often each name was used on this rank.
-        tracing: Records transfers, where there is a timeline.
-
-    Attributes:
-        channels: The rank's persistent channels.
-        sends: The rank's send queue.
-        active_messages: The rank's active messages.
+    on both sides. It is not thread-safe: the engine's lock guards it. ``uses`` tells how often each
+    name was used on this rank.
     """
 
     def __init__(
@@ -71,7 +62,7 @@ class MessageMatcher:
         self._announced = AnnouncedTensors(self.rank, self.channels, self.sends)
         self.active_messages = ActiveMessages(transport, self.sends, self.channels.fail_next_call)
         self._use_counts = {} if uses is None else uses
-        self._suspects: set[tuple[int, MatchKey]] = set()
+        self._suspects: set[tuple[int, MatchKey]] = set()  # unexpected when rings were last scanned
         self._posted: dict[MatchKey, ExchangeRequest] = {}
         self._finished: OrderedDict[MatchKey, _FinishedExchange] = OrderedDict()
         self._unexpected: dict[MatchKey, dict[int, TensorMessage]] = defaultdict(dict)
@@ -80,10 +71,8 @@ class MessageMatcher:
 
     def is_refused(self, name: str) -> bool:
         """Tell whether a peer has refused the next use of a name in advance."""
-        return (
-            bool(self._early_nacks)
-            and MatchKey(name, self._use_counts.get(name, 0)) in self._early_nacks
-        )
+        nacks = self._early_nacks
+        return bool(nacks) and MatchKey(name, self._use_counts.get(name, 0)) in nacks
 
     # exchanges
 
@@ -210,31 +199,28 @@ class MessageMatcher:
 
     def _match(self, exchange: ExchangeRequest, peer: int, message: TensorMessage) -> None:
         """Check a message against its request; accept it, or fail the exchange on both sides."""
-        receive = exchange.receives.get(peer)
-        if receive is None and exchange.key.collective:
+        problem: str | None
+        if peer in exchange.receives:
+            problem = exchange.signature.difference(message) or exchange.row_difference(message)
+            reason = f"{problem} from rank {peer}"
+        elif exchange.key.collective:
             problem = reason = (
                 f"expected a form from rank {sorted(exchange.sources)} alone, got one from rank "
                 f"{peer}; give check=, or ASYNCDDP_CHECK, alike on all ranks"
             )
-        elif receive is None:
+        else:
             problem = reason = (
                 f"expected nothing from rank {peer}, got a tensor: {_describe_neighbors(exchange)}"
             )
+        if problem is None:
+            self._announced.accept(exchange, peer, message)
         else:
-            problem = (
-                exchange.signature.difference(message) or exchange.row_difference(message) or ""
-            )
-            reason = f"{problem} from rank {peer}"
-        if problem:
             self._announced.discard(peer, message)
             reason = f"rank {self.rank} {reason}"
             what = f"rank {self.rank}, {exchange.signature.verb} {exchange.key}"
             error = mismatch_found_by(self.rank, f"{what}, peer rank {peer}: {problem}")
             exchange.fail(error, reason)
             self.sends.put(peer, Nack(message.key, reason, origin=self.rank))
-            return
-        if receive is not None:
-            self._announced.accept(exchange, peer, message)
 
     def _receive_late(self, peer: int, message: TensorMessage, finished: _FinishedExchange) -> None:
         """Refuse a tensor for an exchange that has ended here without it."""

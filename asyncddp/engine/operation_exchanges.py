@@ -10,11 +10,7 @@ import torch
 
 from asyncddp.device.streams import DeviceStreams
 from asyncddp.engine.chunked_exchange import ChunkedExchange
-from asyncddp.engine.exchange_request import (
-    ExchangeRequest,
-    PendingReceive,
-    SendCompletion,
-)
+from asyncddp.engine.exchange_request import ExchangeRequest, PendingReceive, SendCompletion
 from asyncddp.engine.message_matching import MessageMatcher
 from asyncddp.engine.messages import ExchangeSignature, MatchKey
 from asyncddp.errors import PeerError
@@ -82,16 +78,10 @@ class OperationExchanges:
         peer_access: bool = False,
         rows: WeightRows | None = None,
     ) -> ExchangeRequest:
-        """Open an exchange with peers; a verb with several gives each a name of its own.
+        """Open an exchange with peers; an operation with several gives each a name of its own.
 
-        Args:
-            signature: Verb, dtype, shape and device on which they must agree.
-            sources: Ranks from which a tensor is received.
-            targets: Ranks to which one is sent.
-            streams: Of the device on which the tensors lie; None on the host.
-            peer_access: Whether tensors are read in the peers' memory where the transport can do
-                that, and each pending receive then released.
-            rows: This rank's weights, and what its topology gives each target, to be compared.
+        See :class:`ExchangeRequest`; ``streams`` are of the tensors' device, None on the host, and
+        ``rows`` are compared with the peers'.
 
         Raises:
             MismatchError: A message received earlier contradicts it.
@@ -112,12 +102,8 @@ class OperationExchanges:
     ) -> ChunkedExchange:
         """Open an exchange chunk by chunk, through ring buffers where these are set up.
 
-        Args:
-            signature: Verb, dtype, shape and device on which peers must agree.
-            sources: Ranks from which a tensor is received.
-            targets: Ranks to which this rank's tensor goes, and the factor for each; those that
-                do not read it from the send ring are sent it with :meth:`send`.
-            rows: This rank's weights, and what its topology gives each target, to be compared.
+        ``targets`` come with the factor for each; those that do not read from the send ring must be
+        sent the tensor with :meth:`send`.
 
         Raises:
             MismatchError: A message received earlier contradicts it.
@@ -141,9 +127,8 @@ class OperationExchanges:
     def adopt(self, chunked_exchange: ChunkedExchange, signature: ExchangeSignature) -> None:
         """Take over a chunked exchange that was begun without the engine."""
         sources = [source.peer for source in chunked_exchange.sources]
-        exchange = ExchangeRequest(
-            chunked_exchange.key, signature, sources, chunked_exchange.targets
-        )
+        key, targets = chunked_exchange.key, chunked_exchange.targets
+        exchange = ExchangeRequest(key, signature, sources, targets)
         exchange.ring_targets, exchange.channel = exchange.targets, chunked_exchange.channel
         self._chunked_exchanges.append(chunked_exchange)
         chunked_exchange.request = self._open(exchange)
@@ -180,10 +165,7 @@ class OperationExchanges:
             self._matcher.sends.export(exchange, peers, tensor, factor, lasting=lasting)
 
     def collective(
-        self,
-        group: Sequence[int],
-        signature: ExchangeSignature,
-        start: Callable[[], Request],
+        self, group: Sequence[int], signature: ExchangeSignature, start: Callable[[], Request]
     ) -> Generator[PendingReceive | CollectiveCompletion | SendCompletion, None, None]:
         """Take part in a collective of the ranks in ``group``.
 

@@ -43,7 +43,7 @@ def _poll_word(words: memoryview, index: int, goal: int, pause: Pause | None) ->
 
 
 class PairwiseAveraging:
-    r"""Weighted averaging of this rank's tensor x and one peer's: :math:`y = x + w (x_{peer} - x)`.
+    """Weighted averaging of this rank's tensor x and one peer's: :math:`y = x + w (x_{peer} - x)`.
 
     Args:
         send_ring: This rank's ring buffer, or None where no rank reads it.
@@ -52,8 +52,7 @@ class PairwiseAveraging:
         targets: Ranks that read this rank's ring.
         pause: Called between two polls, where there are fewer cores than ranks.
 
-    Attributes:
-        chunks_sent, chunks_read: Chunks published here, and chunks of the peer that were averaged.
+    ``chunks_sent`` were published here, and ``chunks_read`` of the peer were averaged.
     """
 
     def __init__(
@@ -85,37 +84,27 @@ class PairwiseAveraging:
 
     def peer_handle(self) -> SharedMemoryHandle | None:
         """Return a handle to the peer's tensor, if published soon and outside the slots."""
-        if _poll_word(
-            self._receive_ring.words,
-            8 * (self._step & 1),
-            pack_progress(self._step, 1),
-            self._pause,
-        ):
+        receive_ring, line = self._receive_ring, 8 * (self._step & 1)
+        if _poll_word(receive_ring.words, line, pack_progress(self._step, 1), self._pause):
             store_fence()
-            if self._receive_ring.is_addressed(self._step):
-                return self._receive_ring.tensor_handle(self._step)
+            if receive_ring.is_addressed(self._step):
+                return receive_ring.tensor_handle(self._step)
         return None
 
     def average_mapped(
         self, own: torch.Tensor, other: torch.Tensor, out: torch.Tensor, weight: float
     ) -> bool:
-        """Average two whole tensors, the peer's read in its own memory.
-
-        Returns:
-            Whether this rank's tensor may be changed by now.
-        """
-        chunks = self._receive_ring.layout.num_chunks
+        """Average two whole tensors, the peer's in its own memory; True if ours may change now."""
+        chunks, send_ring = self._receive_ring.layout.num_chunks, self._send_ring
         torch.lerp(own, other, weight, out=out)
         self._receive_ring.acknowledge(self._step, chunks)
         self.chunks_read = chunks
-        return self._read_by_all(chunks)
+        return send_ring is None or self._read_by_all(send_ring, chunks)
 
-    def _read_by_all(self, chunks: int) -> bool:
+    def _read_by_all(self, send_ring: SendRingBuffer, chunks: int) -> bool:
         """Tell whether all targets read so many chunks of this rank within a moment."""
-        send_ring, step = self._send_ring, self._step
-        if send_ring is None or not send_ring.pending_readers(step, chunks):
-            return True
-        return poll_briefly(
+        step = self._step
+        return not send_ring.pending_readers(step, chunks) or poll_briefly(
             lambda: not send_ring.pending_readers(step, chunks), self._pause, _CHUNK_TIMEOUT
         )
 
@@ -124,15 +113,9 @@ class PairwiseAveraging:
     ) -> bool:
         """Copy this rank's chunks into slots, and average with the peer's chunks from its slots.
 
-        Returns:
-            Whether all is done; if not, ``chunks_sent`` and ``chunks_read`` say how far it came.
+        If that is not all done, ``chunks_sent`` and ``chunks_read`` say how far it came.
         """
-        send_ring, receive_ring, pause, number = (
-            self._send_ring,
-            self._receive_ring,
-            self._pause,
-            len(own),
-        )
+        send_ring, receive_ring, number = self._send_ring, self._receive_ring, len(own)
         line, base = 8 * (self._step & 1), pack_progress(self._step, 0)
         ahead = 1
         for read in range(number):
@@ -142,7 +125,7 @@ class PairwiseAveraging:
                         return False
                     break
                 self.chunks_sent += 1
-            if not _poll_word(receive_ring.words, line, base | read + 1, pause):
+            if not _poll_word(receive_ring.words, line, base | read + 1, self._pause):
                 return False
             store_fence()
             if read == 0 and not self._reads_slots():
@@ -165,12 +148,9 @@ class PairwiseAveraging:
     def _send_chunk(self, send_ring: SendRingBuffer, chunk: torch.Tensor) -> bool:
         """Copy one more chunk into its slot and publish it, if the slot is free."""
         number = self.chunks_sent
-        if number >= send_ring.layout.num_slots:
-            goal = number - send_ring.layout.num_slots + 1
-            if send_ring.pending_readers(self._step, goal) and not poll_briefly(
-                lambda: not send_ring.pending_readers(self._step, goal), self._pause, _CHUNK_TIMEOUT
-            ):
-                return False
+        full = number >= send_ring.layout.num_slots
+        if full and not self._read_by_all(send_ring, number - send_ring.layout.num_slots + 1):
+            return False
         send_ring.slot(self._step, number).copy_(chunk)
         send_ring.publish(self._step, number + 1)
         return True

@@ -28,25 +28,16 @@ _MAX_HISTORY = 256  # steps of a channel whose partners are remembered
 
 
 class PersistentChannel:
-    """Persistent channel: ring buffers to peers on this machine, reused for tensors of one name.
-
-    Attributes:
-        send_ring: The ring that carries this rank's tensors; None until it is offered.
-        readers: Ranks that have been told of the send ring.
-        receive_rings: The peers' rings, by rank.
-        in_flight: Steps in progress here, of which the first may go on.
-        deferred: Handles of steps that no thread drives yet.
-        error: The error of a step that had ended here before a peer refused it.
-    """
+    """Persistent channel: ring buffers to peers on this machine, reused for tensors of one name."""
 
     def __init__(self, name: str, signature: ExchangeSignature, layout: ChunkLayout) -> None:
         self.name, self.signature, self.layout = name, signature, layout
-        self.send_ring: SendRingBuffer | None = None
-        self.readers: set[int] = set()
-        self.receive_rings: dict[int, ReceiveRingBuffer] = {}
-        self.in_flight: deque[int] = deque()
-        self.deferred: deque[Any] = deque()
-        self.error: PeerError | None = None
+        self.send_ring: SendRingBuffer | None = None  # of this rank's tensors, once offered
+        self.readers: set[int] = set()  # ranks that have been told of the send ring
+        self.receive_rings: dict[int, ReceiveRingBuffer] = {}  # the peers', by rank
+        self.in_flight: deque[int] = deque()  # steps in progress here; the first one may go on
+        self.deferred: deque[Any] = deque()  # handles of steps that no thread drives yet
+        self.error: PeerError | None = None  # of a step that ended here before a peer refused it
         self._history: deque[tuple[int, Iterable[int], Iterable[int]]] = deque(maxlen=_MAX_HISTORY)
 
     def serves(self, sources: Iterable[int], targets: Collection[int]) -> bool:
@@ -71,13 +62,8 @@ class PersistentChannel:
 class ChannelTable:
     """Table of one rank's persistent channels, by name and signature (operation, dtype, shape).
 
-    Args:
-        shared_memory_group: The ranks with which it shares memory, or None.
-        rank: This rank.
-        tracing: Records transfers, where there is a timeline.
-
-    Attributes:
-        late_error: Error of an exchange that had already ended here, for the next verb to raise.
+    ``shared_memory_group`` has the ranks with which it shares memory, and ``late_error`` is that of
+    an exchange which had already ended here, for the next operation to raise.
     """
 
     def __init__(
@@ -197,22 +183,16 @@ class ChannelTable:
 
     def unexpected_tensors(self) -> list[tuple[int, TensorMessage]]:
         """List tensors published for this rank and not read here, in the form of messages."""
-        return [found for channel in self._all() for found in _unexpected_in(channel)]
+        found = []
+        for channel in self._all():
+            verb, dtype = channel.signature.verb, channel.signature.dtype
+            shape = tuple(size or 0 for size in channel.signature.shape)
+            for peer, receive_ring in list(channel.receive_rings.items()):
+                for step in receive_ring.unread_steps():
+                    key = MatchKey(channel.name, step)
+                    found.append((peer, TensorMessage(key, verb, dtype, shape, b"", -1)))
+        return found
 
     def _all(self) -> list[PersistentChannel]:
         with self._lock:
             return [one for named in self._by_name.values() for one in named.values()]
-
-
-def _unexpected_in(channel: PersistentChannel) -> list[tuple[int, TensorMessage]]:
-    """List tensors that peers have published in one channel and that were not read here."""
-    signature = channel.signature
-    shape = tuple(size or 0 for size in signature.shape)
-    found = []
-    for peer, receive_ring in list(channel.receive_rings.items()):
-        for step in receive_ring.unread_steps():
-            message = TensorMessage(
-                MatchKey(channel.name, step), signature.verb, signature.dtype, shape, b"", -1
-            )
-            found.append((peer, message))
-    return found

@@ -46,32 +46,19 @@ class CallSequence(NamedTuple):
     rounds: int
 
 
-class ProgressEngine:
+class ProgressEngine(ProgressLoop):
     """Engine that runs all operations of one rank over one transport, by its progress loop.
 
-    Args:
-        transport: The transport that carries messages and tensors.
-        config: Deadlines and the check mode.
-        tracer: The timeline's tracer, if there is one.
-
     Attributes:
+        config: Deadlines and the check mode.
         fast_paths: Fast paths of verbs, which the verbs fill and read.
-        progress, wait_until, ensure_open: As of :class:`ProgressLoop`, as is what has its names.
-        wait_guard, has_exited, mark_peer_failed: As of the watchdog and the lost peers.
     """
 
     def __init__(self, transport: Transport, config: Config, tracer: Tracer | None = None) -> None:
-        tracing = NO_TRACING if tracer is None else TimelineTracing(tracer)
-        loop = ProgressLoop(transport, config, tracing)
-        self.transport, self.config, self._tracing, self._loop = transport, config, tracing, loop
-        self.matcher, self.deferred = loop.matcher, loop.deferred
-        self._channels = loop.matcher.channels
-        self._queue, self._active, self._use_counts = loop.queue, loop.active, loop.use_counts
-        self._lost_peers, self._watchdog = loop.lost_peers, loop.watchdog
-        self.progress, self.progress_unthreaded = loop.progress, loop.progress_unthreaded
-        self.wait_until, self.ensure_open = loop.wait_until, loop.ensure_open
-        self.wait_guard, self.has_exited = loop.watchdog.wait_guard, loop.lost_peers.has_exited
-        self.mark_peer_failed = self._lost_peers.mark_failed
+        super().__init__(
+            transport, config, NO_TRACING if tracer is None else TimelineTracing(tracer)
+        )
+        self.config, self._channels = config, self.matcher.channels
         self._submit_lock = threading.Lock()  # so that submitting never waits for a round
         self._round_counts: dict[tuple[str, str], int] = defaultdict(int)
         self._last_caller = 0  # the thread that submitted last
@@ -88,7 +75,7 @@ class ProgressEngine:
         about: Sequence[object] = (),
     ) -> Handle[R]:
         """Queue an operation, which :meth:`count_use` may have counted, for the progress thread."""
-        span = self._tracing.call(spec, about) if sequence is None else None
+        span = self.tracing.call(spec, about) if sequence is None else None
         if span is None:
             return self._submit(spec, sequence)
         with span:
@@ -96,20 +83,19 @@ class ProgressEngine:
 
     def _submit(self, spec: OperationSpec[R], sequence: CallSequence | None) -> Handle[R]:
         work = self._enqueue(spec, sequence)
-        thread = self._loop.thread
-        if thread is None:
+        if self.thread is None:
             self.progress()
         else:
-            thread.wake()
-        return Handle(self._loop, work)
+            self.thread.wake()
+        return Handle(self, work)
 
     def run(self, spec: OperationSpec[R], about: Sequence[object] = ()) -> R:
         """Run an operation on the calling thread and return its result."""
-        span = self._tracing.call(spec, about)
+        span = self.tracing.call(spec, about)
         if span is None:
-            return Handle(self._loop, self._enqueue(spec)).wait()
+            return Handle(self, self._enqueue(spec)).wait()
         with span:
-            return Handle(self._loop, self._enqueue(spec)).wait()
+            return Handle(self, self._enqueue(spec)).wait()
 
     def _enqueue(self, spec: OperationSpec[R], sequence: CallSequence | None = None) -> Work[R]:
         name = spec.match_name
@@ -122,7 +108,7 @@ class ProgressEngine:
             check = spec.check or self.config.check
             operation = OperationExchanges(self.matcher, spec.verb, *sequence, check=check)
             work = Work(spec, operation, Deadline(self.config))
-            self._queue.append(work)
+            self.queue.append(work)
         return work
 
     # counting
@@ -134,7 +120,7 @@ class ProgressEngine:
             The step, or None where the name is in use by something that must end first.
         """
         with self._submit_lock:
-            if (self._queue or self._active) and self._is_in_progress(name):
+            if (self.queue or self.active) and self._is_in_progress(name):
                 return None
             if self.matcher.is_refused(name):
                 return None
@@ -144,7 +130,7 @@ class ProgressEngine:
 
     def _is_in_progress(self, name: str) -> bool:
         """Tell whether an operation of a name is queued or in progress."""
-        every = (*list(self._active), *list(self._queue), *list(self._active))
+        every = (*list(self.active), *list(self.queue), *list(self.active))
         return any(work.key.name == name for work in every)
 
     def use_count(self, name: str) -> int:
@@ -163,11 +149,11 @@ class ProgressEngine:
         """Count a use of a name, and return its step and the verb's earlier uses of the name."""
         thread = threading.get_ident()
         if thread != self._last_caller:
-            self._watchdog.register_caller()
+            self.watchdog.register_caller()
             self._last_caller = thread
         if self._failure is not None:
             raise PeerError(f"rank {self.transport.rank}: {verb}: {self._failure}")
-        if self._loop.closed:
+        if self.closed:
             self.ensure_open(verb)
         error = self._channels.late_error
         if error is not None:
@@ -183,9 +169,9 @@ class ProgressEngine:
     @contextmanager
     def active_messages(self) -> Iterator[ActiveMessages]:
         """Give access to the active messages under the engine's lock, and flush them at the end."""
-        with self._loop.lock:
-            if self._loop.closed:
-                raise NotInitializedError(self._loop.closed_because)
+        with self.lock:
+            if self.closed:
+                raise NotInitializedError(self.closed_because)
             yield self.matcher.active_messages
             self.matcher.sends.flush()
 
@@ -194,34 +180,20 @@ class ProgressEngine:
 
         It neither raises nor waits, also not for a lock whose owner may wait for the engine.
         """
-        self._loop.hooks.append(hook)
-        if self._loop.thread is not None:
-            self._loop.thread.wake()
-
-    @property
-    def idle_interval(self) -> float:
-        """Seconds between two polls of the transport while nothing is in progress."""
-        return self._loop.idle_interval
-
-    @idle_interval.setter
-    def idle_interval(self, seconds: float) -> None:
-        self._loop.idle_interval = seconds
+        self.hooks.append(hook)
+        if self.thread is not None:
+            self.thread.wake()
 
     # life cycle
 
     @property
-    def closed(self) -> bool:
-        """True after shutdown, and in a forked process."""
-        return self._loop.closed
-
-    @property
     def forked(self) -> bool:
         """True in a process that was forked from the one that made the engine."""
-        return self._loop.closed_because.startswith(_FORKED)
+        return self.closed_because.startswith(_FORKED)
 
     def announce_exit(self, reason: str) -> None:
         """Tell all peers that this rank submits nothing more, so that none of them waits for it."""
-        with self._loop.lock:
+        with self.lock:
             self.progress()
             counts = {name: self._use_counts[name] for name in (COLLECTIVE, MACHINE_COLLECTIVE)}
             for peer in range(self.transport.size):
@@ -231,19 +203,19 @@ class ProgressEngine:
 
     def readmit_peers(self) -> None:
         """Take back :meth:`announce_exit` of all ranks, while none of them submits anything."""
-        with self._loop.lock:
+        with self.lock:
             self.progress()
-            self._lost_peers.readmit()
+            self.lost_peers.readmit()
 
     def fail_all(self, reason: str) -> None:
         """Fail all operations in progress and every later call, for a reason."""
-        with self._loop.lock:
+        with self.lock:
             self._failure = reason
             error = PeerError(f"rank {self.transport.rank}: {reason}")
-            for work in (*self._active, *list(self._queue)):
+            for work in (*self.active, *list(self.queue)):
                 work.fail(error)
-            self._active.clear()
-            self._queue.clear()
+            self.active.clear()
+            self.queue.clear()
 
     def detach_after_fork(self) -> None:
         """Leave the rank to the parent process, in a child that was forked from it.
@@ -251,19 +223,18 @@ class ProgressEngine:
         Nothing is sent. Operations in progress end with an error, as does every later call; locks
         that another thread may have held at the fork are made anew.
         """
-        loop, rank = self._loop, self.transport.rank
-        loop.thread, loop.closed = None, True
-        loop.lock, self._submit_lock = threading.RLock(), threading.Lock()
-        loop.closed_because = why = (
-            f"{_FORKED} rank {rank} (process {os.getppid()}), which alone may communicate. Call "
-            "verbs in the process that called init(), or start this one with "
+        self.thread, self.closed = None, True
+        self.lock, self._submit_lock = threading.RLock(), threading.Lock()
+        self.closed_because = why = (
+            f"{_FORKED} rank {self.transport.rank} (process {os.getppid()}), which alone may "
+            "communicate. Call verbs in the process that called init(), or start this one with "
             'multiprocessing.get_context("spawn")'
         )
-        for work in (*self._active, *self._queue):
+        for work in (*self.active, *self.queue):
             work.end_after_fork(NotInitializedError(f"{work.describe()}: {why}"))
         for handle in list(self.deferred.values()):
             handle.end_after_fork(NotInitializedError(f"{handle!r}: {why}"))
-        for pending in (self._active, self._queue, self.deferred, loop.hooks):
+        for pending in (self.active, self.queue, self.deferred, self.hooks):
             pending.clear()
 
     def close(self, reason: str) -> None:
@@ -272,20 +243,19 @@ class ProgressEngine:
         Raises:
             PeerError: A peer has refused an earlier exchange that had ended here.
         """
-        loop = self._loop
-        if loop.thread is not None:
-            loop.thread.stop()
-        with loop.lock:
-            if loop.closed:
+        if self.thread is not None:
+            self.thread.stop()
+        with self.lock:
+            if self.closed:
                 return
-            loop.submit_deferred(0.0)
+            self.submit_deferred(0.0)
             self.progress()
-            for work in (*self._active, *list(self._queue)):
+            for work in (*self.active, *list(self.queue)):
                 work.fail(NotInitializedError(f"{work.describe()}: shut down before its end"))
             self.announce_exit(reason)
             self.matcher.active_messages.close()
-            loop.hooks.clear()
-            loop.closed = True
+            self.hooks.clear()
+            self.closed = True
         if self._channels.late_error is not None:
             raise self._channels.late_error
 

@@ -17,7 +17,7 @@ from asyncddp.config import Config
 from asyncddp.engine.lost_peers import LostPeers
 from asyncddp.engine.message_matching import MessageMatcher
 from asyncddp.engine.messages import DECODE_ERRORS, MatchKey
-from asyncddp.engine.tracing import EngineTracing, Progress
+from asyncddp.engine.tracing import EngineTracing
 from asyncddp.engine.watchdog import Watchdog
 from asyncddp.engine.work import Work
 from asyncddp.errors import AsyncDDPError, NotInitializedError, WaitTimeoutError
@@ -32,31 +32,31 @@ _SUBMIT_WINDOW = 0.0001  # seconds in which a caller may submit more before the 
 class ProgressLoop:
     """Loop that advances all operations of one rank; any thread may run it, one at a time.
 
-    Args:
-        transport: The transport that carries messages and tensors.
-        config: Deadlines.
-        tracing: Records waits and transfers, where there is a timeline.
-
     Attributes:
         lock: Is held for one round of progress.
         queue, active: Operations that are submitted, and those in progress.
-        use_counts: How often each name was used.
         hooks: Functions called in every round of progress until they return True.
         deferred: Handles that no thread drives yet; those not waited for soon are submitted here.
         idle_interval: Seconds between two polls of the transport while nothing is in progress.
-        closed_because: Why nothing more can be submitted, once ``closed``.
+        closed: True after shutdown, and in a forked process; ``closed_because`` says why.
         thread: The progress thread, if there is one.
+        wait_guard, has_exited, mark_peer_failed: As of the watchdog and the lost peers.
     """
 
     def __init__(self, transport: Transport, config: Config, tracing: EngineTracing) -> None:
         self.transport, self.tracing = transport, tracing
-        self.use_counts: dict[str, int] = defaultdict(int)
-        self.matcher = MessageMatcher(transport, self.use_counts, tracing)
+        self._use_counts: dict[str, int] = defaultdict(int)
+        self.matcher = MessageMatcher(transport, self._use_counts, tracing)
         self.lock = threading.RLock()
         self.queue: deque[Work[Any]] = deque()
         self.active: list[Work[Any]] = []
         self.lost_peers = LostPeers(self.matcher)
         self.watchdog = Watchdog(config, self.matcher, self.lost_peers, self._submitted)
+        self.has_exited, self.mark_peer_failed = (
+            self.lost_peers.has_exited,
+            self.lost_peers.mark_failed,
+        )
+        self.wait_guard = self.watchdog.wait_guard
         self.hooks: deque[Callable[[], bool]] = deque()
         self.deferred: dict[int, Any] = {}
         self.idle_interval = _IDLE_INTERVAL
@@ -171,33 +171,33 @@ class ProgressLoop:
         """Make progress on this thread until an operation has ended, or ``timeout`` has passed."""
         if work.finished.is_set():
             return
-        self.tracing.wait(work, timeout, self.progress, self._drive)
-
-    def _drive(self, work: Work[Any], timeout: float | None, progress: Progress) -> None:
         limit = None if timeout is None else time.monotonic() + timeout
-        attempt = 0
-        with self.watchdog.blocked(work, forever=limit is None):
-            while not work.finished.is_set():
-                if limit is not None and time.monotonic() > limit:
-                    raise WaitTimeoutError(
-                        f"{self.watchdog.describe_work(work)} was not done in {timeout:g} s; "
-                        f"{self.watchdog.describe_missing(work)}"
-                    )
-                attempt = 0 if progress() else attempt + 1
-                if attempt % _SCAN_EVERY == _SCAN_EVERY - 1:
-                    self.progress_and_scan()
-                if not work.finished.is_set():
-                    self.transport.backoff(attempt)
+        attempt, span = 0, self.tracing.wait(work.spec)
+        try:
+            with self.watchdog.blocked(work, forever=limit is None):
+                while not work.finished.is_set():
+                    if limit is not None and time.monotonic() > limit:
+                        raise WaitTimeoutError(
+                            f"{self.watchdog.describe_work(work)} was not done in {timeout:g} s; "
+                            f"{self.watchdog.describe_missing(work)}"
+                        )
+                    attempt = 0 if self.progress() else attempt + 1
+                    if span is not None and attempt:
+                        span.note_missing([peer for peer, _ in work.missing()])
+                    if attempt % _SCAN_EVERY == _SCAN_EVERY - 1:
+                        self.progress_and_scan()
+                    if not work.finished.is_set():
+                        self.transport.backoff(attempt)
+        finally:
+            if span is not None:
+                span.end()
 
     def wait_until(
         self, done: Callable[[], bool], what: str, peers: Callable[[], list[int]]
     ) -> None:
         """Wait until a condition holds, making progress meanwhile; for one-sided operations.
 
-        Args:
-            done: Tells whether the condition holds.
-            what: The name of the condition, for messages.
-            peers: Returns the ranks that have yet to do their part.
+        ``what`` names the condition in messages, and ``peers`` returns the ranks that hold it up.
 
         Raises:
             NotInitializedError: After shutdown.

@@ -22,10 +22,7 @@ _BYTES_AHEAD = 256 << 20  # bytes after which a sender waits: they may lie in th
 
 
 class SendQueue:
-    """Queue of one rank's outgoing messages and tensors over one transport.
-
-    It is not thread-safe: the engine's lock guards it.
-    """
+    """Queue of one rank's outgoing messages and tensors; the engine's lock guards it."""
 
     def __init__(self, transport: Transport, channels: ChannelTable) -> None:
         self._transport, self._channels, self._tracing = transport, channels, channels.tracing
@@ -124,22 +121,20 @@ class SendQueue:
         tag: int,
     ) -> None:
         signature = exchange.signature
-        self.put(
-            peer,
-            TensorMessage(
-                key=exchange.key,
-                verb=signature.verb,
-                dtype=signature.dtype,
-                shape=shape,
-                payload=payload,
-                tag=tag,
-                wants_ack=peer in exchange.unacknowledged,
-                mutual=peer in exchange.receives,
-                send_ring=self._channels.ring_to_offer(exchange.channel, peer),
-                device=signature.device,
-                weights=exchange.rows.get(peer, ""),
-            ),
+        message = TensorMessage(
+            key=exchange.key,
+            verb=signature.verb,
+            dtype=signature.dtype,
+            shape=shape,
+            payload=payload,
+            tag=tag,
+            wants_ack=peer in exchange.unacknowledged,
+            mutual=peer in exchange.receives,
+            send_ring=self._channels.ring_to_offer(exchange.channel, peer),
+            device=signature.device,
+            weights=exchange.rows.get(peer, ""),
         )
+        self.put(peer, message)
 
     def _track(
         self, exchange: ExchangeRequest, peer: int, nbytes: int, begun: int, sent: Request | None

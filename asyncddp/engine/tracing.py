@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol
 
 import torch
 from typing_extensions import override
@@ -21,11 +21,10 @@ from asyncddp.shm.arena import SharedMemoryHandle
 from asyncddp.shm.ring_buffer import ReceiveRingBuffer, SendRingBuffer
 from asyncddp.timeline.chrome_trace import Span
 from asyncddp.timeline.profiler_range import ProfilerRange, profiler_enabled
+from asyncddp.timeline.thread_spans import WaitSpan
 from asyncddp.timeline.tracer import Tracer
 from asyncddp.timeline.tracks import TRANSFER_TRACK
 from asyncddp.transport.base import Request
-
-Progress: TypeAlias = Callable[[], bool]
 
 
 class _Exchange(Protocol):
@@ -46,17 +45,6 @@ class _Spec(Protocol):
     def label(self) -> str: ...
 
 
-class _Work(Protocol):
-    """Operation in progress, as far as records of it tell."""
-
-    @property
-    def spec(self) -> _Spec: ...
-    def missing_peers(self) -> list[int]: ...
-
-
-W = TypeVar("W", bound=_Work)
-
-
 class EngineTracing:
     """Hooks at what an engine does; these record nothing, except calls in torch's profiler."""
 
@@ -65,15 +53,10 @@ class EngineTracing:
         del about
         return ProfilerRange(f"ENQUEUE_{spec.verb.upper()}") if profiler_enabled() else None
 
-    def wait(
-        self,
-        work: W,
-        timeout: float | None,
-        progress: Progress,
-        drive: Callable[[W, float | None, Progress], None],
-    ) -> None:
-        """Drive an operation by making progress, and record the wait for it."""
-        drive(work, timeout, progress)
+    def wait(self, spec: _Spec) -> WaitSpan | None:
+        """Return the record of a wait that begins now, for the caller to end, if it is recorded."""
+        del spec
+        return None
 
     def transfer(
         self,
@@ -125,26 +108,8 @@ class TimelineTracing(EngineTracing):
         return self._tracer.enqueue_span(spec.verb, spec.label, nbytes)
 
     @override
-    def wait(
-        self,
-        work: W,
-        timeout: float | None,
-        progress: Progress,
-        drive: Callable[[W, float | None, Progress], None],
-    ) -> None:
-        waiting = self._tracer.start_wait(work.spec.verb, work.spec.label)
-
-        def note_progress() -> bool:
-            """Make a round of progress, and note who is missing if nothing moved."""
-            moved = progress()
-            if not moved:
-                waiting.note_missing(work.missing_peers())
-            return moved
-
-        try:
-            drive(work, timeout, note_progress)
-        finally:
-            waiting.end()
+    def wait(self, spec: _Spec) -> WaitSpan:
+        return self._tracer.start_wait(spec.verb, spec.label)
 
     @override
     def transfer(
@@ -260,18 +225,14 @@ class TracedSendRingBuffer(SendRingBuffer):
 
 
 class TracedReceiveRingBuffer(ReceiveRingBuffer):
-    """Receive ring buffer that records each tensor read from it.
-
-    Attributes:
-        last_read: The step that was read last, when that began, and when it was over.
-    """
+    """Receive ring buffer that records each tensor read from it."""
 
     def __init__(self, record: Callable[[int, int, int, int], None], *details: Any) -> None:
         super().__init__(*details)
         layout = self.layout
         self._record, self._nbytes = record, layout.numel * layout.dtype.itemsize
         self._begun: dict[int, int] = {}
-        self.last_read = (-1, 0, 0)
+        self.last_read = (-1, 0, 0)  # the last step, when reading it began, and when it was over
 
     @override
     def read_whole(self, step: int) -> torch.Tensor | None:

@@ -88,33 +88,29 @@ class Watchdog:
 
     def handle_message(self, peer: int, message: Message) -> Work[Any] | None:
         """Handle a message that is about no exchange; return the operation it fails, if any."""
-        if isinstance(message, (DeadlockProbe, DeadlockCycle)):
-            ranks = [link.rank for link in message.chain]
-            if not all(0 <= rank < self._size for rank in ranks):
-                raise ValueError(f"a chain of ranks {ranks}, where there are {self._size} ranks")
         if isinstance(message, PeerExit):
             self._lost_peers.mark_exited(peer, message)
-        elif isinstance(message, DeadlockProbe):
+        if not isinstance(message, (DeadlockProbe, DeadlockCycle)):
+            return None
+        ranks = [link.rank for link in message.chain]
+        if not all(0 <= rank < self._size for rank in ranks):
+            raise ValueError(f"a chain of ranks {ranks}, where there are {self._size} ranks")
+        if isinstance(message, DeadlockProbe):
             return self._receive_probe(message)
-        elif isinstance(message, DeadlockCycle):
-            return self._receive_cycle(message.chain)
-        return None
+        return self._receive_cycle(message.chain)
 
     def wait_guard(self, what: str) -> Callable[[list[int]], None]:
         """Return a function that bounds a wait for peers in a one-sided operation.
 
-        Args:
-            what: The name of what is waited for, for messages.
-
-        Returns:
-            A function to call repeatedly with the ranks that have yet to do their part. It raises
-            PeerLeftError when one of them has left and WaitTimeoutError after the deadline.
+        It is to be called repeatedly with the ranks that have yet to do their part, and raises
+        PeerLeftError when one of them has left and WaitTimeoutError after the deadline.
         """
         deadline, subject = Deadline(self._config), f"rank {self._rank}: {what}"
 
         def check(peers: list[int]) -> None:
-            """Raise if one of the peers has left, or the deadline has passed."""
-            error = self._lost_peers.error_of_wait(what, peers, time.monotonic())
+            error = self._lost_peers.error_of(
+                subject, [(peer, None) for peer in peers], time.monotonic()
+            )
             if error is not None:
                 raise error
             waited = deadline.waited()
@@ -167,8 +163,9 @@ class Watchdog:
     def check(self, work: Work[Any]) -> None:
         """Check one waiting operation: fail it, warn, or probe its peers for a deadlock."""
         now, deadline = time.monotonic(), work.deadline
-        error = self._lost_peers.error_of_work(work, now) if self._lost_peers.any else None
-        if error is not None:
+        if self._lost_peers.any and (
+            error := self._lost_peers.error_of(self.describe_work(work), work.missing(), now)
+        ):
             work.fail(error)
         elif now > deadline.due:
             waited = now - deadline.started

@@ -103,10 +103,6 @@ class Work(Generic[R]):
         """Return the peers that hold it up, and the key that each has yet to submit."""
         return self._waiting.missing() if self._waiting is not None else []
 
-    def missing_peers(self) -> list[int]:
-        """Return the peers that hold it up."""
-        return [peer for peer, _ in self.missing()]
-
     def advance(self) -> bool:
         """Go on as far as possible without waiting, and tell whether it has ended.
 
@@ -140,15 +136,11 @@ class Work(Generic[R]):
 
     def _end(self, result: Any, error: BaseException | None) -> None:
         self.result, self.error = result, error
-        reason = error if error is None or isinstance(error, PeerError) else _as_peer_error(error)
-        self.operation.close(reason)
+        if error is not None and not isinstance(error, PeerError):  # peers raise one all the same
+            left = isinstance(error, NotInitializedError)
+            error = (PeerLeftError if left else PeerError)(str(error))
+        self.operation.close(error)
         self.finished.set()
-
-
-def _as_peer_error(error: BaseException) -> PeerError:
-    """Convert an error that is no peer's fault into the one that peers raise."""
-    kind = PeerLeftError if isinstance(error, NotInitializedError) else PeerError
-    return kind(str(error))
 
 
 def _in_order(stream_ordering: StreamOrdering, steps: Steps[R]) -> Steps[R]:

@@ -92,11 +92,13 @@ def average_chunks(
 ) -> Steps[torch.Tensor]:
     """Publish a tensor chunk by chunk, and average each chunk with the neighbours'."""
     result = out if can_write_result(out, own) else None
-    flat, layout, tracing = own.reshape(-1), exchange.layout, exchange.tracing
+    flat, layout, tracing = own.reshape(-1), exchange.layout, exchange.channels.tracing
     factor = row.dst_weights[exchange.targets[0]] if exchange.targets else 1.0
     place = None
     if exchange.targets and factor == 1.0 and not is_same_memory(result, own):
-        place = exchange.handle_of(own)  # in place, neighbours would read what is being written
+        place = exchange.channels.handle_of(
+            own
+        )  # in place, neighbours would read what is being written
     for number in range(start, layout.num_chunks):
         while not exchange.for_chunk(number).done():
             yield exchange

@@ -47,11 +47,11 @@ def deadline_of(
     engine = bf.current().engine
     before = engine.config
     engine.config = replace(before, timeout=seconds, warn_after=warn_after)
-    engine._watchdog._config = engine.config
+    engine.watchdog._config = engine.config
     try:
         yield
     finally:
-        engine.config = engine._watchdog._config = before
+        engine.config = engine.watchdog._config = before
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ def test_it_is_off_unless_asked_for():
     with bf.local_world(2) as world:
         engines = world.run(lambda: bf.current().engine)
     for engine in engines:
-        assert engine._tracing is engine.matcher.channels.tracing is NO_TRACING
+        assert engine.tracing is engine.matcher.channels.tracing is NO_TRACING
 
 
 def test_notes_are_in_the_file_soon_and_it_can_be_read_meanwhile(tracer):
