@@ -12,19 +12,14 @@ logger = logging.getLogger("asyncddp")
 
 
 class Deadline:
-    """Deadline of a wait that begins now, by the settings' ``warn_after`` and ``timeout``.
-
-    Attributes:
-        started: When the wait began.
-        due: When a warning or the error is due next.
-    """
+    """Deadline of a wait that begins now, by the settings' ``warn_after`` and ``timeout``."""
 
     def __init__(self, config: Config) -> None:
         self._config, self._warned = config, False
         self.started = time.monotonic()
-        self.due = self.started + (
-            config.warn_after if config.warn_after < config.timeout else config.timeout
-        )
+        self.due = self.started + min(
+            config.warn_after, config.timeout
+        )  # for a warning or the error
 
     def waited(self) -> float:
         """Return the seconds since the wait began."""

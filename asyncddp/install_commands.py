@@ -24,11 +24,7 @@ _REQUIREMENTS = {
 def install_command(*needed: str) -> str:
     """Return the pip command that installs torch, mpi4py, or an extra of ``pyproject.toml``.
 
-    Args:
-        needed: Names of extras, ``"torch"``, or ``"mpi4py"``; alternatives, if several.
-
-    Returns:
-        A command for a shell; commands joined by "or" where several are named.
+    Several ``needed`` ones are alternatives: their commands are joined by "or".
 
     Example:
         >>> install_command("testing")

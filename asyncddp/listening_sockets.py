@@ -16,7 +16,7 @@ import shutil
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,11 +70,13 @@ def listeners(process: int | None = None) -> list[ListeningSocketInfo]:
                 words = line.split()
                 if words[3] == _LISTEN_STATE:
                     found[f"socket:[{words[9]}]"] = int(words[9]), *_address(words[1])
-    return [
-        ListeningSocketInfo(descriptor, *found[link])
-        for descriptor, link in _socket_links(folder / "fd")
-        if link in found
-    ]
+    sockets = []
+    for entry in (folder / "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            link = str(entry.readlink())
+            if link in found:
+                sockets.append(ListeningSocketInfo(int(entry.name), *found[link]))
+    return sockets
 
 
 def inodes() -> frozenset[int]:
@@ -82,13 +84,6 @@ def inodes() -> frozenset[int]:
     with contextlib.suppress(OSError):
         return frozenset(listener.inode for listener in listeners())
     return frozenset()
-
-
-def _socket_links(folder: Path) -> Iterator[tuple[int, str]]:
-    """Yield the open descriptors of a process and the targets of their /proc links."""
-    for entry in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
-            yield int(entry.name), str(entry.readlink())
 
 
 def confine(process: int | None = None, known: frozenset[int] = frozenset()) -> set[int]:
@@ -127,8 +122,7 @@ def _duplicate(process: int | None, descriptor: int) -> int:
 def confine_while_it_runs(process: int) -> None:
     """Start a thread that confines a child's listening sockets until the child ends."""
     with contextlib.suppress(OSError, AttributeError):  # not Linux, or an old one
-        pidfd = os.pidfd_open(process)
-        arguments = (process, pidfd)
+        arguments = process, os.pidfd_open(process)
         threading.Thread(
             target=_confine_until_exit, args=arguments, name="confine", daemon=True
         ).start()

@@ -17,12 +17,7 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes | bytearray | memoryview, kind: type[T], what: str) -> T:
-    """Decode the bytes of :func:`pack`.
-
-    Args:
-        data: The bytes.
-        kind: The expected type: a class, or such as ``list[int]``.
-        what: Description of the value and its sender, for the error message.
+    """Decode the bytes of :func:`pack`; ``what`` describes the value and its sender in errors.
 
     Raises:
         PeerError: The bytes do not encode a value of that type.

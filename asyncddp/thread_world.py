@@ -113,7 +113,6 @@ class LocalWorld:
                 activate(None, thread=True)
 
         def release(rank: int, error: BaseException) -> None:
-            """Tell all ranks that one has failed."""
             for context in self.contexts:
                 context.engine.mark_peer_failed(rank, f"it raised {type(error).__name__}: {error}")
 
@@ -173,7 +172,9 @@ def _in_threads(
         _join(threads, ended)
     except KeyboardInterrupt:
         for thread in threads:
-            _interrupt(thread)
+            if thread.ident is not None and thread.is_alive():  # raised at its next line of Python
+                identity, kind = ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, kind)
         _join(threads, ended)
         raise
     if errors:
@@ -195,10 +196,3 @@ def _join(threads: Sequence[threading.Thread], ended: Sequence[threading.Event])
         while thread.is_alive():
             event.wait(_POLL_INTERVAL)
         thread.join()
-
-
-def _interrupt(thread: threading.Thread) -> None:
-    """Raise KeyboardInterrupt in a thread, at its next line of Python."""
-    if thread.ident is not None and thread.is_alive():
-        identity, error = ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, error)

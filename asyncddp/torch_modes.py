@@ -60,9 +60,6 @@ def uncompiled(function: F) -> F:
     The graph of the caller breaks there. ``torch.compiler.disable`` does the same, but imports the
     compiler, which takes longer than all the rest of a start.
 
-    Args:
-        function: It is marked, and costs no more than before where torch can mark its code.
-
     Example:
         >>> @uncompiled
         ... def double(x):
@@ -76,15 +73,9 @@ def uncompiled(function: F) -> F:
         _eval_frame.set_code_exec_strategy(function.__code__, strategy)
         function._torchdynamo_disable = True  # type: ignore[attr-defined]
         return function
-    return _wrap_uncompiled(function)
-
-
-def _wrap_uncompiled(function: F) -> F:
-    """Wrap a function so that the compiler is off in each call, for torch before 2.7."""
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        """Call the function with the compiler switched off."""
+    def call(*args: Any, **kwargs: Any) -> Any:  # torch before 2.7 cannot mark the code
         before = _eval_frame.set_eval_frame(None)
         try:
             return function(*args, **kwargs)

@@ -56,15 +56,11 @@ class PendingReceive:
 
 
 class ExchangeRequest:
-    """Request of one rank for one exchange: the tensors it expects, and those it sends.
+    """Request of one rank for one exchange: tensors it expects from sources, and sends to targets.
 
-    Args:
-        key: The exchange's name and step, by which peers match it.
-        signature: Operation, dtype, shape and device on which peers must agree.
-        sources: Ranks from which a tensor is expected.
-        targets: Ranks to which one is sent.
-        peer_access: Whether tensors are read in the peers' own memory where the transport can do
-            that; each pending receive is to be released then.
+    Peers match it by its key, and must agree on its signature. With ``peer_access`` tensors are
+    read in the peers' own memory where the transport can do that, and each pending receive is to be
+    released then.
     """
 
     def __init__(

@@ -17,11 +17,8 @@ from asyncddp.errors import DeadlockError, MismatchError, PeerError, PeerLeftErr
 from asyncddp.shm.arena import SharedMemoryHandle
 from asyncddp.tensors.dtypes import DTYPES
 
-COLLECTIVE = "<collective>"
-"""Name by which all collectives are counted and matched, whatever the user calls them."""
-
-MACHINE_COLLECTIVE = "<collective of the machine>"
-"""Name by which collectives among the ranks of one machine are counted and matched."""
+# names by which all collectives, and those of one machine, are counted and matched
+COLLECTIVE, MACHINE_COLLECTIVE = "<collective>", "<collective of the machine>"
 
 
 class MatchKey(NamedTuple):
@@ -237,18 +234,11 @@ def _in_utf8(message: Message) -> Message:
 
 @dataclass(frozen=True)
 class ExchangeSignature:
-    """Signature that both sides of an exchange must share: operation, dtype, shape, device type.
-
-    Attributes:
-        verb: The verb's name.
-        dtype: Short name of the dtype.
-        shape: The shape; None in place of a size that may differ between ranks.
-        device: The kind of device.
-    """
+    """Signature that both sides of an exchange must share: operation, dtype, shape, device type."""
 
     verb: str
     dtype: str
-    shape: tuple[int | None, ...]
+    shape: tuple[int | None, ...]  # with None in place of a size that may differ between ranks
     device: str = "cpu"
 
     def difference(self, message: TensorMessage) -> str | None:
@@ -259,11 +249,10 @@ class ExchangeSignature:
             return f"expected dtype {self.dtype}, got {message.dtype}"
         if message.device != self.device:
             return f"expected a tensor on {self.device}, got one on {message.device}"
-        fits = len(message.shape) == len(self.shape) and all(
-            want is None or want == have
+        if len(message.shape) != len(self.shape) or any(
+            want is not None and want != have
             for want, have in zip(self.shape, message.shape, strict=True)
-        )
-        if not fits:
+        ):
             return f"expected shape {_format_shape(self.shape)}, got {_format_shape(message.shape)}"
         return None
 

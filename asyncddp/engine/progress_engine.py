@@ -17,7 +17,7 @@ from asyncddp.engine.handle import Handle
 from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, MatchKey, PeerExit
 from asyncddp.engine.operation_exchanges import OperationExchanges
 from asyncddp.engine.progress_loop import ProgressLoop
-from asyncddp.engine.tracing import NO_TRACING, TimelineTracing
+from asyncddp.engine.tracing import NO_TRACING, EngineTracing
 from asyncddp.engine.work import OperationSpec, Work
 from asyncddp.errors import ArgumentError, NotInitializedError, PeerError
 from asyncddp.timeline.tracer import Tracer
@@ -55,9 +55,7 @@ class ProgressEngine(ProgressLoop):
     """
 
     def __init__(self, transport: Transport, config: Config, tracer: Tracer | None = None) -> None:
-        super().__init__(
-            transport, config, NO_TRACING if tracer is None else TimelineTracing(tracer)
-        )
+        super().__init__(transport, config, EngineTracing(tracer) if tracer else NO_TRACING)
         self.config, self._channels = config, self.matcher.channels
         self._submit_lock = threading.Lock()  # so that submitting never waits for a round
         self._round_counts: dict[tuple[str, str], int] = defaultdict(int)

@@ -1,8 +1,4 @@
-"""Tracing of the engine: hooks at its calls, waits and transfers, and those that record them.
-
-:class:`EngineTracing` records nothing. Where a timeline is written, :class:`TimelineTracing` takes
-its place when the engine is made, and ring buffers record what goes through them.
-"""
+"""Tracing of the engine: hooks at its calls, waits, transfers and ring buffers that record them."""
 
 from __future__ import annotations
 
@@ -46,17 +42,21 @@ class _Spec(Protocol):
 
 
 class EngineTracing:
-    """Hooks at what an engine does; these record nothing, except calls in torch's profiler."""
+    """Hooks at what an engine does; they record it in the timeline, where there is a tracer."""
+
+    def __init__(self, tracer: Tracer | None) -> None:
+        self._tracer = tracer
 
     def call(self, spec: _Spec, about: Sequence[object]) -> AbstractContextManager[object] | None:
         """Return what records a call with arguments ``about``, or None if nothing does."""
-        del about
-        return ProfilerRange(f"ENQUEUE_{spec.verb.upper()}") if profiler_enabled() else None
+        if self._tracer is None:
+            return ProfilerRange(f"ENQUEUE_{spec.verb.upper()}") if profiler_enabled() else None
+        nbytes = next((one.nbytes for one in about if isinstance(one, torch.Tensor)), 0)
+        return self._tracer.enqueue_span(spec.verb, spec.label, nbytes)
 
     def wait(self, spec: _Spec) -> WaitSpan | None:
         """Return the record of a wait that begins now, for the caller to end, if it is recorded."""
-        del spec
-        return None
+        return None if self._tracer is None else self._tracer.start_wait(spec.verb, spec.label)
 
     def transfer(
         self,
@@ -68,63 +68,12 @@ class EngineTracing:
         request: Request | None,
     ) -> Request | None:
         """Record one message of an exchange: now, or once its request has completed."""
-        del kind, exchange, peer, nbytes, begun
-        return request
-
-    def collective(self, exchange: _Exchange, ranks: Sequence[int], begun: int) -> None:
-        """Record a collective that has just ended."""
-
-    def average(
-        self, exchange: _Exchange, begun: int, chunk: torch.Tensor, sources: tuple[int, ...]
-    ) -> None:
-        """Record that a chunk has just been averaged with those of its sources."""
-
-    def mark_progress_thread(self) -> None:
-        """Mark the calling thread as the progress thread."""
-
-    def send_ring(self, verb: str, name: str) -> Callable[..., SendRingBuffer]:
-        """Return what makes the ring buffer through which a verb sends under a name."""
-        del verb, name
-        return SendRingBuffer
-
-    def receive_ring(self, verb: str, name: str, peer: int) -> Callable[..., ReceiveRingBuffer]:
-        """Return what makes the reading end of the ring buffer through which a peer sends."""
-        del verb, name, peer
-        return ReceiveRingBuffer
-
-
-NO_TRACING = EngineTracing()
-
-
-class TimelineTracing(EngineTracing):
-    """Hooks that record what an engine does in the timeline."""
-
-    def __init__(self, tracer: Tracer) -> None:
-        self._tracer = tracer
-
-    @override
-    def call(self, spec: _Spec, about: Sequence[object]) -> AbstractContextManager[object]:
-        nbytes = next((one.nbytes for one in about if isinstance(one, torch.Tensor)), 0)
-        return self._tracer.enqueue_span(spec.verb, spec.label, nbytes)
-
-    @override
-    def wait(self, spec: _Spec) -> WaitSpan:
-        return self._tracer.start_wait(spec.verb, spec.label)
-
-    @override
-    def transfer(
-        self,
-        kind: str,
-        exchange: _Exchange,
-        peer: int,
-        nbytes: int,
-        begun: int,
-        request: Request | None,
-    ) -> Request | None:
-        (name, step), verb, tracer = exchange.key, exchange.signature.verb, self._tracer
+        tracer = self._tracer
+        if tracer is None:
+            return request
+        (name, step), verb = exchange.key, exchange.signature.verb
 
         def record() -> None:
-            """Record the transfer, which has ended."""
             tracer.record_transfer(kind, verb, name, peer, nbytes, begun, time.monotonic_ns(), step)
 
         if request is not None:
@@ -132,8 +81,10 @@ class TimelineTracing(EngineTracing):
         record()
         return None
 
-    @override
     def collective(self, exchange: _Exchange, ranks: Sequence[int], begun: int) -> None:
+        """Record a collective that has just ended."""
+        if self._tracer is None:
+            return
         signature = exchange.signature
         sizes = [size for size in signature.shape if size is not None]
         nbytes = math.prod(sizes) * getattr(torch, signature.dtype).itemsize
@@ -143,26 +94,35 @@ class TimelineTracing(EngineTracing):
             Span("collective", "collective", TRANSFER_TRACK, begun, time.monotonic_ns(), args)
         )
 
-    @override
     def average(
         self, exchange: _Exchange, begun: int, chunk: torch.Tensor, sources: tuple[int, ...]
     ) -> None:
-        names = exchange.signature.verb, exchange.key.name
-        self._tracer.record_mix(*names, begun, time.monotonic_ns(), chunk.nbytes, sources)
+        """Record that a chunk has just been averaged with those of its sources."""
+        if self._tracer is not None:
+            names = exchange.signature.verb, exchange.key.name
+            self._tracer.record_mix(*names, begun, time.monotonic_ns(), chunk.nbytes, sources)
 
-    @override
     def mark_progress_thread(self) -> None:
-        self._tracer.mark_progress_thread()
+        """Mark the calling thread as the progress thread."""
+        if self._tracer is not None:
+            self._tracer.mark_progress_thread()
 
-    @override
     def send_ring(self, verb: str, name: str) -> Callable[..., SendRingBuffer]:
+        """Return what makes the ring buffer through which a verb sends under a name."""
+        if self._tracer is None:
+            return SendRingBuffer
         record = partial(self._tracer.record_transfer, "send", verb, name)
         return partial(TracedSendRingBuffer, record)
 
-    @override
     def receive_ring(self, verb: str, name: str, peer: int) -> Callable[..., ReceiveRingBuffer]:
+        """Return what makes the reading end of the ring buffer through which a peer sends."""
+        if self._tracer is None:
+            return ReceiveRingBuffer
         record = partial(self._tracer.record_transfer, "read", verb, name, peer)
         return partial(TracedReceiveRingBuffer, record)
+
+
+NO_TRACING = EngineTracing(None)
 
 
 class TracedRequest:

@@ -40,25 +40,15 @@ Steps: TypeAlias = Generator[WaitCondition, None, R]
 
 @dataclass(frozen=True)
 class OperationSpec(Generic[R]):
-    """Specification of an operation: its type (such as allreduce), its name, and the steps to run.
-
-    Attributes:
-        verb: The verb's name, for messages.
-        steps: Creates the generator that runs the operation, given an :class:`OperationExchanges`.
-        name: The user's name for this call, or None: matched by call order.
-        ordered: Whether all ranks must submit it in the same order, as collectives are.
-        local: Whether, being ordered, it concerns the ranks of this machine alone.
-        check: Whether peers must acknowledge before it counts as done.
-        stream_ordering: Orders it with the work on a device's streams; None on the host.
-    """
+    """Specification of an operation: its type (such as allreduce), name, and the steps to run."""
 
     verb: str
-    steps: Callable[[OperationExchanges], Steps[R]]
-    name: str | None = None
-    ordered: bool = False
-    local: bool = False
-    check: bool = False
-    stream_ordering: StreamOrdering | None = None
+    steps: Callable[[OperationExchanges], Steps[R]]  # creates the generator that runs it
+    name: str | None = None  # the user's name for this call, or None: matched by call order
+    ordered: bool = False  # all ranks must submit it in the same order, as collectives are
+    local: bool = False  # being ordered, it concerns the ranks of this machine alone
+    check: bool = False  # peers must acknowledge before it counts as done
+    stream_ordering: StreamOrdering | None = None  # with a device's streams; None on the host
 
     @property
     def label(self) -> str:

@@ -7,7 +7,7 @@ import torch
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.ops.average_tensors import average_module, dense_floats
-from asyncddp.tensors.backup import TensorBackup
+from asyncddp.tensors.allocation import TensorBackup
 
 
 class AveragedParameters:

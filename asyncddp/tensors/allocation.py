@@ -11,7 +11,7 @@ memory keeps its pages.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -68,3 +68,24 @@ def make_tensor(numbers: Any, dtype: torch.dtype, device: torch.device = _HOST) 
     """Make a tensor from numbers or nested lists of them, as ``torch.tensor`` does."""
     with normal_mode():
         return torch.tensor(numbers, dtype=dtype, device=device)
+
+
+class TensorBackup:
+    """Copies of tensors, made on construction, from which the tensors can be restored later.
+
+    Example:
+        >>> x = torch.ones(2)
+        >>> backup = TensorBackup([x])
+        >>> _ = x.zero_()
+        >>> backup.restore()
+        >>> x
+        tensor([1., 1.])
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._copies = [(tensor, detached_copy(tensor)) for tensor in tensors]
+
+    def restore(self) -> None:
+        """Write the copies back through ``data``, which leaves autograd's records alone."""
+        for tensor, own in self._copies:
+            tensor.data.copy_(own)

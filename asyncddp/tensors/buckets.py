@@ -16,14 +16,10 @@ ALIGNMENT = 64
 
 
 def partition(tensors: Iterable[torch.Tensor], cap: int) -> list[list[int]]:
-    """Assign tensors to buckets, in order, by dtype, device and size.
+    """Assign tensors to buckets of at most ``cap`` bytes, in order, by dtype and device.
 
-    Args:
-        tensors: Dense tensors.
-        cap: Most bytes of a bucket; a larger tensor gets a bucket of its own.
-
-    Returns:
-        Indices into ``tensors``, a list for each bucket, buckets in order of their first tensor.
+    A larger tensor gets a bucket of its own. Each bucket is returned as a list of indices into
+    ``tensors``, buckets in order of their first tensors.
 
     Example:
         >>> a, b = torch.zeros(4), torch.zeros(2, dtype=torch.float64)
@@ -44,20 +40,16 @@ def partition(tensors: Iterable[torch.Tensor], cap: int) -> list[list[int]]:
 
 
 class FlatBucket:
-    """A flat tensor that holds several tensors, each a view in its own shape.
+    """A flat tensor that holds several tensors of one dtype and device, each a view of its shape.
 
     Dense tensors keep their strides (``channels_last`` stays what it is), all others lie
-    contiguously. The padding between them is zero.
-
-    Args:
-        like: Tensors of one dtype and device, whose shapes and strides count.
-        extra: Elements to add at the end.
-        make: Allocates the flat tensor of a shape and dtype, for tensors on the host.
+    contiguously. The padding between them is zero. ``make`` allocates the flat tensor for tensors
+    on the host.
 
     Attributes:
         flat: The flat tensor.
-        views: Views of it, one for each tensor.
-        tail: The extra elements.
+        views: Views of it, one for each tensor of ``like``.
+        tail: The ``extra`` elements at the end.
 
     Example:
         >>> bucket = FlatBucket([torch.zeros(2, 3), torch.zeros(5)])
@@ -85,12 +77,7 @@ class FlatBucket:
 
 
 class ParameterBucket(FlatBucket):
-    """A flat bucket that stores parameters: each parameter's ``data`` is a view of it.
-
-    Args:
-        named: Names and parameters, of one dtype and device.
-        make: As for :class:`FlatBucket`.
-    """
+    """A flat bucket that stores named parameters: each parameter's ``data`` is a view of it."""
 
     def __init__(
         self, named: Sequence[tuple[str, torch.Tensor]], make: TensorFactory | None = None
@@ -118,15 +105,11 @@ class ParameterBucket(FlatBucket):
         ]
 
     def reattach(self) -> bool:
-        """Make all parameters views again; False where that needs another bucket.
-
-        A parameter whose dtype, device, shape or strides have changed does.
-        """
+        """Make all parameters views again; False if one has another dtype, shape, … by now."""
         for index in self.detached_indices():
             data, view = self.parameters[index].data, self.views[index]
-            if (data.dtype, data.device, data.shape) != (view.dtype, view.device, view.shape):
-                return False
-            if _strides(data) != view.stride():
+            found = data.dtype, data.device, data.shape, _strides(data)
+            if found != (view.dtype, view.device, view.shape, view.stride()):
                 return False
             self._attach(index)
         return True

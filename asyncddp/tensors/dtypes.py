@@ -21,19 +21,12 @@ class DtypeKind(Enum):
 
 @dataclass(frozen=True)
 class DtypeTraits:
-    """Communication traits of a supported dtype: kind, accumulation dtype and MPI datatype.
-
-    Attributes:
-        dtype: The dtype of the user's tensor.
-        kind: Its arithmetic.
-        accumulate: Dtype in which sums are formed before the result is cast back.
-        mpi: Name of the MPI datatype of ``accumulate``, an attribute of ``mpi4py.MPI``.
-    """
+    """Communication traits of a supported dtype: kind, accumulation dtype and MPI datatype."""
 
     dtype: torch.dtype
     kind: DtypeKind
-    accumulate: torch.dtype
-    mpi: str
+    accumulate: torch.dtype  # in which sums are formed before the result is cast back
+    mpi: str  # name of the MPI datatype of ``accumulate``, an attribute of mpi4py.MPI
 
     @property
     def name(self) -> str:
@@ -48,12 +41,9 @@ class DtypeTraits:
 
 _ROWS = [
     DtypeTraits(torch.bool, DtypeKind.BOOL, torch.bool, "C_BOOL"),
-    DtypeTraits(
-        torch.uint8, DtypeKind.INTEGER, torch.int32, "INT32_T"
-    ),  # Open MPI's vector units saturate
-    DtypeTraits(
-        torch.int8, DtypeKind.INTEGER, torch.int32, "INT32_T"
-    ),  # narrow sums where torch wraps
+    # Open MPI's vector units saturate narrow sums where torch wraps
+    DtypeTraits(torch.uint8, DtypeKind.INTEGER, torch.int32, "INT32_T"),
+    DtypeTraits(torch.int8, DtypeKind.INTEGER, torch.int32, "INT32_T"),
     DtypeTraits(torch.int16, DtypeKind.INTEGER, torch.int32, "INT32_T"),
     DtypeTraits(torch.int32, DtypeKind.INTEGER, torch.int32, "INT32_T"),
     DtypeTraits(torch.int64, DtypeKind.INTEGER, torch.int64, "INT64_T"),

@@ -13,16 +13,8 @@ T = TypeVar("T")
 class FreeList(Generic[T]):
     """Free list of buffers that are expensive to allocate, by size; usable from any thread.
 
-    It never refuses a buffer, so that no transfer waits for another one's.
-
-    Args:
-        allocate: Allocates a buffer of so many bytes.
-        limit: Most bytes of free buffers that are kept.
-        oldest_first: Take the buffer that has been free for longest, instead of the last one.
-
-    Attributes:
-        free_bytes: Bytes of free buffers.
-        num_allocated: Number of buffers allocated so far.
+    It never refuses a buffer, so that no transfer waits for another one's; at most ``limit`` bytes
+    of free ones are kept. ``oldest_first`` takes the one that has been free for longest.
 
     Example:
         >>> buffers = FreeList(bytearray, limit=1 << 20)

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 CONCLUDED = 1 << 62
 """Added to the step count that a rank publishes when no step of it follows: it is never behind."""
 
-_SILENT = 100
-"""Rounds without a new step of a neighbour, at least, before it counts as having left."""
-_USUAL = 20
-"""The same, as a multiple of the rounds that it usually takes for a step."""
+_SILENT = 100  # rounds without a new step after which a neighbour has left, at least …
+_USUAL = 20  # … and as a multiple of the rounds that it usually takes for a step
 
 
 @dataclass
@@ -23,26 +21,14 @@ class _NeighborProgress:
     first: int
     steps: int = 0
 
-    def max_silence(self) -> float:
-        """Return how many rounds without a new step are tolerated."""
-        usual = (self.since - self.first) / self.steps if self.steps else 1.0
-        return max(_SILENT, _USUAL * usual)
-
 
 class DepartureDetector:
     """Detector of neighbours that have left averaging, from the step counts that they publish.
 
-    A neighbour has left when it has made fewer steps than this rank and makes no more:
-
-    - it has said that no step follows: :data:`CONCLUDED` was added to its step count;
-    - it has left the world: its script has ended, or it has called ``shutdown()``;
-    - its step count has stayed the same for more than 100 rounds of this rank, and for more than 20
-      times as many rounds as it usually takes for a step.
-
-    One that makes a step again is back.
-
-    ``gone`` returns True for a rank that has left the world, and ``now`` are those that had left
-    when :meth:`look` was called last.
+    A neighbour has left when it has made fewer steps than this rank and makes no more: it has said
+    so, by :data:`CONCLUDED` in its step count, or it is ``gone`` from the world, or its count has
+    stayed the same for more than 100 rounds of this rank, and 20 times as many as it usually takes
+    for a step. One that makes a step again is back. ``now`` is the last result of :meth:`look`.
 
     Example:
         >>> departures = DepartureDetector(gone=lambda rank: rank == 2)
@@ -62,15 +48,12 @@ class DepartureDetector:
         self.now: tuple[int, ...] = ()
 
     def look(self, own: int, steps: Mapping[int, int]) -> tuple[int, ...]:
-        """Return those that have left, ascending; called once in each round of this rank.
+        """Return those that have left, ascending, by the newest known step count of each neighbour.
 
-        Args:
-            own: Steps that this rank has made.
-            steps: The newest count that is known of each neighbour.
+        It is to be called once in each round of this rank, with this rank's ``own`` steps.
         """
         self._rounds += 1
-        left = [rank for rank, step in steps.items() if self._has_left(rank, step, own)]
-        self.now = tuple(sorted(left))
+        self.now = tuple(r for r in sorted(steps) if self._has_left(r, steps[r], own))
         return self.now
 
     def _has_left(self, rank: int, step: int, own: int) -> bool:
@@ -83,5 +66,6 @@ class DepartureDetector:
             known.step, known.since = step, self._rounds
         if own <= step:
             return False
-        silent = self._rounds - known.since > known.max_silence()
+        usual = (known.since - known.first) / known.steps if known.steps else 1.0
+        silent = self._rounds - known.since > max(_SILENT, _USUAL * usual)
         return bool(concluded) or silent or self._gone(rank)

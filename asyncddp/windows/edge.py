@@ -15,13 +15,11 @@ from asyncddp.shm.arena import SharedMemoryHandle
 class RefCountedBuffer:
     """Reference-counted tensor that a window publishes: written once, then unchanged while in use.
 
-    Attributes:
-        place: Location in shared memory; None if it is not shared.
-        holds: The number of references by threads and messages of this rank.
+    ``place`` is its location in shared memory, None if it is not shared, and ``holds`` counts the
+    references by threads and messages of this rank.
     """
 
-    counting = threading.Lock()
-    """Lock held while references are counted, or checked to find a free buffer."""
+    counting = threading.Lock()  # held while references are counted, or free buffers are sought
 
     def __init__(self, tensor: torch.Tensor, place: SharedMemoryHandle | None) -> None:
         self.tensor, self.place, self.holds = tensor, place, 0
@@ -38,31 +36,22 @@ class RefCountedBuffer:
 
 
 class Snapshot(NamedTuple):
-    """Snapshot of what a rank has published to a neighbour: ``weight * tensor``, push-sum weight p.
+    """What a rank has published to a neighbour: ``weight * tensor``, and the push-sum weight p."""
 
-    Attributes:
-        version: The number of puts and accumulates along the edge.
-        floor: The version by which all earlier ones were overwritten; 0 where it adds to them.
-        clock: The writer's step when it published.
-        time: The time of publication, in seconds of the reader's monotonic clock.
-        tensor: The values; they stay unchanged until the reader releases them.
-    """
-
-    version: int
-    floor: int
+    version: int  # number of puts and accumulates along the edge
+    floor: int  # the version by which all earlier ones were overwritten; 0 where it adds to them
     weight: float
     p: float
-    clock: int
-    time: float
-    tensor: torch.Tensor
+    clock: int  # the writer's step when it published
+    time: float  # of publication, in seconds of the reader's monotonic clock
+    tensor: torch.Tensor  # it stays unchanged until the reader releases it
 
 
 class EdgeWriter(ABC):
     """Interface of the writing end of a window edge, which publishes tensors to one neighbour."""
 
-    _version = 0
-    visible_at_once = True
-    """True if the reader sees at once what is published."""
+    published = 0  # the version that was published last
+    visible_at_once = True  # the reader sees at once what is published
 
     @abstractmethod
     def put(self, buffer: RefCountedBuffer, weight: float, p: float, clock: int) -> int:
@@ -77,10 +66,7 @@ class EdgeWriter(ABC):
         clock: int,
         acquire_buffer: Callable[[], RefCountedBuffer],
     ) -> int:
-        """Publish ``weight * buffer`` added to what the reader has not taken yet; its version.
-
-        ``acquire_buffer`` returns a buffer for a sum, where one has to be formed.
-        """
+        """Publish ``weight * buffer`` added to what the reader has not taken yet; its version."""
 
     @abstractmethod
     def set_clock(self, clock: int) -> None:
@@ -89,11 +75,6 @@ class EdgeWriter(ABC):
     def tell(self, clock: int) -> None:
         """Tell the reader at once how many steps the writer has made."""
         self.set_clock(clock)
-
-    @property
-    def published(self) -> int:
-        """The version that was published last; 0 before the first."""
-        return self._version
 
     def arrived(self, version: int) -> bool:
         """Return True if the reader can see a version, or a later one."""
@@ -119,8 +100,7 @@ class EdgeReader(ABC):
     What a neighbour published last may be gone with it: reading raises a PeerLeftError then.
     """
 
-    taken = 0
-    """The version up to which everything was taken."""
+    taken = 0  # the version up to which everything was taken
 
     @abstractmethod
     def look(self) -> Snapshot | None:

@@ -181,14 +181,13 @@ class WindowManager:
         number, word, *facts = content
         window = self._by_number.get(number)
         if window is not None:
-            self._message_handlers[word](window, peer, word, facts, tensor)
+            self._message_handlers[word](window, peer, word, [*facts, tensor])
         elif word in (PUT, ADD, _GET, LOCK):
             self._send(peer, number, _GONE)
 
-    def _handle_writer(
-        self, window: Window, peer: int, word: str, facts: list[Any], tensor: torch.Tensor | None
-    ) -> None:
+    def _handle_writer(self, window: Window, peer: int, word: str, facts: list[Any]) -> None:
         edge = window.edges.incoming[peer]
+        *facts, tensor = facts
         if word == TICK:
             if isinstance(edge, MessageReader):
                 edge.handle_clock(facts[0])
@@ -197,40 +196,30 @@ class WindowManager:
             edge.receive(word, facts, tensor)
         self._send(peer, window.number, ARRIVED, facts[-1])
 
-    def _handle_reader(
-        self, window: Window, peer: int, word: str, facts: list[Any], tensor: torch.Tensor | None
-    ) -> None:
+    def _handle_reader(self, window: Window, peer: int, word: str, facts: list[Any]) -> None:
         edge = window.edges.outgoing[peer]
         if isinstance(edge, MessageWriter):
             (edge.handle_arrived if word == ARRIVED else edge.handle_taken)(facts[0])
 
-    def _handle_get_request(
-        self, window: Window, peer: int, word: str, facts: list[Any], tensor: torch.Tensor | None
-    ) -> None:
+    def _handle_get_request(self, window: Window, peer: int, word: str, facts: list[Any]) -> None:
         window.edges.remote_get_received = True
         values = window.edges.copy_for_get()
         if values is not None:
             self._send(peer, window.number, _GOT, facts[0], window.clock, tensor=values)
 
-    def _handle_get_reply(
-        self, window: Window, peer: int, word: str, facts: list[Any], tensor: torch.Tensor | None
-    ) -> None:
-        ticket, clock = facts
+    def _handle_get_reply(self, window: Window, peer: int, word: str, facts: list[Any]) -> None:
+        ticket, clock, tensor = facts
         request = self._pending_gets.get(ticket)
         if request is not None and tensor is not None:
             request.reply = Snapshot(0, 0, 1.0, 0.0, clock, time.monotonic(), tensor)
 
-    def _handle_freed(
-        self, window: Window, peer: int, word: str, facts: list[Any], tensor: torch.Tensor | None
-    ) -> None:
+    def _handle_freed(self, window: Window, peer: int, word: str, facts: list[Any]) -> None:
         window.end = PeerError(
             f"rank {self._context.rank}: window {window.name!r} was freed by rank {peer}; call "
             "win_free on all ranks"
         )
 
-    def _handle_lock(
-        self, window: Window, peer: int, word: str, facts: list[Any], tensor: torch.Tensor | None
-    ) -> None:
+    def _handle_lock(self, window: Window, peer: int, word: str, facts: list[Any]) -> None:
         # whoever waits for a slot waits for this rank to poll
         self._engine.idle_interval = _POLL_INTERVAL
         window.mutex.handle_message(peer, word, facts[0])

@@ -42,7 +42,7 @@ class MessageWriter(EdgeWriter):
 
     def __init__(self, engine: ProgressEngine, send: Callable[..., None]) -> None:
         self._engine, self._send = engine, send
-        self._version = self._arrived = self._taken = 0
+        self._arrived = self._taken = 0
         self._sent: _PendingPut | None = None
         self._next: _PendingPut | None = None
 
@@ -79,10 +79,10 @@ class MessageWriter(EdgeWriter):
     ) -> int:
         """Make a message the next one, and send it if none is under way; return its version."""
         buffer.hold()
-        self._version += 1
-        self._next = _PendingPut(kind, buffer, weight, p, clock, self._version)
+        self.published += 1
+        self._next = _PendingPut(kind, buffer, weight, p, clock, self.published)
         self._send_next()
-        return self._version
+        return self.published
 
     @override
     def set_clock(self, clock: int) -> None:
@@ -106,7 +106,7 @@ class MessageWriter(EdgeWriter):
 
     @override
     def has_unread(self) -> bool:
-        return self._taken < self._version
+        return self._taken < self.published
 
     def handle_taken(self, version: int) -> None:
         """Handle the reader's message that it has taken a version."""
@@ -128,7 +128,7 @@ class MessageWriter(EdgeWriter):
 class MessageReader(EdgeReader):
     """Reading end of a window edge, which stores tensors received by message from a neighbour.
 
-    It tells the writer which version was taken.
+    ``tell`` tells the writer which version was taken.
     """
 
     def __init__(self, tell: Callable[[int], None]) -> None:

@@ -12,6 +12,7 @@ import itertools
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import NamedTuple
 
 from asyncddp.engine import ProgressEngine
@@ -51,8 +52,8 @@ class WindowMutex:
     ) -> None:
         self._engine, self._rank, self._send_message, self._what = engine, rank, send_message, what
         self._require_open = require_open
+        # by in-neighbour, the requests for its slot, of which the first one holds it
         self._slots: defaultdict[int, deque[_LockRequest]] = defaultdict(deque)
-        """Requests for the slot of each in-neighbour; the first one holds it."""
         self._guards: dict[tuple[int, int], _ReentrantThreadLock] = {}
         self._tickets = itertools.count(1)
         self._granted: dict[int, bool] = {}  # this rank's tickets that are out
@@ -62,15 +63,11 @@ class WindowMutex:
 
         They are those for this rank at holders, and this rank's own ones for writers.
         """
-        taken: list[tuple[int, int]] = []
-        try:
+        with ExitStack() as taken:
             for pair in self._pairs(holders, writers):
                 self._lock(pair)
-                taken.append(pair)
-        except BaseException:
-            for pair in taken:
-                self._unlock(pair)
-            raise
+                taken.callback(self._unlock, pair)
+            taken.pop_all()
 
     def release(self, holders: Iterable[int], writers: Iterable[int]) -> None:
         """Release slots."""
@@ -98,13 +95,12 @@ class WindowMutex:
                 f"rank {self._rank}: {self._what} was not free in {limit:g} s "
                 f"(ASYNCDDP_TIMEOUT={limit:g}); another thread of this rank holds it"
             )
-        try:
+        with ExitStack() as undo:
+            undo.callback(guard.lock.release)
             if guard.depth == 0:
                 guard.ticket = self._acquire_slot(*pair)
             guard.depth += 1
-        except BaseException:
-            guard.lock.release()
-            raise
+            undo.pop_all()
 
     def _unlock(self, pair: tuple[int, int]) -> None:
         guard = self._guards[pair]
@@ -118,12 +114,13 @@ class WindowMutex:
     def _acquire_slot(self, holder: int, writer: int) -> int:
         """Request a slot and wait for it; return the ticket."""
         ticket = next(self._tickets)
-        own = holder == self._rank
         self._granted[ticket] = False
-        if own:
+        if holder == self._rank:
+            other, what = writer, f"{self._what} for rank {writer}"
             with self._engine.active_messages():
                 self._request_slot(writer, _LockRequest(self._rank, ticket))
         else:
+            other, what = holder, f"{self._what} at rank {holder}"
             self._send_message(holder, LOCK, ticket)
         if self._granted[ticket]:
             return ticket
@@ -132,8 +129,6 @@ class WindowMutex:
             self._require_open()
             return self._granted[ticket]
 
-        other = writer if own else holder
-        what = f"{self._what} {'for' if own else 'at'} rank {other}"
         try:
             self._engine.wait_until(granted, what, lambda: [other])
         except BaseException:

@@ -33,11 +33,8 @@ class OpenWindow(Protocol):
 class WindowHandle:
     """Handle of a put, accumulate, get or flush; done once neighbours see the data or have replied.
 
-    Args:
-        window: The window.
-        verb: The verb's name, for messages.
-        pending: The messages that neighbours are to answer, once published.
-        finish: Called once, when all have answered.
+    ``pending`` has the messages that neighbours are to answer, once published, and ``finish`` is
+    called once, when all have answered.
     """
 
     def __init__(
@@ -58,11 +55,11 @@ class WindowHandle:
         Raises:
             PeerError: The window was freed before.
         """
-        if not self._done and self._published() and not self._late_peers():
-            self._complete()
         if not self._done:
-            self._window.require_open()
-            self._window.context.engine.progress_unthreaded()
+            if self._is_complete():
+                self._complete()
+            else:
+                self._window.context.engine.progress_unthreaded()
         return self._done
 
     def wait(self) -> bool:

@@ -49,8 +49,8 @@ class ReceiveBuffers:
     """Receive buffers of one window on one rank; guarded by the window's lock.
 
     A buffer has no memory of its own: its value is the newest version that the neighbour has
-    published, plus a base value, first None for zero, until that is overwritten or taken. A value
-    that cannot be read any more raises a PeerLeftError.
+    published, plus a base value, until that is overwritten or taken; ``first`` is the initial one,
+    None for zero. A value that cannot be read any more raises a PeerLeftError.
     """
 
     def __init__(
@@ -76,8 +76,7 @@ class ReceiveBuffers:
             over = snapshot is not None and snapshot.floor > base.since
             if take or over:
                 del self._base_values[source]
-            if over:
-                base = None
+            base = None if over else base
         terms: list[WeightedTensor] = []
         p = 0.0 if base is None else base.p
         if base is not None and base.tensor is not None:

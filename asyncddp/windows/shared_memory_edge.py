@@ -72,16 +72,14 @@ class SharedMemoryWriter(EdgeWriter):
 
     def __init__(self, view: MappedChunk, offset: int) -> None:
         self._words, self._raw = view.words(offset, WORDS), view.raw(offset, 8 * WORDS)
-        self._version = self._floor = 0
-        self._sums: dict[int, _PublishedSum] = {}
-        """Of the newest version: after which version → sum."""
-        self._older: dict[int, list[RefCountedBuffer]] = {}
-        """Those of versions that may be held still."""
+        self._floor = 0
+        self._sums: dict[int, _PublishedSum] = {}  # of the newest version, by what they come after
+        self._older: dict[int, list[RefCountedBuffer]] = {}  # of versions that may be held still
 
     @override
     def put(self, buffer: RefCountedBuffer, weight: float, p: float, clock: int) -> int:
-        self._floor = self._version + 1
-        return self._publish({self._version: _PublishedSum(buffer, weight, p)}, clock)
+        self._floor = self.published + 1
+        return self._publish({self.published: _PublishedSum(buffer, weight, p)}, clock)
 
     @override
     def add(
@@ -96,7 +94,7 @@ class SharedMemoryWriter(EdgeWriter):
         intended = self._words[_INTENDED]
         store_fence()  # in this order: what was intended may have been taken meanwhile
         taken = self._words[_TAKEN]
-        sums = {self._version: _PublishedSum(buffer, weight, p)}
+        sums = {self.published: _PublishedSum(buffer, weight, p)}
         totals = []
         try:
             for since in {max(version, self._floor - 1) for version in (taken, intended)}:
@@ -123,7 +121,7 @@ class SharedMemoryWriter(EdgeWriter):
 
     @override
     def has_unread(self) -> bool:
-        return self._words[_TAKEN] < self._version
+        return self._words[_TAKEN] < self.published
 
     @override
     def in_use(self) -> Sequence[RefCountedBuffer]:
@@ -142,16 +140,16 @@ class SharedMemoryWriter(EdgeWriter):
             if buffer.place is None:
                 raise RuntimeError("a buffer without a place was shown to a rank of this machine")
             values += (since, weight, p, *buffer.place)
-        words, version = self._words, self._version + 1
+        words, version = self._words, self.published + 1
         if self._sums:
-            self._older[self._version] = [one.buffer for one in self._sums.values()]
+            self._older[self.published] = [one.buffer for one in self._sums.values()]
         start, now = 8 * (_LINE + _HEADER * (version % 2)), time.monotonic_ns()
         store_fence()  # the header of the version before the last is not the newest any more
         _HEADS[len(sums)].pack_into(self._raw, start, self._floor, clock, now, len(sums), *values)
         words[_CLOCK] = clock
         store_fence()
         words[_NEWEST] = version
-        self._sums, self._version = sums, version
+        self._sums, self.published = sums, version
         return version
 
 
@@ -199,7 +197,9 @@ class SharedMemoryReader(EdgeReader):
             full_memory_fence()
             start = 8 * (_LINE + _HEADER * (version % 2))
             floor, clock, when, count, *first = _ONE.unpack_from(self._raw, start)
-            sums = [first] if count == 1 else self._sums(start + _HEAD.size, count)
+            sums: list[Sequence[Any]] = [first]
+            for number in range(1, min(count, _MAX_SUMS)):  # arbitrary ones while being overwritten
+                sums.append(_SUM.unpack_from(self._raw, start + _HEAD.size + number * _SUM.size))
             store_fence()
             if words[_NEWEST] == version:
                 after = max(self.taken, floor - 1)
@@ -212,11 +212,6 @@ class SharedMemoryReader(EdgeReader):
                         return Snapshot(version, floor, weight, p, clock, when / 1e9, tensor)
                 raise RuntimeError(f"{self._what}: version {version} does not follow upon {after}")
         return None
-
-    def _sums(self, start: int, count: int) -> list[list[Any]]:
-        """Return the sums of a header; arbitrary values if it is being overwritten."""
-        places = (start + number * _SUM.size for number in range(min(count, _MAX_SUMS)))
-        return [list(_SUM.unpack_from(self._raw, place)) for place in places]
 
     @override
     def release(self) -> None:

@@ -29,9 +29,7 @@ def scalar_for(tensor: torch.Tensor, weight: float) -> float:
 class PendingPublish:
     """Pending publication of a tensor, which may wait for a copy from a device.
 
-    Attributes:
-        messages: Messages that were sent, once published; None before that.
-        problem: The error if it could not be published.
+    ``messages`` were sent, None before that; ``problem`` is the error if it could not be published.
     """
 
     __slots__ = ("messages", "problem")

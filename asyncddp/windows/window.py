@@ -28,19 +28,10 @@ from topology import Neighbors, Schedule
 class Window:
     """One rank's part of a window: its own tensor, and a receive buffer for each in-neighbour.
 
-    One lock guards it against other threads of this rank; other ranks need none.
-
-    Args:
-        number: How many windows were made before.
-        arena: Shared memory; None if no peer shares it.
-        device: The tensor's; None on the host.
-        zero_init: Initialise buffers with zero; with the rank's own tensor otherwise.
-
-    Attributes:
-        clock: Steps that this rank has made, plus CONCLUDED where none follow.
-        step_of_update, step_of_put: How many of them were made: the round of a schedule.
-        with_p: True if the verbs of users map p as the tensor.
-        end: Why the window cannot be used any more.
+    One lock guards it against other threads of this rank; other ranks need none. ``number`` is how
+    many windows were made before, ``arena`` the shared memory, None if no peer shares it, and
+    ``device`` the tensor's, None on the host. Buffers are initialised with zero for ``zero_init``,
+    with the rank's own tensor otherwise.
     """
 
     edges: WindowEdges
@@ -62,9 +53,10 @@ class Window:
         self.context, self.name, self.number, self.tensor = context, name, number, tensor
         self.lock = threading.RLock()
         self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
-        self.clock = self.step_of_update = self.step_of_put = 0
-        self.p, self.with_p = 1.0, False
-        self.end: AsyncDDPError | None = None
+        self.clock = 0  # steps that this rank has made, plus CONCLUDED where none follow
+        self.step_of_update = self.step_of_put = 0  # how many were made: the round of a schedule
+        self.p, self.with_p = 1.0, False  # with_p: the operations of users map p as the tensor
+        self.end: AsyncDDPError | None = None  # why the window cannot be used any more
         self._rounds = [schedule.neighbors(context.rank, k) for k in range(schedule.period or 1)]
         self.holds_integers = not tensor.is_floating_point()
         self._pool = BufferPool(arena, self.shape, self.dtype)

@@ -26,24 +26,15 @@ SendFunction: TypeAlias = Callable[..., list[UndeliveredMessage]]
 
 
 class WindowEdges:
-    """Writers to and readers from the neighbours of a rank's window, keyed by rank.
-
-    Attributes:
-        outgoing: Writers of this rank's puts and accumulates.
-        incoming: Readers of others' puts and accumulates.
-        get_writers: Writers of the tensor that others may get.
-        get_readers: Readers of the tensors that others let this rank get.
-        control_words: Memory for the words of edges to ranks of this machine.
-        remote_get_received: True once a neighbour on another machine has got something.
-    """
+    """Writers to and readers from the neighbours of a rank's window, keyed by rank."""
 
     def __init__(self, control_words: ControlWords) -> None:
-        self.control_words = control_words
-        self.outgoing: dict[int, EdgeWriter] = {}
-        self.incoming: dict[int, EdgeReader] = {}
-        self.get_writers: dict[int, SharedMemoryWriter] = {}
-        self.get_readers: dict[int, SharedMemoryReader] = {}
-        self.remote_get_received = False
+        self.control_words = control_words  # of edges to ranks of this machine
+        self.outgoing: dict[int, EdgeWriter] = {}  # of this rank's puts and accumulates
+        self.incoming: dict[int, EdgeReader] = {}  # of others' puts and accumulates
+        self.get_writers: dict[int, SharedMemoryWriter] = {}  # of the tensor that others may get
+        self.get_readers: dict[int, SharedMemoryReader] = {}  # of those that this rank may get
+        self.remote_get_received = False  # a rank on another machine has got something
         self._offered: tuple[RefCountedBuffer, float] | None = None
 
     @property
@@ -139,7 +130,7 @@ class EdgeFactory:
     ) -> WindowEdges:
         """Make the edges of a window, with own control words that :meth:`reserve` has returned.
 
-        Sources come with the places of theirs, if any; ``what`` begins messages that name one.
+        Sources come with the places of theirs, if any; ``what`` begins errors that name a source.
         """
         edges = WindowEdges(own)
         for peer in targets:
