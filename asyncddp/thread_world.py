@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from asyncddp.config import Config
-from asyncddp.context.context import Context, activate
+from asyncddp.context.context import Context, use
 from asyncddp.errors import ArgumentError, PeerError, RankError
 from asyncddp.rank_lists import list_ranks
 from asyncddp.transport.loopback import LoopbackTransport
@@ -104,13 +104,10 @@ class LocalWorld:
         """
 
         def call(rank: int) -> Any:
-            activate(self.contexts[rank], thread=True)
-            try:
+            with use(self.contexts[rank]):
                 result = fn(*args, **kwargs)
                 self.contexts[rank].engine.announce_exit("its function has returned")
                 return result
-            finally:
-                activate(None, thread=True)
 
         def release(rank: int, error: BaseException) -> None:
             for context in self.contexts:
@@ -184,9 +181,8 @@ def _in_threads(
             kinds.setdefault(type(problem).__name__, []).append(other)
         others = "; ".join(f"{list_ranks(ranks)}: {kind}" for kind, ranks in kinds.items())
         more = f" (then also {others})" if others else ""
-        raise RankError(
-            rank, f"rank {rank} raised {type(error).__name__}: {error}{more}"
-        ) from error
+        text = f"rank {rank} raised {type(error).__name__}: {error}{more}"
+        raise RankError(rank, text) from error
     return results
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -58,8 +59,7 @@ def measure_clock_offset(
 class ClockSync:
     """Repeated measurement of a rank's clock offset, by queries that rank 0 answers.
 
-    ``tracer`` records the offsets, of which the ``first`` was measured at the start; it is None on
-    a rank that only answers.
+    ``tracer`` records the offsets, from the ``first`` one; both are None without a timeline.
     """
 
     def __init__(
@@ -95,18 +95,15 @@ class ClockSync:
         if self._tries < _MAX_QUERIES:
             self._tries += 1
             self._query()
-            return
-        self._tries, self._next = 0, time.monotonic_ns() + _INTERVAL
-        self._record_best()
+        else:
+            self._tries, self._next = 0, time.monotonic_ns() + _INTERVAL
+            self._record_best()
 
     def _query(self) -> None:
         engine = self._engine()
-        if engine is not None and not engine.closed:
-            try:
-                with engine.active_messages() as active_messages:
-                    active_messages.send(0, _SERVICE, (time.monotonic_ns(), None))
-            except NotInitializedError:
-                return  # it was closed meanwhile
+        if engine is not None:
+            with suppress(NotInitializedError), engine.active_messages() as active_messages:
+                active_messages.send(0, _SERVICE, (time.monotonic_ns(), None))
 
     def _handle_message(
         self, peer: int, content: tuple[Any, ...], tensor: torch.Tensor | None

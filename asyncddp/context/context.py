@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, ClassVar
 
 import torch
@@ -35,14 +36,11 @@ class MachineLayout:
         mine = rank // per if per is not None else transport.machine_id()
         facts = make_tensor([mine, int(config.timeline is not None)], torch.int64)
         found = transport.allgather(facts, [2] * transport.size, config.timeout).tolist()
-        every, recording = found[::2], found[1::2]
         members: dict[int, list[int]] = {}
-        for other, machine in enumerate(every):
+        for other, machine in enumerate(found[::2]):
             members.setdefault(machine, []).append(other)
-        return cls(
-            tuple(map(tuple, members.values())),
-            tuple(r for r, records in enumerate(recording) if records),
-        )
+        recording = tuple(compress(range(transport.size), found[1::2]))
+        return cls(tuple(map(tuple, members.values())), recording)
 
     @property
     def homogeneous(self) -> bool:
@@ -76,11 +74,10 @@ class Context:
         self.rank, self.size = transport.rank, transport.size
         self.tracer = create_tracer(config, self.rank, self.size)
         self.machines = MachineLayout.of(transport, config)
-        self.machine_size = len(self.machines.members)
-        self.machine_rank = next(
-            m for m, members in enumerate(self.machines.members) if self.rank in members
-        )
-        self.local_ranks = self.machines.members[self.machine_rank]
+        members, recording = self.machines.members, self.machines.recording
+        self.machine_size = len(members)
+        self.machine_rank = next(m for m, ranks in enumerate(members) if self.rank in ranks)
+        self.local_ranks = members[self.machine_rank]
         self.local_size = len(self.local_ranks)
         self.local_rank = self.local_ranks.index(self.rank)
         self.local_transport = transport.split(self.machine_rank, self.rank)
@@ -92,15 +89,12 @@ class Context:
             part=self.local_transport,
         )
         self.topologies = Topologies(self.size, self.machine_size, self.rank)
-        first = measure_clock_offset(transport, self.machines.recording, config.timeout)
+        first = measure_clock_offset(transport, recording, config.timeout)
         self.engine = ProgressEngine(transport, config, self.tracer)
-        self._clock = (
-            ClockSync(self.engine, self.tracer, first) if self.machines.recording else None
-        )
-        self.extensions: dict[str, Any] = {}
-        """Per-rank state of higher layers, by their name."""
+        self._clock = ClockSync(self.engine, self.tracer, first) if recording else None
+        self.extensions: dict[str, Any] = {}  # per-rank state of higher layers, by their name
+        # of higher layers, which wait for pending messages before this rank leaves
         self.exit_callbacks: list[Callable[[], None]] = []
-        """Callbacks of higher layers, which wait for pending messages before this rank leaves."""
 
     def close(self, reason: str) -> None:
         """Close all transports; harmless when called twice, and in a forked process."""
@@ -136,12 +130,9 @@ class _CurrentContext(threading.local):
 _current = _CurrentContext()
 
 
-def activate(context: Context | None, *, thread: bool = False) -> None:
-    """Make a context the current one of the process, or of this thread only."""
-    if thread:
-        _current.own = context
-    else:
-        _CurrentContext.process = context
+def activate(context: Context | None) -> None:
+    """Make a context the current one of the process."""
+    _CurrentContext.process = context
 
 
 @contextmanager

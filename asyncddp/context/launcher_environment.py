@@ -39,11 +39,7 @@ def launcher_rank_and_size(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 def check_launchers(environment: Mapping[str, str]) -> None:
-    """Raise, before MPI is started, if two launchers contradict each other.
-
-    Raises:
-        EnvironmentProblem: A launcher of MPI and one of torch.distributed announce worlds that are
-            not the same.
+    """Raise, before MPI is started, if launchers of MPI and of torch.distributed disagree.
 
     Example:
         >>> ours = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
@@ -66,11 +62,7 @@ def check_launchers(environment: Mapping[str, str]) -> None:
 
 
 def check_size(size: int, environment: Mapping[str, str]) -> None:
-    """Raise if several ranks were started, but MPI knows another number.
-
-    Raises:
-        EnvironmentProblem: A launcher of MPI or of torch.distributed has started several, and the
-            MPI library knows ``size``, which is another number.
+    """Raise if a launcher has started several ranks, but MPI's ``size`` is another number.
 
     Example:
         >>> check_size(1, {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"})

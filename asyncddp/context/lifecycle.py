@@ -7,7 +7,7 @@ import os
 import sys
 
 from asyncddp.config import Config
-from asyncddp.context import crash_handler
+from asyncddp.context import crash_handler, launcher_environment
 from asyncddp.context.context import (
     Context,
     activate,
@@ -15,11 +15,6 @@ from asyncddp.context.context import (
     in_local_world,
     is_initialized,
     refuse_forked,
-)
-from asyncddp.context.launcher_environment import (
-    check_launchers,
-    check_size,
-    launcher_rank_and_size,
 )
 from asyncddp.context.topologies import Topology
 from asyncddp.errors import PeerError
@@ -84,17 +79,16 @@ def init(
             timeline=timeline,
         )
         if connects_processes(config.transport):
-            check_launchers(os.environ)
-        rank, size = launcher_rank_and_size(os.environ)
+            launcher_environment.check_launchers(os.environ)
+        rank, size = launcher_environment.launcher_rank_and_size(os.environ)
         if size > 1:
             # an error on one rank in here must not leave the others waiting
             crash_handler.install_crash_handler()
+        deadline = StartupDeadline(rank, size, config, crash_handler.end_run)
         with crash_handler.joining_marker(config):
-            opened = open_transport(
-                config.transport, StartupDeadline(rank, size, config, crash_handler.end_run)
-            )
+            opened = open_transport(config.transport, deadline)
         if opened.scope is not Scope.PROCESS:
-            check_size(opened.size, os.environ)
+            launcher_environment.check_size(opened.size, os.environ)
         context = Context(opened, config)
         activate(context)
         crash_handler.install_crash_handler(context)

@@ -60,10 +60,8 @@ class AnnouncedTensors:
         receive, dtype = exchange.receives[peer], getattr(torch, message.dtype)
         transport = self._sends.transport_for(exchange.streams)
         if exchange.peer_access and isinstance(transport, DirectReadTransport):
-            receive.import_request = transport.import_tensor(
-                message.shape, dtype, peer, message.tag
-            )
-            receive.request = receive.import_request
+            imported = transport.import_tensor(message.shape, dtype, peer, message.tag)
+            receive.import_request = receive.request = imported
             return
         receive.tensor = empty_on(exchange.streams, message.shape, dtype)
         receive.request = transport.irecv(receive.tensor, peer, message.tag)

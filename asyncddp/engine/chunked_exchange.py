@@ -145,18 +145,15 @@ class ChunkedExchange:
         """Raise what made this exchange fail, if something did."""
         if self.request is not None:
             self.request.raise_if_failed()
-        if self.channel is not None and self.channel.error is not None:
-            error = self.channel.error
-            self.channels.discard_error(error)
-            raise error
-        if (
-            self._send_ring is not None
-            and self.channel is not None
-            and self.channel.send_ring is not self._send_ring
-        ):
-            raise MismatchError(
-                f"an exchange under the name {self.key.name!r} failed before {self.key}"
-            )
+        channel = self.channel
+        if channel is not None:
+            if channel.error is not None:
+                error = channel.error
+                self.channels.discard_error(error)
+                raise error
+            if self._send_ring is not None and channel.send_ring is not self._send_ring:
+                name = self.key.name
+                raise MismatchError(f"an exchange under the name {name!r} failed before {self.key}")
 
     # sending
 

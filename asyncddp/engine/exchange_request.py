@@ -111,10 +111,6 @@ class ExchangeRequest:
         """Return the ranks from which a tensor is expected."""
         return frozenset(self.receives)
 
-    def peers(self) -> frozenset[int]:
-        """Return all ranks that take part, except this one."""
-        return self.sources | self.targets
-
     def buffers_free(self) -> SendBufferRelease:
         """Return the condition that sent tensors may be overwritten here."""
         return SendBufferRelease(self)
@@ -140,10 +136,9 @@ class SendCompletion:
 
     def missing(self) -> list[tuple[int, MatchKey]]:
         """Return the peers that have yet to acknowledge, or to receive."""
-        peers = self.exchange.unacknowledged or (
-            self.exchange.targets if self.exchange.sends else ()
-        )
-        return [(peer, self.exchange.key) for peer in sorted(peers)]
+        exchange = self.exchange
+        peers = exchange.unacknowledged or (exchange.targets if exchange.sends else ())
+        return [(peer, exchange.key) for peer in sorted(peers)]
 
 
 class SendBufferRelease(SendCompletion):

@@ -117,7 +117,7 @@ class MessageMatcher:
                 exchange.channel.readers.update(offered)
             return
         nack = Nack.of(self.rank, exchange.key, error, exchange.reason)
-        for peer in exchange.peers() | exchange.audience:
+        for peer in exchange.sources | exchange.targets | exchange.audience:
             self.sends.put(peer, nack)
         for receive in exchange.receives.values():
             self._announced.discard_receive(receive)
@@ -126,11 +126,8 @@ class MessageMatcher:
 
     def has_submitted(self, key: MatchKey) -> bool:
         """Tell whether this rank has submitted an exchange with this key."""
-        return (
-            key in self._posted
-            or key in self._finished
-            or key.step < self._use_counts.get(key.base, 0)
-        )
+        known = key in self._posted or key in self._finished
+        return known or key.step < self._use_counts.get(key.base, 0)
 
     def _finished_exchange(self, key: MatchKey) -> _FinishedExchange | None:
         """Return the record of an exchange that has ended here, if it is remembered."""
@@ -183,17 +180,14 @@ class MessageMatcher:
         """Find tensors in the peers' ring buffers that this rank does not expect."""
         suspects = set()
         for peer, message in self.channels.unexpected_tensors():
-            exchange, finished = self._posted.get(message.key), self._finished_exchange(message.key)
+            key = message.key
+            exchange, finished = self._posted.get(key), self._finished_exchange(key)
             if exchange is not None:
                 if exchange.signature.difference(message) or peer not in exchange.receives:
                     self._match(exchange, peer, message)
-            elif (
-                finished is not None
-                and finished.error is None
-                and not self.channels.is_in_flight(message.key)
-            ):
-                suspects.add((peer, message.key))
-                if (peer, message.key) in self._suspects:  # found twice: nobody is reading it
+            elif finished and finished.error is None and not self.channels.is_in_flight(key):
+                suspects.add((peer, key))
+                if (peer, key) in self._suspects:  # found twice: nobody is reading it
                     self._receive_late(peer, message, finished)
         self._suspects = suspects
 

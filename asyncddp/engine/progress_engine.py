@@ -8,7 +8,7 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from asyncddp.config import Config
 from asyncddp.deadline import Deadline
@@ -39,13 +39,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-class CallSequence(NamedTuple):
-    """Sequence numbers of one call: the key that matches it on all ranks, and its repeat count."""
-
-    key: MatchKey
-    rounds: int
-
-
 class ProgressEngine(ProgressLoop):
     """Engine that runs all operations of one rank over one transport, by its progress loop.
 
@@ -69,18 +62,18 @@ class ProgressEngine(ProgressLoop):
     def submit(
         self,
         spec: OperationSpec[R],
-        sequence: CallSequence | None = None,
+        key: MatchKey | None = None,
         about: Sequence[object] = (),
     ) -> Handle[R]:
-        """Queue an operation, which :meth:`count_use` may have counted, for the progress thread."""
-        span = self.tracing.call(spec, about) if sequence is None else None
+        """Queue an operation for the progress thread; a ``key`` is from :meth:`count_use`."""
+        span = self.tracing.call(spec, about) if key is None else None
         if span is None:
-            return self._submit(spec, sequence)
+            return self._submit(spec, key)
         with span:
             return self._submit(spec, None)
 
-    def _submit(self, spec: OperationSpec[R], sequence: CallSequence | None) -> Handle[R]:
-        work = self._enqueue(spec, sequence)
+    def _submit(self, spec: OperationSpec[R], key: MatchKey | None) -> Handle[R]:
+        work = self._enqueue(spec, key)
         if self.thread is None:
             self.progress()
         else:
@@ -95,16 +88,16 @@ class ProgressEngine(ProgressLoop):
         with span:
             return Handle(self, self._enqueue(spec)).wait()
 
-    def _enqueue(self, spec: OperationSpec[R], sequence: CallSequence | None = None) -> Work[R]:
-        name = spec.match_name
+    def _enqueue(self, spec: OperationSpec[R], key: MatchKey | None = None) -> Work[R]:
+        name, rounds = spec.match_name, 0
         if not name.isascii():
             _check_name(spec.verb, name)
         with self._submit_lock:
-            if sequence is None:
+            if key is None:
                 step, rounds = self._count(spec.verb, spec.label, name)
-                sequence = CallSequence(MatchKey(name, step), rounds)
+                key = MatchKey(name, step)
             check = spec.check or self.config.check
-            operation = OperationExchanges(self.matcher, spec.verb, *sequence, check=check)
+            operation = OperationExchanges(self.matcher, spec.verb, key, rounds, check=check)
             work = Work(spec, operation, Deadline(self.config))
             self.queue.append(work)
         return work
@@ -147,7 +140,7 @@ class ProgressEngine(ProgressLoop):
         """Count a use of a name, and return its step and the verb's earlier uses of the name."""
         thread = threading.get_ident()
         if thread != self._last_caller:
-            self.watchdog.register_caller()
+            self.watchdog.callers.add(threading.current_thread())
             self._last_caller = thread
         if self._failure is not None:
             raise PeerError(f"rank {self.transport.rank}: {verb}: {self._failure}")

@@ -52,10 +52,8 @@ class ProgressLoop:
         self.active: list[Work[Any]] = []
         self.lost_peers = LostPeers(self.matcher)
         self.watchdog = Watchdog(config, self.matcher, self.lost_peers, self._submitted)
-        self.has_exited, self.mark_peer_failed = (
-            self.lost_peers.has_exited,
-            self.lost_peers.mark_failed,
-        )
+        self.has_exited = self.lost_peers.has_exited
+        self.mark_peer_failed = self.lost_peers.mark_failed
         self.wait_guard = self.watchdog.wait_guard
         self.hooks: deque[Callable[[], bool]] = deque()
         self.deferred: dict[int, Any] = {}
@@ -161,9 +159,8 @@ class ProgressLoop:
         return bool(finished)
 
     def _submitted(self, key: MatchKey) -> bool:
-        return self.matcher.has_submitted(key) or any(
-            work.key == key for work in (*list(self.queue), *self.active)
-        )
+        waiting = (*list(self.queue), *self.active)
+        return self.matcher.has_submitted(key) or any(work.key == key for work in waiting)
 
     # waiting
 
@@ -224,9 +221,8 @@ class ProgressThread:
         self._transport, self._tracing = transport, loop.tracing
         self._awake = threading.Event()
         self._stopping = False
-        self._thread = threading.Thread(
-            target=self._run, name=f"asyncddp-progress-{transport.rank}", daemon=True
-        )
+        name = f"asyncddp-progress-{transport.rank}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def wake(self) -> None:

@@ -90,9 +90,8 @@ class EngineTracing:
         nbytes = math.prod(sizes) * getattr(torch, signature.dtype).itemsize
         verb = signature.verb.partition("(")[0].partition(" ")[0]
         args = {"verb": verb, "name": exchange.key.name, "bytes": nbytes, "ranks": len(ranks)}
-        self._tracer.record(
-            Span("collective", "collective", TRANSFER_TRACK, begun, time.monotonic_ns(), args)
-        )
+        now = time.monotonic_ns()
+        self._tracer.record(Span("collective", "collective", TRANSFER_TRACK, begun, now, args))
 
     def average(
         self, exchange: _Exchange, begun: int, chunk: torch.Tensor, sources: tuple[int, ...]

@@ -48,14 +48,10 @@ class Watchdog:
         self._rank, self._size = matcher.rank, matcher.size
         self._blocked: dict[int, Work[Any]] = {}  # by thread
         self._timed_waiters: set[int] = set()  # threads that wait with a time limit of their own
-        self._callers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self.callers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # that submit
         self._waiting: dict[str, tuple[int, dict[int, float]]] = {}  # collectives: step, who, since
 
     # callers
-
-    def register_caller(self) -> None:
-        """Note that the calling thread submits operations."""
-        self._callers.add(threading.current_thread())
 
     @contextmanager
     def blocked(self, work: Work[Any], *, forever: bool) -> Iterator[None]:
@@ -78,7 +74,7 @@ class Watchdog:
 
     def _blocking(self) -> Work[Any] | None:
         """Return the operation this rank is blocked in, if it can submit nothing else meanwhile."""
-        callers = sum(thread.is_alive() for thread in list(self._callers))
+        callers = sum(thread.is_alive() for thread in list(self.callers))
         blocked = list(self._blocked.values())
         if self._timed_waiters or not len(blocked) == callers == 1 or blocked[0].finished.is_set():
             return None
@@ -108,10 +104,8 @@ class Watchdog:
         deadline, subject = Deadline(self._config), f"rank {self._rank}: {what}"
 
         def check(peers: list[int]) -> None:
-            error = self._lost_peers.error_of(
-                subject, [(peer, None) for peer in peers], time.monotonic()
-            )
-            if error is not None:
+            calls = [(peer, None) for peer in peers]
+            if error := self._lost_peers.error_of(subject, calls, time.monotonic()):
                 raise error
             waited = deadline.waited()
             missing = f"missing: {list_ranks(peers)}"

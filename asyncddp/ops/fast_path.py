@@ -19,7 +19,6 @@ from asyncddp.engine import ChunkedExchange, Handle, OperationExchanges, Operati
 from asyncddp.engine.messages import MatchKey
 from asyncddp.engine.pairwise_averaging import PairwiseAveraging, poll_briefly
 from asyncddp.engine.persistent_channels import PersistentChannel
-from asyncddp.engine.progress_engine import CallSequence
 from asyncddp.errors import PeerError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.deferred_work import DeferredWork, detached
@@ -203,7 +202,7 @@ class FastPath:
             return (yield from rest)
 
         spec = OperationSpec(channel.signature.verb, steps, channel.name)
-        return self._engine.submit(spec, CallSequence(exchange.key, 0))
+        return self._engine.submit(spec, exchange.key)
 
     def _abort(self, step: int, row: WeightRow) -> None:
         """Fail an average that was interrupted, for example by Ctrl-C, and tell the peers."""

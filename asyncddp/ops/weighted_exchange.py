@@ -96,9 +96,8 @@ def average_chunks(
     factor = row.dst_weights[exchange.targets[0]] if exchange.targets else 1.0
     place = None
     if exchange.targets and factor == 1.0 and not is_same_memory(result, own):
-        place = exchange.channels.handle_of(
-            own
-        )  # in place, neighbours would read what is being written
+        # in place, neighbours would read what is being written
+        place = exchange.channels.handle_of(own)
     for number in range(start, layout.num_chunks):
         while not exchange.for_chunk(number).done():
             yield exchange

@@ -121,11 +121,5 @@ class ParameterBucket(FlatBucket):
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
     """Return the tensor's own strides if it is dense without overlap, else contiguous ones."""
-    expected = 1
-    for size, stride in sorted(
-        zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: (pair[1], pair[0])
-    ):
-        if size != 1 and stride != expected:
-            return torch.empty(tensor.shape, device="meta").stride()
-        expected *= size
-    return tensor.stride()
+    kept = torch.empty_like(tensor, device="meta").stride()  # its own, if it is dense
+    return kept if kept == tensor.stride() else torch.empty(tensor.shape, device="meta").stride()

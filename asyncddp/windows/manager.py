@@ -51,9 +51,7 @@ class WindowManager:
         self._by_name: dict[str, Window] = {}
         self._by_number: dict[int, Window] = {}
         self._tickets = itertools.count()
-        self._pending_gets: weakref.WeakValueDictionary[int, PendingGet] = (
-            weakref.WeakValueDictionary()
-        )
+        self._pending_gets = weakref.WeakValueDictionary[int, PendingGet]()
         group = context.transport.window_group
         self._arena = None if group is None else group.arena
         self._devices: dict[DeviceStreams, DeviceResources] = {}

@@ -105,9 +105,8 @@ class ReceiveBuffers:
             _, p = self.content(source, take=True)
         finally:
             self.release([source])
-        self._base_values[source] = self._base_value(
-            source, [(snapshot.tensor, weight * snapshot.weight)], p
-        )
+        term = snapshot.tensor, weight * snapshot.weight
+        self._base_values[source] = self._base_value(source, [term], p)
         self._gets_made[source] += 1
         self._read[source] = snapshot._replace(version=self._edges[source].taken)
 

@@ -1,13 +1,11 @@
-"""Copies between a rank's own tensor, on the host or a device, and host buffers of its window."""
+"""Copies between a rank's own tensor and the host buffers of its window."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
-from typing_extensions import override
 
 from asyncddp.kernels.weighted_sum import WeightedTensor, weighted_sum
 from asyncddp.tensors.allocation import empty, empty_like
@@ -39,17 +37,21 @@ class PendingPublish:
         self.problem: Exception | None = None
 
 
-class TensorStaging(ABC):
-    """Interface of copies between a window's own tensor and its host buffers, under its lock."""
+class TensorStaging:
+    """Copies between a window's own tensor and its host buffers, made at once, under its lock."""
 
     def __init__(self, pool: BufferPool) -> None:
         self._pool = pool
 
-    @abstractmethod
     def publish(
         self, tensor: torch.Tensor, factor: float, publish_buffer: PublishCallback
     ) -> PendingPublish:
         """Publish a tensor with its present values, then multiply it by a factor."""
+        values = tensor.detach() if tensor.requires_grad else tensor
+        messages = self._publish_copy(values, publish_buffer)
+        if factor != 1.0:
+            values.mul_(scalar_for(values, factor))
+        return PendingPublish(messages)
 
     def _publish_copy(
         self, values: torch.Tensor, publish_buffer: PublishCallback
@@ -62,11 +64,10 @@ class TensorStaging(ABC):
         finally:
             buffer.drop()
 
-    @abstractmethod
     def run_after(self, act: Callable[[], Sequence[UndeliveredMessage]]) -> PendingPublish:
         """Run an action after all that was published before."""
+        return PendingPublish(act())
 
-    @abstractmethod
     def average_into(
         self,
         own: torch.Tensor,
@@ -81,49 +82,6 @@ class TensorStaging(ABC):
         ``terms`` are tensors on the host, which are not needed afterwards, and ``shares`` is how
         many tensors are averaged, as for :func:`~asyncddp.kernels.weighted_sum.weighted_sum`.
         """
-
-    @abstractmethod
-    def new_sum(self, own: torch.Tensor, terms: Sequence[WeightedTensor]) -> torch.Tensor:
-        """Return a sum of host tensors, as a new tensor on the own tensor's device."""
-
-    def throttle(self) -> None:  # noqa: B027 - copies that are made at once need none
-        """Wait, without the window's lock, until few enough copies are under way.
-
-        Raises:
-            Exception: An earlier tensor could not be published.
-        """
-
-    def close(self) -> None:  # noqa: B027 - copies that are made at once are over
-        """Stop publishing."""
-
-
-class HostTensorStaging(TensorStaging):
-    """Copies for a window whose own tensor is on the host: they are made at once."""
-
-    @override
-    def publish(
-        self, tensor: torch.Tensor, factor: float, publish_buffer: PublishCallback
-    ) -> PendingPublish:
-        values = tensor.detach() if tensor.requires_grad else tensor
-        messages = self._publish_copy(values, publish_buffer)
-        if factor != 1.0:
-            values.mul_(scalar_for(values, factor))
-        return PendingPublish(messages)
-
-    @override
-    def run_after(self, act: Callable[[], Sequence[UndeliveredMessage]]) -> PendingPublish:
-        return PendingPublish(act())
-
-    @override
-    def average_into(
-        self,
-        own: torch.Tensor,
-        weight: float,
-        terms: Sequence[WeightedTensor],
-        shares: int,
-        *,
-        clone: bool,
-    ) -> torch.Tensor:
         values = own.detach() if own.requires_grad else own
         direct = own.is_cpu and own.is_contiguous()
         here = values if direct else values.to("cpu").contiguous()
@@ -135,8 +93,17 @@ class HostTensorStaging(TensorStaging):
             values.copy_(out)
         return own
 
-    @override
     def new_sum(self, own: torch.Tensor, terms: Sequence[WeightedTensor]) -> torch.Tensor:
+        """Return a sum of host tensors, as a new tensor on the own tensor's device."""
         out = empty(own.shape, own.dtype)
         weighted_sum(out, terms)
         return out.to(own.device)
+
+    def throttle(self) -> None:
+        """Wait, without the window's lock, until few enough copies are under way.
+
+        It raises the error of an earlier tensor that could not be published.
+        """
+
+    def close(self) -> None:
+        """Stop publishing."""

@@ -20,7 +20,7 @@ from asyncddp.windows.edge import RefCountedBuffer, Snapshot
 from asyncddp.windows.mutex import WindowMutex
 from asyncddp.windows.nonblocking_handle import WindowHandle
 from asyncddp.windows.receive_buffers import ReceiveBuffers, Staleness
-from asyncddp.windows.staging import HostTensorStaging, PendingPublish, UndeliveredMessage
+from asyncddp.windows.staging import PendingPublish, TensorStaging, UndeliveredMessage
 from asyncddp.windows.window_edges import SendFunction, WindowEdges
 from topology import Neighbors, Schedule
 
@@ -61,7 +61,7 @@ class Window:
         self.holds_integers = not tensor.is_floating_point()
         self._pool = BufferPool(arena, self.shape, self.dtype)
         self._staging = (
-            HostTensorStaging(self._pool)
+            TensorStaging(self._pool)
             if device is None
             else DeviceStaging(self._pool, device, context.engine, self.lock, f"window {name!r}")
         )

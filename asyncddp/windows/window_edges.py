@@ -40,9 +40,8 @@ class WindowEdges:
     @property
     def is_read_by_gets(self) -> bool:
         """True if a neighbour has ever got something, so that updates are published for gets."""
-        return self.remote_get_received or any(
-            [edge.reader_gets() for edge in self.get_writers.values()]
-        )
+        edges = self.get_writers.values()
+        return self.remote_get_received or any([edge.reader_gets() for edge in edges])
 
     def send(
         self,
