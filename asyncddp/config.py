@@ -94,7 +94,7 @@ class Config:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Config:
-        """Read the variables; arguments that are given (and not None) take precedence.
+        """Read the settings from environment variables; arguments that are given go first.
 
         Raises:
             ArgumentError: A variable has a value that cannot be read; the message names it.

@@ -12,7 +12,7 @@ logger = logging.getLogger("asyncddp")
 
 
 class Deadline:
-    """Deadline of a wait that begins now, by the settings' ``warn_after`` and ``timeout``."""
+    """Deadline of a wait that begins now, by the timeouts of the configuration."""
 
     def __init__(self, config: Config) -> None:
         self._config, self._warned = config, False
@@ -30,7 +30,7 @@ class Deadline:
         return waited > self._config.timeout
 
     def warns(self, waited: float) -> bool:
-        """Tell whether a wait of so many seconds is worth a warning, of which there is one."""
+        """Tell whether a warning is due after a wait of so many seconds; there is only one."""
         return waited > self._config.warn_after and not self._warned
 
     def mark_warned(self) -> None:

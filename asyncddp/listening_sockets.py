@@ -57,11 +57,7 @@ def _address(text: str) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, 
 
 
 def listeners(process: int | None = None) -> list[ListeningSocketInfo]:
-    """List the TCP sockets on which a process listens; those of this process by default.
-
-    Raises:
-        OSError: The process has ended, or is another user's.
-    """
+    """List the TCP sockets on which a process of this user listens, by default this process."""
     folder = Path("/proc") / ("self" if process is None else str(process))
     found = {}
     for table in ("tcp", "tcp6"):
@@ -89,10 +85,8 @@ def inodes() -> frozenset[int]:
 def confine(process: int | None = None, known: frozenset[int] = frozenset()) -> set[int]:
     """Bind a process's listening sockets to the loopback device, out of other machines' reach.
 
-    Sockets of known inodes are left alone; the inodes of those that were bound are returned.
-
-    Raises:
-        OSError: The process has ended, is another user's, or the kernel is older than Linux 5.7.
+    Sockets of known inodes are left alone; the inodes of those that were bound are returned. It
+    raises an OSError for another user's process, and on kernels older than Linux 5.7.
     """
     found = set()
     for listener in listeners(process):
@@ -143,7 +137,7 @@ def _confine_until_exit(process: int, pidfd: int) -> None:
 
 
 def ranks_of_one_machine(environment: Mapping[str, str]) -> int | None:
-    """Return the number of ranks if all are on this machine, by the launcher's variables.
+    """Return the number of ranks if the launcher has started all on this machine, else None.
 
     It is 1 without a launcher, and None where some ranks are or may be on other machines.
 

@@ -17,10 +17,7 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes | bytearray | memoryview, kind: type[T], what: str) -> T:
-    """Decode the bytes of :func:`pack`; ``what`` describes the value and its sender in errors.
-
-    Raises:
-        PeerError: The bytes do not encode a value of that type.
+    """Decode the bytes of :func:`pack`; ``what`` names value and sender in the PeerError.
 
     Example:
         >>> unpack(pack((1, "a")), tuple[int, str], "an example")

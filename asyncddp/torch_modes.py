@@ -41,11 +41,7 @@ def inference_mode(*, enabled: bool) -> AbstractContextManager[object]:
 
 
 def refuse_transforms(verb: str) -> None:
-    """Raise an error within a ``torch.func`` transform, whose tensors have no memory to send.
-
-    Raises:
-        ArgumentError: A transform is active.
-    """
+    """Raise an error within a ``torch.func`` transform, whose tensors have no memory to send."""
     if transforming() is not None:
         raise ArgumentError(
             f"{verb}: called within a function that torch.func transforms (vmap, grad, jvp, ...); "

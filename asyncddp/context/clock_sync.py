@@ -34,7 +34,7 @@ _FINAL_WAIT = 0.02  # seconds for the last answer
 def measure_clock_offset(
     transport: Transport, recording: Sequence[int], timeout: float
 ) -> ClockSample | None:
-    """Measure the clock offset to rank 0 by round trips; on rank 0 answer them; collective.
+    """Measure this rank's clock offset to rank 0 by round trips, which rank 0 answers; collective.
 
     ``recording`` are the ranks with a timeline; elsewhere the result is None.
     """
@@ -69,14 +69,14 @@ class ClockSync:
         self._found: list[ClockSample] = []
         self._tries, self._next = 0, time.monotonic_ns() + _INTERVAL
         with engine.active_messages() as active_messages:
-            active_messages.handlers[_SERVICE] = self._handle_message
+            active_messages.handlers[_SERVICE] = self._receive
         if tracer is not None and first is not None:
             tracer.record_clock_offset(first)
             if engine.transport.rank != 0 and engine.transport.allows_threads:
                 tracer.flush_callbacks.append(self._maybe_query)
 
     def stop(self) -> None:
-        """Measure once more, if rank 0 answers soon."""
+        """Stop the measurements, after a last query to rank 0."""
         tracer, engine = self._tracer, self._engine()
         if tracer is None or engine is None or engine.transport.rank == 0 or engine.closed:
             return
@@ -105,10 +105,8 @@ class ClockSync:
             with suppress(NotInitializedError), engine.active_messages() as active_messages:
                 active_messages.send(0, _SERVICE, (time.monotonic_ns(), None))
 
-    def _handle_message(
-        self, peer: int, content: tuple[Any, ...], tensor: torch.Tensor | None
-    ) -> None:
-        """Handle a query on rank 0, or an answer elsewhere; called by the engine."""
+    def _receive(self, peer: int, content: tuple[Any, ...], tensor: torch.Tensor | None) -> None:
+        """Receive a query on rank 0, or an answer elsewhere; called by the engine."""
         del tensor
         (asked, answer), heard = content, time.monotonic_ns()
         engine = self._engine()

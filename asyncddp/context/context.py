@@ -31,7 +31,7 @@ class MachineLayout:
 
     @classmethod
     def of(cls, transport: Transport, config: Config) -> MachineLayout:
-        """Gather the machine of every rank; collective."""
+        """Gather from all ranks which machine each is on, and whether it records; collective."""
         per, rank = config.ranks_per_machine, transport.rank
         mine = rank // per if per is not None else transport.machine_id()
         facts = make_tensor([mine, int(config.timeline is not None)], torch.int64)
@@ -137,7 +137,7 @@ def activate(context: Context | None) -> None:
 
 @contextmanager
 def use(context: Context) -> Iterator[None]:
-    """Make a context this thread's current one while inside, for callbacks on any thread."""
+    """Make a context this thread's current one within a ``with`` block."""
     before, _current.own = _current.own, context
     try:
         yield

@@ -48,7 +48,7 @@ def uninstall_crash_handler() -> None:
 
 @contextlib.contextmanager
 def joining_marker(config: Config) -> Iterator[None]:
-    """Mark, for ``asyncddp run``, that this rank waits for all others to join, while inside."""
+    """Mark for ``asyncddp run``, within a ``with`` block, that this rank waits for all to join."""
     rank, size = launcher_rank_and_size(os.environ)
     if config.report_dir is None or size == 1:
         yield
@@ -70,7 +70,7 @@ def _excepthook(
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code that an uncaught exception gives a Python process.
+    """Return the exit code of a Python process that an uncaught exception ends.
 
     Example:
         >>> exit_code(SystemExit(3)), exit_code(ValueError("x")), exit_code(KeyboardInterrupt())

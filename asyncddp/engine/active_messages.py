@@ -71,7 +71,7 @@ class ActiveMessages:
         self._sends.append((self._transport.isend(tensor, peer, tag), tensor))
 
     def receive(self, peer: int, message: ActiveMessage) -> None:
-        """Deliver a message, or begin to receive the tensor that follows it."""
+        """Receive a message of a peer, and its tensor if one follows, and run the handler."""
         tensor: torch.Tensor | None = None
         request: Request | None = None
         if message.dtype:
@@ -85,7 +85,7 @@ class ActiveMessages:
         self._deliver(peer)
 
     def progress(self) -> bool:
-        """Deliver complete messages, each peer's in order, and tell whether there were any."""
+        """Run the handlers of messages that are complete, and tell whether there were any."""
         if self._sends:
             self._sends = [pair for pair in self._sends if not has_ended(pair[0])]
         return any([self._deliver(peer) for peer in list(self._received)])

@@ -29,7 +29,7 @@ class AnnouncedTensors:
         self._discards: list[tuple[Request, torch.Tensor | None]] = []
 
     def accept(self, exchange: ExchangeRequest, peer: int, message: TensorMessage) -> None:
-        """Take a tensor from its message, or begin to receive it, and acknowledge it if asked."""
+        """Receive a tensor that a peer has announced for an exchange; acknowledge it if asked."""
         receive, dtype = exchange.receives[peer], getattr(torch, message.dtype)
         begun = time.monotonic_ns()
         if message.send_ring is not None and exchange.channel is not None:

@@ -23,7 +23,7 @@ _WHOLE = ChunkLayout.single((), torch.uint8)
 
 
 class ChunkReceiver:
-    """Receiver of one peer's chunks: a wait condition that holds once a chosen one can be read."""
+    """Receiver of one peer's chunks; as a wait condition it holds once the current one is here."""
 
     def __init__(self, exchange: ChunkedExchange, peer: int) -> None:
         self._exchange, self.peer = exchange, peer
@@ -32,7 +32,7 @@ class ChunkReceiver:
         self._flat: torch.Tensor | None = None
 
     def for_chunk(self, number: int) -> ChunkReceiver:
-        """Make chunk ``number`` the current one, and return this as the condition to wait for."""
+        """Select the chunk to wait for, and return this receiver as the wait condition."""
         self._number = number
         return self
 
@@ -60,7 +60,7 @@ class ChunkReceiver:
         return None if request is None else request.receives[self.peer]
 
     def take(self) -> torch.Tensor:
-        """Return the current chunk, flat, once done."""
+        """Return the current chunk as a flat tensor, once it is here."""
         exchange, peer, step = self._exchange, self.peer, self._exchange.key.step
         receive, channel = self.receive, exchange.channel
         if receive is not None and receive.tensor is not None:
@@ -85,24 +85,16 @@ class ChunkReceiver:
                 receive_ring.acknowledge(step, self._number + 1)
 
     def missing(self) -> list[tuple[int, MatchKey]]:
-        """Return the peer and match key."""
+        """Return the peer that holds up the chunk, with the match key."""
         return [(self.peer, self._exchange.key)]
 
 
 class ChunkedExchange:
     """Exchange in which a rank sends its tensor to peers and receives theirs, chunk by chunk.
 
-    As a wait condition it is done once the ring has room for the current chunk.
-
-    Args:
-        channels: The rank's persistent channels.
-        channel: The one of this name and signature, if there is one.
-        key: Name and step, by which peers match the exchange.
-        layout: How the tensors are split into chunks; None where they stay whole.
-        sources: Ranks from which a tensor is received.
-        targets: Ranks that read this rank's tensor from its ring.
-        begun: Whether the channel lists the step as in flight already.
-        published: Chunks of this rank that are published already.
+    As a wait condition it is done once the ring has room for the current chunk. ``targets`` are the
+    ranks that read this rank's ring; tensors stay whole without a ``layout``. An exchange that has
+    ``begun`` is listed in the channel already, with so many of its chunks ``published``.
     """
 
     def __init__(
@@ -130,7 +122,7 @@ class ChunkedExchange:
 
     @property
     def signature(self) -> ExchangeSignature:
-        """Verb, dtype, shape and device on which peers agree."""
+        """Operation, dtype, shape and device on which the peers agree."""
         known = self.request or self.channel
         if known is None:
             raise RuntimeError(f"{self.key} was used before it was opened")
@@ -158,7 +150,7 @@ class ChunkedExchange:
     # sending
 
     def for_chunk(self, number: int) -> ChunkedExchange:
-        """Make chunk ``number`` the current one, and return this as the condition to wait for."""
+        """Select the chunk to send next, and return this exchange as the wait condition."""
         self._number = number
         return self
 
@@ -176,7 +168,7 @@ class ChunkedExchange:
         return self._mapped or not self._lagging()
 
     def missing(self) -> list[tuple[int, MatchKey]]:
-        """Return the peers that have yet to read, and so hold up the current chunk."""
+        """Return the peers that have yet to read before the current chunk can be sent."""
         return [(rank, MatchKey(self.key.name, step)) for rank, step in self._lagging()]
 
     def _lagging(self) -> list[tuple[int, int]]:
@@ -211,11 +203,11 @@ class ChunkedExchange:
         send_ring.publish(step, number + 1)
 
     def sent(self) -> SendCompletion | ChunkReadCompletion:
-        """Return the condition that sends by message are complete, and acknowledged if asked."""
+        """Return the condition that all messages are sent, and acknowledged where asked for."""
         return ChunkReadCompletion(self, None, 0) if self.request is None else self.request.sent()
 
     def chunks_read(self, number: int) -> ChunkReadCompletion:
-        """Return the condition that all targets have read so many chunks."""
+        """Return the condition that all targets have read the first ``number`` chunks."""
         return ChunkReadCompletion(self, self._send_ring, number)
 
     # receiving
@@ -246,22 +238,20 @@ class ChunkedExchange:
 
 
 class ChunkReadCompletion:
-    """Wait condition that holds once the readers of a ring have read a number of its chunks."""
+    """Wait condition: all readers of a ring buffer have read the first chunks, a given number."""
 
-    def __init__(
-        self, exchange: ChunkedExchange, send_ring: SendRingBuffer | None, number: int
-    ) -> None:
-        self._exchange, self._send_ring, self._number = exchange, send_ring, number
+    def __init__(self, exchange: ChunkedExchange, ring: SendRingBuffer | None, number: int) -> None:
+        self._exchange, self._ring, self._number = exchange, ring, number
 
     def done(self) -> bool:
-        """Tell whether all have read them; raises what made the exchange fail."""
+        """Tell whether all readers have read the chunks; raises what made the exchange fail."""
         self._exchange.raise_if_failed()
         return not self.missing()
 
     def missing(self) -> list[tuple[int, MatchKey]]:
-        """Return the ranks that have yet to read."""
-        if self._send_ring is None:
+        """Return the readers that have yet to read the chunks, with their match keys."""
+        if self._ring is None:
             return []
         key = self._exchange.key
-        lagging = self._send_ring.pending_readers(key.step, self._number)
+        lagging = self._ring.pending_readers(key.step, self._number)
         return [(rank, MatchKey(key.name, step)) for rank, step in lagging]

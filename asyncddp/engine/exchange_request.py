@@ -46,7 +46,7 @@ class PendingReceive:
         return self.tensor
 
     def release(self) -> None:
-        """Let the peer overwrite a tensor in its own memory: all reads of it are queued here."""
+        """Let the peer overwrite the tensor in its own memory, once all reads are queued here."""
         if self.import_request is not None:
             self.import_request.release()
 
@@ -88,7 +88,7 @@ class ExchangeRequest:
         self.reason = ""
 
     def fail(self, error: PeerError, reason: str) -> None:
-        """Fail this exchange, unless it has failed before; peers are told the reason."""
+        """Fail this exchange for a reason that peers are told, unless it has failed before."""
         if self.error is None:
             self.error, self.reason = error, reason
 
@@ -112,11 +112,11 @@ class ExchangeRequest:
         return frozenset(self.receives)
 
     def buffers_free(self) -> SendBufferRelease:
-        """Return the condition that sent tensors may be overwritten here."""
+        """Return the condition that the buffers of sent tensors may be overwritten."""
         return SendBufferRelease(self)
 
     def sent(self) -> SendCompletion:
-        """Return the condition that sends are complete and wanted acknowledgements are here."""
+        """Return the condition that all sends are complete, and acknowledged where asked for."""
         return SendCompletion(self)
 
 

@@ -63,14 +63,14 @@ class LostPeers:
         return exited is not None and not exited.failed
 
     def readmit(self) -> None:
-        """Forget all exits: the peers are back."""
+        """Forget which peers have exited, since they are back."""
         self.any = bool(self._unreadable)  # first, since another thread may mark a failed peer
         self._exited.clear()
 
     def error_of(
         self, subject: str, missing: Sequence[tuple[int, MatchKey | None]], now: float
     ) -> PeerError | None:
-        """Return the error of a wait for peers to submit something, if one of them is lost."""
+        """Return the error of a wait for peers and their submissions, if one peer is lost."""
         for peer, _ in missing:
             known = self._unreadable.get(peer)
             if known is not None:

@@ -70,19 +70,16 @@ class MessageMatcher:
         self._acknowledged: set[tuple[int, ExchangeSignature]] = set()
 
     def is_refused(self, name: str) -> bool:
-        """Tell whether a peer has refused the next use of a name in advance."""
+        """Tell whether a peer has refused, in advance, the next exchange of a name."""
         nacks = self._early_nacks
         return bool(nacks) and MatchKey(name, self._use_counts.get(name, 0)) in nacks
 
     # exchanges
 
     def open(self, exchange: ExchangeRequest, *, check: bool) -> None:
-        """Add a request, and match it with messages that are here already.
+        """Add an exchange request, and match it with messages that have arrived before.
 
         Targets that have never acknowledged its signature must do so; in check mode all must.
-
-        Raises:
-            MismatchError: An earlier message contradicts the exchange, or the key is in use.
         """
         key = exchange.key
         if key in self._posted:
@@ -102,7 +99,7 @@ class MessageMatcher:
             self._match(exchange, peer, message)
 
     def close(self, exchange: ExchangeRequest, error: PeerError | None) -> None:
-        """Remove a request; if it failed, tell all ranks that take part."""
+        """Remove an exchange request; if it failed, notify all ranks that take part."""
         self._posted.pop(exchange.key, None)
         for receive in exchange.receives.values():
             receive.release()
@@ -135,7 +132,7 @@ class MessageMatcher:
         return self._finished.get(key) or (_FinishedExchange(*partners, None) if partners else None)
 
     def refuse_waiting_peer(self, peer: int, key: MatchKey) -> None:
-        """Refuse a peer that waits for this rank in an exchange which leaves that peer out."""
+        """Send a refusal to a peer that waits for an exchange in which this rank leaves it out."""
         mine = self._posted.get(key) or self._finished_exchange(key)
         if mine is None or mine.error is not None or key.collective:
             return

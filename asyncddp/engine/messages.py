@@ -29,7 +29,7 @@ class MatchKey(NamedTuple):
 
     @property
     def base(self) -> str:
-        """Name without the number of the part, where a collective has several."""
+        """Name without the number of the part, where one collective makes several exchanges."""
         return self.name.partition("/")[0] if self.name.startswith("<") else self.name
 
     @property
@@ -108,7 +108,7 @@ class Nack(_Message, frozen=True, tag=2):
         return cls(key, reason or str(error), kind, origin)
 
     def to_error(self, rank: int, what: str, peer: int) -> PeerError:
-        """Build the error that a peer's nack of ``what`` means here, of the kind it met itself."""
+        """Build the error that this rank raises when a peer has refused or given up ``what``."""
         kind = _SENDABLE_ERRORS.get(self.kind, PeerError)
         did = "refused" if issubclass(kind, MismatchError) else "given up"
         error = kind(f"rank {rank}, {what}, {did} by rank {peer}: {self.reason}")
@@ -117,7 +117,7 @@ class Nack(_Message, frozen=True, tag=2):
 
 
 def mismatch_found_by(rank: int, problem: str) -> MismatchError:
-    """Build the error of a contradiction between messages that a rank has found."""
+    """Build a MismatchError whose origin is the rank that has found the contradiction."""
     error = MismatchError(problem)
     error.origin = rank
     return error
@@ -151,10 +151,7 @@ class PeerExit(_Message, frozen=True, tag=5):
 
 
 class ActiveMessage(_Message, frozen=True, tag=6):
-    """One-sided message that runs a handler on the receiving rank; a tensor may be attached.
-
-    The tensor's bytes are inside, or follow under ``tag``.
-    """
+    """One-sided message that runs a handler on the receiving rank, possibly with a tensor."""
 
     handler: str
     arguments: HandlerArguments

@@ -23,7 +23,7 @@ _GRACE = 0.3  # seconds for a signature that explains an error of the transport
 
 
 class CollectiveCompletion:
-    """Condition that a collective run by the transport, such as MPI's allreduce, has completed.
+    """Wait condition: a collective run by the transport, such as MPI's allreduce, has completed.
 
     Where the transport fails because ranks called different collectives, it cannot say which; the
     signatures that they exchange can, and get a moment to arrive.
@@ -52,7 +52,7 @@ class CollectiveCompletion:
 
 
 class OperationExchanges:
-    """Messages and collectives of one operation: opens them, and closes them when it ends.
+    """Exchanges and collectives of one operation: opens them, and closes them when it ends.
 
     All calls are made under the engine's lock. ``round_number`` tells how often the verb was used
     under its name before, which is the round of a schedule.
@@ -80,11 +80,8 @@ class OperationExchanges:
     ) -> ExchangeRequest:
         """Open an exchange with peers; an operation with several gives each a name of its own.
 
-        See :class:`ExchangeRequest`; ``streams`` are of the tensors' device, None on the host, and
-        ``rows`` are compared with the peers'.
-
-        Raises:
-            MismatchError: A message received earlier contradicts it.
+        ``streams`` are of the tensors' device, None on the host, and ``rows`` are compared with the
+        peers'. It raises a MismatchError if an earlier message contradicts it.
         """
         exchange = ExchangeRequest(
             self._next_key(), signature, sources, targets, peer_access=peer_access
@@ -104,9 +101,6 @@ class OperationExchanges:
 
         ``targets`` come with the factor for each; those that do not read from the send ring must be
         sent the tensor with :meth:`send`.
-
-        Raises:
-            MismatchError: A message received earlier contradicts it.
         """
         exchange = ExchangeRequest(self._next_key(), signature, sources, targets)
         exchange.row, exchange.rows = rows or ("", {})
@@ -125,7 +119,7 @@ class OperationExchanges:
         return chunked_exchange
 
     def adopt(self, chunked_exchange: ChunkedExchange, signature: ExchangeSignature) -> None:
-        """Take over a chunked exchange that was begun without the engine."""
+        """Take over a chunked exchange that the calling thread has begun without the engine."""
         sources = [source.peer for source in chunked_exchange.sources]
         key, targets = chunked_exchange.key, chunked_exchange.targets
         exchange = ExchangeRequest(key, signature, sources, targets)
@@ -197,7 +191,7 @@ class OperationExchanges:
             yield exchange.sent()
 
     def raise_if_failed(self) -> None:
-        """Raise what made any of the exchanges fail, also one that had ended here."""
+        """Raise the error of an exchange that has failed, even if it had completed on this rank."""
         for exchange in self._exchanges:
             exchange.raise_if_failed()
 

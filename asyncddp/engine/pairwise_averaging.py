@@ -45,14 +45,9 @@ def _poll_word(words: memoryview, index: int, goal: int, pause: Pause | None) ->
 class PairwiseAveraging:
     """Weighted averaging of this rank's tensor x and one peer's: :math:`y = x + w (x_{peer} - x)`.
 
-    Args:
-        send_ring: This rank's ring buffer, or None where no rank reads it.
-        receive_ring: The peer's ring buffer.
-        step: The step.
-        targets: Ranks that read this rank's ring.
-        pause: Called between two polls, where there are fewer cores than ranks.
-
-    ``chunks_sent`` were published here, and ``chunks_read`` of the peer were averaged.
+    ``targets`` read this rank's send ring, which is None if there are none; ``pause`` is called
+    between two polls, where there are fewer cores than ranks. ``chunks_sent`` were published here,
+    and ``chunks_read`` of the peer were averaged.
     """
 
     def __init__(

@@ -41,14 +41,14 @@ class PersistentChannel:
         self._history: deque[tuple[int, Iterable[int], Iterable[int]]] = deque(maxlen=_MAX_HISTORY)
 
     def serves(self, sources: Iterable[int], targets: Collection[int]) -> bool:
-        """Tell whether rings to all of these ranks are set up."""
+        """Tell whether ring buffers from all sources and to all targets are set up."""
         for peer in sources:
             if peer not in self.receive_rings:
                 return False
         return not targets or (self.send_ring is not None and self.readers.issuperset(targets))
 
     def record(self, step: int, sources: Iterable[int], targets: Iterable[int]) -> None:
-        """Remember with whom a step was exchanged."""
+        """Remember the sources and targets of a step."""
         self._history.append((step, sources, targets))
 
     def partners(self, step: int) -> tuple[frozenset[int], frozenset[int]] | None:
@@ -84,7 +84,7 @@ class ChannelTable:
     def find_or_open(
         self, key: MatchKey, signature: ExchangeSignature, targets: Iterable[int]
     ) -> PersistentChannel | None:
-        """Return the channel for a use of a name, if it has one; open it in the second use."""
+        """Return the channel for a use of a name, if there is one; the second use opens it."""
         channel = self._by_name.get(key.name, {}).get(signature)
         if channel is None:
             if self._group is None or key.step < 1 or key.collective or None in signature.shape:
@@ -123,7 +123,7 @@ class ChannelTable:
     def ring_to_offer(
         self, channel: PersistentChannel | None, peer: int
     ) -> SharedMemoryHandle | None:
-        """Return a handle to the send ring for a peer that can map it and has not been told."""
+        """Return the send ring's handle for a peer that can map it and has not got it yet."""
         if channel is None or channel.send_ring is None or peer not in self._ranks:
             return None
         return None if peer in channel.readers else channel.send_ring.handle
@@ -131,7 +131,7 @@ class ChannelTable:
     def attach_ring(
         self, channel: PersistentChannel, peer: int, handle: SharedMemoryHandle
     ) -> None:
-        """Map the ring that a peer has offered."""
+        """Map the ring buffer that a peer has offered, to receive through it."""
         if self._group is not None:
             view = self._group.arena.open(self._group.processes[peer], handle)
             make_ring = self.tracing.receive_ring(channel.signature.verb, channel.name, peer)
@@ -140,13 +140,13 @@ class ChannelTable:
             )
 
     def handle_of(self, tensor: torch.Tensor) -> SharedMemoryHandle | None:
-        """Return a handle to a tensor, if its memory is shared."""
+        """Return a shared-memory handle to a tensor, or None if its memory is not shared."""
         return None if self._group is None else self._group.arena.locate(tensor)
 
     def map_tensor(
         self, peer: int, channel: PersistentChannel, handle: SharedMemoryHandle
     ) -> torch.Tensor:
-        """Map a peer's tensor, flat, by its handle."""
+        """Map a peer's tensor by its shared-memory handle, and return it flat."""
         if self._group is None:
             raise RuntimeError("there is no shared memory")
         view = self._group.arena.open(self._group.processes[peer], handle)
@@ -170,7 +170,7 @@ class ChannelTable:
         return any(key.step in list(channel.in_flight) for channel in self.find_all(key.name))
 
     def fail_next_call(self, error: PeerError) -> None:
-        """Have the next verb raise an error, unless it has another one to raise."""
+        """Store an error for the next operation to raise, unless one is stored already."""
         self.late_error = self.late_error or error
 
     def discard_error(self, error: PeerError) -> None:
@@ -182,7 +182,7 @@ class ChannelTable:
                 channel.error = None
 
     def unexpected_tensors(self) -> list[tuple[int, TensorMessage]]:
-        """List tensors published for this rank and not read here, in the form of messages."""
+        """List tensors that peers have published for this rank and it has not read, as messages."""
         found = []
         for channel in self._all():
             verb, dtype = channel.signature.verb, channel.signature.dtype

@@ -65,7 +65,7 @@ class ProgressEngine(ProgressLoop):
         key: MatchKey | None = None,
         about: Sequence[object] = (),
     ) -> Handle[R]:
-        """Queue an operation for the progress thread; a ``key`` is from :meth:`count_use`."""
+        """Queue an operation for the progress thread; ``key`` is that of a use counted before."""
         span = self.tracing.call(spec, about) if key is None else None
         if span is None:
             return self._submit(spec, key)
@@ -105,10 +105,9 @@ class ProgressEngine(ProgressLoop):
     # counting
 
     def count_use(self, verb: str, name: str, in_flight: deque[int]) -> int | None:
-        """Count a use of a name, for a verb that begins without the engine.
+        """Count a use of a name by an operation that begins without the engine; return its step.
 
-        Returns:
-            The step, or None where the name is in use by something that must end first.
+        It is None where the name is in use by something that must end first.
         """
         with self._submit_lock:
             if (self.queue or self.active) and self._is_in_progress(name):
@@ -133,7 +132,7 @@ class ProgressEngine(ProgressLoop):
         return {name: count for name, count in self._use_counts.items() if count}
 
     def round_count(self, verb: str, name: str) -> int:
-        """Return how often a verb was used under a name."""
+        """Return how often an operation type was used under a name."""
         return self._round_counts[verb, name]
 
     def _count(self, verb: str, label: str, name: str) -> tuple[int, int]:
@@ -209,7 +208,7 @@ class ProgressEngine(ProgressLoop):
             self.queue.clear()
 
     def detach_after_fork(self) -> None:
-        """Leave the rank to the parent process, in a child that was forked from it.
+        """Close the engine in a forked child process, leaving the rank to the parent process.
 
         Nothing is sent. Operations in progress end with an error, as does every later call; locks
         that another thread may have held at the fork are made anew.
@@ -231,8 +230,7 @@ class ProgressEngine(ProgressLoop):
     def close(self, reason: str) -> None:
         """Stop the progress thread, fail what is in progress, and announce this rank's exit.
 
-        Raises:
-            PeerError: A peer has refused an earlier exchange that had ended here.
+        It raises the error of a peer that has refused an earlier exchange which had ended here.
         """
         if self.thread is not None:
             self.thread.stop()

@@ -1,8 +1,4 @@
-"""Progress loop: advances all operations of one rank, driven by threads that wait, or by its own.
-
-Any thread that waits for one operation advances all of them. While none does, a progress thread
-keeps them going in the background.
-"""
+"""Progress loop: advances all operations of one rank, on threads that wait or on its own."""
 
 from __future__ import annotations
 
@@ -25,31 +21,25 @@ from asyncddp.transport.base import Transport
 
 _SCAN_EVERY = 256  # rounds without progress after which the peers' rings are scanned
 _MAX_DEFERRED_AGE = 0.02  # seconds
-_IDLE_INTERVAL = 0.05  # seconds
+_IDLE_INTERVAL = 0.05
 _SUBMIT_WINDOW = 0.0001  # seconds in which a caller may submit more before the first one starts
 
 
 class ProgressLoop:
-    """Loop that advances all operations of one rank; any thread may run it, one at a time.
+    """Loop that advances all operations of one rank: any thread that waits for one runs it for all.
 
-    Attributes:
-        lock: Is held for one round of progress.
-        queue, active: Operations that are submitted, and those in progress.
-        hooks: Functions called in every round of progress until they return True.
-        deferred: Handles that no thread drives yet; those not waited for soon are submitted here.
-        idle_interval: Seconds between two polls of the transport while nothing is in progress.
-        closed: True after shutdown, and in a forked process; ``closed_because`` says why.
-        thread: The progress thread, if there is one.
-        wait_guard, has_exited, mark_peer_failed: As of the watchdog and the lost peers.
+    ``hooks`` are called in every round until they return True, ``deferred`` handles have no thread
+    that drives them, and ``closed_because`` says why nothing can be submitted once ``closed``.
+    ``wait_guard``, ``has_exited`` and ``mark_peer_failed`` are the watchdog's and the lost peers'.
     """
 
     def __init__(self, transport: Transport, config: Config, tracing: EngineTracing) -> None:
         self.transport, self.tracing = transport, tracing
         self._use_counts: dict[str, int] = defaultdict(int)
         self.matcher = MessageMatcher(transport, self._use_counts, tracing)
-        self.lock = threading.RLock()
-        self.queue: deque[Work[Any]] = deque()
-        self.active: list[Work[Any]] = []
+        self.lock = threading.RLock()  # held for one round of progress
+        self.queue: deque[Work[Any]] = deque()  # submitted
+        self.active: list[Work[Any]] = []  # in progress
         self.lost_peers = LostPeers(self.matcher)
         self.watchdog = Watchdog(config, self.matcher, self.lost_peers, self._submitted)
         self.has_exited = self.lost_peers.has_exited
@@ -57,7 +47,7 @@ class ProgressLoop:
         self.wait_guard = self.watchdog.wait_guard
         self.hooks: deque[Callable[[], bool]] = deque()
         self.deferred: dict[int, Any] = {}
-        self.idle_interval = _IDLE_INTERVAL
+        self.idle_interval = _IDLE_INTERVAL  # seconds between polls while nothing is in progress
         self._next_scan = 0.0
         self.closed = False
         self.closed_because = "called after shutdown(); call init() first"
@@ -136,15 +126,12 @@ class ProgressLoop:
 
     def _advance(self) -> bool:
         """Advance the operations that may go on; of the ordered ones only the first."""
-        ended, ordered = False, False
+        ended = blocked = False
         for work in list(self.active):
-            if work.spec.ordered:
-                if ordered:
-                    continue
-                ordered = not work.advance()
-            else:
-                work.advance()
-            if not work.finished.is_set():
+            if blocked and work.spec.ordered:
+                continue
+            if not work.advance():
+                blocked = blocked or work.spec.ordered
                 self.watchdog.check(work)
             if work.finished.is_set():
                 self.active.remove(work)
@@ -195,11 +182,7 @@ class ProgressLoop:
         """Wait until a condition holds, making progress meanwhile; for one-sided operations.
 
         ``what`` names the condition in messages, and ``peers`` returns the ranks that hold it up.
-
-        Raises:
-            NotInitializedError: After shutdown.
-            PeerLeftError: One of these ranks has left.
-            WaitTimeoutError: The deadline has passed.
+        It raises after shutdown, when one of these ranks has left, and after the deadline.
         """
         attempt, check = 0, self.watchdog.wait_guard(what)
         while not done():
@@ -212,8 +195,7 @@ class ProgressLoop:
 class ProgressThread:
     """Background thread that drives a progress loop while no caller does.
 
-    While nothing is in progress it polls at intervals, so that a rank that computes, or sleeps,
-    still answers its peers.
+    While nothing is in progress it polls at intervals, so that a rank that computes still answers.
     """
 
     def __init__(self, loop: ProgressLoop, transport: Transport) -> None:
@@ -226,7 +208,7 @@ class ProgressThread:
         self._thread.start()
 
     def wake(self) -> None:
-        """Wake the thread: there is something to do."""
+        """Wake the thread, since an operation or hook was added."""
         self._awake.set()
 
     def stop(self) -> None:

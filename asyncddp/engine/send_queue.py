@@ -55,7 +55,7 @@ class SendQueue:
         return device_transport_for(self._transport, streams)
 
     def announce(self, exchange: ExchangeRequest, peer: int) -> None:
-        """Queue the signature of an exchange, without a tensor."""
+        """Queue a message with the signature of an exchange, without a tensor."""
         shape = tuple(size or 0 for size in exchange.signature.shape)
         self._put_header(exchange, peer, shape, b"", SIGNATURE_ONLY)
 

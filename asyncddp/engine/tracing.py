@@ -42,20 +42,20 @@ class _Spec(Protocol):
 
 
 class EngineTracing:
-    """Hooks at what an engine does; they record it in the timeline, where there is a tracer."""
+    """Hooks at what an engine does; with a tracer they record it in the timeline."""
 
     def __init__(self, tracer: Tracer | None) -> None:
         self._tracer = tracer
 
     def call(self, spec: _Spec, about: Sequence[object]) -> AbstractContextManager[object] | None:
-        """Return what records a call with arguments ``about``, or None if nothing does."""
+        """Return a context manager that records a call with arguments ``about``, or None."""
         if self._tracer is None:
             return ProfilerRange(f"ENQUEUE_{spec.verb.upper()}") if profiler_enabled() else None
         nbytes = next((one.nbytes for one in about if isinstance(one, torch.Tensor)), 0)
         return self._tracer.enqueue_span(spec.verb, spec.label, nbytes)
 
     def wait(self, spec: _Spec) -> WaitSpan | None:
-        """Return the record of a wait that begins now, for the caller to end, if it is recorded."""
+        """Return the timeline span of a wait that begins now, for the caller to end, or None."""
         return None if self._tracer is None else self._tracer.start_wait(spec.verb, spec.label)
 
     def transfer(
@@ -67,7 +67,7 @@ class EngineTracing:
         begun: int,
         request: Request | None,
     ) -> Request | None:
-        """Record one message of an exchange: now, or once its request has completed."""
+        """Record one tensor of an exchange: now, or once its request has completed."""
         tracer = self._tracer
         if tracer is None:
             return request
@@ -107,14 +107,14 @@ class EngineTracing:
             self._tracer.mark_progress_thread()
 
     def send_ring(self, verb: str, name: str) -> Callable[..., SendRingBuffer]:
-        """Return what makes the ring buffer through which a verb sends under a name."""
+        """Return a function that makes the send ring buffer of an operation and name."""
         if self._tracer is None:
             return SendRingBuffer
         record = partial(self._tracer.record_transfer, "send", verb, name)
         return partial(TracedSendRingBuffer, record)
 
     def receive_ring(self, verb: str, name: str, peer: int) -> Callable[..., ReceiveRingBuffer]:
-        """Return what makes the reading end of the ring buffer through which a peer sends."""
+        """Return a function that makes the receive ring buffer of an operation, name and peer."""
         if self._tracer is None:
             return ReceiveRingBuffer
         record = partial(self._tracer.record_transfer, "read", verb, name, peer)
@@ -125,14 +125,14 @@ NO_TRACING = EngineTracing(None)
 
 
 class TracedRequest:
-    """Transport request that records its transfer once it has completed well."""
+    """Transport request that records its transfer once it has completed without error."""
 
     def __init__(self, request: Request, record: Callable[[], None]) -> None:
         self._request = request
         self._record: Callable[[], None] | None = record
 
     def done(self) -> bool:
-        """Tell whether it has completed."""
+        """Tell whether the request has completed."""
         completed = self._request.done()
         if completed and self._record is not None:
             record, self._record = self._record, None
@@ -140,7 +140,7 @@ class TracedRequest:
         return completed
 
     def abandon(self) -> None:
-        """Give up waiting for it."""
+        """Give up waiting for the request."""
         self._record = None
         self._request.abandon()
 
@@ -206,7 +206,7 @@ class TracedReceiveRingBuffer(ReceiveRingBuffer):
         return super().tensor_handle(step)
 
     def read_begun(self, step: int) -> int:
-        """Return when the unfinished reading of a step began; the present time if it has not."""
+        """Return when the reading of a step began; the present time if it has not."""
         return self._begun.get(step, time.monotonic_ns())
 
     @override

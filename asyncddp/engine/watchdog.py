@@ -69,7 +69,7 @@ class Watchdog:
 
     @property
     def has_driver(self) -> bool:
-        """True while some caller waits, and so drives the engine."""
+        """True while a calling thread waits, and so drives the engine."""
         return bool(self._blocked)
 
     def _blocking(self) -> Work[Any] | None:
@@ -83,7 +83,7 @@ class Watchdog:
     # peers
 
     def handle_message(self, peer: int, message: Message) -> Work[Any] | None:
-        """Handle a message that is about no exchange; return the operation it fails, if any."""
+        """Handle a peer's exit, deadlock probe or cycle; return the operation it fails, if any."""
         if isinstance(message, PeerExit):
             self._lost_peers.mark_exited(peer, message)
         if not isinstance(message, (DeadlockProbe, DeadlockCycle)):

@@ -28,7 +28,7 @@ class WaitCondition(Protocol):
         ...
 
     def missing(self) -> list[tuple[int, MatchKey]]:
-        """Return the peers that hold it up, and the key that each has yet to submit."""
+        """Return the peers that hold up the operation, and the key each has yet to submit."""
         ...
 
 
@@ -52,7 +52,7 @@ class OperationSpec(Generic[R]):
 
     @property
     def label(self) -> str:
-        """Name of the call, or the one under which all nameless calls of the verb are counted."""
+        """Name of the call, or a default by which all unnamed calls of its type are counted."""
         return self.name or f"{self.verb}.noname"
 
     @property
@@ -85,16 +85,16 @@ class Work(Generic[R]):
         return self.operation.key
 
     def describe(self) -> str:
-        """Return verb, name and key, for messages."""
+        """Return operation type, name and key, for messages."""
         name = f" {self.spec.name!r}" if self.spec.ordered and self.spec.name else ""
         return f"{self.spec.verb}{name} {self.key}"
 
     def missing(self) -> list[tuple[int, MatchKey]]:
-        """Return the peers that hold it up, and the key that each has yet to submit."""
+        """Return the peers that hold up the operation, and the key each has yet to submit."""
         return self._waiting.missing() if self._waiting is not None else []
 
     def advance(self) -> bool:
-        """Go on as far as possible without waiting, and tell whether it has ended.
+        """Run the operation as far as possible without waiting, and tell whether it has ended.
 
         On any thread, ``torch.inference_mode`` is on or off as where the call was made.
         """
@@ -115,12 +115,12 @@ class Work(Generic[R]):
         return self.finished.is_set()
 
     def fail(self, error: BaseException) -> None:
-        """End it with an error, and tell the peers."""
+        """End the operation with an error, and tell the peers."""
         self._steps.close()
         self._end(None, error)
 
     def end_after_fork(self, error: BaseException) -> None:
-        """End it with an error in a forked process, telling nobody: the parent goes on with it."""
+        """End the operation with an error in a forked process, telling no peer."""
         self.error, self.finished = error, Event()
         self.finished.set()
 

@@ -105,7 +105,7 @@ class ParameterBucket(FlatBucket):
         ]
 
     def reattach(self) -> bool:
-        """Make all parameters views again; False if one has another dtype, shape, … by now."""
+        """Make all parameters views again; False if one has changed its dtype, shape or strides."""
         for index in self.detached_indices():
             data, view = self.parameters[index].data, self.views[index]
             found = data.dtype, data.device, data.shape, _strides(data)

@@ -58,11 +58,7 @@ DTYPES = {row.dtype: row for row in _ROWS}
 
 
 def dtype_traits_of(tensor: torch.Tensor, verb: str) -> DtypeTraits:
-    """Look up the traits of a tensor's dtype.
-
-    Raises:
-        DtypeError: The dtype is not in the table; the message lists those that are.
-    """
+    """Look up the traits of a tensor's dtype, or raise a DtypeError that lists those that exist."""
     try:
         return DTYPES[tensor.dtype]
     except KeyError:

@@ -48,9 +48,9 @@ class DepartureDetector:
         self.now: tuple[int, ...] = ()
 
     def look(self, own: int, steps: Mapping[int, int]) -> tuple[int, ...]:
-        """Return those that have left, ascending, by the newest known step count of each neighbour.
+        """Return which neighbours have left, ascending, by the newest known step count of each.
 
-        It is to be called once in each round of this rank, with this rank's ``own`` steps.
+        To be called once in each round of this rank, which has made ``own`` steps.
         """
         self._rounds += 1
         self.now = tuple(r for r in sorted(steps) if self._has_left(r, steps[r], own))

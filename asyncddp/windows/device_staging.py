@@ -3,8 +3,7 @@
 A tensor to publish is copied on the DEVICE_TO_HOST stream, after what the caller has queued, into
 pinned memory; the engine publishes it once the copy has completed. What is read is summed on the
 host, copied on the HOST_TO_DEVICE stream, and averaged on the device before what the caller queues
-next. The calling thread waits for neither: a verb that promises that neighbours can see something
-waits for the publication, by polling an event.
+next. The calling thread waits for neither.
 """
 
 from __future__ import annotations
@@ -33,13 +32,12 @@ from asyncddp.windows.buffer_pool import BufferPool
 from asyncddp.windows.staging import (
     PendingPublish,
     PublishCallback,
+    SentMessages,
     TensorStaging,
-    UndeliveredMessage,
     scalar_for,
 )
 
-_MAX_QUEUED = 4
-"""Copies of one window that may be under way each way, before a caller waits for the device."""
+_MAX_QUEUED = 4  # copies of a window under way each way, before a caller waits for the device
 
 
 class DeviceResources(NamedTuple):
@@ -53,7 +51,7 @@ class _ActionAfterEvent(NamedTuple):
     """Action to run once a device event has completed, and the pinned memory that it needs."""
 
     pending: PendingPublish
-    act: Callable[[], Sequence[UndeliveredMessage]]
+    act: Callable[[], SentMessages]
     event: DeviceEvent | None = None
     pinned: torch.Tensor | None = None
 
@@ -98,9 +96,8 @@ class DeviceStaging(TensorStaging):
                 if not tensor.is_contiguous() or tensor.is_neg():
                     with order.stream_context():
                         values = dense(tensor)
-                    streams.wait_event(
-                        StreamRole.DEVICE_TO_HOST, streams.record_event(StreamRole.COMPUTE)
-                    )
+                    made = streams.record_event(StreamRole.COMPUTE)
+                    streams.wait_event(StreamRole.DEVICE_TO_HOST, made)
                     streams.record_stream(values, StreamRole.DEVICE_TO_HOST)
                 streams.copy(here, values, StreamRole.DEVICE_TO_HOST)
                 event = streams.record_event(StreamRole.DEVICE_TO_HOST)
@@ -111,12 +108,12 @@ class DeviceStaging(TensorStaging):
         return self._enqueue(partial(self._publish_copy, here, publish_buffer), event, pinned)
 
     @override
-    def run_after(self, act: Callable[[], Sequence[UndeliveredMessage]]) -> PendingPublish:
+    def run_after(self, act: Callable[[], SentMessages]) -> PendingPublish:
         return self._enqueue(act)
 
     def _enqueue(
         self,
-        act: Callable[[], Sequence[UndeliveredMessage]],
+        act: Callable[[], SentMessages],
         event: DeviceEvent | None = None,
         pinned: torch.Tensor | None = None,
     ) -> PendingPublish:
@@ -205,9 +202,8 @@ class DeviceStaging(TensorStaging):
         pinned, here = self._pinned_tensor(shape, dtype)
         weighted_sum(here, terms)
         there = empty_on(streams, tuple(shape), dtype)
-        streams.wait_event(
-            StreamRole.HOST_TO_DEVICE, streams.record_event(StreamRole.COMPUTE)
-        )  # where its memory may be in use still
+        in_use = streams.record_event(StreamRole.COMPUTE)  # its memory may be, until then
+        streams.wait_event(StreamRole.HOST_TO_DEVICE, in_use)
         streams.record_stream(there, StreamRole.HOST_TO_DEVICE)
         streams.copy(there, here, StreamRole.HOST_TO_DEVICE)
         arrived = streams.record_event(StreamRole.HOST_TO_DEVICE)

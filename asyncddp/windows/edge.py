@@ -55,7 +55,7 @@ class EdgeWriter(ABC):
 
     @abstractmethod
     def put(self, buffer: RefCountedBuffer, weight: float, p: float, clock: int) -> int:
-        """Publish ``weight * buffer`` in place of all that was published before; its version."""
+        """Publish ``weight * buffer`` instead of what was published before; return its version."""
 
     @abstractmethod
     def add(
@@ -66,14 +66,13 @@ class EdgeWriter(ABC):
         clock: int,
         acquire_buffer: Callable[[], RefCountedBuffer],
     ) -> int:
-        """Publish ``weight * buffer`` added to what the reader has not taken yet; its version."""
+        """Publish ``weight * buffer`` added to what is not taken yet; return its version."""
 
-    @abstractmethod
-    def set_clock(self, clock: int) -> None:
-        """Tell the reader the step count, at the latest with the next message."""
+    def set_clock(self, clock: int) -> None:  # noqa: B027 - it goes with the next message
+        """Send the reader this rank's step count, at the latest with the next message."""
 
     def tell(self, clock: int) -> None:
-        """Tell the reader at once how many steps the writer has made."""
+        """Send the reader this rank's step count at once."""
         self.set_clock(clock)
 
     def arrived(self, version: int) -> bool:
@@ -110,9 +109,8 @@ class EdgeReader(ABC):
     def take(self) -> Snapshot | None:
         """Return a snapshot as :meth:`look` does, and mark it as taken: later sums start anew."""
 
-    @abstractmethod
-    def release(self) -> None:
-        """Release the snapshot."""
+    def release(self) -> None:  # noqa: B027 - a copy needs none
+        """Release the snapshot, whose buffer the writer may reuse."""
 
     @abstractmethod
     def version(self) -> int:

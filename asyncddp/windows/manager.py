@@ -6,7 +6,8 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,15 +32,17 @@ from asyncddp.windows.message_edge import (
 )
 from asyncddp.windows.mutex import FREE, LOCK, LOCKED, WindowMutex
 from asyncddp.windows.nonblocking_handle import PendingGet, WindowHandle
+from asyncddp.windows.shared_memory_edge import WORDS, SharedMemoryReader, SharedMemoryWriter
 from asyncddp.windows.staging import PendingPublish
 from asyncddp.windows.traced_window import TracedWindow
 from asyncddp.windows.window import Window
-from asyncddp.windows.window_edges import ControlWords, EdgeFactory
+from asyncddp.windows.window_edges import ControlWords, WindowEdges
 from topology import Schedule
 
 _SERVICE = "windows"
 _making = threading.Lock()
 _GET, _GOT, _GONE = "get", "got", "gone"
+_EDGE_BYTES = 8 * WORDS
 _POLL_INTERVAL = 0.002  # seconds between polls of the transport while peers may send at any time
 
 
@@ -52,10 +55,8 @@ class WindowManager:
         self._by_number: dict[int, Window] = {}
         self._tickets = itertools.count()
         self._pending_gets = weakref.WeakValueDictionary[int, PendingGet]()
-        group = context.transport.window_group
-        self._arena = None if group is None else group.arena
+        self._group = context.transport.window_group
         self._devices: dict[DeviceStreams, DeviceResources] = {}
-        self.edge_factory = EdgeFactory(context, self._send)
         self._made = 0
         self._pause = self._engine.idle_interval
         self._message_handlers = {
@@ -67,7 +68,7 @@ class WindowManager:
             _GONE: self._handle_freed,
         }
         with self._engine.active_messages() as active_messages:
-            active_messages.handlers[_SERVICE] = self._handle_message
+            active_messages.handlers[_SERVICE] = self._receive
 
     @property
     def names(self) -> list[str]:
@@ -78,7 +79,7 @@ class WindowManager:
         return iter(list(self._by_name.values()))
 
     def find(self, verb: str, name: str) -> Window:
-        """Return the window of a name, for a verb that no ``torch.func`` may transform."""
+        """Return the window of a name, for an operation within no ``torch.func`` transform."""
         refuse_transforms(verb)
         window = self._by_name.get(name)
         if window is None:
@@ -94,10 +95,11 @@ class WindowManager:
     def prepare(
         self, name: str, tensor: torch.Tensor, schedule: Schedule, *, zero_init: bool
     ) -> Window:
-        """Make a window whose edges are not known yet."""
+        """Create a window, which :meth:`connect` gives its edges."""
         number = self._made
         self._made += 1
-        facts = self._context, name, number, tensor, schedule, self._arena, self._device_of(tensor)
+        arena = None if self._group is None else self._group.arena
+        facts = self._context, name, number, tensor, schedule, arena, self._device_of(tensor)
         if self._context.tracer is None:
             return Window(*facts, zero_init=zero_init)
         return TracedWindow(self._context.tracer, *facts, zero_init=zero_init)
@@ -110,6 +112,20 @@ class WindowManager:
             self._devices[streams] = DeviceResources(streams, FreeList(streams.allocate_pinned))
         return self._devices[streams]
 
+    def reserve(self, targets: Iterable[int]) -> ControlWords:
+        """Reserve shared memory for the control words of edges to ranks of this machine."""
+        group = self._group
+        if group is None:
+            return {}
+        near = [target for target in targets if target in group.processes]
+        return {peer: group.arena.take(2 * _EDGE_BYTES, zeroed=2 * _EDGE_BYTES) for peer in near}
+
+    def release(self, words: ControlWords) -> None:
+        """Free the control words of edges."""
+        for block in words.values():
+            if self._group is not None:
+                self._group.arena.give(block)
+
     def connect(
         self,
         window: Window,
@@ -117,13 +133,16 @@ class WindowManager:
         sources: dict[int, SharedMemoryHandle | None],
         own: ControlWords,
     ) -> None:
-        """Make a window's edges as :meth:`EdgeFactory.make` does, and register it by name."""
-        number, rank = window.number, self._context.rank
-        what = f"rank {rank}: window {window.name!r}: rank"
-        window.open(self.edge_factory.make(number, window.tensor, targets, sources, own, what))
+        """Make a window's edges, and register it by name.
+
+        Shared memory is used where the neighbour can map it: for targets with own control words
+        that :meth:`reserve` has returned, and for sources with the place of theirs.
+        """
+        number = window.number
+        window.open(self._make_edges(window, targets, sources, own))
         window.mutex = WindowMutex(
             self._engine,
-            rank,
+            self._context.rank,
             lambda peer, word, ticket: self._send(peer, number, word, ticket),
             window.require_open,
             f"the mutex of window {window.name!r}",
@@ -132,6 +151,35 @@ class WindowManager:
         if len(own) < len(targets) or None in sources.values():
             self._engine.idle_interval = _POLL_INTERVAL
 
+    def _make_edges(
+        self,
+        window: Window,
+        targets: list[int],
+        sources: dict[int, SharedMemoryHandle | None],
+        own: ControlWords,
+    ) -> WindowEdges:
+        edges = WindowEdges(own)
+        for peer in targets:
+            if peer in own:
+                chunk, first = own[peer].chunk, own[peer].offset
+                edges.outgoing[peer] = SharedMemoryWriter(chunk, first)
+                edges.get_writers[peer] = SharedMemoryWriter(chunk, first + _EDGE_BYTES)
+            else:
+                send = partial(self._send, peer, window.number)
+                edges.outgoing[peer] = MessageWriter(self._engine, send)
+        what = f"rank {self._context.rank}: window {window.name!r}: rank"
+        for peer, place in sources.items():
+            if place is not None and self._group is not None:
+                second = place._replace(offset=place.offset + _EDGE_BYTES)
+                facts = window.shape, window.dtype, f"{what} {peer}"
+                process, arena = self._group.processes[peer], self._group.arena
+                edges.incoming[peer] = SharedMemoryReader(arena, process, place, *facts)
+                edges.get_readers[peer] = SharedMemoryReader(arena, process, second, *facts)
+            else:
+                taken = partial(self._send, peer, window.number, TAKEN)
+                edges.incoming[peer] = MessageReader(taken)
+        return edges
+
     def drop(self, name: str) -> None:
         """Remove a window that no peer uses any more."""
         with self._engine.active_messages():  # while no message about it is handled
@@ -139,7 +187,7 @@ class WindowManager:
             del self._by_number[window.number], window.mutex  # which refers to the window
         words = window.edges.control_words
         window.close(ArgumentError(f"window {name!r} was freed by win_free"))
-        self.edge_factory.release(words)
+        self.release(words)
         self._context.topologies.pinned.discard(name)
         if not self._by_name:
             self._engine.idle_interval = self._pause
@@ -172,10 +220,8 @@ class WindowManager:
         messages = [(source, request.has_reply) for source, request in requested.items()]
         return WindowHandle(window, "win_get", PendingPublish(messages), finish)
 
-    def _handle_message(
-        self, peer: int, content: tuple[Any, ...], tensor: torch.Tensor | None
-    ) -> None:
-        """Handle a message of a peer; called by the engine, under its lock."""
+    def _receive(self, peer: int, content: tuple[Any, ...], tensor: torch.Tensor | None) -> None:
+        """Receive a message of a peer; called by the engine, under its lock."""
         number, word, *facts = content
         window = self._by_number.get(number)
         if window is not None:
@@ -224,11 +270,7 @@ class WindowManager:
 
 
 def windows_of(context: Context) -> WindowManager:
-    """Return the window manager of a context; made on first use.
-
-    Raises:
-        NotInitializedError: The world has ended, or this process is a fork of the one that made it.
-    """
+    """Return the window manager of a context, made on first use; raises after shutdown."""
     context.engine.ensure_open("window")
     found: WindowManager | None = context.extensions.get(_SERVICE)
     if found is None:

@@ -85,10 +85,6 @@ class MessageWriter(EdgeWriter):
         return self.published
 
     @override
-    def set_clock(self, clock: int) -> None:
-        """Do nothing: the step count goes with the next message."""
-
-    @override
     def tell(self, clock: int) -> None:
         self._send(TICK, clock)
 
@@ -162,10 +158,6 @@ class MessageReader(EdgeReader):
         if snapshot is not None:
             self._tell(snapshot.version)
         return snapshot
-
-    @override
-    def release(self) -> None:
-        """Do nothing: no memory of the writer is held."""
 
     @override
     def version(self) -> int:

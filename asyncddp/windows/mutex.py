@@ -70,7 +70,7 @@ class WindowMutex:
             taken.pop_all()
 
     def release(self, holders: Iterable[int], writers: Iterable[int]) -> None:
-        """Release slots."""
+        """Release the slots that :meth:`acquire` has taken."""
         for pair in self._pairs(holders, writers):
             self._unlock(pair)
 

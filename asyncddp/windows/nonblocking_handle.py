@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 from asyncddp.context import Context
 from asyncddp.windows.edge import Snapshot
-from asyncddp.windows.staging import PendingPublish, UndeliveredMessage
+from asyncddp.windows.staging import PendingPublish, SentMessages
 
 
 class PendingGet:
@@ -21,7 +21,7 @@ class PendingGet:
 
 
 class OpenWindow(Protocol):
-    """Interface of a window as its handles use it."""
+    """Interface of a window that its handles need."""
 
     context: Context
     name: str
@@ -46,7 +46,7 @@ class WindowHandle:
     ) -> None:
         self._window, self._verb = window, verb
         self._pending, self._finish = pending, finish
-        self._messages: Sequence[UndeliveredMessage] = ()
+        self._messages: SentMessages = ()
         self._done = self._published() and not self._messages and finish is None
 
     def poll(self) -> bool:
@@ -63,7 +63,7 @@ class WindowHandle:
         return self._done
 
     def wait(self) -> bool:
-        """Wait until the operation is done; True.
+        """Wait until the operation is done, and return True.
 
         Raises:
             PeerLeftError: A neighbour has ended meanwhile.

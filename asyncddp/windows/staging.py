@@ -15,7 +15,8 @@ from asyncddp.windows.edge import RefCountedBuffer
 UndeliveredMessage: TypeAlias = tuple[int, Callable[[], bool]]
 """A neighbour to which a message was sent, and a function that says if it has been answered."""
 
-PublishCallback: TypeAlias = Callable[[RefCountedBuffer], Sequence[UndeliveredMessage]]
+SentMessages: TypeAlias = Sequence[UndeliveredMessage]
+PublishCallback: TypeAlias = Callable[[RefCountedBuffer], SentMessages]
 """Publishes a buffer along edges, under the window's lock; returns messages that were sent."""
 
 
@@ -32,7 +33,7 @@ class PendingPublish:
 
     __slots__ = ("messages", "problem")
 
-    def __init__(self, messages: Sequence[UndeliveredMessage] | None = None) -> None:
+    def __init__(self, messages: SentMessages | None = None) -> None:
         self.messages = messages
         self.problem: Exception | None = None
 
@@ -53,9 +54,7 @@ class TensorStaging:
             values.mul_(scalar_for(values, factor))
         return PendingPublish(messages)
 
-    def _publish_copy(
-        self, values: torch.Tensor, publish_buffer: PublishCallback
-    ) -> Sequence[UndeliveredMessage]:
+    def _publish_copy(self, values: torch.Tensor, publish_buffer: PublishCallback) -> SentMessages:
         """Copy a tensor on the host into a buffer that neighbours see, and publish it."""
         buffer = self._pool.acquire_buffer()
         try:
@@ -64,8 +63,8 @@ class TensorStaging:
         finally:
             buffer.drop()
 
-    def run_after(self, act: Callable[[], Sequence[UndeliveredMessage]]) -> PendingPublish:
-        """Run an action after all that was published before."""
+    def run_after(self, act: Callable[[], SentMessages]) -> PendingPublish:
+        """Run an action after all tensors that were published before."""
         return PendingPublish(act())
 
     def average_into(
@@ -94,7 +93,7 @@ class TensorStaging:
         return own
 
     def new_sum(self, own: torch.Tensor, terms: Sequence[WeightedTensor]) -> torch.Tensor:
-        """Return a sum of host tensors, as a new tensor on the own tensor's device."""
+        """Return a weighted sum of host tensors, as a new tensor on the own tensor's device."""
         out = empty(own.shape, own.dtype)
         weighted_sum(out, terms)
         return out.to(own.device)

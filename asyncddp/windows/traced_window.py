@@ -20,8 +20,7 @@ from asyncddp.windows.window_edges import WindowEdges
 class TracedWindow(Window):
     """Window that records its sends and reads in the timeline.
 
-    A message has the number of the version that its writer published; what a later version has
-    replaced before it was read has no end.
+    A message is numbered by its version; one that was replaced before it was read has no end.
     """
 
     def __init__(self, tracer: Tracer, *args: Any, **kwargs: Any) -> None:

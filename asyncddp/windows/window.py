@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 
 import torch
@@ -20,7 +20,7 @@ from asyncddp.windows.edge import RefCountedBuffer, Snapshot
 from asyncddp.windows.mutex import WindowMutex
 from asyncddp.windows.nonblocking_handle import WindowHandle
 from asyncddp.windows.receive_buffers import ReceiveBuffers, Staleness
-from asyncddp.windows.staging import PendingPublish, TensorStaging, UndeliveredMessage
+from asyncddp.windows.staging import PendingPublish, SentMessages, TensorStaging, UndeliveredMessage
 from asyncddp.windows.window_edges import SendFunction, WindowEdges
 from topology import Neighbors, Schedule
 
@@ -74,7 +74,7 @@ class Window:
         self.edges, self._send = edges, edges.send
         self._pool.edges = [*edges.outgoing.values(), *edges.get_writers.values()]
 
-        def publish_buffer(buffer: RefCountedBuffer) -> Sequence[UndeliveredMessage]:
+        def publish_buffer(buffer: RefCountedBuffer) -> SentMessages:
             first = None if self._zero_init else detached_copy(buffer.tensor)
             self._buffers = ReceiveBuffers(edges.incoming, first, self.shape, self.dtype)
             return edges.publish_for_gets(buffer, 1.0, self.clock)
@@ -115,7 +115,7 @@ class Window:
         with_p: bool,
         step: int | None = None,
     ) -> WindowHandle:
-        """Publish a tensor to neighbours, then multiply it, and p if asked for, by the own weight.
+        """Publish a tensor to neighbours, then multiply it, and p if asked for, by ``self_weight``.
 
         With ``add`` it is added to what they have not taken; the step is the next if not given.
         """
@@ -145,7 +145,7 @@ class Window:
         return WindowHandle(self, "win_accumulate" if add else "win_put", pending)
 
     def publish(self) -> PendingPublish:
-        """Publish the rank's own tensor, as it is now, for gets."""
+        """Publish the rank's own tensor, as it is now, for neighbours to get."""
         with self.lock:
             self.require_open()
             offer = partial(self.edges.publish_for_gets, weight=1.0, clock=self.clock)
@@ -159,7 +159,7 @@ class Window:
             return WindowHandle(self, "win_flush", pending)
 
     def tell(self, clock: int, but: Collection[int] = ()) -> WindowHandle:
-        """Tell neighbours, except some, how many steps were made, after all earlier puts."""
+        """Send neighbours, except some, the step count, after all earlier puts."""
 
         def send_step_count() -> tuple[UndeliveredMessage, ...]:
             for peer, edge in self.edges.outgoing.items():
@@ -171,14 +171,14 @@ class Window:
             return WindowHandle(self, "win_flush", self._staging.run_after(send_step_count))
 
     def conclude(self) -> WindowHandle:
-        """Tell neighbours that no step follows for now, and publish the own tensor for gets."""
+        """Tell neighbours that no further step follows, and publish the own tensor for gets."""
         with self.lock:
             self.clock = CONCLUDED + self.steps
             self.publish()
         return self.tell(self.clock)
 
     def resume(self) -> None:
-        """Tell neighbours that steps follow after all; a step tells them as well."""
+        """Tell neighbours that further steps follow after :meth:`conclude`."""
         with self.lock:
             self.clock = self.steps
         self.tell(self.clock)
@@ -191,7 +191,7 @@ class Window:
     # reading
 
     def get(self, source: int, weight: float) -> None:
-        """Read the tensor that a neighbour lets others get into its buffer."""
+        """Read the tensor that a neighbour publishes for gets into its receive buffer."""
         with self.lock:
             self.require_open()
             edge = self.edges.get_readers[source]
@@ -277,15 +277,12 @@ class Window:
             return self._buffers.staleness(self.steps)
 
     def read_step(self, source: int) -> int:
-        """Return the neighbour's step of what was last read, plus CONCLUDED where none follow."""
+        """Return the step count of a neighbour's value that was read last; see ``CONCLUDED``."""
         with self.lock:
             return self._buffers.last_read(source)[1]
 
     def known_steps_of(self, source: int, *, got: bool) -> int:
-        """Return a neighbour's last known step count, plus CONCLUDED where none follow.
-
-        It is that of what this rank gets from it, or of what the neighbour puts.
-        """
+        """Return a neighbour's last known step count, got or put, plus CONCLUDED if none follow."""
         if not got:
             return self.edges.incoming[source].clock()
         reader = self.edges.get_readers.get(source)

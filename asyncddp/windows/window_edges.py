@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeAlias
 
 import torch
 
-from asyncddp.context import Context
-from asyncddp.shm.arena import OwnedChunk, SharedMemoryHandle
+from asyncddp.shm.arena import OwnedChunk
 from asyncddp.shm.buddy_allocator import AllocatedBlock
 from asyncddp.windows.edge import EdgeReader, EdgeWriter, RefCountedBuffer
-from asyncddp.windows.message_edge import TAKEN, MessageReader, MessageWriter
-from asyncddp.windows.shared_memory_edge import WORDS, SharedMemoryReader, SharedMemoryWriter
+from asyncddp.windows.shared_memory_edge import SharedMemoryReader, SharedMemoryWriter
 from asyncddp.windows.staging import UndeliveredMessage, scalar_for
-
-_EDGE_BYTES = 8 * WORDS
 
 ControlWords: TypeAlias = dict[int, AllocatedBlock[OwnedChunk]]
 """By out-neighbour of this machine, memory for the words of the edges of its puts and its gets."""
@@ -51,7 +47,7 @@ class WindowEdges:
         p: float,
         acquire_buffer: Callable[[], RefCountedBuffer] | None,
     ) -> list[UndeliveredMessage]:
-        """Publish to neighbours, and the step count to all; return messages that were sent.
+        """Publish to neighbours, and the step count to all; return the messages that were sent.
 
         It is added to what they have not taken where ``acquire_buffer`` returns buffers for sums.
         """
@@ -92,61 +88,3 @@ class WindowEdges:
             finally:
                 buffer.drop()
         return None
-
-
-class EdgeFactory:
-    """Factory of a window's edges to neighbours, in shared memory where the neighbour can map it.
-
-    ``send`` sends a message to the window manager of a peer.
-    """
-
-    def __init__(self, context: Context, send: Callable[..., None]) -> None:
-        self._engine, self._send = context.engine, send
-        self._group = context.transport.window_group
-
-    def reserve(self, targets: Iterable[int]) -> ControlWords:
-        """Reserve shared memory for the control words of the edges to ranks of this machine."""
-        group = self._group
-        if group is None:
-            return {}
-        near = [target for target in targets if target in group.processes]
-        return {peer: group.arena.take(2 * _EDGE_BYTES, zeroed=2 * _EDGE_BYTES) for peer in near}
-
-    def release(self, words: ControlWords) -> None:
-        """Free the control words of edges."""
-        for block in words.values():
-            if self._group is not None:
-                self._group.arena.give(block)
-
-    def make(
-        self,
-        number: int,
-        tensor: torch.Tensor,
-        targets: Sequence[int],
-        sources: Mapping[int, SharedMemoryHandle | None],
-        own: ControlWords,
-        what: str,
-    ) -> WindowEdges:
-        """Make the edges of a window, with own control words that :meth:`reserve` has returned.
-
-        Sources come with the places of theirs, if any; ``what`` begins errors that name a source.
-        """
-        edges = WindowEdges(own)
-        for peer in targets:
-            if peer in own:
-                chunk, first = own[peer].chunk, own[peer].offset
-                edges.outgoing[peer] = SharedMemoryWriter(chunk, first)
-                edges.get_writers[peer] = SharedMemoryWriter(chunk, first + _EDGE_BYTES)
-            else:
-                send = partial(self._send, peer, number)
-                edges.outgoing[peer] = MessageWriter(self._engine, send)
-        for peer, place in sources.items():
-            if place is not None and self._group is not None:
-                second = place._replace(offset=place.offset + _EDGE_BYTES)
-                facts = tuple(tensor.shape), tensor.dtype, f"{what} {peer}"
-                process, arena = self._group.processes[peer], self._group.arena
-                edges.incoming[peer] = SharedMemoryReader(arena, process, place, *facts)
-                edges.get_readers[peer] = SharedMemoryReader(arena, process, second, *facts)
-            else:
-                edges.incoming[peer] = MessageReader(partial(self._send, peer, number, TAKEN))
-        return edges

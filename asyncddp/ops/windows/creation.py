@@ -104,7 +104,7 @@ def create_along(
         return False
     sources, targets = _neighbors(schedule, context.rank)
     window = windows.prepare(name, tensor, schedule, zero_init=zero_init)
-    own = windows.edge_factory.reserve(targets)
+    own = windows.reserve(targets)
     places = {peer: handle_of_block(block) for peer, block in own.items()}
     window.with_p = bool(associated_p)
     facts = _WindowSpec(name, tuple(tensor.shape), traits.name, bool(zero_init), bool(associated_p))
@@ -114,7 +114,7 @@ def create_along(
     try:
         _require_matching_proposals(gathered)
     except MismatchError:
-        windows.edge_factory.release(own)
+        windows.release(own)
         raise
     edge_places = {peer: gathered[peer].places.get(context.rank) for peer in sources}
     windows.connect(window, targets, edge_places, own)
