@@ -17,12 +17,7 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes | bytearray | memoryview, kind: type[T], what: str) -> T:
-    """Decode the bytes of :func:`pack`; ``what`` names value and sender in the PeerError.
-
-    Example:
-        >>> unpack(pack((1, "a")), tuple[int, str], "an example")
-        (1, 'a')
-    """
+    """Decode the bytes of :func:`pack`; ``what`` names value and sender in the PeerError."""
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -70,12 +70,7 @@ def _excepthook(
 
 
 def exit_code(error: BaseException) -> int:
-    """Return the exit code of a Python process that an uncaught exception ends.
-
-    Example:
-        >>> exit_code(SystemExit(3)), exit_code(ValueError("x")), exit_code(KeyboardInterrupt())
-        (3, 1, 130)
-    """
+    """Return the exit code of a Python process that an uncaught exception ends."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1

@@ -39,12 +39,7 @@ def launcher_rank_and_size(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 def check_launchers(environment: Mapping[str, str]) -> None:
-    """Raise, before MPI is started, if launchers of MPI and of torch.distributed disagree.
-
-    Example:
-        >>> ours = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
-        >>> check_launchers({**ours, "RANK": "1", "WORLD_SIZE": "2"})
-    """
+    """Raise, before MPI is started, if launchers of MPI and of torch.distributed disagree."""
     rank, size, launcher = _mpi_rank_size_launcher(environment)
     torch_rank, torch_size = _torch_rank_and_size(environment)
     elastic = "TORCHELASTIC_RUN_ID" in environment
@@ -62,13 +57,7 @@ def check_launchers(environment: Mapping[str, str]) -> None:
 
 
 def check_size(size: int, environment: Mapping[str, str]) -> None:
-    """Raise if a launcher has started several ranks, but MPI's ``size`` is another number.
-
-    Example:
-        >>> check_size(1, {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"})
-        >>> check_size(4, {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"})
-        >>> check_size(2, {"RANK": "0", "WORLD_SIZE": "2"})
-    """
+    """Raise if a launcher has started several ranks, but MPI's ``size`` is another number."""
     rank, launched, launcher = _mpi_rank_size_launcher(environment)
     if size == 1 < launched:
         raise EnvironmentProblem(

@@ -33,18 +33,7 @@ def forward_probe(
     missing: Iterable[tuple[int, MatchKey]],
     submitted: Callable[[MatchKey], bool],
 ) -> tuple[list[tuple[int, DeadlockProbe]], tuple[WaitForEdge, ...] | None]:
-    """Return the probes that a blocked rank passes on, and the cycle if this one has closed one.
-
-    Example:
-        >>> a, b = MatchKey("a", 0), MatchKey("b", 0)
-        >>> [(_, probe)] = start_probes(0, "neighbor_allreduce", [(1, a)])
-        >>> [(_, probe)], _ = forward_probe(
-        ...     probe, 1, "neighbor_allreduce", [(0, b)], lambda key: False
-        ... )
-        >>> _, cycle = forward_probe(probe, 0, "neighbor_allreduce", [(1, a)], lambda key: False)
-        >>> [edge.rank for edge in cycle]
-        [0, 1]
-    """
+    """Return the probes that a blocked rank passes on, and the cycle if this one has closed one."""
     last, first = probe.chain[-1], probe.chain[0]
     if submitted(last.key):
         return [], None

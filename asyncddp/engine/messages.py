@@ -180,15 +180,7 @@ def encode(messages: Iterable[Message]) -> bytes:
 
 
 def decode(data: bytes) -> list[Message]:
-    """Decode the messages that :func:`encode` encoded.
-
-    Raises:
-        ValueError: These bytes are no messages of the known kinds, or one contradicts itself.
-
-    Example:
-        >>> decode(encode([Ack(MatchKey("x", 3))]))
-        [Ack(key=MatchKey(name='x', step=3))]
-    """
+    """Decode messages; raise ValueError if one is of no known kind or contradicts itself."""
     try:
         messages = _DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

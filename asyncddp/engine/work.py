@@ -101,17 +101,14 @@ class Work(Generic[R]):
         if self.finished.is_set():
             return True
         with inference_mode(enabled=self._inference):
-            return self._advance()
-
-    def _advance(self) -> bool:
-        try:
-            self.operation.raise_if_failed()
-            while self._waiting is None or self._waiting.done():
-                self._waiting = next(self._steps)
-        except StopIteration as stop:
-            self._end(stop.value, None)
-        except (AsyncDDPError, RuntimeError, ValueError, TypeError, MemoryError) as error:
-            self.fail(error)
+            try:
+                self.operation.raise_if_failed()
+                while self._waiting is None or self._waiting.done():
+                    self._waiting = next(self._steps)
+            except StopIteration as stop:
+                self._end(stop.value, None)
+            except (AsyncDDPError, RuntimeError, ValueError, TypeError, MemoryError) as error:
+                self.fail(error)
         return self.finished.is_set()
 
     def fail(self, error: BaseException) -> None:

@@ -9,12 +9,7 @@ from asyncddp.torch_modes import normal_mode
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """View a contiguous tensor as a flat uint8 tensor that shares its storage.
-
-    Example:
-        >>> as_bytes(torch.zeros(2, 3, dtype=torch.bfloat16)).shape
-        torch.Size([12])
-    """
+    """View a contiguous tensor as a flat uint8 tensor that shares its storage."""
     flat = tensor.detach().reshape(-1)
     if flat.stride(0) != 1:  # of a single element, whose stride means nothing
         flat = flat.as_strided(flat.shape, (1,))
@@ -23,13 +18,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def from_bytes(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Make a tensor that owns a copy of ``data``.
-
-    Example:
-        >>> from_bytes(bytes([1, 0, 2, 0]), torch.int16, (2, 1))
-        tensor([[1],
-                [2]], dtype=torch.int16)
-    """
+    """Make a tensor that owns a copy of ``data``."""
     out = empty(shape, dtype)
     if data:
         as_bytes(out).numpy()[:] = memoryview(data)

@@ -15,14 +15,6 @@ class FreeList(Generic[T]):
 
     It never refuses a buffer, so that no transfer waits for another one's; at most ``limit`` bytes
     of free ones are kept. ``oldest_first`` takes the one that has been free for longest.
-
-    Example:
-        >>> buffers = FreeList(bytearray, limit=1 << 20)
-        >>> buffer = buffers.take(4096)
-        >>> buffers.give(buffer, 4096), buffers.free_bytes
-        (True, 4096)
-        >>> buffers.take(4096) is buffer
-        True
     """
 
     def __init__(
