@@ -98,8 +98,7 @@ class WindowManager:
         """Create a window, which :meth:`connect` gives its edges."""
         number = self._made
         self._made += 1
-        arena = None if self._group is None else self._group.arena
-        facts = self._context, name, number, tensor, schedule, arena, self._device_of(tensor)
+        facts = self._context, name, number, tensor, schedule, self._device_of(tensor)
         if self._context.tracer is None:
             return Window(*facts, zero_init=zero_init)
         return TracedWindow(self._context.tracer, *facts, zero_init=zero_init)

@@ -11,7 +11,6 @@ import torch
 from asyncddp.context import Context
 from asyncddp.errors import AsyncDDPError, PeerLeftError
 from asyncddp.kernels.weighted_sum import WeightedTensor
-from asyncddp.shm.arena import Arena
 from asyncddp.tensors.allocation import detached_copy
 from asyncddp.windows.buffer_pool import BufferPool
 from asyncddp.windows.departure_detector import CONCLUDED
@@ -29,9 +28,8 @@ class Window:
     """One rank's part of a window: its own tensor, and a receive buffer for each in-neighbour.
 
     One lock guards it against other threads of this rank; other ranks need none. ``number`` is how
-    many windows were made before, ``arena`` the shared memory, None if no peer shares it, and
-    ``device`` the tensor's, None on the host. Buffers are initialised with zero for ``zero_init``,
-    with the rank's own tensor otherwise.
+    many windows were made before, and ``device`` the tensor's, None on the host. Buffers are
+    initialised with zero for ``zero_init``, with the rank's own tensor otherwise.
     """
 
     edges: WindowEdges
@@ -45,7 +43,6 @@ class Window:
         number: int,
         tensor: torch.Tensor,
         schedule: Schedule,
-        arena: Arena | None,
         device: DeviceResources | None = None,
         *,
         zero_init: bool,
@@ -59,12 +56,11 @@ class Window:
         self.end: AsyncDDPError | None = None  # why the window cannot be used any more
         self._rounds = [schedule.neighbors(context.rank, k) for k in range(schedule.period or 1)]
         self.holds_integers = not tensor.is_floating_point()
-        self._pool = BufferPool(arena, self.shape, self.dtype)
-        self._staging = (
-            TensorStaging(self._pool)
-            if device is None
-            else DeviceStaging(self._pool, device, context.engine, self.lock, f"window {name!r}")
-        )
+        group, what = context.transport.window_group, f"window {name!r}"
+        self._pool = BufferPool(None if group is None else group.arena, self.shape, self.dtype)
+        self._staging = TensorStaging(self._pool)
+        if device is not None:
+            self._staging = DeviceStaging(self._pool, device, context.engine, self.lock, what)
         self._zero_init = zero_init
         self._unconfirmed: dict[int, UndeliveredMessage] = {}
         self._buffers = ReceiveBuffers({}, None, self.shape, self.dtype)
