@@ -108,9 +108,8 @@ class ChannelTable:
     def _allocate_ring(self, channel: PersistentChannel) -> SendRingBuffer | None:
         layout = channel.layout
         size = SendRingBuffer.nbytes(len(self._ranks), layout)
-        if self._group is None or not layout.numel or self._rings >= _MAX_RINGS:
-            return None
-        if self._bytes + size > _MAX_RING_BYTES:
+        full = self._rings >= _MAX_RINGS or self._bytes + size > _MAX_RING_BYTES
+        if self._group is None or not layout.numel or full:
             return None
         make_ring = self.tracing.send_ring(channel.signature.verb, channel.name)
         try:

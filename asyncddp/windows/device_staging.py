@@ -28,8 +28,8 @@ from asyncddp.tensors.byte_views import dense
 from asyncddp.tensors.dtypes import DTYPES, DtypeKind
 from asyncddp.tensors.free_list import FreeList
 from asyncddp.torch_modes import normal_mode
-from asyncddp.windows.buffer_pool import BufferPool
 from asyncddp.windows.staging import (
+    BufferPool,
     PendingPublish,
     PublishCallback,
     SentMessages,

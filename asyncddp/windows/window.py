@@ -12,14 +12,19 @@ from asyncddp.context import Context
 from asyncddp.errors import AsyncDDPError, PeerLeftError
 from asyncddp.kernels.weighted_sum import WeightedTensor
 from asyncddp.tensors.allocation import detached_copy
-from asyncddp.windows.buffer_pool import BufferPool
 from asyncddp.windows.departure_detector import CONCLUDED
 from asyncddp.windows.device_staging import DeviceResources, DeviceStaging
 from asyncddp.windows.edge import RefCountedBuffer, Snapshot
 from asyncddp.windows.mutex import WindowMutex
 from asyncddp.windows.nonblocking_handle import WindowHandle
 from asyncddp.windows.receive_buffers import ReceiveBuffers, Staleness
-from asyncddp.windows.staging import PendingPublish, SentMessages, TensorStaging, UndeliveredMessage
+from asyncddp.windows.staging import (
+    BufferPool,
+    PendingPublish,
+    SentMessages,
+    TensorStaging,
+    UndeliveredMessage,
+)
 from asyncddp.windows.window_edges import SendFunction, WindowEdges
 from topology import Neighbors, Schedule
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from asyncddp.shm.arena import Arena
-from asyncddp.windows.buffer_pool import BufferPool
+from asyncddp.windows.staging import BufferPool
 from tests.unit.shm.test_arena import files
 
 SMALL, LARGE = (100,), (5_000_000,)

@@ -10,8 +10,8 @@ import torch
 from asyncddp.config import Config
 from asyncddp.engine import ProgressEngine
 from asyncddp.transport.loopback import LoopbackTransport
-from asyncddp.windows.buffer_pool import BufferPool
 from asyncddp.windows.message_edge import ADD, PUT, MessageReader, MessageWriter
+from asyncddp.windows.staging import BufferPool
 
 
 class Wire:

@@ -17,14 +17,14 @@ import torch
 
 from asyncddp.errors import PeerLeftError
 from asyncddp.shm.arena import Arena, PrivateArena, SharedMemoryHandle, handle_of_block
-from asyncddp.windows import buffer_pool, shared_memory_edge
-from asyncddp.windows.buffer_pool import BufferPool
+from asyncddp.windows import shared_memory_edge, staging
 from asyncddp.windows.shared_memory_edge import (
     _INTENDED,
     WORDS,
     SharedMemoryReader,
     SharedMemoryWriter,
 )
+from asyncddp.windows.staging import BufferPool
 
 FORM = ((2,), torch.float64)
 
@@ -156,7 +156,7 @@ WRITER = """
 import os, sys, time
 from asyncddp.shm.arena import Arena, handle_of_block
 from asyncddp.windows.shared_memory_edge import WORDS, SharedMemoryWriter
-from asyncddp.windows.buffer_pool import BufferPool
+from asyncddp.windows.staging import BufferPool
 import torch
 arena = Arena()
 block = arena.take(8 * WORDS, zeroed=8 * WORDS)
@@ -280,7 +280,7 @@ def play(monkeypatch, switches, first, deaf=()):
     for module, name in (
         (shared_memory_edge, "store_fence"),
         (shared_memory_edge, "full_memory_fence"),
-        (buffer_pool, "full_memory_fence"),
+        (staging, "full_memory_fence"),
     ):
         monkeypatch.setattr(module, name, turns.step)
     edge = Edge(arena)
