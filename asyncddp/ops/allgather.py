@@ -52,7 +52,6 @@ def allgather(
     title = "allgather" + (f" {name!r}" if name else "")
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        """Gather the sizes, then the tensors."""
         group, transport = range(context.size), context.transport
         return (yield from gather_over_group(op, group, transport, tensor, title))
 
@@ -75,9 +74,8 @@ def gather_over_group(
     rows = empty((len(group),), torch.int64)
     mine = make_tensor([own.shape[0]], torch.int64)
     form = signature_of(title, own, ragged=True)
-    yield from op.collective(
-        group, form, lambda: transport.iallgather(mine, rows, [1] * len(group))
-    )
+    ones = [1] * len(group)
+    yield from op.collective(group, form, lambda: transport.iallgather(mine, rows, ones))
     width = math.prod(own.shape[1:])
     counts = [int(count) * width for count in rows]
     whole = empty_on(streams_of(tensor), (sum(counts),), own.dtype)

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import torch
 
-from asyncddp.context import Context, current
+from asyncddp.context import current
 from asyncddp.device.stream_registry import stream_ordering_of, streams_of
 from asyncddp.device.streams import empty_on
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.ops.validation import (
-    averaging_dtype,
     can_write_result,
     check_tensor,
     prepare_for_transport,
+    reduction_dtype,
     signature_of,
     write_result,
 )
@@ -87,40 +87,29 @@ local_allreduce_nonblocking_ = nonblocking(local_allreduce_)
 
 
 def _program(
-    name: str,
+    verb: str,
     tensor: torch.Tensor,
     average: bool,
-    label: str | None,
+    name: str | None,
     round_integers: bool,
     check: bool,
     out: torch.Tensor | None,
 ) -> OperationSpec[torch.Tensor]:
-    context = current()
-    traits = check_tensor(name, tensor)
-    dtype = traits.accumulate
-    if average:
-        dtype = averaging_dtype(name, traits, round_integers=round_integers)
-    local = name.startswith("local")
-    group, transport = group_and_transport(context, local=local)
-    title = f"{name}({'average' if average else 'sum'})" + (f" {label!r}" if label else "")
+    context, local = current(), verb == "local_allreduce"
+    dtype = reduction_dtype(verb, check_tensor(verb, tensor), average, round_integers)
+    title = f"{verb}({'average' if average else 'sum'})" + (f" {name!r}" if name else "")
+    group: Sequence[int] = context.local_ranks if local else range(context.size)
+    transport = context.local_transport if local else context.transport
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        """Sum over the group and write the result."""
         divisor = len(group) if average else None
         total = yield from sum_over_group(op, group, transport, tensor, dtype, title, divisor, out)
         return write_result(total, tensor, out)
 
     order = stream_ordering_of(tensor, out)
     return OperationSpec(
-        name, steps, label, ordered=True, local=local, check=check, stream_ordering=order
+        verb, steps, name, ordered=True, local=local, check=check, stream_ordering=order
     )
-
-
-def group_and_transport(context: Context, *, local: bool) -> tuple[Sequence[int], Transport]:
-    """Return the ranks of this machine or of the world, and the transport between them."""
-    if local:
-        return context.local_ranks, context.local_transport
-    return range(context.size), context.transport
 
 
 def sum_over_group(

@@ -18,14 +18,10 @@ AVERAGED_BYTES = 32 << 20
 def average_tensors(tensors: Sequence[torch.Tensor]) -> None:
     r"""Replace tensors by their averages over ranks; collective.
 
-    .. math:: x_i \leftarrow \frac{1}{n} \sum_j x_j
-
-    Args:
-        tensors: Dense tensors of floats, alike on all ranks in number, shapes and dtypes. They are
-            written through their ``data``, which leaves autograd's records alone.
+    They are dense floats, alike on all ranks in number, shapes and dtypes, and are written through
+    their ``data``, which leaves autograd's records alone.
 
     Raises:
-        NotInitializedError: ``init()`` was not called.
         MismatchError: Ranks differ in shapes.
 
     Example:
@@ -68,14 +64,6 @@ def average_module(model: torch.nn.Module, *, buffers: bool) -> None:
 
     .. math:: m \leftarrow \frac{1}{n} \sum_j m_j, \qquad
               v \leftarrow \frac{1}{n} \sum_j \big(v_j + (m_j - m)^2\big)
-
-    Args:
-        model: The module, alike on all ranks.
-        buffers: Average buffers too.
-
-    Raises:
-        NotInitializedError: ``init()`` was not called.
-        MismatchError: Ranks differ in shapes.
 
     Example:
         >>> import asyncddp as bf, torch

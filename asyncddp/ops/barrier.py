@@ -29,7 +29,6 @@ def barrier(*, name: str | None = None) -> OperationSpec[None]:
     form = ExchangeSignature("barrier" + (f" {name!r}" if name else ""), "uint8", ())
 
     def steps(op: OperationExchanges) -> Steps[None]:
-        """Run the transport's barrier."""
         yield from op.collective(range(context.size), form, context.transport.ibarrier)
 
     return OperationSpec("barrier", steps, name, ordered=True)

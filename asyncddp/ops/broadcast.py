@@ -60,14 +60,10 @@ def broadcast(
     title = f"broadcast(root_rank={root})" + (f" {name!r}" if name else "")
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        """Broadcast the root's tensor and write the result."""
         own, transport = prepare_for_transport(context.transport, tensor)
         value = detached_copy(own) if context.rank == root else empty_like(own)
-        yield from op.collective(
-            range(context.size),
-            signature_of(title, tensor),
-            lambda: transport.ibroadcast(value, root),
-        )
+        group, form = range(context.size), signature_of(title, tensor)
+        yield from op.collective(group, form, lambda: transport.ibroadcast(value, root))
         return write_result(value, tensor, out)
 
     order = stream_ordering_of(tensor, out)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 
@@ -14,34 +15,13 @@ from asyncddp.engine.persistent_channels import PersistentChannel
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.torch_modes import uncompiled
 
+SentAverage: TypeAlias = tuple[int, WeightRow, torch.Tensor, torch.Tensor | None, int]
+"""Step, weights, tensor, tensor for the result or None, and how many chunks have been sent."""
+
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor detached from autograd."""
     return tensor.detach() if tensor.requires_grad else tensor
-
-
-class _FastPath(Protocol):
-    """Fast path, as far as its handles call it: on averages whose tensors were sent."""
-
-    deferred_handles: dict[int, Any]
-
-    def finish(
-        self,
-        step: int,
-        row: WeightRow,
-        own: torch.Tensor,
-        out: torch.Tensor | None,
-        sent_chunks: int,
-    ) -> torch.Tensor | Handle[torch.Tensor]: ...
-
-    def hand_to_engine(
-        self,
-        step: int,
-        row: WeightRow,
-        own: torch.Tensor,
-        out: torch.Tensor | None,
-        sent_chunks: int,
-    ) -> Handle[torch.Tensor]: ...
 
 
 class DeferredWork(Handle[torch.Tensor]):
@@ -52,22 +32,21 @@ class DeferredWork(Handle[torch.Tensor]):
 
     def __init__(
         self,
-        path: _FastPath,
         channel: PersistentChannel,
-        step: int,
-        row: WeightRow,
-        own: torch.Tensor,
+        handles: dict[int, Any],
+        average: SentAverage,
         out: torch.Tensor | None,
-        sent_chunks: int,
+        finish: Callable[..., torch.Tensor | Handle[torch.Tensor]],
+        submit: Callable[..., Handle[torch.Tensor]],
     ) -> None:
-        self._path, self._channel, self._step, self._row = path, channel, step, row
-        self._own, self._out, self._sent_chunks = own, out, sent_chunks
+        self._channel, self._handles, self._average, self._out = channel, handles, average, out
+        self._finish, self._submit = finish, submit
         self._lock = threading.Lock()
         self._found: torch.Tensor | Handle[torch.Tensor] | None = None
         self._error: BaseException | None = None
         self.since = time.monotonic()
         channel.deferred.append(self)
-        path.deferred_handles[id(self)] = self
+        handles[id(self)] = self
 
     @uncompiled
     def poll(self) -> bool:
@@ -75,8 +54,8 @@ class DeferredWork(Handle[torch.Tensor]):
         if self._error is not None:
             return True
         if self._found is None:
-            receive_ring, step = self._channel.receive_rings, self._step
-            if not all([receive_ring[peer].published(step) for peer in self._row.sources]):
+            (step, row, *_), receive_rings = self._average, self._channel.receive_rings
+            if not all([receive_rings[peer].published(step) for peer in row.sources]):
                 return False
             self.complete()
         return self._found.poll() if isinstance(self._found, Handle) else True
@@ -102,9 +81,7 @@ class DeferredWork(Handle[torch.Tensor]):
             deferred[0].complete()
         with self._lock:
             if self._found is None:
-                self._found = self._path.finish(
-                    self._step, self._row, self._own, self._into, self._sent_chunks
-                )
+                self._found = self._finish(*self._average)
                 self._forget()
 
     def hand_to_engine(self) -> None:
@@ -112,9 +89,7 @@ class DeferredWork(Handle[torch.Tensor]):
         if self._lock.acquire(blocking=False):
             try:
                 if self._found is None:
-                    self._found = self._path.hand_to_engine(
-                        self._step, self._row, self._own, self._into, self._sent_chunks
-                    )
+                    self._found = self._submit(*self._average)
                     self._forget()
             finally:
                 self._lock.release()
@@ -124,17 +99,13 @@ class DeferredWork(Handle[torch.Tensor]):
         self._lock, self._error = threading.Lock(), error
         self._channel.deferred.clear()
 
-    @property
-    def _into(self) -> torch.Tensor | None:
-        return None if self._out is None else detached(self._out)
-
     def _forget(self) -> None:
         self._channel.deferred.remove(self)
-        self._path.deferred_handles.pop(id(self), None)
+        self._handles.pop(id(self), None)
 
     def __repr__(self) -> str:
         if isinstance(self._found, Handle):
             return repr(self._found)
         state = "under way" if self._found is None else "done"
-        key = MatchKey(self._channel.name, self._step)
+        key = MatchKey(self._channel.name, self._average[0])
         return f"<Handle {self._channel.signature.verb} {key} {state}>"

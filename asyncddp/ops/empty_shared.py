@@ -36,6 +36,4 @@ def empty_shared(shape: Sequence[int] | int, *, dtype: torch.dtype = torch.float
     """
     size = (shape,) if isinstance(shape, int) else tuple(shape)
     group = current().transport.shared_memory_group
-    if group is None:
-        return empty(size, dtype)
-    return group.arena.empty(size, dtype)
+    return empty(size, dtype) if group is None else group.arena.empty(size, dtype)

@@ -33,11 +33,7 @@ R = TypeVar("R")
 class FastPath:
     """Fast path of one repeated neighbour average: runs on the calling thread, without the engine.
 
-    Args:
-        context: The world.
-        verb: The verb.
-        name: The name under which neighbours match it.
-        channel: The persistent channel of that name, dtype and shape.
+    Its persistent channel belongs to the name that neighbours match, to a dtype and a shape.
     """
 
     _profiled = False
@@ -46,7 +42,6 @@ class FastPath:
         self._engine, self._channel = context.engine, channel
         self._rank, self._verb, self._name = context.rank, verb, name
         self._channels = context.engine.matcher.channels
-        self.deferred_handles = context.engine.deferred
         self._schedule: Schedule | None = None
         self._rows: dict[int, WeightRow] = {}
         self._pause = os.sched_yield if _is_oversubscribed(context) else None
@@ -84,10 +79,7 @@ class FastPath:
     ) -> torch.Tensor | None:
         """Average a tensor and return the result; do nothing and return None if it cannot.
 
-        Args:
-            row: The weights.
-            tensor: Contiguous, on the host, and of the channel's dtype and shape.
-            out: Such a tensor for the result, or None.
+        ``tensor`` and ``out`` are contiguous, on the host, and of the channel's dtype and shape.
         """
         if profiler._is_profiler_enabled and not self._profiled:
             return self._run_profiled(self.run, row, tensor, out)
@@ -131,7 +123,9 @@ class FastPath:
             return None
         own = detached(tensor)
         sent_chunks = int(send_ring is None or send_ring.try_send(step, row.targets, own))
-        return DeferredWork(self, channel, step, row, own, out, sent_chunks)
+        average = step, row, own, None if out is None else detached(out), sent_chunks
+        handles = self._engine.deferred
+        return DeferredWork(channel, handles, average, out, self.finish, self._hand_to_engine)
 
     def _run_profiled(self, path: Callable[..., R], *args: Any) -> R:
         """Call a method inside a range of torch's profiler."""
@@ -178,7 +172,7 @@ class FastPath:
                 return result
         return self._average_chunked(step, row, own, out, sent_chunks=sent_chunks)
 
-    def hand_to_engine(
+    def _hand_to_engine(
         self,
         step: int,
         row: WeightRow,
@@ -197,7 +191,6 @@ class FastPath:
         channel = self._channel
 
         def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-            """Adopt the exchange, and make the remaining steps."""
             op.adopt(exchange, channel.signature)
             return (yield from rest)
 
@@ -270,17 +263,9 @@ class FastPath:
         return self._submit_rest(exchange, steps)
 
     def _make_exchange(self, step: int, row: WeightRow, sent_chunks: int) -> ChunkedExchange:
-        key, layout = MatchKey(self._name, step), self._channel.layout
-        return ChunkedExchange(
-            self._channels,
-            self._channel,
-            key,
-            layout,
-            row.sources,
-            row.targets,
-            begun=True,
-            published=sent_chunks,
-        )
+        facts = MatchKey(self._name, step), self._channel.layout, row.sources, row.targets
+        channels, channel = self._channels, self._channel
+        return ChunkedExchange(channels, channel, *facts, begun=True, published=sent_chunks)
 
 
 def _raising(error: PeerError) -> Steps[torch.Tensor]:

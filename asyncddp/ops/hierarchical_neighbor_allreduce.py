@@ -12,7 +12,7 @@ from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.allgather import gather_over_group
-from asyncddp.ops.allreduce import group_and_transport, sum_over_group
+from asyncddp.ops.allreduce import sum_over_group
 from asyncddp.ops.validation import averaging_dtype, check_tensor, write_result
 from asyncddp.ops.variants import blocking, in_place, nonblocking
 from asyncddp.ops.weight_resolver import WeightResolver, Weights
@@ -86,22 +86,17 @@ def hierarchical_neighbor_allreduce(
             f"other; got machines of {sizes} ranks. Start equally many on each (slots=…), with "
             "ranks mapped by slot"
         )
-    weights = WeightResolver(
-        _VERB,
-        machine_schedule(context, by_hand=dst_machine_weights is not None),
-        context.machine_rank,
-        {
-            "self_weight": self_weight,
-            "src_machine_weights": src_machine_weights,
-            "dst_machine_weights": dst_machine_weights,
-        },
-        round,
-    )
+    schedule = machine_schedule(context, by_hand=dst_machine_weights is not None)
+    given = {
+        "self_weight": self_weight,
+        "src_machine_weights": src_machine_weights,
+        "dst_machine_weights": dst_machine_weights,
+    }
+    weights = WeightResolver(_VERB, schedule, context.machine_rank, given, round)
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        """Average inside the machine, then with neighbour machines, and gather the result."""
         row = to_rank_row(context, weights.row_at(op.round_number))
-        group, transport = group_and_transport(context, local=True)
+        group, transport = context.local_ranks, context.local_transport
         total = yield from sum_over_group(op, group, transport, tensor, dtype, _VERB, len(group))
         share = total.reshape(-1).tensor_split(len(group))[context.local_rank]
         averaged = yield from exchange_and_average(op, share, row, dtype)
@@ -129,18 +124,13 @@ def to_rank_row(context: Context, row: WeightRow) -> WeightRow:
     machines, local_rank, row_of = context.machines.members, context.local_rank, row.row_of
 
     def same_local_rank(weights: Mapping[int, float]) -> dict[int, float]:
-        """Map machines to their ranks with this rank's local rank."""
         return {machines[machine][local_rank]: weight for machine, weight in weights.items()}
 
     def row_of_rank(rank: int) -> tuple[float, Mapping[int, float]]:
-        """Return the row of a rank: its machine's."""
         assert row_of is not None
         own, sources = row_of(rank // len(machines[0]))
         return own, same_local_rank(sources)
 
-    return WeightRow(
-        row.self_weight,
-        same_local_rank(row.src_weights),
-        same_local_rank(row.dst_weights),
-        None if row_of is None else row_of_rank,
-    )
+    src_weights, dst_weights = same_local_rank(row.src_weights), same_local_rank(row.dst_weights)
+    rows = None if row_of is None else row_of_rank
+    return WeightRow(row.self_weight, src_weights, dst_weights, rows)

@@ -69,19 +69,17 @@ def neighbor_allgather(
     if (src_ranks is None) != (dst_ranks is None):
         raise ArgumentError(f"{title}: arguments src_ranks, dst_ranks: expected both or neither")
     schedule = context.topologies.ranks
-    given = [
-        [check_rank(title, argument, rank, context.size, but=context.rank) for rank in ranks]
-        for argument, ranks in (("src_ranks", src_ranks), ("dst_ranks", dst_ranks))
-        if ranks is not None
-    ] or [[], []]
-    for argument, ranks in zip(("src_ranks", "dst_ranks"), given, strict=True):
-        if len(set(ranks)) != len(ranks):
+    given: list[list[int]] = []
+    for argument, ranks in (("src_ranks", src_ranks), ("dst_ranks", dst_ranks)):
+        wanted = () if ranks is None else ranks
+        peers = [check_rank(title, argument, r, context.size, but=context.rank) for r in wanted]
+        if len(set(peers)) != len(peers):
             raise ArgumentError(
-                f"{title}: argument {argument}: expected each rank once, got {ranks}"
+                f"{title}: argument {argument}: expected each rank once, got {peers}"
             )
+        given.append(peers)
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        """Send, and gather the neighbours' tensors."""
         sources, targets = given
         if src_ranks is None:
             neighbors = schedule.neighbors(context.rank, op.key.step if round is None else round)
@@ -97,9 +95,8 @@ def neighbor_allgather(
         parts = [request.receives[peer].take() for peer in sources]
         return write_result(torch.cat([own[:0], *parts]), tensor, None)
 
-    return OperationSpec(
-        title, steps, name, check=check, stream_ordering=stream_ordering_of(tensor)
-    )
+    order = stream_ordering_of(tensor)
+    return OperationSpec(title, steps, name, check=check, stream_ordering=order)
 
 
 neighbor_allgather_nonblocking = nonblocking(neighbor_allgather)

@@ -150,17 +150,14 @@ def neighbor_allreduce(
     weights = WeightResolver(_VERB, context.topologies.ranks, context.rank, given, round)
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        """Exchange, average and write the result."""
-        total = yield from exchange_and_average(
-            op, tensor, weights.row_at(op.round_number), dtype, out
-        )
+        row = weights.row_at(op.round_number)
+        total = yield from exchange_and_average(op, tensor, row, dtype, out)
         if dtype == tensor.dtype and not context.config.check:
             _register_fast_path(context, name, op.key.name, tensor)
         return write_result(total, tensor, out)
 
-    return OperationSpec(
-        _VERB, steps, name, check=check, stream_ordering=stream_ordering_of(tensor, out)
-    )
+    order = stream_ordering_of(tensor, out)
+    return OperationSpec(_VERB, steps, name, check=check, stream_ordering=order)
 
 
 neighbor_allreduce_nonblocking = nonblocking(neighbor_allreduce)
@@ -187,9 +184,7 @@ def find_fast_path(
 ) -> Callable[[], bool] | None:
     """Return a function that averages a tensor in place on the fast path, for given weights.
 
-    Returns:
-        A function that averages the tensor and returns False if it could not; None if there is
-        no fast path, or it is busy.
+    The function returns False if it could not. None stands for no fast path, or a busy one.
     """
     path: FastPath | None = context.engine.fast_paths.get((name, tensor.dtype, tensor.shape))
     if path is None or not tensor.is_cpu or context.config.check or not path.is_ready(row):

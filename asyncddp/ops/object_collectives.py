@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from asyncddp.context import Context, current
+from asyncddp.context import current
 from asyncddp.engine import ExchangeSignature, OperationExchanges, OperationSpec, Steps
 from asyncddp.ops.allgather import gather_over_group
 from asyncddp.ops.validation import check_rank
@@ -52,14 +52,12 @@ def broadcast_object(
     """
     context = current()
     root = check_rank("broadcast_object", "root_rank", root_rank, context.size)
-    form = ExchangeSignature(
-        f"broadcast_object(root_rank={root})" + (f" {name!r}" if name else ""), "uint8", ()
-    )
+    title = f"broadcast_object(root_rank={root})" + (f" {name!r}" if name else "")
+    form = ExchangeSignature(title, "uint8", ())
     here = context.rank == root
     data = _pickled(obj) if here else empty((0,), torch.uint8)
 
     def steps(op: OperationExchanges) -> Steps[Any]:
-        """Send the size of the root's object, then the object."""
         everyone, transport = range(context.size), context.transport
         length = make_tensor([data.numel()], torch.int64)
         yield from op.collective(everyone, form, lambda: transport.ibroadcast(length, root))
@@ -92,20 +90,14 @@ def allgather_object(obj: Any, *, name: str | None = None) -> OperationSpec[list
         ...     world.run(lambda: bf.allgather_object("ab"[bf.rank()]))[0]
         ['a', 'b']
     """
-    title = "allgather_object" + (f" {name!r}" if name else "")
-    data = _pickled(obj)
-    return _gathering(
-        current(), "allgather_object", title, name, data, lambda _, part: _unpickled(part)
-    )
+    return _gathering("allgather_object", name, _pickled(obj), lambda _, part: _unpickled(part))
 
 
 def gather_records(mine: T, kind: type[T], verb: str) -> list[T]:
     """Gather plain records of all ranks on all ranks, without pickle; collective.
 
-    Args:
-        mine: This rank's: numbers, strings, None, and lists, mappings or records of them.
-        kind: The type to which all of them must belong.
-        verb: On whose behalf, for messages; the same on all ranks.
+    A record is a number, string, None, or lists, mappings or records of them, of the given kind.
+    ``verb`` says in messages on whose behalf; it is the same on all ranks.
 
     Raises:
         PeerError: A rank has sent something else.
@@ -118,25 +110,20 @@ def gather_records(mine: T, kind: type[T], verb: str) -> list[T]:
     """
 
     def read(peer: int, part: torch.Tensor) -> T:
-        """Decode the record of a rank."""
         return unpack(as_bytes(part).numpy().tobytes(), kind, f"{verb}: what rank {peer} says")
 
     packed = pack(mine)
     data = from_bytes(packed, torch.uint8, (len(packed),))
-    context = current()
-    return context.engine.run(_gathering(context, verb, verb, None, data, read))
+    return current().engine.run(_gathering(verb, None, data, read))
 
 
 def _gathering(
-    context: Context,
-    verb: str,
-    title: str,
-    name: str | None,
-    data: torch.Tensor,
-    read: Callable[[int, torch.Tensor], T],
+    verb: str, name: str | None, data: torch.Tensor, read: Callable[[int, torch.Tensor], T]
 ) -> OperationSpec[list[T]]:
+    """Build the operation that gathers the sizes of all ranks' bytes, then the bytes."""
+    context, title = current(), verb + (f" {name!r}" if name else "")
+
     def steps(op: OperationExchanges) -> Steps[list[T]]:
-        """Gather sizes, then objects."""
         everyone, transport = range(context.size), context.transport
         length = make_tensor([data.numel()], torch.int64)
         lengths = yield from gather_over_group(op, everyone, transport, length, title)

@@ -72,7 +72,6 @@ def pair_gossip(
     row = WeightRow(own, {peer: other}, {peer: 1.0})
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        """Exchange, average and write the result."""
         total = yield from exchange_and_average(op, tensor, row, dtype, out)
         return write_result(total, tensor, out)
 

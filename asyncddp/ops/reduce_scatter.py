@@ -10,10 +10,10 @@ from asyncddp.device.streams import empty_on
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.validation import (
-    averaging_dtype,
     can_write_result,
     check_tensor,
     prepare_for_transport,
+    reduction_dtype,
     signature_of,
     write_result,
 )
@@ -75,14 +75,11 @@ def reduce_scatter(
     """
     context = current()
     traits = check_tensor(_NAME, tensor, min_ndim=1)
-    shape = _part(tensor, context.size, out)
-    dtype = traits.accumulate
-    if average:
-        dtype = averaging_dtype(_NAME, traits, round_integers=round_integers)
+    shape = _part_shape(tensor, context.size, out)
+    dtype = reduction_dtype(_NAME, traits, average, round_integers)
     title = f"{_NAME}({'average' if average else 'sum'})" + (f" {name!r}" if name else "")
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        """Sum over all ranks and write this rank's part."""
         own, transport = prepare_for_transport(context.transport, tensor)
         given = own.to(dtype)
         part = given[: shape[0]]
@@ -105,8 +102,8 @@ def reduce_scatter(
 reduce_scatter_nonblocking = nonblocking(reduce_scatter)
 
 
-def _part(tensor: torch.Tensor, size: int, out: torch.Tensor | None) -> tuple[int, ...]:
-    """Return the shape of a rank's part."""
+def _part_shape(tensor: torch.Tensor, size: int, out: torch.Tensor | None) -> tuple[int, ...]:
+    """Return the shape of a rank's part of the rows, which ``out`` must have too."""
     rows, odd = divmod(tensor.shape[0], size)
     if odd:
         raise ArgumentError(

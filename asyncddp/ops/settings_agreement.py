@@ -17,10 +17,8 @@ _VERB = "comparison of all ranks"
 def require_equal_on_all_ranks(context: Context, claim: str, facts: Sequence[str]) -> None:
     """Raise an error on all ranks unless all have the same facts; collective.
 
-    Args:
-        context: The world.
-        claim: What is asked of all ranks, such as "training needs the same model".
-        facts: Sentences about this rank, in an order that does not depend on it.
+    ``claim`` is what is asked of them, such as "training needs the same model"; ``facts`` are
+    sentences about this rank, in an order that does not depend on it.
 
     Raises:
         MismatchError: On every rank, if any two differ; the message shows the first difference.
@@ -36,16 +34,9 @@ def require_equal_on_all_ranks(context: Context, claim: str, facts: Sequence[str
 
 
 def gather_if_unequal(context: Context, facts: Sequence[str]) -> list[list[str]] | None:
-    """Gather the facts of all ranks if any two ranks differ; collective.
+    """Gather the facts of all ranks, rank by rank, if any two differ, else None; collective.
 
     Digests travel first, so that it costs little to find out that all is equal.
-
-    Args:
-        context: The world.
-        facts: Sentences about this rank.
-
-    Returns:
-        Element r is rank r's; None if they are equal on all ranks.
     """
     if context.size == 1:
         return None

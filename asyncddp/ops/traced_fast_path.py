@@ -17,12 +17,7 @@ from asyncddp.timeline.tracer import Tracer
 
 
 class TracedFastPath(FastPath):
-    """Fast path that records calls, waits and averages in the timeline.
-
-    Args:
-        tracer: Records the events.
-        details: As for :class:`FastPath`.
-    """
+    """Fast path that records calls, waits and averages in the timeline."""
 
     _profiled = True  # the tracer makes the range
 
@@ -53,24 +48,14 @@ class TracedFastPath(FastPath):
             return handle
 
     @override
-    def finish(
-        self,
-        step: int,
-        row: WeightRow,
-        own: torch.Tensor,
-        out: torch.Tensor | None,
-        sent_chunks: int,
-    ) -> torch.Tensor | Handle[torch.Tensor]:
+    def finish(self, *average: Any) -> torch.Tensor | Handle[torch.Tensor]:
+        step, row = average[:2]
         waiting = self._tracer.start_wait(self._verb, self._name, row.sources)
         known = waiting.mixes
         try:
-            found = super().finish(step, row, own, out, sent_chunks)
+            found = super().finish(*average)
             receive_ring = self._receive_ring(row)
-            if (
-                waiting.mixes == known
-                and receive_ring is not None
-                and receive_ring.last_read[0] == step
-            ):
+            if receive_ring and waiting.mixes == known and receive_ring.last_read[0] == step:
                 self._record_mix(row, *receive_ring.last_read[1:], self._channel.layout.numel)
             return found
         finally:
@@ -78,8 +63,7 @@ class TracedFastPath(FastPath):
 
     @override
     def _average_chunked(self, *args: Any, **kwargs: Any) -> torch.Tensor | Handle[torch.Tensor]:
-        row: WeightRow = args[1]
-        waiting = self._tracer.start_wait(self._verb, self._name, row.sources)
+        waiting = self._tracer.start_wait(self._verb, self._name, args[1].sources)
         try:
             return super()._average_chunked(*args, **kwargs)
         finally:
@@ -97,13 +81,8 @@ class TracedFastPath(FastPath):
             if receive_ring is not None and moved:
                 self._record_mix(row, *receive_ring.last_read[1:], layout.numel)
             elif receive_ring is not None and pairwise.chunks_read:
-                now = time.monotonic_ns()
-                self._record_mix(
-                    row,
-                    receive_ring.read_begun(step),
-                    now,
-                    pairwise.chunks_read * layout.chunk_numel,
-                )
+                begun, count = receive_ring.read_begun(step), pairwise.chunks_read
+                self._record_mix(row, begun, time.monotonic_ns(), count * layout.chunk_numel)
             return moved
         finally:
             waiting.end()

@@ -17,16 +17,12 @@ from asyncddp.ops.variants import blocking, nonblocking
 
 
 def renormalise(row: WeightRow, training: Collection[int]) -> WeightRow:
-    r"""Return a weight row in which the weights of ranks that no longer train go to the own tensor.
+    r"""Return this rank's weight row with the weights of ranks that have finished added to its own.
 
     .. math:: w'_{ii} = w_{ii} + \sum_{j \notin T} w_{ij}, \qquad w'_{ij} = w_{ij}\ (j \in T)
 
-    Rows still sum to one. Columns do where weights are symmetric; elsewhere the mean over those who
-    train is no longer kept exactly.
-
-    Args:
-        row: The weights of this rank, which trains.
-        training: T, the ranks that do.
+    T, ``training``, are the ranks that still train. Rows still sum to one. Columns do where weights
+    are symmetric; elsewhere the mean over those who train is no longer kept exactly.
 
     Raises:
         ArgumentError: Tensors are scaled by their senders, so that nobody else knows by how much.
@@ -52,7 +48,6 @@ def skip_round(tensor: torch.Tensor, *, name: str) -> OperationSpec[torch.Tensor
     """Count a round of a name and return the tensor unchanged, while others average under it."""
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        """Return the tensor unchanged."""
         del op
         yield from ()
         return tensor
@@ -68,13 +63,7 @@ def average_active_ranks(
 
     .. math:: y = \frac{1}{|T|} \sum_j x_j, \qquad x_j = 0\ (j \notin T)
 
-    Args:
-        tensor: :math:`x_i`, equal in shape and dtype on all ranks; zero on those not in T.
-        number: How many are in T.
-        name: For messages; all ranks must give the same.
-
-    Returns:
-        :math:`y`, the same on all ranks.
+    T are the ``number`` ranks that still train; the others give zeros.
 
     Example:
         >>> import asyncddp as bf
@@ -85,20 +74,17 @@ def average_active_ranks(
         ...     world.run(of_the_first_two)
         [1.5, 1.5, 1.5]
     """
-    context = current()
-    traits = check_tensor("allreduce", tensor)
+    context, traits = current(), check_tensor("allreduce", tensor)
     dtype = averaging_dtype("allreduce", traits, round_integers=False)
     title = f"allreduce(average over {number} that train) {name!r}"
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        """Sum over all ranks and divide by the number of those that train."""
         group, transport = range(context.size), context.transport
         total = yield from sum_over_group(op, group, transport, tensor, dtype, title, number)
         return write_result(total, tensor, None)
 
-    return OperationSpec(
-        "allreduce", steps, name, ordered=True, stream_ordering=stream_ordering_of(tensor)
-    )
+    order = stream_ordering_of(tensor)
+    return OperationSpec("allreduce", steps, name, ordered=True, stream_ordering=order)
 
 
 skip_round_nonblocking = nonblocking(skip_round)

@@ -68,8 +68,7 @@ def check_rank(verb: str, argument: str, rank: Any, size: int, *, but: int | Non
 def averaging_dtype(verb: str, traits: DtypeTraits, *, round_integers: bool) -> torch.dtype:
     """Return the dtype in which a weighted average is accumulated.
 
-    Floats and complex numbers average in their own precision, halves in float32. Integers average
-    in float64 and are rounded half to even, where that was asked for.
+    Floats average in their own precision, halves in float32; integers in float64, if asked for.
 
     Raises:
         ArgumentError: Integers or bools, and nobody asked.
@@ -86,6 +85,15 @@ def averaging_dtype(verb: str, traits: DtypeTraits, *, round_integers: bool) -> 
     raise ArgumentError(
         f"{verb}: the average of {traits.name} values is no {traits.name}; {remedy}"
     )
+
+
+def reduction_dtype(
+    verb: str, traits: DtypeTraits, average: bool, round_integers: bool
+) -> torch.dtype:
+    """Return the dtype in which a sum or, with ``average``, an average is accumulated."""
+    if not average:
+        return traits.accumulate
+    return averaging_dtype(verb, traits, round_integers=round_integers)
 
 
 def write_result(
@@ -111,17 +119,16 @@ def can_write_result(out: torch.Tensor | None, own: torch.Tensor) -> bool:
         and out.dtype == own.dtype
         and out.shape == own.shape
         and out.is_contiguous()
-        and (is_same_memory(out, own) or _storage(out) != _storage(own))
+        and (
+            is_same_memory(out, own)
+            or out.untyped_storage().data_ptr() != own.untyped_storage().data_ptr()
+        )
     )
 
 
 def is_same_memory(out: torch.Tensor | None, own: torch.Tensor) -> bool:
     """Return True if ``out`` begins where the tensor does."""
     return out is not None and out.data_ptr() == own.data_ptr()
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def signature_of(verb: str, tensor: torch.Tensor, *, ragged: bool = False) -> ExchangeSignature:
@@ -137,11 +144,9 @@ def signature_of(verb: str, tensor: torch.Tensor, *, ragged: bool = False) -> Ex
 def prepare_for_transport(
     transport: Transport, tensor: torch.Tensor
 ) -> tuple[torch.Tensor, Transport]:
-    """Return a tensor that a transport can send, and the transport that can send it.
+    """Return a tensor's values, contiguous and outside autograd, and the transport to send them.
 
-    Returns:
-        Its values, contiguous and outside autograd: on its device with that device's transport, or
-        on the host with the given one.
+    They stay on their device, with that device's transport, or go to the host with the given one.
     """
     streams = streams_of(tensor)
     if streams is None:

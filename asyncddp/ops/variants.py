@@ -19,6 +19,7 @@ from asyncddp.torch_modes import uncompiled
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def blocking(plan: Callable[P, OperationSpec[R]]) -> Callable[P, R]:
@@ -32,16 +33,10 @@ def blocking_with_fast_path(
 ) -> Callable[[Callable[P, OperationSpec[torch.Tensor]]], Callable[P, torch.Tensor]]:
     """Make the blocking variant of a verb that has a fast path outside the engine.
 
-    Args:
-        shortcut: Takes the verb's arguments and returns the result, or None if it cannot.
-        starter: The same for the non-blocking variant; it returns a handle, or None.
+    ``shortcut`` takes the verb's arguments and returns the result, ``starter`` takes them and
+    returns a handle; both return None if they cannot.
     """
-
-    def made(plan: Callable[P, OperationSpec[torch.Tensor]]) -> Callable[P, torch.Tensor]:
-        """Make the blocking variant of a plan."""
-        return _make_blocking(plan, shortcut, starter)
-
-    return made
+    return lambda plan: _make_blocking(plan, shortcut, starter)
 
 
 def _make_blocking(
@@ -51,7 +46,6 @@ def _make_blocking(
 ) -> Callable[P, R]:
     @functools.wraps(plan)
     def variant(*args: P.args, **kwargs: P.kwargs) -> R:
-        """Take the fast path where there is one, and run the plan otherwise."""
         if shortcut is not None:
             result = shortcut(*args, **kwargs)
             if result is not None:
@@ -59,22 +53,18 @@ def _make_blocking(
         return current().engine.run(plan(*args, **kwargs), about=args)
 
     variant.fast_path_functions = shortcut, starter  # type: ignore[attr-defined]  # the other forms take them too
-    annotation = str(inspect.signature(plan).return_annotation)
-    return _set_metadata(
-        variant, plan.__name__, plan.__doc__, annotation.removeprefix("OperationSpec[")[:-1]
-    )
+    returns = str(inspect.signature(plan).return_annotation).removeprefix("OperationSpec[")[:-1]
+    return uncompiled(set_metadata(variant, plan.__name__, plan.__doc__, returns))
 
 
 def nonblocking(variant: Callable[P, R]) -> Callable[P, Handle[R]]:
     """Make the non-blocking variant of a blocking one."""
     plan = cast("Callable[P, OperationSpec[R]]", inspect.unwrap(variant))
     name = variant.__name__
-
     _, starter = getattr(variant, "fast_path_functions", (None, None))
 
     @functools.wraps(plan)
     def start(*args: P.args, **kwargs: P.kwargs) -> Handle[R]:
-        """Start the fast path where there is one, and submit the plan otherwise."""
         if starter is not None:
             handle: Handle[R] | None = starter(*args, **kwargs)
             if handle is not None:
@@ -82,8 +72,8 @@ def nonblocking(variant: Callable[P, R]) -> Callable[P, Handle[R]]:
         return current().engine.submit(plan(*args, **kwargs), about=args)
 
     doc = f"Start :func:`{name}` and give a handle; leave its tensors alone until that is done."
-    trailing = "_" if name.endswith("_") else ""
-    return _set_metadata(start, f"{name.removesuffix('_')}_nonblocking{trailing}", doc, "Handle")
+    own_name = f"{name.removesuffix('_')}_nonblocking{'_' * name.endswith('_')}"
+    return uncompiled(set_metadata(start, own_name, doc, "Handle"))
 
 
 def in_place(
@@ -93,20 +83,18 @@ def in_place(
     plan = cast("Callable[..., OperationSpec[R]]", inspect.unwrap(variant))
 
     def inner(tensor: torch.Tensor, /, *args: P.args, **kwargs: P.kwargs) -> OperationSpec[R]:
-        """Build the operation with the first argument as ``out``."""
         return plan(tensor, *args, **kwargs, out=tensor)
 
-    inner.__signature__ = _without_out(plan)  # type: ignore[attr-defined]
-
+    signature = inspect.signature(plan)
+    kept = [item for item in signature.parameters.values() if item.name != "out"]
+    inner.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
     shortcut, starter = getattr(variant, "fast_path_functions", (None, None))
 
     def begin(tensor: torch.Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R] | None:
-        """Start the fast path, or return None."""
         handle: Handle[R] | None = starter and starter(tensor, *args, **kwargs, out=tensor)
         return handle
 
     def run(tensor: torch.Tensor, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Take the fast path where there is one, and run the plan otherwise."""
         if shortcut is not None:
             result: R | None = shortcut(tensor, *args, **kwargs, out=tensor)
             if result is not None:
@@ -117,23 +105,14 @@ def in_place(
     run.fast_path_functions = shortcut, None if starter is None else begin  # type: ignore[attr-defined]
     run.__module__ = variant.__module__
     doc = f":func:`{variant.__name__}` whose result replaces the tensor, which is returned."
-    return _set_metadata(run, f"{variant.__name__}_", doc, "torch.Tensor")
+    return uncompiled(set_metadata(run, f"{variant.__name__}_", doc, "torch.Tensor"))
 
 
-def _without_out(plan: Callable[..., Any]) -> inspect.Signature:
-    signature = inspect.signature(plan)
-    kept = [item for item in signature.parameters.values() if item.name != "out"]
-    return signature.replace(parameters=kept)
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _set_metadata(variant: F, name: str, doc: str | None, returns: object) -> F:
+def set_metadata(variant: F, name: str, doc: str | None, returns: object) -> F:
     """Set the name, docstring and return annotation of a variant."""
     variant.__name__ = variant.__qualname__ = name
     variant.__doc__ = doc
     signature = inspect.signature(variant).replace(return_annotation=returns)
     variant.__signature__ = signature  # type: ignore[attr-defined]
     variant.__annotations__ = {**variant.__annotations__, "return": returns}
-    return uncompiled(variant)
+    return variant

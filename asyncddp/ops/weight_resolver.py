@@ -19,12 +19,8 @@ Weights: TypeAlias = Mapping[int, float]
 class WeightResolver:
     """Resolver of an averaging call's weights: the caller's, or the topology's for its round.
 
-    Args:
-        verb: The verb's name, for messages.
-        schedule: The topology between ranks, or between machines.
-        place: This rank, or this machine.
-        given: The verb's three weight arguments by name: own, sources, targets.
-        round: The round asked for, or None.
+    ``place`` is this rank or, with the topology of machines, this machine; ``given`` holds the
+    verb's three weight arguments by name: own, sources, targets.
 
     Raises:
         ArgumentError: A combination, rank or weight that cannot be.

@@ -31,9 +31,7 @@ class DistributedTestCase:
     """Test case for several ranks: a function that each rank runs, arguments and transport.
 
     Attributes:
-        function: ``"module:qualified.name"``.
-        args, kwargs: Its arguments; where ``bare``, a transport is the first one.
-        transport: Name of the transport.
+        function: ``"module:qualified.name"``; where ``bare``, its first argument is a transport.
         bare: True to run on the transport alone, without a context.
         settings: Fields of :class:`asyncddp.config.Config`.
         path: Directories in which modules are searched.
@@ -91,8 +89,10 @@ def run_case(rank: int, case: DistributedTestCase) -> Outcome:
     """Run a case on this process's rank, in a fresh context."""
     outcomes: dict[int, Outcome] = {}
     started = time.monotonic()
+    names = {item.name: item.metadata["name"] for item in fields(Config)}
+    settings = {**DEFAULT_SETTINGS, **case.settings}
     try:
-        with mock.patch.dict(os.environ, _variables(case)):
+        with mock.patch.dict(os.environ, {names[key]: str(settings[key]) for key in settings}):
             run = functools.partial(capture_outcome, rank, outcomes, case.load())
             if case.bare:
                 with contextlib.closing(TRANSPORTS[case.transport]()) as transport:
@@ -107,10 +107,3 @@ def run_case(rank: int, case: DistributedTestCase) -> Outcome:
         if rank not in outcomes or outcomes[rank].error is None:  # raised by the shutdown
             outcomes[rank] = Outcome.of(rank, time.monotonic() - started, error)
     return outcomes[rank]
-
-
-def _variables(case: DistributedTestCase) -> dict[str, str]:
-    """Return the case's settings as environment variables."""
-    names = {item.name: item.metadata["name"] for item in fields(Config)}
-    settings = {**DEFAULT_SETTINGS, **case.settings}
-    return {names[key]: str(value) for key, value in settings.items()}

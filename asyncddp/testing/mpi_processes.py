@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -17,11 +18,8 @@ from asyncddp.launch.launcher_discovery import find_launcher
 def launch(ranks: int, *program: str) -> tuple[list[str], dict[str, str]]:
     """Build the command that starts a program on ranks of this machine, and its environment.
 
-    Of this process's environment the settings of the library are left out.
-
-    Args:
-        ranks: How many; they may be more than the machine has cores.
-        *program: What each rank runs.
+    There may be more ranks than cores. Settings of the library in this process's environment are
+    left out.
 
     Raises:
         EnvironmentProblem: There is no MPI launcher, or none that is known.
@@ -40,11 +38,9 @@ def session_processes(session: int) -> list[psutil.Process]:
     """List the live processes of a session, also those in process groups of their own."""
     found = []
     for process in psutil.process_iter():
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
             if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
-        except (ProcessLookupError, PermissionError, psutil.Error):
-            continue
     return found
 
 
@@ -57,8 +53,6 @@ def end_session(process: subprocess.Popen[bytes], grace: float = 3.0) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
     for process_left in session_processes(process.pid):
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process_left.kill()
-        except psutil.NoSuchProcess:
-            continue
     process.wait()

@@ -16,19 +16,17 @@ def held(rank: int, shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -> 
     They are the same on every device, and lie on torch's default one, so that a test of tensors on
     the host tests those on a GPU within ``with torch.device("cuda"):``.
     """
-    # torch.get_default_device() of torch 2.6 does not see `with torch.device(…)`.
-    return _drawn(rank, tuple(shape), dtype, seed).to(torch.tensor(0).device)  # noqa: TID251 - the caller's context
-
-
-def _drawn(rank: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(10_007 * seed + rank)
     if dtype == torch.bool:
-        return torch.rand(shape, generator=generator, device="cpu") < 0.3
-    if dtype.is_floating_point or dtype.is_complex:
-        return torch.randn(shape, generator=generator, dtype=dtype, device="cpu")
-    limits = torch.iinfo(dtype)
-    low, high = max(limits.min, -1000), min(limits.max, 1000)
-    return torch.randint(low, high + 1, shape, generator=generator, dtype=dtype, device="cpu")
+        drawn = torch.rand(tuple(shape), generator=generator, device="cpu") < 0.3
+    elif dtype.is_floating_point or dtype.is_complex:
+        drawn = torch.randn(tuple(shape), generator=generator, dtype=dtype, device="cpu")
+    else:
+        info = torch.iinfo(dtype)
+        ends = max(info.min, -1000), min(info.max, 1000) + 1
+        drawn = torch.randint(*ends, tuple(shape), generator=generator, dtype=dtype, device="cpu")
+    # torch.get_default_device() of torch 2.6 does not see `with torch.device(…)`.
+    return drawn.to(torch.tensor(0).device)  # noqa: TID251 - the caller's context
 
 
 def oracle(

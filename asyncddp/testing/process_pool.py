@@ -48,11 +48,7 @@ class _RankProcess:
 
 
 class MpiProcessPool:
-    """Pool of rank processes under one ``mpirun``, reused from test case to test case.
-
-    Args:
-        ranks: How many.
-    """
+    """Pool of rank processes under one ``mpirun``, reused from test case to test case."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -66,11 +62,7 @@ class MpiProcessPool:
         return (sys.executable,)
 
     def run_case(self, case: DistributedTestCase, limit: float = 120.0) -> list[Outcome]:
-        """Run a case on all ranks.
-
-        Args:
-            case: What to run.
-            limit: Seconds after which ranks that have not ended it count as hanging.
+        """Run a case on all ranks; those that have not ended it after ``limit`` seconds hang.
 
         Raises:
             ProcessPoolError: A rank hung or died.
@@ -81,7 +73,7 @@ class MpiProcessPool:
             member.connection.send_bytes(pickle.dumps(case))
         outcomes, dead, mute = self._gather(limit)
         if dead or mute:
-            raise ProcessPoolError(self._describe_failure(case, outcomes, dead, mute))
+            raise ProcessPoolError(self._describe_failure(case.function, outcomes, dead, mute))
         return [outcomes[rank] for rank in range(self.ranks)]
 
     def close(self) -> None:
@@ -89,10 +81,8 @@ class MpiProcessPool:
         if self._process is None:
             return
         for member in self._members:
-            try:
+            with contextlib.suppress(OSError):
                 member.connection.send_bytes(pickle.dumps(None))
-            except OSError:
-                continue
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(10.0)
         self._end()
@@ -152,24 +142,19 @@ class MpiProcessPool:
         return outcomes, dead, {member.rank for member in waiting}
 
     def _describe_failure(
-        self,
-        case: DistributedTestCase,
-        outcomes: dict[int, Outcome],
-        dead: set[int],
-        mute: set[int],
+        self, function: str, outcomes: dict[int, Outcome], dead: set[int], mute: set[int]
     ) -> str:
         """End the pool and describe the failure."""
         for member in self._members:
             if member.rank in mute and psutil.pid_exists(member.pid):
                 psutil.Process(member.pid).send_signal(signal.SIGUSR1)  # prints all its stacks
         time.sleep(0.3 if mute else 0.0)
-        lines = [f"{case.function} on {self.ranks} ranks:"]
+        lines = [f"{function} on {self.ranks} ranks:"]
         lines += [f"rank {rank} died" for rank in sorted(dead)]
         lines += [f"rank {rank} hung" for rank in sorted(mute)]
         for rank, outcome in sorted(outcomes.items()):
-            lines.append(
-                f"rank {rank} " + (f"failed\n{outcome.trace}" if outcome.error else "ended")
-            )
+            ending = f"failed\n{outcome.trace}" if outcome.error else "ended"
+            lines.append(f"rank {rank} {ending}")
         return self._end("\n".join(lines))
 
     def _end(self, why: str = "") -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, closing
+from typing import Any, TypeAlias
 
 import asyncddp as bf
 from asyncddp.errors import EnvironmentProblem
@@ -15,6 +15,8 @@ from asyncddp.testing.distributed_case import DEFAULT_SETTINGS, DistributedTestC
 from asyncddp.testing.outcome import Outcome, returned_values
 from asyncddp.transport import TRANSPORTS
 from asyncddp.transport.loopback import LoopbackTransport
+
+Case: TypeAlias = Callable[..., Any]
 
 
 class World(ABC):
@@ -28,7 +30,7 @@ class World(ABC):
     transport: str
     size: int
 
-    def run(self, case: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+    def run(self, case: Case, *args: Any, **kwargs: Any) -> list[Any]:
         """Call ``case(*args, **kwargs)`` on every rank; element r is what rank r returned.
 
         Args:
@@ -42,19 +44,24 @@ class World(ABC):
         """
         return returned_values(self.outcomes(case, *args, **kwargs))
 
-    @abstractmethod
     def outcomes(
         self,
-        case: Callable[..., Any],
+        case: Case,
         *args: Any,
         settings: Mapping[str, Any] | None = None,
         limit: float = 120.0,
         **kwargs: Any,
     ) -> list[Outcome]:
         """Run a case like :meth:`run`, but return every rank's outcome."""
+        return self._run_case(case, args, kwargs, settings or {}, limit)
 
     @abstractmethod
-    def run_bare(self, case: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+    def _run_case(
+        self, case: Case, args: Any, kwargs: Any, settings: Mapping[str, Any], limit: float
+    ) -> list[Outcome]: ...
+
+    @abstractmethod
+    def run_bare(self, case: Case, *args: Any, **kwargs: Any) -> list[Any]:
         """Call ``case(transport, *args, **kwargs)`` on every rank, without a context."""
 
     @abstractmethod
@@ -63,10 +70,7 @@ class World(ABC):
 
 
 class LoopbackWorld(World):
-    """Group of ranks that are threads of this process.
-
-    Args:
-        size: How many.
+    """Group of ``size`` ranks that are threads of this process.
 
     Example:
         >>> import asyncddp as bf
@@ -79,31 +83,24 @@ class LoopbackWorld(World):
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def outcomes(
-        self,
-        case: Callable[..., Any],
-        *args: Any,
-        settings: Mapping[str, Any] | None = None,
-        limit: float = 120.0,
-        **kwargs: Any,
+    def _run_case(
+        self, case: Case, args: Any, kwargs: Any, settings: Mapping[str, Any], limit: float
     ) -> list[Outcome]:
-        """Run a case on threads."""
         del limit  # pytest's own ends the process
         found: dict[int, Outcome] = {}
 
         def body() -> None:
-            """Run the case on one rank and store its outcome."""
             capture_outcome(bf.rank(), found, case, *args, **kwargs)
 
         try:
-            with bf.local_world(self.size, **{**DEFAULT_SETTINGS, **(settings or {})}) as world:
+            with bf.local_world(self.size, **{**DEFAULT_SETTINGS, **settings}) as world:
                 world.run(body)
         except bf.AsyncDDPError:
             if all(outcome.error is None for outcome in found.values()):
                 raise  # the world's end found something that no rank had seen
         return [found[rank] for rank in range(self.size)]
 
-    def run_bare(self, case: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+    def run_bare(self, case: Case, *args: Any, **kwargs: Any) -> list[Any]:
         """Run a case over loopback transports within the process."""
         ends = LoopbackTransport.group(self.size)
         with bf.local_world(self.size, **DEFAULT_SETTINGS) as world:
@@ -114,11 +111,9 @@ class LoopbackWorld(World):
 
 
 class PoolWorld(World):
-    """Group of ranks that are processes under ``mpirun``, which stay up until closed.
+    """Group of ``size`` ranks that are processes under ``mpirun``, which stay up until closed.
 
-    Args:
-        transport: Name of a transport between processes, such as ``"mpi"``.
-        size: How many.
+    Their ``transport`` is one between processes, such as ``"mpi"``.
 
     Raises:
         EnvironmentProblem: psutil is not installed, which ends processes that hang.
@@ -135,55 +130,34 @@ class PoolWorld(World):
         self.transport, self.size = transport, size
         self._pool = MpiProcessPool(size)
 
-    def _run_on_pool(
+    def _run_case(
         self,
-        case: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        case: Case,
+        args: Any,
+        kwargs: Any,
         settings: Mapping[str, Any],
-        *,
-        bare: bool,
         limit: float,
+        *,
+        bare: bool = False,
     ) -> list[Outcome]:
-        name = DistributedTestCase.name_of(case)
-        path = tuple(sys.path)
-        task = DistributedTestCase(
-            name, args, kwargs, self.transport, bare=bare, settings=settings, path=path
-        )
+        name, path = DistributedTestCase.name_of(case), tuple(sys.path)
+        task = DistributedTestCase(name, args, kwargs, self.transport, bare, settings, path)
         return self._pool.run_case(task, limit)
 
-    def outcomes(
-        self,
-        case: Callable[..., Any],
-        *args: Any,
-        settings: Mapping[str, Any] | None = None,
-        limit: float = 120.0,
-        **kwargs: Any,
-    ) -> list[Outcome]:
-        """Run a case on the processes, which are started if needed."""
-        return self._run_on_pool(case, args, kwargs, settings or {}, bare=False, limit=limit)
-
-    def run_bare(
-        self, case: Callable[..., Any], *args: Any, limit: float = 120.0, **kwargs: Any
-    ) -> list[Any]:
+    def run_bare(self, case: Case, *args: Any, limit: float = 120.0, **kwargs: Any) -> list[Any]:
         """Run a case over the processes' transport."""
-        return returned_values(self._run_on_pool(case, args, kwargs, {}, bare=True, limit=limit))
+        return returned_values(self._run_case(case, args, kwargs, {}, limit, bare=True))
 
     def close(self) -> None:
         """End the processes."""
         self._pool.close()
 
 
-def _worlds() -> dict[str, tuple[str, int]]:
-    """Name every pair of a registered transport and a number of ranks."""
-    found = {}
-    for transport in TRANSPORTS:
-        for size in (1, 2, 4) if transport == "loopback" else (2, 4):
-            found[f"{transport}-{size}"] = (transport, size)
-    return found
-
-
-WORLDS = _worlds()
+WORLDS = {
+    f"{transport}-{size}": (transport, size)
+    for transport in TRANSPORTS
+    for size in ((1, 2, 4) if transport == "loopback" else (2, 4))
+}
 """``{"loopback-4": ("loopback", 4), "mpi-2": ("mpi", 2), …}``"""
 
 
@@ -192,11 +166,6 @@ def world_of(transport: str, size: int) -> World:
     return LoopbackWorld(size) if transport == "loopback" else PoolWorld(transport, size)
 
 
-@contextmanager
-def open_transport(name: str) -> Iterator[World]:
+def open_transport(name: str) -> AbstractContextManager[World]:
     """Open a group of :data:`WORLDS` by name for a ``with`` block."""
-    world = world_of(*WORLDS[name])
-    try:
-        yield world
-    finally:
-        world.close()
+    return closing(world_of(*WORLDS[name]))

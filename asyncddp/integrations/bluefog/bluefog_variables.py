@@ -19,7 +19,7 @@ _LEVELS = {
     "fatal": logging.CRITICAL,
 }
 
-_WIRES = "ASYNCDDP_TRANSPORT names the wire"
+_TRANSPORT = "ASYNCDDP_TRANSPORT names the transport"
 _NOTHING = "nothing, there is no such thing to tune"
 _NO_RESTART = "nothing: what waits too long raises, and no process starts itself anew"
 
@@ -28,14 +28,14 @@ _INSTEAD = {
     "BLUEFOG_CYCLE_TIME": _NOTHING,
     "BLUEFOG_FUSION_THRESHOLD": "bucket_size_in_mb of asyncddp.DistributedOptimizer",
     "BLUEFOG_MPI_THREAD_LEVEL": "mpi4py.rc.thread_level before bf.init()",
-    "BLUEFOG_OPS_ON_CPU": _WIRES,
+    "BLUEFOG_OPS_ON_CPU": _TRANSPORT,
     "BLUEFOG_WIN_ON_GPU": _NOTHING,
-    "BLUEFOG_ALLREDUCE_BY_MPI": _WIRES,
-    "BLUEFOG_ALLGATHER_BY_MPI": _WIRES,
-    "BLUEFOG_BROADCAST_BY_MPI": _WIRES,
-    "BLUEFOG_NEIGHBOR_ALLREDUCE_BY_MPI": _WIRES,
-    "BLUEFOG_NEIGHBOR_ALLGATHER_BY_MPI": _WIRES,
-    "BLUEFOG_WIN_OPS_BY_MPI": _WIRES,
+    "BLUEFOG_ALLREDUCE_BY_MPI": _TRANSPORT,
+    "BLUEFOG_ALLGATHER_BY_MPI": _TRANSPORT,
+    "BLUEFOG_BROADCAST_BY_MPI": _TRANSPORT,
+    "BLUEFOG_NEIGHBOR_ALLREDUCE_BY_MPI": _TRANSPORT,
+    "BLUEFOG_NEIGHBOR_ALLGATHER_BY_MPI": _TRANSPORT,
+    "BLUEFOG_WIN_OPS_BY_MPI": _TRANSPORT,
     "BLUEFOG_MAX_WIN_SENT_LENGTH": "nothing: each put is read whole",
     "BLUEFOG_NUM_FINALIZER_THREADS": _NOTHING,
     "BLUEFOG_SLEEP_USEC_FOR_WIN_PASSIVE": _NOTHING,
@@ -49,7 +49,7 @@ _INSTEAD = {
 
 
 def read_ranks_per_machine(environ: Mapping[str, str] = os.environ) -> int | None:
-    """``BLUEFOG_NODES_PER_MACHINE``: simulate machines of so many ranks.
+    """Read ``BLUEFOG_NODES_PER_MACHINE``: the number of ranks on each simulated machine.
 
     Raises:
         ArgumentError: It is no whole number of at least 1.
@@ -70,7 +70,7 @@ def read_ranks_per_machine(environ: Mapping[str, str] = os.environ) -> int | Non
 
 
 def timeline(environ: Mapping[str, str] = os.environ) -> str | None:
-    """``BLUEFOG_TIMELINE``: the prefix of the ranks' files, whatever it looks like.
+    """Read ``BLUEFOG_TIMELINE``, a prefix of any kind, and return the pattern of timeline files.
 
     Example:
         >>> timeline({"BLUEFOG_TIMELINE": "run/"})
@@ -81,7 +81,7 @@ def timeline(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def read_log_level(environ: Mapping[str, str] = os.environ) -> None:
-    """``BLUEFOG_LOG_LEVEL``: how much the logger ``asyncddp`` says.
+    """Read ``BLUEFOG_LOG_LEVEL`` and set the level of the logger ``asyncddp``.
 
     Raises:
         ArgumentError: There is no such level.

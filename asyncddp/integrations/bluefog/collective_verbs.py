@@ -54,10 +54,6 @@ def _start_allreduce(tensor: torch.Tensor, *, local: bool, **options: Any) -> Ha
     return start(tensor, **options)
 
 
-def _can_average(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
-
-
 @blocking(_run_allreduce, _start_allreduce)
 def allreduce(
     tensor: torch.Tensor,
@@ -72,7 +68,8 @@ def allreduce(
     Raises:
         IntegerAverageError: The average of integers.
     """
-    if average and isinstance(tensor, torch.Tensor) and not _can_average(tensor.dtype):
+    may_average = not isinstance(tensor, torch.Tensor) or tensor.is_floating_point()
+    if average and not may_average and not tensor.is_complex():
         raise IntegerAverageError(
             f"allreduce: argument average: expected False for {tensor.dtype}, whose average is "
             "none; or cast the tensor to float first"

@@ -41,13 +41,10 @@ def neighbor_allgather(
     With ``enable_topo_check`` and ``dst_ranks`` it returns only when the receivers have confirmed
     that they expect the tensor.
     """
-    return {
-        "tensor": tensor,
-        "src_ranks": None if src_ranks is None else list(src_ranks),
-        "dst_ranks": None if dst_ranks is None else list(dst_ranks),
-        "check": enable_topo_check and dst_ranks is not None,
-        "name": name,
-    }
+    given = {"src_ranks": src_ranks, "dst_ranks": dst_ranks}
+    ranks = {key: None if value is None else list(value) for key, value in given.items()}
+    check = enable_topo_check and dst_ranks is not None
+    return {"tensor": tensor, **ranks, "check": check, "name": name}
 
 
 _RENAMED = {"neighbor_weights": "src_weights", "send_neighbors": "dst_weights"}
@@ -77,14 +74,9 @@ def neighbor_allreduce(
     for old in renamed:
         now = f"; it is called {_RENAMED[old]} now" if old in _RENAMED else ""
         raise TypeError(f"neighbor_allreduce got an unexpected keyword argument {old!r}{now}")
-    return {
-        "tensor": tensor,
-        "self_weight": self_weight,
-        "src_weights": src_weights,
-        "dst_weights": dst_weights,
-        "check": enable_topo_check and dst_weights is not None,
-        "name": name,
-    }
+    weights = {"self_weight": self_weight, "src_weights": src_weights, "dst_weights": dst_weights}
+    check = enable_topo_check and dst_weights is not None
+    return {"tensor": tensor, **weights, "check": check, "name": name}
 
 
 @blocking(
@@ -108,21 +100,19 @@ def hierarchical_neighbor_allreduce(
     Raises:
         RuntimeError: Neither weights nor a machine topology are there.
     """
-    given = (self_weight, src_machine_weights, dst_machine_weights)
-    if given == (None, None, None) and current().topologies.load_machine() is None:
+    weights = {
+        "self_weight": self_weight,
+        "src_machine_weights": src_machine_weights,
+        "dst_machine_weights": dst_machine_weights,
+    }
+    unset = current().topologies.load_machine() is None
+    if unset and all(value is None for value in weights.values()):
         raise RuntimeError(
             "hierarchical_neighbor_allreduce: no machine topology is set; call "
             "bf.set_machine_topology(bf.ExponentialTwoGraph(bf.machine_size())) first, or give "
             "self_weight, src_machine_weights and dst_machine_weights"
         )
-    return {
-        "tensor": tensor,
-        "self_weight": self_weight,
-        "src_machine_weights": src_machine_weights,
-        "dst_machine_weights": dst_machine_weights,
-        "check": enable_topo_check,
-        "name": name,
-    }
+    return {"tensor": tensor, **weights, "check": enable_topo_check, "name": name}
 
 
 @blocking(_pair.pair_gossip, _pair.pair_gossip_nonblocking)
@@ -134,13 +124,8 @@ def pair_gossip(
     name: str | None = None,
 ) -> Options:
     """Average with a partner, who must name this rank in turn; see :func:`asyncddp.pair_gossip`."""
-    return {
-        "tensor": tensor,
-        "target_rank": target_rank,
-        "self_weight": self_weight,
-        "pair_weight": pair_weight,
-        "name": name,
-    }
+    weights = {"self_weight": self_weight, "pair_weight": pair_weight}
+    return {"tensor": tensor, "target_rank": target_rank, **weights, "name": name}
 
 
 neighbor_allgather_nonblocking = nonblocking(neighbor_allgather)

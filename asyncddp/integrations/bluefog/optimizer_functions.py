@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 _AWC, _ATC = "adapt_with_combine", "adapt_then_combine"
+_PRESENT = "DistributedAdaptWithCombineOptimizer with communication_type=bf."
 _NEAR = 0  # averagings; over there a put waits until its target is in MPI, which keeps ranks near
 
 
@@ -95,7 +96,7 @@ def DistributedAllreduceOptimizer(  # noqa: N802 - BlueFog's name
 ) -> BluefogOptimizer:
     """Deprecated: adapt-with-combine with all ranks."""
     kind = CommunicationType.allreduce
-    _deprecated("DistributedAllreduceOptimizer", _with(kind))
+    _deprecated("DistributedAllreduceOptimizer", f"{_PRESENT}{kind}")
     return BluefogOptimizer(optimizer, model, _AWC, kind, num_steps_per_communication)
 
 
@@ -104,7 +105,7 @@ def DistributedNeighborAllreduceOptimizer(  # noqa: N802 - BlueFog's name
 ) -> BluefogOptimizer:
     """Deprecated: adapt-with-combine with the neighbours."""
     kind = CommunicationType.neighbor_allreduce
-    _deprecated("DistributedNeighborAllreduceOptimizer", _with(kind))
+    _deprecated("DistributedNeighborAllreduceOptimizer", f"{_PRESENT}{kind}")
     return BluefogOptimizer(optimizer, model, _AWC, kind, num_steps_per_communication)
 
 
@@ -113,12 +114,8 @@ def DistributedHierarchicalNeighborAllreduceOptimizer(  # noqa: N802 - BlueFog's
 ) -> BluefogOptimizer:
     """Deprecated: adapt-with-combine with the mean of each machine, between machines."""
     kind = CommunicationType.hierarchical_neighbor_allreduce
-    _deprecated("DistributedHierarchicalNeighborAllreduceOptimizer", _with(kind))
+    _deprecated("DistributedHierarchicalNeighborAllreduceOptimizer", f"{_PRESENT}{kind}")
     return BluefogOptimizer(optimizer, model, _AWC, kind, num_steps_per_communication)
-
-
-def _with(kind: CommunicationType) -> str:
-    return f"DistributedAdaptWithCombineOptimizer with communication_type=bf.{kind}"
 
 
 def _deprecated(name: str, instead: str) -> None:

@@ -120,10 +120,7 @@ class BluefogOptimizer(DistributedOptimizer):
         del function
 
     def turn_on_timeline(self) -> None:
-        """Trace steps, passes and updates from now on, if the timeline is on.
-
-        Where the timeline is off, one error is logged and nothing is traced.
-        """
+        """Trace steps, passes and updates from now on; log one error if the timeline is off."""
         if self._training_tracer.enabled is None:
             warn_timeline_off_once()
         else:
@@ -145,13 +142,9 @@ def _checked(value: Any) -> CommunicationType:
 def _warn_of_passes(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Warn once of more backward passes before a step than the setting says."""
     del args, kwargs
-    phase = optimizer._phase
-    passes = phase.accumulation
-    if (
-        passes.current_passes > passes.passes_per_round
-        and not optimizer._warned
-        and phase.named_parameters
-    ):
+    phase, passes = optimizer._phase, optimizer._phase.accumulation
+    too_many = passes.current_passes > passes.passes_per_round
+    if too_many and phase.named_parameters and not optimizer._warned:
         optimizer._warned = True
         warnings.warn(
             f"Unexpected behavior: parameter {phase.named_parameters[0][0]} has got gradients of "
@@ -176,10 +169,6 @@ class _TolerantAlgorithm(Algorithm):
 
 @functools.cache
 def tolerant_algorithm(name: str) -> type[Algorithm]:
-    """Create the variant of a method that accepts any graph.
-
-    Args:
-        name: A name in ``asyncddp.algorithms.ALGORITHMS``.
-    """
+    """Create the variant of a method, by its name, that accepts any graph."""
     method = ALGORITHMS[name]
     return type(method.__name__, (_TolerantAlgorithm, method), {"__doc__": method.__doc__})

@@ -19,16 +19,11 @@ Inferred = list[int] | tuple[list[int], Any]
 def InferSourceFromDestinationRanks(  # noqa: N802 - BlueFog's name
     dst_ranks: Sequence[int], construct_adjacency_matrix: bool = False
 ) -> Inferred:
-    """The ranks that send to this one; collective.
+    """Return the ranks that send to this one, ascending, from those to which it sends; collective.
 
-    Args:
-        dst_ranks: The ranks to which this one sends.
-        construct_adjacency_matrix: Give the weights as well.
-
-    Returns:
-        The sources, ascending; with the flag ``(sources, W)``, W being an (n, n) float64 array in
-        which ``W[i, j]`` is 1 over the number of those who send to j, itself included, where i is
-        one of them, and 0 elsewhere.
+    With ``construct_adjacency_matrix`` return ``(sources, W)``, W being an (n, n) float64 array in
+    which ``W[i, j]`` is 1 over the number of those who send to j, itself included, where i is one
+    of them, and 0 elsewhere.
 
     Raises:
         TopologyAssertionError: Ranks that are none, come twice, or are this one.
@@ -40,11 +35,9 @@ def InferSourceFromDestinationRanks(  # noqa: N802 - BlueFog's name
 def InferDestinationFromSourceRanks(  # noqa: N802 - BlueFog's name
     src_ranks: Sequence[int], construct_adjacency_matrix: bool = False
 ) -> Inferred:
-    """The ranks to which this one sends; the rest as :func:`InferSourceFromDestinationRanks`.
+    """Return the ranks to which this one sends, from those from which it receives; collective.
 
-    Args:
-        src_ranks: The ranks from which this one receives.
-        construct_adjacency_matrix: Give the weights as well.
+    The rest is as in :func:`InferSourceFromDestinationRanks`.
     """
     return _inferred("src_ranks", src_ranks, construct_adjacency_matrix)
 

@@ -45,9 +45,7 @@ out_neighbor_machine_ranks = translate_errors()(queries.out_neighbor_machine_ran
 def set_topology(topology: nx.DiGraph[int] | None = None, is_weighted: bool = False) -> bool:
     """Set the graph between ranks, on this rank; all ranks must set the same.
 
-    Args:
-        topology: The graph; ``ExponentialGraph(queries.size())`` if None.
-        is_weighted: Whether its weights count; ranks average uniformly otherwise.
+    The default is ``ExponentialGraph(size())``. Ranks average uniformly unless ``is_weighted``.
 
     Returns:
         True; False while there are windows, which lie along the edges of the graph in use. That
@@ -80,15 +78,13 @@ def set_machine_topology(
 ) -> bool:
     """Set the graph between machines, on this rank; all ranks must set the same.
 
-    Args:
-        topology: The graph.
-        is_weighted: Whether its weights count; machines average uniformly otherwise.
+    Machines average uniformly unless ``is_weighted``.
 
     Returns:
         True.
 
     Raises:
-        ArgumentError: None was given.
+        ArgumentError: No graph was given.
         TypeError: It is no directed graph on ``machine_size()`` machines.
     """
     if topology is None:
@@ -109,15 +105,12 @@ def _same(graph: nx.DiGraph[int], in_use: GraphOrSchedule | None) -> bool:
 
 
 def _check_graph(verb: str, graph: object, places: int, which: str) -> None:
+    problem = f"{verb}: argument topology: expected a"
     if not isinstance(graph, nx.DiGraph):
-        raise TypeError(
-            f"{verb}: argument topology: expected a networkx.DiGraph, got {type(graph).__name__}"
-        )
-    if graph.number_of_nodes() != places:
-        raise TypeError(
-            f"{verb}: argument topology: expected a graph on {which} = {places} nodes, got "
-            f"{graph.number_of_nodes()}"
-        )
+        raise TypeError(f"{problem} networkx.DiGraph, got {type(graph).__name__}")
+    nodes = graph.number_of_nodes()
+    if nodes != places:
+        raise TypeError(f"{problem} graph on {which} = {places} nodes, got {nodes}")
 
 
 def _schedule(graph: nx.DiGraph[int], *, weighted: bool) -> Schedule:
@@ -125,14 +118,14 @@ def _schedule(graph: nx.DiGraph[int], *, weighted: bool) -> Schedule:
     check_digraph(graph)
     views = [in_view(graph, place, weighted=False) for place in range(graph.number_of_nodes())]
     if weighted:
-        views = [
-            Neighbors(*GetRecvWeights(graph, place), view.dst_ranks)
-            for place, view in enumerate(views)
-        ]
-    return Schedule(describe(graph), len(views), 1, partial(_view, views))
+        own_weights = [GetRecvWeights(graph, place) for place in range(len(views))]
+        pairs = zip(own_weights, views, strict=True)
+        views = [Neighbors(*weights, view.dst_ranks) for weights, view in pairs]
+    return Schedule(describe(graph), len(views), 1, partial(_same_each_round, views))
 
 
-def _view(views: list[Neighbors], place: int, k: int) -> Neighbors:
+def _same_each_round(views: list[Neighbors], place: int, k: int) -> Neighbors:
+    """Look up the neighbours; schedules can be pickled, so this is no lambda."""
     del k
     return views[place]
 
@@ -140,38 +133,34 @@ def _view(views: list[Neighbors], place: int, k: int) -> Neighbors:
 @translate_errors()
 def load_topology() -> GraphOrSchedule:
     """Return the graph in use, the object that was set."""
-    given = _user_topology()
+    given = _given(of_machines=False)
     return current().topologies.load() if given is None else given.graph
 
 
 @translate_errors()
 def load_machine_topology() -> GraphOrSchedule | None:
     """Return the graph between machines, the object that was set; None before."""
-    given = _user_machine_topology()
+    given = _given(of_machines=True)
     return current().topologies.load_machine() if given is None else given.graph
 
 
 @translate_errors()
 def is_topo_weighted() -> bool:
     """Return True if the weights of the graph in use are used."""
-    given = _user_topology()
+    given = _given(of_machines=False)
     return given is not None and given.weighted
 
 
 @translate_errors()
 def is_machine_topo_weighted() -> bool:
     """Return True if the weights of the graph between machines are used."""
-    given = _user_machine_topology()
+    given = _given(of_machines=True)
     return given is not None and given.weighted
 
 
-def _user_topology() -> UserTopology | None:
+def _given(*, of_machines: bool) -> UserTopology | None:
     """Return the user's topology unless ``asyncddp.set_topology`` has replaced it."""
-    kept = current_state().topology
-    return kept if kept is not None and kept.schedule is current().topologies.load() else None
-
-
-def _user_machine_topology() -> UserTopology | None:
-    kept = current_state().machine_topology
-    in_use = current().topologies.load_machine()
+    state, topologies = current_state(), current().topologies
+    kept = state.machine_topology if of_machines else state.topology
+    in_use = topologies.load_machine() if of_machines else topologies.load()
     return kept if kept is not None and kept.schedule is in_use else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -12,12 +11,12 @@ import torch
 from asyncddp.engine import Handle
 from asyncddp.integrations.bluefog.bluefog_state import HandleTable, active_state, current_state
 from asyncddp.integrations.bluefog.error_translation import translate_errors
+from asyncddp.ops.variants import set_metadata
 
 __all__ = ["poll", "synchronize", "wait"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-F = TypeVar("F", bound=Callable[..., Any])
 Options = dict[str, Any]
 
 
@@ -86,9 +85,9 @@ def nonblocking(variant: Callable[P, torch.Tensor]) -> Callable[P, int]:
         return handles.add(verb.start(options.pop("tensor"), **options), options["name"])
 
     name = variant.__name__
-    trailing = "_" * name.endswith("_")
+    own_name = f"{name.removesuffix('_')}_nonblocking{'_' * name.endswith('_')}"
     doc = f"Start :func:`{name}` and give a handle for :func:`synchronize`."
-    return set_metadata(start, f"{name.removesuffix('_')}_nonblocking{trailing}", doc, int)
+    return set_metadata(start, own_name, doc, int)
 
 
 def in_place(variant: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
@@ -105,15 +104,6 @@ def in_place(variant: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
         f":func:`{variant.__name__}` whose result replaces the tensor, which is returned."
     )
     return _make_blocking(verb._replace(plan=plan))
-
-
-def set_metadata(variant: F, name: str, doc: str | None, returns: type) -> F:
-    """Set the name, docstring and return annotation of a variant."""
-    variant.__name__ = variant.__qualname__ = name
-    variant.__doc__ = doc
-    signature = inspect.signature(variant).replace(return_annotation=returns)
-    variant.__signature__ = signature  # type: ignore[attr-defined]
-    return variant
 
 
 @translate_errors()

@@ -13,8 +13,9 @@ import torch
 from asyncddp.context import current
 from asyncddp.integrations.bluefog.bluefog_state import active_state, current_state
 from asyncddp.integrations.bluefog.error_translation import translate_errors
-from asyncddp.integrations.bluefog.verb_variants import set_metadata, unless_suspended
+from asyncddp.integrations.bluefog.verb_variants import unless_suspended
 from asyncddp.ops import windows as _ours
+from asyncddp.ops.variants import set_metadata
 from asyncddp.windows import windows_of
 from asyncddp.windows.nonblocking_handle import WindowHandle
 

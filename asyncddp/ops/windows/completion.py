@@ -24,8 +24,7 @@ def win_flush(name: str | None = None) -> bool:
         PeerError: A neighbour has ended, has freed the window, or cannot be reached.
 
     Example:
-        >>> import asyncddp as bf
-        >>> import torch
+        >>> import asyncddp as bf, torch
         >>> def in_step():
         ...     x = torch.tensor([float(bf.rank())])
         ...     bf.win_create(x, "x", zero_init=True)
@@ -41,18 +40,17 @@ def win_flush(name: str | None = None) -> bool:
     (``MPI_Win_flush_all``).
     """
     windows = windows_of(current())
-    names = windows.names if name is None else [name]
-    for one in names:
+    for one in windows.names if name is None else [name]:
         windows.find("win_flush", one).flush().wait()
     return True
 
 
 @uncompiled
 def win_wait(handle: WindowHandle) -> bool:
-    """Wait for a non-blocking window verb; True.
+    """Wait for a non-blocking window operation; True.
 
     Raises:
-        ArgumentError: It is no handle of a window verb.
+        ArgumentError: It is no handle of a window operation.
         PeerError: A neighbour has ended, has freed the window, or cannot be reached.
 
     Example:
@@ -60,42 +58,31 @@ def win_wait(handle: WindowHandle) -> bool:
         >>> def waited():
         ...     x = torch.tensor([float(bf.rank())])
         ...     bf.win_create(x, "x", zero_init=True)
-        ...     return bf.win_wait(bf.win_put_nonblocking(x, "x"))
+        ...     handle = bf.win_put_nonblocking(x, "x")
+        ...     return bf.win_wait(handle), bf.win_poll(handle)
         >>> with bf.local_world(2) as world:
         ...     world.run(waited)
-        [True, True]
+        [(True, True), (True, True)]
     """
     return _handle("win_wait", handle).wait()
 
 
 @uncompiled
 def win_poll(handle: WindowHandle) -> bool:
-    """Return whether a non-blocking window verb is done; never waits.
+    """Return whether a non-blocking window operation is done; never waits; see :func:`win_wait`.
 
     Raises:
-        ArgumentError: It is no handle of a window verb.
-
-    Example:
-        >>> import asyncddp as bf, torch
-        >>> def polled():
-        ...     x = torch.tensor([float(bf.rank())])
-        ...     bf.win_create(x, "x", zero_init=True)
-        ...     handle = bf.win_put_nonblocking(x, "x")
-        ...     bf.win_wait(handle)
-        ...     return bf.win_poll(handle)
-        >>> with bf.local_world(2) as world:
-        ...     world.run(polled)
-        [True, True]
+        ArgumentError: It is no handle of a window operation.
     """
     return _handle("win_poll", handle).poll()
 
 
 @uncompiled
 def win_cancel(handle: WindowHandle) -> None:
-    """Wait for a non-blocking window verb no more; the operation itself goes on.
+    """Stop waiting for a non-blocking window operation; the operation itself goes on.
 
     Raises:
-        ArgumentError: It is no handle of a window verb.
+        ArgumentError: It is no handle of a window operation.
 
     Example:
         >>> import asyncddp as bf, torch

@@ -108,9 +108,8 @@ def create_along(
     places = {peer: handle_of_block(block) for peer, block in own.items()}
     window.with_p = bool(associated_p)
     facts = _WindowSpec(name, tuple(tensor.shape), traits.name, bool(zero_init), bool(associated_p))
-    gathered = gather_records(
-        _WindowProposal(facts, sources, targets, places), _WindowProposal, "win_create"
-    )
+    proposal = _WindowProposal(facts, sources, targets, places)
+    gathered = gather_records(proposal, _WindowProposal, "win_create")
     try:
         _require_matching_proposals(gathered)
     except MismatchError:
@@ -140,9 +139,8 @@ def _neighbors(schedule: Schedule, rank: int) -> tuple[list[int], list[int]]:
 def _require_matching_proposals(gathered: list[_WindowProposal]) -> None:
     """Require that all ranks make the same window along the same edges; same result on all."""
     for peer, offer in enumerate(gathered):
-        for key, value, theirs in zip(
-            _WindowSpec._fields, gathered[0].facts, offer.facts, strict=True
-        ):
+        compared = zip(_WindowSpec._fields, gathered[0].facts, offer.facts, strict=True)
+        for key, value, theirs in compared:
             if theirs != value:
                 raise MismatchError(
                     f"win_create: rank 0 gives {key}={value!r}, but rank {peer} {theirs!r}; "

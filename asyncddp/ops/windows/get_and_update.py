@@ -26,9 +26,8 @@ def win_get_nonblocking(
     window = windows.find("win_get", name)
     if src_weights is None:
         src_weights = list(window.neighbors_at(window.step_of_update).src_weights)
-    weights = weights_by_rank(
-        "win_get", "src_weights", src_weights, window.edges.incoming, "an in-neighbour"
-    )
+    known = window.edges.incoming
+    weights = weights_by_rank("win_get", "src_weights", src_weights, known, "an in-neighbour")
     if window.holds_integers:
         require_integer_weights("win_get", window, weights.values())
     if not require_mutex:
@@ -176,12 +175,10 @@ def win_update_then_collect(name: str, require_mutex: bool = True) -> torch.Tens
         ...     bf.win_create(x, "x", zero_init=True)
         ...     bf.win_accumulate(x, "x")
         ...     bf.barrier()
-        ...     return bf.win_update_then_collect("x").item(), bf.win_update_then_collect(
-        ...         "x"
-        ...     ).item()
+        ...     return [bf.win_update_then_collect("x").item() for _ in range(2)]
         >>> with bf.local_world(2) as world:
         ...     world.run(collected)
-        [(1.0, 1.0), (1.0, 1.0)]
+        [[1.0, 1.0], [1.0, 1.0]]
     """
     window = windows_of(current()).find("win_update_then_collect", name)
     ones = dict.fromkeys(window.edges.incoming, 1.0)

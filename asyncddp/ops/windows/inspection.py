@@ -11,9 +11,6 @@ from asyncddp.windows import Staleness, windows_of
 def get_win_version(name: str) -> dict[int, int]:
     """Return how many times each in-neighbour's buffer was written since this rank's last update.
 
-    Args:
-        name: The window.
-
     Raises:
         UnknownNameError: There is no such window.
 
@@ -36,9 +33,6 @@ def get_win_version(name: str) -> dict[int, int]:
 @uncompiled
 def win_staleness(name: str) -> dict[int, Staleness]:
     """Return the age of what was last read from each in-neighbour.
-
-    Args:
-        name: The window.
 
     Returns:
         By rank, a tuple ``(version, steps, seconds, lag)``: how many times the neighbour had
@@ -69,9 +63,6 @@ def win_associated_p(name: str) -> float:
     """Return this rank's associated scalar p, which push-sum divides by.
 
     It is 1 unless ``win_create(..., associated_p=True)`` made the window.
-
-    Args:
-        name: The window.
 
     Raises:
         UnknownNameError: There is no such window.

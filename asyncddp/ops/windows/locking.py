@@ -88,11 +88,10 @@ def weights_by_rank(
         )
     if len(set(ranks)) != len(ranks):
         raise ArgumentError(f"{verb}: argument {argument}: expected each rank once, got {ranks}")
-    if not isinstance(given, Mapping):
-        return {int(rank): 1.0 for rank in ranks}
+    weights = given if isinstance(given, Mapping) else dict.fromkeys(ranks, 1.0)
     return {
         int(rank): require_finite(verb, f"{argument}[{rank}]", weight)
-        for rank, weight in given.items()
+        for rank, weight in weights.items()
     }
 
 

@@ -25,7 +25,7 @@ def win_put_nonblocking(
     require_mutex: bool = False,
 ) -> WindowHandle:
     """Start :func:`win_put` and give a handle; the tensor may be changed at once."""
-    return _write("win_put", tensor, name, self_weight, dst_weights, require_mutex, add=False)
+    return _write("win_put", tensor, name, self_weight, dst_weights, require_mutex)
 
 
 @uncompiled
@@ -83,7 +83,7 @@ def win_accumulate_nonblocking(
     require_mutex: bool = False,
 ) -> WindowHandle:
     """Start :func:`win_accumulate` and give a handle; the tensor may be changed at once."""
-    return _write("win_accumulate", tensor, name, self_weight, dst_weights, require_mutex, add=True)
+    return _write("win_accumulate", tensor, name, self_weight, dst_weights, require_mutex)
 
 
 @uncompiled
@@ -122,16 +122,20 @@ def _write(
     self_weight: float | None,
     dst_weights: Mapping[int, float] | Iterable[int] | None,
     require_mutex: bool,
-    *,
-    add: bool,
 ) -> WindowHandle:
     window = windows_of(current()).find(verb, name)
     if tensor is not window.tensor:
         _require_matching_tensor(verb, window, tensor)
-    weights = _targets(verb, window, dst_weights)
+    if dst_weights is None:
+        ranks = window.neighbors_at(window.step_of_put).dst_ranks
+        weights: Mapping[int, float] = dict.fromkeys(ranks, 1.0)
+    else:
+        known = window.edges.outgoing
+        weights = weights_by_rank(verb, "dst_weights", dst_weights, known, "an out-neighbour")
     own = 1.0 if self_weight is None else require_finite(verb, "self_weight", self_weight)
     if window.holds_integers:
         require_integer_weights(verb, window, [own, *weights.values()])
+    add = verb == "win_accumulate"
     if not require_mutex:
         return window.put(tensor, own, weights, add=add, with_p=window.with_p)
     with holding_mutex(window, weights, ()):
@@ -148,11 +152,3 @@ def _require_matching_tensor(verb: str, window: Window, tensor: torch.Tensor) ->
             f"{verb}: argument tensor: window {window.name!r} holds {window.dtype} of shape "
             f"{window.shape}, got {tensor.dtype} of shape {tuple(tensor.shape)}"
         )
-
-
-def _targets(
-    verb: str, window: Window, given: Mapping[int, float] | Iterable[int] | None
-) -> Mapping[int, float]:
-    if given is None:
-        return dict.fromkeys(window.neighbors_at(window.step_of_put).dst_ranks, 1.0)
-    return weights_by_rank(verb, "dst_weights", given, window.edges.outgoing, "an out-neighbour")
