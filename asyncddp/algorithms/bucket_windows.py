@@ -12,7 +12,7 @@ from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.barrier import barrier
-from asyncddp.ops.windows import create_along, get_current_created_window_names, win_free
+from asyncddp.ops.windows.creation import create_along, get_current_created_window_names, win_free
 from asyncddp.tensors.allocation import empty_like
 from asyncddp.windows import Staleness, Window, windows_of
 from asyncddp.windows.departure_detector import DepartureDetector

@@ -9,7 +9,7 @@ import torch
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.errors import PeerLeftError
-from asyncddp.ops.windows import create_along
+from asyncddp.ops.windows.creation import create_along
 from asyncddp.tensors.allocation import detached_copy, make_tensor, zeros, zeros_like
 from asyncddp.windows import Window, windows_of
 from asyncddp.windows.departure_detector import CONCLUDED, DepartureDetector

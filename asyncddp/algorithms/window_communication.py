@@ -13,7 +13,7 @@ from asyncddp.algorithms.one_sided_communication import OneSidedCommunication
 from asyncddp.errors import ArgumentError, PeerLeftError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.weight_resolver import Weights, require_finite
-from asyncddp.ops.windows import win_get_nonblocking
+from asyncddp.ops.windows.get_and_update import win_get_nonblocking
 from asyncddp.windows.nonblocking_handle import WindowHandle
 from topology import Neighbors
 

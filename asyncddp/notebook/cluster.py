@@ -125,14 +125,11 @@ class Cluster:
         return self
 
     def _open(
-        self,
-        client: Any,
-        profile_directory: ProfileDirectory,
-        cluster_process: ClusterProcess | None,
+        self, client: Any, directory: ProfileDirectory, cluster_process: ClusterProcess | None
     ) -> None:
         self.client, self.view = client, client[:]
         self.view.block = True
-        self._profile_directory, self._cluster_process = profile_directory, cluster_process
+        self._profile_directory, self._cluster_process = directory, cluster_process
         self._process, self._stopped = os.getpid(), False
         atexit.register(self.stop)
         self.activate()
@@ -158,10 +155,7 @@ class Cluster:
         return f"<Cluster of {self.size} ranks, {state}>"
 
     def check(self, *, wait: float = 0.0) -> None:
-        """Raise if the cluster can serve no cell.
-
-        Args:
-            wait: Seconds to wait for news of its end.
+        """Raise if the cluster can serve no cell; wait for news of its end for ``wait`` seconds.
 
         Raises:
             UsageError: It has been stopped.
@@ -221,11 +215,8 @@ class Cluster:
     def after_errors(self, *, died: bool = False) -> None:
         """Let the ranks go on after errors, or give up where they have lost step.
 
-        Args:
-            died: Whether an engine has ended.
-
         Raises:
-            EnvironmentProblem: The cluster has ended.
+            EnvironmentProblem: The cluster has ended, as it does where an engine has ``died``.
         """
         if died:
             self.check(wait=_EXIT_TIMEOUT)

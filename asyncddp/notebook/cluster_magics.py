@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol, TextIO, cast
 
 from ipyparallel.client.magics import ParallelMagics
 from ipyparallel.error import RemoteError
@@ -17,27 +17,20 @@ _STREAM_AFTER = 0.5  # seconds after which printed output is streamed
 _OUTPUT_TIMEOUT = 1.0  # seconds for printed output to arrive after the results
 
 
-class CellRanks(Protocol):
-    """Interface by which cell magics run, interrupt and check cells on a cluster's ranks."""
+class _CellRanks(Protocol):
+    """Part of a cluster that cell magics call, which imports this module."""
 
-    @property
-    def view(self) -> Any:
-        """The ``ipyparallel.DirectView`` of all ranks in order."""
+    view: Any
 
-    def check(self) -> None:
-        """Raise if no cell can run."""
-
-    def interrupt(self) -> list[int]:
-        """End the cells that run, and return the ranks that were busy."""
-
-    def after_errors(self, *, died: bool = False) -> None:
-        """Let the ranks go on after errors, or give up where they have lost step."""
+    def check(self) -> None: ...
+    def interrupt(self) -> list[int]: ...
+    def after_errors(self, *, died: bool = False) -> None: ...
 
 
 class ClusterCellMagics(ParallelMagics):  # type: ignore[misc]  # ipyparallel has no types
     """IPython magics ``%px``, ``%%px``, ``%pxresult`` and ``%autopx`` for a cluster's ranks."""
 
-    def __init__(self, shell: Any, cluster: CellRanks) -> None:
+    def __init__(self, shell: Any, cluster: _CellRanks) -> None:
         super().__init__(shell, cluster.view)
         self._cluster = cluster
 
@@ -93,8 +86,7 @@ class ClusterCellMagics(ParallelMagics):  # type: ignore[misc]  # ipyparallel ha
         """Stream the ranks' printed output; errors and values are shown at the end."""
         shown = result._iopub_streaming_output_callback
         result._iopub_streaming_output_callback = functools.partial(_forward_printed, shown)
-        stream: AbstractContextManager[None] = result.stream_output()
-        return stream
+        return cast("AbstractContextManager[None]", result.stream_output())
 
     def _raise_failures(self, result: Any, ranks: Sequence[int]) -> None:
         found = result.get(return_exceptions=True)

@@ -47,12 +47,10 @@ def group_failures(failures: Sequence[CellFailure]) -> RankError:
     alike: dict[tuple[str, str], list[CellFailure]] = {}
     for failure in sorted(began or failures, key=lambda failure: failure.rank):
         alike.setdefault(failure.cause, []).append(failure)
-    heads = [_headline(group) for group in alike.values()]
-    lines = [
-        line
-        for group, head in zip(alike.values(), heads, strict=True)
-        for line in (*group[0].lines, "", head)
-    ]
+    heads, lines = [], []
+    for group in alike.values():
+        heads.append(_headline(group))
+        lines += [*group[0].lines, "", heads[-1]]
     after = [failure for failure in failures if failure not in began]
     if began and after:
         names = ", ".join(sorted({failure.name for failure in after}))

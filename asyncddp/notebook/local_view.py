@@ -28,13 +28,8 @@ _RENEWED = (
 class LocalView:
     """View of all ranks of a local world: runs code and moves variables, a namespace per rank.
 
-    It implements the part of an ``ipyparallel.DirectView`` that notebooks use most.
-
-    Args:
-        world: The ranks.
-
-    Attributes:
-        names: One namespace for each rank; it persists from cell to cell.
+    It implements the part of an ``ipyparallel.DirectView`` that notebooks use most. ``names`` are
+    the ranks' namespaces, which persist from cell to cell.
 
     Example:
         >>> import asyncddp as bf
@@ -81,9 +76,7 @@ class LocalView:
     def execute(self, cell: str, *, file: str = "<cell>") -> None:
         """Run Python on every rank, and show the value of a last line that has one.
 
-        Args:
-            cell: The source code.
-            file: Its file name in tracebacks.
+        Tracebacks give ``file`` as the name of the source.
 
         Raises:
             SyntaxError: The cell is not valid Python.
@@ -112,10 +105,10 @@ class LocalView:
                 if isinstance(error, KeyboardInterrupt):
                     raise with_traceback_lines(error, [_INTERRUPTED]) from None
         if errors:
-            raise group_failures(
-                [_make_failure(rank, error, file) for rank, error in errors.items()]
-            )
-        _print_values(values)
+            raise group_failures([_make_failure(*item, file) for item in errors.items()])
+        for rank in sorted(values):
+            if values[rank] is not None:
+                sys.stdout.write(f"Out[{rank}]: {values[rank]!r}\n")
 
     def _recover_from_errors(self) -> None:
         """Renew the world where the ranks have called different operations."""
@@ -177,12 +170,6 @@ def _make_failure(rank: int, error: BaseException, file: str) -> CellFailure:
     lines = traceback.format_exception(type(error), error, trace or error.__traceback__)
     text = "".join(lines).rstrip().splitlines()
     return CellFailure(rank, type(error).__name__, str(error), text)
-
-
-def _print_values(values: Mapping[int, Any]) -> None:
-    for rank in sorted(values):
-        if values[rank] is not None:
-            sys.stdout.write(f"Out[{rank}]: {values[rank]!r}\n")
 
 
 class _RankPrefixStream:

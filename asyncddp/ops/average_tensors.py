@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from asyncddp.ops.allreduce import allreduce_nonblocking
-from asyncddp.ops.named_tensors import tensors_of
+from asyncddp.ops.settings_agreement import tensors_of
 from asyncddp.tensors.allocation import detached_copy
 from asyncddp.tensors.buckets import FlatBucket, partition
 
@@ -23,16 +23,6 @@ def average_tensors(tensors: Sequence[torch.Tensor]) -> None:
 
     Raises:
         MismatchError: Ranks differ in shapes.
-
-    Example:
-        >>> import asyncddp as bf, torch
-        >>> def mean():
-        ...     x = torch.full((2,), float(bf.rank()))
-        ...     average_tensors([x])
-        ...     return x.tolist()
-        >>> with bf.local_world(2) as world:
-        ...     world.run(mean)
-        [[0.5, 0.5], [0.5, 0.5]]
     """
     content = [tensor.data for tensor in tensors]
     under_way = []

@@ -1,10 +1,12 @@
-"""Checks that all ranks have the same settings, made by comparing digests of them."""
+"""Checks that all ranks have the same settings and tensors, made by comparing digests of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from itertools import zip_longest
+
+import torch
 
 from asyncddp.context import Context
 from asyncddp.context.context import use
@@ -12,6 +14,7 @@ from asyncddp.errors import MismatchError
 from asyncddp.ops.object_collectives import gather_records
 
 _VERB = "comparison of all ranks"
+_SHOWN = 5  # names of a message
 
 
 def require_equal_on_all_ranks(context: Context, claim: str, facts: Sequence[str]) -> None:
@@ -23,7 +26,7 @@ def require_equal_on_all_ranks(context: Context, claim: str, facts: Sequence[str
     Raises:
         MismatchError: On every rank, if any two differ; the message shows the first difference.
     """
-    gathered = gather_if_unequal(context, facts) or [[]]
+    gathered = _gather_if_unequal(context, facts)
     for rank, theirs in enumerate(gathered):
         for ours, other in zip_longest(gathered[0], theirs, fillvalue="nothing more"):
             if ours != other:
@@ -33,15 +36,74 @@ def require_equal_on_all_ranks(context: Context, claim: str, facts: Sequence[str
                 )
 
 
-def gather_if_unequal(context: Context, facts: Sequence[str]) -> list[list[str]] | None:
-    """Gather the facts of all ranks, rank by rank, if any two differ, else None; collective.
+def _gather_if_unequal(context: Context, facts: Sequence[str]) -> list[list[str]]:
+    """Gather the facts of all ranks if any two ranks differ, else an empty list; collective.
 
     Digests travel first, so that it costs little to find out that all is equal.
     """
     if context.size == 1:
-        return None
+        return []
     with use(context):
         digest = sha256(repr(list(facts)).encode()).hexdigest()
         if len(set(gather_records(digest, str, _VERB))) == 1:
-            return None
+            return []
         return gather_records(list(facts), list[str], _VERB)
+
+
+def tensors_of(module: torch.nn.Module, *, buffers: bool = True) -> dict[str, torch.Tensor]:
+    """Return a module's parameters and buffers by name, sorted; a shared one appears once.
+
+    Example:
+        >>> list(tensors_of(torch.nn.BatchNorm1d(2), buffers=False))
+        ['bias', 'weight']
+    """
+    every: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    if buffers:
+        every.update(module.named_buffers(remove_duplicate=False))
+    once: dict[int, str] = {}
+    for name in sorted(every):
+        once.setdefault(id(every[name]), name)
+    return {name: every[name] for name in once.values()}
+
+
+def require_equal_tensors(context: Context, who: str, named: Mapping[str, torch.Tensor]) -> None:
+    """Require in the name of ``who`` that all ranks' tensors agree in names, shapes and dtypes.
+
+    Raises:
+        MismatchError: On every rank, if any two differ; the message names the tensors that do.
+    """
+    forms = [
+        f"{name}={str(one.dtype).removeprefix('torch.')} of shape {tuple(one.shape)}"
+        for name, one in named.items()
+    ]
+    every = _gather_if_unequal(context, sorted(forms))
+    known = [dict(form.rsplit("=", 1) for form in theirs) for theirs in every]
+    for rank, theirs in enumerate(known):
+        problem = _difference(known[0], theirs, rank)
+        if problem:
+            raise MismatchError(
+                f"rank {context.rank}: {who} needs tensors of the same names, shapes and dtypes on "
+                f"all ranks, but {problem}. Build the same model on all ranks"
+            )
+
+
+def _difference(first: Mapping[str, str], other: Mapping[str, str], rank: int) -> str:
+    """Describe how the tensors of a rank differ from those of rank 0; empty if they do not."""
+    lacking = [name for name in first if name not in other]
+    more = [name for name in other if name not in first]
+    problems = []
+    if lacking:
+        problems.append(f"rank 0 has {_listed(lacking)}, which rank {rank} has not")
+    if more:
+        problems.append(f"rank {rank} has {_listed(more)}, which rank 0 has not")
+    unlike = [name for name in first if name in other and first[name] != other[name]]
+    for name in unlike[:_SHOWN]:
+        problems.append(f"{name} is {first[name]} on rank 0 and {other[name]} on rank {rank}")
+    if len(unlike) > _SHOWN:
+        problems.append(f"{len(unlike) - _SHOWN} more differ")
+    return "; ".join(problems)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -64,15 +64,6 @@ def average_active_ranks(
     .. math:: y = \frac{1}{|T|} \sum_j x_j, \qquad x_j = 0\ (j \notin T)
 
     T are the ``number`` ranks that still train; the others give zeros.
-
-    Example:
-        >>> import asyncddp as bf
-        >>> def of_the_first_two():
-        ...     mine = torch.tensor([bf.rank() + 1.0 if bf.rank() < 2 else 0.0])
-        ...     return average_active_ranks(mine, 2, name="mean").item()
-        >>> with bf.local_world(3) as world:
-        ...     world.run(of_the_first_two)
-        [1.5, 1.5, 1.5]
     """
     context, traits = current(), check_tensor("allreduce", tensor)
     dtype = averaging_dtype("allreduce", traits, round_integers=False)

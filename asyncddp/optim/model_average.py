@@ -14,7 +14,7 @@ from asyncddp.context import current
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.allreduce import allreduce
 from asyncddp.ops.average_tensors import AVERAGED_BYTES, average_module
-from asyncddp.ops.named_tensors import require_equal_tensors, tensors_of
+from asyncddp.ops.settings_agreement import require_equal_tensors, tensors_of
 from asyncddp.tensors.allocation import TensorBackup, make_tensor, zeros
 from asyncddp.tensors.buckets import partition
 

@@ -12,7 +12,7 @@ from asyncddp.context import current
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.allreduce import allreduce_nonblocking_
 from asyncddp.ops.broadcast import broadcast_nonblocking_
-from asyncddp.ops.named_tensors import require_equal_tensors, tensors_of
+from asyncddp.ops.settings_agreement import require_equal_tensors, tensors_of
 
 Parameters: TypeAlias = (
     torch.nn.Module

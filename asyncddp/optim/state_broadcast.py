@@ -11,8 +11,8 @@ from torch.utils._pytree import KeyPath, tree_flatten_with_path, tree_map, tree_
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.broadcast import broadcast
-from asyncddp.ops.named_tensors import require_equal_tensors
 from asyncddp.ops.object_collectives import broadcast_object
+from asyncddp.ops.settings_agreement import require_equal_tensors
 from asyncddp.optim.distributed_optimizer import DistributedOptimizer
 from asyncddp.tensors.allocation import empty
 

@@ -14,7 +14,7 @@ from asyncddp.algorithms.training_setup import broadcast_tensors, next_label, re
 from asyncddp.algorithms.training_tracer import tracer_for
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError, UsageError
-from asyncddp.ops.named_tensors import require_equal_tensors, tensors_of
+from asyncddp.ops.settings_agreement import require_equal_tensors, tensors_of
 from asyncddp.parallel.averaged_parameters import AveragedParameters
 from asyncddp.parallel.bucket_averager import BucketAverager
 from asyncddp.parallel.bucket_optimizer_state import check_state

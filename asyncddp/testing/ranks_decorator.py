@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -40,9 +41,9 @@ def ranks(
     Each test gets a world of its own, with timeouts of 90 seconds, so that what would hang fails.
     Fixtures and parameters are handed to every rank. ``"loopback"`` runs the ranks as threads of
     pytest's process: nothing needs to be installed, and the code paths are those of processes, but
-    what belongs to a process is shared, such as torch's random generator. Other wires run them as
-    processes under ``mpirun``, which stay up from test to test; the function must then stand at the
-    top of its module, and fixtures must be such that pickle can carry them.
+    what belongs to a process is shared, such as torch's random generator. Other transports run them
+    as processes under ``mpirun``, which stay up from test to test; the function must then stand at
+    the top of its module, and pickle must be able to carry the fixtures.
 
     Args:
         *sizes: Numbers of ranks; the test runs once with each.
@@ -61,11 +62,8 @@ def ranks(
     pytest = _pytest()
     wires = (wires,) if isinstance(wires, str) else tuple(wires)
     _check(sizes, wires)
-    chosen = [
-        pytest.param((transport, size), id=f"{transport}-{size}")
-        for transport in wires
-        for size in sizes
-    ]
+    chosen = list(itertools.product(wires, sizes))
+    names = [f"{transport}-{size}" for transport, size in chosen]
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
         takes_request = "request" in inspect.signature(function).parameters
@@ -81,7 +79,7 @@ def ranks(
         del test.__wrapped__  # pytest would look at its parameters
         setattr(test, RANK_FUNCTION, function)
         test.__signature__ = _with_world(function)  # type: ignore[attr-defined]
-        marked: Callable[..., None] = pytest.mark.parametrize(_WORLD, chosen)(test)
+        marked: Callable[..., None] = pytest.mark.parametrize(_WORLD, chosen, ids=names)(test)
         return marked
 
     return decorate
@@ -102,12 +100,9 @@ def _check(sizes: Sequence[int], wires: Sequence[str]) -> None:
         raise ArgumentError(
             f"ranks: arguments sizes: expected numbers of ranks, such as ranks(2, 4), got {sizes!r}"
         )
-    for transport in wires or ("",):
-        if transport not in TRANSPORTS:
-            known = ", ".join(TRANSPORTS)
-            raise ArgumentError(
-                f"ranks: argument wires: expected some of {known}, got {transport!r}"
-            )
+    for unknown in [name for name in wires or [""] if name not in TRANSPORTS]:
+        known = ", ".join(TRANSPORTS)
+        raise ArgumentError(f"ranks: argument wires: expected some of {known}, got {unknown!r}")
 
 
 def _with_world(function: Callable[..., Any]) -> inspect.Signature:

@@ -5,16 +5,15 @@
     import asyncddp.integrations.bluefog as bf  # was: import bluefog.torch as bf
     from asyncddp.integrations.bluefog import topology_util  # was: from bluefog.common import …
 
-Names, arguments, defaults and results are BlueFog's; the verbs are asyncddp's own. What differs,
-since BlueFog is wrong there or does without:
+Names, arguments, defaults and results are BlueFog's; the operations are asyncddp's own. What
+differs, since BlueFog is wrong there or does without:
 
 - Neighbours are matched by rank: ``src_weights`` may name some of them, the others count 0.
   Results are never the input's own memory. Weights stay float64. A root that ranks disagree about
   raises.
 - Nothing is negotiated. ``set_skip_negotiate_stage`` sets a flag that means nothing;
   ``pair_gossip`` works whatever it is. What ranks do not agree about raises an exception that
-  names them, which is a ``ValueError`` as in BlueFog. With ``enable_topo_check`` those ranks raise
-  whom it concerns.
+  names them, a ``ValueError`` as in BlueFog; with ``enable_topo_check`` on the ranks concerned.
 - Any number of puts may be under way in one window; a put completes while its target computes, and
   is read whole. ``get_win_version`` counts what was accumulated too. ``win_get`` gives what was
   published: in ``win_create``, in puts of the window's own tensor, in ``win_update``.
@@ -26,11 +25,9 @@ since BlueFog is wrong there or does without:
   closures, frozen, unused and shared parameters, leaf models, accumulation and GradScaler.
   Gradients are averaged when ``backward()`` returns: ``synchronize()`` and ``skip_synchronize()``
   need not be called. ``DistributedPushSumOptimizer`` and ``DistributedPullGetOptimizer`` work, and
-  are exported.
-- ``DistributedWinPutOptimizer`` and ``DistributedPullGetOptimizer`` wait for neighbours that have
-  made fewer averagings. Over there a put waits until its target is in MPI, which keeps ranks near
-  each other; here nothing does, and the learning rates of BlueFog's scripts want it.
-  ``asyncddp.DistributedWinPutOptimizer`` waits for nobody.
+  are exported. ``DistributedWinPutOptimizer`` and ``DistributedPullGetOptimizer`` wait for those
+  neighbours that have made fewer averagings, since in BlueFog puts wait for MPI, which keeps ranks
+  near; ``asyncddp.DistributedWinPutOptimizer`` waits for nobody.
 - ``broadcast_optimizer_state`` sends options and numbers exactly, and makes no step;
   ``allreduce_parameters`` leaves integers as they are.
 - Tensors may be non-contiguous, 0-dim, bfloat16 or complex; lists may be generators.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 from asyncddp.context import current
 from asyncddp.engine import Handle
@@ -61,13 +61,11 @@ class HandleTable(Generic[H]):
 
     def pop(self, verb: str, number: int) -> H:
         """Remove and return the handle of a number."""
-        handle = self.find(verb, number)
-        del self._under_way[number]
-        return handle
+        self.find(verb, number)
+        return self._under_way.pop(number)
 
 
-@dataclass(frozen=True)
-class UserTopology:
+class UserTopology(NamedTuple):
     """Graph that the user has set, and the averaging schedule built from it."""
 
     graph: nx.DiGraph[int]
@@ -97,8 +95,7 @@ def current_state() -> BluefogState:
     extensions = current().extensions
     if _KEY not in extensions:
         extensions[_KEY] = BluefogState()
-    found: BluefogState = extensions[_KEY]
-    return found
+    return cast("BluefogState", extensions[_KEY])
 
 
 def active_state() -> BluefogState:

@@ -107,7 +107,6 @@ class BluefogOptimizer(DistributedOptimizer):
 
     @communication_type.setter
     def communication_type(self, value: CommunicationType) -> None:
-        """Set the group of ranks for later averagings."""
         self.communication = _checked(value).name
 
     @contextmanager

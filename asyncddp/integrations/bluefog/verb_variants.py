@@ -56,11 +56,7 @@ def blocking(
     run: Callable[..., torch.Tensor], start: Callable[..., Handle[torch.Tensor]]
 ) -> Callable[[Callable[P, Options]], Callable[P, torch.Tensor]]:
     """Make a blocking verb from a function that returns the arguments of asyncddp's verb."""
-
-    def make(plan: Callable[P, Options]) -> Callable[P, torch.Tensor]:
-        return _make_blocking(_Verb(run, start, plan.__name__.replace("_", "."), plan))
-
-    return make
+    return lambda plan: _make_blocking(_Verb(run, start, plan.__name__.replace("_", "."), plan))
 
 
 def _make_blocking(verb: _Verb) -> Callable[..., torch.Tensor]:
@@ -99,10 +95,9 @@ def in_place(variant: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
         options = verb.plan(*args, **kwargs)
         return {**options, "out": options["tensor"]}
 
-    plan.__name__ = f"{variant.__name__}_"
-    plan.__doc__ = (
-        f":func:`{variant.__name__}` whose result replaces the tensor, which is returned."
-    )
+    name = variant.__name__
+    plan.__name__ = f"{name}_"
+    plan.__doc__ = f":func:`{name}` whose result replaces the tensor, which is returned."
     return _make_blocking(verb._replace(plan=plan))
 
 

@@ -14,8 +14,14 @@ from asyncddp.context import current
 from asyncddp.integrations.bluefog.bluefog_state import active_state, current_state
 from asyncddp.integrations.bluefog.error_translation import translate_errors
 from asyncddp.integrations.bluefog.verb_variants import unless_suspended
-from asyncddp.ops import windows as _ours
 from asyncddp.ops.variants import set_metadata
+from asyncddp.ops.windows import (
+    creation,
+    get_and_update,
+    inspection,
+    locking,
+    put_and_accumulate,
+)
 from asyncddp.windows import windows_of
 from asyncddp.windows.nonblocking_handle import WindowHandle
 
@@ -53,11 +59,11 @@ logger = logging.getLogger("asyncddp")
 
 P = ParamSpec("P")
 
-get_current_created_window_names = translate_errors()(_ours.get_current_created_window_names)
-get_win_version = translate_errors()(_ours.get_win_version)
-win_associated_p = translate_errors()(_ours.win_associated_p)
-win_free = unless_suspended(_ours.win_free)
-win_update_then_collect = unless_suspended(_ours.win_update_then_collect)
+get_current_created_window_names = translate_errors()(creation.get_current_created_window_names)
+get_win_version = translate_errors()(inspection.get_win_version)
+win_associated_p = translate_errors()(inspection.win_associated_p)
+win_free = unless_suspended(creation.win_free)
+win_update_then_collect = unless_suspended(get_and_update.win_update_then_collect)
 
 
 @translate_errors()
@@ -81,7 +87,7 @@ def _switch_associated_p(*, on: bool) -> None:
 @unless_suspended
 def win_create(tensor: torch.Tensor, name: str, zero_init: bool = False) -> bool:
     """Make a window along the edges of the topology; see :func:`asyncddp.win_create`."""
-    made = _ours.win_create(tensor, name, zero_init)
+    made = creation.win_create(tensor, name, zero_init)
     if made:
         windows_of(current()).find("win_create", name).with_p = current_state().associated_p
     return made
@@ -97,21 +103,22 @@ def win_update(
     require_mutex: bool = False,
 ) -> torch.Tensor:
     """Mix the buffers into this rank's tensor, which is given; see :func:`asyncddp.win_update`."""
-    return _ours.win_update(name, self_weight, neighbor_weights, reset, clone, require_mutex)
+    return get_and_update.win_update(
+        name, self_weight, neighbor_weights, reset, clone, require_mutex
+    )
 
 
 @unless_suspended
 def win_read_neighbor(name: str, rank_: int, require_mutex: bool = True) -> torch.Tensor:
     """Give a copy of one in-neighbour's buffer; see :func:`asyncddp.win_read_neighbor`."""
-    return _ours.win_read_neighbor(name, rank_, require_mutex)
+    return get_and_update.win_read_neighbor(name, rank_, require_mutex)
 
 
 @translate_errors()
 def win_wait(handle: int) -> bool:
-    """Wait for a window verb; its handle is gone then.
+    """Wait for a window operation, whose handle is gone then; True.
 
-    Returns:
-        True; False, with a warning in the log, where there is no such handle.
+    Where there is no such handle, warn in the log and return False.
 
     Raises:
         PeerError: A neighbour has ended, has freed the window, or cannot be reached.
@@ -125,7 +132,7 @@ def win_wait(handle: int) -> bool:
 
 @translate_errors()
 def win_poll(handle: int) -> bool:
-    """Return True if a window verb is done; never waits.
+    """Return True if a window operation is done; never waits.
 
     Raises:
         ArgumentError: It is no handle of a window verb under way.
@@ -135,7 +142,7 @@ def win_poll(handle: int) -> bool:
 
 @translate_errors()
 def win_cancel(handle: int) -> None:
-    """Wait for a window verb no more; what is under way goes on unheard.
+    """Stop waiting for a window operation, which goes on.
 
     Raises:
         ArgumentError: It is no handle of a window verb under way.
@@ -143,37 +150,31 @@ def win_cancel(handle: int) -> None:
     current_state().windows.pop("win_cancel", handle).cancel()
 
 
-def _nonblocking(verb: Callable[P, WindowHandle]) -> Callable[P, int]:
-    """Make the variant of a non-blocking window verb that gives an integer handle."""
+def _variants(
+    blocking: Callable[P, bool], nonblocking: Callable[P, WindowHandle]
+) -> tuple[Callable[P, bool], Callable[P, int]]:
+    """Make BlueFog's variants of a window operation: the blocking one, and the non-blocking one."""
 
     @unless_suspended
-    @functools.wraps(verb)
+    @functools.wraps(nonblocking)
     def start(*args: P.args, **kwargs: P.kwargs) -> int:
-        return current_state().windows.add(verb(*args, **kwargs))
+        return current_state().windows.add(nonblocking(*args, **kwargs))
 
-    blocking = verb.__name__.removesuffix("_nonblocking")
-    doc = f"Start :func:`{blocking}` and give a handle for :func:`win_wait`."
-    return set_metadata(start, verb.__name__, doc, int)
-
-
-def _blocking(start: Callable[P, int]) -> Callable[P, bool]:
-    """Make the blocking variant of a window verb."""
-
-    @functools.wraps(start)
+    @functools.wraps(blocking)
     def run(*args: P.args, **kwargs: P.kwargs) -> bool:
         return win_wait(start(*args, **kwargs))
 
-    name = start.__name__.removesuffix("_nonblocking")
-    return set_metadata(run, name, getattr(_ours, name).__doc__, bool)
+    doc = f"Start :func:`{blocking.__name__}` and give a handle for :func:`win_wait`."
+    return run, set_metadata(start, nonblocking.__name__, doc, int)
 
 
-win_put_nonblocking = _nonblocking(_ours.win_put_nonblocking)
-win_put = _blocking(win_put_nonblocking)
-win_accumulate_nonblocking = _nonblocking(_ours.win_accumulate_nonblocking)
-win_accumulate = _blocking(win_accumulate_nonblocking)
-win_get_nonblocking = _nonblocking(_ours.win_get_nonblocking)
-win_get = _blocking(win_get_nonblocking)
-
+win_put, win_put_nonblocking = _variants(
+    put_and_accumulate.win_put, put_and_accumulate.win_put_nonblocking
+)
+win_accumulate, win_accumulate_nonblocking = _variants(
+    put_and_accumulate.win_accumulate, put_and_accumulate.win_accumulate_nonblocking
+)
+win_get, win_get_nonblocking = _variants(get_and_update.win_get, get_and_update.win_get_nonblocking)
 neighbor_win_put, neighbor_win_put_nonblocking = win_put, win_put_nonblocking
 neighbor_win_get, neighbor_win_get_nonblocking = win_get, win_get_nonblocking
 neighbor_win_accumulate = win_accumulate
@@ -187,15 +188,12 @@ def win_mutex(
     """Keep buffers as they are while inside; see :func:`asyncddp.win_mutex`."""
     with translate_errors():
         active_state()
-        with _ours.win_mutex(name, for_self, ranks):
+        with locking.win_mutex(name, for_self, ranks):
             yield
 
 
 @contextmanager
 def win_lock(name: str) -> Iterator[None]:
-    """Hold this rank's own buffers against neighbours that write with ``require_mutex``.
-
-    Others may go on: what they put is never seen in part.
-    """
+    """Hold this rank's own buffers against neighbours that write with ``require_mutex``."""
     with win_mutex(name, for_self=True):
         yield

@@ -79,22 +79,10 @@ def win_poll(handle: WindowHandle) -> bool:
 
 @uncompiled
 def win_cancel(handle: WindowHandle) -> None:
-    """Stop waiting for a non-blocking window operation; the operation itself goes on.
+    """Stop waiting for a non-blocking window operation, which goes on; see :func:`win_wait`.
 
     Raises:
         ArgumentError: It is no handle of a window operation.
-
-    Example:
-        >>> import asyncddp as bf, torch
-        >>> def let_go():
-        ...     x = torch.tensor([float(bf.rank())])
-        ...     bf.win_create(x, "x", zero_init=True)
-        ...     bf.win_cancel(bf.win_put_nonblocking(x, "x"))
-        ...     bf.barrier()
-        ...     return bf.win_free("x")
-        >>> with bf.local_world(2) as world:
-        ...     world.run(let_go)
-        [True, True]
     """
     _handle("win_cancel", handle).cancel()
 

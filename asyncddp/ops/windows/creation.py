@@ -159,15 +159,9 @@ def _require_matching_proposals(gathered: list[_WindowProposal]) -> None:
 
 @uncompiled
 def win_free(name: str | None = None) -> bool:
-    """Free a window, or all; collective.
+    """Free the window of that name, or all windows if None, and return True; collective.
 
     What is under way into a window that is freed gets lost, and handles of it raise.
-
-    Args:
-        name: Which one; all if None.
-
-    Returns:
-        True.
 
     Raises:
         UnknownNameError: There is no such window.
@@ -176,13 +170,13 @@ def win_free(name: str | None = None) -> bool:
     Example:
         >>> import asyncddp as bf, torch
         >>> def freed():
-        ...     x = torch.tensor([float(bf.rank())])
-        ...     bf.win_create(x, "x", zero_init=True)
-        ...     bf.win_free("x")
+        ...     for name in ("c", "b", "a"):
+        ...         bf.win_create(torch.zeros(2), name)
+        ...     bf.win_free("c")
         ...     return bf.get_current_created_window_names()
         >>> with bf.local_world(2) as world:
         ...     world.run(freed)
-        [[], []]
+        [['a', 'b'], ['a', 'b']]
     """
     windows = windows_of(current())
     names = windows.names if name is None else [windows.find("win_free", name).name]
@@ -195,16 +189,5 @@ def win_free(name: str | None = None) -> bool:
 
 @uncompiled
 def get_current_created_window_names() -> list[str]:
-    """Return the names of this rank's windows, sorted.
-
-    Example:
-        >>> import asyncddp as bf, torch
-        >>> def named():
-        ...     bf.win_create(torch.zeros(2), "b")
-        ...     bf.win_create(torch.zeros(2), "a")
-        ...     return bf.get_current_created_window_names()
-        >>> with bf.local_world(2) as world:
-        ...     world.run(named)
-        [['a', 'b'], ['a', 'b']]
-    """
+    """Return the names of this rank's windows, sorted; see :func:`win_free`."""
     return windows_of(current()).names

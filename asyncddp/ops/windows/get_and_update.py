@@ -168,17 +168,7 @@ def win_update_then_collect(name: str, require_mutex: bool = True) -> torch.Tens
     Raises:
         UnknownNameError: There is no such window.
 
-    Example:
-        >>> import asyncddp as bf, torch
-        >>> def collected():
-        ...     x = torch.tensor([float(bf.rank())])
-        ...     bf.win_create(x, "x", zero_init=True)
-        ...     bf.win_accumulate(x, "x")
-        ...     bf.barrier()
-        ...     return [bf.win_update_then_collect("x").item() for _ in range(2)]
-        >>> with bf.local_world(2) as world:
-        ...     world.run(collected)
-        [[1.0, 1.0], [1.0, 1.0]]
+    Example: see :func:`win_accumulate`.
     """
     window = windows_of(current()).find("win_update_then_collect", name)
     ones = dict.fromkeys(window.edges.incoming, 1.0)
@@ -199,17 +189,7 @@ def win_read_neighbor(name: str, rank: int, require_mutex: bool = True) -> torch
         ArgumentError: The rank is no in-neighbour.
         PeerLeftError: The neighbour has ended, and what it published last cannot be read any more.
 
-    Example:
-        >>> import asyncddp as bf, torch
-        >>> def seen():
-        ...     x = torch.tensor([float(bf.rank())])
-        ...     bf.win_create(x, "x", zero_init=True)
-        ...     bf.win_put(x, "x")
-        ...     bf.barrier()
-        ...     return bf.win_read_neighbor("x", 1 - bf.rank()).item()
-        >>> with bf.local_world(2) as world:
-        ...     world.run(seen)
-        [1.0, 0.0]
+    Example: see :func:`win_put`.
     """
     window = windows_of(current()).find("win_read_neighbor", name)
     known = window.edges.incoming

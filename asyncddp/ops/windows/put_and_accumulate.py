@@ -107,10 +107,10 @@ def win_accumulate(
         ...     for _ in range(2):
         ...         bf.win_accumulate(torch.ones(1), "x")
         ...     bf.barrier()
-        ...     return bf.win_update_then_collect("x").item()
+        ...     return [bf.win_update_then_collect("x").item() for _ in range(2)]
         >>> with bf.local_world(2) as world:
         ...     world.run(doubled)
-        [2.0, 3.0]
+        [[2.0, 2.0], [3.0, 3.0]]
     """
     return win_accumulate_nonblocking(tensor, name, self_weight, dst_weights, require_mutex).wait()
 

@@ -163,7 +163,5 @@ def _difference(got: torch.Tensor, expected: torch.Tensor, device: torch.device)
     if not len(wrong):
         return ""
     first = int(wrong[0])
-    return (
-        f"{len(wrong)} wrong, the first at {first}: "
-        f"expected {expected[first]:g}, got {float(got[first]):g}"
-    )
+    values = f"expected {expected[first]:g}, got {float(got[first]):g}"
+    return f"{len(wrong)} wrong, the first at {first}: {values}"
