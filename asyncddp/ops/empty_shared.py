@@ -17,10 +17,6 @@ def empty_shared(shape: Sequence[int] | int, *, dtype: torch.dtype = torch.float
     more than the arithmetic; the flat buckets of the optimizers live there too. To everybody else
     it is a tensor like any other. Where memory cannot be shared it is an ordinary one.
 
-    Args:
-        shape: Its shape.
-        dtype: Its dtype.
-
     Returns:
         A contiguous CPU tensor with arbitrary values.
 

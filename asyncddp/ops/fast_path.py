@@ -44,7 +44,8 @@ class FastPath:
         self._channels = context.engine.matcher.channels
         self._schedule: Schedule | None = None
         self._rows: dict[int, WeightRow] = {}
-        self._pause = os.sched_yield if _is_oversubscribed(context) else None
+        oversubscribed = (os.cpu_count() or 1) < context.local_size
+        self._pause = os.sched_yield if oversubscribed else None
 
     def weight_row(self, schedule: Schedule, number: int | None) -> WeightRow:
         """Return the weights of a round, by default of the next one."""
@@ -272,8 +273,3 @@ def _raising(error: PeerError) -> Steps[torch.Tensor]:
     """Fail an operation at once, so that peers are told."""
     yield from ()
     raise error
-
-
-def _is_oversubscribed(context: Context) -> bool:
-    """Return True if this machine has fewer cores than ranks."""
-    return (os.cpu_count() or 1) < context.local_size

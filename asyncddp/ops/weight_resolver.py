@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import TypeAlias
 
 from asyncddp.errors import ArgumentError
@@ -63,7 +62,11 @@ class WeightResolver:
             return WeightRow(self._own, self._sources, self._targets)
         number = step if self._round is None else self._round
         near = self._schedule.neighbors(self._place, number)
-        row_of = partial(_row_of, self._schedule, number)
+
+        def row_of(rank: int) -> tuple[float, Mapping[int, float]]:
+            others = self._schedule.neighbors(rank, number)
+            return others.self_weight, others.src_weights
+
         targets = dict.fromkeys(near.dst_ranks, 1.0)
         if self._own is None or self._sources is None:
             return WeightRow(near.self_weight, near.src_weights, targets, row_of)
@@ -99,12 +102,6 @@ class WeightResolver:
             peer = check_rank(verb, argument, rank, self._schedule.n, but=self._place)
             checked[peer] = require_finite(verb, f"{argument}[{peer}]", weight)
         return dict(sorted(checked.items()))
-
-
-def _row_of(schedule: Schedule, number: int, rank: int) -> tuple[float, Mapping[int, float]]:
-    """Return the row of the mixing matrix that a rank has in a round."""
-    near = schedule.neighbors(rank, number)
-    return near.self_weight, near.src_weights
 
 
 def refuse_scaling(verb: str, argument: str, targets: object, traits: DtypeTraits) -> None:

@@ -30,18 +30,7 @@ from asyncddp.testing.worlds import LoopbackWorld, PoolWorld, World
 from asyncddp.thread_world import local_world
 
 __all__ = [
-    "LoopbackWorld",
-    "Outcome",
-    "PoolWorld",
-    "RanksFailedError",
-    "World",
-    "assert_alike",
-    "assert_consensus",
-    "assert_result",
-    "held",
-    "local_world",
-    "mixed",
-    "oracle",
-    "ranks",
+    "LoopbackWorld", "Outcome", "PoolWorld", "RanksFailedError", "World", "assert_alike",
+    "assert_consensus", "assert_result", "held", "local_world", "mixed", "oracle", "ranks",
     "summed",
-]
+]  # fmt: skip

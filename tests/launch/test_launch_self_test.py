@@ -10,9 +10,8 @@ from click.testing import CliRunner
 from asyncddp.cli.doctor import transport_self_test as doctor
 from asyncddp.cli.main import main
 from asyncddp.testing import LoopbackWorld
-from asyncddp.testing.self_test import CHECKS, problems
-from asyncddp.testing.self_test import verb_checks as checks
-from asyncddp.testing.self_test.verb_checks import SelfTestData
+from asyncddp.testing import self_test as checks
+from asyncddp.testing.self_test import CHECKS, SelfTestData, problems
 from asyncddp.transport import DEVICE_TRANSPORTS
 
 CPU = torch.device("cpu")

@@ -19,28 +19,12 @@ from asyncddp.integrations.bluefog.error_translation import translate_errors
 from asyncddp.integrations.bluefog.topology_settings import set_topology
 
 __all__ = [
-    "get_skip_negotiate_stage",
-    "init",
-    "is_available",
-    "is_homogeneous",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "machine_rank",
-    "machine_size",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
-    "resume",
-    "set_skip_negotiate_stage",
-    "shutdown",
-    "size",
-    "suspend",
-    "timeline_context",
-    "timeline_end_activity",
-    "timeline_start_activity",
+    "get_skip_negotiate_stage", "init", "is_available", "is_homogeneous", "is_initialized",
+    "local_rank", "local_size", "machine_rank", "machine_size", "mpi_threads_supported",
+    "nccl_built", "rank", "resume", "set_skip_negotiate_stage", "shutdown", "size", "suspend",
+    "timeline_context", "timeline_end_activity", "timeline_start_activity",
     "unified_mpi_window_model_supported",
-]
+]  # fmt: skip
 
 rank = translate_errors()(queries.rank)
 size = translate_errors()(queries.size)

@@ -25,28 +25,15 @@ from asyncddp.optim import parameter_sync as _parameters
 from asyncddp.optim import state_broadcast as _state
 
 __all__ = [
-    "allgather",
-    "allgather_nonblocking",
-    "allreduce",
-    "allreduce_",
-    "allreduce_nonblocking",
-    "allreduce_nonblocking_",
-    "allreduce_parameters",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_nonblocking",
-    "broadcast_nonblocking_",
-    "broadcast_object",
-    "broadcast_object_list",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
-]
+    "allgather", "allgather_nonblocking", "allreduce", "allreduce_", "allreduce_nonblocking",
+    "allreduce_nonblocking_", "allreduce_parameters", "barrier", "broadcast", "broadcast_",
+    "broadcast_nonblocking", "broadcast_nonblocking_", "broadcast_object", "broadcast_object_list",
+    "broadcast_optimizer_state", "broadcast_parameters",
+]  # fmt: skip
 
 
 def _run_allreduce(tensor: torch.Tensor, *, local: bool, **options: Any) -> torch.Tensor:
-    run = _allreduce.local_allreduce if local else _allreduce.allreduce
-    return run(tensor, **options)
+    return (_allreduce.local_allreduce if local else _allreduce.allreduce)(tensor, **options)
 
 
 def _start_allreduce(tensor: torch.Tensor, *, local: bool, **options: Any) -> Handle[torch.Tensor]:
@@ -117,10 +104,7 @@ def broadcast_parameters(params: _parameters.Parameters, root_rank: int) -> None
     _parameters.broadcast_parameters(params, root_rank)
 
 
-@unless_suspended
-def allreduce_parameters(params: _parameters.Parameters) -> None:
-    """Average parameters over all ranks, in place; see :func:`asyncddp.allreduce_parameters`."""
-    _parameters.allreduce_parameters(params)
+allreduce_parameters = unless_suspended(_parameters.allreduce_parameters)
 
 
 @unless_suspended

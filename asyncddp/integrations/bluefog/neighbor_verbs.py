@@ -14,15 +14,10 @@ from asyncddp.ops import neighbor_allreduce as _allreduce
 from asyncddp.ops import pair_gossip as _pair
 
 __all__ = [
-    "hierarchical_neighbor_allreduce",
-    "hierarchical_neighbor_allreduce_nonblocking",
-    "neighbor_allgather",
-    "neighbor_allgather_nonblocking",
-    "neighbor_allreduce",
-    "neighbor_allreduce_nonblocking",
-    "pair_gossip",
-    "pair_gossip_nonblocking",
-]
+    "hierarchical_neighbor_allreduce", "hierarchical_neighbor_allreduce_nonblocking",
+    "neighbor_allgather", "neighbor_allgather_nonblocking", "neighbor_allreduce",
+    "neighbor_allreduce_nonblocking", "pair_gossip", "pair_gossip_nonblocking",
+]  # fmt: skip
 
 Weights = Mapping[int, float]
 

@@ -9,18 +9,12 @@ import torch
 from asyncddp.integrations.bluefog.optimizers import BluefogOptimizer, CommunicationType, Models
 
 __all__ = [
-    "CommunicationType",
-    "DistributedAdaptThenCombineOptimizer",
-    "DistributedAdaptWithCombineOptimizer",
-    "DistributedAllreduceOptimizer",
-    "DistributedBluefogOptimizer",
-    "DistributedGradientAllreduceOptimizer",
-    "DistributedHierarchicalNeighborAllreduceOptimizer",
-    "DistributedNeighborAllreduceOptimizer",
-    "DistributedPullGetOptimizer",
-    "DistributedPushSumOptimizer",
-    "DistributedWinPutOptimizer",
-]
+    "CommunicationType", "DistributedAdaptThenCombineOptimizer",
+    "DistributedAdaptWithCombineOptimizer", "DistributedAllreduceOptimizer",
+    "DistributedBluefogOptimizer", "DistributedGradientAllreduceOptimizer",
+    "DistributedHierarchicalNeighborAllreduceOptimizer", "DistributedNeighborAllreduceOptimizer",
+    "DistributedPullGetOptimizer", "DistributedPushSumOptimizer", "DistributedWinPutOptimizer",
+]  # fmt: skip
 
 _AWC, _ATC = "adapt_with_combine", "adapt_then_combine"
 _PRESENT = "DistributedAdaptWithCombineOptimizer with communication_type=bf."

@@ -21,17 +21,10 @@ from topology.checks import check_digraph
 from topology.neighbors import in_view
 
 __all__ = [
-    "in_neighbor_machine_ranks",
-    "in_neighbor_ranks",
-    "is_machine_topo_weighted",
-    "is_topo_weighted",
-    "load_machine_topology",
-    "load_topology",
-    "out_neighbor_machine_ranks",
-    "out_neighbor_ranks",
-    "set_machine_topology",
-    "set_topology",
-]
+    "in_neighbor_machine_ranks", "in_neighbor_ranks", "is_machine_topo_weighted",
+    "is_topo_weighted", "load_machine_topology", "load_topology", "out_neighbor_machine_ranks",
+    "out_neighbor_ranks", "set_machine_topology", "set_topology",
+]  # fmt: skip
 
 logger = logging.getLogger("asyncddp")
 

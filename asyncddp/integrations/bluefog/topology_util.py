@@ -6,43 +6,32 @@ carry what a rank gives to its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import networkx as nx
 import numpy as np
 
 import topology
+from asyncddp.context.queries import rank as own_rank
+from asyncddp.context.queries import size
+from asyncddp.integrations.bluefog.bluefog_state import active_state
 from asyncddp.integrations.bluefog.error_translation import TopologyAssertionError, translate_errors
-from asyncddp.integrations.bluefog.rank_inference import (
-    InferDestinationFromSourceRanks,
-    InferSourceFromDestinationRanks,
-)
+from asyncddp.ops.object_collectives import gather_records
 
 __all__ = [
-    "ExponentialGraph",
-    "ExponentialTwoGraph",
-    "FullyConnectedGraph",
-    "GetDynamicOnePeerSendRecvRanks",
-    "GetExp2DynamicSendRecvMachineRanks",
-    "GetInnerOuterExpo2DynamicSendRecvRanks",
-    "GetInnerOuterRingDynamicSendRecvRanks",
-    "GetRecvWeights",
-    "GetSendWeights",
-    "InferDestinationFromSourceRanks",
-    "InferSourceFromDestinationRanks",
-    "IsRegularGraph",
-    "IsTopologyEquivalent",
-    "MeshGrid2DGraph",
-    "RingGraph",
-    "StarGraph",
-    "SymmetricExponentialGraph",
-    "isPowerOf",
-]
+    "ExponentialGraph", "ExponentialTwoGraph", "FullyConnectedGraph",
+    "GetDynamicOnePeerSendRecvRanks", "GetExp2DynamicSendRecvMachineRanks",
+    "GetInnerOuterExpo2DynamicSendRecvRanks", "GetInnerOuterRingDynamicSendRecvRanks",
+    "GetRecvWeights", "GetSendWeights", "InferDestinationFromSourceRanks",
+    "InferSourceFromDestinationRanks", "IsRegularGraph", "IsTopologyEquivalent", "MeshGrid2DGraph",
+    "RingGraph", "StarGraph", "SymmetricExponentialGraph", "isPowerOf",
+]  # fmt: skip
 
 Graph = nx.DiGraph  # generic in the stubs alone
 SendRecv = Iterator[tuple[list[int], list[int]]]
 """A rank's ``(send_ranks, recv_ranks)``, step by step."""
+Inferred = list[int] | tuple[list[int], Any]
 
 
 @translate_errors()
@@ -233,3 +222,52 @@ def GetInnerOuterExpo2DynamicSendRecvRanks(  # noqa: N802 - BlueFog's name
 
 def _ranks(schedule: topology.Schedule, rank: int) -> SendRecv:
     return ((list(near.dst_ranks), list(near.src_weights)) for near in schedule.iterate(rank))
+
+
+@translate_errors()
+def InferSourceFromDestinationRanks(  # noqa: N802 - BlueFog's name
+    dst_ranks: Sequence[int], construct_adjacency_matrix: bool = False
+) -> Inferred:
+    """Return the ranks that send to this one, ascending, from those to which it sends; collective.
+
+    With ``construct_adjacency_matrix`` return ``(sources, W)``, W being an (n, n) float64 array in
+    which ``W[i, j]`` is 1 over the number of those who send to j, itself included, where i is one
+    of them, and 0 elsewhere.
+
+    Raises:
+        TopologyAssertionError: Ranks that are none, come twice, or are this one.
+    """
+    return _inferred("dst_ranks", dst_ranks, construct_adjacency_matrix)
+
+
+@translate_errors()
+def InferDestinationFromSourceRanks(  # noqa: N802 - BlueFog's name
+    src_ranks: Sequence[int], construct_adjacency_matrix: bool = False
+) -> Inferred:
+    """Return the ranks to which this one sends, from those from which it receives; collective.
+
+    The rest is as in :func:`InferSourceFromDestinationRanks`.
+    """
+    return _inferred("src_ranks", src_ranks, construct_adjacency_matrix)
+
+
+def _inferred(argument: str, ranks: Sequence[int], with_matrix: bool) -> Inferred:
+    active_state()
+    own, n = own_rank(), size()
+    named = list(ranks)
+    wrong = [r for r in named if isinstance(r, bool) or not isinstance(r, int) or not 0 <= r < n]
+    if wrong or own in named or len(set(named)) < len(named):
+        raise TopologyAssertionError(
+            f"argument {argument}: expected ranks in 0..{n - 1} other than {own}, this rank "
+            f"itself, each once, got {named}"
+        )
+    every = gather_records(named, list[int], f"infer from {argument}")
+    found = [peer for peer in range(n) if own in every[peer]]
+    if not with_matrix:
+        return found
+    matrix = np.eye(n)
+    for peer, others in enumerate(every):
+        matrix[peer, others] = 1.0
+    if argument == "src_ranks":
+        matrix = matrix.T
+    return found, matrix / matrix.sum(axis=0)
