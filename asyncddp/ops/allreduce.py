@@ -11,10 +11,10 @@ from asyncddp.device.stream_registry import stream_ordering_of, streams_of
 from asyncddp.device.streams import empty_on
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.ops.validation import (
+    averaging_dtype,
     can_write_result,
     check_tensor,
     prepare_for_transport,
-    reduction_dtype,
     signature_of,
     write_result,
 )
@@ -96,7 +96,10 @@ def _program(
     out: torch.Tensor | None,
 ) -> OperationSpec[torch.Tensor]:
     context, local = current(), verb == "local_allreduce"
-    dtype = reduction_dtype(verb, check_tensor(verb, tensor), average, round_integers)
+    traits = check_tensor(verb, tensor)
+    dtype = traits.accumulate
+    if average:
+        dtype = averaging_dtype(verb, traits, round_integers=round_integers)
     title = f"{verb}({'average' if average else 'sum'})" + (f" {name!r}" if name else "")
     group: Sequence[int] = context.local_ranks if local else range(context.size)
     transport = context.local_transport if local else context.transport

@@ -10,10 +10,10 @@ from asyncddp.device.streams import empty_on
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.validation import (
+    averaging_dtype,
     can_write_result,
     check_tensor,
     prepare_for_transport,
-    reduction_dtype,
     signature_of,
     write_result,
 )
@@ -76,7 +76,9 @@ def reduce_scatter(
     context = current()
     traits = check_tensor(_NAME, tensor, min_ndim=1)
     shape = _part_shape(tensor, context.size, out)
-    dtype = reduction_dtype(_NAME, traits, average, round_integers)
+    dtype = traits.accumulate
+    if average:
+        dtype = averaging_dtype(_NAME, traits, round_integers=round_integers)
     title = f"{_NAME}({'average' if average else 'sum'})" + (f" {name!r}" if name else "")
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:

@@ -87,15 +87,6 @@ def averaging_dtype(verb: str, traits: DtypeTraits, *, round_integers: bool) -> 
     )
 
 
-def reduction_dtype(
-    verb: str, traits: DtypeTraits, average: bool, round_integers: bool
-) -> torch.dtype:
-    """Return the dtype in which a sum or, with ``average``, an average is accumulated."""
-    if not average:
-        return traits.accumulate
-    return averaging_dtype(verb, traits, round_integers=round_integers)
-
-
 def write_result(
     result: torch.Tensor, like: torch.Tensor, out: torch.Tensor | None
 ) -> torch.Tensor:
@@ -119,11 +110,12 @@ def can_write_result(out: torch.Tensor | None, own: torch.Tensor) -> bool:
         and out.dtype == own.dtype
         and out.shape == own.shape
         and out.is_contiguous()
-        and (
-            is_same_memory(out, own)
-            or out.untyped_storage().data_ptr() != own.untyped_storage().data_ptr()
-        )
+        and (is_same_memory(out, own) or _storage(out) != _storage(own))
     )
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def is_same_memory(out: torch.Tensor | None, own: torch.Tensor) -> bool:

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from asyncddp.testing.mpi_processes import end_session, session_processes
-from asyncddp.testing.process_pool import LAUNCHER_PIDS
+from asyncddp.testing.process_pool import LAUNCHER_PIDS, end_session, session_processes
 from tests.support.warm_ranks import WarmServer
 
 __all__ = [

@@ -39,11 +39,10 @@ shutdown = lifecycle.shutdown
 def init(
     topology_fn: Callable[[int], nx.DiGraph[int]] | None = None, is_weighted: bool = False
 ) -> None:
-    """Join the world of ranks, and set a topology; again only the latter.
+    """Join the world of ranks, and set a topology; where that was done before, only set a topology.
 
-    Args:
-        topology_fn: Makes the graph from the number of ranks; ``ExponentialGraph`` if None.
-        is_weighted: Whether the graph's weights count; ranks average uniformly otherwise.
+    ``topology_fn`` makes the graph from the number of ranks, by default ``ExponentialGraph``. Ranks
+    average uniformly unless ``is_weighted``.
 
     Raises:
         TypeError: What it makes is no directed graph on that number of ranks.

@@ -58,13 +58,10 @@ def neighbor_allreduce(
 ) -> Options:
     """Average a tensor with the neighbours' tensors; see :func:`asyncddp.neighbor_allreduce`.
 
-    With ``enable_topo_check`` and ``dst_weights`` it returns only when the receivers have confirmed
-    that they expect the tensor.
+    ``enable_topo_check`` does for ``dst_weights`` what it does in :func:`neighbor_allgather`.
 
     Raises:
         TypeError: An argument of an earlier version; the message says what it is called now.
-        ArgumentError: A rank, weight or combination of arguments that cannot be.
-        MismatchValueError: Ranks do not agree who sends to whom.
     """
     for old in renamed:
         now = f"; it is called {_RENAMED[old]} now" if old in _RENAMED else ""
@@ -87,9 +84,8 @@ def hierarchical_neighbor_allreduce(
     enable_topo_check: bool = False,
     name: str | None = None,
 ) -> Options:
-    """Average inside each machine, then with the neighbour machines.
+    """Average as :func:`asyncddp.hierarchical_neighbor_allreduce`: in machines, then between them.
 
-    See :func:`asyncddp.hierarchical_neighbor_allreduce`.
     With ``enable_topo_check`` the ranks compare their arguments before anything is sent.
 
     Raises:

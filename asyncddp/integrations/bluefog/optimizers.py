@@ -40,14 +40,8 @@ class BluefogOptimizer(DistributedOptimizer):
 
     It counts as an instance of the wrapped optimizer's class, as BlueFog's do.
 
-    Args:
-        optimizer: The optimizer to wrap; its state is taken along.
-        model: The module that owns the optimizer's parameters, or a list of such modules.
-        algorithm: Name of a method.
-        communication: Among whom it averages; the method's default if None.
-        num_steps_per_communication: Backward passes between two averagings, J.
-        window_prefix: Begins the names of windows.
-        max_staleness: How many averagings neighbours in windows may be behind; None for any number.
+    Arguments are those of its base class; ``communication`` says among whom it averages, where None
+    stands for the method's default.
 
     Attributes:
         enable_topo_check: Means nothing here: who sends to whom is always checked.
