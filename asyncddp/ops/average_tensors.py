@@ -20,9 +20,6 @@ def average_tensors(tensors: Sequence[torch.Tensor]) -> None:
 
     They are dense floats, alike on all ranks in number, shapes and dtypes, and are written through
     their ``data``, which leaves autograd's records alone.
-
-    Raises:
-        MismatchError: Ranks differ in shapes.
     """
     content = [tensor.data for tensor in tensors]
     under_way = []

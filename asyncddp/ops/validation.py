@@ -18,13 +18,7 @@ from asyncddp.transport.cuda.staged_transport import device_transport_for
 
 
 def check_tensor(verb: str, tensor: Any, *, min_ndim: int = 0) -> DtypeTraits:
-    """Require a dense tensor whose dtype can be sent.
-
-    Raises:
-        ArgumentError: It is no tensor, not dense, has too few dimensions or no values, or is one of
-            a function that ``torch.func`` transforms.
-        DtypeError: Its dtype cannot travel.
-    """
+    """Require a dense tensor with values, of a dtype that can be sent; raise an error otherwise."""
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(
             f"{verb}: argument tensor: expected a torch.Tensor, got {type(tensor).__name__}; "
@@ -51,11 +45,7 @@ def check_tensor(verb: str, tensor: Any, *, min_ndim: int = 0) -> DtypeTraits:
 
 
 def check_rank(verb: str, argument: str, rank: Any, size: int, *, but: int | None = None) -> int:
-    """Require a rank of the world, other than ``but``.
-
-    Raises:
-        ArgumentError: It is not one.
-    """
+    """Return a rank as an int; raise ArgumentError unless it is in the world and not ``but``."""
     number = int(rank) if not isinstance(rank, bool) and hasattr(rank, "__index__") else -1
     if not 0 <= number < size or number == but:
         other = "" if but is None else f" other than {but}, this rank itself"
@@ -69,9 +59,6 @@ def averaging_dtype(verb: str, traits: DtypeTraits, *, round_integers: bool) -> 
     """Return the dtype in which a weighted average is accumulated.
 
     Floats average in their own precision, halves in float32; integers in float64, if asked for.
-
-    Raises:
-        ArgumentError: Integers or bools, and nobody asked.
     """
     if traits.averages:
         return traits.accumulate

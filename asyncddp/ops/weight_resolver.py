@@ -20,9 +20,6 @@ class WeightResolver:
 
     ``place`` is this rank or, with the topology of machines, this machine; ``given`` holds the
     verb's three weight arguments by name: own, sources, targets.
-
-    Raises:
-        ArgumentError: A combination, rank or weight that cannot be.
     """
 
     def __init__(
@@ -53,11 +50,7 @@ class WeightResolver:
             self._targets = self._checked(2, self._as_mapping(targets))
 
     def row_at(self, step: int) -> WeightRow:
-        """Return the weight row of a round.
-
-        Raises:
-            ArgumentError: A source is named that is no in-neighbour.
-        """
+        """Return the weight row of a round."""
         if self._own is not None and self._sources is not None and self._targets is not None:
             return WeightRow(self._own, self._sources, self._targets)
         number = step if self._round is None else self._round
@@ -105,11 +98,7 @@ class WeightResolver:
 
 
 def refuse_scaling(verb: str, argument: str, targets: object, traits: DtypeTraits) -> None:
-    """Require send factors of 1 for tensors of a dtype that cannot be scaled.
-
-    Raises:
-        ArgumentError: A factor other than 1.
-    """
+    """Require send factors of 1 for tensors of a dtype that cannot be scaled."""
     scaled = {r: w for r, w in targets.items() if w != 1} if isinstance(targets, Mapping) else {}
     if scaled:
         raise ArgumentError(
@@ -119,11 +108,7 @@ def refuse_scaling(verb: str, argument: str, targets: object, traits: DtypeTrait
 
 
 def require_finite(verb: str, argument: str, value: object) -> float:
-    """Require a finite number.
-
-    Raises:
-        ArgumentError: It is not one.
-    """
+    """Return a number as a float; raise ArgumentError unless it is finite."""
     try:
         result = float(value)  # type: ignore[arg-type]  # whatever float() accepts is welcome
     except (TypeError, ValueError):

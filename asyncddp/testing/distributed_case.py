@@ -47,11 +47,7 @@ class DistributedTestCase:
 
     @classmethod
     def name_of(cls, function: Callable[..., Any]) -> str:
-        """Return the name by which other processes import a function of a module's top level.
-
-        Raises:
-            TypeError: The function is not at the top level of its module.
-        """
+        """Return the name by which other processes import a function of a module's top level."""
         name = f"{function.__module__}:{function.__qualname__}"
         if "<" in name:
             raise TypeError(

@@ -57,11 +57,7 @@ class RanksFailedError(AssertionError):
 
 
 def returned_values(outcomes: Sequence[Outcome]) -> list[Any]:
-    """Return the values of all ranks in order.
-
-    Raises:
-        RanksFailedError: A rank raised.
-    """
+    """Return the values of all ranks in order; raise RanksFailedError if a rank raised."""
     if any(outcome.error is not None for outcome in outcomes):
         raise RanksFailedError(outcomes)
     return [outcome.value for outcome in outcomes]

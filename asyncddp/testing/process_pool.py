@@ -65,11 +65,7 @@ class MpiProcessPool:
         return (sys.executable,)
 
     def run_case(self, case: DistributedTestCase, limit: float = 120.0) -> list[Outcome]:
-        """Run a case on all ranks; those that have not ended it after ``limit`` seconds hang.
-
-        Raises:
-            ProcessPoolError: A rank hung or died.
-        """
+        """Run a case on all ranks; raise if one dies, or has not ended after ``limit`` seconds."""
         if self._process is None:
             self._start()
         for member in self._members:
@@ -183,9 +179,6 @@ def launch(ranks: int, *program: str) -> tuple[list[str], dict[str, str]]:
 
     There may be more ranks than cores. Settings of the library in this process's environment are
     left out.
-
-    Raises:
-        EnvironmentProblem: There is no MPI launcher, or none that is known.
     """
     kept = {key: value for key, value in os.environ.items() if not key.startswith("ASYNCDDP_")}
     found = find_launcher(None, kept)

@@ -87,11 +87,7 @@ class BluefogState:
 
 
 def current_state() -> BluefogState:
-    """Return the state of this rank, which ends with its context.
-
-    Raises:
-        NotInitializedError: There is no context.
-    """
+    """Return the state of this rank, which ends with its context."""
     extensions = current().extensions
     if _KEY not in extensions:
         extensions[_KEY] = BluefogState()
@@ -99,12 +95,7 @@ def current_state() -> BluefogState:
 
 
 def active_state() -> BluefogState:
-    """Return the state of this rank unless communication is suspended.
-
-    Raises:
-        NotInitializedError: There is no context.
-        ArgumentError: ``bf.suspend()`` was called.
-    """
+    """Return the state of this rank; raise ArgumentError while communication is suspended."""
     found = current_state()
     if found.suspended:
         raise ArgumentError("communication is suspended by bf.suspend(); call bf.resume() first")

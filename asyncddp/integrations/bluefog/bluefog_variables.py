@@ -51,9 +51,6 @@ _INSTEAD = {
 def read_ranks_per_machine(environ: Mapping[str, str] = os.environ) -> int | None:
     """Read ``BLUEFOG_NODES_PER_MACHINE``: the number of ranks on each simulated machine.
 
-    Raises:
-        ArgumentError: It is no whole number of at least 1.
-
     Example:
         >>> read_ranks_per_machine({"BLUEFOG_NODES_PER_MACHINE": "2"})
         2
@@ -81,11 +78,7 @@ def timeline(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def read_log_level(environ: Mapping[str, str] = os.environ) -> None:
-    """Read ``BLUEFOG_LOG_LEVEL`` and set the level of the logger ``asyncddp``.
-
-    Raises:
-        ArgumentError: There is no such level.
-    """
+    """Read ``BLUEFOG_LOG_LEVEL`` and set the level of the logger ``asyncddp``."""
     text = environ.get("BLUEFOG_LOG_LEVEL")
     if text is None:
         return

@@ -54,11 +54,7 @@ def SymmetricExponentialGraph(size: int, base: int = 4) -> Graph[int]:  # noqa: 
 
 @translate_errors()
 def RingGraph(size: int, connect_style: int = 0) -> Graph[int]:  # noqa: N802 - BlueFog's name
-    """A ring: to both neighbours (0), to i - 1 (1) or to i + 1 (2); see :func:`topology.ring`.
-
-    Raises:
-        TopologyAssertionError: There is no such style.
-    """
+    """A ring: to both neighbours (0), to i - 1 (1) or to i + 1 (2); see :func:`topology.ring`."""
     styles = {0: "both", 1: "left", 2: "right"}
     if connect_style not in styles:
         raise TopologyAssertionError(
@@ -85,11 +81,7 @@ def FullyConnectedGraph(size: int) -> Graph[int]:  # noqa: N802 - BlueFog's name
 def MeshGrid2DGraph(  # noqa: N802 - BlueFog's name
     size: int, shape: tuple[int, int] | None = None
 ) -> Graph[int]:
-    """Rows and columns; see :func:`topology.grid_2d`.
-
-    Raises:
-        TopologyAssertionError: The shape does not have ``size`` places.
-    """
+    """Rows and columns; see :func:`topology.grid_2d`."""
     return topology.grid_2d(size, shape)
 
 

@@ -103,11 +103,7 @@ def in_place(variant: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
 
 @translate_errors()
 def poll(handle: int) -> bool:
-    """Return True if a verb has ended or failed; never waits.
-
-    Raises:
-        ArgumentError: There is no such handle under way.
-    """
+    """Return True if a verb has ended or failed; never waits."""
     return current_state().collectives.find("poll", handle).poll()
 
 

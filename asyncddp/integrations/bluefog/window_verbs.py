@@ -112,21 +112,13 @@ def win_wait(handle: int) -> bool:
 
 @translate_errors()
 def win_poll(handle: int) -> bool:
-    """Return True if a window operation is done; never waits.
-
-    Raises:
-        ArgumentError: It is no handle of a window verb under way.
-    """
+    """Return True if a window operation is done; never waits."""
     return current_state().windows.find("win_poll", handle).poll()
 
 
 @translate_errors()
 def win_cancel(handle: int) -> None:
-    """Stop waiting for a window operation, which goes on.
-
-    Raises:
-        ArgumentError: It is no handle of a window verb under way.
-    """
+    """Stop waiting for a window operation, which goes on."""
     current_state().windows.pop("win_cancel", handle).cancel()
 
 
