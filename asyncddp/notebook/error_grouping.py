@@ -38,10 +38,6 @@ def group_failures(failures: Sequence[CellFailure]) -> RankError:
     """Build one error for all ranks; IPython shows the traceback of each cause once.
 
     The error's ``rank`` is the lowest with an error that is no consequence.
-
-    Example:
-        >>> print(group_failures([CellFailure(rank, "ValueError", "bad") for rank in range(4)]))
-        ranks 0–3: ValueError: bad
     """
     began = [failure for failure in failures if failure.name not in _CONSEQUENCES]
     alike: dict[tuple[str, str], list[CellFailure]] = {}

@@ -51,17 +51,6 @@ def average_module(model: torch.nn.Module, *, buffers: bool) -> None:
 
     .. math:: m \leftarrow \frac{1}{n} \sum_j m_j, \qquad
               v \leftarrow \frac{1}{n} \sum_j \big(v_j + (m_j - m)^2\big)
-
-    Example:
-        >>> import asyncddp as bf, torch
-        >>> def variance():
-        ...     norm = torch.nn.BatchNorm1d(1)
-        ...     norm.running_mean.fill_(2.0 * bf.rank())
-        ...     average_module(norm, buffers=True)
-        ...     return norm.running_mean.item(), norm.running_var.item()
-        >>> with bf.local_world(2) as world:
-        ...     world.run(variance)
-        [(1.0, 2.0), (1.0, 2.0)]
     """
     pairs = _statistics(model) if buffers else []
     own = [detached_copy(mean) for mean, _ in pairs]

@@ -36,8 +36,8 @@ class DeferredWork(Handle[torch.Tensor]):
         handles: dict[int, Any],
         average: SentAverage,
         out: torch.Tensor | None,
-        finish: Callable[..., torch.Tensor | Handle[torch.Tensor]],
-        submit: Callable[..., Handle[torch.Tensor]],
+        finish: Callable[[SentAverage], torch.Tensor | Handle[torch.Tensor]],
+        submit: Callable[[SentAverage], Handle[torch.Tensor]],
     ) -> None:
         self._channel, self._handles, self._average, self._out = channel, handles, average, out
         self._finish, self._submit = finish, submit
@@ -81,7 +81,7 @@ class DeferredWork(Handle[torch.Tensor]):
             deferred[0].complete()
         with self._lock:
             if self._found is None:
-                self._found = self._finish(*self._average)
+                self._found = self._finish(self._average)
                 self._forget()
 
     def hand_to_engine(self) -> None:
@@ -89,7 +89,7 @@ class DeferredWork(Handle[torch.Tensor]):
         if self._lock.acquire(blocking=False):
             try:
                 if self._found is None:
-                    self._found = self._submit(*self._average)
+                    self._found = self._submit(self._average)
                     self._forget()
             finally:
                 self._lock.release()

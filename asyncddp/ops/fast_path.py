@@ -21,7 +21,7 @@ from asyncddp.engine.pairwise_averaging import PairwiseAveraging, poll_briefly
 from asyncddp.engine.persistent_channels import PersistentChannel
 from asyncddp.errors import PeerError
 from asyncddp.kernels.weight_row import WeightRow
-from asyncddp.ops.deferred_work import DeferredWork, detached
+from asyncddp.ops.deferred_work import DeferredWork, SentAverage, detached
 from asyncddp.ops.weighted_exchange import average_chunks
 from asyncddp.tensors.allocation import empty
 from asyncddp.timeline.profiler_range import ProfilerRange
@@ -99,7 +99,7 @@ class FastPath:
                 sent_chunks = int(
                     channel.send_ring is None or channel.send_ring.try_send(step, row.targets, own)
                 )
-                found = self.finish(step, row, own, into, sent_chunks)
+                found = self.finish((step, row, own, into, sent_chunks))
             else:
                 found = self._average_pairwise(step, row, own, into)
         finally:
@@ -148,15 +148,9 @@ class FastPath:
             and (send_ring is None or send_ring.has_room(self._engine.use_count(self._name)))
         )
 
-    def finish(
-        self,
-        step: int,
-        row: WeightRow,
-        own: torch.Tensor,
-        out: torch.Tensor | None,
-        sent_chunks: int,
-    ) -> torch.Tensor | Handle[torch.Tensor]:
+    def finish(self, average: SentAverage) -> torch.Tensor | Handle[torch.Tensor]:
         """Average a tensor of one chunk that was sent, or submit the rest to the engine."""
+        step, row, own, out, sent_chunks = average
         channel = self._channel
         if sent_chunks and row.is_pairwise:
             receive_ring = channel.receive_rings[row.sources[0]]
@@ -173,15 +167,9 @@ class FastPath:
                 return result
         return self._average_chunked(step, row, own, out, sent_chunks=sent_chunks)
 
-    def _hand_to_engine(
-        self,
-        step: int,
-        row: WeightRow,
-        own: torch.Tensor,
-        out: torch.Tensor | None,
-        sent_chunks: int,
-    ) -> Handle[torch.Tensor]:
+    def _hand_to_engine(self, average: SentAverage) -> Handle[torch.Tensor]:
         """Submit the rest of an average to the engine, so that neighbours need not wait for it."""
+        step, row, own, out, sent_chunks = average
         exchange = self._make_exchange(step, row, sent_chunks)
         return self._submit_rest(exchange, average_chunks(exchange, own, row, own.dtype, out))
 

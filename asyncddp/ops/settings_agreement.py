@@ -51,12 +51,7 @@ def _gather_if_unequal(context: Context, facts: Sequence[str]) -> list[list[str]
 
 
 def tensors_of(module: torch.nn.Module, *, buffers: bool = True) -> dict[str, torch.Tensor]:
-    """Return a module's parameters and buffers by name, sorted; a shared one appears once.
-
-    Example:
-        >>> list(tensors_of(torch.nn.BatchNorm1d(2), buffers=False))
-        ['bias', 'weight']
-    """
+    """Return a module's parameters and buffers by name, sorted; a shared one appears once."""
     every: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
     if buffers:
         every.update(module.named_buffers(remove_duplicate=False))

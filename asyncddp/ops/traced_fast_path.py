@@ -12,6 +12,7 @@ from asyncddp.engine import Handle
 from asyncddp.engine.pairwise_averaging import PairwiseAveraging
 from asyncddp.engine.tracing import TracedReceiveRingBuffer
 from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.ops.deferred_work import SentAverage
 from asyncddp.ops.fast_path import FastPath
 from asyncddp.timeline.tracer import Tracer
 
@@ -48,12 +49,12 @@ class TracedFastPath(FastPath):
             return handle
 
     @override
-    def finish(self, *average: Any) -> torch.Tensor | Handle[torch.Tensor]:
-        step, row = average[:2]
+    def finish(self, average: SentAverage) -> torch.Tensor | Handle[torch.Tensor]:
+        step, row, *_ = average
         waiting = self._tracer.start_wait(self._verb, self._name, row.sources)
         known = waiting.mixes
         try:
-            found = super().finish(*average)
+            found = super().finish(average)
             receive_ring = self._receive_ring(row)
             if receive_ring and waiting.mixes == known and receive_ring.last_read[0] == step:
                 self._record_mix(row, *receive_ring.last_read[1:], self._channel.layout.numel)

@@ -26,11 +26,6 @@ def renormalise(row: WeightRow, training: Collection[int]) -> WeightRow:
 
     Raises:
         ArgumentError: Tensors are scaled by their senders, so that nobody else knows by how much.
-
-    Example:
-        >>> row = renormalise(WeightRow(0.5, {1: 0.25, 2: 0.25}, {1: 1.0, 2: 1.0}), training=[0, 2])
-        >>> row.self_weight, row.src_weights, row.dst_weights
-        (0.75, {2: 0.25}, {2: 1.0})
     """
     if row.common_factor != 1.0:
         raise ArgumentError(

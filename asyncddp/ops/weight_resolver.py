@@ -47,7 +47,7 @@ class WeightResolver:
         self._own = require_finite(verb, self._names[0], own)
         self._sources = self._checked(1, sources)
         if targets is not None:
-            self._targets = self._checked(2, self._as_mapping(targets))
+            self._targets = self._checked(2, targets)
 
     def row_at(self, step: int) -> WeightRow:
         """Return the weight row of a round."""
@@ -73,18 +73,15 @@ class WeightResolver:
         every = {peer: self._sources.get(peer, 0.0) for peer in near.src_weights}
         return WeightRow(self._own, every, targets, row_of)
 
-    def _as_mapping(self, targets: object) -> object:
-        if isinstance(targets, Mapping) or not isinstance(targets, Iterable):
-            return targets
-        ranks = list(targets)
-        if len(set(ranks)) != len(ranks):
-            raise ArgumentError(
-                f"{self._verb}: argument {self._names[2]}: expected each rank once, got {ranks}"
-            )
-        return dict.fromkeys(ranks, 1.0)
-
     def _checked(self, index: int, weights: object) -> dict[int, float]:
         verb, argument = self._verb, self._names[index]
+        if index == 2 and isinstance(weights, Iterable) and not isinstance(weights, Mapping):
+            ranks = list(weights)
+            if len(set(ranks)) != len(ranks):
+                raise ArgumentError(
+                    f"{verb}: argument {argument}: expected each rank once, got {ranks}"
+                )
+            weights = dict.fromkeys(ranks, 1.0)
         if not isinstance(weights, Mapping):
             raise ArgumentError(
                 f"{verb}: argument {argument}: expected a mapping {{rank: weight}}, got "

@@ -49,12 +49,7 @@ _INSTEAD = {
 
 
 def read_ranks_per_machine(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Read ``BLUEFOG_NODES_PER_MACHINE``: the number of ranks on each simulated machine.
-
-    Example:
-        >>> read_ranks_per_machine({"BLUEFOG_NODES_PER_MACHINE": "2"})
-        2
-    """
+    """Read ``BLUEFOG_NODES_PER_MACHINE``: the number of ranks on each simulated machine."""
     text = environ.get("BLUEFOG_NODES_PER_MACHINE")
     if text is None:
         return None
@@ -67,12 +62,7 @@ def read_ranks_per_machine(environ: Mapping[str, str] = os.environ) -> int | Non
 
 
 def timeline(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Read ``BLUEFOG_TIMELINE``, a prefix of any kind, and return the pattern of timeline files.
-
-    Example:
-        >>> timeline({"BLUEFOG_TIMELINE": "run/"})
-        'run/{rank}.json'
-    """
+    """Read ``BLUEFOG_TIMELINE``, a prefix of any kind, and return the pattern of timeline files."""
     prefix = environ.get("BLUEFOG_TIMELINE")
     return f"{prefix}{{rank}}.json" if prefix else None
 

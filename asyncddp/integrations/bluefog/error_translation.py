@@ -39,15 +39,7 @@ _TRANSLATIONS: dict[type[Exception], type[Exception]] = {
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Translate errors to BlueFog's in a ``with`` block, or as a decorator of a function.
-
-    Example:
-        >>> import asyncddp
-        >>> with translate_errors():
-        ...     asyncddp.rank()  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        asyncddp...error_translation.NotInitializedValueError: ... call bf.init() first...
-    """
+    """Translate errors to BlueFog's in a ``with`` block, or as a decorator of a function."""
     try:
         yield
     except tuple(_TRANSLATIONS) as error:

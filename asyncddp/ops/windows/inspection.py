@@ -22,10 +22,12 @@ def get_win_version(name: str) -> dict[int, int]:
         ...     bf.win_put(x, "x")
         ...     bf.win_put(x, "x")
         ...     bf.barrier()
-        ...     return bf.get_win_version("x")
+        ...     counts = bf.get_win_version("x")
+        ...     bf.win_update("x")
+        ...     return counts, bf.win_staleness("x")[1 - bf.rank()].version
         >>> with bf.local_world(2) as world:
         ...     world.run(counted)
-        [{1: 2}, {0: 2}]
+        [({1: 2}, 2), ({0: 2}, 2)]
     """
     return windows_of(current()).find("get_win_version", name).versions()
 
@@ -42,18 +44,7 @@ def win_staleness(name: str) -> dict[int, Staleness]:
     Raises:
         UnknownNameError: There is no such window.
 
-    Example:
-        >>> import asyncddp as bf, torch
-        >>> def age():
-        ...     x = torch.tensor([float(bf.rank())])
-        ...     bf.win_create(x, "x", zero_init=True)
-        ...     bf.win_put(x, "x")
-        ...     bf.barrier()
-        ...     bf.win_update("x")
-        ...     return bf.win_staleness("x")[1 - bf.rank()].version
-        >>> with bf.local_world(2) as world:
-        ...     world.run(age)
-        [1, 1]
+    Example: see :func:`get_win_version`.
     """
     return windows_of(current()).find("win_staleness", name).staleness()
 
