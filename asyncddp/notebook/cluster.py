@@ -30,8 +30,7 @@ _OUT_OF_STEP = (
 class Cluster:
     """Cluster of ``n`` ipyparallel engines, the ranks of an MPI run; ``%%px`` cells run on all.
 
-    It lives on this machine's loopback, with keys, unless other hosts take part, and ends with
-    this process, however that ends.
+    It is on this machine's loopback, with keys, unless there are hosts, and ends with this process.
 
     Args:
         n: How many ranks; None for as many as the hosts have slots.
@@ -46,8 +45,7 @@ class Cluster:
 
     Raises:
         ArgumentError: An argument has a value that cannot be served.
-        EnvironmentProblem: A package or MPI is missing, or the engines did not come; shows what
-            the launcher said.
+        EnvironmentProblem: A package or MPI is missing, or the engines failed to start.
 
     Example::
 
@@ -67,11 +65,9 @@ class Cluster:
         import_ipyparallel()
         if n is not None and (not isinstance(n, int) or n < 1):
             raise ArgumentError(f"Cluster: argument n: expected at least 1 rank, got {n!r}")
+        file = None if hostfile is None else Path(hostfile)
         options = RunOptions(
-            num_proc=n,
-            hosts=hosts,
-            hostfile=None if hostfile is None else Path(hostfile),
-            network_interface=network_interface,
+            num_proc=n, hosts=hosts, hostfile=file, network_interface=network_interface
         )
         spec = build_cluster_spec(options)
         started = time.monotonic()

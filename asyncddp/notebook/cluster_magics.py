@@ -44,11 +44,7 @@ class ClusterCellMagics(ParallelMagics):  # type: ignore[misc]  # ipyparallel ha
         progress_after: float | None = None,
         signal_on_interrupt: str | None = None,
     ) -> Any:
-        """Run a cell on the ranks, with the arguments of ipyparallel's method.
-
-        Raises:
-            RankError: The cell raised on some ranks; equal errors are grouped.
-        """
+        """Run a cell on the ranks; equal errors of several ranks are raised as one RankError."""
         del progress_after, signal_on_interrupt  # the notebook shows what runs; Ctrl-C interrupts
         self._cluster.check()
         targets = self.view.targets

@@ -45,8 +45,10 @@ def group_failures(failures: Sequence[CellFailure]) -> RankError:
         alike.setdefault(failure.cause, []).append(failure)
     heads, lines = [], []
     for group in alike.values():
-        heads.append(_headline(group))
-        lines += [*group[0].lines, "", heads[-1]]
+        first = group[0]
+        text = f"{first.name}: {first.message}" if first.message else first.name
+        heads.append(f"{list_ranks(failure.rank for failure in group)}: {text}")
+        lines += [*first.lines, "", heads[-1]]
     after = [failure for failure in failures if failure not in began]
     if began and after:
         names = ", ".join(sorted({failure.name for failure in after}))
@@ -60,9 +62,3 @@ def with_traceback_lines(error: E, lines: Sequence[str]) -> E:
     """Make IPython show these lines for an error in place of its traceback."""
     setattr(error, "_render_traceback_", lambda: list(lines))  # noqa: B010 - only IPython knows it
     return error
-
-
-def _headline(alike: Sequence[CellFailure]) -> str:
-    first = alike[0]
-    text = f"{first.name}: {first.message}" if first.message else first.name
-    return f"{list_ranks(failure.rank for failure in alike)}: {text}"

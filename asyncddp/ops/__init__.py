@@ -2,6 +2,5 @@
 
 Every verb comes as ``verb(...)``, which gives the result, and ``verb_nonblocking(...)``, which
 gives a :class:`~asyncddp.engine.Handle`; where the result has the input's shape there is also
-``verb_``, which writes it into the input. Results are new tensors outside autograd, on the input's
-device.
+``verb_``, which writes it into the input. Results are outside autograd, on the input's device.
 """

@@ -26,8 +26,7 @@ def allgather(
     .. math:: y = (x_0, x_1, \dots, x_{n-1})
 
     Args:
-        tensor: :math:`x_i`, with at least one dimension; the first one may differ between ranks and
-            may be 0.
+        tensor: :math:`x_i`, of at least one dimension; the first may differ between ranks and be 0.
         name: For messages; all ranks must give the same.
         check: Compare verb, dtype and shape with the other ranks before anything is sent.
 

@@ -48,8 +48,7 @@ def hierarchical_neighbor_allreduce(
         self_weight: :math:`w_{mm}`.
         src_machine_weights: :math:`w_{mm'}` for the machines to receive from.
         dst_machine_weights: :math:`d_{mm'}` for the machines to send to; a list means 1 for each.
-            The weights default to the machine topology's, as in ``neighbor_allreduce``; all ranks
-            of a machine must give the same.
+            By default the machine topology's weights; equal on all ranks of a machine.
         name: For messages; all ranks must give the same.
         round: Round of a time-varying topology; by default the number of earlier uses.
         round_integers: Average integers in float64 and round half to even; refused otherwise.
@@ -61,8 +60,7 @@ def hierarchical_neighbor_allreduce(
 
     Raises:
         NotInitializedError: ``init()`` was not called.
-        ArgumentError: No machine topology is set, machines differ in size, or a machine or weight
-            that cannot be.
+        ArgumentError: No machine topology, machines of unequal size, or no such machine or weight.
         DtypeError: The dtype cannot travel.
         MismatchError: Another rank calls another verb, dtype, shape or neighbours.
         WaitTimeoutError: A rank has not come by the deadline.

@@ -35,8 +35,7 @@ def neighbor_allgather(
     .. math:: y_i = (x_j)_{j \in \mathrm{src}(i)}
 
     Args:
-        tensor: :math:`x_i`, with at least one dimension; the first one may differ between ranks and
-            may be 0.
+        tensor: :math:`x_i`, of at least one dimension; the first may differ between ranks and be 0.
         src_ranks: The ranks to receive from, in the order wanted; by default the in-neighbours in
             the topology, ascending. Both lists or neither.
         dst_ranks: The ranks to send to.

@@ -1,7 +1,6 @@
 """``broadcast_object`` and ``allgather_object``: collectives of pickled Python objects.
 
-Pickle runs what it reads, so it is for users' objects alone; the library tells its own facts to all
-ranks by :func:`gather_records`.
+Pickle runs what it reads, so only users' objects use it; the library uses :func:`gather_records`.
 """
 
 from __future__ import annotations
@@ -98,9 +97,6 @@ def gather_records(mine: T, kind: type[T], verb: str) -> list[T]:
 
     A record is a number, string, None, or lists, mappings or records of them, of the given kind.
     ``verb`` says in messages on whose behalf; it is the same on all ranks.
-
-    Raises:
-        PeerError: A rank has sent something else.
 
     Example:
         >>> import asyncddp as bf

@@ -34,13 +34,11 @@ def reduce_scatter(
 ) -> OperationSpec[torch.Tensor]:
     r"""Sum or average a tensor over all ranks and give each rank its share of the rows.
 
-    With :math:`x_j = (x_{j,0}, \dots, x_{j,n-1})`, cut along the first dimension into as many equal
-    parts as there are ranks,
+    With :math:`x_j = (x_{j,0}, \dots, x_{j,n-1})`, cut into n equal parts along dimension 0,
 
     .. math:: y_i = \sum_j x_{j,i} \quad\text{or}\quad y_i = \frac{1}{n} \sum_j x_{j,i}
 
-    so that :func:`~asyncddp.allgather` of all :math:`y_i` is what :func:`~asyncddp.allreduce`
-    gives.
+    so that :func:`~asyncddp.allgather` of all :math:`y_i` is :func:`~asyncddp.allreduce` of x.
 
     Args:
         tensor: :math:`x_i`, equal in shape and dtype on all ranks, with a first dimension that the
@@ -53,8 +51,7 @@ def reduce_scatter(
         out: Tensor of the part's shape into which the result is written.
 
     Returns:
-        :math:`y_i`, of shape ``(tensor.shape[0] // n, *tensor.shape[1:])``: ``out`` or a new
-        tensor.
+        :math:`y_i`, of shape ``(tensor.shape[0] // n, *tensor.shape[1:])``: new, or ``out``.
 
     Raises:
         NotInitializedError: ``init()`` was not called.

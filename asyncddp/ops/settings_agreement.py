@@ -18,13 +18,10 @@ _SHOWN = 5  # names of a message
 
 
 def require_equal_on_all_ranks(context: Context, claim: str, facts: Sequence[str]) -> None:
-    """Raise an error on all ranks unless all have the same facts; collective.
+    """Raise MismatchError on all ranks unless all have the same facts; collective.
 
     ``claim`` is what is asked of them, such as "training needs the same model"; ``facts`` are
     sentences about this rank, in an order that does not depend on it.
-
-    Raises:
-        MismatchError: On every rank, if any two differ; the message shows the first difference.
     """
     gathered = _gather_if_unequal(context, facts)
     for rank, theirs in enumerate(gathered):
@@ -62,10 +59,9 @@ def tensors_of(module: torch.nn.Module, *, buffers: bool = True) -> dict[str, to
 
 
 def require_equal_tensors(context: Context, who: str, named: Mapping[str, torch.Tensor]) -> None:
-    """Require in the name of ``who`` that all ranks' tensors agree in names, shapes and dtypes.
+    """Raise MismatchError on all ranks unless their tensors agree in names, shapes and dtypes.
 
-    Raises:
-        MismatchError: On every rank, if any two differ; the message names the tensors that do.
+    The message says that ``who`` needs it, and names the tensors that differ.
     """
     forms = [
         f"{name}={str(one.dtype).removeprefix('torch.')} of shape {tuple(one.shape)}"

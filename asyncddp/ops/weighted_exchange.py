@@ -24,12 +24,9 @@ def exchange_and_average(
     dtype: torch.dtype,
     out: torch.Tensor | None = None,
 ) -> Steps[torch.Tensor]:
-    r"""Send a tensor, receive the neighbours', and return the weighted sum.
+    r"""Send a tensor, receive the neighbours', and return the weighted sum, if possible in ``out``.
 
     .. math:: y_i = w_{ii} x_i + \sum_j w_{ij} d_{ji} x_j
-
-    Returns:
-        :math:`y_i` in the tensor's dtype, on its device or the host: in ``out`` where possible.
     """
     streams = streams_of(tensor)
     if streams is not None:

@@ -177,8 +177,7 @@ class MpiProcessPool:
 def launch(ranks: int, *program: str) -> tuple[list[str], dict[str, str]]:
     """Build the command that starts a program on ranks of this machine, and its environment.
 
-    There may be more ranks than cores. Settings of the library in this process's environment are
-    left out.
+    There may be more ranks than cores. This process's ``ASYNCDDP_…`` variables are left out.
     """
     kept = {key: value for key, value in os.environ.items() if not key.startswith("ASYNCDDP_")}
     found = find_launcher(None, kept)

@@ -28,15 +28,7 @@ def ranks(
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Run a test on several ranks: the function is called on each, and fails where one fails.
 
-    ::
-
-        from asyncddp.testing import ranks
-
-
-        @ranks(2, 4)
-        def test_average():
-            x = torch.full((3,), float(bf.rank()))
-            assert bf.allreduce(x).tolist() == [(bf.size() - 1) / 2] * 3
+    Example: see :mod:`asyncddp.testing`.
 
     Each test gets a world of its own, with timeouts of 90 seconds, so that what would hang fails.
     Fixtures and parameters are handed to every rank. ``"loopback"`` runs the ranks as threads of
@@ -49,8 +41,7 @@ def ranks(
         *sizes: Numbers of ranks; the test runs once with each.
         wires: One or several of ``"loopback"``, ``"mpi"`` and ``"shared_memory"``.
         limit: Seconds after which ranks that are processes count as hanging.
-        **settings: Fields of :class:`asyncddp.config.Config`, such as ``timeout`` or
-            ``ranks_per_machine``.
+        **settings: Fields of :class:`asyncddp.config.Config`, such as ``timeout``.
 
     Returns:
         A decorator, which goes below other marks.

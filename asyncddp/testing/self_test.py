@@ -31,8 +31,7 @@ _TOLERANCE = 1e-5
 class SelfTestData:
     r"""Input tensors of an installation's self-test, and the results to expect.
 
-    Rank r holds :math:`x_r = (r + 1)\, b` of ``count`` elements, where b repeats the quarters from
-    −4 to 4.
+    Rank r holds ``count`` elements :math:`x_r = (r + 1)\, b`; b repeats the quarters from −4 to 4.
     """
 
     rank: int
@@ -138,10 +137,7 @@ CHECKS: Mapping[str, Callable[[SelfTestData], Iterable[Pair]]] = {
 
 
 def problems(device: torch.device) -> list[str]:
-    """Run all checks on a device; collective.
-
-    Returns:
-        A sentence for each check that gave this rank something wrong; empty where all is well.
+    """Run all checks on a device and describe each wrong result of this rank; collective.
 
     Example:
         >>> import torch

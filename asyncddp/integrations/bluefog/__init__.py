@@ -9,8 +9,7 @@ Names, arguments, defaults and results are BlueFog's; the operations are asyncdd
 differs, since BlueFog is wrong there or does without:
 
 - Neighbours are matched by rank: ``src_weights`` may name some of them, the others count 0.
-  Results are never the input's own memory. Weights stay float64. A root that ranks disagree about
-  raises.
+  Results are never the input's own memory. Weights stay float64. Disagreement on a root raises.
 - Nothing is negotiated. ``set_skip_negotiate_stage`` sets a flag that means nothing;
   ``pair_gossip`` works whatever it is. What ranks do not agree about raises an exception that
   names them, a ``ValueError`` as in BlueFog; with ``enable_topo_check`` on the ranks concerned.
@@ -56,13 +55,7 @@ from asyncddp.integrations.bluefog.verb_variants import *  # noqa: F403
 from asyncddp.integrations.bluefog.window_verbs import *  # noqa: F403
 
 __all__ = [
-    "topology_util",
-    *basics.__all__,
-    *collective_verbs.__all__,
-    *neighbor_verbs.__all__,
-    *optimizer_functions.__all__,
-    *topology_settings.__all__,
-    *topology_util.__all__,
-    *verb_variants.__all__,
-    *window_verbs.__all__,
-]
+    "topology_util", *basics.__all__, *collective_verbs.__all__, *neighbor_verbs.__all__,
+    *optimizer_functions.__all__, *topology_settings.__all__, *topology_util.__all__,
+    *verb_variants.__all__, *window_verbs.__all__,
+]  # fmt: skip

@@ -44,10 +44,6 @@ def init(
     ``topology_fn`` makes the graph from the number of ranks, by default ``ExponentialGraph``. Ranks
     average uniformly unless ``is_weighted``.
 
-    Raises:
-        TypeError: What it makes is no directed graph on that number of ranks.
-        ArgumentError: A ``BLUEFOG_…`` variable cannot be read.
-
     Example:
         >>> import asyncddp.integrations.bluefog as bf
         >>> bf.init(bf.RingGraph)

@@ -51,9 +51,6 @@ def allreduce(
     """Average or sum a tensor over all ranks; see :func:`asyncddp.allreduce`.
 
     With ``is_hierarchical_local`` among the ranks of this machine alone.
-
-    Raises:
-        IntegerAverageError: The average of integers.
     """
     may_average = not isinstance(tensor, torch.Tensor) or tensor.is_floating_point()
     if average and not may_average and not tensor.is_complex():

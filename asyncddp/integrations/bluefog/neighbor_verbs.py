@@ -33,8 +33,7 @@ def neighbor_allgather(
 ) -> Options:
     """Concatenate the in-neighbours' tensors; see :func:`asyncddp.neighbor_allgather`.
 
-    With ``enable_topo_check`` and ``dst_ranks`` it returns only when the receivers have confirmed
-    that they expect the tensor.
+    With ``enable_topo_check`` and ``dst_ranks`` the receivers must confirm that they expect it.
     """
     given = {"src_ranks": src_ranks, "dst_ranks": dst_ranks}
     ranks = {key: None if value is None else list(value) for key, value in given.items()}

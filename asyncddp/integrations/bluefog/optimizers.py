@@ -40,17 +40,11 @@ class BluefogOptimizer(DistributedOptimizer):
 
     It counts as an instance of the wrapped optimizer's class, as BlueFog's do.
 
-    Arguments are those of its base class; ``communication`` says among whom it averages, where None
-    stands for the method's default.
+    Arguments are those of its base class; ``communication`` None is the algorithm's default.
 
     Attributes:
         enable_topo_check: Means nothing here: who sends to whom is always checked.
         neighbor_weights, send_neighbors: Older names of ``src_weights`` and ``dst_weights``.
-
-    Raises:
-        NotInitializedValueError: ``bf.init()`` was not called.
-        ArgumentError: An argument that cannot be, such as parameters that belong to no model.
-        MismatchValueError: Ranks differ in parameters or settings.
     """
 
     enable_topo_check = False
@@ -87,11 +81,7 @@ class BluefogOptimizer(DistributedOptimizer):
 
     @property
     def communication_type(self) -> CommunicationType:
-        """Among whom parameters are averaged; may be set anew before any round, on all ranks.
-
-        Raises:
-            ArgumentError: It works through windows, which is no such type.
-        """
+        """Ranks among which parameters are averaged; may be set before any round, on all ranks."""
         if self.communication not in CommunicationType.__members__:
             raise ArgumentError(
                 f"{self.algorithm} works through windows, by {self.communication}, and has no "

@@ -43,9 +43,6 @@ def set_topology(topology: nx.DiGraph[int] | None = None, is_weighted: bool = Fa
     Returns:
         True; False while there are windows, which lie along the edges of the graph in use. That
         graph with those weights may be set again all the same.
-
-    Raises:
-        TypeError: It is no directed graph on ``size()`` ranks.
     """
     chosen = ExponentialGraph(queries.size()) if topology is None else topology
     _check_graph("set_topology", chosen, queries.size(), "size()")
@@ -69,16 +66,9 @@ def set_topology(topology: nx.DiGraph[int] | None = None, is_weighted: bool = Fa
 def set_machine_topology(
     topology: nx.DiGraph[int] | None = None, is_weighted: bool = False
 ) -> bool:
-    """Set the graph between machines, on this rank; all ranks must set the same.
+    """Set the graph between machines, on this rank; all ranks must set the same; return True.
 
     Machines average uniformly unless ``is_weighted``.
-
-    Returns:
-        True.
-
-    Raises:
-        ArgumentError: No graph was given.
-        TypeError: It is no directed graph on ``machine_size()`` machines.
     """
     if topology is None:
         raise ArgumentError(

@@ -1,7 +1,6 @@
 """BlueFog's graphs and one-peer schedules under their names, built by :mod:`topology`.
 
-In all of them the edge i → j carries what j gives to the value of i, ``A[i, j]``, and self-loops
-carry what a rank gives to its own.
+The edge i → j carries the weight ``A[i, j]`` that j gives to the value of i, also for i = j.
 """
 
 from __future__ import annotations
@@ -175,8 +174,7 @@ def GetExp2DynamicSendRecvMachineRanks(  # noqa: N802 - BlueFog's name
     """Machine m sends to machine m + 1, m + 2, m + 4, … in turn; gives numbers of machines.
 
     Raises:
-        TopologyAssertionError: Machines that do not have ``local_size`` ranks each, numbered one
-            machine after the other, or only one machine.
+        TopologyAssertionError: Only one machine, or machines without ``local_size`` ranks each.
     """
     if self_rank % local_size != local_rank or world_size % local_size or world_size <= local_size:
         raise TopologyAssertionError(

@@ -13,8 +13,7 @@ __all__ = ["env"]
 def env(**variables: str | None) -> Iterator[None]:
     """Set environment variables inside a ``with`` block, and put them back afterwards.
 
-    Args:
-        **variables: By name; one that is None stays as it is.
+    One that is given as None stays as it is.
 
     Example:
         >>> with env(BLUEFOG_NODES_PER_MACHINE="2"):

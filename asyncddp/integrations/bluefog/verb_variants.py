@@ -109,12 +109,7 @@ def poll(handle: int) -> bool:
 
 @translate_errors()
 def synchronize(handle: int) -> torch.Tensor:
-    """Wait for the result of a verb; its handle is gone then, also where the verb has failed.
-
-    Raises:
-        ArgumentError: There is no such handle under way.
-        PeerError: The verb has failed because of another rank.
-    """
+    """Wait for the result of a verb; its handle is gone then, also where the verb has failed."""
     result: torch.Tensor = current_state().collectives.pop("synchronize", handle).wait()
     return result
 

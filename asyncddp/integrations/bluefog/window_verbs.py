@@ -15,13 +15,7 @@ from asyncddp.integrations.bluefog.bluefog_state import active_state, current_st
 from asyncddp.integrations.bluefog.error_translation import translate_errors
 from asyncddp.integrations.bluefog.verb_variants import unless_suspended
 from asyncddp.ops.variants import set_metadata
-from asyncddp.ops.windows import (
-    creation,
-    get_and_update,
-    inspection,
-    locking,
-    put_and_accumulate,
-)
+from asyncddp.ops.windows import creation, get_and_update, inspection, locking, put_and_accumulate
 from asyncddp.windows import windows_of
 from asyncddp.windows.nonblocking_handle import WindowHandle
 
@@ -99,9 +93,6 @@ def win_wait(handle: int) -> bool:
     """Wait for a window operation, whose handle is gone then; True.
 
     Where there is no such handle, warn in the log and return False.
-
-    Raises:
-        PeerError: A neighbour has ended, has freed the window, or cannot be reached.
     """
     handles = current_state().windows
     if handle not in handles:

@@ -47,23 +47,19 @@ def win_create(
     """Make a window along the edges of the topology; collective.
 
     Args:
-        tensor: This rank's own tensor, equal in shape and dtype on all ranks. The window keeps it,
-            and updates are written into it.
+        tensor: This rank's own, of equal shape and dtype on all; the window keeps and updates it.
         name: The window's name, equal on all ranks.
         zero_init: Whether the buffers begin at zero; as this rank's own tensor otherwise.
-        associated_p: Whether puts, accumulates and updates map :func:`win_associated_p` as the
-            tensor, as push-sum needs it.
+        associated_p: Whether operations map :func:`win_associated_p` too, as push-sum needs it.
 
     Returns:
         True; False if this rank has a window of that name already, and nothing was done.
 
     Raises:
         NotInitializedError: ``init()`` was not called.
-        ArgumentError: Something that is no tensor, a name that is no text, or a schedule without
-            a period.
+        ArgumentError: No tensor, a name that is no string, or a schedule without a period.
         DtypeError: The dtype is neither float nor integer.
-        MismatchError: Ranks differ in name, shape, dtype, ``zero_init``, ``associated_p`` or
-            topology; raised on all of them.
+        MismatchError: Ranks differ in arguments, shape, dtype or topology; raised on all of them.
 
     Example:
         >>> import asyncddp as bf, torch

@@ -53,8 +53,7 @@ def win_get(
 
     Args:
         name: The window.
-        src_weights: :math:`w_j` by rank, or ranks of weight 1; all in-neighbours of the round if
-            None.
+        src_weights: :math:`w_j` by rank, or ranks of weight 1; if None the round's in-neighbours.
         require_mutex: Wait while this rank's buffers are held by their writers' mutex.
 
     Returns:
@@ -97,8 +96,7 @@ def win_update(
     Args:
         name: The window.
         self_weight: :math:`w_0`.
-        src_weights: :math:`w_j` of some in-neighbours. Both or neither; if neither, the
-            topology's weights of the round.
+        src_weights: :math:`w_j` of in-neighbours. Both or neither, for the topology's of the round.
         reset: Whether the buffers of these neighbours are zero afterwards.
         clone: Give a new tensor, and leave this rank's own as it is.
         require_mutex: Wait while a neighbour holds this rank's mutex.
@@ -108,8 +106,7 @@ def win_update(
 
     Raises:
         UnknownNameError: There is no such window.
-        ArgumentError: One of the weights without the other, a rank that is no in-neighbour, or
-            integers with weights that are not whole.
+        ArgumentError: One weight alone, no in-neighbour, or fractional weights of integers.
         PeerLeftError: A neighbour has ended, and what it published last cannot be read any more.
 
     Example:

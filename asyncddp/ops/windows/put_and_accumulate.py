@@ -44,8 +44,7 @@ def win_put(
         tensor: x, of the window's shape and dtype.
         name: The window.
         self_weight: :math:`w_0`, by which ``tensor`` is multiplied in place in the end; 1 if None.
-        dst_weights: :math:`w_j` by rank, or ranks of weight 1; all out-neighbours of the round if
-            None.
+        dst_weights: :math:`w_j` by rank, or ranks of weight 1; if None the round's out-neighbours.
         require_mutex: Wait while a neighbour holds its own mutex. A put is whole without it.
 
     Returns:
@@ -53,8 +52,7 @@ def win_put(
 
     Raises:
         UnknownNameError: There is no such window.
-        ArgumentError: Another shape or dtype, a rank that is no out-neighbour, or weights of
-            integers that are not whole.
+        ArgumentError: Another shape or dtype, no out-neighbour, or fractional weights of integers.
         PeerError: A neighbour has freed the window.
         PeerLeftError: A neighbour on another machine has ended.
         WaitTimeoutError: A neighbour on another machine cannot be reached by the deadline.
