@@ -12,8 +12,6 @@
 Where no MPI is installed, ``asyncddp.local_world(4).activate()`` gives the same cells on threads.
 """
 
-from __future__ import annotations
-
 from asyncddp.notebook.cluster import Cluster
 from asyncddp.notebook.local_view import LocalView, activate
 

@@ -131,7 +131,7 @@ class Cluster:
         self.activate()
 
     def activate(self) -> None:
-        """Let ``%%px`` run on this cluster; happens by itself. Without IPython nothing does."""
+        """Register ``%%px`` for this cluster in IPython, if there is one, as ``Cluster()`` does."""
         from IPython.core.getipython import get_ipython
 
         shell = get_ipython()

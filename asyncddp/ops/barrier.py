@@ -9,7 +9,7 @@ from asyncddp.ops.variants import blocking, nonblocking
 
 @blocking
 def barrier(*, name: str | None = None) -> OperationSpec[None]:
-    """Wait until all ranks are here; verbs under way stay under way.
+    """Wait until all ranks have called this; other operations stay under way.
 
     Args:
         name: For messages; all ranks must give the same.

@@ -65,7 +65,7 @@ class FastPath:
         return row
 
     def is_ready(self, row: WeightRow) -> bool:
-        """Return True if all neighbours are reached by rings, and no exchange is in flight."""
+        """Return True if ring buffers lead to all neighbours, and no exchange is in flight."""
         channel = self._channel
         if channel.in_flight and channel.deferred:
             channel.deferred[-1].complete()

@@ -33,8 +33,6 @@ differs, since BlueFog is wrong there or does without:
 - ``init()`` may follow ``shutdown()``. A wait that is too long raises, after ``ASYNCDDP_TIMEOUT``.
 """
 
-from __future__ import annotations
-
 from asyncddp.integrations.bluefog import (
     basics,
     collective_verbs,

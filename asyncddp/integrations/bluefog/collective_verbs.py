@@ -85,7 +85,7 @@ allgather_nonblocking = nonblocking(allgather)
 
 @unless_suspended
 def barrier() -> None:
-    """Wait until all ranks are here; verbs under way stay under way.
+    """Wait until all ranks have called this; other operations stay under way.
 
     What was noted in a timeline before is in its file afterwards.
     """

@@ -83,7 +83,7 @@ def hierarchical_neighbor_allreduce(
     enable_topo_check: bool = False,
     name: str | None = None,
 ) -> Options:
-    """Average as :func:`asyncddp.hierarchical_neighbor_allreduce`: in machines, then between them.
+    """Average within machines, then between neighbour machines, as asyncddp's operation does.
 
     With ``enable_topo_check`` the ranks compare their arguments before anything is sent.
 

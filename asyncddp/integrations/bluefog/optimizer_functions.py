@@ -55,7 +55,7 @@ def DistributedWinPutOptimizer(  # noqa: N802 - BlueFog's name
     num_steps_per_communication: int = 1,
     window_prefix: str | None = None,
 ) -> BluefogOptimizer:
-    """Put parameters into the neighbours' windows; wait for those only that are behind."""
+    """Put parameters into the neighbours' windows; wait only for neighbours that are behind."""
     steps = num_steps_per_communication
     return BluefogOptimizer(optimizer, model, "win_put", None, steps, window_prefix, _NEAR)
 
@@ -63,7 +63,7 @@ def DistributedWinPutOptimizer(  # noqa: N802 - BlueFog's name
 def DistributedPullGetOptimizer(  # noqa: N802 - BlueFog's name
     optimizer: torch.optim.Optimizer, model: Models, num_steps_per_communication: int = 1
 ) -> BluefogOptimizer:
-    """Get parameters from the neighbours' windows; wait for those only that are behind."""
+    """Get parameters from the neighbours' windows; wait only for neighbours that are behind."""
     steps = num_steps_per_communication
     return BluefogOptimizer(optimizer, model, "pull_get", None, steps, None, _NEAR)
 

@@ -35,25 +35,25 @@ Inferred = list[int] | tuple[list[int], Any]
 
 @translate_errors()
 def ExponentialTwoGraph(size: int) -> Graph[int]:  # noqa: N802 - BlueFog's name
-    """Rank i sends to i + 1, i + 2, i + 4, …; see :func:`topology.exponential_two`."""
+    """Build a graph with edges i → i + 1, i + 2, i + 4, …: :func:`topology.exponential_two`."""
     return _even(topology.exponential_two(size))
 
 
 @translate_errors()
 def ExponentialGraph(size: int, base: int = 2) -> Graph[int]:  # noqa: N802 - BlueFog's name
-    """Rank i sends to i + 1, i + base, i + base², …; see :func:`topology.exponential`."""
+    """Build a graph with edges i → i + 1, i + base, i + base², …: :func:`topology.exponential`."""
     return _even(topology.exponential(size, base))
 
 
 @translate_errors()
 def SymmetricExponentialGraph(size: int, base: int = 4) -> Graph[int]:  # noqa: N802
-    """Exponential graph in both directions, up to distance size / 2."""
+    """Build an exponential graph in both directions, up to distance size / 2."""
     return _even(topology.symmetric_exponential(size, base))
 
 
 @translate_errors()
 def RingGraph(size: int, connect_style: int = 0) -> Graph[int]:  # noqa: N802 - BlueFog's name
-    """A ring: to both neighbours (0), to i - 1 (1) or to i + 1 (2); see :func:`topology.ring`."""
+    """Build a ring: edges to i ± 1 (style 0), to i - 1 (1) or to i + 1 (2)."""
     styles = {0: "both", 1: "left", 2: "right"}
     if connect_style not in styles:
         raise TopologyAssertionError(
@@ -64,7 +64,7 @@ def RingGraph(size: int, connect_style: int = 0) -> Graph[int]:  # noqa: N802 - 
 
 @translate_errors()
 def StarGraph(size: int, center_rank: int = 0) -> Graph[int]:  # noqa: N802 - BlueFog's name
-    """One rank exchanges with all others; see :func:`topology.star`."""
+    """Build a star, in which one rank exchanges with all others; see :func:`topology.star`."""
     graph = topology.star(size, center_rank)
     graph[center_rank][center_rank]["weight"] = 1 / size
     return graph
@@ -72,7 +72,7 @@ def StarGraph(size: int, center_rank: int = 0) -> Graph[int]:  # noqa: N802 - Bl
 
 @translate_errors()
 def FullyConnectedGraph(size: int) -> Graph[int]:  # noqa: N802 - BlueFog's name
-    """Every rank exchanges with every other one; see :func:`topology.complete`."""
+    """Build the complete graph, with edges between all ranks; see :func:`topology.complete`."""
     return _even(topology.complete(size))
 
 
@@ -80,12 +80,12 @@ def FullyConnectedGraph(size: int) -> Graph[int]:  # noqa: N802 - BlueFog's name
 def MeshGrid2DGraph(  # noqa: N802 - BlueFog's name
     size: int, shape: tuple[int, int] | None = None
 ) -> Graph[int]:
-    """Rows and columns; see :func:`topology.grid_2d`."""
+    """Build a two-dimensional grid of ranks; see :func:`topology.grid_2d`."""
     return topology.grid_2d(size, shape)
 
 
 def _even(graph: Graph[int]) -> Graph[int]:
-    """Let ranks give themselves the very float that they give to each other, where all are equal.
+    """Set each self-loop's weight to exactly that of the rank's other edges, which are equal.
 
     Ours is 1 minus the others, so that rows sum to 1 exactly; over there it is the same fraction.
     """
@@ -157,7 +157,7 @@ def isPowerOf(x: int, base: int) -> bool:  # noqa: N802 - BlueFog's name
 def GetDynamicOnePeerSendRecvRanks(  # noqa: N802 - BlueFog's name
     topo: Graph[int], self_rank: int
 ) -> SendRecv:
-    """Each rank sends to one out-neighbour in clockwise turn; see :func:`topology.one_peer_of`.
+    """Yield ranks step by step: one out-neighbour in clockwise turn; :func:`topology.one_peer_of`.
 
     Example:
         >>> turns = GetDynamicOnePeerSendRecvRanks(topology.exponential_two(4), self_rank=0)
@@ -171,7 +171,7 @@ def GetDynamicOnePeerSendRecvRanks(  # noqa: N802 - BlueFog's name
 def GetExp2DynamicSendRecvMachineRanks(  # noqa: N802 - BlueFog's name
     world_size: int, local_size: int, self_rank: int, local_rank: int
 ) -> SendRecv:
-    """Machine m sends to machine m + 1, m + 2, m + 4, … in turn; gives numbers of machines.
+    """Yield numbers of machines: machine m sends to machine m + 1, m + 2, m + 4, … in turn.
 
     Raises:
         TopologyAssertionError: Only one machine, or machines without ``local_size`` ranks each.
@@ -190,7 +190,7 @@ def GetExp2DynamicSendRecvMachineRanks(  # noqa: N802 - BlueFog's name
 def GetInnerOuterRingDynamicSendRecvRanks(  # noqa: N802 - BlueFog's name
     world_size: int, local_size: int, self_rank: int
 ) -> SendRecv:
-    """One rank of each machine goes out, the others around; see :func:`inner_outer_ring`.
+    """Yield inner-outer ranks along rings, step by step: :func:`topology.inner_outer_ring`.
 
     Raises:
         TopologyAssertionError: ``local_size`` is below 3, or does not divide ``world_size``.

@@ -42,13 +42,13 @@ win_update_then_collect = unless_suspended(get_and_update.win_update_then_collec
 
 @translate_errors()
 def turn_on_win_ops_with_associated_p() -> None:
-    """Make puts, accumulates and updates of all windows map :func:`win_associated_p` as well."""
+    """Apply puts, accumulates and updates of all windows to :func:`win_associated_p` as well."""
     _switch_associated_p(on=True)
 
 
 @translate_errors()
 def turn_off_win_ops_with_associated_p() -> None:
-    """Make puts, accumulates and updates of all windows leave :func:`win_associated_p` alone."""
+    """Stop applying puts, accumulates and updates of windows to :func:`win_associated_p`."""
     _switch_associated_p(on=False)
 
 
@@ -76,7 +76,7 @@ def win_update(
     clone: bool = False,
     require_mutex: bool = False,
 ) -> torch.Tensor:
-    """Mix the buffers into this rank's tensor, which is given; see :func:`asyncddp.win_update`."""
+    """Mix the buffers into this rank's tensor and return it; see :func:`asyncddp.win_update`."""
     return get_and_update.win_update(
         name, self_weight, neighbor_weights, reset, clone, require_mutex
     )
@@ -90,7 +90,7 @@ def win_read_neighbor(name: str, rank_: int, require_mutex: bool = True) -> torc
 
 @translate_errors()
 def win_wait(handle: int) -> bool:
-    """Wait for a window operation, whose handle is gone then; True.
+    """Wait for a window operation, remove its handle, and return True.
 
     Where there is no such handle, warn in the log and return False.
     """
@@ -116,7 +116,7 @@ def win_cancel(handle: int) -> None:
 def _variants(
     blocking: Callable[P, bool], nonblocking: Callable[P, WindowHandle]
 ) -> tuple[Callable[P, bool], Callable[P, int]]:
-    """Make BlueFog's variants of a window operation: the blocking one, and the non-blocking one."""
+    """Make BlueFog's blocking and non-blocking variants of a window operation."""
 
     @unless_suspended
     @functools.wraps(nonblocking)
@@ -148,7 +148,7 @@ neighbor_win_accumulate_nonblocking = win_accumulate_nonblocking
 def win_mutex(
     name: str, for_self: bool = False, ranks: Iterable[int] | None = None
 ) -> Iterator[None]:
-    """Keep buffers as they are while inside; see :func:`asyncddp.win_mutex`."""
+    """Hold a window's mutex in a ``with`` block; see :func:`asyncddp.win_mutex`."""
     with translate_errors():
         active_state()
         with locking.win_mutex(name, for_self, ranks):

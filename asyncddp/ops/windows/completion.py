@@ -11,7 +11,7 @@ from asyncddp.windows.nonblocking_handle import WindowHandle
 
 @uncompiled
 def win_flush(name: str | None = None) -> bool:
-    """Wait until neighbours can see all that this rank has put or accumulated; True.
+    """Wait until neighbours can see all that this rank has put or accumulated; return True.
 
     A barrier after it makes a step of windows as good as a collective: what is latest in a buffer
     is then what its neighbour has written before.
@@ -47,7 +47,7 @@ def win_flush(name: str | None = None) -> bool:
 
 @uncompiled
 def win_wait(handle: WindowHandle) -> bool:
-    """Wait for a non-blocking window operation; True.
+    """Wait for a non-blocking window operation and return True.
 
     Raises:
         ArgumentError: It is no handle of a window operation.

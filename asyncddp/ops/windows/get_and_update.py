@@ -89,7 +89,7 @@ def win_update(
     clone: bool = False,
     require_mutex: bool = False,
 ) -> torch.Tensor:
-    r"""Mix the buffers into this rank's tensor; nobody is asked, and nothing is waited for.
+    r"""Average this rank's tensor with its buffers, without waiting for other ranks.
 
     .. math:: x \leftarrow w_0 x + \sum_j w_j b_j
 
