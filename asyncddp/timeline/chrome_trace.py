@@ -1,7 +1,7 @@
-"""Types of trace events, and a formatter that writes them as lines of a Chrome trace.
+"""Types of trace events, and a formatter that turns them into lines of a Chrome trace.
 
-An event is recorded as a tuple, which is cheap; the writer thread formats it as a line. Times are
-those of :func:`time.monotonic_ns`.
+An event is recorded as a tuple, which is cheap; the writer thread formats it. Times are those of
+:func:`time.monotonic_ns`.
 
 Source: the Trace Event Format of Chromium's ``about:tracing``, which Perfetto reads.
 """
@@ -19,37 +19,25 @@ Args: TypeAlias = Mapping[str, Any] | None
 
 
 class Span(NamedTuple):
-    """Trace event with a begin and an end in ns, of a category ``cat``.
-
-    Attributes:
-        track: The row on which it is shown; ``TRANSFER_TRACK`` for a transfer.
-        arrow: ``"s"`` where a message begins, ``"f"`` where it ends; empty for none.
-        message: Identifier of the message, equal at both ends of the arrow.
-    """
+    """Trace event with a begin and an end in ns, of a category ``cat``."""
 
     cat: str
     name: str
-    track: int
+    track: int  # the row on which it is shown; TRANSFER_TRACK for a transfer
     begin: int
     end: int
     args: Args = None
-    arrow: str = ""
-    message: str = ""
+    arrow: str = ""  # "s" where a message begins, "f" where it ends
+    message: str = ""  # identifier of the message, equal at both ends of the arrow
 
 
 class PointEvent(NamedTuple):
-    """Trace event at one time: the begin or the end of an activity, or metadata.
+    """Trace event at one time: the begin or the end of an activity, or metadata."""
 
-    Attributes:
-        phase: ``"B"``, ``"E"`` or ``"M"``.
-        track: The row on which it is shown.
-        time: Nanoseconds; None for metadata that hold at all times.
-    """
-
-    phase: str
+    phase: str  # "B", "E" or "M"
     name: str
     track: int
-    time: int | None
+    time: int | None  # in ns; None for metadata that hold at all times
     args: Args = None
 
 
@@ -104,8 +92,10 @@ class ChromeTraceFormatter:
             track = self._tracks.allocate(begin, end)
             if track >= self._next_track:
                 self._next_track = track + 1
-                title = track_title(track, f"transfer {track - TRANSFERS}")
-                lines = [self._point(event) for event in title]
+                lines = [
+                    self._point(event)
+                    for event in track_title(track, f"transfer {track - TRANSFERS}")
+                ]
         where = f'"pid": {self._rank}, "tid": {track}'
         more = "" if args is None else f', "args": {_object(args)}'
         lines.append(

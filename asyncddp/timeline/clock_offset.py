@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 
 class ClockSample(NamedTuple):
-    """How far rank 0's clock was ahead at a time of this rank's clock, in nanoseconds."""
+    """Measured offset of rank 0's clock at a time of this rank's clock, in nanoseconds."""
 
     time: int
     offset: int
@@ -25,7 +25,7 @@ class ClockSample(NamedTuple):
 
     @classmethod
     def from_round_trip(cls, sent: int, answer: int, received: int) -> ClockSample:
-        """Estimate the offset from the times of a request and its reply.
+        """Estimate the offset from the times of a request, its answer and the answer's arrival.
 
         Example:
             >>> ClockSample.from_round_trip(100, 1000, 140)

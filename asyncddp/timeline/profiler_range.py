@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+from typing import Any
 
 import torch
 from torch.autograd import profiler
@@ -14,7 +14,7 @@ def profiler_enabled() -> bool:
 
 
 class ProfilerRange:
-    """Context manager that names its block in torch's profiler, and in NVIDIA's tools by NVTX.
+    """Context manager that shows its block under a name in torch's profiler and, by NVTX, NVIDIA's.
 
     Example:
         >>> from torch.profiler import profile
@@ -35,13 +35,8 @@ class ProfilerRange:
         if self._nvtx:
             torch.cuda.nvtx.range_push(self._name)  # type: ignore[no-untyped-call]
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         if self._nvtx:
             torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
         if self._function is not None:
-            self._function.__exit__(kind, error, trace)
+            self._function.__exit__(*error)

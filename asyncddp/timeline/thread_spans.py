@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from asyncddp.timeline.chrome_trace import Span
@@ -15,8 +14,6 @@ MERGE_GAP = 10_000
 
 
 class _Mix(NamedTuple):
-    """Span in which a thread mixed pieces of a tensor."""
-
     verb: str
     name: str
     begin: int
@@ -26,7 +23,7 @@ class _Mix(NamedTuple):
 
 
 class TracedThread:
-    """One of a rank's threads: its track, the innermost wait under way, and how often it mixed."""
+    """Tracing state of a thread: its track, the innermost wait under way, how often it averaged."""
 
     def __init__(self, track: int, record: Callable[[Span], None]) -> None:
         self.track, self.record = track, record
@@ -37,7 +34,7 @@ class TracedThread:
     def record_mix(
         self, verb: str, name: str, begin: int, end: int, nbytes: int, peers: tuple[int, ...]
     ) -> None:
-        """Record that the thread mixed a piece; consecutive pieces are merged into one span."""
+        """Record that the thread averaged a piece; consecutive pieces are merged into one span."""
         self.mixes += 1
         if self.waiting is not None:
             self.waiting.exclude(begin, end)
@@ -50,9 +47,8 @@ class TracedThread:
         self._last_mix.append(_Mix(verb, name, begin, end, nbytes, peers))
 
     def flush_mix(self) -> None:
-        """Record the last mix span; any thread may call it."""
-        last = self._pop_mix()
-        if last is not None:
+        """Record the last span of averaging; any thread may call it."""
+        if (last := self._pop_mix()) is not None:
             self._record_mix(last)
 
     def _pop_mix(self) -> _Mix | None:
@@ -68,10 +64,7 @@ class TracedThread:
 
 
 class WaitSpan:
-    """Span in which a thread waits for tensors of other ranks, and averages them as they arrive.
-
-    The peers are those whose messages are awaited, as far as known beforehand.
-    """
+    """Span in which a thread waits for tensors of ``peers``, and averages them as they arrive."""
 
     def __init__(
         self, thread: TracedThread, verb: str, name: str, peers: Iterable[int] = ()
@@ -86,7 +79,7 @@ class WaitSpan:
 
     @property
     def mixes(self) -> int:
-        """Number of times that the thread has mixed."""
+        """Number of pieces that the thread has averaged so far."""
         return self._thread.mixes
 
     def note_missing(self, peers: Iterable[int]) -> None:
@@ -96,7 +89,7 @@ class WaitSpan:
             self._peers[peer] = None
 
     def exclude(self, begin: int, end: int) -> None:
-        """Exclude a time in which the thread mixed from the wait."""
+        """Exclude a time in which the thread averaged from the wait."""
         self._record(begin)
         self._since, self._peers, self._mixed = end, {}, True
 
@@ -138,14 +131,9 @@ class CallSpan:
         self._begin = time.monotonic_ns()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         end, thread = time.monotonic_ns(), self._thread
         thread.flush_mix()
         if self._args:
             thread.record(Span("enqueue", self._name, thread.track, self._begin, end, self._args))
-        self._range.__exit__(kind, error, trace)
+        self._range.__exit__(*error)

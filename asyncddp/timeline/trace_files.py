@@ -1,20 +1,21 @@
-"""Search for the ranks' trace files by folder, prefix or name, and their reading event by event.
+"""Finds the ranks' trace files by folder, prefix or name, and reads them event by event.
 
-A file is a Chrome trace with one event per line, of any length; only one line is held. Where a rank
-was killed, the end is missing and the last line may be torn.
+A file is a Chrome trace with one event per line, of which one is held at a time. Where a rank was
+killed, the end is missing and the last line may be incomplete.
 """
 
 from __future__ import annotations
 
 import gzip
 import itertools
-import json
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NoReturn, TypeAlias, cast
+from typing import IO, Any, TypeAlias, cast
+
+import msgspec
 
 from asyncddp.errors import ArgumentError
 
@@ -27,45 +28,32 @@ _RANK_FILE = re.compile(r"(.*?)(\d+)\.json(\.gz)?")
 _TIME = re.compile(rb'"ts": ?(-?\d+(?:\.\d+)?)')
 _PADDING = b"[], \t\r\n"  # of an event in its line
 _CHUNK = 1 << 20  # bytes between two calls of advance
+_decode = msgspec.json.Decoder(JsonEvent).decode
 
 
 @dataclass(frozen=True)
 class RankTraceInfo:
-    """Metadata of one rank's trace file.
-
-    Attributes:
-        size: Number of ranks of the run.
-        started: Unix time of the rank's start in seconds.
-        clocks: ``(ts, offset, error)`` of each measurement against rank 0's clock, in µs.
-        start, first, last: Times of the rank's start and its first and last event, in µs on its
-            own clock.
-    """
+    """Metadata of one rank's trace file; times without a unit are µs on the rank's own clock."""
 
     path: Path
     rank: int
-    size: int
+    size: int  # number of ranks of the run
     host: str
-    started: float
-    clocks: tuple[tuple[float, float, float], ...]
+    started: float  # Unix time in seconds
+    clocks: tuple[tuple[float, float, float], ...]  # (ts, offset, error) of each measurement
     start: float
-    first: float
+    first: float  # time of the first event
     last: float
 
 
 def find_trace_files(sources: Iterable[str | Path]) -> list[Path]:
-    """Find the files of folders (``out``), prefixes (``out/bf_``) and names, in order of rank.
-
-    Raises:
-        ArgumentError: Where a source leads to no file.
-    """
+    """Find the files of folders (``out``), prefixes (``out/bf_``) and names, in order of rank."""
     found: list[Path] = []
     for source in map(Path, sources):
         if source.is_dir():
             found += _in_folder(source)
-        elif source.exists():
-            found.append(source)
         else:
-            found += _with_prefix(source)
+            found += [source] if source.exists() else _with_prefix(source)
     return list(dict.fromkeys(found))
 
 
@@ -118,29 +106,19 @@ def _lines(path: Path, advance: ProgressCallback) -> Iterator[bytes]:
         raise ArgumentError(f"{path} cannot be read: {error}.") from error
 
 
-def _reject_constant(constant: str) -> NoReturn:
-    raise ValueError(constant)
-
-
-_decode = json.JSONDecoder(parse_constant=_reject_constant).decode
-
-
-def _event(text: bytes) -> JsonEvent | None:
+def _parse_event(text: bytes) -> JsonEvent | None:
     """Parse an event; None where the line holds no complete one."""
     try:
-        event = _decode(text.decode())
+        event = _decode(text)
     except ValueError:
         return None
-    return event if isinstance(event, dict) and "ph" in event else None
+    return event if "ph" in event else None
 
 
 def read_events(path: Path, advance: ProgressCallback = lambda _: None) -> Iterator[JsonEvent]:
     """Yield the events of a trace file, a rank's or a merged one, in its order.
 
-    It has an event per line, and is packed if its name ends with ``.gz``.
-
-    Raises:
-        ArgumentError: Where a line other than the last one is no event, or the file cannot be read.
+    Raises an ``ArgumentError`` where a line other than the last one is no event.
     """
     torn = 0
     for number, line in enumerate(_lines(path, advance), 1):
@@ -152,7 +130,7 @@ def read_events(path: Path, advance: ProgressCallback = lambda _: None) -> Itera
                 f"{path}, line {torn} is no trace event; expected a JSON object per line, as "
                 f"{_HINT}. Only the last line may be torn."
             )
-        event = _event(text)
+        event = _parse_event(text)
         if event is None:
             torn = number
         else:
@@ -173,7 +151,7 @@ def scan_trace(path: Path, advance: ProgressCallback = lambda _: None) -> RankTr
     for line in _lines(path, advance):
         found = _TIME.search(line)
         if b'"asyncddp.' in line:
-            event = _event(line.strip(_PADDING)) or {}
+            event = _parse_event(line.strip(_PADDING)) or {}
             name = event.get("name")
             if name == "asyncddp.merged":
                 raise ArgumentError(
@@ -191,7 +169,7 @@ def scan_trace(path: Path, advance: ProgressCallback = lambda _: None) -> RankTr
     if empty:
         return None
     _check_identity(path, identity)
-    start = min([first, *(ts for ts, _, _ in clocks)])
+    start = min((first, *(ts for ts, _, _ in clocks)))
     start = start if start < float("inf") else 0.0
     return RankTraceInfo(
         path,

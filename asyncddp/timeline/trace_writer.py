@@ -23,24 +23,11 @@ _LINES = 512  # lines in one write
 class TraceWriter:
     """Queue of trace events from any thread, with a thread that writes them as whole lines.
 
-    An event is in the file 0.05 seconds later, unless the machine is overloaded; so a rank that is
-    killed leaves a file that can be read. Where the disk is full, one warning says so, and nothing
-    is recorded any more.
-
-    Args:
-        path: The file; its folder is made where it is missing, what it held is lost.
-        rank: The rank whose events are written.
-        on_flush: Called by the writer thread after each flush.
-
-    Attributes:
-        append: Queues an event; any thread may call it.
-        written, seconds: Events that were written, and CPU time that it has taken.
-
-    Raises:
-        ArgumentError: The file cannot be made.
+    An event is in the file 0.05 seconds later, so that a rank that is killed leaves a readable
+    file. Where the disk is full, one warning says so, and nothing is recorded any more.
     """
 
-    def __init__(self, path: Path, rank: int, on_flush: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, path: Path, rank: int) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("wb", buffering=0)
@@ -49,10 +36,13 @@ class TraceWriter:
                 f"ASYNCDDP_TIMELINE: expected a folder or prefix that rank {rank} can write to, "
                 f"got {str(path)!r}: {problem.strerror}"
             ) from problem
-        self.path, self.on_flush = path, on_flush
+        self.path = path
+        self.on_flush: Callable[[], None] = lambda: None
+        """Called by the writer thread after each flush."""
         self._events: deque[TraceEvent] = deque()
         self.append: Callable[[TraceEvent], None] = self._events.append
-        self.written, self.seconds = 0, 0.0
+        """Queues an event; any thread may call it."""
+        self.written, self.seconds = 0, 0.0  # events written, and CPU time that this has taken
         self._rank, self._formatter = rank, ChromeTraceFormatter(rank)
         self._closed, self._draining = threading.Event(), threading.Lock()
         name = f"asyncddp-timeline-{rank}"
@@ -105,12 +95,8 @@ class TraceWriter:
                 view = view[self._file.write(view) :]
         except OSError as problem:
             self._stop()
-            logger.warning(
-                "rank %d: %s cannot be written any more, so that the timeline ends here: %s",
-                self._rank,
-                self.path,
-                problem.strerror,
-            )
+            text = "rank %d: %s cannot be written any more, so that the timeline ends here: %s"
+            logger.warning(text, self._rank, self.path, problem.strerror)
 
     def _stop(self) -> None:
         """Close the file and drop later events."""

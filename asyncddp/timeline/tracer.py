@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
-from weakref import ref
+from weakref import WeakValueDictionary
 
 from asyncddp.timeline import tracks
 from asyncddp.timeline.chrome_trace import Args, PointEvent, Span, track_title
@@ -34,7 +34,7 @@ class Tracer:
         self._activities: dict[tuple[int, str], int] = {}
         self._open: dict[int, list[str]] = {}
         self._lock = threading.Lock()
-        self._claims: dict[str, ref[object]] = {}
+        self._claims: WeakValueDictionary[str, object] = WeakValueDictionary()
         self.flush_callbacks: list[Callable[[], None]] = []
         """Functions that the writer thread calls after each flush of its queue."""
         if writer is not None:
@@ -68,10 +68,9 @@ class Tracer:
         end: int,
         number: int | str,
     ) -> None:
-        """Record that a tensor was sent to a peer or received from one, or read where it lay.
+        """Record a message, of the kind ``"send"``, ``"receive"``, or ``"read"`` where it lay.
 
-        ``kind`` is ``"send"``, ``"receive"`` or ``"read"``; ``number`` is the sequence number among
-        the messages of one name between two ranks, equal on both.
+        ``number`` counts the messages of one name between two ranks, and is equal on both.
         """
         args = {"verb": verb, "name": name, "peer": peer, "bytes": nbytes}
         sent = kind == "send"
@@ -82,7 +81,7 @@ class Tracer:
     def record_mix(
         self, verb: str, name: str, begin: int, end: int, nbytes: int, peers: tuple[int, ...]
     ) -> None:
-        """Record that this thread mixed a piece; consecutive pieces are merged into one span."""
+        """Record that this thread averaged a piece; consecutive ones are merged into one span."""
         self.current_thread().record_mix(verb, name, begin, end, nbytes, peers)
 
     def start_wait(self, verb: str, name: str, peers: tuple[int, ...] = ()) -> WaitSpan:
@@ -90,7 +89,7 @@ class Tracer:
         return WaitSpan(self.current_thread(), verb, name, peers)
 
     def enqueue_span(self, verb: str, name: str, nbytes: int) -> CallSpan:
-        """Return a context manager that records the duration of a verb's call."""
+        """Return a context manager that records the duration of an operation's call."""
         capitals = verb.upper()
         title = f"ENQUEUE_{capitals}"
         op = f"MPI_{capitals}"  # what scripts of BlueFog look for
@@ -115,11 +114,7 @@ class Tracer:
     def claim(self, what: str, owner: object) -> bool:
         """Make an object the only recorder of a kind of event; False where another live one is."""
         with self._lock:
-            known = self._claims.get(what)
-            if known is None or known() is None:
-                self._claims[what] = ref(owner)
-                return True
-        return False
+            return self._claims.setdefault(what, owner) is owner
 
     # threads
 
@@ -141,7 +136,7 @@ class Tracer:
         return thread
 
     def mark_progress_thread(self) -> None:
-        """Mark the calling thread as the progress thread, which mixes while others compute."""
+        """Mark the calling thread as the progress thread, which averages while others compute."""
         self._title(tracks.MIXING, "mixing")
         self._threads[threading.get_ident()] = TracedThread(tracks.MIXING, self.record)
 

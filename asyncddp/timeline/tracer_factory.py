@@ -1,4 +1,4 @@
-"""Creation of a rank's tracer as its settings ask for; opens the trace file, records metadata."""
+"""Creates a rank's tracer from its settings: opens the trace file and records metadata."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ from asyncddp.timeline.tracer import Tracer
 
 
 def trace_path(where: str, rank: int) -> Path:
-    """Return the path of a rank's trace file.
-
-    It is in an existing folder, or in one to be made, which ends with a separator; at a path with
-    ``{rank}`` in it; or else at a path with that prefix.
+    """Return the path of a rank's trace file: in a folder, by a pattern, or with a prefix.
 
     Example:
         >>> [str(trace_path(where, 2)) for where in ("out/", "run-{rank}.json", "run-")]
@@ -33,11 +30,7 @@ def trace_path(where: str, rank: int) -> Path:
 
 
 def create_tracer(config: Config, rank: int, size: int) -> Tracer | None:
-    """Create the tracer that a rank's settings ask for, or return None.
-
-    Raises:
-        ArgumentError: The file cannot be made.
-    """
+    """Create the tracer that a rank's settings ask for, or return None."""
     nvtx = config.nvtx and torch.cuda.is_available()
     if config.timeline is None:
         return Tracer(rank, None, nvtx=True) if nvtx else None
@@ -45,15 +38,7 @@ def create_tracer(config: Config, rank: int, size: int) -> Tracer | None:
     host = socket.gethostname()
     tracer.record_metadata("process_name", {"name": f"rank {rank} on {host}"})
     tracer.record_metadata("process_sort_index", {"sort_index": rank})
-    tracer.record_metadata(
-        "asyncddp.rank",
-        {
-            "rank": rank,
-            "size": size,
-            "host": host,
-            "version": 1,
-            "library": asyncddp.__version__,
-            "started_unix": time.time(),
-        },
-    )
+    facts = {"rank": rank, "size": size, "host": host, "version": 1}
+    facts |= {"library": asyncddp.__version__, "started_unix": time.time()}
+    tracer.record_metadata("asyncddp.rank", facts)
     return tracer

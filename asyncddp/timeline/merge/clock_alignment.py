@@ -1,8 +1,7 @@
-r"""Alignment of the ranks' clocks: conversion of all time stamps to rank 0's clock.
+"""Alignment of the ranks' clocks: conversion of all time stamps to rank 0's clock.
 
-Each rank has measured now and then how far rank 0's clock is ahead of its own, to within half a
-round trip. Between two measurements the offset is interpolated, so that a drift that is constant
-in between costs nothing.
+Each rank has measured now and then how far rank 0's clock is ahead of its own. Between two
+measurements the offset is interpolated, so that a constant drift causes no error.
 """
 
 from __future__ import annotations
@@ -18,13 +17,9 @@ _WORST_DRIFT = 1e-4  # of two quartz clocks, where there is one measurement only
 class ClockAlignment:
     """Conversion of a rank's time stamps to rank 0's clock, by a piecewise linear offset.
 
-    With the offset :math:`o(t)` of rank 0's clock from the rank's own, :math:`t_0 = t + o(t)`.
-
-    Args:
-        points: ``(ts, offset, error)`` in µs, sorted by time, at least one; before the first and
-            after the last the offset is held.
-        drifts: False where the rank shares the clock of rank 0's machine.
-        measured: False where the points are only a guess.
+    ``points`` are ``(ts, offset, error)`` in µs, sorted by time, at least one; before the first and
+    after the last the offset is constant. ``drifts`` is False where the rank shares the clock of
+    rank 0's machine, ``measured`` where the points are only a guess.
     """
 
     def __init__(
@@ -37,8 +32,7 @@ class ClockAlignment:
         self._times = [ts for ts, _, _ in points]
         self._offsets = [offset for _, offset, _ in points]
         self._errors = [error for _, _, error in points]
-        self._drifts = drifts
-        self.measured = measured
+        self._drifts, self.measured = drifts, measured
 
     def __call__(self, ts: float) -> float:
         """Convert a time of the rank to rank 0's clock."""
@@ -74,9 +68,8 @@ class ClockAlignment:
 def align_clocks(files: Sequence[RankTraceInfo]) -> dict[int, ClockAlignment]:
     """Determine the clock alignment of every rank.
 
-    Ranks on one machine share a clock; where measurements agree with that, it is better than they
-    are. A rank of another machine without measurements is aligned by the machines' wall clocks,
-    whose error is unknown.
+    Ranks on one machine share a clock, which is exact where their measurements agree with that. A
+    rank of another machine without measurements is aligned by wall clocks, whose error is unknown.
     """
     base = min(files, key=lambda file: file.rank)
     own: dict[str, Sequence[tuple[float, float, float]]] = {base.host: [(0.0, 0.0, 0.0)]}

@@ -9,12 +9,13 @@ import contextlib
 import gzip
 import heapq
 import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, TypeAlias, cast
+
+import msgspec
 
 from asyncddp.errors import ArgumentError
 from asyncddp.timeline.merge.clock_alignment import ClockAlignment, align_clocks
@@ -30,22 +31,18 @@ FileProgressCallback: TypeAlias = Callable[[Path, int], object]
 """Called now and then with a file and the bytes of it that were read."""
 
 _NO_PROGRESS: FileProgressCallback = lambda path, count: None  # noqa: E731
-_encode = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":")).encode
-_HELD = 100_000  # ends of arrows that wait for their other ends
 
 
 class FlowArrowMatcher:
     """Matcher of sends with receives; numbers a message's arrow once both of its ends are found.
 
-    Perfetto drops arrows whose names are not numbers, and those with one end lead nowhere. The end
-    that comes first is held until the other is found; the oldest is dropped where more than
-    ``held`` are held. ``kept`` counts the arrows with both ends.
+    Perfetto drops arrows whose ids are not numbers. The end that comes first is held until the
+    other is found; the oldest is dropped where more than ``held`` are held. ``kept`` counts the
+    arrows with both ends.
     """
 
-    def __init__(self, held: int = _HELD) -> None:
-        self.kept = 0
-        self._given_up = 0
-        self._held = held
+    def __init__(self, held: int = 100_000) -> None:
+        self.kept, self._given_up, self._held = 0, 0, held
         self._waiting: dict[tuple[str, str], JsonEvent] = {}
 
     @property
@@ -78,20 +75,13 @@ class FlowArrowMatcher:
 
 @dataclass(frozen=True)
 class MergedTrace:
-    """Trace files of all ranks of a run, read as one stream of events.
+    """Trace files of all ranks of a run, read as one stream of events."""
 
-    Attributes:
-        files: Metadata of the ranks' files, in order of rank.
-        silent: Files that are empty.
-        origin: Time on rank 0's clock that becomes 0, in µs: rank 0's start, or another rank's
-            first event where that is earlier, because viewers drop what is negative.
-    """
-
-    files: tuple[RankTraceInfo, ...]
+    files: tuple[RankTraceInfo, ...]  # in order of rank
     size: int
-    silent: tuple[Path, ...]
+    silent: tuple[Path, ...]  # files that are empty
     clocks: dict[int, ClockAlignment]
-    origin: float
+    origin: float  # time on rank 0's clock that becomes 0, in µs; viewers drop what is negative
     arrows: FlowArrowMatcher
 
     @property
@@ -127,32 +117,30 @@ class MergedTrace:
             clock_error=self.clock_error,
             clock_unmeasured=self.unmeasured,
         )
-        clocks, origin = self.clocks, self.origin
-        streams = (_aligned_events(f, clocks[f.rank], origin, advance) for f in self.files)
+        streams = (self._aligned_events(file, advance) for file in self.files)
         merged = heapq.merge(*streams, key=lambda pair: pair[0])
         yield from self.arrows.matched(event for _, event in merged)
         yield _metadata("asyncddp.arrows", kept=self.arrows.kept, dropped=self.arrows.dropped)
 
+    def _aligned_events(
+        self, file: RankTraceInfo, advance: FileProgressCallback
+    ) -> Iterator[tuple[float, JsonEvent]]:
+        """Yield a rank's events on rank 0's clock, each with its end time."""
+        clock, origin, end = self.clocks[file.rank], self.origin, 0.0
+        for event in read_events(file.path, partial(advance, file.path)):
+            if event.get("name") == "asyncddp.clock":
+                continue
+            if "ts" in event:
+                begin = event["ts"]
+                event["ts"] = end = round(clock(begin) - origin, 3)
+                if "dur" in event:  # from the rounded end: spans that end together still do
+                    end = round(clock(begin + event["dur"]) - origin, 3)
+                    event["dur"] = round(end - event["ts"], 3)
+            yield end, event
+
 
 def _metadata(name: str, **args: object) -> JsonEvent:
     return {"name": name, "ph": "M", "pid": 0, "tid": 0, "args": args}
-
-
-def _aligned_events(
-    file: RankTraceInfo, clock: ClockAlignment, origin: float, advance: FileProgressCallback
-) -> Iterator[tuple[float, JsonEvent]]:
-    """Yield a rank's events on rank 0's clock, each with its end time."""
-    over = 0.0
-    for event in read_events(file.path, partial(advance, file.path)):
-        if event.get("name") == "asyncddp.clock":
-            continue
-        if "ts" in event:
-            begin = event["ts"]
-            event["ts"] = over = round(clock(begin) - origin, 3)
-            if "dur" in event:  # by its end, so that what ends together goes on doing so
-                over = round(clock(begin + event["dur"]) - origin, 3)
-                event["dur"] = round(over - event["ts"], 3)
-        yield over, event
 
 
 def open_traces(
@@ -160,11 +148,8 @@ def open_traces(
 ) -> MergedTrace:
     """Read the metadata of a run's trace files, and check that they belong together.
 
-    Sources are folders, prefixes, or names of ranks' files.
-
-    Raises:
-        ArgumentError: If a source leads to no file, a file is no rank's timeline, none holds an
-            event, two are of the same rank, or they are of runs with different numbers of ranks.
+    Sources are folders, prefixes, or names of ranks' files. An ``ArgumentError`` says what does
+    not fit.
     """
     paths = find_trace_files(sources)
     if not paths:
@@ -217,20 +202,14 @@ def _open_atomically(path: Path) -> Iterator[IO[bytes]]:
 def write_merged_trace(
     merge: MergedTrace, path: Path, advance: FileProgressCallback = _NO_PROGRESS
 ) -> int:
-    """Write one file, gzipped if its name ends with ``.gz``, and return the number of events.
-
-    A file that is there is replaced once the new one is whole.
-
-    Raises:
-        ArgumentError: If it is one of the files to read, or cannot be written.
-    """
+    """Write one file, gzipped if its name ends with ``.gz``, and return the number of events."""
     if path.resolve() in {file.path.resolve() for file in merge.files}:
         raise ArgumentError(f"{path} is one of the files to merge; write to another one.")
     events = 0
     try:
         with _open_atomically(path) as file:
             for event in merge.events(advance):
-                file.write((b",\n" if events else b"[\n") + _encode(event).encode())
+                file.write((b",\n" if events else b"[\n") + msgspec.json.encode(event))
                 events += 1
             file.write(b"\n]\n")
     except OSError as error:

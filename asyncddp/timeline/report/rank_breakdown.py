@@ -32,33 +32,21 @@ class RankBreakdown:
 
     Where no steps were recorded, the figures are of the whole recording. Times are milliseconds;
     what the trace does not tell is None.
-
-    Attributes:
-        steps: Number of steps averaged; None where none were recorded.
-        recorded: Time from the first span's begin to the last one's end.
-        step: Mean length of a step: the sum of compute, exposed and other.
-        step_median, step_low, step_high: Median, 10th and 90th percentile of the steps' lengths.
-        compute: Time in forward, backward and optimizer, without what is exposed.
-        exposed: Time in which communication blocked the caller, also within a hook in them.
-        other: The remainder: data, the script's own lines, other programs on the machine.
-        hidden: Time in which messages travelled, or another thread mixed, during compute.
-        waited: Ranks waited for and how long, the longest first; rank -1 where unknown.
-        sent, received: Bytes.
     """
 
     rank: int
-    steps: int | None
-    recorded: float
-    step: float | None
+    steps: int | None  # averaged; None where none were recorded
+    recorded: float  # from the first span's begin to the last one's end
+    step: float | None  # mean length: the sum of compute, exposed and other
     step_median: float | None
-    step_low: float | None
-    step_high: float | None
-    compute: float | None
-    exposed: float | None
-    other: float | None
-    hidden: float | None
-    waited: tuple[tuple[int, float], ...] | None
-    sent: float | None
+    step_low: float | None  # 10th percentile
+    step_high: float | None  # 90th percentile
+    compute: float | None  # in forward, backward and optimizer, without what is exposed
+    exposed: float | None  # communication blocked the caller, also within a hook in them
+    other: float | None  # data, the script's own lines, other programs on the machine
+    hidden: float | None  # messages travelled, or another thread mixed, during compute
+    waited: tuple[tuple[int, float], ...] | None  # ranks, the longest first; -1 where unknown
+    sent: float | None  # bytes
     received: float | None
 
     @property
@@ -71,7 +59,7 @@ class _StepWindows:
     """Begin and end in µs of each step of a rank, or of the whole recording if it has no steps."""
 
     def __init__(self, spans: RankSpans, rank: int, skip: int | None) -> None:
-        steps = as_rows(spans.steps)
+        steps = spans.sorted_steps()
         self.stepped = len(steps) > 0
         self.rows = np.array([[spans.first, spans.last]])
         if self.stepped:
@@ -81,7 +69,7 @@ class _StepWindows:
                     f"--skip {skip} leaves nothing of the {len(steps)} steps of rank {rank}; skip "
                     "fewer."
                 )
-            self.rows = steps[np.argsort(steps[:, 0], kind="stable")][skip:]
+            self.rows = steps[skip:]
 
     def time(self, intervals: Intervals) -> float:
         """Average the length of a set of intervals over the windows, in ms."""
@@ -98,15 +86,12 @@ def compute_breakdown(timeline: TimelineSpans, rank: int, skip: int | None = Non
     """Compute the breakdown of one rank's time, without ``skip`` steps of warm-up.
 
     If it is None, the first step is left out where there are more.
-
-    Raises:
-        ArgumentError: If ``skip`` leaves no step.
     """
     spans = timeline.ranks[rank]
     windows = _StepWindows(spans, rank, skip)
-    lengths = (windows.rows[:, 1] - windows.rows[:, 0]) / 1e3
     step = median = low = high = None
     if windows.stepped:
+        lengths = (windows.rows[:, 1] - windows.rows[:, 0]) / 1e3
         step = float(lengths.mean())
         low, median, high = np.quantile(lengths, [0.1, 0.5, 0.9]).tolist()
     compute, exposed, hidden = _split_time(spans, windows)
@@ -114,7 +99,7 @@ def compute_breakdown(timeline: TimelineSpans, rank: int, skip: int | None = Non
     waits = {whom: windows.time(union(rows)) for whom, rows in timeline.waits_of(rank).items()}
     return RankBreakdown(
         rank,
-        steps=len(lengths) if windows.stepped else None,
+        steps=len(windows.rows) if windows.stepped else None,
         recorded=(spans.last - spans.first) / 1e3,
         step=step,
         step_median=median,

@@ -25,7 +25,7 @@ _UPPER = {"backward": "#2f6f9f", "forward": "#85b7d9", "optimizer": "#173f5f"}
 _LOWER = {
     **dict.fromkeys(("transfer", "collective"), _HIDDEN),
     **dict.fromkeys(("enqueue", "window"), "#b8a9c9"),
-    "wait": "#c0392b",
+    "wait": _BARS["exposed"],
     **dict.fromkeys(("mix", "mixing"), "#3f8f5f"),
 }
 _NAMES = {"mixing": "mix", "collective": "transfer"}
@@ -36,13 +36,7 @@ HEADS = 150  # messages up to which arrows have heads
 
 
 def draw_timeline(timeline: TimelineSpans, report: TimelineReport) -> Figure:
-    """Draw where each rank's time goes, and what a few steps of usual length look like.
-
-    The figure that is returned is to be written with its ``savefig("timeline.png")``.
-
-    Raises:
-        EnvironmentProblem: If matplotlib is missing.
-    """
+    """Draw where each rank's time goes, and a few steps of usual length with their messages."""
     try:
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -87,10 +81,8 @@ def _draw_bars(axes: Axes, report: TimelineReport) -> None:
         lengths = np.array([getattr(one, name) or 0.0 for one in ranks])
         axes.barh(places, lengths, 0.7, left=left, color=colour, label=name)
         left += lengths
-    hidden = [one.hidden or 0.0 for one in ranks]
-    axes.barh(
-        [place + 0.25 for place in places], hidden, 0.2, color=_HIDDEN, label="hidden (in compute)"
-    )
+    hidden, below = [one.hidden or 0.0 for one in ranks], [place + 0.25 for place in places]
+    axes.barh(below, hidden, 0.2, color=_HIDDEN, label="hidden (in compute)")
     stepped = any(one.steps for one in ranks)
     more = f" (the first {BARS} of {len(report.ranks)} ranks)" if len(report.ranks) > BARS else ""
     unit = "a step on average" if stepped else "all that was recorded"
@@ -112,9 +104,8 @@ def find_typical_steps(timeline: TimelineSpans, count: int = STEPS) -> tuple[flo
     Without steps, from when 45 to when 55 of a hundred spans have begun.
     """
     for _, spans in sorted(timeline.ranks.items()):
-        steps = as_rows(spans.steps)
+        steps = spans.sorted_steps()
         if len(steps):
-            steps = steps[np.argsort(steps[:, 0], kind="stable")]
             count = min(count, len(steps))
             median = float(np.median(steps[:, 1] - steps[:, 0]))
             long = steps[count - 1 :, 1] - steps[: len(steps) - count + 1, 0]
@@ -183,9 +174,8 @@ def _draw_messages(axes: Axes, messages: NDArray[np.float64]) -> None:
         axes.add_collection(LineCollection(lines, colors=INK, linewidths=0.3, alpha=0.35))
         return
     for start, stop in zip(tail.tolist(), head.tolist(), strict=True):
-        axes.add_patch(
-            FancyArrowPatch(
-                tuple(start), tuple(stop), arrowstyle="-|>", mutation_scale=6, linewidth=0.6,
-                color=INK, alpha=0.65, shrinkA=0, shrinkB=0, zorder=3,
-            )
+        arrow = FancyArrowPatch(
+            tuple(start), tuple(stop), arrowstyle="-|>", mutation_scale=6, linewidth=0.6,
+            color=INK, alpha=0.65, shrinkA=0, shrinkB=0, zorder=3,
         )  # fmt: skip
+        axes.add_patch(arrow)

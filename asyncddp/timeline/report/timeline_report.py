@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,17 +15,12 @@ from asyncddp.timeline.report.trace_spans import RankSpans, TimelineSpans
 
 @dataclass(frozen=True)
 class TimelineReport:
-    """Breakdown of every rank's time, and how long all others waited for each rank.
-
-    Attributes:
-        waited_for: How long all others waited for each rank, the longest first, in ms.
-        left_out: Sentences on what the trace does not tell.
-    """
+    """Breakdown of every rank's time, and how long all others waited for each rank."""
 
     size: int
     ranks: tuple[RankBreakdown, ...]
-    waited_for: tuple[tuple[int, float], ...]
-    left_out: tuple[str, ...]
+    waited_for: tuple[tuple[int, float], ...]  # rank and ms, the longest first
+    left_out: tuple[str, ...]  # sentences on what the trace does not tell
 
     @property
     def slowest_by_compute(self) -> int | None:
@@ -60,17 +54,11 @@ class TimelineReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON, without what is unknown."""
-        named = {
-            "size": self.size,
-            "ranks": [_without_unknown(dataclasses.asdict(one)) for one in self.ranks],
-            "slowest": self.slowest,
-            "slowest_by_compute": self.slowest_by_compute,
-            "waited_for": self.waited_for,
-            "waited_for_most": self.waited_for_most,
-            "holds_up": self.holds_up,
-            "left_out": self.left_out,
-        }
-        return {"version": 1, "unit": "milliseconds", **_without_unknown(named)}
+        named = {"version": 1, "unit": "milliseconds", **vars(self)}
+        named["ranks"] = [_without_unknown(vars(one)) for one in self.ranks]
+        for name in ("slowest", "slowest_by_compute", "waited_for_most", "holds_up"):
+            named[name] = getattr(self, name)
+        return _without_unknown(named)
 
 
 def _without_unknown(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,26 +71,16 @@ def _argmax(values: Mapping[int, float | None]) -> int | None:
 
 
 def build_report(timeline: TimelineSpans, skip: int | None = None) -> TimelineReport:
-    """Compute the report of all ranks: figures per step on average.
-
-    Left out are ``skip`` steps of warm-up on every rank; if None, the first where there are more.
-
-    Raises:
-        ArgumentError: If a rank has no step beyond ``skip``, or nothing was recorded at all.
-    """
-    spans = {rank: timeline.ranks[rank] for rank in sorted(timeline.ranks)}
+    """Compute the report of all ranks, without ``skip`` steps of warm-up on each of them."""
+    spans = dict(sorted(timeline.ranks.items()))
     busy = {rank: one for rank, one in spans.items() if one.last >= one.first}
     if not busy:
         raise ArgumentError(
             "the timeline has no spans; nothing was computed or sent while it was recorded."
         )
     ranks = tuple(compute_breakdown(timeline, rank, skip) for rank in busy)
-    return TimelineReport(
-        timeline.size or len(spans),
-        ranks,
-        _waited_for(ranks),
-        tuple(_left_out(timeline, spans, ranks)),
-    )
+    left_out = tuple(_left_out(timeline, spans, ranks))
+    return TimelineReport(timeline.size or len(spans), ranks, _waited_for(ranks), left_out)
 
 
 def _waited_for(ranks: Iterable[RankBreakdown]) -> tuple[tuple[int, float], ...]:
@@ -141,9 +119,10 @@ def _left_out(
             f"Some of the time that {list_ranks(unnamed)} waited was for nobody who is known to "
             "have been late: messages were under way, or the processors busy."
         )
-    verbs = {verb for one in spans.values() for verb in one.verbs}
-    if unseen_verbs := sorted(verbs - {verb for one in spans.values() for verb in one.moved}):
-        notes.append(
-            f"Bytes leave out {', '.join(unseen_verbs)}: how they travel is not in the trace."
-        )
+    called, moved = (
+        {verb for one in spans.values() for verb in getattr(one, name)}
+        for name in ("called", "moved")
+    )
+    if untraced := sorted(called - moved):
+        notes.append(f"Bytes leave out {', '.join(untraced)}: how they travel is not in the trace.")
     return notes

@@ -5,57 +5,47 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncddp.timeline.report.intervals import Intervals, union
 from asyncddp.timeline.trace_files import JsonEvent
+from asyncddp.timeline.tracks import MIXING
 
 COMPUTE = ("forward", "backward", "optimizer")
 BLOCKING = ("enqueue", "mix", "wait", "window")  # by a thread that calls verbs
 BACKGROUND = ("collective", "mixing", "transfer")
 NOBODY = -1  # in place of a rank: no rank was late, or it is unknown which
-_MIXING = 3  # the track of the thread that mixes while others compute
 
 
 def _no_times() -> array[float]:
     return array("d")
 
 
-@dataclass
 class RankSpans:
-    """Begin and end times of one rank's spans by kind, in µs on rank 0's clock.
+    """Begin and end times of one rank's spans by kind, flat, in µs on rank 0's clock."""
 
-    Attributes:
-        steps: Begin and end of each step, flat.
-        kinds: Begin and end of each forward, backward and optimizer; of enqueue, wait, mix and
-            window on the callers' threads; of transfer, collective, and "mixing" by the progress
-            thread.
-        waits: Begin and end of each of the callers' waits, by verb, name and the ranks waited for.
-        calls: Begin of each call, by verb and name.
-        sent, received: Time and bytes of each message, flat.
-        verbs: The verbs that were called with a tensor.
-        moved: Those of them whose messages are in the trace.
-        first, last: Begin of the rank's first span, and end of its last one.
-    """
+    def __init__(self) -> None:
+        self.steps = _no_times()
+        self.kinds = defaultdict[str, "array[float]"](_no_times)
+        """A caller's mix is "mix", one of the progress thread is "mixing"."""
+        self.waits = defaultdict[tuple[str, str, tuple[int, ...]], "array[float]"](_no_times)
+        """The callers' waits by operation, name and the ranks waited for."""
+        self.calls = defaultdict[tuple[str, str], "array[float]"](_no_times)
+        """Begin of each call, by operation and name."""
+        self.sent, self.received = _no_times(), _no_times()
+        """Time and bytes of each message."""
+        self.called = set[str]()
+        """The operations that were called with a tensor."""
+        self.moved = set[str]()
+        """Those of them whose messages are in the trace."""
+        self.first, self.last = float("inf"), float("-inf")
 
-    steps: array[float] = field(default_factory=_no_times)
-    kinds: dict[str, array[float]] = field(default_factory=lambda: defaultdict(_no_times))
-    waits: dict[tuple[str, str, tuple[int, ...]], array[float]] = field(
-        default_factory=lambda: defaultdict(_no_times)
-    )
-    calls: dict[tuple[str, str], array[float]] = field(
-        default_factory=lambda: defaultdict(_no_times)
-    )
-    sent: array[float] = field(default_factory=_no_times)
-    received: array[float] = field(default_factory=_no_times)
-    verbs: set[str] = field(default_factory=set)
-    moved: set[str] = field(default_factory=set)
-    first: float = float("inf")
-    last: float = float("-inf")
+    def sorted_steps(self) -> NDArray[np.float64]:
+        """Return begin and end of each step, in order."""
+        steps = as_rows(self.steps)
+        return steps[np.argsort(steps[:, 0], kind="stable")]
 
     def intervals(self, *kinds: str) -> Intervals:
         """Return the times during which at least one span of these kinds lasted."""
@@ -66,22 +56,18 @@ class RankSpans:
         return np.sort(np.array(self.calls.get((verb, name), ()), dtype=np.float64))
 
 
-@dataclass
 class TimelineSpans:
-    """Spans of all ranks, read from a merged timeline, and what is known of the run.
+    """Spans of all ranks, read from a merged timeline, and facts about the run."""
 
-    Attributes:
-        size: Number of ranks of the run.
-        missing: Ranks without a file.
-        arrows: Time and rank of each message's departure and arrival, flat.
-        collectives: The verbs in which all ranks take part.
-    """
-
-    ranks: dict[int, RankSpans] = field(default_factory=lambda: defaultdict(RankSpans))
-    size: int = 0
-    missing: list[int] = field(default_factory=list)
-    arrows: array[float] = field(default_factory=_no_times)
-    collectives: set[str] = field(default_factory=set)
+    def __init__(self) -> None:
+        self.ranks = defaultdict[int, RankSpans](RankSpans)
+        self.size = 0
+        self.missing: list[int] = []
+        """Ranks without a file."""
+        self.arrows = _no_times()
+        """Time and rank of each message's departure and arrival, flat."""
+        self.collectives = set[str]()
+        """The operations in which all ranks take part."""
 
     def waits_of(self, rank: int) -> dict[int, NDArray[np.float64]]:
         """Return a rank's waits by the rank that came last."""
@@ -105,10 +91,9 @@ def _find_last_callers(
 ) -> list[int]:
     """Find the rank that each of a rank's waits in a collective was for.
 
-    Each rank only records that it waited for all the others. Ranks call collectives in the same
-    order, so that the k-th call of a name on one rank is the k-th of that name on every other: the
-    wait was for the rank that was last to call, or for ``NOBODY`` if all had called before it
-    began, or if the call of one of them is in no file.
+    The k-th call of a name on one rank is the k-th of that name on every other: the wait was for
+    the rank that called last, or for ``NOBODY`` if all had called before it began, or if the call
+    of one of them is in no file.
 
     Example:
         >>> mine, others = np.array([0.0, 10.0]), {1: np.array([1, 11.0]), 2: np.array([5, 9.0])}
@@ -141,14 +126,14 @@ def collect_spans(events: Iterable[JsonEvent]) -> TimelineSpans:
         [[1.0, 3.0]]
     """
     timeline = TimelineSpans()
-    departure: JsonEvent | None = None
+    departure: JsonEvent = {"id": None}
     for event in events:
         phase = event["ph"]
         if phase == "X":
             _add_span(timeline, event)
         elif phase == "s":
             departure = event
-        elif phase == "f" and departure is not None and departure["id"] == event["id"]:
+        elif phase == "f" and departure["id"] == event["id"]:
             ends = (departure["ts"], departure["pid"], event["ts"], event["pid"])
             timeline.arrows.extend(ends)
         elif event.get("name") == "asyncddp.merged":
@@ -165,39 +150,23 @@ def _add_span(timeline: TimelineSpans, event: JsonEvent) -> None:
     begin, end = event["ts"], event["ts"] + event["dur"]
     spans.first, spans.last = min(spans.first, begin), max(spans.last, end)
     kind, args = event.get("cat"), event.get("args", {})
+    verb, name = args.get("verb", ""), args.get("name", "")
     if kind == "step":
         spans.steps.extend((begin, end))
     elif kind in (*COMPUTE, "collective", "transfer"):
         spans.kinds[kind].extend((begin, end))
         if kind == "collective":
-            timeline.collectives.add(args["verb"])
+            timeline.collectives.add(verb)
         elif kind == "transfer":
-            _add_bytes(spans, event, args)
-    elif kind in BLOCKING:
-        _add_call(spans, event, args, begin, end)
-
-
-def _add_call(
-    spans: RankSpans, event: JsonEvent, args: dict[str, Any], begin: float, end: float
-) -> None:
-    """Add a span of communication on a caller's thread, or of mixing on another."""
-    kind, verb, name = event["cat"], args.get("verb", ""), args.get("name", "")
-    if kind == "enqueue":
-        spans.calls[verb, name].append(begin)
-        if args.get("bytes"):
-            spans.verbs.add(verb)
-    if event["tid"] != _MIXING:
+            spans.moved.add(verb)
+            flat = spans.sent if event["name"] == "send" else spans.received
+            flat.extend((begin, args["bytes"]) if "bytes" in args else ())
+    elif kind in BLOCKING and event["tid"] != MIXING:
         spans.kinds[kind].extend((begin, end))
         if kind == "wait":
             spans.waits[verb, name, tuple(args.get("for", ()))].extend((begin, end))
     elif kind == "mix":
         spans.kinds["mixing"].extend((begin, end))
-
-
-def _add_bytes(spans: RankSpans, event: JsonEvent, args: dict[str, Any]) -> None:
-    """Add the bytes that a transfer sent, received, or read from a peer's memory."""
-    if "verb" in args:
-        spans.moved.add(args["verb"])
-    if "bytes" in args:
-        flat = spans.sent if event["name"] == "send" else spans.received
-        flat.extend((event["ts"], args["bytes"]))
+    if kind == "enqueue":
+        spans.calls[verb, name].append(begin)
+        spans.called.update([verb] if args.get("bytes") else ())
