@@ -20,6 +20,7 @@ from asyncddp.cli.doctor.mpi_probe import find_answer
 from asyncddp.cli.doctor.package_checks import check_packages, torch_cuda_version
 from asyncddp.cli.doctor.transport_self_test import self_test, summarise_self_test
 from asyncddp.cli.options import placement_options
+from asyncddp.launch.run_options import RunOptions
 
 _CHECKED_RANKS = 2
 _PROBE = ("-m", "asyncddp.cli.doctor.mpi_probe", "ranks")
@@ -50,8 +51,7 @@ def doctor_command(check: bool, as_json: bool, **where: Any) -> None:
         click.echo(json.dumps(report, indent=2))
     else:
         _print_report(report)
-    bad = any(finding["level"] == "bad" for finding in report["findings"])
-    sys.exit(int(bad))
+    sys.exit(any(finding["level"] == "bad" for finding in report["findings"]))
 
 
 def _run_checks(where: dict[str, Any], *, check: bool) -> dict[str, Any]:
@@ -72,16 +72,17 @@ def _run_checks(where: dict[str, Any], *, check: bool) -> dict[str, Any]:
     report |= {"device_wires": answer.get("device_wires", []), "self_test": []}
     given = any(where[key] for key in ("num_proc", "hosts", "hostfile"))
     if launcher is not None and given:
-        there = _run_on_ranks([*_placement_arguments(where), *_PROBE])
+        there = _run_on_ranks([*RunOptions(**where).to_arguments(), *_PROBE])
         if "ranks" in there:
             report.update(ranks=there["ranks"], pairs=there["routes"])
             findings += check_mixed_devices(there["ranks"])
         else:
             findings.insert(1, _launch_failure(there["mpi"]["problem"]))
     if launcher is not None and check:
-        there_are = _placement_arguments(where if given else {**where, "num_proc": _CHECKED_RANKS})
+        options = RunOptions(**where if given else {**where, "num_proc": _CHECKED_RANKS})
         has_gpus = bool(found_gpus) and torch_cuda_version() is not None
-        report["self_test"] = self_test(_run_on_ranks, there_are, has_gpus=has_gpus)
+        rows = self_test(_run_on_ranks, options.to_arguments(), has_gpus=has_gpus)
+        report["self_test"] = rows
         findings.append(summarise_self_test(report["self_test"]))
     report["findings"] = [dataclasses.asdict(finding) for finding in findings]
     return report
@@ -90,12 +91,6 @@ def _run_checks(where: dict[str, Any], *, check: bool) -> dict[str, Any]:
 def _launch_failure(problem: str) -> CheckResult:
     advice = f"Starting ranks ended with: {problem}"
     return CheckResult("MPI", "ranks", "could not be started", advice, "bad")
-
-
-def _placement_arguments(where: dict[str, Any]) -> list[str]:
-    """Convert the placement options to arguments of ``asyncddp run``."""
-    given = {name: value for name, value in where.items() if value is not None}
-    return [word for n, v in given.items() for word in (f"--{n.replace('_', '-')}", str(v))]
 
 
 def _run_on_ranks(
@@ -115,19 +110,12 @@ def _run_json(
     """Run a program and parse the JSON line that it marks; no answer is a ``problem``."""
     try:
         answer = subprocess.run(
-            list(command),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            timeout=timeout,
-            env=environment,
-            check=False,
-        )
+            command, capture_output=True, text=True, errors="replace",
+            stdin=subprocess.DEVNULL, timeout=timeout, env=environment, check=False,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return {"mpi": {"problem": f"no answer in {timeout:.0f} s from {' '.join(command)}"}}
-    found = find_answer(answer.stdout)
-    if found is not None:
+    if (found := find_answer(answer.stdout)) is not None:
         return found
     said_last = answer.stderr.strip().splitlines()[-1:] or [f"exit code {answer.returncode}"]
     errors = [line for line in answer.stderr.splitlines() if line.startswith(_RUN_ERROR_PREFIX)]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
 import click
 
+import asyncddp
 from asyncddp.errors import AsyncDDPError, UsageError
 from asyncddp.registry import nearest
 
+HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 _COMMANDS = {  # of which each is NAME_command in asyncddp.cli.NAME_command
     "doctor": "Show what this machine has, and what to install or change.",
     "notebook": "Start and stop the ranks that notebooks drive.",
@@ -66,15 +67,8 @@ class _LazyCommandGroup(SuggestingCommandGroup):
             formatter.write_dl(list(_COMMANDS.items()))
 
 
-def _version() -> str:
-    try:
-        return version("asyncddp")
-    except PackageNotFoundError:
-        return "not installed"
-
-
-@click.group(cls=_LazyCommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(_version(), prog_name="asyncddp")
+@click.group(cls=_LazyCommandGroup, context_settings=HELP_OPTIONS)
+@click.version_option(asyncddp.__version__, prog_name="asyncddp")
 def main() -> None:
     """Train PyTorch models on many processes without a central average."""
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from asyncddp.cli.main import SuggestingCommandGroup
-from asyncddp.cli.options import PORT_NUMBER, NumberParamType, cluster_options
+from asyncddp.cli.main import HELP_OPTIONS, SuggestingCommandGroup
+from asyncddp.cli.options import PORT_NUMBER, NumberParamType, add_options, cluster_options
 from asyncddp.launch.cluster.control import (
     ClusterProcess,
     start_cluster,
@@ -19,7 +19,7 @@ from asyncddp.launch.cluster.control import (
     wait_for_engines,
 )
 from asyncddp.launch.cluster.profile_directory import ProfileDirectory
-from asyncddp.launch.cluster.spec import ClusterSpec, build_cluster_spec
+from asyncddp.launch.cluster.spec import build_cluster_spec
 from asyncddp.launch.run_options import RunOptions
 
 _BLUEFOG = "bluefog"
@@ -37,23 +37,19 @@ def notebook_command() -> None:
 _profile = click.option(
     "--profile", default="asyncddp", show_default=True, help="IPython profile of the cluster."
 )
-_start_timeout = click.option(
-    "--start-timeout",
-    type=NumberParamType(positive=True),
-    default=120.0,
-    show_default=True,
-    help="Seconds for the engines to answer.",
-)
-_foreground = click.option(
-    "--foreground", is_flag=True, help="Stay until Ctrl-C, which ends the cluster."
-)
+_start_options = add_options(
+    click.option(
+        "--start-timeout", type=NumberParamType(positive=True), default=120.0, show_default=True,
+        help="Seconds for the engines to answer.",
+    ),
+    click.option("--foreground", is_flag=True, help="Stay until Ctrl-C, which ends the cluster."),
+)  # fmt: skip
 
 
 @notebook_command.command("start")
 @cluster_options
 @_profile
-@_start_timeout
-@_foreground
+@_start_options
 def start_command(profile: str, start_timeout: float, foreground: bool, **given: Any) -> None:
     """Start a controller and one engine for each rank; come back when all of them answer."""
     stop = f"asyncddp notebook stop --profile {profile}"
@@ -90,7 +86,12 @@ def _start(
             cluster_process = start_cluster(spec, profile_directory, timeout=timeout)
             undo.callback(cluster_process.stop)
             _await_engines(cluster_process, timeout)
-            click.echo(_ready_message(spec, profile, stop), err=True)
+            name = "" if profile == "asyncddp" else f"profile={profile!r}"
+            click.echo(
+                f"{spec.ranks} ranks are ready. In a notebook: asyncddp.notebook.Cluster."
+                f"connect({name}). To end them: {stop}",
+                err=True,
+            )
             if foreground:
                 cluster_process.wait()
                 cluster_process.ready(0.0)  # raises: it has ended of itself
@@ -100,14 +101,6 @@ def _start(
             sys.exit(0 if foreground else 128 + signal.SIGINT)
         cluster_process.release()
         undo.pop_all()
-
-
-def _ready_message(spec: ClusterSpec, profile: str, stop: str) -> str:
-    name = "" if profile == "asyncddp" else f"profile={profile!r}"
-    return (
-        f"{spec.ranks} ranks are ready. In a notebook: asyncddp.notebook.Cluster.connect({name}). "
-        f"To end them: {stop}"
-    )
 
 
 def _await_engines(cluster_process: ClusterProcess, timeout: float) -> None:
@@ -140,24 +133,16 @@ def _signals_as_interrupts() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@click.group(
-    "ibfrun",
-    cls=SuggestingCommandGroup,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+@click.group("ibfrun", cls=SuggestingCommandGroup, context_settings=HELP_OPTIONS)
 @click.version_option(None, "-v", "--version", package_name="asyncddp", prog_name="ibfrun")
 def _ibfrun() -> None:
     """Start and stop the ranks that notebooks drive, in BlueFog's words."""
 
 
 _ipython_profile = click.option(
-    "--ipython-profile",
-    "--profile",
-    "profile",
-    default=_BLUEFOG,
-    show_default=True,
+    "--ipython-profile", "--profile", "profile", default=_BLUEFOG, show_default=True,
     help="IPython profile of the cluster.",
-)
+)  # fmt: skip
 
 
 @_ibfrun.command("start")
@@ -168,22 +153,12 @@ _ipython_profile = click.option(
 @click.option("--enable-heartbeat", is_flag=True, hidden=True, help="Hearts always beat here.")
 @click.option("--verbose", is_flag=True, help="Keep all of the launcher's words in the log.")
 @_ipython_profile
-@_start_timeout
-@_foreground
-def _ibfrun_start(
-    profile: str,
-    start_timeout: float,
-    foreground: bool,
-    bluefog_port: int | None,
-    bluefog_hostfile: str | None,
-    use_infiniband: bool,
-    enable_heartbeat: bool,
-    **given: Any,
-) -> None:
+@_start_options
+def _ibfrun_start(profile: str, start_timeout: float, foreground: bool, **given: Any) -> None:
     """Start a controller and one engine for each rank; come back when all of them answer."""
-    del use_infiniband, enable_heartbeat
-    given["ssh_port"] = given["ssh_port"] or bluefog_port
-    given["hostfile"] = given["hostfile"] or bluefog_hostfile
+    del given["use_infiniband"], given["enable_heartbeat"]
+    port, hostfile = given.pop("bluefog_port"), given.pop("bluefog_hostfile")
+    given["ssh_port"], given["hostfile"] = given["ssh_port"] or port, given["hostfile"] or hostfile
     stop = "ibfrun stop" if profile == _BLUEFOG else f"ibfrun stop --ipython-profile {profile}"
     _start(RunOptions(**given), profile, start_timeout, foreground=foreground, stop=stop)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,25 +11,21 @@ import click
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@contextmanager
-def _explain(
-    expected: str, got: Any, param: click.Parameter | None, ctx: click.Context | None
-) -> Iterator[None]:
-    try:
-        yield
-    except click.BadParameter as problem:
-        words = f"expected {expected}, got {got!r}."
-        raise click.BadParameter(words, ctx=ctx, param=param) from problem
+class _ExplainedParamType(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.3
+    """Mixin of a click parameter type, whose errors name the expected value."""
+
+    expected: str
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as problem:
+            words = f"expected {self.expected}, got {value!r}."
+            raise click.BadParameter(words, ctx=ctx, param=param) from problem
 
 
-class IntegerParamType(click.IntRange):
-    """click parameter type of an integer in a range; errors name the expected value.
-
-    Args:
-        what: Meaning of the number, for error messages.
-        least: Smallest allowed value; None for no bound.
-        most: Largest allowed value; None for no bound.
-    """
+class IntegerParamType(_ExplainedParamType, click.IntRange):
+    """click parameter type of an integer in a range; ``what`` it means is told in errors."""
 
     def __init__(
         self, what: str = "number", least: int | None = 1, most: int | None = None
@@ -40,102 +35,56 @@ class IntegerParamType(click.IntRange):
         bounds = bounds if most is None else f" from {least} to {most}"
         self.expected = f"a {what}{bounds}" if " " in what else f"a whole {what}{bounds}"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Convert the argument, or raise an error that names the expected value."""
-        with _explain(self.expected, value, param, ctx):
-            return super().convert(value, param, ctx)
 
-
-class NumberParamType(click.FloatRange):
-    """click parameter type of a real number, positive on request; errors name what is expected."""
+class NumberParamType(_ExplainedParamType, click.FloatRange):
+    """click parameter type of a real number, positive on request."""
 
     def __init__(self, *, positive: bool = False) -> None:
         super().__init__(min=0 if positive else None, min_open=positive)
         self.expected = "a number above 0" if positive else "a number"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Convert the argument, or raise an error that names the expected value."""
-        with _explain(self.expected, value, param, ctx):
-            return super().convert(value, param, ctx)
 
-
-_COUNT = IntegerParamType()
 PORT_NUMBER = IntegerParamType("port number", 1, 65535)
+# fmt: off
 _PLACEMENT_OPTIONS = (
-    click.option(
-        "-np",
-        "-n",
-        "--num-proc",
-        type=IntegerParamType("number of ranks"),
-        metavar="RANKS",
-        help="Ranks to start [the hosts' slots, or 1].",
-    ),
+    click.option("-np", "-n", "--num-proc", type=IntegerParamType("number of ranks"),
+                 metavar="RANKS", help="Ranks to start [the hosts' slots, or 1]."),
     click.option("-H", "--hosts", metavar="H1:2,H2:2", help="Hosts, each with its slots."),
-    click.option(
-        "--hostfile",
-        type=click.Path(path_type=Path),
-        help="File with one host per line: h1 slots=2.",
-    ),
-    click.option(
-        "--network-interface",
-        metavar="NAME|NETWORK",
-        help="Interface between the hosts: eth0, or (Open MPI) 10.0.0.0/24.",
-    ),
+    click.option("--hostfile", type=click.Path(path_type=Path),
+                 help="File with one host per line: h1 slots=2."),
+    click.option("--network-interface", metavar="NAME|NETWORK",
+                 help="Interface between the hosts: eth0, or (Open MPI) 10.0.0.0/24."),
     click.option("--ssh-port", type=PORT_NUMBER, help="Port of ssh on the hosts."),
     click.option("--remote-shell", metavar="PROGRAM", help="Called like ssh, in place of it."),
     click.option("--launcher", metavar="PROGRAM", help="mpirun, srun, or a path [found]."),
 )
 _PROGRAM_OPTIONS = (
-    click.option(
-        "-x",
-        "exports",
-        metavar="VAR[=V]",
-        multiple=True,
-        help="Variable for the ranks; repeatable.",
-    ),
-    click.option(
-        "--mpi-args",
-        "--extra-mpi-flags",
-        metavar="ARGS",
-        multiple=True,
-        help="Further arguments for the launcher, in one string.",
-    ),
+    click.option("-x", "exports", metavar="VAR[=V]", multiple=True,
+                 help="Variable for the ranks; repeatable."),
+    click.option("--mpi-args", "--extra-mpi-flags", metavar="ARGS", multiple=True,
+                 help="Further arguments for the launcher, in one string."),
 )
 _LAUNCH_OPTIONS = (
     *_PROGRAM_OPTIONS,
-    click.option(
-        "--bind-to",
-        type=click.Choice(["none", "core", "socket", "numa"]),
-        default="none",
-        show_default=True,
-        help="What a rank is bound to.",
-    ),
-    click.option(
-        "--oversubscribe/--no-oversubscribe",
-        default=None,
-        help="Allow more ranks than slots or cores [where needed].",
-    ),
-    click.option(
-        "--ranks-per-machine", type=_COUNT, help="Simulate machines of so many ranks each."
-    ),
-    click.option(
-        "--timeout", type=NumberParamType(positive=True), help="End the run after SECONDS."
-    ),
-    click.option(
-        "--timeline",
-        type=click.Path(path_type=Path, file_okay=False),
-        metavar="DIR",
-        help="Note in DIR/rank<r>.json what each rank does when; see asyncddp timeline --help.",
-    ),
-    click.option(
-        "--timeline-filename", metavar="PREFIX", help="The same, in files named <PREFIX><r>.json."
-    ),
+    click.option("--bind-to", type=click.Choice(["none", "core", "socket", "numa"]),
+                 default="none", show_default=True, help="What a rank is bound to."),
+    click.option("--oversubscribe/--no-oversubscribe", default=None,
+                 help="Allow more ranks than slots or cores [where needed]."),
+    click.option("--ranks-per-machine", type=IntegerParamType(),
+                 help="Simulate machines of so many ranks each."),
+    click.option("--timeout", type=NumberParamType(positive=True),
+                 help="End the run after SECONDS."),
+    click.option("--timeline", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+                 help="Note in DIR/rank<r>.json what each rank does when; see asyncddp timeline "
+                 "--help."),
+    click.option("--timeline-filename", metavar="PREFIX",
+                 help="The same, in files named <PREFIX><r>.json."),
     click.option("--tag-output", is_flag=True, help="Begin each line with the rank that wrote it."),
     click.option("--dry-run", is_flag=True, help="Print the command and do not run it."),
-    click.option(
-        "--verbose", is_flag=True, help="Show the command and all of the launcher's words."
-    ),
+    click.option("--verbose", is_flag=True,
+                 help="Show the command and all of the launcher's words."),
 )
+# fmt: on
 
 
 def add_options(*options: Callable[[F], F]) -> Callable[[F], F]:

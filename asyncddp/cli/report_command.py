@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-if TYPE_CHECKING:
-    from rich.table import Table
+from asyncddp.cli.console import make_console, make_table
 
-    from asyncddp.cli.report.monitor_log import RankSummary
+if TYPE_CHECKING:
+    from asyncddp.cli.report.monitor_log import MonitorLog, RankSummary
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -41,21 +40,20 @@ def report_command(file: Path, plot: Path | None, as_json: bool) -> None:
 
     run = read_monitor_log(file)
     every = summarise_ranks(run)
+    slowest = slowest_rank(every)
     if run.truncated:
         click.echo(f"{file}: the last line is not complete; it is left out.", err=True)
     if as_json:
         ranks = [asdict(one) for one in every]
-        click.echo(
-            json.dumps({"file": str(file), "ranks": ranks, "slowest": slowest_rank(every).rank})
-        )
+        click.echo(json.dumps({"file": str(file), "ranks": ranks, "slowest": slowest.rank}))
     else:
-        _print_summary(every, file)
+        _print_summary(every, slowest, file.name)
     if plot is not None:
         _write_plot(run, file, plot)
         click.echo(f"Wrote {plot}.", err=as_json)
 
 
-def _write_plot(run: Any, file: Path, plot: Path) -> None:
+def _write_plot(run: MonitorLog, file: Path, plot: Path) -> None:
     from asyncddp.cli.report.plot_curves import draw_curves
 
     try:
@@ -64,34 +62,13 @@ def _write_plot(run: Any, file: Path, plot: Path) -> None:
         raise click.ClickException(f"--plot {plot}: {error}") from error
 
 
-def _print_summary(every: Sequence[RankSummary], file: Path) -> None:
-    from rich.console import Console
-
-    from asyncddp.cli.report.monitor_log import slowest_rank
-
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(_table(every, file.name))
-    if len(every) > 1:
-        last = slowest_rank(every)
-        own = 1e3 * last.step_seconds * (1 - last.exposed_share)
-        console.print(
-            f"Rank {last.rank} takes longest for its own part of a step: {own:.3g} ms.",
-            highlight=False,
-        )
-
-
-def _table(every: Sequence[RankSummary], title: str) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
+def _print_summary(every: Sequence[RankSummary], slowest: RankSummary, title: str) -> None:
     from asyncddp.timeline.format_bytes import format_bytes
 
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for header in (
+    table = make_table(title, [
         "rank", "steps", "distance", "gradient\nnorm", "step", "exposed", "sent\nper step",
         "stale\nat most", "monitor",
-    ):  # fmt: skip
-        table.add_column(header, justify="right", no_wrap=True, vertical="bottom")
+    ])  # fmt: skip
     for one in every:
         table.add_row(
             f"{one.rank}",
@@ -104,7 +81,12 @@ def _table(every: Sequence[RankSummary], title: str) -> Table:
             _format_number(one.staleness),
             f"{one.monitor_share:.2%}",
         )
-    return table
+    console = make_console(120)
+    console.print(table)
+    if len(every) > 1:
+        own = 1e3 * slowest.step_seconds * (1 - slowest.exposed_share)
+        text = f"Rank {slowest.rank} takes longest for its own part of a step: {own:.3g} ms."
+        console.print(text)
 
 
 def _format_number(value: float | None) -> str:

@@ -48,25 +48,19 @@ def start(options: RunOptions, program: Sequence[str], *, module: bool = False) 
     if timeline is not None:
         environment["ASYNCDDP_TIMELINE"] = timeline
     found = find_launcher(options.launcher, environment)
-    with tempfile.TemporaryDirectory(
-        prefix="asyncddp-", ignore_cleanup_errors=True
-    ) as report_directory:
+    with tempfile.TemporaryDirectory(prefix="asyncddp-", ignore_cleanup_errors=True) as reports:
         if not options.dry_run:
-            environment[REPORT_DIR] = report_directory
+            environment[REPORT_DIR] = reports
         job = build_job(options, program, environment, module=module)
         command = _build_command(found, job)
         if options.dry_run or options.verbose:
             click.echo(_format_command(command, options), err=not options.dry_run)
         if options.dry_run:
             return 0
-        started = confine_while_it_runs if job.alone and found.launcher.local else _skip_confinement
-        return _run_supervised(
-            found, command, environment, Path(report_directory), options, started
-        )
-
-
-def _skip_confinement(process: int) -> None:
-    """Do nothing: daemons on other machines or of the batch system must reach the launcher."""
+        # daemons on other machines or of the batch system must reach the launcher
+        confine = job.alone and found.launcher.local
+        started = confine_while_it_runs if confine else lambda process: None
+        return _run_supervised(found, command, environment, Path(reports), options, started)
 
 
 def timeline_pattern(options: RunOptions) -> str | None:

@@ -19,7 +19,6 @@ from asyncddp.rank_lists import list_ranks
 
 if TYPE_CHECKING:
     from asyncddp.timeline.merge.merged_trace import MergedTrace
-    from asyncddp.timeline.report.timeline_report import TimelineReport
     from asyncddp.timeline.report.trace_spans import TimelineSpans
 
     Advance: TypeAlias = Callable[[Path, int], object]
@@ -106,9 +105,18 @@ def timeline_report_command(
 
         show_report(make_console(), figures)
     if as_json is not None:
-        _write_json(figures, as_json)
+        text = json.dumps(figures.as_dict(), indent=2, allow_nan=False)
+        if as_json == Path("-"):
+            click.echo(text)
+        else:
+            with _announced("--json", as_json):
+                as_json.write_text(text + "\n")
     if plot is not None:
-        _write_picture(recording, figures, plot)
+        from asyncddp.timeline.report.timeline_plot import draw_timeline
+
+        figure = draw_timeline(recording, figures)
+        with _announced("--plot", plot):
+            figure.savefig(plot)
 
 
 def _read_recording(sources: tuple[str, ...], advance: Advance) -> TimelineSpans:
@@ -166,23 +174,11 @@ def _progress_bar(sources: tuple[str, ...]) -> Iterator[Advance]:
         yield advance
 
 
-def _write_json(figures: TimelineReport, path: Path) -> None:
-    text = json.dumps(figures.as_dict(), indent=2, allow_nan=False)
-    if path == Path("-"):
-        click.echo(text)
-        return
+@contextlib.contextmanager
+def _announced(option: str, path: Path) -> Iterator[None]:
+    """Announce the file that the block writes, or raise the error of the option."""
     try:
-        path.write_text(text + "\n")
-    except OSError as error:
-        raise ArgumentError(f"--json {path} cannot be written: {error}.") from error
-    click.echo(f"Wrote {path}.")
-
-
-def _write_picture(recording: TimelineSpans, figures: TimelineReport, path: Path) -> None:
-    from asyncddp.timeline.report.timeline_plot import draw_timeline
-
-    try:
-        draw_timeline(recording, figures).savefig(path)
+        yield
     except (OSError, ValueError) as error:
-        raise ArgumentError(f"--plot {path} cannot be written: {error}.") from error
+        raise ArgumentError(f"{option} {path} cannot be written: {error}.") from error
     click.echo(f"Wrote {path}.")

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from asyncddp.cli.console import make_table
 from asyncddp.timeline.format_bytes import format_bytes
 from asyncddp.timeline.report.rank_breakdown import RankBreakdown
 from asyncddp.timeline.report.timeline_report import TimelineReport
 
 Columns: TypeAlias = Mapping[str, Callable[[RankBreakdown], str]]
-
-_NONE = "-"
 
 
 def format_milliseconds(value: float | None) -> str:
@@ -27,27 +25,27 @@ def format_milliseconds(value: float | None) -> str:
         ['0.012', '12.3', '1234', '-']
     """
     if value is None:
-        return _NONE
+        return "-"
     digits = 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
     return f"{max(value, 0.0):.{digits}f}"
 
 
 def _format_percentiles(one: RankBreakdown) -> str:
     low, high = format_milliseconds(one.step_low), format_milliseconds(one.step_high)
-    return f"{low}-{high}" if one.steps else _NONE
+    return f"{low}-{high}" if one.steps else "-"
 
 
 def _format_waits(one: RankBreakdown) -> str:
     """Format the ranks waited for longest: ``2: 19.8, 1: 0.310``."""
     if one.waited is None:
-        return _NONE
+        return "-"
     named = [(whom, long) for whom, long in one.waited if long > 0][:2]
     told = (f"{'?' if whom < 0 else whom}: {format_milliseconds(long)}" for whom, long in named)
     return ", ".join(told) or "nobody"
 
 
 _STEPS: Columns = {
-    "steps": lambda one: str(one.steps or _NONE),
+    "steps": lambda one: str(one.steps or "-"),
     "median": lambda one: format_milliseconds(one.step_median),
     "10-90 %": _format_percentiles,
     "mean": lambda one: format_milliseconds(one.step),
@@ -88,9 +86,7 @@ def show_report(console: Console, report: TimelineReport) -> None:
 
 
 def _table(report: TimelineReport, columns: Columns, title: str | None = None) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for header in ("rank", *columns):
-        table.add_column(header, justify="right", no_wrap=True)
+    table = make_table(title, ("rank", *columns))
     for one in report.ranks:
         style = "bold" if one.rank == report.slowest else ""
         cells = (cell(one) for cell in columns.values())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from asyncddp.cli.console import make_console
+from asyncddp.cli.console import make_console, make_table
 from asyncddp.cli.options import IntegerParamType, NumberParamType, add_options
 from asyncddp.registry import nearest
 
@@ -20,12 +20,8 @@ if TYPE_CHECKING:
 
     Builder: TypeAlias = Callable[..., GraphOrSchedule]
 
-_COUNT, _NATURAL, _ANY, _REAL = (
-    IntegerParamType(),
-    IntegerParamType(least=0),
-    IntegerParamType(least=None),
-    NumberParamType(),
-)
+_COUNT, _NATURAL = IntegerParamType(), IntegerParamType(least=0)
+_ANY, _REAL = IntegerParamType(least=None), NumberParamType()
 _FAMILY_OPTIONS = (
     click.option("--shape", metavar="RxC", help="Rows and columns of a grid: 4x8."),
     click.option("--degree", type=_COUNT, metavar="N", help="Neighbours in random graphs [4]."),
@@ -126,9 +122,8 @@ def _find_builder(name: str, parameter: str) -> Builder:
 
 def _parameters(builder: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Return the parameters of a family besides the number of ranks."""
-    found = dict(inspect.signature(builder).parameters)
-    found.pop("n", None)
-    return found
+    every = inspect.signature(builder).parameters
+    return {name: parameter for name, parameter in every.items() if name != "n"}
 
 
 def _check_options(options: Iterable[str], builders: Mapping[str, Builder]) -> None:
@@ -150,20 +145,18 @@ def _check_options(options: Iterable[str], builders: Mapping[str, Builder]) -> N
 
 def _build(builder: Builder, n: int, options: Mapping[str, Any]) -> GraphOrSchedule:
     """Build one family with the options that it takes."""
-    arguments: dict[str, Any] = {}
-    for name, parameter in _parameters(builder).items():
-        required = parameter.default is parameter.empty
-        if name in options or required:
-            arguments[name] = options.get(name, _DEFAULTS.get(name))
+    arguments: dict[str, Any] = {
+        name: options.get(name, _DEFAULTS.get(name))
+        for name, parameter in _parameters(builder).items()
+        if name in options or parameter.default is parameter.empty
+    }
     if "shape" in arguments:
-        arguments["shape"] = tuple(
-            int(side) if side.isdecimal() else side for side in arguments["shape"].split("x")
-        )
-    if "graph" in arguments:
-        return builder(
-            _build(_find_builder(arguments.pop("graph"), "--graph"), n, options), **arguments
-        )
-    return builder(n, **arguments)
+        sides = arguments["shape"].split("x")
+        arguments["shape"] = tuple(int(side) if side.isdecimal() else side for side in sides)
+    if "graph" not in arguments:
+        return builder(n, **arguments)
+    thinned = _build(_find_builder(arguments.pop("graph"), "--graph"), n, options)
+    return builder(thinned, **arguments)
 
 
 def _build_all(
@@ -207,18 +200,14 @@ def _comparison_table(
     built: Mapping[str, GraphOrSchedule], n: int, link: tuple[float, float, float]
 ) -> Table:
     """Return a table with one row of figures per graph or schedule."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
     from rich.text import Text
 
-    title = f"{n} rank{'s'[: n != 1]}"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("graph or schedule", overflow="fold", min_width=12)
-    for header in (
-        "sends", "doubly\nstoch.", "sym-\nmetric", "rate", "gap", "lowest\neigenv.",
-        "exact\nafter", "time",
-    ):  # fmt: skip
-        table.add_column(header, justify="right", no_wrap=True, vertical="bottom")
+    table = make_table(f"{n} rank{'s'[: n != 1]}", [
+        "graph or schedule", "sends", "doubly\nstoch.", "sym-\nmetric", "rate", "gap",
+        "lowest\neigenv.", "exact\nafter", "time",
+    ])  # fmt: skip
+    names = table.columns[0]
+    names.justify, names.no_wrap, names.overflow, names.min_width = "left", False, "fold", 12
     for graph in built.values():
         name, *figures = _figures(graph, link)
         table.add_row(Text(name, "bold cyan"), *figures)

@@ -28,3 +28,16 @@ class RunOptions:
     tag_output: bool = False
     dry_run: bool = False
     verbose: bool = False
+
+    def to_arguments(self) -> tuple[str, ...]:
+        """Convert the options of ranks that stay back to arguments of ``asyncddp run``."""
+        names = ("num_proc", "hosts", "hostfile", "network_interface", "ssh_port", "remote_shell")
+        given = {name: getattr(self, name) for name in (*names, "launcher")}
+        words = [
+            f"--{name.replace('_', '-')}={value}"
+            for name, value in given.items()
+            if value is not None
+        ]
+        words += [word for item in self.exports for word in ("-x", item)]
+        words += [f"--mpi-args={text}" for text in self.mpi_args]
+        return (*words, *["--verbose"] * self.verbose)

@@ -15,21 +15,13 @@ _SIGNS = {"good": " ", "note": "!", "bad": "x"}
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Result of a check of ``asyncddp doctor``: what was found, how serious it is, what to do.
+    """Result of a check of ``asyncddp doctor``: what was found, how serious it is, what to do."""
 
-    Attributes:
-        section: Section of the report: ``MPI``, ``Python``, ``GPU``, ``Machine``.
-        value: Finding, in words.
-        advice: Advice what to install or change; empty where nothing is needed.
-        level: ``good``; ``note`` for what could be better; ``bad`` for what keeps ranks from
-            running.
-    """
-
-    section: str
+    section: str  # of the report: MPI, Python, GPU, Machine
     name: str
-    value: str
-    advice: str = ""
-    level: Literal["good", "note", "bad"] = "good"
+    value: str  # what was found, in words
+    advice: str = ""  # what to install or change
+    level: Literal["good", "note", "bad"] = "good"  # bad: ranks cannot run
 
     @classmethod
     def with_advice(cls, section: str, name: str, value: str, advice: str) -> CheckResult:
@@ -51,10 +43,8 @@ def print_check_results(console: Console, findings: Sequence[CheckResult]) -> No
         table.add_row(Text(head, style="bold"), _SIGNS[finding.level], finding.name, value)
     console.print(table)
     advised = sorted((one for one in findings if one.advice), key=lambda found: found.level)
-    if advised:
-        console.print(Text("\nWhat to install or change", style="bold"))
-    else:
-        console.print(Text("\nNothing is missing.", style="green"))
+    title = ("What to install or change", "bold") if advised else ("Nothing is missing.", "green")
+    console.print(Text(f"\n{title[0]}", style=title[1]))
     for number, finding in enumerate(advised, 1):
         words = f"{number}. {finding.name}: {finding.advice}"
         console.print(Text(words, style=_STYLES[finding.level]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
@@ -29,8 +30,8 @@ def _format_size(count: float) -> str:
 
 
 def _check_cores() -> CheckResult:
-    logical = os.cpu_count() or 1
-    return CheckResult("Machine", "cores", f"{cores()} usable ({logical} logical processors)")
+    value = f"{cores()} usable ({os.cpu_count() or 1} logical processors)"
+    return CheckResult("Machine", "cores", value)
 
 
 def _check_shared_memory() -> CheckResult:
@@ -55,15 +56,12 @@ def _check_open_files() -> CheckResult:
 
 def output_of(program: str | None, *arguments: str) -> str:
     """Return what a program prints; nothing if there is no such program, or if it fails."""
-    if program is None:
-        return ""
-    try:
-        answer = subprocess.run(
-            [program, *arguments], capture_output=True, text=True, timeout=20, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return answer.stdout
+    if program is not None:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            return subprocess.check_output(
+                [program, *arguments], stderr=subprocess.DEVNULL, text=True, timeout=20
+            )
+    return ""
 
 
 def list_gpus() -> list[str]:

@@ -72,11 +72,10 @@ def _check_library(facts: Mapping[str, Any], found: InstalledLauncher | None) ->
 def _check_features(facts: Mapping[str, Any], has_gpus: bool) -> Iterable[CheckResult]:
     aware = facts.get("cuda_aware")
     words = {True: "yes", False: "no", None: "unknown"}[aware]
-    advice = ""
-    if has_gpus and aware is False:
-        advice = (
-            "Tensors on GPUs travel through host memory. ./set_conda_down.sh makes an environment "
-            "with a CUDA-aware Open MPI; NCCL, through cupy, does without."
-        )
+    advice = (
+        "Tensors on GPUs travel through host memory. ./set_conda_down.sh makes an environment "
+        "with a CUDA-aware Open MPI; NCCL, through cupy, does without."
+    )
+    advice = advice if has_gpus and aware is False else ""
     yield CheckResult.with_advice("MPI", "CUDA awareness", words, advice)
     yield CheckResult("MPI", "ULFM", "yes" if facts.get("ulfm") else "no (Open MPI 5 has it)")

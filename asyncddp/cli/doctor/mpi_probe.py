@@ -1,7 +1,7 @@
 """Child process of ``asyncddp doctor`` that loads MPI and torch and reports on them as JSON.
 
-``python -m asyncddp.cli.doctor.mpi_probe`` reports on this machine; started on several ranks with
-the argument ``ranks``, rank 0 reports the transport between each two of them.
+It reports on this machine; where it was started on several ranks, with the argument ``ranks``, rank
+0 reports the transport between each two of them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ def find_answer(output: str) -> dict[str, Any] | None:
     for line in output.splitlines():
         _, mark, data = line.partition(_MARK)
         if mark:
-            answer: dict[str, Any] = json.loads(data)
-            return answer
+            return dict(json.loads(data))
     return None
 
 
@@ -109,13 +108,8 @@ def _rank_pairs(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def main(words: Sequence[str]) -> None:
-    """Report on this machine, or take part as one of several ranks."""
-    if list(words) == ["ranks"]:
+if __name__ == "__main__":
+    if sys.argv[1:] == ["ranks"]:
         _report_ranks()
     else:
         _report_machine()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import re
 import runpy
@@ -13,10 +14,7 @@ from asyncddp.install_commands import install_command
 
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 _NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
-_OPTIONAL = {
-    "scipy": ("analysing large graphs", "sparse"),
-    "matplotlib": ("pictures", "plot"),
-}
+_OPTIONAL = {"scipy": ("analysing large graphs", "sparse"), "matplotlib": ("pictures", "plot")}
 
 
 def _find_installed(names: Iterable[str]) -> str | None:
@@ -31,13 +29,11 @@ def _find_installed(names: Iterable[str]) -> str | None:
 
 def torch_cuda_version() -> str | None:
     """Read torch's CUDA version from its ``version.py``; None for a CPU build."""
-    try:
+    with contextlib.suppress(PackageNotFoundError, OSError):
         path = distribution("torch").locate_file("torch/version.py")
-        values = runpy.run_path(str(path))
-    except (PackageNotFoundError, OSError):
-        return None
-    cuda = values.get("cuda")
-    return None if cuda is None else str(cuda)
+        cuda = runpy.run_path(str(path)).get("cuda")
+        return None if cuda is None else str(cuda)
+    return None
 
 
 def _check_torch(has_gpus: bool) -> CheckResult:
@@ -74,10 +70,8 @@ def _check_nccl(major: str) -> CheckResult:
             f"Both hold nvidia/nccl/lib/libnccl.so.2, and which one is there is chance: pip "
             f"uninstall {' '.join(_NCCL)}, then install torch again."
         )
-    elif found and not found[0].split()[0].endswith(major):
-        advice = (
-            f"Torch is for CUDA {major}: pip uninstall {found[0].split()[0]}, then torch again."
-        )
+    elif found and not (name := found[0].split()[0]).endswith(major):
+        advice = f"Torch is for CUDA {major}: pip uninstall {name}, then torch again."
     value = " and ".join(found) or "no package; a system's libnccl may serve"
     return CheckResult.with_advice("GPU", "NCCL", value, advice)
 

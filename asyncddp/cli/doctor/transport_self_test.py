@@ -22,61 +22,40 @@ Ask = Callable[[Sequence[str], Mapping[str, str], float], Mapping[str, Any]]
 
 
 def self_test(ask: Ask, where: Sequence[str], *, has_gpus: bool) -> list[dict[str, Any]]:
-    """Test each transport, one after the other.
+    """Test each transport, on the ranks that ``ask`` starts with the arguments ``where``.
 
-    Args:
-        ask: Function that starts ranks.
-        where: Arguments of ``asyncddp run`` for the number of ranks and their hosts.
-        has_gpus: Whether there are GPUs, and a torch that can use them.
-
-    Returns:
-        For each transport ``wire`` (its name), ``device``, ``result`` (``passed``, ``failed`` or
-        ``not run``) and ``what`` (details in words).
+    Returns rows with ``transport``, ``device``, ``result`` (``passed``, ``failed`` or ``not run``)
+    and ``what`` (details in words).
     """
-    rows = [
-        _test_transport(ask, where, transport, "cpu", {"ASYNCDDP_TRANSPORT": transport})
-        for transport in HOST_TRANSPORTS
-    ]
-    for transport in DEVICE_TRANSPORTS:
-        if has_gpus:
-            rows.append(
-                _test_transport(ask, where, transport, "cuda", {"ASYNCDDP_DEVICE_WIRES": transport})
-            )
+    tests = [(name, "cpu", "ASYNCDDP_TRANSPORT") for name in HOST_TRANSPORTS]
+    tests += [(name, "cuda", "ASYNCDDP_DEVICE_WIRES") for name in DEVICE_TRANSPORTS]
+    rows = []
+    for transport, device, variable in tests:
+        if device == "cuda" and not has_gpus:
+            result, what = "not run", "no GPU, or a torch that cannot use it"
         else:
-            rows.append(
-                _make_row(transport, "cuda", "not run", "no GPU, or a torch that cannot use it")
-            )
+            result, what = _test_transport(ask, where, transport, device, variable)
+        rows.append({"transport": transport, "device": device, "result": result, "what": what})
     return rows
 
 
-def _make_row(transport: str, device: str, result: str, what: str) -> dict[str, Any]:
-    return {"transport": transport, "device": device, "result": result, "what": what}
-
-
 def _test_transport(
-    ask: Ask, where: Sequence[str], transport: str, device: str, variables: Mapping[str, str]
-) -> dict[str, Any]:
+    ask: Ask, where: Sequence[str], transport: str, device: str, variable: str
+) -> tuple[str, str]:
     start = time.monotonic()
     words = [*where, "--timeout", f"{LIMIT:.0f}", *_PROGRAM, device]
-    answer = ask(words, {**os.environ, "ASYNCDDP_TIMEOUT": _WAIT, **variables}, LIMIT + 20)
+    environment = {**os.environ, "ASYNCDDP_TIMEOUT": _WAIT, variable: transport}
+    answer = ask(words, environment, LIMIT + 20)
     if "checks" not in answer:
-        return _make_row(transport, device, "failed", str(answer["mpi"]["problem"]))
+        return "failed", str(answer["mpi"]["problem"])
     if device == "cuda" and answer["device_transport"] != transport:
-        reason = answer["refused"].get(transport, f"the ranks chose {answer['device_transport']}")
-        return _make_row(transport, device, "not run", reason)
+        chosen = f"the ranks chose {answer['device_transport']}"
+        return "not run", answer["refused"].get(transport, chosen)
     if answer["problems"]:
-        more = len(answer["problems"]) - 1
-        first = answer["problems"][0]
-        return _make_row(
-            transport, device, "failed", f"{first} (and {more} more)" if more else first
-        )
+        first, more = answer["problems"][0], len(answer["problems"]) - 1
+        return "failed", f"{first} (and {more} more)" if more else first
     seconds = time.monotonic() - start
-    return _make_row(
-        transport,
-        device,
-        "passed",
-        f"{answer['checks']} checks on {answer['ranks']} ranks in {seconds:.0f} s",
-    )
+    return "passed", f"{answer['checks']} checks on {answer['ranks']} ranks in {seconds:.0f} s"
 
 
 def summarise_self_test(rows: Sequence[Mapping[str, Any]]) -> CheckResult:

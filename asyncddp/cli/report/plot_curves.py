@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import compress
+from typing import TYPE_CHECKING, NamedTuple
 
 from asyncddp.cli.report.monitor_log import MonitorLog, MonitorSample, finite_or_none
 from asyncddp.errors import EnvironmentProblem
@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 _NAMED = 16  # ranks up to which each has its name
 
 
-@dataclass(frozen=True)
-class _Subplot:
-    """One subplot of a monitored run: its title, the plotted value, and the scale of its axis."""
-
+class _Subplot(NamedTuple):
     title: str
     value: Callable[[MonitorSample], float | None]
     log: bool = False
@@ -45,11 +42,8 @@ def draw_curves(run: MonitorLog, title: str) -> Figure:
             f"--plot needs matplotlib; install it with {install_command('plot')}"
         ) from error
     samples = [row for rows in run.ranks.values() for row in rows]
-    panels = [
-        panel
-        for panel in _PANELS
-        if any(finite_or_none(panel.value(row)) is not None for row in samples)
-    ]
+    known = (any(finite_or_none(one.value(row)) is not None for row in samples) for one in _PANELS)
+    panels = list(compress(_PANELS, known))
     figure = Figure(figsize=(8, 0.6 + 1.8 * len(panels)), layout="constrained")
     every = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
     colors = colormaps["viridis"]

@@ -1,9 +1,9 @@
 """Hooks around notebook cells, so that no rank waits for another rank whose cell has failed.
 
-A rank whose cell raises announces to its peers, which would otherwise wait until the deadline, that
-it takes no part, and takes part again with the next cell. The client then compares the ranks'
-:func:`operation_counts` and calls :func:`resume` or :func:`fail_further_operations` on all of them.
-The library is used only where a cell has imported it, since importing it takes seconds.
+A rank whose cell raises announces to its peers that it takes no part until the next cell. The
+client then compares the ranks' :func:`operation_counts` and calls :func:`resume` or
+:func:`fail_further_operations` on all of them. The library is used only where a cell has imported
+it, since importing it takes seconds.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from asyncddp.context.context import Context
+    from asyncddp.engine import ProgressEngine
 
 
-def _current_context() -> Context | None:
-    """Return this rank's context if a cell has called ``init()``, else None."""
+def _current_engine() -> ProgressEngine | None:
+    """Return this rank's engine if a cell has called ``init()``, else None."""
     module = sys.modules.get("asyncddp.context.context")
     if module is None or not module.is_initialized():
         return None
-    context: Context = module.current()
-    return context
+    engine: ProgressEngine = module.current().engine
+    return engine
 
 
 def install_cell_hooks(kernel: Any) -> None:
@@ -50,26 +50,24 @@ def _after_cell(result: Any) -> None:
 
 
 def _announce_failure(reason: str) -> None:
-    context = _current_context()
-    if context is not None:
-        context.engine.announce_exit(reason)
+    if (engine := _current_engine()) is not None:
+        engine.announce_exit(reason)
 
 
 def operation_counts() -> dict[str, int] | None:
     """Return how often this rank has used each operation name; None before ``init()``."""
-    context = _current_context()
-    return None if context is None else context.engine.use_counts()
+    engine = _current_engine()
+    return None if engine is None else engine.use_counts()
 
 
 def resume() -> None:
     """Take part in communication again after failed cells."""
-    context = _current_context()
-    if context is not None and not context.engine.closed:
-        context.engine.readmit_peers()
+    engine = _current_engine()
+    if engine is not None and not engine.closed:
+        engine.readmit_peers()
 
 
 def fail_further_operations(reason: str) -> None:
     """Make every further operation fail with a reason, until ``shutdown()``."""
-    context = _current_context()
-    if context is not None:
-        context.engine.fail_all(reason)
+    if (engine := _current_engine()) is not None:
+        engine.fail_all(reason)

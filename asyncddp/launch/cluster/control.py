@@ -52,8 +52,7 @@ class ClusterProcess:
     def ready(self, wait: float) -> bool:
         """Return whether the controller is ready; wait for it at most ``wait`` seconds.
 
-        Raises:
-            EnvironmentProblem: The cluster has ended, or another one runs in its place.
+        Raises an ``EnvironmentProblem`` if the cluster has ended, or another one runs in its place.
         """
         self._receive(wait)
         if "busy" in self._status:
@@ -114,26 +113,17 @@ def start_cluster(
 ) -> ClusterProcess:
     """Start a cluster, which ends with this process unless it is released.
 
-    Its controller is ready then; its engines may still be starting: see :func:`wait_for_engines`.
-
-    Args:
-        spec: Number of ranks and options.
-        profile_directory: Its IPython profile; None for a temporary one.
-        timeout: Seconds for the controller to be ready.
-
-    Raises:
-        EnvironmentProblem: Another cluster runs there, or this one could not be started.
+    The controller is ready then; the engines may still be starting: see :func:`wait_for_engines`.
+    Without a profile directory a temporary one is used.
     """
     if profile_directory is not None and profile_directory.running_cluster() is not None:
         raise EnvironmentProblem(_already_running(profile_directory))
     import_ipyparallel()  # before anything is started
-    private = profile_directory is None
-    directory = (
-        profile_directory
-        or ProfileDirectory(Path(tempfile.mkdtemp(prefix="asyncddp-cluster-"))).create()
-    )
+    directory = profile_directory
+    if directory is None:
+        directory = ProfileDirectory(Path(tempfile.mkdtemp(prefix="asyncddp-cluster-"))).create()
     with contextlib.ExitStack() as undo:
-        cluster_process = ClusterProcess(directory, spec, private=private)
+        cluster_process = ClusterProcess(directory, spec, private=profile_directory is None)
         undo.callback(cluster_process.stop)
         until = time.monotonic() + timeout
         while not cluster_process.ready(_POLL_INTERVAL):
@@ -156,9 +146,6 @@ def wait_for_engines(
     """Wait until every rank's engine answers to an ``ipyparallel.Client``.
 
     ``progress`` is called repeatedly with the number of engines that have registered.
-
-    Raises:
-        EnvironmentProblem: The launcher has ended or the time is up; shows what the launcher said.
     """
     until = time.monotonic() + timeout
     while (count := len(client.ids)) < cluster_process.spec.ranks:
@@ -175,13 +162,7 @@ def wait_for_engines(
 def stop_cluster(
     profile_directory: ProfileDirectory, *, patience: float = _STOP_TIMEOUT
 ) -> ClusterRecord | None:
-    """Stop the cluster of a profile, and wait until no process of it is left on this machine.
-
-    Returns its record, or None if none was running.
-
-    Raises:
-        EnvironmentProblem: It runs on another machine.
-    """
+    """Stop the cluster of a profile, if one runs, and wait until no process of it is left here."""
     record = profile_directory.running_cluster()
     if record is None:
         kill_processes(profile_directory.environment_marker)  # of a killed daemon

@@ -1,8 +1,8 @@
 """Daemon process of a notebook cluster: starts the controller and the engines, and ends them.
 
-``python -m asyncddp.launch.cluster.daemon FD`` has a pipe to the process that has started it: gets
-its configuration there, and sends status messages. Until it receives ``"release"`` it belongs to
-that process, and ends when that one does, however it dies.
+It gets its configuration through a pipe (``FD``) from the process that has started it, and sends
+status messages back. Until it receives ``"release"``, it ends when that process does, however that
+dies.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ class _ChildExited(Exception):  # noqa: N818 - the message says what has ended
 class ClusterDaemon:
     """Daemon of a notebook cluster: parent process of its ipyparallel controller and engines."""
 
+    _profile_directory: ProfileDirectory
+    _spec: ClusterSpec
+    _owner: int | None
+
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self._profile_directory: ProfileDirectory
-        self._spec: ClusterSpec
-        self._owner: int | None
         self._profile_directory, self._spec, self._owner, self._private = pipe.recv()
         self._stopping = False
         self._children: dict[str, subprocess.Popen[bytes]] = {}
@@ -76,9 +77,17 @@ class ClusterDaemon:
 
     def _run_children(self) -> None:
         files = (self._profile_directory.client_file, self._profile_directory.engine_file)
+        profile = f"--profile-dir={self._profile_directory.path}"
         for file in files:
             file.unlink(missing_ok=True)
-        self._start("controller", self._controller_command())
+        address = self._spec.address
+        self._start(
+            *("controller", "ipyparallel.controller", "--usethreads", profile),
+            *("--IPController.client_ip=127.0.0.1", f"--IPController.engine_ip={address}"),
+            *(f"--location={address}", f"--IPController.enable_curve={self._spec.encrypted}"),
+            f"--HeartMonitor.period={_HEARTBEAT_PERIOD}",
+            f"--HeartMonitor.max_heartmonitor_misses={MAX_MISSED_HEARTBEATS}",
+        )
         until = time.monotonic() + _CONTROLLER_TIMEOUT
         while not all(_is_complete_json(file) for file in files):
             self._step()
@@ -86,35 +95,21 @@ class ClusterDaemon:
                 raise _ChildExited(
                     self._log_message("controller", f"not ready after {_CONTROLLER_TIMEOUT:g} s")
                 )
-        self._send_status(ready=str(self._profile_directory.client_file))
-        connection = self._profile_directory.engine_file.read_text(encoding="utf-8")
-        self._start("engines", self._engines_command(), IPP_CONNECTION_INFO=connection)
+        self._send_status(ready=str(files[0]))
+        self._start(
+            *("engines", "asyncddp", "run", *self._spec.options),
+            *("-x", "IPP_CONNECTION_INFO", "-m", ENGINE_MODULE, profile),
+            IPP_CONNECTION_INFO=files[1].read_text(encoding="utf-8"),
+        )
         while True:
             self._step()
 
-    def _controller_command(self) -> list[str]:
-        address = self._spec.address
-        return [
-            *(sys.executable, "-m", "ipyparallel.controller", "--usethreads"),
-            f"--profile-dir={self._profile_directory.path}",
-            *("--IPController.client_ip=127.0.0.1", f"--IPController.engine_ip={address}"),
-            *(f"--location={address}", f"--IPController.enable_curve={self._spec.encrypted}"),
-            f"--HeartMonitor.period={_HEARTBEAT_PERIOD}",
-            f"--HeartMonitor.max_heartmonitor_misses={MAX_MISSED_HEARTBEATS}",
-        ]
-
-    def _engines_command(self) -> list[str]:
-        module = (ENGINE_MODULE, f"--profile-dir={self._profile_directory.path}")
-        return [
-            *(sys.executable, "-m", "asyncddp", "run", *self._spec.options),
-            *("-x", "IPP_CONNECTION_INFO", "-m", *module),
-        ]
-
-    def _start(self, name: str, command: list[str], **variables: str) -> None:
+    def _start(self, name: str, *module: str, **variables: str) -> None:
+        """Start a child process that runs a Python module, and logs under a name."""
         marker, value = self._profile_directory.environment_marker.split("=", 1)
         with self._profile_directory.log(name).open("wb") as log:
             self._children[name] = subprocess.Popen(
-                command,
+                [sys.executable, "-m", *module],
                 env={**os.environ, **variables, marker: value},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -167,11 +162,9 @@ class ClusterDaemon:
 
 
 def _is_complete_json(file: Path) -> bool:
-    try:
-        json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return True
+    with contextlib.suppress(OSError, ValueError):
+        return bool(json.loads(file.read_text(encoding="utf-8")))
+    return False
 
 
 if __name__ == "__main__":

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
+
+import msgspec
 
 from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.install_commands import install_command
 
+_LOCK, _RECORD = "asyncddp-cluster.lock", "asyncddp-cluster.json"
 _TRIES = 5
 _TAIL = 40  # lines of a log that a message shows
 
@@ -37,20 +39,13 @@ def import_ipyparallel() -> Any:
 
 @dataclass(frozen=True)
 class ClusterRecord:
-    """Record of a running notebook cluster, written into its IPython profile directory.
+    """Record of a running notebook cluster, written into its IPython profile directory."""
 
-    Attributes:
-        pid, host: Process id of its daemon, and the machine on which it runs.
-        ranks: Number of engines.
-        since: Start time, as of ``time.time()``.
-        environment_marker: ``NAME=value``, which is in the environment of all its processes.
-    """
-
-    pid: int
+    pid: int  # of its daemon, which runs on the host
     host: str
     ranks: int
-    since: float
-    environment_marker: str
+    since: float  # its start, as of time.time()
+    environment_marker: str  # NAME=value, which is in the environment of all its processes
 
     def __str__(self) -> str:
         at = time.strftime("%H:%M:%S on %d %b %Y", time.localtime(self.since))
@@ -65,12 +60,7 @@ class ProfileDirectory:
 
     @classmethod
     def for_profile(cls, name: str) -> ProfileDirectory:
-        """Return the user's profile of that name, created if it does not exist.
-
-        Raises:
-            ArgumentError: No profile can have that name.
-            EnvironmentProblem: IPython is not installed.
-        """
+        """Return the user's profile of that name, created if it does not exist."""
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
             raise ArgumentError(
                 f"profile: expected letters, digits, '_', '-' and '.', got {name!r}"
@@ -102,14 +92,6 @@ class ProfileDirectory:
         """Connection file for engines."""
         return self.security / "ipcontroller-engine.json"
 
-    @property
-    def _lock_file(self) -> Path:
-        return self.security / "asyncddp-cluster.lock"
-
-    @property
-    def _record_file(self) -> Path:
-        return self.security / "asyncddp-cluster.json"
-
     def log(self, name: str) -> Path:
         """Return the log file of the controller, the engines or the daemon."""
         return self.path / "log" / f"asyncddp-{name}.log"
@@ -129,29 +111,25 @@ class ProfileDirectory:
     @contextlib.contextmanager
     def lock(self, record: ClusterRecord) -> Iterator[bool]:
         """Lock the directory while a cluster runs; yields False if another one holds the lock."""
-        with self._lock_file.open("a") as file:
+        with (self.security / _LOCK).open("a") as file:
             if not _try_lock(file):
                 yield False
                 return
-            self._record_file.write_text(json.dumps(asdict(record)), encoding="utf-8")
+            (self.security / _RECORD).write_bytes(msgspec.json.encode(record))
             try:
                 yield True
             finally:
-                self._record_file.unlink(missing_ok=True)
+                (self.security / _RECORD).unlink(missing_ok=True)
 
     def running_cluster(self) -> ClusterRecord | None:
         """Return the running cluster's record; None if none runs or its daemon was killed."""
-        with self._lock_file.open("a") as file:
+        with (self.security / _LOCK).open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return self._read_record()
-            return None
-
-    def _read_record(self) -> ClusterRecord | None:
-        try:
-            return ClusterRecord(**json.loads(self._record_file.read_text(encoding="utf-8")))
-        except (OSError, ValueError):
+                with contextlib.suppress(OSError, ValueError):
+                    data = (self.security / _RECORD).read_bytes()
+                    return msgspec.json.decode(data, type=ClusterRecord)
             return None
 
 

@@ -1,7 +1,6 @@
 """ipyparallel engine of one rank: the process of that rank, in which notebook cells run.
 
-Started on every rank by ``python -m asyncddp.launch.cluster.rank_engine --profile-dir=DIR``. Its
-engine id is its rank. MPI is initialised by ``asyncddp.init()``, which a cell calls.
+Its engine id is its rank. MPI is initialised by ``asyncddp.init()``, which a cell calls.
 """
 
 from __future__ import annotations

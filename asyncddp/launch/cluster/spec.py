@@ -1,7 +1,4 @@
-"""Specification of a notebook cluster, validated before any process is started.
-
-It includes the address at which the ipyparallel controller listens for the engines.
-"""
+"""Specification of a notebook cluster, validated before any process is started."""
 
 from __future__ import annotations
 
@@ -42,12 +39,7 @@ class ClusterSpec:
 def build_cluster_spec(
     given: RunOptions, environment: Mapping[str, str] | None = None
 ) -> ClusterSpec:
-    """Validate the user's options and build the specification.
-
-    Raises:
-        ArgumentError: An option has a value that cannot be served.
-        EnvironmentProblem: There is no MPI launcher, or none that is known.
-    """
+    """Validate the user's options and build the specification."""
     environment = os.environ if environment is None else environment
     find_launcher(given.launcher, environment)
     job = build_job(given, [ENGINE_MODULE], environment, module=True)
@@ -55,39 +47,13 @@ def build_cluster_spec(
         raise ArgumentError("-np: say how many engines to start, or on which hosts (-H).")
     remote = job.remote and environment.get("SLURM_JOB_NUM_NODES") != "1"
     address = controller_address(job.hosts, given.network_interface, remote=remote)
-    return ClusterSpec(job.ranks, _to_arguments(given), address)
-
-
-def _to_arguments(given: RunOptions) -> tuple[str, ...]:
-    """Convert the options back to command-line arguments of ``asyncddp run``."""
-    named = {
-        "-np": given.num_proc,
-        "-H": given.hosts,
-        "--hostfile": given.hostfile,
-        "--network-interface": given.network_interface,
-        "--ssh-port": given.ssh_port,
-        "--remote-shell": given.remote_shell,
-        "--launcher": given.launcher,
-    }
-    words = [
-        word for name, value in named.items() if value is not None for word in (name, str(value))
-    ]
-    words += [word for item in given.exports for word in ("-x", item)]
-    words += [f"--mpi-args={text}" for text in given.mpi_args]
-    return (*words, *(["--verbose"] if given.verbose else []))
+    return ClusterSpec(job.ranks, given.to_arguments(), address)
 
 
 def controller_address(hosts: Sequence[Host], interface: str | None, *, remote: bool) -> str:
     """Return this machine's IPv4 address at which all engines can reach the controller.
 
-    Args:
-        hosts: Hosts of the engines.
-        interface: Interface name or network, as given by ``--network-interface``.
-        remote: Whether other machines take part.
-
-    Raises:
-        ArgumentError: There is no such interface, or it has no IPv4 address.
-        EnvironmentProblem: There is no route to the other machines.
+    ``remote`` says whether other machines take part; ``interface`` is ``--network-interface``.
 
     Example:
         >>> controller_address((), "eth0", remote=False)
@@ -106,10 +72,9 @@ def _interface_addresses() -> dict[str, list[str]]:
         import psutil
     except ImportError as problem:
         raise missing_package("psutil") from problem
-    found = psutil.net_if_addrs().items()
     return {
         name: [entry.address for entry in entries if entry.family == socket.AF_INET]
-        for name, entries in found
+        for name, entries in psutil.net_if_addrs().items()
     }
 
 
