@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -21,6 +21,7 @@ from asyncddp.launch.cluster.control import (
 from asyncddp.launch.cluster.profile_directory import ProfileDirectory
 from asyncddp.launch.cluster.spec import build_cluster_spec
 from asyncddp.launch.run_options import RunOptions
+from asyncddp.launch.supervisor import termination_handler
 
 _BLUEFOG = "bluefog"
 
@@ -81,7 +82,7 @@ def _start(
     options: RunOptions, profile: str, timeout: float, *, foreground: bool, stop: str
 ) -> None:
     spec, profile_directory = build_cluster_spec(options), ProfileDirectory.for_profile(profile)
-    with _signals_as_interrupts(), contextlib.ExitStack() as undo:
+    with termination_handler(signal.default_int_handler), contextlib.ExitStack() as undo:
         try:
             cluster_process = start_cluster(spec, profile_directory, timeout=timeout)
             undo.callback(cluster_process.stop)
@@ -118,19 +119,6 @@ def _await_engines(cluster_process: ClusterProcess, timeout: float) -> None:
             timeout=timeout,
             progress=lambda count: status.update(f"{count} of {ranks} engines answer"),
         )
-
-
-@contextlib.contextmanager
-def _signals_as_interrupts() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP raise ``KeyboardInterrupt``, as Ctrl-C does."""
-    every = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    wanted = [n for n in every if signal.getsignal(n) is not signal.SIG_IGN]  # as under nohup
-    before = {number: signal.signal(number, signal.default_int_handler) for number in wanted}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @click.group("ibfrun", cls=SuggestingCommandGroup, context_settings=HELP_OPTIONS)

@@ -26,12 +26,7 @@ def _quota() -> float:
 
 
 def cores() -> int:
-    """Count the physical cores that this process may use, capped by the container's quota.
-
-    Example:
-        >>> cores() >= 1
-        True
-    """
+    """Count the physical cores that this process may use, capped by the container's quota."""
     found = set()
     for number in _processors():
         with contextlib.suppress(OSError):

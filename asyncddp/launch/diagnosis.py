@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from asyncddp.launch.launchers import FailedRank, Launcher
 from asyncddp.launch.supervisor import RunOutcome
@@ -18,9 +22,9 @@ _VANISHED = "killed or ended without a report, as by os._exit()"
 _UNFINISHED = " before MPI was finalized, as by os._exit(0)"
 # Prefix of a message that quotes the failure of another rank.
 _REPEATED = re.compile(r".*(?:refused|given up) by rank \d+: ", re.DOTALL)
-_HINTS: dict[int, str] = {
-    signal.SIGKILL: "Where nobody did that by hand, the machine may have run out of memory.",
-    signal.SIGSEGV: "A native library crashed; PYTHONFAULTHANDLER=1 shows where.",
+_HINTS: dict[int, tuple[str]] = {
+    signal.SIGKILL: ("Where nobody did that by hand, the machine may have run out of memory.",),
+    signal.SIGSEGV: ("A native library crashed; PYTHONFAULTHANDLER=1 shows where.",),
 }
 _SHOWN = 3  # groups of ranks that are described beside the first
 _RANK_OR_TIME = re.compile(r"\branks? \d+(?:(?:\u2013|, | and )\d+)*(?: more)?|\b\d+\.\d+ s\b")
@@ -56,9 +60,9 @@ def group_by_failure(reports: Iterable[FailureReport]) -> list[list[FailureRepor
 
     Messages that differ only in the ranks that they name and in seconds count as the same.
     """
-    groups: dict[tuple[object, ...], list[FailureReport]] = {}
+    groups = defaultdict[tuple[object, ...], list[FailureReport]](list)
     for report in sorted(reports, key=lambda report: report.is_consequence):
-        groups.setdefault(report.failure_key, []).append(report)
+        groups[report.failure_key].append(report)
     return list(groups.values())
 
 
@@ -85,21 +89,17 @@ class Diagnosis:
 
 def read_failure_reports(report_directory: Path) -> list[FailureReport]:
     """Read the ranks' failure reports, earliest first; unreadable ones are skipped."""
-    names, found = [item.name for item in fields(FailureReport)], []
+    found = []
     for path in report_directory.glob("rank-*.json"):
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            found.append(FailureReport(**{name: data[name] for name in names if name in data}))
-        except (OSError, ValueError, TypeError):
-            continue  # a rank that was killed while it wrote
+        with contextlib.suppress(OSError, ValueError):  # a rank that was killed while it wrote
+            data = json.loads(path.read_text(encoding="utf-8"))  # which may hold surrogates
+            found.append(msgspec.convert(data, FailureReport))
     return sorted(found, key=lambda report: report.time)
 
 
 def _signal_name(number: int) -> str:
-    try:
-        return f"signal {number} ({signal.Signals(number).name})"
-    except ValueError:
-        return f"signal {number}"
+    known = number in set(signal.Signals)
+    return f"signal {number}" + (f" ({signal.Signals(number).name})" if known else "")
 
 
 def _describe_rank(rank: int | None, host: str | None) -> str:
@@ -116,9 +116,8 @@ def diagnose(
 ) -> Diagnosis:
     """Determine why a run ended, and its exit code.
 
-    In order of precedence: a rank killed by a signal, as the launcher names the first one; the
-    earliest report of a rank that failed by itself; exit codes that the launcher names; the
-    earliest report of a rank that failed because another had ended.
+    What counts first: a rank killed by a signal, the earliest report of a rank that failed by
+    itself, exit codes that the launcher names, reports of ranks that failed because others had.
     """
     if outcome.timed_out:
         return Diagnosis(_TIMED_OUT, (f"ended after {timeout:g} s, the limit set by --timeout",))
@@ -131,11 +130,11 @@ def diagnose(
     if outcome.code == 0 and rank_exit is None:
         return Diagnosis(0)
     if rank_exit is not None and rank_exit.signal is not None:
-        rank = rank_exit.rank if rank_exit.rank is not None or not outcome.lost else outcome.lost[0]
+        rank = next(iter(outcome.lost), None) if rank_exit.rank is None else rank_exit.rank
         if not any(report.rank == rank for report in reports):
             who = _describe_rank(rank, rank_exit.host)
             line = f"{who} was killed by {_signal_name(rank_exit.signal)}"
-            hints = [text for number, text in _HINTS.items() if number == rank_exit.signal]
+            hints = _HINTS.get(rank_exit.signal, ())
             return Diagnosis(128 + rank_exit.signal, (line, *_describe_others(reports), *hints))
         return _diagnose_reports(sorted(reports, key=lambda report: report.rank != rank))
     return _diagnose_exit_codes(outcome, rank_exit, reports)

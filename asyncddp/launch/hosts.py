@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 import socket
@@ -41,10 +42,9 @@ def _is_name(text: str) -> bool:
 
 
 def _is_address(text: str, version: int) -> bool:
-    try:
+    with contextlib.suppress(ValueError):
         return ipaddress.ip_address(text.split("%")[0]).version == version
-    except ValueError:
-        return False
+    return False
 
 
 def _parse_host(text: str, where: str) -> Host:
@@ -62,15 +62,14 @@ def _parse_host(text: str, where: str) -> Host:
 
 
 def _check_unique(hosts: Iterable[Host], where: str) -> tuple[Host, ...]:
-    every = tuple(hosts)
-    names = [host.name for host in every]
-    for place, name in enumerate(names):
-        if name in names[:place]:
+    found: dict[str, Host] = {}
+    for host in hosts:
+        if found.setdefault(host.name, host) is not host:
             raise ArgumentError(
-                f"{where}: {name!r} is there twice. Name each host once, with the number of "
-                f"its ranks: {name}:2."
+                f"{where}: {host.name!r} is there twice. Name each host once, with the number of "
+                f"its ranks: {host.name}:2."
             )
-    return every
+    return tuple(found.values())
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
@@ -84,10 +83,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 
 def parse_hostfile(path: Path) -> tuple[Host, ...]:
-    """Parse a hostfile: one host per line, as ``name``, ``name:2`` or ``name slots=2``.
-
-    What follows a ``#`` is a comment; Open MPI's ``max_slots`` is read and has no effect here.
-    """
+    """Parse a hostfile: one host per line, as ``name``, ``name:2`` or ``name slots=2``."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -110,7 +106,7 @@ def _parse_line(words: Sequence[str], where: str) -> Host:
         match = re.fullmatch(r"(slots|max_slots|max-slots)=([1-9][0-9]*)", word)
         if match is None:
             raise ArgumentError(f"{where}: expected slots=NUMBER after the host, got {word!r}.")
-        if match[1] != "slots":
+        if match[1] != "slots":  # Open MPI's max_slots has no effect here
             continue
         if host.slots is not None:
             raise ArgumentError(f"{where}: the number of slots is given twice.")
@@ -143,10 +139,9 @@ def is_loopback(interface: str) -> bool:
 
 
 def _is_loopback_network(text: str) -> bool:
-    try:
+    with contextlib.suppress(ValueError):
         return ipaddress.ip_network(text, strict=False).is_loopback
-    except ValueError:
-        return False
+    return False
 
 
 def is_this_machine(host: Host) -> bool:

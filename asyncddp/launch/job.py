@@ -10,38 +10,24 @@ from asyncddp.launch.hosts import Host
 
 @dataclass(frozen=True)
 class Job:
-    """A program to start on several ranks, with hosts, binding and environment variables.
-
-    Attributes:
-        hosts: Hosts with their slots; empty for this machine or the batch system's choice.
-        remote: Whether other machines take part, or may.
-        alone: Whether all ranks run here and no option or variable names other machines.
-        interface: Network interfaces (``eth0``) or networks (``10.0.0.0/24``), as given.
-        remote_shell: Program to use instead of ssh: called with a host and a command line.
-        bind_to: Hardware to which each rank is bound: ``none``, ``core``, ``socket`` or ``numa``.
-        tag_output: Whether each line of output says which rank wrote it.
-        live: Whether an unfinished line, as of a progress bar, is shown before its end.
-        extra: Further arguments for the launcher itself.
-        forward: Names of the variables that go to other machines; no other does.
-        environment: The environment that the launcher would otherwise run in.
-    """
+    """A program to start on several ranks, with hosts, binding and environment variables."""
 
     ranks: int
     program: tuple[str, ...]
-    hosts: tuple[Host, ...] = ()
-    remote: bool = False
-    alone: bool = False
-    interface: str | None = None
+    hosts: tuple[Host, ...] = ()  # with slots; none: this machine or the batch system's choice
+    remote: bool = False  # other machines take part, or may
+    alone: bool = False  # all ranks run here, and no option or variable names other machines
+    interface: str | None = None  # of the network (eth0), or its address (10.0.0.0/24)
     ssh_port: int | None = None
-    remote_shell: str | None = None
-    bind_to: str = "none"
+    remote_shell: str | None = None  # in place of ssh: called with a host and a command line
+    bind_to: str = "none"  # none, core, socket or numa
     oversubscribe: bool = False
-    tag_output: bool = False
-    live: bool = False
-    extra: tuple[str, ...] = ()
+    tag_output: bool = False  # each line of output says which rank wrote it
+    live: bool = False  # an unfinished line, as of a progress bar, is shown before its end
+    extra: tuple[str, ...] = ()  # further arguments for the launcher itself
     set_environment: Mapping[str, str] = field(default_factory=dict)
-    forward: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
+    forward: tuple[str, ...] = ()  # names of the variables that go to other machines; no other does
+    environment: Mapping[str, str] = field(default_factory=dict)  # of the launcher, as it was
     root: bool = False
 
     def has_flag(self, *flags: str) -> bool:

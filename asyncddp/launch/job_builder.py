@@ -36,20 +36,9 @@ _RUNNER = ("-m", "asyncddp.launch.rank")
 def _hosts(options: RunOptions) -> tuple[Host, ...]:
     if options.hosts is not None and options.hostfile is not None:
         raise ArgumentError("-H and --hostfile: give one of them, not both.")
-    if options.hosts is not None:
-        return assign_slots(parse_hosts(options.hosts), options.num_proc)
-    if options.hostfile is not None:
-        return assign_slots(parse_hostfile(options.hostfile), options.num_proc)
-    return ()
-
-
-def _oversubscribed(
-    hosts: Sequence[Host], ranks: int, *, remote: bool, in_allocation: bool
-) -> bool:
-    """Return whether ranks exceed the slots or, on a single machine, the CPU cores."""
-    if hosts and ranks > sum(host.slots or 0 for host in hosts):
-        return True
-    return ranks > cores() and not remote and not in_allocation
+    hosts = () if options.hosts is None else parse_hosts(options.hosts)
+    hosts = hosts if options.hostfile is None else parse_hostfile(options.hostfile)
+    return assign_slots(hosts, options.num_proc)
 
 
 def build_job(
@@ -63,7 +52,8 @@ def build_job(
     hosts = _hosts(options)
     in_allocation = "SLURM_JOB_ID" in environment and not hosts
     remote = in_allocation or not all(is_this_machine(host) for host in hosts)
-    ranks = options.num_proc or sum(host.slots or 0 for host in hosts)
+    slots = sum(host.slots or 0 for host in hosts)
+    ranks = options.num_proc or slots
     ranks = ranks or int(environment.get("SLURM_NTASKS", "1") if in_allocation else 1)
     exports = parse_exports(options.exports, environment)
     live = os.isatty(1) or os.isatty(2)
@@ -76,7 +66,7 @@ def build_job(
         _check_interface(options.network_interface, hosts)
     over = options.oversubscribe
     if over is None:
-        over = _oversubscribed(hosts, ranks, remote=remote, in_allocation=in_allocation)
+        over = bool(hosts and ranks > slots) or (not remote and ranks > cores())
     return Job(
         ranks=ranks,
         program=build_rank_program(program, module=module, here=not remote),
@@ -118,10 +108,7 @@ def _split(text: str) -> list[str]:
 def build_rank_program(words: Sequence[str], *, module: bool, here: bool = True) -> tuple[str, ...]:
     """Return the command line of every rank; Python goes through :mod:`asyncddp.launch.rank`.
 
-    Args:
-        words: The script, module or program, and its arguments.
-        module: Whether the first word is the name of a module, as after ``python -m``.
-        here: Whether it must be found on this machine.
+    ``here`` says whether the script or program must be found on this machine.
 
     Example:
         >>> build_rank_program(["train.py", "--lr", "0.1"], module=False, here=False)[1:]

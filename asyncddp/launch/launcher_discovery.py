@@ -56,13 +56,7 @@ def _find(name: str, environment: Mapping[str, str]) -> str | None:
 
 
 def find_launcher(wanted: str | None, environment: Mapping[str, str]) -> InstalledLauncher:
-    """Find a launcher and query its version.
-
-    Args:
-        wanted: Its name or path; None for the first that is there: ``mpirun``, then, inside a Slurm
-            allocation, ``srun``.
-        environment: Variables, of which ``PATH`` and ``SLURM_JOB_ID`` are read.
-    """
+    """Find the launcher of that name or path, or the first that is there, and query its version."""
     known = (*_NAMES, "srun") if "SLURM_JOB_ID" in environment else _NAMES
     for name in known if wanted is None else (wanted,):
         if (executable := _find(name, environment)) is not None:
@@ -75,14 +69,9 @@ def _query_version(executable: str, environment: Mapping[str, str]) -> Installed
     path = f"{Path(executable).parent}:{environment.get('PATH', '')}"  # Intel's script looks there
     try:
         answer = subprocess.run(
-            [executable, "--version"],
-            env={**environment, "PATH": path, "LC_ALL": "C"},
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=30,
-            check=False,
-        )
+            [executable, "--version"], env={**environment, "PATH": path, "LC_ALL": "C"},
+            capture_output=True, text=True, errors="replace", timeout=30, check=False,
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EnvironmentProblem(f"{executable} --version does not answer: {error}.") from error
     output = answer.stdout + answer.stderr

@@ -1,7 +1,7 @@
 """Filters a launcher's own failure messages out of the output that the ranks print.
 
-No input or output here: bytes are fed in, and the ranks' bytes are returned at once and in order.
-Only bytes that may belong to a launcher's message are buffered, until :meth:`OutputFilter.flush`.
+Bytes are fed in, and the ranks' bytes are returned at once and in order. Only bytes that may belong
+to a launcher's message are buffered, until :meth:`OutputFilter.flush`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,8 @@ class WaitWarningAggregator:
     """Collector of the ranks' "has been waiting" warnings, merged after a short delay.
 
     Where one rank is late, its neighbours wait for it and theirs for them, and each prints a
-    warning; one line that names the late rank says it all.
-
-    Example:
-        >>> aggregator = WaitWarningAggregator()
-        >>> for rank, other in ((0, 1), (1, 2)):
-        ...     aggregator.add(
-        ...         f"rank {rank}: barrier has been waiting for 60 s; missing: rank {other}"
-        ...     )
-        True
-        True
-        >>> aggregator.flush()
-        ['2 ranks (0, 1) wait for rank 2, in barrier, since 60 s']
+    warning; one line names the late rank instead: ``2 ranks (0, 1) wait for rank 2, in barrier,
+    since 60 s``.
     """
 
     def __init__(self) -> None:
@@ -45,14 +35,14 @@ class WaitWarningAggregator:
         self._since = 0.0
 
     @property
-    def due(self) -> bool:
-        """True if the oldest collected warning has waited long enough to be shown."""
-        return self.has_pending and time.monotonic() - self._since >= _COLLECTION_TIME
-
-    @property
     def has_pending(self) -> bool:
         """True if warnings have been collected and not shown."""
         return bool(self._held)
+
+    @property
+    def due(self) -> bool:
+        """True if the oldest collected warning has waited long enough to be shown."""
+        return self.has_pending and time.monotonic() - self._since >= _COLLECTION_TIME
 
     def add(self, line: str) -> bool:
         """Collect a line if it is a waiting warning, and return whether it is one."""
@@ -81,17 +71,10 @@ class WaitWarningAggregator:
 class OutputFilter:
     r"""Stream filter that separates the ranks' output from the launcher's failure messages.
 
-    Args:
-        output_patterns: Patterns of the launcher's messages; without them nothing is removed.
-        pass_through: Leave the launcher's lines in the output and only record them.
-        wait_warnings: Collector of the ranks' waiting warnings; None leaves them in the output.
-
-    Attributes:
-        launcher_lines: The launcher's messages, line by line.
-        at_line_start: Whether the output so far ends with a newline.
+    With ``pass_through`` the launcher's lines stay in the output and are only recorded; without
+    ``wait_warnings`` the ranks' waiting warnings stay there.
 
     Example:
-        >>> import re
         >>> lines = (re.compile("launcher: .*"),)
         >>> patterns = LauncherOutputPatterns(lines=lines, line_prefixes=("launcher: ",))
         >>> output_filter = OutputFilter(patterns)
@@ -114,7 +97,7 @@ class OutputFilter:
         self._line_prefixes = (*self._patterns.line_prefixes, *prefixes)
         self._pending = b""
         self._block: list[bytes] = []
-        self.at_line_start = True
+        self.at_line_start = True  # the output so far ends with a newline
         self.launcher_lines: list[str] = []
 
     @property
@@ -199,9 +182,7 @@ class OutputFilter:
             return
         self._block.append(line)
         delimiter = self._patterns.delimiter
-        if delimiter is not None and delimiter.fullmatch(text):
-            self._record(b"".join(self._block), out)
-            self._block = []
-        elif len(self._block) > _LONGEST_BLOCK:
-            self._emit(b"".join(self._block), out)
+        at_end = delimiter is not None and delimiter.fullmatch(text) is not None
+        if at_end or len(self._block) > _LONGEST_BLOCK:
+            (self._record if at_end else self._emit)(b"".join(self._block), out)
             self._block = []

@@ -1,4 +1,4 @@
-"""Finds and kills all processes of a run on this machine, also when their parent dies."""
+"""Finds and kills all processes of a run on this machine, also those whose parent has died."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def find_processes(marker: str) -> list[int]:
-    """Return the process ids with ``NAME=value`` in their environment, wherever in the tree."""
+    """Return the ids of all processes that have ``NAME=value`` in their environment."""
     found = []
     for directory in Path("/proc").glob("[0-9]*"):  # Linux only
         with contextlib.suppress(OSError):

@@ -1,7 +1,6 @@
 """Runs a script or module as one rank: ``python -m asyncddp.launch.rank train.py --lr 0.1``.
 
-The script sees what it would see under ``python train.py``. If it ends with an exception or a
-non-zero exit code, all ranks are ended, and this one says why.
+If it ends with an exception or a non-zero exit code, all ranks are ended, and this one says why.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def _first(names: Sequence[str], environment: Mapping[str, str]) -> str | None:
 
 
 def launched_rank(environment: Mapping[str, str]) -> int | None:
-    """The rank of a process as its launcher has set it; None where no launcher has started it.
+    """Return the rank of a process as its launcher has set it; None if no launcher started it.
 
     Example:
         >>> launched_rank({"OMPI_COMM_WORLD_RANK": "3"})
@@ -61,26 +60,17 @@ def _recorded_lifetime() -> Iterator[None]:
         record_end(report_directory, rank)
 
 
-def _limit_threads() -> None:
-    """Set OMP_NUM_THREADS from this machine's cores where the launcher could not."""
+def _set_variables() -> None:
+    """Set OMP_NUM_THREADS, and torch.distributed's variables, unless the user has."""
     size = _first(_LOCAL_SIZE, os.environ)
     if size is not None and "OMP_NUM_THREADS" not in os.environ:
         from asyncddp.launch.cpu_cores import threads_per_rank
 
         os.environ["OMP_NUM_THREADS"] = str(threads_per_rank(int(size)))
-
-
-def _set_torch_variables() -> None:
-    """Set RANK, WORLD_SIZE and so on for torch.distributed unless the user has set any."""
+    tune_open_mpi(os.environ)  # the script may start MPI before it imports the library
     if os.environ.keys().isdisjoint(_TORCH_VARIABLES):
         found = {name: _first(names, os.environ) for name, names in _TORCH_VARIABLES.items()}
         os.environ.update({name: value for name, value in found.items() if value is not None})
-
-
-def _line_buffer_stdout() -> None:
-    """Make standard output line-buffered, as on a terminal, though it may be a pipe."""
-    if "PYTHONUNBUFFERED" not in os.environ and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)
 
 
 def _run(words: list[str]) -> None:
@@ -105,31 +95,22 @@ def _user_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 def main(words: Sequence[str]) -> None:
-    """Run a script or module as one rank, and end all ranks if it fails.
-
-    Args:
-        words: The script, or ``-m`` and the module, and its arguments.
-    """
+    """Run a script or module with its arguments as one rank, and end all ranks if it fails."""
     if not words or list(words) == ["-m"]:
         sys.exit("usage: python -m asyncddp.launch.rank SCRIPT.py|-m MODULE [ARGUMENT]...")
-    _limit_threads()
-    tune_open_mpi(os.environ)  # the script may start MPI before it imports the library
-    _set_torch_variables()
-    _line_buffer_stdout()
+    _set_variables()
+    if "PYTHONUNBUFFERED" not in os.environ and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # as on a terminal
     process = os.getpid()
     with _recorded_lifetime():
         try:
             _run(list(words))
         except BaseException as error:
-            if os.getpid() == process and not _is_success(error):
+            success = isinstance(error, SystemExit) and error.code in (None, 0)
+            if os.getpid() == process and not success:
                 _end_all_ranks(error)
-            if os.getpid() != process or not _is_success(error):
+            if os.getpid() != process or not success:
                 raise
-
-
-def _is_success(error: BaseException) -> bool:
-    """Return whether an exception is a ``SystemExit`` with code 0."""
-    return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
 def _end_all_ranks(error: BaseException) -> None:

@@ -71,12 +71,9 @@ def launch_variables(
 ) -> dict[str, str]:
     """Return the variables to set for ranks in addition to this process's environment.
 
-    Args:
-        environment: Variables of this process.
-        exports: Variables that the user gave with ``-x``.
-        ranks_here: Ranks on this machine; None where other machines count their own cores.
-        terminal: Whether the ranks' output is shown on a terminal. The ranks cannot know: Open
-            MPI gives them one in any case, others never. ``TTY_COMPATIBLE`` is what rich reads.
+    ``ranks_here`` is None where other machines count their own cores. Whether output is shown on a
+    ``terminal`` the ranks cannot know: Open MPI gives them one in any case, others never. rich
+    reads ``TTY_COMPATIBLE``.
     """
     added = {} if "TTY_COMPATIBLE" in environment else {"TTY_COMPATIBLE": str(int(terminal))}
     if terminal and "COLUMNS" not in environment:
@@ -101,11 +98,10 @@ def specifies_hosts(environment: Mapping[str, str], extra: Iterable[str]) -> boo
 def rendezvous_variables(
     environment: Mapping[str, str], hosts: Sequence[Host], *, remote: bool
 ) -> dict[str, str]:
-    """Return MASTER_ADDR and MASTER_PORT, the rendezvous of torch.distributed.
+    """Return MASTER_ADDR and MASTER_PORT, the rendezvous of torch.distributed, unless they are set.
 
     Libraries such as Hugging Face's accelerate read them where they see the variables of an MPI
-    launcher. What the user has set stays. The address is the first host's, or that of the batch
-    system's first; the port is free there as far as this machine can tell.
+    launcher. The address is the first host's; the port is free as far as this machine can tell.
     """
     address = "127.0.0.1"
     if remote:
@@ -131,10 +127,7 @@ def _free_port() -> int:
 
 
 def forwarded_variables(environment: Mapping[str, str], exports: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of the variables to forward to other machines, sorted.
-
-    These are the user's ``-x``, this library's, those that tune MPI, NCCL and UCX, and those by
-    which a program finds its libraries; never others, which may hold secrets.
+    """Return the names of the variables to forward to other machines; others may hold secrets.
 
     Example:
         >>> forwarded_variables({"PATH": "/bin", "AWS_SECRET": "x", "ASYNCDDP_CHECK": "1"}, ["LR"])

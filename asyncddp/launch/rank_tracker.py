@@ -1,9 +1,9 @@
 """Tracks the rank processes of this machine: which are in ``init()``, have ended or are lost.
 
-Every rank that :mod:`asyncddp.launch.rank` runs writes a file ``started-<rank>`` into the report
-directory and renames it to ``ended-<rank>`` when it ends regularly; while it waits in ``init()``
-for the others there is a file ``joining-<rank>``. A pidfd reports the end of each process at once,
-so the first lost rank is known even where the launcher kills the others without naming it.
+Every rank writes a file ``started-<rank>`` into the report directory and renames it to
+``ended-<rank>`` when it ends regularly; while it waits in ``init()`` there is a file
+``joining-<rank>``. A pidfd reports the end of each process at once, so the first lost rank is known
+even where the launcher kills the others without naming it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from pathlib import Path
 
 def record_start(report_directory: str, rank: str) -> None:
     """Write the start file of this rank; does nothing on a machine without the directory."""
+    file = Path(report_directory, f"started-{rank}")
     with contextlib.suppress(OSError):
-        Path(report_directory, f"started-{rank}").write_text(
-            f"{os.getpid()} {socket.gethostname()}"
-        )
+        file.write_text(f"{os.getpid()} {socket.gethostname()}")
 
 
 def record_end(report_directory: str, rank: str) -> None:
@@ -84,11 +83,8 @@ class RankTracker:
 
     def ended(self) -> tuple[int, ...]:
         """Return the ranks of this machine that ended regularly and whose process is gone."""
-        return tuple(
-            sorted(
-                _rank_of(path) for path in self._report_directory.glob("ended-*") if _is_gone(path)
-            )
-        )
+        files = self._report_directory.glob("ended-*")
+        return tuple(sorted(_rank_of(path) for path in files if _is_gone(path)))
 
     def has_reports(self) -> bool:
         """Return whether any rank has written a failure report."""

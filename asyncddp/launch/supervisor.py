@@ -81,9 +81,8 @@ class _LauncherTerminator:
         self.deadline = math.inf
         self.received: int | None = None
 
-    def on_signal(self, number: int, frame: FrameType | None) -> None:
+    def on_signal(self, number: int, _: FrameType | None) -> None:
         """Forward the first signal to the launcher; kill everything at the second."""
-        del frame
         if self.received is not None:
             self._kill()
             return
@@ -112,23 +111,31 @@ class _LauncherTerminator:
 
 
 @contextlib.contextmanager
-def _signal_handlers(handler: Callable[[int, FrameType | None], None]) -> Iterator[socket.socket]:
-    """Install signal handlers; yields a socket that becomes readable after each signal."""
-    reader, writer = socket.socketpair()
-    reader.setblocking(False)
-    writer.setblocking(False)
-    ignored = [n for n in _FORWARDED_SIGNALS if signal.getsignal(n) is signal.SIG_IGN]  # nohup
-    before = {n: signal.signal(n, handler) for n in _FORWARDED_SIGNALS if n not in ignored}
-    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes us up
-    wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+def termination_handler(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle SIGINT, SIGTERM and SIGHUP in the block, unless they are ignored, as under nohup."""
+    wanted = [n for n in _FORWARDED_SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in wanted}
     try:
-        yield reader
+        yield
     finally:
-        signal.set_wakeup_fd(wakeup)
         for number, old in before.items():
             signal.signal(number, old)
-        reader.close()
-        writer.close()
+
+
+@contextlib.contextmanager
+def _wakeup_socket() -> Iterator[socket.socket]:
+    """Yield a socket that becomes readable after each signal, also when a child ends."""
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        reader.setblocking(False)
+        writer.setblocking(False)
+        before = signal.signal(signal.SIGCHLD, lambda *_: None)
+        wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        try:
+            yield reader
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            signal.signal(signal.SIGCHLD, before)
 
 
 def supervise(
@@ -143,16 +150,10 @@ def supervise(
     """Run a launcher until it ends, and kill what is left of its processes.
 
     It runs in a session of its own, so that Ctrl-C reaches this process alone, which forwards it:
-    ranks are then ended in the launcher's orderly way, and a second Ctrl-C kills them all.
-
-    Args:
-        arguments: The launcher's command line.
-        environment: Its environment, to which the report directory is added.
-        report_directory: What identifies the run's processes, as a variable of them all.
-        output_filters: Filters of standard output, which is not piped where that is None, and
-            of standard error.
-        timeout: Seconds after which the run is ended.
-        started: Called with the launcher's process id once it runs.
+    ranks are then ended in the launcher's orderly way, and a second Ctrl-C kills them all. The
+    report directory identifies the run's processes, as a variable of them all. The filters are of
+    standard output, which is not piped where that is None, and of standard error. ``started`` is
+    called with the launcher's process id.
     """
     stdout, stderr = output_filters
     marker = f"{REPORT_DIR}={report_directory}"
@@ -172,8 +173,9 @@ def supervise(
             pipes.append(_OutputPipe(child.stdout, 1, stdout))
         ends = math.inf if timeout is None else time.monotonic() + timeout
         with (
-            _signal_handlers(terminator.on_signal) as wakeups,
-            _SupervisorLoop(pipes, wakeups, report_directory) as loop,
+            termination_handler(terminator.on_signal),
+            _wakeup_socket() as wakeups,
+            contextlib.closing(_SupervisorLoop(pipes, wakeups, report_directory)) as loop,
         ):
             loop.run(child, terminator, ends)
         kill_processes(marker)
@@ -202,10 +204,8 @@ class _SupervisorLoop:
         for pipe in pipes:
             self._selector.register(pipe.source, selectors.EVENT_READ, pipe.forward)
 
-    def __enter__(self) -> _SupervisorLoop:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the selector and the pidfds."""
         self._selector.close()
         self.tracker.close()
 

@@ -63,20 +63,17 @@ class _HydraLauncher(Launcher):
         arguments += self._binding(job)
         arguments += ["-prepend-rank"] if job.tag_output else []
         if job.interface is not None and not job.alone:
-            arguments += ["-iface", self._checked_interface(job.interface)]
+            if "/" in job.interface or "," in job.interface:
+                raise ArgumentError(
+                    f"--network-interface: {self.title} takes the name of one interface, like "
+                    f"eth0; got {job.interface!r}."
+                )
+            arguments += ["-iface", job.interface]
         if job.remote_shell is not None:
             arguments += ["-launcher", "ssh", "-launcher-exec", job.remote_shell]
         if job.remote:
             arguments += ["-genvlist", ",".join(job.forward)]
         return LaunchCommand((*arguments, *job.extra, *job.program), self._environment(job))
-
-    def _checked_interface(self, text: str) -> str:
-        if "/" in text or "," in text:
-            raise ArgumentError(
-                f"--network-interface: {self.title} takes the name of one interface, like eth0; "
-                f"got {text!r}."
-            )
-        return text
 
     def _binding(self, job: Job) -> list[str]:
         return default_option(job, ("-bind-to", "--bind-to"), job.bind_to)

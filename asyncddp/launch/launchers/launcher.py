@@ -9,23 +9,19 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from asyncddp.launch.job import Job, LaunchCommand
 
 
 @dataclass(frozen=True)
 class FailedRank:
-    """The first failed process as the launcher reports it.
+    """The first failed process as the launcher reports it."""
 
-    ``rank`` is None where the launcher does not say for certain. Without a ``signal``, the ``code``
-    None means that MPI itself ended it, and 0 that it ended without finalizing MPI.
-    """
-
-    rank: int | None = None
+    rank: int | None = None  # None where the launcher does not say for certain
     host: str | None = None
     signal: int | None = None
-    code: int | None = None
+    code: int | None = None  # None: MPI itself ended it; 0: it ended without finalizing MPI
     lost_host: bool = False
 
 
@@ -75,11 +71,9 @@ def rank_exit_from(match: re.Match[str] | None) -> FailedRank | None:
     """Build a :class:`FailedRank` from the groups ``rank``, ``host``, ``signal`` and ``code``."""
     if match is None:
         return None
-    found = match.groupdict()
-    numbers = {name: int(value) for name, value in found.items() if value and name != "host"}
-    return FailedRank(
-        numbers.get("rank"), found.get("host"), numbers.get("signal"), numbers.get("code")
-    )
+    found: dict[str, Any] = {name: value for name, value in match.groupdict().items() if value}
+    numbers = {name: int(value) for name, value in found.items() if name != "host"}
+    return FailedRank(**{**found, **numbers})
 
 
 def default_option(job: Job, names: Sequence[str], *values: str) -> list[str]:

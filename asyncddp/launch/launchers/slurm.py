@@ -21,11 +21,6 @@ _TASK = re.compile(
 )
 
 
-def _signal_number(words: str) -> int | None:
-    """Return the number of the signal with this ``strsignal`` description."""
-    return next((n.value for n in signal.Signals if signal.strsignal(n) == words), None)
-
-
 class _SrunLauncher(Launcher):
     title = "srun"
     local = False
@@ -91,9 +86,10 @@ class _SrunLauncher(Launcher):
         match = _TASK.search(output)
         if match is None:
             return None
-        code = None if match["code"] is None else int(match["code"])
-        killed = None if match["words"] is None else _signal_number(match["words"].strip())
-        return FailedRank(rank=int(match["rank"]), host=match["host"], signal=killed, code=code)
+        code, words = match["code"], (match["words"] or "").strip()
+        killed = next((n.value for n in signal.Signals if signal.strsignal(n) == words), None)
+        exit_code = None if code is None else int(code)
+        return FailedRank(int(match["rank"]), match["host"], killed, exit_code)
 
 
 SLURM = _SrunLauncher()
