@@ -21,15 +21,14 @@ from asyncddp.monitoring.random_projection import RandomProjection
 from asyncddp.monitoring.rank_record import Record
 from asyncddp.monitoring.report_collector import MonitorReport, ReportCollector
 from asyncddp.monitoring.report_sender import ROOT, ReportSender
-from asyncddp.monitoring.sinks import Sink, sink_opener
+from asyncddp.monitoring.sinks.sink_factory import Sink, sink_constructors
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 from asyncddp.optim.model_average import squared_deviation
 from asyncddp.rank_lists import list_ranks
 
 logger = logging.getLogger("asyncddp")
 
-_PATIENCE = 2  # later reports for which a step waits
-_PATIENCE_SECONDS = 1.0  # by which they must be later
+_PATIENCE, _PATIENCE_SECONDS = 2, 1.0  # a step waits for so many reports that are so much later
 _SHUTDOWN_PATIENCE = 2.0  # seconds
 
 
@@ -101,11 +100,12 @@ def monitor(
     """
     target = find_target(watched)
     check_monitor_arguments(target, every, consensus, first_step)
-    open_sinks = sink_opener(to, append=first_step > 0)
-    sinks = open_sinks() if target.context.rank == ROOT else []
+    constructors = sink_constructors(to, append=first_step > 0)
     with ExitStack() as undo:
-        for sink in sinks:
-            undo.callback(sink.close)
+        sinks: list[Sink] = []
+        for open_sink in constructors if target.context.rank == ROOT else ():
+            sinks.append(open_sink())
+            undo.callback(sinks[-1].close)
         made = Monitor(target, every, sinks, consensus, first_step)
         undo.pop_all()
         return made
@@ -201,9 +201,9 @@ class Monitor:
             departed=target.watched.departed,
         )
         self.latest[record.rank] = record
-        if self._projection is None:
-            return MonitorReport(record)
-        return MonitorReport(record, self._projection(target.parameters))
+        project = self._projection
+        projection = None if project is None else project(target.parameters)
+        return MonitorReport(record, projection)
 
     def _exact_distance(self) -> float | None:
         """Compute the exact consensus distance; collective."""

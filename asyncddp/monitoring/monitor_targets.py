@@ -23,9 +23,7 @@ MONITORS_KEY = "monitors"
 class MonitorTarget(ABC):
     """Interface through which a monitor watches an optimizer or module that trains and averages.
 
-    Args:
-        watched: The optimizer or module.
-        averaging: The part of it that averages with the neighbours, and counts bytes and seconds.
+    ``averaging`` is its part that averages with the neighbours, and counts bytes and seconds.
     """
 
     def __init__(
@@ -47,9 +45,9 @@ class MonitorTarget(ABC):
         return self._averaging.exposed_time.seconds
 
     @property
-    @abstractmethod
     def in_step(self) -> bool:
         """True if ranks wait for each other, so that they make the same step at about one time."""
+        return not self._averaging.communication.uses_windows or self._averaging.force_barrier
 
     @property
     @abstractmethod
@@ -59,7 +57,7 @@ class MonitorTarget(ABC):
     @property
     def all_ranks_step(self) -> bool:
         """True unless some ranks may be done while others train."""
-        return True
+        return self._averaging.join_coordinator is None
 
     def prepare(self) -> None:  # noqa: B027 - not all need it
         """Prepare for a step that will be reported."""
@@ -82,26 +80,15 @@ class OptimizerTarget(MonitorTarget):
 
     def __init__(self, optimizer: DistributedOptimizer) -> None:
         super().__init__(optimizer, optimizer._averager)
-        self._optimizer, self._averager = optimizer, optimizer._averager
+        self._optimizer = optimizer
         self._squares: dict[int, torch.Tensor] = {}
         self._hooks: list[RemovableHandle] = []
-
-    @property
-    @override
-    def in_step(self) -> bool:
-        how = self._averager.communication.how
-        return how is None or not how.one_sided or self._averager.force_barrier
 
     @property
     @override
     def parameters(self) -> list[torch.Tensor]:
         every = (p for group in self._optimizer.param_groups for p in group["params"])
         return [parameter for parameter in every if parameter.requires_grad and parameter.numel()]
-
-    @property
-    @override
-    def all_ranks_step(self) -> bool:
-        return self._averager.join_coordinator is None
 
     @override
     def prepare(self) -> None:
@@ -124,11 +111,8 @@ class OptimizerTarget(MonitorTarget):
 
     @override
     def gradient_norm(self) -> float | None:
-        """Return the norm of the gradients as backward passes gave them, or of those present.
-
-        Where a GradScaler's ``unscale_`` was called before the step, its factor is not known here:
-        then it is the norm of what the step has used.
-        """
+        # where a GradScaler's unscale_ was called before the step, its factor is not known here:
+        # then it is the norm of what the step has used
         scale = getattr(self._optimizer, "grad_scale", None)
         unscaled = getattr(self._optimizer, "found_inf", None) is not None and scale is None
         squares = list(self._squares.values())
@@ -157,11 +141,6 @@ class ModuleTarget(MonitorTarget):
         super().__init__(module, module._reducer.bucket_averager.averager)
         self._reducer = module._reducer
         self._square: float | None = None
-
-    @property
-    @override
-    def in_step(self) -> bool:
-        return not self._averaging.communication.uses_windows
 
     @property
     @override
@@ -215,11 +194,8 @@ def find_target(watched: object) -> MonitorTarget:
         return OptimizerTarget(watched)
     if isinstance(watched, DecentralizedDataParallel):
         return ModuleTarget(watched)
-    hint = (
-        "the wrapper, not the optimizer in it"
-        if isinstance(watched, torch.optim.Optimizer)
-        else "what the training loop steps with"
-    )
+    inner = isinstance(watched, torch.optim.Optimizer)
+    hint = "the wrapper, not the optimizer in it" if inner else "what the training loop steps with"
     raise ArgumentError(
         "monitor: argument watched: expected a DistributedOptimizer or a "
         f"DecentralizedDataParallel, got {type(watched).__name__}; give {hint}"

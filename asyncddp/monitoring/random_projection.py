@@ -26,8 +26,7 @@ class RandomProjection:
 
     S gives each parameter a random sign and adds up those of equal index modulo 1021; B has
     random signs too. So the cost is one multiplication for each parameter, whatever k is, and
-    d / 8 bytes of signs are kept. P is linear: differences of projections are the projections of
-    differences. What two ranks have in common bit by bit is common to their projections.
+    d / 8 bytes of signs are kept. P is linear, and equal for equal parameters bit by bit.
 
     Example:
         >>> project = RandomProjection(64)
@@ -41,8 +40,7 @@ class RandomProjection:
     """
 
     def __init__(self, k: int = 64, seed: int = 0) -> None:
-        self.k = k
-        self._seed = seed
+        self.k, self._seed = k, seed
         signs = np.unpackbits(np.frombuffer(self._random(0, k * _WIDTH), np.uint8))[: k * _WIDTH]
         matrix = make_tensor(signs, torch.float64).reshape(k, _WIDTH)
         self._last = (2 * matrix - 1) / math.sqrt(k)

@@ -48,14 +48,7 @@ class Record:
         return {**values, "departed": list(self.departed)}
 
     def as_json(self) -> str:
-        """Return one line of strict JSON; non-finite numbers become strings, such as ``"nan"``.
-
-        Example:
-            >>> from dataclasses import replace
-            >>> record = Record(0, 50, 1e9, 0.5, 0.0, 2.0, 0.1, 0.01, 0.0, 800, None)
-            >>> json.loads(replace(record, gradient_norm=float("nan")).as_json())["gradient_norm"]
-            'nan'
-        """
+        """Return one line of strict JSON; non-finite numbers become strings, such as ``"nan"``."""
         strict = {
             name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in self.as_dict().items()

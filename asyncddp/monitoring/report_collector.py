@@ -1,4 +1,4 @@
-"""Grouping of all ranks' monitor reports by step, and their consensus distances; no I/O."""
+"""Grouping of all ranks' monitor reports by step, and computation of consensus distances."""
 
 from __future__ import annotations
 
@@ -22,15 +22,10 @@ class MonitorReport:
 class ReportCollector:
     """Collector of all ranks' reports, which groups them by step and adds consensus distances.
 
-    Where ranks go in step, the reports of one step are kept until all active ranks have sent
-    theirs, or there are more than ``patience`` later ones, and those by ``seconds``. For a rank
-    without a report of that step its last projection counts; before its first, no distance is
-    known.
-
-    Args:
-        size: Number of ranks.
-        patience: Number of later reports after which a step no longer waits; 0: never wait.
-        seconds: How much later they must be: quick steps may end before a message has arrived.
+    The reports of one step are kept until all active ranks have sent theirs, or there are more than
+    ``patience`` steps that are later by ``seconds``: quick steps may end before a message has
+    arrived. With no patience, no step waits. For a rank without a report of that step its last
+    projection counts; before its first, no distance is known.
 
     Example:
         >>> def report(rank, x):

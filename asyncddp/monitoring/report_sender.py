@@ -22,48 +22,41 @@ _FIGURES = len(fields(Record)) - 1  # all but the departed ranks, whose number v
 class ReportSender:
     """Sender of one rank's monitor reports to rank 0; on rank 0 also their receiver.
 
-    Args:
-        context: The context of the ranks.
-        label: A name that is equal on all ranks and used by no other sender.
+    The label is equal on all ranks and used by no other sender.
     """
 
     def __init__(self, context: Context, label: str) -> None:
         self._context, self._service = context, f"monitor/{label}"
+        self._engine, self._is_root = context.engine, context.rank == ROOT
         self.arrived: deque[MonitorReport | int] = deque()
         """On rank 0: reports, and ranks that send no more, in order of arrival."""
-        if context.rank == ROOT:
-            with context.engine.active_messages() as active_messages:
+        if self._is_root:
+            with self._engine.active_messages() as active_messages:
                 active_messages.handlers[self._service] = self._on_message
 
     def send(self, report: MonitorReport) -> None:
         """Send a report to rank 0."""
-        if self._context.rank == ROOT:
+        if self._is_root:
             self.arrived.append(report)
             return
         *facts, departed = report.record.as_dict().values()
-        with self._context.engine.active_messages() as active_messages:
+        with self._engine.active_messages() as active_messages:
             active_messages.send(ROOT, self._service, (*facts, *departed), report.projection)
 
     def end(self) -> None:
         """Tell rank 0 that no report follows; does nothing after the context's shutdown."""
-        if self._context.rank == ROOT:
+        if self._is_root:
             self.arrived.append(ROOT)
             return
-        with (
-            contextlib.suppress(NotInitializedError),
-            self._context.engine.active_messages() as active_messages,
-        ):
-            active_messages.send(ROOT, self._service, ())
+        with contextlib.suppress(NotInitializedError), self._engine.active_messages() as messages:
+            messages.send(ROOT, self._service, ())
 
     def close(self) -> None:
         """On rank 0: receive no more reports; does nothing after the context's shutdown."""
-        if self._context.rank != ROOT:
+        if not self._is_root:
             return
-        with (
-            contextlib.suppress(NotInitializedError),
-            self._context.engine.active_messages() as active_messages,
-        ):
-            active_messages.handlers.pop(self._service, None)
+        with contextlib.suppress(NotInitializedError), self._engine.active_messages() as messages:
+            messages.handlers.pop(self._service, None)
 
     def _on_message(self, peer: int, content: tuple[Any, ...], tensor: torch.Tensor | None) -> None:
         """Handle a rank's message; called by the engine, on any thread."""
@@ -76,7 +69,7 @@ class ReportSender:
     def has_left(self, peer: int) -> bool:
         """Return True if a rank has left the run."""
         try:
-            self._context.engine.wait_guard("monitoring")([peer])
+            self._engine.wait_guard("monitoring")([peer])
         except PeerError:
             return True
         return False

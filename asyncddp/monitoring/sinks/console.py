@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from asyncddp.cli.console import make_table
 from asyncddp.monitoring.rank_record import Record
 from asyncddp.rank_lists import list_ranks
 from asyncddp.timeline.format_bytes import format_bytes
@@ -24,8 +25,7 @@ _HEADERS = (
 class ConsoleSink:
     """Sink that shows the newest figures of all ranks on a terminal, or prints them as lines.
 
-    On a terminal a table stays below what the script prints. Elsewhere each report of rank 0 is one
-    line, with the median over ranks and the worst.
+    A line is printed with each report of rank 0: the median over ranks and the worst.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -61,13 +61,8 @@ class ConsoleSink:
 
 def _table(every: Sequence[Record]) -> Table:
     """Build a table with a row per rank; for many ranks, the median and the worst."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = make_table(None, _HEADERS)
     table.caption = _departures(every).removeprefix("; ") or None
-    for header in _HEADERS:
-        table.add_column(header, justify="right", no_wrap=True)
     if len(every) <= _ROWS:
         for record in every:
             table.add_row(f"{record.rank}", *_cells([record], max))

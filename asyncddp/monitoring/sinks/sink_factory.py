@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from functools import partial
-from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -51,13 +49,11 @@ class _FunctionSink:
 class JsonLinesSink:
     """Sink that writes one JSON object per rank and report, unbuffered.
 
-    A run that is killed leaves whole lines. A disk that is full ends the file with a warning, not
-    the run.
+    A disk that is full ends the file with a warning, not the run.
     """
 
     def __init__(self, path: Path, *, append: bool = False) -> None:
         self._path = path
-        self._file: FileIO | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("ab" if append else "wb", buffering=0)
@@ -69,7 +65,7 @@ class JsonLinesSink:
 
     def write(self, records: Sequence[Record]) -> None:
         """Append a line for each record."""
-        if self._file is None:
+        if self._file.closed:
             return
         try:
             self._file.write("".join(record.as_json() + "\n" for record in records).encode())
@@ -79,13 +75,11 @@ class JsonLinesSink:
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._file.close()
 
 
 class TensorBoardSink:
-    """Sink that adds each rank's figures to a ``SummaryWriter``, and closes it if it owns it."""
+    """Sink that adds each rank's figures to a ``SummaryWriter``, and closes its ``own`` one."""
 
     def __init__(self, writer: Any, *, own: bool = False) -> None:
         self._writer, self._own = writer, own
@@ -117,22 +111,11 @@ def _open_summary_writer(folder: str) -> Any:
     return SummaryWriter(folder)
 
 
-def sink_opener(to: Any, *, append: bool) -> Callable[[], list[Sink]]:
-    """Check the argument ``to`` and return a function that opens its sinks."""
+def sink_constructors(to: Any, *, append: bool) -> list[Callable[[], Sink]]:
+    """Check the argument ``to`` and return a function for each sink that opens it."""
     several = isinstance(to, Iterable) and not isinstance(to, (str, Path))
     every = [] if to is None else list(to) if several else [to]
-    constructors = [_sink_constructor(one, append=append) for one in every]
-    return partial(_open_sinks, constructors)
-
-
-def _open_sinks(constructors: Iterable[Callable[[], Sink]]) -> list[Sink]:
-    with ExitStack() as opened:
-        sinks = []
-        for make in constructors:
-            sinks.append(make())
-            opened.callback(sinks[-1].close)
-        opened.pop_all()
-        return sinks
+    return [_sink_constructor(one, append=append) for one in every]
 
 
 def _sink_constructor(to: Any, *, append: bool) -> Callable[[], Sink]:
