@@ -73,12 +73,7 @@ def _check_unique(hosts: Iterable[Host], where: str) -> tuple[Host, ...]:
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Parse the value of ``-H``, hosts separated by commas.
-
-    Example:
-        >>> [str(host) for host in parse_hosts("h1:2,10.0.0.7,[fe80::1]:4")]
-        ['h1:2', '10.0.0.7', '[fe80::1]:4']
-    """
+    """Parse the value of ``-H``, hosts separated by commas: ``h1:2,10.0.0.7,[fe80::1]:4``."""
     return _check_unique((_parse_host(item.strip(), "-H") for item in text.split(",")), "-H")
 
 
@@ -115,12 +110,7 @@ def _parse_line(words: Sequence[str], where: str) -> Host:
 
 
 def assign_slots(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
-    """Assign slots to hosts without a number: the remaining ranks in equal parts, or one each.
-
-    Example:
-        >>> [str(host) for host in assign_slots(parse_hosts("h1,h2"), 8)]
-        ['h1:4', 'h2:4']
-    """
+    """Assign slots to hosts without a number: the remaining ranks in equal parts, or one each."""
     open_hosts = [host for host in hosts if host.slots is None]
     left = 0 if ranks is None else ranks - sum(host.slots or 0 for host in hosts)
     each = max(1, -(-left // len(open_hosts))) if open_hosts else 0

@@ -109,12 +109,6 @@ def build_rank_program(words: Sequence[str], *, module: bool, here: bool = True)
     """Return the command line of every rank; Python goes through :mod:`asyncddp.launch.rank`.
 
     ``here`` says whether the script or program must be found on this machine.
-
-    Example:
-        >>> build_rank_program(["train.py", "--lr", "0.1"], module=False, here=False)[1:]
-        ('-m', 'asyncddp.launch.rank', 'train.py', '--lr', '0.1')
-        >>> build_rank_program(["./solver", "in.dat"], module=False, here=False)
-        ('./solver', 'in.dat')
     """
     if module:
         return (sys.executable, *_RUNNER, "-m", *words)

@@ -36,12 +36,7 @@ class InstalledLauncher:
 
 
 def identify_launcher(version_output: str) -> tuple[str, str] | None:
-    """Return implementation and version of a launcher from its ``--version`` output.
-
-    Example:
-        >>> identify_launcher("mpirun (Open MPI) 5.0.11")
-        ('open_mpi_5', '5.0.11')
-    """
+    """Return implementation and version of a launcher from its ``--version`` output."""
     for name, launcher in LAUNCHERS.items():
         if (version := launcher.parse_version(version_output)) is not None:
             return name, version

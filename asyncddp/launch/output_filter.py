@@ -69,19 +69,10 @@ class WaitWarningAggregator:
 
 
 class OutputFilter:
-    r"""Stream filter that separates the ranks' output from the launcher's failure messages.
+    """Stream filter that separates the ranks' output from the launcher's failure messages.
 
     With ``pass_through`` the launcher's lines stay in the output and are only recorded; without
     ``wait_warnings`` the ranks' waiting warnings stay there.
-
-    Example:
-        >>> lines = (re.compile("launcher: .*"),)
-        >>> patterns = LauncherOutputPatterns(lines=lines, line_prefixes=("launcher: ",))
-        >>> output_filter = OutputFilter(patterns)
-        >>> output_filter.feed(b"loss 0.1\nlauncher: rank 2 died\nlo")
-        b'loss 0.1\nlo'
-        >>> output_filter.launcher_lines
-        ['launcher: rank 2 died']
     """
 
     def __init__(

@@ -18,19 +18,11 @@ _NEEDED = (
     *("OMP_NUM_THREADS", "PATH", "PYTHONPATH", "PYTHONUNBUFFERED", "TTY_COMPATIBLE"),
     "VIRTUAL_ENV",
 )
-_BATCH = {
-    "COBALT_NODEFILE",
-    "HYDRA_HOST_FILE",
-    "I_MPI_HYDRA_HOST_FILE",
-    "LSB_JOBID",
-    "OAR_NODEFILE",
-    "OMPI_MCA_orte_default_hostfile",
-    "PBS_NODEFILE",
-    "PE_HOSTFILE",
+_BATCH = {  # from which launchers read their hosts
+    *("COBALT_NODEFILE", "HYDRA_HOST_FILE", "I_MPI_HYDRA_HOST_FILE", "LSB_JOBID", "OAR_NODEFILE"),
+    *("OMPI_MCA_orte_default_hostfile", "PBS_NODEFILE", "PE_HOSTFILE", "SLURM_JOB_ID"),
     "PRTE_MCA_prte_default_hostfile",
-    "SLURM_JOB_ID",
 }
-"""Variables from which launchers read their hosts."""
 _HOST_FLAGS = {
     f"{dashes}{name}"
     for dashes in ("-", "--")
@@ -45,12 +37,7 @@ _LIBRARY_PREFIXES = ("ASYNCDDP_", "FI_", "NCCL_", "UCX_")
 
 
 def parse_exports(items: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Parse the values of ``-x``: ``VAR`` (value from this environment) or ``VAR=value``.
-
-    Example:
-        >>> parse_exports(["HOME", "LR=0.1"], {"HOME": "/home/ada"})
-        {'HOME': '/home/ada', 'LR': '0.1'}
-    """
+    """Parse the values of ``-x``: ``VAR`` (value from this environment) or ``VAR=value``."""
     found = {}
     for item in items:
         name, given, value = item.partition("=")
@@ -127,11 +114,6 @@ def _free_port() -> int:
 
 
 def forwarded_variables(environment: Mapping[str, str], exports: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of the variables to forward to other machines; others may hold secrets.
-
-    Example:
-        >>> forwarded_variables({"PATH": "/bin", "AWS_SECRET": "x", "ASYNCDDP_CHECK": "1"}, ["LR"])
-        ('ASYNCDDP_CHECK', 'LR', 'PATH')
-    """
+    """Return the names of the variables to forward to other machines; others may hold secrets."""
     names = {n for n in environment if n in _NEEDED or n.startswith(_LIBRARY_PREFIXES)}
     return tuple(sorted(names | set(exports)))

@@ -26,16 +26,6 @@ class ReportCollector:
     ``patience`` steps that are later by ``seconds``: quick steps may end before a message has
     arrived. With no patience, no step waits. For a rank without a report of that step its last
     projection counts; before its first, no distance is known.
-
-    Example:
-        >>> def report(rank, x):
-        ...     record = Record(rank, 50, 0.0, None, 0.1, None, 0.0, 0.0, 0.0, 0, None)
-        ...     return MonitorReport(record, torch.tensor([x]))
-        >>> collector = ReportCollector(2, patience=2)
-        >>> collector.add(report(0, 1.0))
-        []
-        >>> [[record.consensus_distance for record in one] for one in collector.add(report(1, 4.0))]
-        [[1.5, 1.5]]
     """
 
     def __init__(self, size: int, patience: int, seconds: float = 0.0) -> None:

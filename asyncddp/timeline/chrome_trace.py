@@ -68,14 +68,7 @@ def _value(value: Any) -> str:
 
 
 class ChromeTraceFormatter:
-    """Formatter of one rank's trace events as lines of a Chrome trace (JSON).
-
-    Example:
-        >>> print(
-        ...     *ChromeTraceFormatter(3).format(Span("mix", "mix", 2, 1_000, 3_500, {"bytes": 8}))
-        ... )
-        {"name": "mix", "cat": "mix", "ph": "X", "ts": 1.000, "dur": 2.500, "pid": 3, "tid": 2, "args": {"bytes": 8}}
-    """  # noqa: E501 - a line of the file is as long as it is
+    """Formatter of one rank's trace events as lines of a Chrome trace (JSON)."""
 
     def __init__(self, rank: int) -> None:
         self._rank, self._tracks = rank, TransferTracks()

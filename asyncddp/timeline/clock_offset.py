@@ -25,12 +25,7 @@ class ClockSample(NamedTuple):
 
     @classmethod
     def from_round_trip(cls, sent: int, answer: int, received: int) -> ClockSample:
-        """Estimate the offset from the times of a request, its answer and the answer's arrival.
-
-        Example:
-            >>> ClockSample.from_round_trip(100, 1000, 140)
-            ClockSample(time=120, offset=880, error=20)
-        """
+        """Estimate the offset from the times of a request, its answer and the answer's arrival."""
         middle = (sent + received) // 2
         return cls(middle, answer - middle, max(1, (received - sent + 1) // 2))
 

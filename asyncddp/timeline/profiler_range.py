@@ -14,15 +14,7 @@ def profiler_enabled() -> bool:
 
 
 class ProfilerRange:
-    """Context manager that shows its block under a name in torch's profiler and, by NVTX, NVIDIA's.
-
-    Example:
-        >>> from torch.profiler import profile
-        >>> with profile() as trace, ProfilerRange("MIX"):
-        ...     _ = torch.ones(2).sum()
-        >>> any(event.key == "MIX" for event in trace.key_averages())
-        True
-    """
+    """Context manager that names its block in torch's profiler and, by NVTX, in NVIDIA's."""
 
     def __init__(self, name: str, *, nvtx: bool = False) -> None:
         self._name, self._nvtx = name, nvtx

@@ -16,12 +16,7 @@ from asyncddp.timeline.tracer import Tracer
 
 
 def trace_path(where: str, rank: int) -> Path:
-    """Return the path of a rank's trace file: in a folder, by a pattern, or with a prefix.
-
-    Example:
-        >>> [str(trace_path(where, 2)) for where in ("out/", "run-{rank}.json", "run-")]
-        ['out/rank2.json', 'run-2.json', 'run-2.json']
-    """
+    """Return the path of a rank's trace file: in ``out/``, by ``run-{rank}.json``, or ``run-…``."""
     if "{rank}" in where:
         return Path(where.replace("{rank}", str(rank)))
     if where.endswith((os.sep, os.altsep or os.sep)) or Path(where).is_dir():

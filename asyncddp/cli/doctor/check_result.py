@@ -24,9 +24,12 @@ class CheckResult:
     level: Literal["good", "note", "bad"] = "good"  # bad: ranks cannot run
 
     @classmethod
-    def with_advice(cls, section: str, name: str, value: str, advice: str) -> CheckResult:
-        """Make a result that is a note where there is advice, else good."""
-        return cls(section, name, value, advice, "note" if advice else "good")
+    def with_advice(
+        cls, section: str, name: str, value: str, advice: str, *, when: bool = True
+    ) -> CheckResult:
+        """Make a result that is a note with advice under a condition, else good."""
+        when = when and bool(advice)
+        return cls(section, name, value, advice, "note") if when else cls(section, name, value)
 
 
 def print_check_results(console: Console, findings: Sequence[CheckResult]) -> None:

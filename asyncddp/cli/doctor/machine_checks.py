@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 import shutil
@@ -40,18 +41,18 @@ def _check_shared_memory() -> CheckResult:
     usage = shutil.disk_usage(_SHM)
     value = f"{_format_size(usage.total)}, {_format_size(usage.free)} free"
     advice = "Give the container more: docker run --shm-size=8g, or --ipc=host."
-    advice = advice if usage.total < _SMALL_SHM else ""
-    return CheckResult.with_advice("Machine", "/dev/shm", value, advice)
+    small = usage.total < _SMALL_SHM
+    return CheckResult.with_advice("Machine", "/dev/shm", value, advice, when=small)
 
 
 def _check_open_files() -> CheckResult:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
-    value = "unlimited" if soft == unlimited else str(soft)
-    most = 65536 if hard == unlimited else min(hard, 65536)
-    advice = f"Many ranks with data-loading workers need more: ulimit -n {most}"
-    advice = advice if soft != unlimited and soft < _FEW_FILES else ""
-    return CheckResult.with_advice("Machine", "open files", value, advice)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (math.inf if limit == unlimited else limit for limit in limits)
+    value = "unlimited" if soft == math.inf else str(soft)
+    advice = f"Many ranks with data-loading workers need more: ulimit -n {min(hard, 65536)}"
+    few = soft < _FEW_FILES
+    return CheckResult.with_advice("Machine", "open files", value, advice, when=few)
 
 
 def output_of(program: str | None, *arguments: str) -> str:

@@ -21,9 +21,9 @@ def check_launcher(
     """Find the launcher, and return it with a check result."""
     try:
         found = find_launcher(wanted, environment)
+        return found, describe_launcher(found)
     except EnvironmentProblem as problem:
         return None, CheckResult("MPI", "launcher", "missing", str(problem), "bad")
-    return found, describe_launcher(found)
 
 
 def describe_launcher(found: InstalledLauncher) -> CheckResult:
@@ -38,12 +38,11 @@ def check_mpi_library(
     """Check the MPI library, of which the probe has told the ``facts``, or the ``problem``."""
     if "problem" in facts:
         return [CheckResult("MPI", "library", "cannot be used", str(facts["problem"]), "bad")]
-    level, advice = str(facts.get("thread_level", "unknown")), ""
-    if level != "MPI_THREAD_MULTIPLE":
-        advice = "Communication overlaps less with computing; MPI_THREAD_MULTIPLE would be better."
+    level, best = str(facts.get("thread_level", "unknown")), "MPI_THREAD_MULTIPLE"
+    advice = f"Communication overlaps less with computing; {best} would be better."
     return [
         _check_library(facts, found),
-        CheckResult.with_advice("MPI", "thread level", level, advice),
+        CheckResult.with_advice("MPI", "thread level", level, advice, when=level != best),
         *_check_features(facts, has_gpus),
     ]
 
@@ -56,17 +55,16 @@ def query_cuda_awareness(launcher: str) -> bool | None:
 
 
 def _check_library(facts: Mapping[str, Any], found: InstalledLauncher | None) -> CheckResult:
-    value, vendor = str(facts.get("library", "unknown")), str(facts.get("vendor", ""))
-    value = value.partition(",")[0]
+    value = str(facts.get("library", "unknown")).partition(",")[0]
+    vendor = str(facts.get("vendor", ""))
     family = vendor if found is None else found.launcher.title
-    if vendor and vendor != family and family in _WITH_LIBRARY:
-        advice = (
-            f"The launcher is {family}'s, the library {vendor}'s: every rank would believe that it "
-            f"is alone. Use {vendor}'s mpirun (--launcher), or set MPI4PY_LIBMPI to {family}'s "
-            "libmpi.so."
-        )
-        return CheckResult("MPI", "library", value, advice, "bad")
-    return CheckResult("MPI", "library", value)
+    if not vendor or vendor == family or family not in _WITH_LIBRARY:
+        return CheckResult("MPI", "library", value)
+    advice = (
+        f"The launcher is {family}'s, the library {vendor}'s: every rank would believe that it is "
+        f"alone. Use {vendor}'s mpirun (--launcher), or set MPI4PY_LIBMPI to {family}'s libmpi.so."
+    )
+    return CheckResult("MPI", "library", value, advice, "bad")
 
 
 def _check_features(facts: Mapping[str, Any], has_gpus: bool) -> Iterable[CheckResult]:
@@ -76,6 +74,6 @@ def _check_features(facts: Mapping[str, Any], has_gpus: bool) -> Iterable[CheckR
         "Tensors on GPUs travel through host memory. ./set_conda_down.sh makes an environment "
         "with a CUDA-aware Open MPI; NCCL, through cupy, does without."
     )
-    advice = advice if has_gpus and aware is False else ""
-    yield CheckResult.with_advice("MPI", "CUDA awareness", words, advice)
+    slow = has_gpus and aware is False
+    yield CheckResult.with_advice("MPI", "CUDA awareness", words, advice, when=slow)
     yield CheckResult("MPI", "ULFM", "yes" if facts.get("ulfm") else "no (Open MPI 5 has it)")

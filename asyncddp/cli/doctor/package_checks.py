@@ -43,8 +43,8 @@ def _check_torch(has_gpus: bool) -> CheckResult:
     cuda = torch_cuda_version()
     value = f"{name.split()[1]}, " + ("CPU build" if cuda is None else f"for CUDA {cuda}")
     advice = "This torch cannot use the GPUs: install its CUDA build (see pytorch.org)."
-    advice = advice if cuda is None and has_gpus else ""
-    return CheckResult.with_advice("Python", "torch", value, advice)
+    useless = cuda is None and has_gpus
+    return CheckResult.with_advice("Python", "torch", value, advice, when=useless)
 
 
 def _check_gpu_packages() -> Iterable[CheckResult]:
@@ -85,8 +85,7 @@ def check_packages(has_gpus: bool) -> list[CheckResult]:
     else:
         found.append(CheckResult("Python", "mpi4py", mpi4py.split()[1]))
     for name, (use, extra) in _OPTIONAL.items():
-        value = _find_installed([name])
-        advice = "" if value else f"For {use}: {install_command(extra)}"
-        shown = value.split()[1] if value else "missing"
-        found.append(CheckResult.with_advice("Python", name, shown, advice))
+        value = (_find_installed([name]) or f"{name} missing").split()[1]
+        advice, missing = f"For {use}: {install_command(extra)}", value == "missing"
+        found.append(CheckResult.with_advice("Python", name, value, advice, when=missing))
     return [*found, *(_check_gpu_packages() if has_gpus else ())]

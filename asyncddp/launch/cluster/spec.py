@@ -54,10 +54,6 @@ def controller_address(hosts: Sequence[Host], interface: str | None, *, remote: 
     """Return this machine's IPv4 address at which all engines can reach the controller.
 
     ``remote`` says whether other machines take part; ``interface`` is ``--network-interface``.
-
-    Example:
-        >>> controller_address((), "eth0", remote=False)
-        '127.0.0.1'
     """
     if not remote:
         return _LOOPBACK
@@ -67,20 +63,16 @@ def controller_address(hosts: Sequence[Host], interface: str | None, *, remote: 
     return _host_name_address() if other is None else _route_address(other)
 
 
-def _interface_addresses() -> dict[str, list[str]]:
+def _interface_address(interface: str) -> str:
+    """Return this machine's address on an interface or in a network."""
     try:
         import psutil
     except ImportError as problem:
         raise missing_package("psutil") from problem
-    return {
+    every = {
         name: [entry.address for entry in entries if entry.family == socket.AF_INET]
         for name, entries in psutil.net_if_addrs().items()
     }
-
-
-def _interface_address(interface: str) -> str:
-    """Return this machine's address on an interface or in a network."""
-    every = _interface_addresses()
     if "/" not in interface:
         own = every.get(interface, [])
     else:

@@ -14,12 +14,7 @@ Intervals: TypeAlias = NDArray[np.float64]
 
 
 def union(*spans: ArrayLike) -> Intervals:
-    """Unite spans, rows in any order that may overlap or nest, into disjoint intervals.
-
-    Example:
-        >>> union([(4, 6), (0, 2), (1, 3)], [(6, 7)]).tolist()
-        [[0.0, 3.0], [4.0, 7.0]]
-    """
+    """Unite spans, rows in any order that may overlap or nest, into disjoint intervals."""
     rows = np.concatenate([np.asarray(one, np.float64).reshape(-1, 2) for one in spans])
     rows = rows[rows[:, 1] > rows[:, 0]]
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
@@ -43,12 +38,7 @@ def _length_until(intervals: Intervals, times: NDArray[np.float64]) -> NDArray[n
 
 
 def length_within(intervals: Intervals, windows: ArrayLike) -> NDArray[np.float64]:
-    """Compute the total length of the intervals within each row of windows, which may overlap.
-
-    Example:
-        >>> length_within(union([(0, 3), (4, 7)]), [(2, 5), (7, 9)]).tolist()
-        [2.0, 0.0]
-    """
+    """Compute the total length of the intervals within each row of windows, which may overlap."""
     rows = np.asarray(windows, np.float64).reshape(-1, 2)
     return _length_until(intervals, rows[:, 1]) - _length_until(intervals, rows[:, 0])
 

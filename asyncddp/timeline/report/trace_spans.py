@@ -94,11 +94,6 @@ def _find_last_callers(
     The k-th call of a name on one rank is the k-th of that name on every other: the wait was for
     the rank that called last, or for ``NOBODY`` if all had called before it began, or if the call
     of one of them is in no file.
-
-    Example:
-        >>> mine, others = np.array([0.0, 10.0]), {1: np.array([1, 11.0]), 2: np.array([5, 9.0])}
-        >>> _find_last_callers(mine, others, np.array([[0.0, 6.0], [10.0, 12.0]]))
-        [2, 1]
     """
     ranks = list(others)
     k = np.searchsorted(mine, waits[:, 1], side="right") - 1
@@ -118,13 +113,7 @@ def as_rows(flat: array[float], columns: int = 2) -> NDArray[np.float64]:
 
 
 def collect_spans(events: Iterable[JsonEvent]) -> TimelineSpans:
-    """Collect the spans from the events of a merged timeline.
-
-    Example:
-        >>> span = {"ph": "X", "cat": "forward", "ts": 1.0, "dur": 2.0, "pid": 0, "tid": 1}
-        >>> collect_spans([span]).ranks[0].intervals("forward").tolist()
-        [[1.0, 3.0]]
-    """
+    """Collect the spans from the events of a merged timeline."""
     timeline = TimelineSpans()
     departure: JsonEvent = {"id": None}
     for event in events:
