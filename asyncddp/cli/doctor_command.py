@@ -68,8 +68,7 @@ def _run_checks(where: dict[str, Any], *, check: bool) -> dict[str, Any]:
         *check_packages(bool(found_gpus)),
         *check_machine(environment, found_gpus),
     ]
-    report: dict[str, Any] = {"routes": answer.get("routes", []), "pairs": [], "ranks": []}
-    report |= {"device_wires": answer.get("device_wires", []), "self_test": []}
+    report: dict[str, Any] = {key: answer.get(key, []) for key in _TABLES}
     given = any(where[key] for key in ("num_proc", "hosts", "hostfile"))
     if launcher is not None and given:
         there = _run_on_ranks([*RunOptions(**where).to_arguments(), *_PROBE])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from asyncddp.cli.console import make_console, make_table
+from asyncddp.cli.console import format_bytes, make_console, make_table
 
 if TYPE_CHECKING:
     from asyncddp.cli.report.monitor_log import MonitorLog, RankSummary
@@ -63,8 +63,6 @@ def _write_plot(run: MonitorLog, file: Path, plot: Path) -> None:
 
 
 def _print_summary(every: Sequence[RankSummary], slowest: RankSummary, title: str) -> None:
-    from asyncddp.timeline.format_bytes import format_bytes
-
     table = make_table(title, [
         "rank", "steps", "distance", "gradient\nnorm", "step", "exposed", "sent\nper step",
         "stale\nat most", "monitor",

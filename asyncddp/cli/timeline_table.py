@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from asyncddp.cli.console import make_table
-from asyncddp.timeline.format_bytes import format_bytes
+from asyncddp.cli.console import format_bytes, make_table
 from asyncddp.timeline.report.rank_breakdown import RankBreakdown
 from asyncddp.timeline.report.timeline_report import TimelineReport
 
@@ -96,31 +95,29 @@ def _table(report: TimelineReport, columns: Columns, title: str | None = None) -
 
 def _notable_ranks(report: TimelineReport, per: str) -> list[str]:
     """Return sentences on the slowest rank and on the rank waited for most."""
-    slow, behind = report.slowest_by_compute, report.slowest
-    waited, cause = report.waited_for_most, report.holds_up
-    told = []
-    if slow is not None:
-        told.append(_slow_sentence(report, slow, "compute", "Slowest by compute", per))
-    if behind not in (None, slow):
-        told.append(_slow_sentence(report, behind, "own", "Slowest in all it does", per))
-    if waited is not None:
-        told.append(_waited_sentence(report, waited, "Waited for most", per))
-    if cause not in (None, waited):
-        told.append(_waited_sentence(report, cause, "Holds up those as well", per))
-    return told
+    ranks = {one.rank: one for one in report.ranks}
 
+    def slow(words: str, rank: int | None, name: str) -> str | None:
+        if rank is None:
+            return None
+        mine = format_milliseconds(getattr(ranks[rank], name))
+        others = format_milliseconds(report.others(rank, name))
+        return f"{words}: rank {rank}, {mine} ms{per}; the others {others} ms."
 
-def _slow_sentence(report: TimelineReport, rank: int, name: str, words: str, per: str) -> str:
-    mine = next(getattr(one, name) for one in report.ranks if one.rank == rank)
-    others = format_milliseconds(report.others(rank, name))
-    return f"{words}: rank {rank}, {format_milliseconds(mine)} ms{per}; the others {others} ms."
+    def waited(words: str, rank: int | None) -> str | None:
+        if rank is None:
+            return None
+        long = format_milliseconds(dict(report.waited_for)[rank])
+        own = (ranks[rank].waited if rank in ranks else None) or ()
+        itself = format_milliseconds(sum(time for _, time in own))
+        return f"{words}: rank {rank}, {long} ms{per} by all others; it waits {itself} ms itself."
 
-
-def _waited_sentence(report: TimelineReport, rank: int, words: str, per: str) -> str:
-    long = format_milliseconds(dict(report.waited_for)[rank])
-    own = next((one.waited or () for one in report.ranks if one.rank == rank), ())
-    itself = format_milliseconds(sum(time for _, time in own))
-    return f"{words}: rank {rank}, {long} ms{per} by all others; it waits {itself} ms itself."
+    compute, most = report.slowest_by_compute, report.waited_for_most
+    own = report.slowest if report.slowest != compute else None
+    cause = report.holds_up if report.holds_up != most else None
+    told = [slow("Slowest by compute", compute, "compute")]
+    told += [slow("Slowest in all it does", own, "own"), waited("Waited for most", most)]
+    return list(filter(None, [*told, waited("Holds up those as well", cause)]))
 
 
 def _legend(stepped: bool) -> Text:

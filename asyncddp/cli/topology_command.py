@@ -92,7 +92,12 @@ def topology_command(
     builders = {name: _find_builder(name, "NAME") for name in names}
     options = {name: value for name, value in given.items() if value is not None}
     _check_options(options, builders)
-    built, refused = _build_all(builders, ranks, options)
+    built, refused = {}, []
+    for name, builder in builders.items():
+        try:
+            built[name] = _build(builder, ranks, options)
+        except topology.TopologyError as error:
+            refused.append(str(error))
     link = (1e6 * megabytes, 1e-6 * latency, bandwidth / 8 * 1e9)
     try:
         if built:
@@ -130,13 +135,13 @@ def _check_options(options: Iterable[str], builders: Mapping[str, Builder]) -> N
     """Raise if an option is a parameter of none of the named families."""
     from topology import GRAPHS, SCHEDULES
 
-    everyone = {**GRAPHS, **SCHEDULES}
     taken = {name for builder in builders.values() for name in _parameters(builder)}
     if "graph" in taken:
         taken |= {name for builder in GRAPHS.values() for name in _parameters(builder)}
     for name in options:
         if name not in taken:
-            takers = sorted(f for f, builder in everyone.items() if name in _parameters(builder))
+            families = {**GRAPHS, **SCHEDULES}.items()
+            takers = sorted(family for family, builder in families if name in _parameters(builder))
             flag = {"k": "-k", "directed": "--undirected"}.get(name, "--" + name.replace("_", "-"))
             raise click.UsageError(
                 f"{flag} means nothing to {', '.join(builders)}; it belongs to {', '.join(takers)}."
@@ -157,21 +162,6 @@ def _build(builder: Builder, n: int, options: Mapping[str, Any]) -> GraphOrSched
         return builder(n, **arguments)
     thinned = _build(_find_builder(arguments.pop("graph"), "--graph"), n, options)
     return builder(thinned, **arguments)
-
-
-def _build_all(
-    builders: Mapping[str, Builder], n: int, options: Mapping[str, Any]
-) -> tuple[dict[str, GraphOrSchedule], list[str]]:
-    """Build all families; return those that could be built and the errors of the others."""
-    from topology import TopologyError
-
-    built, refused = {}, []
-    for name, builder in builders.items():
-        try:
-            built[name] = _build(builder, n, options)
-        except TopologyError as error:
-            refused.append(str(error))
-    return built, refused
 
 
 def _draw(built: Mapping[str, GraphOrSchedule], draw: Path) -> None:

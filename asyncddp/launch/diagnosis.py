@@ -156,8 +156,12 @@ def _diagnose_exit_codes(
     if rank_exit is not None and rank_exit.lost_host:  # Open MPI may call that a success
         line = f"host {rank_exit.host} was lost, or could not be reached"
         return Diagnosis(outcome.code or 1, (line,), explained=False)
-    if rank_exit is not None:
-        return Diagnosis(code or 1, (_describe_end_by_mpi(rank_exit, outcome.lost),))
+    if rank_exit is not None:  # MPI itself ended it, as after a connection to a lost peer closed
+        who = _describe_rank(rank_exit.rank, rank_exit.host)
+        line = f"{who} was ended by MPI itself: another rank was lost, or the network failed"
+        if outcome.lost and outcome.lost[0] != rank_exit.rank:
+            line = f"rank {outcome.lost[0]} was lost first, {_VANISHED}; then {who} was"
+        return Diagnosis(code or 1, (line,))
     line = f"the launcher ended with exit code {code}"
     if outcome.lost:
         line = f"{list_ranks(outcome.lost[:1])} was lost first, {_VANISHED}; {line}"
@@ -172,14 +176,6 @@ def _describe_wait_in_init(outcome: RunOutcome) -> str:
         return f"{list_ranks(gone)} was lost, {_VANISHED}, {waiting}"
     ended = list_ranks(outcome.ended)
     return f"{ended} came to the end of the script without calling init(), {waiting}"
-
-
-def _describe_end_by_mpi(rank_exit: FailedRank, lost: Sequence[int]) -> str:
-    """Describe a rank that MPI itself ended, as after a connection to a lost peer closed."""
-    who = _describe_rank(rank_exit.rank, rank_exit.host)
-    if lost and lost[0] != rank_exit.rank:
-        return f"rank {lost[0]} was lost first, {_VANISHED}; then {who} was"
-    return f"{who} was ended by MPI itself: another rank was lost, or the network failed"
 
 
 def _diagnose_reports(reports: Sequence[FailureReport], lost: Sequence[int] = ()) -> Diagnosis:

@@ -31,30 +31,25 @@ class WaitWarningAggregator:
     """
 
     def __init__(self) -> None:
-        self._held: list[re.Match[str]] = []
+        self.pending: list[re.Match[str]] = []
         self._since = 0.0
-
-    @property
-    def has_pending(self) -> bool:
-        """True if warnings have been collected and not shown."""
-        return bool(self._held)
 
     @property
     def due(self) -> bool:
         """True if the oldest collected warning has waited long enough to be shown."""
-        return self.has_pending and time.monotonic() - self._since >= _COLLECTION_TIME
+        return bool(self.pending) and time.monotonic() - self._since >= _COLLECTION_TIME
 
     def add(self, line: str) -> bool:
         """Collect a line if it is a waiting warning, and return whether it is one."""
         match = _WAIT_WARNING.fullmatch(line)
         if match is not None:
-            self._since = self._since if self._held else time.monotonic()
-            self._held.append(match)
+            self._since = self._since if self.pending else time.monotonic()
+            self.pending.append(match)
         return match is not None
 
     def flush(self) -> list[str]:
         """Return one merged line, or all lines unchanged if there is no common cause."""
-        held, self._held = self._held, []
+        held, self.pending = self.pending, []
         waits = [(int(one["rank"]), {*parse_ranks(one["missing"])}, one["what"]) for one in held]
         waiting = {rank for rank, _, _ in waits}
         late = {peer for _, missing, _ in waits for peer in missing} - waiting
@@ -94,13 +89,13 @@ class OutputFilter:
     @property
     def has_pending(self) -> bool:
         """True if bytes or warnings are buffered."""
-        warned = self._wait_warnings is not None and self._wait_warnings.has_pending
-        return bool(self._pending or self._block or warned)
+        waits = self._wait_warnings
+        return bool(self._pending or self._block or (waits and waits.pending))
 
     def due_warnings(self, *, at_end: bool = False) -> bytes:
         """Return the merged waiting warnings once their collection time is over."""
         waits = self._wait_warnings
-        if waits is None or not (waits.due or (at_end and waits.has_pending)):
+        if waits is None or not (waits.due or (at_end and waits.pending)):
             return b""
         out: list[bytes] = [] if self.at_line_start else [b"\n"]
         self._emit("".join(f"{line}\n" for line in waits.flush()).encode(), out)
@@ -159,12 +154,11 @@ class OutputFilter:
             self._block = [line[delimiter.start() :]]
         elif self.at_line_start and any(one.fullmatch(text) for one in self._patterns.lines):
             self._record(line, out)
-        elif not (self.at_line_start and self._collect_warning(line)):
-            self._emit(line, out)
-
-    def _collect_warning(self, line: bytes) -> bool:
-        text = line.decode(errors="replace").rstrip("\r\n")
-        return self._wait_warnings is not None and self._wait_warnings.add(text)
+        else:
+            words = line.decode(errors="replace").rstrip("\r\n")
+            waits = self._wait_warnings if self.at_line_start else None
+            if waits is None or not waits.add(words):
+                self._emit(line, out)
 
     def _continue_block(self, line: bytes, text: str, out: list[bytes]) -> None:
         if len(self._block) == 1 and not any(p.match(text) for p in self._patterns.block_starts):

@@ -232,11 +232,8 @@ class Monitor:
     def close(self, patience: float = 10.0) -> None:
         """Stop reporting; harmless when called twice.
 
-        Rank 0 waits for the others' last reports until they have closed theirs or left; it goes on
-        without those of whom it has heard nothing for so long, with a warning.
-
-        Args:
-            patience: Seconds without news for which rank 0 waits.
+        Rank 0 waits for the others' last reports until they have closed theirs or left, or there
+        is no news for ``patience`` seconds: then a warning says so.
         """
         if self._closed:
             return

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from asyncddp.errors import ArgumentError
 
-_COUNTS = ("rank", "step", "bytes_sent")
-_TIMES = ("step_seconds", "exposed_seconds", "monitor_seconds")
-_MAY_BE_NULL = ("consensus_distance", "gradient_norm", "staleness")
 _HOW = "a file that asyncddp.monitor(…, to='run.jsonl') has written"
 
 
@@ -36,6 +33,9 @@ class MonitorSample:
     def exposed_share(self) -> float | None:
         """Share of a step in which averaging kept the rank from computing."""
         return self.exposed_seconds / self.step_seconds if self.step_seconds else None
+
+
+_FIELDS = fields(MonitorSample)
 
 
 @dataclass(frozen=True)
@@ -79,20 +79,19 @@ def _parse_sample(line: str, where: str) -> MonitorSample:
         raise ArgumentError(
             f"{where}: expected a JSON object, got {line[:60]!r}. Give {_HOW}, or delete the line."
         ) from error
-    names = (*_COUNTS, *_TIMES, *_MAY_BE_NULL)
-    return MonitorSample(**{name: _parse_number(found, name, where) for name in names})
+    return MonitorSample(**{one.name: _parse_number(found, one, where) for one in _FIELDS})
 
 
-def _parse_number(found: Mapping[str, Any], name: str, where: str) -> Any:
+def _parse_number(found: Mapping[str, Any], field: Field[Any], where: str) -> Any:
     """Return a field's value; numbers that are not finite are strings in the file."""
+    name, whole = field.name, field.type == "int"
     if name not in found:
         raise ArgumentError(f"{where}: there is no {name!r}. Give {_HOW}.")
     value = found[name]
-    if value is None and name in _MAY_BE_NULL:
+    if value is None and field.type == "float | None":
         return None
-    if value in ("nan", "inf", "-inf") and name not in _COUNTS:
+    if value in ("nan", "inf", "-inf") and not whole:
         return float(value)
-    whole = name in _COUNTS
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         kind = "a whole number" if whole else "a number"
         raise ArgumentError(f"{where}: {name}: expected {kind}, got {value!r}. Give {_HOW}.")

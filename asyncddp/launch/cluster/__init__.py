@@ -6,6 +6,5 @@
     ├── controller      ipyparallel's, to which notebooks and engines connect
     └── asyncddp run    our launcher, and under it one engine for each rank
 
-``ipyparallel.Cluster`` starts such processes too, but from inside the owner, and ends them in
-``atexit`` only: all of them outlive an owner that is killed.
+The processes of an ``ipyparallel.Cluster`` would outlive an owner that is killed.
 """

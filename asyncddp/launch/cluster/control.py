@@ -56,7 +56,7 @@ class ClusterProcess:
         """
         self._receive(wait)
         if "busy" in self._status:
-            raise EnvironmentProblem(_already_running(self.profile_directory))
+            raise _already_running(self.profile_directory)
         if "ended" in self._status:
             raise EnvironmentProblem(f"the cluster has ended. {self._status['ended']}")
         if self._daemon.poll() is not None:
@@ -99,9 +99,9 @@ class ClusterProcess:
             shutil.rmtree(self.profile_directory.path, ignore_errors=True)
 
 
-def _already_running(profile_directory: ProfileDirectory) -> str:
+def _already_running(profile_directory: ProfileDirectory) -> EnvironmentProblem:
     name = profile_directory.path.name.removeprefix("profile_")
-    return (
+    return EnvironmentProblem(
         f"a cluster runs already under profile {name!r}: "
         f"{profile_directory.running_cluster() or 'it just began'}. "
         f"End it first, by 'asyncddp notebook stop --profile {name}', or give another --profile"
@@ -117,7 +117,7 @@ def start_cluster(
     Without a profile directory a temporary one is used.
     """
     if profile_directory is not None and profile_directory.running_cluster() is not None:
-        raise EnvironmentProblem(_already_running(profile_directory))
+        raise _already_running(profile_directory)
     import_ipyparallel()  # before anything is started
     directory = profile_directory
     if directory is None:

@@ -121,8 +121,9 @@ class ClusterDaemon:
     def _step(self) -> None:
         """Wait one poll interval; raise if the cluster must end or a child has exited."""
         asked = bool(wait([] if self._owner is None else [self._pipe], _POLL_INTERVAL))
-        if asked and self._receive() == "release":
-            self._owner, asked = None, False
+        with contextlib.suppress(EOFError, ConnectionError):
+            if asked and self._pipe.recv() == "release":
+                self._owner, asked = None, False
         if self._stopping or (self._owner is not None and (os.getppid() != self._owner or asked)):
             raise _StopRequested
         for name, child in self._children.items():
@@ -130,11 +131,6 @@ class ClusterDaemon:
                 raise _ChildExited(
                     self._log_message(name, f"ended with exit code {child.returncode}")
                 )
-
-    def _receive(self) -> str:
-        with contextlib.suppress(EOFError, ConnectionError):
-            return str(self._pipe.recv())
-        return "stop"
 
     def _send_status(self, **status: str) -> None:
         """Send a status message to the owner, which may have closed the pipe."""

@@ -40,7 +40,7 @@ class Launcher(ABC):
     """Interface of an MPI launcher implementation, such as Open MPI's mpirun or Slurm's srun."""
 
     title: ClassVar[str]  # in messages
-    output_patterns: ClassVar[LauncherOutputPatterns] = LauncherOutputPatterns()
+    output_patterns: LauncherOutputPatterns = LauncherOutputPatterns()
     ipv6_hosts: ClassVar[bool] = False  # a host may be an IPv6 address
     local: ClassVar[bool] = True  # it starts ranks on this machine where the job names no hosts
 

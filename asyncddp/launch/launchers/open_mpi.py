@@ -6,8 +6,7 @@ Source: the manual pages mpirun(1) of Open MPI 4.1 and 5.0, and prterun(1) of PR
 from __future__ import annotations
 
 import re
-from dataclasses import replace
-from typing import ClassVar
+from dataclasses import dataclass, replace
 
 from asyncddp.launch.job import Job, LaunchCommand
 from asyncddp.launch.launchers.launcher import (
@@ -49,34 +48,36 @@ _HOSTS_LOST = (
 )
 
 
+_OUTPUT_PATTERNS = LauncherOutputPatterns(
+    delimiter=re.compile(r" ?-{60,} *$"),
+    block_starts=(
+        re.compile(rf"{_PROGRAM} (?:noticed that|detected that|has exited due to) .*process"),
+        re.compile(r"MPI_ABORT was invoked on rank"),
+        re.compile(r"A daemon failed to report back after being spawned"),
+        re.compile(r"(?:PRTE|ORTE) has lost communication with a remote daemon"),
+        re.compile(r"Primary job +terminated normally, but \d+ process"),
+    ),
+    lines=(
+        re.compile(r"\[\S+\] \d+ more process(?:es)? (?:has|have) sent help message .*"),
+        re.compile(r"\[\S+\] Set MCA parameter .* to 0 to see all help / error messages"),
+        re.compile(r"\[\S+:\d+\] PMIX ERROR: PMIX_ERR_UNREACH in file .*"),  # of the survivors
+    ),
+    line_prefixes=("[",),
+)
+
+
+@dataclass(frozen=True)
 class _OpenMpiLauncher(Launcher):
-    """Base class of Open MPI's two launchers, ``mpirun`` of series 4 (ORTE) and 5 (PRRTE)."""
+    """Launcher ``mpirun`` of one of Open MPI's series, 4 (ORTE) or 5 (PRRTE)."""
 
     title = "Open MPI"
-    series: ClassVar[range]
-    runtime_flag: ClassVar[str]
-    runtime_interfaces: ClassVar[str]
-    shell_program: ClassVar[str]
-    shell_arguments: ClassVar[str]
-    tag: ClassVar[tuple[str, ...]]
-    unbuffered: ClassVar[tuple[str, ...]] = ()
-
-    output_patterns = LauncherOutputPatterns(
-        delimiter=re.compile(r" ?-{60,} *$"),
-        block_starts=(
-            re.compile(rf"{_PROGRAM} (?:noticed that|detected that|has exited due to) .*process"),
-            re.compile(r"MPI_ABORT was invoked on rank"),
-            re.compile(r"A daemon failed to report back after being spawned"),
-            re.compile(r"(?:PRTE|ORTE) has lost communication with a remote daemon"),
-            re.compile(r"Primary job +terminated normally, but \d+ process"),
-        ),
-        lines=(
-            re.compile(r"\[\S+\] \d+ more process(?:es)? (?:has|have) sent help message .*"),
-            re.compile(r"\[\S+\] Set MCA parameter .* to 0 to see all help / error messages"),
-            re.compile(r"\[\S+:\d+\] PMIX ERROR: PMIX_ERR_UNREACH in file .*"),  # of the survivors
-        ),
-        line_prefixes=("[",),
-    )
+    series: range
+    runtime_flag: str
+    runtime_interfaces: str
+    shell: str  # the MCA component that starts daemons by ssh
+    tag: tuple[str, ...]
+    unbuffered: tuple[str, ...] = ()
+    output_patterns: LauncherOutputPatterns = _OUTPUT_PATTERNS
 
     def parse_version(self, version_output: str) -> str | None:
         match = _VERSION.search(version_output)
@@ -121,9 +122,9 @@ class _OpenMpiLauncher(Launcher):
             wanted.append(("--mca", "btl_tcp_if_include", job.interface))
             wanted.append((self.runtime_flag, self.runtime_interfaces, job.interface))
         if job.ssh_port is not None:
-            wanted.append((self.runtime_flag, self.shell_arguments, f"-p {job.ssh_port}"))
+            wanted.append((self.runtime_flag, f"{self.shell}_args", f"-p {job.ssh_port}"))
         if job.remote_shell is not None:
-            wanted.append((self.runtime_flag, self.shell_program, job.remote_shell))
+            wanted.append((self.runtime_flag, f"{self.shell}_agent", job.remote_shell))
         return [
             word
             for setting in wanted
@@ -139,25 +140,13 @@ class _OpenMpiLauncher(Launcher):
         return FailedRank(host=lost["host"], lost_host=True) if lost and not found else found
 
 
-class _OpenMpi4Launcher(_OpenMpiLauncher):
-    series = range(1, 5)
-    runtime_flag = "--mca"
-    runtime_interfaces = "oob_tcp_if_include"
-    shell_program = "plm_rsh_agent"
-    shell_arguments = "plm_rsh_args"
-    tag = ("--tag-output",)
-
-
-class _OpenMpi5Launcher(_OpenMpiLauncher):
-    series = range(5, 100)
-    runtime_flag = "--prtemca"
-    runtime_interfaces = "prte_if_include"
-    shell_program = "plm_ssh_agent"
-    shell_arguments = "plm_ssh_args"
-    tag = ("--output", "tag")
-    output_patterns = replace(_OpenMpiLauncher.output_patterns, on_stdout=True)  # some of it
-    unbuffered = ("--output", ":raw")  # else it waits for the ends of lines
-
-
-OPEN_MPI_4 = _OpenMpi4Launcher()
-OPEN_MPI_5 = _OpenMpi5Launcher()
+OPEN_MPI_4 = _OpenMpiLauncher(
+    range(1, 5), "--mca", "oob_tcp_if_include", shell="plm_rsh", tag=("--tag-output",)
+)
+OPEN_MPI_5 = _OpenMpiLauncher(
+    *(range(5, 100), "--prtemca", "prte_if_include"),
+    shell="plm_ssh",
+    tag=("--output", "tag"),
+    unbuffered=("--output", ":raw"),  # else it waits for the ends of lines
+    output_patterns=replace(_OUTPUT_PATTERNS, on_stdout=True),  # some of it
+)

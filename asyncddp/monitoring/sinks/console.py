@@ -6,10 +6,9 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from asyncddp.cli.console import make_table
+from asyncddp.cli.console import format_bytes, make_table
 from asyncddp.monitoring.rank_record import Record
 from asyncddp.rank_lists import list_ranks
-from asyncddp.timeline.format_bytes import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console

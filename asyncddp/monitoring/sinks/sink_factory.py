@@ -25,11 +25,9 @@ class Sink(Protocol):
 
     def write(self, records: Sequence[Record]) -> None:
         """Write the records of one report, of one or several ranks."""
-        ...
 
     def close(self) -> None:
         """Release the sink's resources; no record follows."""
-        ...
 
 
 class _FunctionSink:

@@ -108,15 +108,10 @@ class MergedTrace:
 
     def events(self, advance: FileProgressCallback = _NO_PROGRESS) -> Iterator[JsonEvent]:
         """Yield all events on rank 0's clock, nearly in order of time."""
-        yield _metadata(
-            "asyncddp.merged",
-            version=1,
-            size=self.size,
-            ranks=[file.rank for file in self.files],
-            missing=self.missing,
-            clock_error=self.clock_error,
-            clock_unmeasured=self.unmeasured,
-        )
+        ranks = [file.rank for file in self.files]
+        clock = {"clock_error": self.clock_error, "clock_unmeasured": self.unmeasured}
+        facts = {"size": self.size, "ranks": ranks, "missing": self.missing, **clock}
+        yield _metadata("asyncddp.merged", version=1, **facts)
         streams = (self._aligned_events(file, advance) for file in self.files)
         merged = heapq.merge(*streams, key=lambda pair: pair[0])
         yield from self.arrows.matched(event for _, event in merged)

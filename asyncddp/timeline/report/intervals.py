@@ -30,10 +30,9 @@ def _length_until(intervals: Intervals, times: NDArray[np.float64]) -> NDArray[n
     """Compute the total length of the intervals before each time."""
     if not len(intervals):
         return np.zeros(len(times))
-    behind = np.r_[0.0, np.cumsum(intervals[:, 1] - intervals[:, 0])]
-    k = np.searchsorted(intervals[:, 0], times, side="right")
-    beyond = np.where(k > 0, intervals[k - 1, 1] - times, 0.0)
-    before: NDArray[np.float64] = behind[k] - np.clip(beyond, 0.0, None)
+    lengths = np.cumsum(intervals[:, 1] - intervals[:, 0])
+    at_edges = np.repeat(np.r_[0.0, lengths], 2)[1:-1]
+    before: NDArray[np.float64] = np.interp(times, intervals.ravel(), at_edges)
     return before
 
 
@@ -49,11 +48,4 @@ def intersection(one: Intervals, other: Intervals) -> Intervals:
         return np.empty((0, 2))
     edges = np.unique(np.r_[one.ravel(), other.ravel()])
     pieces = np.stack([edges[:-1], edges[1:]], axis=1)
-    middle = pieces.mean(axis=1)
-    return union(pieces[_contains(one, middle) & _contains(other, middle)])
-
-
-def _contains(intervals: Intervals, times: NDArray[np.float64]) -> NDArray[np.bool_]:
-    k = np.searchsorted(intervals[:, 0], times, side="right")
-    inside: NDArray[np.bool_] = (k > 0) & (times < intervals[k - 1, 1])
-    return inside
+    return union(pieces[(length_within(one, pieces) > 0) & (length_within(other, pieces) > 0)])

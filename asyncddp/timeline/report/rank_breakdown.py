@@ -94,7 +94,15 @@ def compute_breakdown(timeline: TimelineSpans, rank: int, skip: int | None = Non
         lengths = (windows.rows[:, 1] - windows.rows[:, 0]) / 1e3
         step = float(lengths.mean())
         low, median, high = np.quantile(lengths, [0.1, 0.5, 0.9]).tolist()
-    compute, exposed, hidden = _split_time(spans, windows)
+    busy, blocked = spans.intervals(*COMPUTE), spans.intervals(*BLOCKING)
+    background = spans.intervals(*BACKGROUND)
+
+    def unblocked(intervals: Intervals) -> float:  # time while the caller was not blocked
+        return windows.time(intervals) - windows.time(intersection(intervals, blocked))
+
+    compute = unblocked(busy) if len(busy) else None
+    exposed = windows.time(blocked) if len(blocked) or len(background) else None
+    known = len(busy) and len(background)
     moved = bool(spans.sent or spans.received)
     waits = {whom: windows.time(union(rows)) for whom, rows in timeline.waits_of(rank).items()}
     return RankBreakdown(
@@ -108,24 +116,8 @@ def compute_breakdown(timeline: TimelineSpans, rank: int, skip: int | None = Non
         compute=compute,
         exposed=exposed,
         other=None if step is None or compute is None else step - compute - (exposed or 0.0),
-        hidden=hidden,
+        hidden=unblocked(intersection(background, busy)) if known else None,
         waited=tuple(sorted(waits.items(), key=lambda pair: -pair[1])) if waits else None,
         sent=windows.bytes(spans.sent) if moved else None,
         received=windows.bytes(spans.received) if moved else None,
     )
-
-
-def _split_time(
-    spans: RankSpans, windows: _StepWindows
-) -> tuple[float | None, float | None, float | None]:
-    """Return compute time, exposed and hidden communication."""
-    busy, blocked = spans.intervals(*COMPUTE), spans.intervals(*BLOCKING)
-    background = spans.intervals(*BACKGROUND)
-
-    def computing(intervals: Intervals) -> float:  # while the caller was not blocked
-        return windows.time(intervals) - windows.time(intersection(intervals, blocked))
-
-    compute = computing(busy) if len(busy) else None
-    exposed = windows.time(blocked) if len(blocked) or len(background) else None
-    known = len(busy) and len(background)
-    return compute, exposed, computing(intersection(background, busy)) if known else None

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.install_commands import install_command
@@ -137,7 +136,7 @@ def _draw_strip(axes: Axes, timeline: TimelineSpans, ranks: Sequence[int]) -> No
             if begin <= edge <= end:
                 x = (edge - begin) / 1e3
                 axes.plot([x, x], [place - 0.42, place + 0.36], color=INK, linewidth=0.7)
-    _draw_messages(axes, _messages(timeline, ranks, begin, end))
+    _draw_messages(axes, timeline, ranks, begin, end)
     stepped = any(spans.steps for spans in timeline.ranks.values())
     what = "Steps of usual length" if stepped else "The middle of what was recorded"
     more = f" ({len(ranks)} of {len(timeline.ranks)} ranks)" * (len(ranks) < len(timeline.ranks))
@@ -148,34 +147,27 @@ def _draw_strip(axes: Axes, timeline: TimelineSpans, ranks: Sequence[int]) -> No
         _legend(axes)
 
 
-def _messages(
-    timeline: TimelineSpans, ranks: Sequence[int], begin: float, end: float
-) -> NDArray[np.float64]:
-    """List departure and arrival (ms, row) of the messages between the ranks shown."""
-    rows = as_rows(timeline.arrows, 4)
-    rows = rows[(rows[:, 0] < end) & (rows[:, 2] > begin)]
-    place = {float(rank): float(k) for k, rank in enumerate(ranks)}
-    kept = [
-        ((t0 - begin) / 1e3, place[source], (t1 - begin) / 1e3, place[target])
-        for t0, source, t1, target in rows.tolist()
-        if source in place and target in place
-    ]
-    return np.array(kept, dtype=np.float64).reshape(-1, 4)
-
-
-def _draw_messages(axes: Axes, messages: NDArray[np.float64]) -> None:
-    """Draw messages as arrows, without heads where there are many."""
+def _draw_messages(
+    axes: Axes, timeline: TimelineSpans, ranks: Sequence[int], begin: float, end: float
+) -> None:
+    """Draw the messages between the ranks shown as arrows, without heads where there are many."""
     from matplotlib.collections import LineCollection
     from matplotlib.patches import FancyArrowPatch
 
-    tail, head = messages[:, :2] + (0.0, 0.16), messages[:, 2:] + (0.0, 0.16)
-    if len(messages) > HEADS:
-        lines = list(np.stack([tail, head], axis=1))
+    rows = as_rows(timeline.arrows, 4)
+    rows = rows[(rows[:, 0] < end) & (rows[:, 2] > begin)]
+    place = {float(rank): k + 0.16 for k, rank in enumerate(ranks)}
+    lines = [
+        (((t0 - begin) / 1e3, place[source]), ((t1 - begin) / 1e3, place[target]))
+        for t0, source, t1, target in rows.tolist()
+        if source in place and target in place
+    ]
+    if len(lines) > HEADS:
         axes.add_collection(LineCollection(lines, colors=INK, linewidths=0.3, alpha=0.35))
         return
-    for start, stop in zip(tail.tolist(), head.tolist(), strict=True):
+    for start, stop in lines:
         arrow = FancyArrowPatch(
-            tuple(start), tuple(stop), arrowstyle="-|>", mutation_scale=6, linewidth=0.6,
+            start, stop, arrowstyle="-|>", mutation_scale=6, linewidth=0.6,
             color=INK, alpha=0.65, shrinkA=0, shrinkB=0, zorder=3,
         )  # fmt: skip
         axes.add_patch(arrow)
