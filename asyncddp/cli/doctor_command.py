@@ -50,7 +50,10 @@ def doctor_command(check: bool, as_json: bool, **where: Any) -> None:
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
-        _print_report(report)
+        console = make_console(piped_width=100)
+        print_check_results(console, [CheckResult(**finding) for finding in report["findings"]])
+        for key, title in _TABLES.items():
+            print_rows(console, title, report[key])
     sys.exit(any(finding["level"] == "bad" for finding in report["findings"]))
 
 
@@ -119,10 +122,3 @@ def _run_json(
     said_last = answer.stderr.strip().splitlines()[-1:] or [f"exit code {answer.returncode}"]
     errors = [line for line in answer.stderr.splitlines() if line.startswith(_RUN_ERROR_PREFIX)]
     return {"mpi": {"problem": (errors or said_last)[0].removeprefix(_RUN_ERROR_PREFIX)}}
-
-
-def _print_report(report: dict[str, Any]) -> None:
-    console = make_console(piped_width=100)
-    print_check_results(console, [CheckResult(**finding) for finding in report["findings"]])
-    for key, title in _TABLES.items():
-        print_rows(console, title, report[key])

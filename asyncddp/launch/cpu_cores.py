@@ -17,14 +17,6 @@ def _processors() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
-def _quota() -> float:
-    """Return the container's CPU quota (cgroup) in processors; infinite without a limit."""
-    with contextlib.suppress(OSError, ValueError):
-        limit, period = _QUOTA.read_text().split()
-        return float("inf") if limit == "max" else int(limit) / int(period)
-    return float("inf")
-
-
 def cores() -> int:
     """Count the physical cores that this process may use, capped by the container's quota."""
     found = set()
@@ -32,7 +24,10 @@ def cores() -> int:
         with contextlib.suppress(OSError):
             found.add(Path(_TOPOLOGY.format(number)).read_text())
     count = len(found) or len(_processors())
-    return max(1, int(min(count, _quota())))
+    with contextlib.suppress(OSError, ValueError):
+        limit, period = _QUOTA.read_text().split()  # "max" without a limit
+        count = int(min(count, int(limit) / int(period)))
+    return max(1, count)
 
 
 def threads_per_rank(ranks: int) -> int:

@@ -62,8 +62,14 @@ def build_job(
     alone = not remote and not specifies_hosts(environment, extra)
     added = rendezvous_variables({**environment, **exports}, hosts, remote=not alone)
     added |= launch_variables(environment, exports, None if remote else ranks, terminal=live)
-    if remote:
-        _check_interface(options.network_interface, hosts)
+    interface = options.network_interface
+    if remote and interface is not None and is_loopback(interface):
+        away = ", ".join(str(host) for host in hosts if not is_this_machine(host))
+        raise ArgumentError(
+            f"--network-interface: {interface!r} reaches this machine alone, but the ranks run on "
+            f"{away or 'the machines that the batch system chooses'}. Name an interface or a "
+            "network between the machines, or leave -H and --hostfile out."
+        )
     over = options.oversubscribe
     if over is None:
         over = bool(hosts and ranks > slots) or (not remote and ranks > cores())
@@ -86,16 +92,6 @@ def build_job(
         environment=environment,
         root=hasattr(os, "geteuid") and os.geteuid() == 0,
     )
-
-
-def _check_interface(interface: str | None, hosts: Sequence[Host]) -> None:
-    if interface is not None and is_loopback(interface):
-        away = ", ".join(str(host) for host in hosts if not is_this_machine(host))
-        raise ArgumentError(
-            f"--network-interface: {interface!r} reaches this machine alone, but the ranks run on "
-            f"{away or 'the machines that the batch system chooses'}. Name an interface or a "
-            "network between the machines, or leave -H and --hostfile out."
-        )
 
 
 def _split(text: str) -> list[str]:

@@ -43,18 +43,14 @@ def identify_launcher(version_output: str) -> tuple[str, str] | None:
     return None
 
 
-def _find(name: str, environment: Mapping[str, str]) -> str | None:
-    """Search the directory of this Python first (its mpi4py loads that MPI), then PATH."""
-    beside = str(Path(sys.executable).parent)
-    path = environment.get("PATH", "")
-    return shutil.which(name, path=beside) or shutil.which(name, path=path)
-
-
 def find_launcher(wanted: str | None, environment: Mapping[str, str]) -> InstalledLauncher:
     """Find the launcher of that name or path, or the first that is there, and query its version."""
     known = (*_NAMES, "srun") if "SLURM_JOB_ID" in environment else _NAMES
+    # beside this Python first, as its mpi4py loads that MPI
+    beside, path = str(Path(sys.executable).parent), environment.get("PATH", "")
     for name in known if wanted is None else (wanted,):
-        if (executable := _find(name, environment)) is not None:
+        executable = shutil.which(name, path=beside) or shutil.which(name, path=path)
+        if executable is not None:
             return _query_version(executable, environment)
     missing = "No MPI launcher (mpirun) is" if wanted is None else f"{wanted!r} is not"
     raise EnvironmentProblem(f"{missing} beside {sys.executable} or on PATH. {_INSTALL}")

@@ -220,7 +220,9 @@ class _SupervisorLoop:
         """Handle events until the launcher has ended."""
         reported = math.inf
         while child.poll() is None:
-            self._watch_new_processes()
+            for rank, descriptor in self.tracker.new_processes().items():
+                on_exit = functools.partial(self.tracker.on_process_exit, rank)
+                self._selector.register(descriptor, selectors.EVENT_READ, on_exit)
             self._step(min(ends, terminator.deadline, time.monotonic() + _POLL_INTERVAL))
             now = time.monotonic()
             if now >= ends:
@@ -236,11 +238,6 @@ class _SupervisorLoop:
                 terminator.begin(signal.SIGTERM)
         self._finish()
 
-    def _watch_new_processes(self) -> None:
-        for rank, descriptor in self.tracker.new_processes().items():
-            on_exit = functools.partial(self.tracker.on_process_exit, rank)
-            self._selector.register(descriptor, selectors.EVENT_READ, on_exit)
-
     def _step(self, until: float) -> None:
         """Wait for events, at most until a time, and handle them."""
         if any(pipe.output_filter.has_pending for pipe in self._pipes):
@@ -255,11 +252,9 @@ class _SupervisorLoop:
         """Forward the remaining output after the launcher has ended."""
         last = time.monotonic() + _DRAIN
         sources = {pipe.source for pipe in self._pipes}
-        while sources & self._registered() and time.monotonic() < last:
+        registered = self._selector.get_map().values()  # a live view
+        while time.monotonic() < last and any(key.fileobj in sources for key in registered):
             self._step(last)
         for pipe in self._pipes:
             left = pipe.output_filter.flush() + pipe.output_filter.due_warnings(at_end=True)
             _write(pipe.target, left)
-
-    def _registered(self) -> set[object]:
-        return {key.fileobj for key in self._selector.get_map().values()}

@@ -30,11 +30,6 @@ def _format_size(count: float) -> str:
     return f"{count:.4g} TiB"
 
 
-def _check_cores() -> CheckResult:
-    value = f"{cores()} usable ({os.cpu_count() or 1} logical processors)"
-    return CheckResult("Machine", "cores", value)
-
-
 def _check_shared_memory() -> CheckResult:
     if not _SHM.is_dir():
         return CheckResult("Machine", "/dev/shm", "not there")
@@ -93,7 +88,8 @@ def check_mixed_devices(ranks: Sequence[Mapping[str, Any]]) -> list[CheckResult]
 
 def check_machine(environment: Mapping[str, str], found_gpus: list[str]) -> list[CheckResult]:
     """Run all checks of the machine."""
-    found = [_check_cores(), _check_shared_memory(), _check_open_files()]
+    value = f"{cores()} usable ({os.cpu_count() or 1} logical processors)"
+    found = [CheckResult("Machine", "cores", value), _check_shared_memory(), _check_open_files()]
     if "SLURM_JOB_ID" in environment:
         nodes = environment.get("SLURM_JOB_NUM_NODES", "?")
         value = f"in job {environment['SLURM_JOB_ID']} on {nodes} node(s)"

@@ -11,7 +11,6 @@ from asyncddp.errors import EnvironmentProblem
 from asyncddp.install_commands import install_command
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _NAMED = 16  # ranks up to which each has its name
@@ -52,7 +51,9 @@ def draw_curves(run: MonitorLog, title: str) -> Figure:
             steps, values = _curve_points(rows, panel)
             color = colors(0.9 * place / max(1, len(run.ranks) - 1))
             axes.plot(steps, values, ".-", color=color, label=f"rank {rank}", lw=1)
-        _format_axes(axes, panel)
+        axes.set_ylabel(panel.title)
+        axes.grid(alpha=0.3)
+        axes.set(**{"yscale": "log"} if panel.log else {"ylim": (0, None)})
     every[0].set_title(title, loc="left")
     every[-1].set_xlabel("step")
     if 1 < len(run.ranks) <= _NAMED:
@@ -65,12 +66,3 @@ def _curve_points(rows: Iterable[MonitorSample], panel: _Subplot) -> tuple[list[
     points = [(row.step, finite_or_none(panel.value(row))) for row in rows]
     shown = [(step, y) for step, y in points if y is not None and (y > 0 or not panel.log)]
     return [step for step, _ in shown], [y for _, y in shown]
-
-
-def _format_axes(axes: Axes, panel: _Subplot) -> None:
-    axes.set_ylabel(panel.title)
-    axes.grid(alpha=0.3)
-    if panel.log:
-        axes.set_yscale("log")
-    else:
-        axes.set_ylim(bottom=0)

@@ -98,9 +98,12 @@ def _cells(every: Sequence[Record], over: Callable[[Iterable[float]], float]) ->
         known = [value for value in values if value is not None]
         return form(over(known)) if known else "-"
 
+    distance = seen((r.consensus_distance for r in every), lambda x: f"{x:.3g}")
+    if distance == "-" and any(r.consensus_error is not None for r in every):
+        distance = "unknown yet"  # while not all ranks have reported once
     return [
         seen((r.step for r in every), lambda x: f"{x:.0f}"),
-        _unknown(every) or seen((r.consensus_distance for r in every), lambda x: f"{x:.3g}"),
+        distance,
         seen((r.gradient_norm for r in every), lambda x: f"{x:.3g}"),
         seen((r.step_seconds for r in every), lambda x: f"{1e3 * x:.3g} ms"),
         seen((_share(r.exposed_seconds, r) for r in every), lambda x: f"{x:.1%}"),
@@ -108,13 +111,6 @@ def _cells(every: Sequence[Record], over: Callable[[Iterable[float]], float]) ->
         seen((r.staleness for r in every), lambda x: f"{x:g}"),
         seen((_share(r.monitor_seconds, r) for r in every), lambda x: f"{x:.2%}"),
     ]
-
-
-def _unknown(every: Sequence[Record]) -> str:
-    """Return a placeholder for the distance while not all ranks have reported once."""
-    waited = any(r.consensus_error is not None for r in every)
-    known = any(r.consensus_distance is not None for r in every)
-    return "unknown yet" if waited and not known else ""
 
 
 def _share(seconds: float, record: Record) -> float | None:

@@ -58,19 +58,16 @@ class FlowArrowMatcher:
                 continue
             name, is_end = str(event.get("id")), event["ph"] == "f"
             other = self._waiting.pop((name, "s" if is_end else "f"), None)
-            if other is None:
-                self._hold((name, event["ph"]), event)
+            if other is not None:
+                self.kept += 1
+                for end in (other, event) if is_end else (event, other):
+                    yield {**end, "id": self.kept}
                 continue
-            self.kept += 1
-            for end in (other, event) if is_end else (event, other):
-                yield {**end, "id": self.kept}
-
-    def _hold(self, key: tuple[str, str], event: JsonEvent) -> None:
-        self._given_up += key in self._waiting
-        self._waiting[key] = event
-        if len(self._waiting) > self._held:
-            del self._waiting[next(iter(self._waiting))]
-            self._given_up += 1
+            self._given_up += (name, event["ph"]) in self._waiting
+            self._waiting[name, event["ph"]] = event
+            if len(self._waiting) > self._held:
+                del self._waiting[next(iter(self._waiting))]
+                self._given_up += 1
 
 
 @dataclass(frozen=True)

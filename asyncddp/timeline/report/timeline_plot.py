@@ -35,7 +35,10 @@ HEADS = 150  # messages up to which arrows have heads
 
 
 def draw_timeline(timeline: TimelineSpans, report: TimelineReport) -> Figure:
-    """Draw where each rank's time goes, and a few steps of usual length with their messages."""
+    """Draw where each rank's time goes, and a few steps of usual length with their messages.
+
+    Where there are many ranks, the steps of the slowest and the most waited for are shown.
+    """
     try:
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -43,22 +46,16 @@ def draw_timeline(timeline: TimelineSpans, report: TimelineReport) -> Figure:
         raise EnvironmentProblem(
             f"a picture needs matplotlib; install it: {install_command('plot')}"
         ) from None
-    shown = _choose_ranks(report)
+    ranks = [one.rank for one in report.ranks]
+    first = [rank for rank, _ in report.waited_for[:1] if rank in ranks]
+    first += [] if report.slowest is None else [report.slowest]
+    shown = sorted(list(dict.fromkeys([*first, *ranks]))[:STRIPS])
     heights = (0.8 + 0.32 * min(len(report.ranks), BARS), 0.9 + 0.62 * len(shown))
     figure = Figure((11, sum(heights) + 1.2), dpi=130, layout=ConstrainedLayoutEngine(h_pad=0.1))
     upper, lower = figure.subplots(2, 1, height_ratios=heights)
     _draw_bars(upper, report)
     _draw_strip(lower, timeline, shown)
     return figure
-
-
-def _choose_ranks(report: TimelineReport) -> list[int]:
-    """Choose the ranks of the strip: the slowest, the most waited for, then the first."""
-    ranks = [one.rank for one in report.ranks]
-    first = [rank for rank, _ in report.waited_for[:1] if rank in ranks]
-    if report.slowest is not None:
-        first.append(report.slowest)
-    return sorted(list(dict.fromkeys([*first, *ranks]))[:STRIPS])
 
 
 def _style_axes(axes: Axes, title: str, ranks: Sequence[int]) -> None:
