@@ -34,11 +34,7 @@ _FAMILY_OPTIONS = (
     click.option("--center", type=_NATURAL, metavar="RANK", help="Middle of a star."),
     click.option("--style", metavar="STYLE", help="ring: both, left or right."),
     click.option(
-        "--undirected",
-        "directed",
-        flag_value=False,
-        default=None,
-        help="equi_*: symmetric weights.",
+        "--undirected", "directed", flag_value=False, default=None, help="equi_*: symmetric."
     ),
     click.option("--eta", type=_REAL, metavar="X", help="equi_dynamic: how much it mixes [0.5]."),
 )

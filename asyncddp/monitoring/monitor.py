@@ -176,7 +176,7 @@ class Monitor:
 
     def _times(self) -> tuple[int, float, float, float]:
         """Return the steps and seconds so far: in all, in averaging, in monitoring."""
-        exposed = self._target.exposed_seconds
+        exposed = self._target.averager.exposed_time.seconds
         return self._step, time.perf_counter(), exposed, self._cost.seconds
 
     def _report(self) -> MonitorReport:
@@ -196,7 +196,7 @@ class Monitor:
             step_seconds=step_seconds,
             exposed_seconds=exposed_seconds,
             monitor_seconds=monitor_seconds,
-            bytes_sent=target.bytes_sent,
+            bytes_sent=target.averager.bytes_sent,
             staleness=None if target.in_step else max([0, *behind]),
             departed=target.watched.departed,
         )

@@ -23,31 +23,19 @@ MONITORS_KEY = "monitors"
 class MonitorTarget(ABC):
     """Interface through which a monitor watches an optimizer or module that trains and averages.
 
-    ``averaging`` is its part that averages with the neighbours, and counts bytes and seconds.
+    ``averager`` is its part that averages with the neighbours, and counts bytes and seconds.
     """
 
     def __init__(
-        self,
-        watched: DistributedOptimizer | DecentralizedDataParallel,
-        averaging: ModelAverager,
+        self, watched: DistributedOptimizer | DecentralizedDataParallel, averager: ModelAverager
     ) -> None:
-        self.watched, self._averaging = watched, averaging
-        self.context, self.label = averaging.context, averaging.label
-
-    @property
-    def bytes_sent(self) -> int:
-        """Payload bytes sent to peers so far."""
-        return self._averaging.bytes_sent
-
-    @property
-    def exposed_seconds(self) -> float:
-        """Time that averaging has taken on the caller's thread so far."""
-        return self._averaging.exposed_time.seconds
+        self.watched, self.averager = watched, averager
+        self.context, self.label = averager.context, averager.label
 
     @property
     def in_step(self) -> bool:
         """True if ranks wait for each other, so that they make the same step at about one time."""
-        return not self._averaging.communication.uses_windows or self._averaging.force_barrier
+        return not self.averager.communication.uses_windows or self.averager.force_barrier
 
     @property
     @abstractmethod
@@ -57,7 +45,7 @@ class MonitorTarget(ABC):
     @property
     def all_ranks_step(self) -> bool:
         """True unless some ranks may be done while others train."""
-        return self._averaging.join_coordinator is None
+        return self.averager.join_coordinator is None
 
     def prepare(self) -> None:  # noqa: B027 - not all need it
         """Prepare for a step that will be reported."""
@@ -206,13 +194,12 @@ def check_monitor_arguments(
     target: MonitorTarget, every: int, consensus: str | None, first_step: int
 ) -> None:
     """Check the arguments of ``monitor``."""
-    if not isinstance(every, int) or every < 1:
-        raise ArgumentError(f"monitor: argument every: expected at least 1 step, got {every!r}")
-    if not isinstance(first_step, int) or first_step < 0:
-        raise ArgumentError(
-            f"monitor: argument first_step: expected the number of steps made before, got "
-            f"{first_step!r}"
-        )
+    for name, steps, least, expected in (
+        ("every", every, 1, "at least 1 step"),
+        ("first_step", first_step, 0, "the number of steps made before"),
+    ):
+        if not isinstance(steps, int) or steps < least:
+            raise ArgumentError(f"monitor: argument {name}: expected {expected}, got {steps!r}")
     if consensus not in ("projection", "exact", None):
         raise ArgumentError(
             "monitor: argument consensus: expected 'projection', 'exact' or None, got "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -44,8 +44,7 @@ class Record:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields by name, with ``departed`` as a list, as in JSON."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {**values, "departed": list(self.departed)}
+        return {**vars(self), "departed": list(self.departed)}
 
     def as_json(self) -> str:
         """Return one line of strict JSON; non-finite numbers become strings, such as ``"nan"``."""

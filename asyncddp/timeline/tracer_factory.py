@@ -19,9 +19,8 @@ def trace_path(where: str, rank: int) -> Path:
     """Return the path of a rank's trace file: in ``out/``, by ``run-{rank}.json``, or ``run-…``."""
     if "{rank}" in where:
         return Path(where.replace("{rank}", str(rank)))
-    if where.endswith((os.sep, os.altsep or os.sep)) or Path(where).is_dir():
-        return Path(where, f"rank{rank}.json")
-    return Path(f"{where}{rank}.json")
+    in_folder = where.endswith((os.sep, os.altsep or os.sep)) or Path(where).is_dir()
+    return Path(where, f"rank{rank}.json") if in_folder else Path(f"{where}{rank}.json")
 
 
 def create_tracer(config: Config, rank: int, size: int) -> Tracer | None:

@@ -55,15 +55,13 @@ def print_check_results(console: Console, findings: Sequence[CheckResult]) -> No
 
 def print_rows(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Print records with the same keys as a table, if there are any."""
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     if not rows:
         return
     console.print(Text(f"\n{title}", style="bold"))
-    table = Table(box=None, pad_edge=False)
-    for key in rows[0]:
-        table.add_column(str(key), overflow="fold")
+    table = Table(*(Column(key, overflow="fold") for key in rows[0]), box=None, pad_edge=False)
     for row in rows:
         table.add_row(*(Text(str(value)) for value in row.values()))
     console.print(table)

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import click
+
 from asyncddp.cli.doctor.machine_checks import list_gpus
 from asyncddp.cli.doctor.package_checks import torch_cuda_version
 from asyncddp.errors import EnvironmentProblem
@@ -23,8 +25,7 @@ _MARK = "asyncddp-probe: "
 
 def print_answer(answer: Mapping[str, Any]) -> None:
     """Print an answer, from the child process, as a line that :func:`find_answer` finds."""
-    sys.stdout.write(f"{_MARK}{json.dumps(answer)}\n")
-    sys.stdout.flush()
+    click.echo(f"{_MARK}{json.dumps(answer)}")
 
 
 def find_answer(output: str) -> dict[str, Any] | None:
@@ -61,9 +62,8 @@ def _list_device_transports() -> list[dict[str, Any]]:
     from asyncddp.transport.selection import list_device_transports
 
     asked = Config.from_environment().device_wires
-    rows = list_device_transports(
-        detect_capabilities(0, 0, 0), parse_transport_names(asked) if asked else ()
-    )
+    names = parse_transport_names(asked) if asked else ()
+    rows = list_device_transports(detect_capabilities(0, 0, 0), names)
     return [dataclasses.asdict(row) for row in rows]
 
 

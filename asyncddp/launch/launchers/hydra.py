@@ -113,10 +113,8 @@ class _IntelMpiLauncher(_HydraLauncher):
 
     def _parse_signal(self, output: str) -> FailedRank | None:
         """Parse the rank killed first; Intel MPI also shows those that it killed itself."""
-        exits = [rank_exit_from(match) for match in _INTEL_EXIT.finditer(output)]
-        shown = [rank_exit for rank_exit in exits if rank_exit is not None]
-        others = [rank_exit for rank_exit in shown if rank_exit.signal != signal.SIGKILL]
-        suspects = others or shown
+        shown = list(filter(None, map(rank_exit_from, _INTEL_EXIT.finditer(output))))
+        suspects = [one for one in shown if one.signal != signal.SIGKILL] or shown
         return replace(suspects[0], rank=None) if len(suspects) > 1 else next(iter(suspects), None)
 
     def _binding(self, job: Job) -> list[str]:
