@@ -15,11 +15,10 @@ import click
 from asyncddp.cli.options import run_options
 from asyncddp.errors import ArgumentError
 from asyncddp.launch.diagnosis import Diagnosis, diagnose, group_by_failure, read_failure_reports
-from asyncddp.launch.job import Job, LaunchCommand
+from asyncddp.launch.job import Job, LaunchCommand, RunOptions
 from asyncddp.launch.job_builder import build_job
 from asyncddp.launch.launcher_discovery import InstalledLauncher, find_launcher
 from asyncddp.launch.output_filter import OutputFilter, WaitWarningAggregator
-from asyncddp.launch.run_options import RunOptions
 from asyncddp.launch.supervisor import REPORT_DIR, supervise
 from asyncddp.listening_sockets import confine_while_it_runs
 from asyncddp.rank_lists import list_ranks

@@ -17,7 +17,7 @@ from asyncddp.context.topologies import Topologies
 from asyncddp.engine import ProgressEngine
 from asyncddp.errors import NotInitializedError
 from asyncddp.tensors.allocation import make_tensor
-from asyncddp.timeline.tracer_factory import create_tracer
+from asyncddp.timeline.tracer import create_tracer
 from asyncddp.transport import Transport
 from asyncddp.transport.cuda.negotiation import close_device_transports, negotiate_from_config
 

@@ -20,7 +20,7 @@ from asyncddp.launch.hosts import (
     parse_hostfile,
     parse_hosts,
 )
-from asyncddp.launch.job import Job
+from asyncddp.launch.job import Job, RunOptions
 from asyncddp.launch.rank_environment import (
     forwarded_variables,
     launch_variables,
@@ -28,7 +28,6 @@ from asyncddp.launch.rank_environment import (
     rendezvous_variables,
     specifies_hosts,
 )
-from asyncddp.launch.run_options import RunOptions
 
 _RUNNER = ("-m", "asyncddp.launch.rank")
 

@@ -1,11 +1,7 @@
 r"""Offset of rank 0's clock from another rank's, estimated from round trips.
 
-A rank asks at :math:`t_1`, rank 0 answers with its own time :math:`t_0`, which arrives at
-:math:`t_2`. Then rank 0's clock is ahead by
-
-.. math:: o = t_0 - \tfrac{1}{2} (t_1 + t_2) \pm \tfrac{1}{2} (t_2 - t_1),
-
-and of many round trips the shortest gives the best estimate.
+A rank asks at :math:`t_1`, and rank 0's answer, its time :math:`t_0`, arrives at :math:`t_2`. Then
+its clock is ahead by :math:`t_0 - \tfrac{1}{2} (t_1 + t_2) \pm \tfrac{1}{2} (t_2 - t_1)`.
 
 Source: Cristian, "Probabilistic clock synchronization", Distributed Computing 3, 1989.
 """

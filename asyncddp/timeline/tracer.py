@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+import torch
+
+import asyncddp
+from asyncddp.config import Config
 from asyncddp.timeline import tracks
 from asyncddp.timeline.chrome_trace import Args, PointEvent, Span, track_title
 from asyncddp.timeline.clock_offset import ClockSample
@@ -31,8 +38,7 @@ class Tracer:
         self._threads: dict[int, TracedThread] = {}
         self._main_thread: threading.Thread | None = None
         self._callers = itertools.count()
-        self._activities: dict[tuple[int, str], int] = {}
-        self._open: dict[int, list[str]] = {}
+        self._activities: dict[tuple[int, str], tuple[int, list[str]]] = {}  # track, open ones
         self._lock = threading.Lock()
         self._claims: WeakValueDictionary[str, object] = WeakValueDictionary()
         self.flush_callbacks: list[Callable[[], None]] = []
@@ -146,11 +152,12 @@ class Tracer:
         """Begin an activity of the calling thread; return True."""
         key = threading.get_ident(), tensor_name
         with self._lock:
-            track = self._activities.get(key)
-            if track is None:
-                track = self._activities[key] = tracks.activity_track(len(self._activities))
-                self._title(track, f"{tensor_name} ({threading.current_thread().name})")
-            self._open.setdefault(track, []).append(activity_name)
+            if key not in self._activities:
+                self._activities[key] = tracks.activity_track(len(self._activities)), []
+                title = f"{tensor_name} ({threading.current_thread().name})"
+                self._title(self._activities[key][0], title)
+            track, names = self._activities[key]
+            names.append(activity_name)
             self.record(PointEvent("B", activity_name, track, time.monotonic_ns()))
         return True
 
@@ -160,10 +167,9 @@ class Tracer:
         with self._lock:
             every = [key for key in self._activities if key[1] == tensor_name]
             for key in sorted(every, key=lambda key: key[0] != mine):
-                track = self._activities[key]
-                if self._open.get(track):
-                    name = self._open[track].pop()
-                    self.record(PointEvent("E", name, track, time.monotonic_ns()))
+                track, names = self._activities[key]
+                if names:
+                    self.record(PointEvent("E", names.pop(), track, time.monotonic_ns()))
                     return True
         return False
 
@@ -184,7 +190,7 @@ class Tracer:
         """End open activities and close the file; harmless when called twice."""
         self._flush_mixes()
         with self._lock:
-            for track, names in self._open.items():
+            for track, names in self._activities.values():
                 while names:
                     self.record(PointEvent("E", names.pop(), track, time.monotonic_ns()))
         if self._writer is not None:
@@ -205,3 +211,26 @@ class Tracer:
         self._flush_mixes()
         for callback in self.flush_callbacks:
             callback()
+
+
+def trace_path(where: str, rank: int) -> Path:
+    """Return the path of a rank's trace file: in ``out/``, by ``run-{rank}.json``, or ``run-…``."""
+    if "{rank}" in where:
+        return Path(where.replace("{rank}", str(rank)))
+    in_folder = where.endswith((os.sep, os.altsep or os.sep)) or Path(where).is_dir()
+    return Path(where, f"rank{rank}.json") if in_folder else Path(f"{where}{rank}.json")
+
+
+def create_tracer(config: Config, rank: int, size: int) -> Tracer | None:
+    """Create the tracer that a rank's settings ask for, or return None."""
+    nvtx = config.nvtx and torch.cuda.is_available()
+    if config.timeline is None:
+        return Tracer(rank, None, nvtx=True) if nvtx else None
+    tracer = Tracer(rank, TraceWriter(trace_path(config.timeline, rank), rank), nvtx=nvtx)
+    host = socket.gethostname()
+    tracer.record_metadata("process_name", {"name": f"rank {rank} on {host}"})
+    tracer.record_metadata("process_sort_index", {"sort_index": rank})
+    facts = {"rank": rank, "size": size, "host": host, "version": 1}
+    facts |= {"library": asyncddp.__version__, "started_unix": time.time()}
+    tracer.record_metadata("asyncddp.rank", facts)
+    return tracer

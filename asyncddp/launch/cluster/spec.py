@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.launch.cluster.profile_directory import missing_package
 from asyncddp.launch.hosts import Host, is_this_machine
+from asyncddp.launch.job import RunOptions
 from asyncddp.launch.job_builder import build_job
 from asyncddp.launch.launcher_discovery import find_launcher
-from asyncddp.launch.run_options import RunOptions
 
 ENGINE_MODULE = "asyncddp.launch.cluster.rank_engine"
 MAX_MISSED_HEARTBEATS = 240

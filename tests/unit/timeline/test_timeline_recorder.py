@@ -20,8 +20,7 @@ from asyncddp.engine.tracing import NO_TRACING
 from asyncddp.timeline.chrome_trace import ChromeTraceFormatter, PointEvent, Span
 from asyncddp.timeline.clock_offset import ClockSample
 from asyncddp.timeline.trace_writer import TraceWriter
-from asyncddp.timeline.tracer import Tracer
-from asyncddp.timeline.tracer_factory import create_tracer, trace_path
+from asyncddp.timeline.tracer import Tracer, create_tracer, trace_path
 from asyncddp.timeline.tracks import TRANSFER_TRACK, activity_track, thread_track
 from asyncddp.transport.loopback import LoopbackTransport
 from tests.support.timelines import arrows, assert_balanced, assert_nested, read, spans
