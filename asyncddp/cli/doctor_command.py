@@ -23,7 +23,8 @@ from asyncddp.cli.options import placement_options
 from asyncddp.launch.job import RunOptions
 
 _CHECKED_RANKS = 2
-_PROBE = ("-m", "asyncddp.cli.doctor.mpi_probe", "ranks")
+_PROBE = "asyncddp.cli.doctor.mpi_probe"
+_RUN = ("asyncddp", "run")
 _RUN_ERROR_PREFIX = "asyncddp run: "
 _TABLES = {
     "routes": "What carries a tensor",
@@ -62,7 +63,7 @@ def _run_checks(where: dict[str, Any], *, check: bool) -> dict[str, Any]:
     environment = dict(os.environ)
     found_gpus = list_gpus()
     launcher, about_launcher = check_launcher(where["launcher"], environment)
-    answer = _run_json([sys.executable, "-m", "asyncddp.cli.doctor.mpi_probe"])
+    answer = _run_module([_PROBE])
     if launcher is not None:
         answer["mpi"].setdefault("cuda_aware", query_cuda_awareness(launcher.executable))
     findings = [
@@ -74,7 +75,8 @@ def _run_checks(where: dict[str, Any], *, check: bool) -> dict[str, Any]:
     report: dict[str, Any] = {key: answer.get(key, []) for key in _TABLES}
     given = any(where[key] for key in ("num_proc", "hosts", "hostfile"))
     if launcher is not None and given:
-        there = _run_on_ranks([*RunOptions(**where).to_arguments(), *_PROBE])
+        words = RunOptions(**where).to_arguments()
+        there = _run_module([*_RUN, *words, "-m", _PROBE, "ranks"])
         if "ranks" in there:
             report.update(ranks=there["ranks"], pairs=there["routes"])
             findings += check_mixed_devices(there["ranks"])
@@ -83,8 +85,8 @@ def _run_checks(where: dict[str, Any], *, check: bool) -> dict[str, Any]:
     if launcher is not None and check:
         options = RunOptions(**where if given else {**where, "num_proc": _CHECKED_RANKS})
         has_gpus = bool(found_gpus) and torch_cuda_version() is not None
-        rows = self_test(_run_on_ranks, options.to_arguments(), has_gpus=has_gpus)
-        report["self_test"] = rows
+        words = (*_RUN, *options.to_arguments())
+        report["self_test"] = self_test(_run_module, words, has_gpus=has_gpus)
         findings.append(summarise_self_test(report["self_test"]))
     report["findings"] = [dataclasses.asdict(finding) for finding in findings]
     return report
@@ -95,21 +97,13 @@ def _launch_failure(problem: str) -> CheckResult:
     return CheckResult("MPI", "ranks", "could not be started", advice, "bad")
 
 
-def _run_on_ranks(
+def _run_module(
     words: Sequence[str],
     environment: Mapping[str, str] | None = None,
     timeout: float = _PROBE_TIMEOUT,
 ) -> dict[str, Any]:
-    """Run ``asyncddp run`` with these arguments and return its JSON answer."""
-    return _run_json([sys.executable, "-m", "asyncddp", "run", *words], environment, timeout)
-
-
-def _run_json(
-    command: Sequence[str],
-    environment: Mapping[str, str] | None = None,
-    timeout: float = _PROBE_TIMEOUT,
-) -> dict[str, Any]:
-    """Run a program and parse the JSON line that it marks; no answer is a ``problem``."""
+    """Run a Python module and parse the JSON line that it marks; no answer is a ``problem``."""
+    command = [sys.executable, "-m", *words]
     try:
         answer = subprocess.run(
             command, capture_output=True, text=True, errors="replace",

@@ -18,11 +18,11 @@ _WAIT = "30"  # seconds that a rank waits for another
 _PROGRAM = ("-m", "asyncddp.testing.self_test")
 
 Ask = Callable[[Sequence[str], Mapping[str, str], float], Mapping[str, Any]]
-"""Runs ``asyncddp run`` with arguments, variables and a timeout, and returns the answer."""
+"""Runs a module with arguments, variables and a timeout, and returns the answer."""
 
 
 def self_test(ask: Ask, where: Sequence[str], *, has_gpus: bool) -> list[dict[str, Any]]:
-    """Test each transport, on the ranks that ``ask`` starts with the arguments ``where``.
+    """Test each transport, on ranks that ``ask`` starts; ``where`` are its first arguments.
 
     Returns rows with ``transport``, ``device``, ``result`` (``passed``, ``failed`` or ``not run``)
     and ``what`` (details in words).

@@ -159,9 +159,7 @@ def wait_for_engines(
     progress(count)
 
 
-def stop_cluster(
-    profile_directory: ProfileDirectory, *, patience: float = _STOP_TIMEOUT
-) -> ClusterRecord | None:
+def stop_cluster(profile_directory: ProfileDirectory) -> ClusterRecord | None:
     """Stop the cluster of a profile, if one runs, and wait until no process of it is left here."""
     record = profile_directory.running_cluster()
     if record is None:
@@ -171,7 +169,7 @@ def stop_cluster(
         raise EnvironmentProblem(f"the cluster runs on {record.host}: stop it there")
     with contextlib.suppress(ProcessLookupError):
         os.kill(record.pid, signal.SIGTERM)
-    until = time.monotonic() + patience
+    until = time.monotonic() + _STOP_TIMEOUT
     while profile_directory.running_cluster() is not None:
         if time.monotonic() > until:
             with contextlib.suppress(ProcessLookupError):
