@@ -43,19 +43,18 @@ def _format_waits(one: RankBreakdown) -> str:
     return ", ".join(told) or "nobody"
 
 
+def _time_column(name: str) -> Callable[[RankBreakdown], str]:
+    return lambda one: format_milliseconds(getattr(one, name))
+
+
 _STEPS: Columns = {
     "steps": lambda one: str(one.steps or "-"),
-    "median": lambda one: format_milliseconds(one.step_median),
+    "median": _time_column("step_median"),
     "10-90 %": _format_percentiles,
-    "mean": lambda one: format_milliseconds(one.step),
+    "mean": _time_column("step"),
 }
-_WHOLE: Columns = {"recorded": lambda one: format_milliseconds(one.recorded)}
-_SHARES: Columns = {
-    "compute": lambda one: format_milliseconds(one.compute),
-    "exposed": lambda one: format_milliseconds(one.exposed),
-    "other": lambda one: format_milliseconds(one.other),
-    "hidden": lambda one: format_milliseconds(one.hidden),
-}
+_WHOLE: Columns = {"recorded": _time_column("recorded")}
+_SHARES: Columns = {name: _time_column(name) for name in ("compute", "exposed", "other", "hidden")}
 _MESSAGES: Columns = {
     "waits for": _format_waits,
     "sent": lambda one: format_bytes(one.sent),

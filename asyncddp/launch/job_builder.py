@@ -73,24 +73,14 @@ def build_job(
     if over is None:
         over = bool(hosts and ranks > slots) or (not remote and ranks > cores())
     return Job(
-        ranks=ranks,
-        program=build_rank_program(program, module=module, here=not remote),
-        hosts=hosts,
-        remote=remote,
-        alone=alone,
-        interface=options.network_interface,
-        ssh_port=options.ssh_port,
-        remote_shell=options.remote_shell,
-        bind_to=options.bind_to,
-        oversubscribe=over,
-        tag_output=options.tag_output,
-        live=live,
-        extra=extra,
-        set_environment={**ours, **added},
+        ranks, build_rank_program(program, module=module, here=not remote),
+        hosts=hosts, remote=remote, alone=alone, interface=interface,
+        ssh_port=options.ssh_port, remote_shell=options.remote_shell, extra=extra,
+        bind_to=options.bind_to, oversubscribe=over, tag_output=options.tag_output, live=live,
+        environment=environment, set_environment={**ours, **added},
         forward=forwarded_variables({**environment, **added}, exports),
-        environment=environment,
         root=hasattr(os, "geteuid") and os.geteuid() == 0,
-    )
+    )  # fmt: skip
 
 
 def _split(text: str) -> list[str]:
@@ -101,9 +91,9 @@ def _split(text: str) -> list[str]:
 
 
 def build_rank_program(words: Sequence[str], *, module: bool, here: bool = True) -> tuple[str, ...]:
-    """Return the command line of every rank; Python goes through :mod:`asyncddp.launch.rank`.
+    """Return the command line of every rank, whose program must exist on this machine if ``here``.
 
-    ``here`` says whether the script or program must be found on this machine.
+    Python goes through :mod:`asyncddp.launch.rank`.
     """
     if module:
         return (sys.executable, *_RUNNER, "-m", *words)

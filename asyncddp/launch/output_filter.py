@@ -26,8 +26,7 @@ class WaitWarningAggregator:
     """Collector of the ranks' "has been waiting" warnings, merged after a short delay.
 
     Where one rank is late, its neighbours wait for it and theirs for them, and each prints a
-    warning; one line names the late rank instead: ``2 ranks (0, 1) wait for rank 2, in barrier,
-    since 60 s``.
+    warning: one line says instead that ``2 ranks (0, 1) wait for rank 2, in barrier, since 60 s``.
     """
 
     def __init__(self) -> None:

@@ -58,9 +58,8 @@ def launch_variables(
 ) -> dict[str, str]:
     """Return the variables to set for ranks in addition to this process's environment.
 
-    ``ranks_here`` is None where other machines count their own cores. Whether output is shown on a
-    ``terminal`` the ranks cannot know: Open MPI gives them one in any case, others never. rich
-    reads ``TTY_COMPATIBLE``.
+    ``ranks_here`` is None where other machines count their own cores. Ranks cannot know whether
+    output is shown on a ``terminal``, as a launcher stands between; rich reads ``TTY_COMPATIBLE``.
     """
     added = {} if "TTY_COMPATIBLE" in environment else {"TTY_COMPATIBLE": str(int(terminal))}
     if terminal and "COLUMNS" not in environment:

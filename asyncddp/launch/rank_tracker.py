@@ -1,9 +1,8 @@
 """Tracks the rank processes of this machine: which are in ``init()``, have ended or are lost.
 
 Every rank writes a file ``started-<rank>`` into the report directory and renames it to
-``ended-<rank>`` when it ends regularly; while it waits in ``init()`` there is a file
-``joining-<rank>``. A pidfd reports the end of each process at once, so the first lost rank is known
-even where the launcher kills the others without naming it.
+``ended-<rank>`` when it ends regularly; while it waits in ``init()`` there is ``joining-<rank>``. A
+pidfd reports the end of each process at once, so that the first lost rank is known.
 """
 
 from __future__ import annotations

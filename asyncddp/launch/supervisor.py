@@ -151,9 +151,8 @@ def supervise(
 
     It runs in a session of its own, so that Ctrl-C reaches this process alone, which forwards it:
     ranks are then ended in the launcher's orderly way, and a second Ctrl-C kills them all. The
-    report directory identifies the run's processes, as a variable of them all. The filters are of
-    standard output, which is not piped where that is None, and of standard error. ``started`` is
-    called with the launcher's process id.
+    filters are of standard output, which is not piped where that is None, and of standard error.
+    ``started`` is called with the launcher's process id.
     """
     stdout, stderr = output_filters
     marker = f"{REPORT_DIR}={report_directory}"
@@ -179,14 +178,9 @@ def supervise(
         ):
             loop.run(child, terminator, ends)
         kill_processes(marker)
-    return RunOutcome(
-        child.returncode,
-        terminator.received,
-        loop.timed_out,
-        lost=tuple(loop.tracker.lost),
-        ended=loop.tracker.ended(),
-        waiting_in_init=loop.waiting_in_init,
-    )
+    lost, ended = tuple(loop.tracker.lost), loop.tracker.ended()
+    ending = child.returncode, terminator.received, loop.timed_out
+    return RunOutcome(*ending, lost, ended, loop.waiting_in_init)
 
 
 class _SupervisorLoop:

@@ -21,10 +21,7 @@ MONITORS_KEY = "monitors"
 
 
 class MonitorTarget(ABC):
-    """Interface through which a monitor watches an optimizer or module that trains and averages.
-
-    ``averager`` is its part that averages with the neighbours, and counts bytes and seconds.
-    """
+    """Interface through which a monitor watches an optimizer or module and its model averager."""
 
     def __init__(
         self, watched: DistributedOptimizer | DecentralizedDataParallel, averager: ModelAverager

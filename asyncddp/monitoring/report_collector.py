@@ -92,10 +92,7 @@ class ReportCollector:
 
 
 class ReportSender:
-    """Sender of one rank's monitor reports to rank 0; on rank 0 also their receiver.
-
-    The label is equal on all ranks and used by no other sender.
-    """
+    """Sender of a rank's monitor reports to rank 0, under a unique label; there their receiver."""
 
     def __init__(self, context: Context, label: str) -> None:
         self._context, self._service = context, f"monitor/{label}"

@@ -1,7 +1,6 @@
 """Types of trace events, and a formatter that turns them into lines of a Chrome trace.
 
-An event is recorded as a tuple, which is cheap; the writer thread formats it. Times are those of
-:func:`time.monotonic_ns`.
+An event is recorded as a tuple, which is cheap; the writer thread formats it.
 
 Source: the Trace Event Format of Chromium's ``about:tracing``, which Perfetto reads.
 """

@@ -116,10 +116,7 @@ def _parse_event(text: bytes) -> JsonEvent | None:
 
 
 def read_events(path: Path, advance: ProgressCallback = lambda _: None) -> Iterator[JsonEvent]:
-    """Yield the events of a trace file, a rank's or a merged one, in its order.
-
-    Raises an ``ArgumentError`` where a line other than the last one is no event.
-    """
+    """Yield the events of a rank's or a merged trace file; its last line may be incomplete."""
     torn = 0
     for number, line in enumerate(_lines(path, advance), 1):
         text = line.strip(_PADDING)
@@ -171,17 +168,10 @@ def scan_trace(path: Path, advance: ProgressCallback = lambda _: None) -> RankTr
     _check_identity(path, identity)
     start = min((first, *(ts for ts, _, _ in clocks)))
     start = start if start < float("inf") else 0.0
-    return RankTraceInfo(
-        path,
-        rank=identity["rank"],
-        size=identity["size"],
-        host=identity.get("host", ""),
-        started=identity.get("started_unix", 0.0),
-        clocks=tuple(sorted(clocks)),
-        start=start,
-        first=max(start, first) if last >= first else start,
-        last=max(start, last),
-    )
+    first, last = max(start, first) if last >= first else start, max(start, last)
+    host, started = identity.get("host", ""), identity.get("started_unix", 0.0)
+    who = path, identity["rank"], identity["size"], host, started
+    return RankTraceInfo(*who, tuple(sorted(clocks)), start, first, last)
 
 
 def _check_identity(path: Path, identity: JsonEvent) -> None:

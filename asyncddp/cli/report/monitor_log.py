@@ -125,10 +125,7 @@ def summarise_ranks(run: MonitorLog) -> list[RankSummary]:
 
 
 def slowest_rank(summaries: Sequence[RankSummary]) -> RankSummary:
-    """Return the summary of the rank with the most time per step outside averaging.
-
-    Where ranks wait for each other, all steps take equally long.
-    """
+    """Return the summary of the rank with the most time per step outside averaging."""
     return max(summaries, key=lambda one: one.step_seconds * (1 - one.exposed_share))
 
 

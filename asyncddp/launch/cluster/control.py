@@ -42,18 +42,12 @@ class ClusterProcess:
         with end, profile_directory.log("daemon").open("wb") as log:
             self._daemon = subprocess.Popen(
                 [sys.executable, "-m", "asyncddp.launch.cluster.daemon", str(end.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                pass_fds=[end.fileno()],
-            )
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True, pass_fds=[end.fileno()],
+            )  # fmt: skip
 
     def ready(self, wait: float) -> bool:
-        """Return whether the controller is ready; wait for it at most ``wait`` seconds.
-
-        Raises an ``EnvironmentProblem`` if the cluster has ended, or another one runs in its place.
-        """
+        """Return whether the controller is ready within some seconds; raise if it cannot be."""
         self._receive(wait)
         if "busy" in self._status:
             raise _already_running(self.profile_directory)
@@ -143,10 +137,7 @@ def wait_for_engines(
     timeout: float = 120.0,
     progress: Callable[[int], None] = lambda count: None,
 ) -> None:
-    """Wait until every rank's engine answers to an ``ipyparallel.Client``.
-
-    ``progress`` is called repeatedly with the number of engines that have registered.
-    """
+    """Wait until every engine answers to an ``ipyparallel.Client``; report their number so far."""
     until = time.monotonic() + timeout
     while (count := len(client.ids)) < cluster_process.spec.ranks:
         progress(count)

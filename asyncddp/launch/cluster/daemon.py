@@ -1,8 +1,7 @@
 """Daemon process of a notebook cluster: starts the controller and the engines, and ends them.
 
-It gets its configuration through a pipe (``FD``) from the process that has started it, and sends
-status messages back. Until it receives ``"release"``, it ends when that process does, however that
-dies.
+It gets its configuration through a pipe from the process that has started it, its owner, and sends
+status messages back. Until it receives ``"release"``, it ends when its owner does.
 """
 
 from __future__ import annotations
@@ -111,12 +110,9 @@ class ClusterDaemon:
             self._children[name] = subprocess.Popen(
                 [sys.executable, "-m", *module],
                 env={**os.environ, **variables, marker: value},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 preexec_fn=parent_death_setter(),  # safe: no thread has been started
-            )
+            )  # fmt: skip
 
     def _step(self) -> None:
         """Wait one poll interval; raise if the cluster must end or a child has exited."""

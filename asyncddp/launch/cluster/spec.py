@@ -51,10 +51,7 @@ def build_cluster_spec(
 
 
 def controller_address(hosts: Sequence[Host], interface: str | None, *, remote: bool) -> str:
-    """Return this machine's IPv4 address at which all engines can reach the controller.
-
-    ``remote`` says whether other machines take part; ``interface`` is ``--network-interface``.
-    """
+    """Return the IPv4 address at which all engines, also ``remote`` ones, reach the controller."""
     if not remote:
         return _LOOPBACK
     if interface is not None:

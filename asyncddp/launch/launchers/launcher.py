@@ -1,7 +1,4 @@
-"""Interface of MPI launchers: version detection, command line, and parsing of their messages.
-
-A launcher is data plus three small functions without side effects; none starts a process.
-"""
+"""Interface of MPI launchers: version detection, command line, and parsing of their messages."""
 
 from __future__ import annotations
 

@@ -17,9 +17,8 @@ _WORST_DRIFT = 1e-4  # of two quartz clocks, where there is one measurement only
 class ClockAlignment:
     """Conversion of a rank's time stamps to rank 0's clock, by a piecewise linear offset.
 
-    ``points`` are ``(ts, offset, error)`` in µs, sorted by time, at least one; before the first and
-    after the last the offset is constant. ``drifts`` is False where the rank shares the clock of
-    rank 0's machine, ``measured`` where the points are only a guess.
+    ``points`` are ``(ts, offset, error)`` in µs, sorted. ``drifts`` is False where the rank shares
+    the clock of rank 0's machine, ``measured`` where the points are only a guess.
     """
 
     def __init__(

@@ -138,11 +138,7 @@ def _metadata(name: str, **args: object) -> JsonEvent:
 def open_traces(
     sources: Iterable[str | Path], advance: FileProgressCallback = _NO_PROGRESS
 ) -> MergedTrace:
-    """Read the metadata of a run's trace files, and check that they belong together.
-
-    Sources are folders, prefixes, or names of ranks' files. An ``ArgumentError`` says what does
-    not fit.
-    """
+    """Read the metadata of a run's trace files, and check that they belong together."""
     paths = find_trace_files(sources)
     if not paths:
         raise ArgumentError("timelines of no rank were given; give a folder, a prefix, or files.")

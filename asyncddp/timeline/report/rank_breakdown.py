@@ -83,10 +83,7 @@ class _StepWindows:
 
 
 def compute_breakdown(timeline: TimelineSpans, rank: int, skip: int | None = None) -> RankBreakdown:
-    """Compute the breakdown of one rank's time, without ``skip`` steps of warm-up.
-
-    If it is None, the first step is left out where there are more.
-    """
+    """Compute the breakdown of a rank's time without ``skip`` steps of warm-up (None: 0 or 1)."""
     spans = timeline.ranks[rank]
     windows = _StepWindows(spans, rank, skip)
     step = median = low = high = None
