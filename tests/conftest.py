@@ -66,7 +66,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session", params=parameters(WORLDS))
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """Ranks to run cases on; a test that takes it runs on every wire. See :mod:`tests.support`."""
+    """Ranks to run cases on: a test that takes it runs on each transport (:mod:`tests.support`)."""
     with open_transport(request.param) as opened:
         yield opened
 

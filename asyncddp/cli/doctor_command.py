@@ -38,14 +38,16 @@ _PROBE_TIMEOUT = 120.0  # seconds for importing torch and starting MPI on a slow
 
 @click.command("doctor")
 @placement_options
-@click.option("--check", is_flag=True, help="Try each wire out: 2 ranks, or those of -np or hosts.")
+@click.option(
+    "--check", is_flag=True, help="Try each transport out: 2 ranks, or those of -np or hosts."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor_command(check: bool, as_json: bool, **where: Any) -> None:
     """Show what this machine has for training on many ranks, and what is missing.
 
     With -np or hosts it also starts ranks there and shows what carries tensors between them. With
-    --check it has ranks call every verb over each wire. Ends with 1 where something is missing
-    without which ranks cannot run, and where a wire fails.
+    --check it has ranks call every verb over each transport. Ends with 1 where something is missing
+    without which ranks cannot run, and where a transport fails.
     """
     report = _run_checks(where, check=check)
     if as_json:

@@ -8,7 +8,7 @@ A test that runs on several ranks::
     from asyncddp.testing import assert_result, held, oracle
 
 
-    @ranks(4)  # four threads of pytest's process; wires=("loopback", "mpi"): processes as well
+    @ranks(4)  # four threads of pytest's process; transports=("loopback", "mpi"): processes as well
     def test_my_mixing():
         x = held(bf.rank(), (3, 2), torch.float32)
         bf.set_topology(topology.ring(bf.size()))

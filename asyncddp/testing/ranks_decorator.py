@@ -24,7 +24,7 @@ _opened: WeakKeyDictionary[pytest.Config, dict[tuple[str, int], World]] = WeakKe
 
 
 def ranks(
-    *sizes: int, wires: str | Sequence[str] = "loopback", limit: float = 120.0, **settings: Any
+    *sizes: int, transports: str | Sequence[str] = "loopback", limit: float = 120.0, **settings: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Run a test on several ranks: the function is called on each, and fails where one fails.
 
@@ -39,7 +39,7 @@ def ranks(
 
     Args:
         *sizes: Numbers of ranks; the test runs once with each.
-        wires: One or several of ``"loopback"``, ``"mpi"`` and ``"shared_memory"``.
+        transports: One or several of ``"loopback"``, ``"mpi"`` and ``"shared_memory"``.
         limit: Seconds after which ranks that are processes count as hanging.
         **settings: Fields of :class:`asyncddp.config.Config`, such as ``timeout``.
 
@@ -47,13 +47,13 @@ def ranks(
         A decorator, which goes below other marks.
 
     Raises:
-        ArgumentError: Numbers or wires that cannot be.
+        ArgumentError: Numbers or transports that cannot be.
         EnvironmentProblem: pytest is not installed.
     """
     pytest = _pytest()
-    wires = (wires,) if isinstance(wires, str) else tuple(wires)
-    _check(sizes, wires)
-    chosen = list(itertools.product(wires, sizes))
+    transports = (transports,) if isinstance(transports, str) else tuple(transports)
+    _check(sizes, transports)
+    chosen = list(itertools.product(transports, sizes))
     names = [f"{transport}-{size}" for transport, size in chosen]
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
@@ -86,14 +86,16 @@ def _pytest() -> Any:
     return pytest
 
 
-def _check(sizes: Sequence[int], wires: Sequence[str]) -> None:
+def _check(sizes: Sequence[int], transports: Sequence[str]) -> None:
     if not sizes or not all(isinstance(size, int) and size >= 1 for size in sizes):
         raise ArgumentError(
             f"ranks: arguments sizes: expected numbers of ranks, such as ranks(2, 4), got {sizes!r}"
         )
-    for unknown in [name for name in wires or [""] if name not in TRANSPORTS]:
+    for unknown in [name for name in transports or [""] if name not in TRANSPORTS]:
         known = ", ".join(TRANSPORTS)
-        raise ArgumentError(f"ranks: argument wires: expected some of {known}, got {unknown!r}")
+        raise ArgumentError(
+            f"ranks: argument transports: expected some of {known}, got {unknown!r}"
+        )
 
 
 def _with_world(function: Callable[..., Any]) -> inspect.Signature:

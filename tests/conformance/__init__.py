@@ -1,1 +1,1 @@
-"""What every plug-in of a registry promises, on every wire."""
+"""What every plug-in of a registry promises, on every transport."""

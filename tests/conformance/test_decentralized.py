@@ -1,4 +1,4 @@
-"""DecentralizedDataParallel on every wire: the equation, the average model, and runs that go on."""
+"""DecentralizedDataParallel on every transport: equation, average model, runs that go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a monitor reports of every method, on every wire, and that nobody waits for it."""
+"""What a monitor reports of every method, on every transport, and that nobody waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The timeline's laws on every wire."""
+"""The timeline's laws on every transport."""
 
 from __future__ import annotations
 

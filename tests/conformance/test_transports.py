@@ -1,4 +1,4 @@
-"""The contract of :mod:`asyncddp.transport.base`, on every wire of the registry."""
+"""The contract of :mod:`asyncddp.transport.base`, on every transport of the registry."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def finish_all(transport, transfers):
 
 @contextmanager
 def pieces_of(transport, size):
-    """Where a wire cuts bulk transfers, cut them at ``size`` bytes."""
+    """Where a transport cuts bulk transfers, cut them at ``size`` bytes."""
     modules = {sys.modules[kind.__module__] for kind in type(transport).__mro__}
     before = {module: module._PIECE for module in modules if hasattr(module, "_PIECE")}
     for module in before:
@@ -55,8 +55,8 @@ def pieces_of(transport, size):
             module._PIECE = piece
 
 
-def test_every_wire_of_the_registry_is_tested():
-    """A new wire is picked up without a change here."""
+def test_every_transport_of_the_registry_is_tested():
+    """A new transport is picked up without a change here."""
     assert {transport for transport, _ in WORLDS.values()} == set(TRANSPORTS)
 
 
@@ -330,7 +330,7 @@ def after_abandoned_collective(transport, folder):
 
 @SEVERAL
 def test_a_collective_that_was_given_up_never_makes_the_next_one_wrong(world, tmp_path):
-    """The next one is right where the wire can, and otherwise fails with words on all ranks."""
+    """The next one is right where the transport can, else it fails with words on all ranks."""
     right = [world.size * (world.size - 1) / 2] * 4
     first, *rest = world.run_bare(after_abandoned_collective, tmp_path)
     if first == right:

@@ -1,4 +1,4 @@
-"""Windows: what the verbs do to buffers, tensors, versions and p, on every wire.
+"""Windows: what the verbs do to buffers, tensors, versions and p, on every transport.
 
 Expected values follow from the rules of the verbs; between writing and reading stands a barrier.
 """

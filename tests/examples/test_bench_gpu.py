@@ -133,7 +133,7 @@ def test_the_advice_is_the_fastest_size_of_pieces(scripts):
         ("cuda_staged", "pinned copy, the slower direction", 1.25, "≥ 80% of the pinned copy"),
     ],
 )
-def test_the_aims_of_the_wires(scripts, transport, limit, ratio, words):
+def test_the_aims_of_the_transports(scripts, transport, limit, ratio, words):
     """Against the limit that is theirs, from 64 MB on; a limit that did not run judges nothing."""
     from benchmarks.gpu.device import open_device
     from benchmarks.gpu.verb_tables import MB, GpuTableSetup, mixing_table

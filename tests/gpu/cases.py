@@ -233,5 +233,5 @@ def mixed_devices(place):
 
 
 def agreed_transport(place):
-    """The wire that serves this rank's device."""
+    """The transport that serves this rank's device."""
     return device_transport_for(current().transport, streams_of_device(place.device)).name

@@ -116,4 +116,4 @@ CASES = [
     Case("handles", "same_name_again"),
     Case("handles", "from_threads"),
 ]
-"""What is run on every wire."""
+"""What is run on every transport."""

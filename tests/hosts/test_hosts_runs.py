@@ -107,7 +107,7 @@ def test_hierarchical_neighbor_allreduce_averages_in_machines_and_mixes_between_
         assert one["y"] == pytest.approx([1.5] * 3, abs=1e-12)
 
 
-def test_neighbors_on_other_hosts_are_mixed_over_the_wire(hosts):
+def test_neighbors_on_other_hosts_are_mixed_over_the_transport(hosts):
     """Large enough to be cut into pieces; one_peer_exponential(4) is exact after two steps."""
     script = (
         "import json, torch, asyncddp as bf, topology\n"

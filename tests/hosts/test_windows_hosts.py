@@ -1,4 +1,4 @@
-"""Windows between hosts that share no memory: one-sided over the wire."""
+"""Windows between hosts that share no memory: one-sided over the transport."""
 
 import json
 

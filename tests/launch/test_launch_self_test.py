@@ -19,7 +19,7 @@ GOOD = {"ranks": 2, "checks": 11, "problems": [], "device_transport": "cuda_stag
 
 
 class Ranks:
-    """Answers in place of ranks, by the wire that was asked for; notes what was started."""
+    """Answers in place of ranks, by the transport that was asked for; notes what was started."""
 
     def __init__(self, **answers):
         self.answers, self.started = answers, []
@@ -39,12 +39,12 @@ def rows(has_gpus=False, **answers):
     }
 
 
-def test_the_wires_are_those_of_the_library():
+def test_the_transports_are_those_of_the_library():
     """The self-test's list of device transports is the library's."""
     assert set(doctor.DEVICE_TRANSPORTS) == set(DEVICE_TRANSPORTS)
 
 
-def test_each_wire_is_tried_by_ranks_of_its_own_in_bounded_time():
+def test_each_transport_is_tried_by_ranks_of_its_own_in_bounded_time():
     """Each transport is tested by a run of its own, with a time limit and a verb timeout."""
     ranks = Ranks()
     doctor.self_test(ranks, ["--num-proc", "2"], has_gpus=True)
@@ -62,7 +62,7 @@ def test_each_wire_is_tried_by_ranks_of_its_own_in_bounded_time():
         assert seconds > doctor.LIMIT, "the launcher speaks before it is given up"
 
 
-def test_without_gpus_their_wires_are_not_run_and_that_is_no_failure():
+def test_without_gpus_their_transports_are_not_run_and_that_is_no_failure():
     """Without GPUs device transports are "not run", and the finding is good."""
     found = rows()
     assert {found[transport]["result"] for transport in doctor.HOST_TRANSPORTS} == {"passed"}
@@ -71,7 +71,7 @@ def test_without_gpus_their_wires_are_not_run_and_that_is_no_failure():
     assert (finding.level, finding.value) == ("good", "passed: shared_memory, mpi")
 
 
-def test_a_wire_that_the_ranks_cannot_take_is_not_run_and_says_why():
+def test_a_transport_that_the_ranks_cannot_take_is_not_run_and_says_why():
     """A device transport that ranks have refused is "not run", with their reason."""
     shared = {
         "device_transport": "cuda_staged",
@@ -127,7 +127,7 @@ def test_every_check_sees_a_wrong_value(name, monkeypatch):
     assert any(LoopbackWorld(3).run(lambda: problems(CPU))), "a NaN is wrong, too"
 
 
-def test_doctor_check_runs_both_wires_of_the_host(run):
+def test_doctor_check_runs_both_transports_of_the_host(run):
     """``doctor --check`` passes over shared memory and over MPI, with exit code 0."""
     shown = CliRunner().invoke(main, ["doctor", "--check", "--json"])
     report = json.loads(shown.output)
@@ -138,7 +138,7 @@ def test_doctor_check_runs_both_wires_of_the_host(run):
     assert finding["level"] == "good"
 
 
-def test_doctor_check_ends_with_1_where_a_wire_fails(run, monkeypatch):
+def test_doctor_check_ends_with_1_where_a_transport_fails(run, monkeypatch):
     """Ranks that are started anew see this and cannot begin."""
     monkeypatch.setattr(doctor, "HOST_TRANSPORTS", ("no_such_wire",))
     shown = CliRunner().invoke(main, ["doctor", "--check", "--json"])

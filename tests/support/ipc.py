@@ -27,7 +27,7 @@ class Device(SimulatedStreams):
 
 
 class Pair:
-    """Two wires in one thread, each with a device that does something only when it is told."""
+    """Two transports in one thread, each with a device that does something only when it is told."""
 
     def __init__(self, near=(0, 1), laziness=0, size=2):
         ends, notes, answers = (LoopbackTransport.group(size) for _ in range(3))

@@ -1,4 +1,4 @@
-"""Ranks whose tensors count as lying on a device, so that the wire of GPUs serves them in full."""
+"""Ranks whose tensors count as lying on a device, so that GPUs' transports serve them."""
 
 from __future__ import annotations
 

@@ -63,10 +63,10 @@ def summarise_self_test(rows: Sequence[Mapping[str, Any]]) -> CheckResult:
     failed = [row["transport"] for row in rows if row["result"] == "failed"]
     passed = [row["transport"] for row in rows if row["result"] == "passed"]
     if not failed:
-        return CheckResult("Self-test", "wires", f"passed: {', '.join(passed)}")
+        return CheckResult("Self-test", "transports", f"passed: {', '.join(passed)}")
     advice = (
         f"The table of the self-test says what {' and '.join(failed)} did. asyncddp run -np 2 "
         f"{' '.join(_PROGRAM)} cpu (or cuda) shows all that the ranks wrote; ASYNCDDP_TRANSPORT "
         "and ASYNCDDP_DEVICE_WIRES choose another wire."
     )
-    return CheckResult("Self-test", "wires", f"failed: {', '.join(failed)}", advice, "bad")
+    return CheckResult("Self-test", "transports", f"failed: {', '.join(failed)}", advice, "bad")

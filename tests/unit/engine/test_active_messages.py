@@ -14,7 +14,7 @@ LARGE = 50_000  # elements, which travel apart from their message
 
 @pytest.fixture
 def two():
-    """Two mailboxes, joined by a wire."""
+    """Two mailboxes, joined by a transport."""
     return [MessageMatcher(end) for end in LoopbackTransport.group(2)]
 
 
@@ -153,7 +153,7 @@ def test_transfers_of_a_failed_peer_are_forgotten(two, monkeypatch):
 
 
 def test_what_is_under_way_at_the_end_is_abandoned(two, monkeypatch):
-    """The wire keeps its memory until it is through with it."""
+    """The transport keeps its memory until it is through with it."""
     heard = heard_by(two[1])
     coming, leaving = Endless(), Endless()
     monkeypatch.setattr(two[1].sends._transport, "irecv", lambda *_: coming)

@@ -23,7 +23,7 @@ PAIR = ExchangeSignature("verb", "float32", (2,))
 
 @pytest.fixture
 def two():
-    """Two mailboxes, joined by a wire."""
+    """Two mailboxes, joined by a transport."""
     return [MessageMatcher(end) for end in LoopbackTransport.group(2)]
 
 
@@ -74,7 +74,7 @@ def test_a_large_tensor_comes_in_bulk_and_without_a_copy_of_its_own(two):
 
 
 def test_bytes_that_nobody_wants_fail_on_nobody(two, monkeypatch):
-    """What is dropped here is dropped, too, where its wire breaks meanwhile."""
+    """What is dropped here is dropped, too, where its transport breaks meanwhile."""
 
     class Broken:
         def done(self):
@@ -260,7 +260,7 @@ def test_what_comes_for_an_exchange_that_has_ended_is_remembered_as_late(two):
         here.sent().done()
 
 
-def test_bulk_that_nobody_wants_is_taken_off_the_wire(two):
+def test_bulk_that_nobody_wants_is_taken_off_the_transport(two):
     """So that its sender's buffer becomes free."""
     x = torch.ones(50_000)
     form = ExchangeSignature("verb", "float32", (50_000,))

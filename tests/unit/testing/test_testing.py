@@ -39,12 +39,12 @@ def test_average(shape):
 
 
 @pytest.mark.parametrize("start", [0, 5])
-@ranks(2, wires=("loopback", "mpi"))
+@ranks(2, transports=("loopback", "mpi"))
 def test_ranks_agree(start):
     assert_alike(bf.allreduce(torch.ones(2) * (start + bf.rank())))
 
 
-@ranks(2, wires="mpi")
+@ranks(2, transports="mpi")
 def test_ranks_are_processes():
     assert len(set(bf.allgather_object(os.getpid()))) == 2
 
@@ -66,7 +66,7 @@ def test_skips():
     pytest.skip("not today")
 
 
-@ranks(2, wires=("loopback", "mpi"))
+@ranks(2, transports=("loopback", "mpi"))
 def test_fails_on_one_rank():
     mine = bf.rank()
     assert mine == 0, "this rank is not the first"
@@ -86,7 +86,7 @@ def test_never_meets():
 
 
 def inner():
-    @ranks(2, wires="mpi")
+    @ranks(2, transports="mpi")
     def test_hidden():
         pass
 
@@ -234,8 +234,12 @@ def test_consensus_is_a_distance():
     [
         ((), {}, r"arguments sizes: expected numbers of ranks, such as ranks\(2, 4\), got \(\)"),
         ((0,), {}, r"arguments sizes: .*got \(0,\)"),
-        ((2,), {"wires": "mpy"}, "argument wires: expected some of .*loopback, mpi.*got 'mpy'"),
-        ((2,), {"wires": ()}, "argument wires: expected some of .*got ''"),
+        (
+            (2,),
+            {"transports": "mpy"},
+            "argument transports: expected some of .*loopback, mpi.*got 'mpy'",
+        ),
+        ((2,), {"transports": ()}, "argument transports: expected some of .*got ''"),
     ],
 )
 def test_what_cannot_be_is_refused_where_it_stands(sizes, options, message):

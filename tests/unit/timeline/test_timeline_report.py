@@ -195,7 +195,7 @@ def test_every_thread_that_calls_is_held_up_by_what_it_calls(tmp_path):
 
 
 def test_bytes_read_where_they_lie_are_received(tmp_path):
-    """So that what is received is what is sent, whatever the wire."""
+    """So that what is received is what is sent, whatever the transport."""
     ranks = straggling(size=3, nbytes=800)
     for event in [event for rank in ranks for event in rank.events]:
         event["name"] = event["name"].replace("receive", "read")

@@ -1,4 +1,4 @@
-"""The table of wires between GPUs, row by row."""
+"""The table of transports between GPUs, row by row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GOOD = replace(GOOD, reaches=("GPU-b",))
 ALL = ["nccl", "mpi_cuda", "cuda_ipc", "cuda_staged"]
 
 
-def test_the_first_wire_of_the_list_whose_conditions_hold_is_taken():
+def test_the_first_transport_of_the_list_whose_conditions_hold_is_taken():
     """Of transports that all can be used, the first on the list is taken."""
     for wanted in itertools.permutations(ALL):
         routing = select_for_group([GOOD, OTHER], wanted)
@@ -37,7 +37,7 @@ def test_the_first_wire_of_the_list_whose_conditions_hold_is_taken():
         assert not routing.refused
 
 
-def test_nothing_but_the_wire_that_needs_nothing_is_taken_unasked():
+def test_nothing_but_the_transport_that_needs_nothing_is_taken_unasked():
     """With no list, ``cuda_staged`` is taken and nothing is refused."""
     routing = select_for_group([GOOD, OTHER])
     assert (routing.transport_between(GOOD, OTHER), routing.refused) == ("cuda_staged", {})
@@ -59,7 +59,7 @@ def test_nothing_but_the_wire_that_needs_nothing_is_taken_unasked():
         ("nccl", {"gpu": "GPU-a"}, "rank 0 and rank 1 share one GPU, which NCCL refuses"),
     ],
 )
-def test_each_condition_that_fails_is_the_reason_why_a_wire_is_not_taken(
+def test_each_condition_that_fails_is_the_reason_why_a_transport_is_not_taken(
     transport, changed, reason
 ):
     """A transport whose condition fails is refused with that reason, and ranks stage."""
@@ -71,7 +71,7 @@ def test_each_condition_that_fails_is_the_reason_why_a_wire_is_not_taken(
     assert routing.used_transports([GOOD, other]) == ()
 
 
-def test_both_ranks_come_to_the_same_wire_whatever_their_facts():
+def test_both_ranks_come_to_the_same_transport_whatever_their_facts():
     """Over all combinations of what a rank can say, the table is symmetric and always ends."""
     options = itertools.product([True, False, None], ["13", None], ["a", "b", ""])
     facts = [
@@ -87,7 +87,7 @@ def test_both_ranks_come_to_the_same_wire_whatever_their_facts():
         assert usable | set(there.refused) == set(ALL) - {"cuda_staged"}
 
 
-def test_one_pair_that_a_wire_does_not_serve_keeps_a_group_from_it():
+def test_one_pair_that_a_transport_does_not_serve_keeps_a_group_from_it():
     """A transport that one pair of a group cannot use is refused for the whole group."""
     group = [replace(GOOD, rank=rank, gpu=f"GPU-{rank}") for rank in range(3)]
     assert select_for_group(group, ALL).used_transports(group) == ("nccl",)
@@ -124,7 +124,7 @@ def cluster(machines=2, gpus=2, ranks=1, reach=True, **changed):
         ("cuda_ipc,cuda_staged,nccl", {}, None, "cuda_ipc", "cuda_staged", "cuda_staged"),
     ],
 )
-def test_the_wire_of_a_message_depends_on_where_the_peer_is(
+def test_the_transport_of_a_message_depends_on_where_the_peer_is(
     wanted, options, same_gpu, inside, between, sums
 ):
     """Inside a machine the best of the list; between machines MPI, if it takes GPU memory."""
@@ -139,7 +139,7 @@ def test_the_wire_of_a_message_depends_on_where_the_peer_is(
     assert set(routing.used_transports(group)) == there
 
 
-def test_one_rank_alone_has_a_wire():
+def test_one_rank_alone_has_a_transport():
     """A group of one rank has a transport for collectives, ``cuda_staged`` at the least."""
     assert select_for_group([GOOD], ALL).used_transports([GOOD]) == ("nccl",)
     assert select_for_group([GOOD], ["cuda_ipc"]).used_transports([GOOD]) == ()
@@ -175,7 +175,7 @@ def test_ranks_go_around_the_visible_gpus():
 # what the doctor shows
 
 
-def test_the_doctor_says_of_each_wire_whether_it_serves_and_why():
+def test_the_doctor_says_of_each_transport_whether_it_serves_and_why():
     """Each transport's row says in use, can be asked for or cannot be used, and why."""
     aware = GOOD
     rows = {row.transport: row for row in list_device_transports(aware)}
@@ -189,8 +189,8 @@ def test_the_doctor_says_of_each_wire_whether_it_serves_and_why():
     assert "does not say that it takes GPU memory" in rows["mpi_cuda"].why
 
 
-def test_every_wire_of_the_registry_has_a_row_in_the_table():
-    """A new wire is shown by the doctor; one without conditions would be taken blindly."""
+def test_every_transport_of_the_registry_has_a_row_in_the_table():
+    """A new transport is shown by the doctor; one without conditions would be taken blindly."""
     assert {row.transport for row in list_device_transports(GOOD)} == set(DEVICE_TRANSPORTS)
     for transport in DEVICE_TRANSPORTS:
         routing = select_for_group([GOOD, OTHER], [transport])
@@ -199,7 +199,7 @@ def test_every_wire_of_the_registry_has_a_row_in_the_table():
 
 
 class OneMore(CudaStagedTransport):
-    """A wire of one class, for ranks on one machine."""
+    """A transport of one class, for ranks on one machine."""
 
     name = "one_more"
     scope = Scope.MACHINE
@@ -210,7 +210,7 @@ class OneMore(CudaStagedTransport):
         return None if one.machine == other.machine else "they are apart"
 
 
-def test_a_new_wire_is_one_class_and_one_line_of_the_registry(monkeypatch):
+def test_a_new_transport_is_one_class_and_one_line_of_the_registry(monkeypatch):
     """A registered class is chosen, listed and opened by its name without other changes."""
     monkeypatch.setitem(DEVICE_TRANSPORTS._entries, "one_more", f"{__name__}:OneMore")
     group = [GOOD, OTHER, replace(OTHER, rank=2, machine=1)]
@@ -225,7 +225,7 @@ def test_a_new_wire_is_one_class_and_one_line_of_the_registry(monkeypatch):
     assert choice.transport == device_transport_for(alone, streams).name == "one_more"
 
 
-def test_routes_of_gpu_tensors_are_staged_over_the_wire_of_their_host():
+def test_routes_of_gpu_tensors_are_staged_over_the_transport_of_their_host():
     """CUDA tensors are staged over the transport that carries host messages."""
     assert [select_route("cuda", same).transport for same in (True, False)] == [
         "cuda_staged over mpi"
@@ -252,7 +252,7 @@ def test_the_doctor_says_which_gpu_a_rank_takes(monkeypatch):
     assert probe._describe_gpu(5) == "none"
 
 
-def test_the_probe_of_a_machine_with_gpus_tells_of_its_wires(monkeypatch):
+def test_the_probe_of_a_machine_with_gpus_tells_of_its_transports(monkeypatch):
     """The probe lists every GPU transport; where none asked for can be used, it stages."""
     monkeypatch.setenv("ASYNCDDP_DEVICE_WIRES", "mpi_cuda")
     rows = {row["transport"]: row for row in probe._list_device_transports()}

@@ -1,4 +1,4 @@
-"""What holds on every wire holds on ``cuda_staged`` and ``nccl``, with stand-ins for the device.
+"""What holds on all transports holds on ``cuda_staged`` and ``nccl`` over simulated devices.
 
 The cases are those of the conformance tests. Copies are made late and in small pieces, so that
 whoever reads or writes too early gets wrong values.

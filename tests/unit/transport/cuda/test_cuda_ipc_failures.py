@@ -131,7 +131,7 @@ def test_ranks_whose_gpus_are_out_of_reach_are_staged():
     assert one.memory.buffers.num_allocated == 0
 
 
-def test_a_wire_serves_one_gpu_of_its_rank():
+def test_a_transport_serves_one_gpu_of_its_rank():
     """``for_device`` serves the device that ``cuda_ipc`` was opened for and refuses others."""
     one, _ = Pair().transports
     assert one.for_device(SimulatedStreams()) is one, "what is dropped, is dropped on the host"
@@ -215,7 +215,7 @@ def test_ranks_that_share_a_gpu_agree(world):
 
 
 @on("mpi-2")
-def test_a_trial_that_does_not_arrive_as_it_was_sent_keeps_all_ranks_from_the_wire(world):
+def test_a_trial_that_does_not_arrive_as_it_was_sent_keeps_all_ranks_from_the_transport(world):
     """One rank sees it, all of them stage, and each is told why."""
     reason = {"cuda_ipc": "a trial out of GPU memory did not arrive as it was sent"}
     assert world.run_bare(agreed, True) == [("cuda_staged", reason, "CudaStagedTransport")] * 2

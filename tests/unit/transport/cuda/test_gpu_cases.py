@@ -119,7 +119,7 @@ def test_a_rank_on_the_host_beside_one_on_a_gpu_is_named(place, ranks):
         assert re.search(r"rank \d.* 'x'.*expected a tensor on c\w+, got one on c\w+", message)
 
 
-def test_the_wire_of_threads_is_the_one_that_always_works(place, ranks):
+def test_the_transport_of_threads_is_the_one_that_always_works(place, ranks):
     """Ranks that are threads use ``cuda_staged``."""
     assert ranks.run(cases.agreed_transport, place) == ["cuda_staged"] * 2
 

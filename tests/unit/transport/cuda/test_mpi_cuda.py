@@ -239,7 +239,7 @@ def agreed(base, mpi_cuda_says, wanted):
 
 
 @on("mpi-2")
-def test_ranks_agree_on_a_wire_and_use_it(world):
+def test_ranks_agree_on_a_transport_and_use_it(world):
     """Ranks use the first transport on the list that all can; a refused one has its reason."""
     told = world.run_bare(agreed, True, "mpi_cuda")
     assert told == [("mpi_cuda", {}, "mpi_cuda")] * 2
@@ -268,14 +268,14 @@ def test_a_rank_without_a_gpu_is_named_at_the_start(world):
 # what the user says
 
 
-def test_wires_are_named_with_commas_or_all_at_once():
+def test_transports_are_named_with_commas_or_all_at_once():
     """A list names transports in order; ``auto`` is all of them but ``cuda_staged``."""
     assert parse_transport_names("mpi_cuda,cuda_staged") == ("mpi_cuda", "cuda_staged")
     assert set(parse_transport_names("auto")) == set(DEVICE_TRANSPORTS) - {"cuda_staged"}
 
 
 @pytest.mark.parametrize("text", ["mpi-cuda", "cuda_staged,tcp", "", ","])
-def test_a_wire_that_there_is_not_is_told_with_those_that_there_are(text):
+def test_a_transport_that_there_is_not_is_told_with_those_that_there_are(text):
     """An unknown or empty name raises UnknownNameError with the variable and all names."""
     known = "ASYNCDDP_DEVICE_WIRES: expected auto, or some of cuda_ipc, cuda_staged, mpi_cuda, nc"
     with pytest.raises(UnknownNameError, match=re.escape(known)):
@@ -327,7 +327,7 @@ def test_a_world_without_gpus_comes_up_whatever_is_asked_for(world):
 
 
 @on("mpi-2")
-def test_a_wire_that_there_is_not_ends_init_on_all_ranks(world):
+def test_a_transport_that_there_is_not_ends_init_on_all_ranks(world):
     """``init`` with an unknown transport name raises UnknownNameError on every rank."""
     for outcome in world.outcomes(in_a_world, settings={"device_wires": "smoke"}):
         assert outcome.error == "UnknownNameError"
@@ -345,7 +345,7 @@ def test_ranks_that_are_threads_stage():
 
 
 def verbs_over(base, names, taken, dtype, machines=1):
-    """What the conformance tests ask of neighbours and collectives, over wires agreed on."""
+    """What the conformance tests ask of neighbours and collectives, over transports agreed on."""
     with on_a_stand_in(piece=30_000, pace=1e-4 if machines > 1 else None) as streams:
         machine = base.rank * machines // base.size
         mine = DeviceCapabilities(base.rank, machine, "cuda", f"GPU-{machine}", mpi_cuda=True)
@@ -375,7 +375,7 @@ def test_verbs_between_processes(world, transport, name, dtype):
 
 @on("mpi-4")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_verbs_between_machines_and_inside_them_by_wires_of_their_own(world, dtype):
+def test_verbs_between_machines_and_inside_them_by_transports_of_their_own(world, dtype):
     """Two ranks on each of two GPUs: memory that both read inside, messages by MPI between."""
     told = world.run_bare(verbs_over, "auto", "cuda_ipc+mpi_cuda", dtype, 2)
     assert told == [{"CudaIPCTransport"}] * 4

@@ -166,7 +166,7 @@ def test_two_ranks_on_one_gpu_are_explained():
     )
 
 
-def test_a_wire_serves_the_gpu_of_its_communicator():
+def test_a_transport_serves_the_gpu_of_its_communicator():
     """``for_device`` serves the communicator's GPU and the host, and refuses other GPUs."""
     transport, _ = alone()
     assert transport.for_device(SimulatedStreams()) is transport

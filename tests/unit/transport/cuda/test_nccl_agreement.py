@@ -35,7 +35,7 @@ SECONDS = 60.0
 
 
 def agreed(wanted, fake, ends, doubt=""):
-    """Agree on a wire for all ranks and for machines of two; sum over both, and end."""
+    """Agree on a transport for all ranks and for machines of two; sum over both, and end."""
     rank = bf.rank()
     base = ends[rank]
     part = base.split(rank // 2, rank)
@@ -83,7 +83,7 @@ def test_a_part_in_which_the_trial_fails_is_staged(monkeypatch, caplog):
     assert "sums inside a machine go by cuda_staged: a trial by nccl failed" in caplog.text
 
 
-def test_a_wire_whose_trial_fails_is_given_back(monkeypatch, caplog):
+def test_a_transport_whose_trial_fails_is_given_back(monkeypatch, caplog):
     """Where the trial fails, NCCL's communicators are destroyed and ranks stage."""
     monkeypatch.setattr(DeviceTransport, "verify", lambda *_, **__: False)
     told, made = ask(monkeypatch, 2)

@@ -1,4 +1,4 @@
-"""The stages of a staged transfer, with streams and a wire that note what is asked of them."""
+"""The stages of a staged transfer, with streams and a transport that note what is asked of them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class RecordedStreams(DeviceStreams):
 
 
 def staged(log, *, read=None, write=None, step=100, free=True):
-    """A transfer whose wire notes what it carries."""
+    """A transfer whose transport notes what it carries."""
     streams, carried = RecordedStreams(log), []
 
     def carry(given, taken):
@@ -245,7 +245,7 @@ def test_a_piece_of_several_parts_is_the_same_columns_of_each():
     assert torch.equal(write, read.view(3, 100).sum(dim=0).to(torch.uint8))
 
 
-def test_what_fails_on_the_wire_is_raised_by_its_own_transfer_alone():
+def test_what_fails_on_the_transport_is_raised_by_its_own_transfer_alone():
     """An error ends its own request, whose other pieces are abandoned, and no other."""
     log = []
     first, _, _ = staged(log, write=torch.zeros(10, dtype=torch.uint8))
@@ -276,7 +276,7 @@ def test_buffers_of_what_was_given_up_are_not_used_again():
     assert not any(entry[0] == "copy" for entry in log)
 
 
-# the wire
+# the transport
 
 
 def pair(streams, piece=64):
@@ -365,7 +365,7 @@ def test_collectives_after_one_that_was_given_up_before_it_began_fail_in_words()
         one.ibarrier()
 
 
-def test_there_is_one_wire_for_each_device_and_transport():
+def test_there_is_one_transport_for_each_device_and_transport():
     """Each pair of host transport and device has one device transport, made once."""
     first, second = LoopbackTransport.group(2)
     streams = SimulatedStreams()

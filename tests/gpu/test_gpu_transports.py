@@ -1,4 +1,4 @@
-"""Every wire on a GPU, between ranks that are processes: the same laws hold on all of them."""
+"""Every transport on a GPU, between ranks that are processes: the same laws hold on all of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _agreed = {}
 
 @pytest.fixture(params=WIRES)
 def run(request, world):
-    """Runs a case on ranks that have agreed on a wire; skips where they do not, and says so."""
+    """Runs a case on ranks that agree on a transport; skips where they do not, and says so."""
     transport, asked = request.param, (world, request.param)
     settings = {"device_wires": transport}
     if asked not in _agreed:
