@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
 from time import perf_counter
-from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from asyncddp.algorithms.algorithm import Algorithm
@@ -29,12 +28,7 @@ class CumulativeTimer:
     def __enter__(self) -> None:
         self._started = perf_counter()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.seconds += perf_counter() - self._started
 
 
@@ -64,12 +58,10 @@ class AveragerState:
     """State that the averaging rounds of one optimizer share: windows, weights and counters.
 
     Attributes:
-        overrides: Averaging weights set by the user.
         round: Rounds completed so far, which is the index of the schedule's next round.
         bytes_sent: Payload bytes sent to peers so far.
         exposed_time: Time that rounds took on the caller's thread, to send, wait and average.
         join_coordinator: Agrees on the active ranks before each round, inside ``join``.
-        windows: The windows of one-sided communication, while there are any.
         force_barrier: Whether ranks synchronise before and after they average from windows.
         max_staleness: How many steps a neighbour may lag before this rank waits for it.
         overlapping: Whether a round starts before the last one is complete, so that ranks may

@@ -15,7 +15,10 @@ from asyncddp.engine import Handle
 
 
 class AveragingRound(ABC):
-    """Averaging round in progress (base class): sends each bucket, then writes the averages."""
+    """Averaging round in progress (base class): sends each bucket, then writes the averages.
+
+    Its methods that wait raise a PeerError where a neighbour failed, or does something else.
+    """
 
     @abstractmethod
     def start(self, index: int, flat: torch.Tensor) -> None:
@@ -30,11 +33,7 @@ class AveragingRound(ABC):
 
     @abstractmethod
     def wait_for_reads(self) -> None:
-        """Wait until no message or peer reads a bucket any more.
-
-        Raises:
-            PeerError: A neighbour failed, or does something else.
-        """
+        """Wait until no message or peer reads a bucket any more."""
 
     @property
     def is_complete(self) -> bool:
@@ -51,11 +50,7 @@ class AveragingRound(ABC):
     def finish(self, before_write: Callable[[int], None] | None = None) -> None:
         """Write the averages of all buckets, and end the round.
 
-        Args:
-            before_write: Called with the index of each bucket before its average is written.
-
-        Raises:
-            PeerError: A neighbour failed, or does something else.
+        ``before_write`` is called with the index of each bucket before its average is written.
         """
 
 
@@ -129,22 +124,18 @@ class TwoSidedRound(AveragingRound):
     @override
     @count_exposed_time
     def finish(self, before_write: Callable[[int], None] | None = None) -> None:
+        averager = self._averager
         with torch.no_grad():
             for index, (flat, fast_path) in self._fast_paths.items():
                 if before_write is not None:
                     before_write(index)
-                if not fast_path():
-                    self._fall_back(index, flat)
+                if not fast_path():  # it has become unavailable
+                    with use(averager.context):
+                        handle = self._plan.start(flat, name=f"{averager.label}.bucket{index}")
+                    averager.algorithm.incoming(flat, handle.wait())
             for index, (flat, handle) in self._pending.items():
                 mixed = handle.wait()
                 if before_write is not None:
                     before_write(index)
-                self._averager.algorithm.incoming(flat, mixed)
-        self._averager.round += 1
-
-    def _fall_back(self, index: int, flat: torch.Tensor) -> None:
-        """Average a bucket by the general path, since its fast path has become unavailable."""
-        averager = self._averager
-        with use(averager.context):
-            handle = self._plan.start(flat, name=f"{averager.label}.bucket{index}")
-        averager.algorithm.incoming(flat, handle.wait())
+                averager.algorithm.incoming(flat, mixed)
+        averager.round += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -50,14 +50,6 @@ class BucketWindow:
         """Return whether a neighbour has put a tensor here since the last reset."""
         return self.window.edges.incoming[source].version() > self._versions_at_reset[source]
 
-    def announce_step(self, step: int, but: Collection[int]) -> WindowHandle:
-        """Announce this rank's step to waiting neighbours, except those in ``but``."""
-        return self.window.tell(step, but)
-
-    def conclude(self) -> None:
-        """Announce that no step follows here, and publish the final tensor."""
-        self.window.conclude().wait()
-
     def wait(self) -> None:
         """Wait for the pending gets."""
         for handle in self.pending_gets.values():
@@ -80,11 +72,11 @@ class BucketWindow:
 class BucketWindowSet:
     """Set of one-sided windows for the flat buckets of one optimizer, one window per bucket.
 
-    Their buffers begin at zero; a neighbour from which nothing has arrived has no weight. Windows
-    are created before the first round, and again where the buckets have changed or the user has
-    freed them. They are freed collectively only: by :meth:`free`, or at the end of the world.
+    Windows are created before the first round, and again where the buckets have changed or the user
+    has freed them. They are freed collectively only: by :meth:`free`, or at the end of the world.
 
     Attributes:
+        departures: Detector of in-neighbours that have left; ``now`` are those of the last round.
         first_round: Rounds completed before the first with these windows; None before that.
         scales_steps: Whether updates are scaled where ranks differ in speed.
         step_rates: Estimator of the ranks' step rates; None unless updates are scaled.
@@ -98,7 +90,7 @@ class BucketWindowSet:
         self._context, self._label, self._algorithm = context, label, algorithm
         self._flats: Sequence[torch.Tensor] = ()
         self._windows: list[BucketWindow] = []
-        self._departures = DepartureDetector(context.engine.has_exited)
+        self.departures = DepartureDetector(context.engine.has_exited)
 
     def __getitem__(self, index: int) -> BucketWindow:
         return self._windows[index]
@@ -106,26 +98,15 @@ class BucketWindowSet:
     @property
     def sources(self) -> list[int]:
         """Return the in-neighbours of any round, ascending."""
-        return sorted(
-            {
-                source
-                for bucket_window in self._windows
-                for source in bucket_window.window.edges.incoming
-            }
-        )
-
-    @property
-    def departed(self) -> tuple[int, ...]:
-        """Return the in-neighbours that had departed in the last round, ascending."""
-        return self._departures.now
+        return sorted({source for one in self._windows for source in one.window.edges.incoming})
 
     def update_departures(self, *, got: bool) -> tuple[int, ...]:
         """Find out which in-neighbours have departed; called once in each round."""
         if not self._windows:
-            return self._departures.look(0, {})
+            return self.departures.look(0, {})
         window = self._windows[0].window  # all buckets make the same steps
         steps = {s: window.known_steps_of(s, got=got) for s in window.edges.incoming}
-        return self._departures.look(window.steps, steps)
+        return self.departures.look(window.steps, steps)
 
     def set_buckets(self, flats: Sequence[torch.Tensor]) -> None:
         """Set the flat buckets, and free windows of earlier ones; collective if there are any."""
@@ -134,11 +115,12 @@ class BucketWindowSet:
 
     def ensure_created(self, schedule: Schedule) -> None:
         """Create the windows where any is missing; collective in that case."""
-        if len(self._windows) == len(self._flats) and not self._missing():
-            return
-        self.free()
-        bucket_windows: list[BucketWindow] = []
         with use(self._context):
+            known = set(get_current_created_window_names())  # without those that the user has freed
+            if len(self._windows) == len(self._flats) and known.issuperset(self._names()):
+                return
+            self.free()
+            bucket_windows: list[BucketWindow] = []
             for index, flat in enumerate(self._flats):
                 name = f"{self._label}.bucket{index}"
                 tensor = as_real(flat)
@@ -154,13 +136,8 @@ class BucketWindowSet:
                 self.step_rates = StepRateEstimator(self._context, self._label, schedule)
         self._windows, self.first_round = bucket_windows, None
 
-    def _missing(self) -> bool:
-        """Return whether the user has freed one of them, which is collective."""
-        with use(self._context):
-            return not set(get_current_created_window_names()).issuperset(self._names())
-
     def _names(self) -> list[str]:
-        names = [bucket_window.window.name for bucket_window in self._windows]
+        names = [one.window.name for one in self._windows]
         return names if self.step_rates is None else [*names, self.step_rates.name]
 
     def free(self) -> None:
@@ -176,9 +153,8 @@ class BucketWindowSet:
 
     def check_neighbors(self, argument: str, ranks: Iterable[int], *, outgoing: bool) -> None:
         """Raise an error for ranks that are not neighbours along the windows' edges."""
-        for bucket_window in self._windows:
-            edges = bucket_window.window.edges
-            known = sorted(edges.outgoing if outgoing else edges.incoming)
+        for one in self._windows:
+            known = sorted(one.window.edges.outgoing if outgoing else one.window.edges.incoming)
             unknown = sorted(set(ranks) - set(known))
             if unknown:
                 what = "an out-neighbour" if outgoing else "an in-neighbour"
@@ -206,33 +182,31 @@ class BucketWindowSet:
     def reset(self) -> None:
         """Discard what has arrived so far, since the parameters are about to be replaced."""
         self.first_round = None
-        for bucket_window in self._windows:
-            if bucket_window.window.end is None:
-                bucket_window.reset()
+        for one in self._windows:
+            if one.window.end is None:
+                one.reset()
 
     def conclude(self) -> None:
-        """Announce that no step follows for now, so that no rank waits for this one."""
+        """Announce that no step follows for now, so that no rank waits; publish the tensors."""
         with use(self._context):
-            for bucket_window in self._windows:
-                if bucket_window.window.end is None:
-                    bucket_window.conclude()
+            for one in self._windows:
+                if one.window.end is None:
+                    one.window.conclude().wait()
 
     def resume(self) -> None:
         """Announce that steps follow again."""
-        for bucket_window in self._windows:
-            bucket_window.window.resume()
+        for one in self._windows:
+            one.window.resume()
 
     def push_sum_weights(self) -> list[float]:
         """Return the push-sum weight p of each bucket; 1 where nothing was ever given away."""
-        if not self._windows:
-            return [1.0] * len(self._flats)
-        return [bucket_window.window.p for bucket_window in self._windows]
+        return [one.window.p for one in self._windows] or [1.0] * len(self._flats)
 
     def staleness(self) -> dict[int, Staleness]:
         """Return the staleness of each in-neighbour's last read tensor, in its worst bucket."""
         worst: dict[int, Staleness] = {}
-        for bucket_window in self._windows:
-            for source, found in bucket_window.window.staleness().items():
+        for one in self._windows:
+            for source, found in one.window.staleness().items():
                 known = worst.get(source)
                 if known is None or (found.lag, found.seconds) > (known.lag, known.seconds):
                     worst[source] = found

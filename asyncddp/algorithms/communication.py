@@ -21,7 +21,6 @@ class Communication(ABC):
     """Way in which ranks average with each other, such as neighbor_allreduce (base class).
 
     Attributes:
-        name: Its name in the registry, as users give it.
         how: The pattern that an algorithm must allow for it; None for any algorithm.
         supports_join: Whether rounds can go on without ranks that have joined (are done).
         uses_windows: Whether rounds go through windows, which all ranks create together.
@@ -59,29 +58,17 @@ class Communication(ABC):
     def begin_round(
         self, averager: AveragerState, schedule: Schedule | None, number: int
     ) -> AveragingRound | None:
-        """Begin a round of an averager; returns None where nothing is to be sent.
+        """Begin round ``number`` of an averager; returns None where nothing is to be sent.
 
-        Args:
-            averager: State of the averager whose round begins.
-            schedule: The averager's own topology; None for the context's.
-            number: Index of the round in the schedule.
-
-        Raises:
-            ArgumentError: Invalid weight overrides.
+        ``schedule`` is the averager's own topology; None for the context's.
         """
 
     def shadow_round(  # noqa: B027 - optional hook
         self, averager: AveragerState, flats: Sequence[torch.Tensor], active_ranks: Sequence[int]
     ) -> None:
-        """Take part in a round of the active ranks on a joined rank; a no-op if none waits for it.
+        """Take part in a round of the active ranks on a joined rank, whose buckets stay unchanged.
 
-        Args:
-            averager: State of this rank's averager.
-            flats: Flat buckets like those of the active ranks; they stay unchanged.
-            active_ranks: The ranks that still train.
-
-        Raises:
-            PeerError: A peer failed, or does something else.
+        A no-op where no rank waits for a joined one.
         """
 
 

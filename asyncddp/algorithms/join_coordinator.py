@@ -20,22 +20,16 @@ class CollectiveKind(IntEnum):
     """Kind of collective operation that the active ranks are about to run inside ``join``."""
 
     AVERAGING_ROUND = 0
-    """An averaging round of an optimizer's buckets."""
     LOSS_MEAN = 1
-    """The average of a loss."""
 
 
 class JoinNotification(NamedTuple):
-    """Announcement by the ranks that still train of their next collective inside ``join``.
-
-    Attributes:
-        active_ranks: The ranks that still train, ascending; empty when all have joined.
-        label: Label of the optimizer whose operation it is.
-        collective: Which operation.
-    """
+    """Announcement by the ranks that still train of their next collective inside ``join``."""
 
     active_ranks: tuple[int, ...]
+    """The ranks that still train, ascending; empty when all have joined."""
     label: str
+    """Label of the optimizer whose operation it is."""
     collective: CollectiveKind
 
 
@@ -43,14 +37,8 @@ class JoinCoordinator:
     """Coordinator of ``join``: by a small allreduce all ranks learn which ones still train.
 
     An active rank announces the operation that it is about to run, a joined rank announces that it
-    is done, and all ranks learn of all announcements.
-
-    Args:
-        context: The world.
-        labels: Labels of the optimizers, in the same order on all ranks.
-
-    Attributes:
-        participation_counts: By rank, in how many operations it took part as an active rank.
+    is done. ``participation_counts`` are the operations in which each rank was active. The labels
+    of the optimizers must be in the same order on all ranks.
     """
 
     def __init__(self, context: Context, labels: Sequence[str]) -> None:
@@ -60,9 +48,8 @@ class JoinCoordinator:
 
     def notify(self, label: str, collective: CollectiveKind) -> tuple[int, ...]:
         """Announce the next operation of this active rank."""
-        return self._exchange_codes(
-            1 + len(CollectiveKind) * self._labels.index(label) + collective
-        ).active_ranks
+        code = 1 + len(CollectiveKind) * self._labels.index(label) + collective
+        return self._exchange_codes(code).active_ranks
 
     def wait_for_notification(self) -> JoinNotification:
         """Announce that this rank has joined, and wait for the active ranks' announcement."""
@@ -79,22 +66,19 @@ class JoinCoordinator:
         with use(self._context):
             if len(active_ranks) == self._context.size:
                 return allreduce(loss)
-            # Ranks that are done have no loss, whose device they could follow: on the host.
-            mean = average_active_ranks(
-                loss.cpu().double().reshape(()), len(active_ranks), name=label
-            )
+            on_host = loss.cpu().double().reshape(())  # joined ranks know no other device
+            mean = average_active_ranks(on_host, len(active_ranks), name=label)
         return mean.to(loss).reshape(loss.shape)
 
     def shadow_loss_average(self, notification: JoinNotification) -> None:
         """Take part in the average of a loss, on a joined rank, with weight zero."""
+        active_ranks, label, _ = notification
         with use(self._context):
-            nothing = zeros((), torch.float64)
-            average_active_ranks(nothing, len(notification.active_ranks), name=notification.label)
+            average_active_ranks(zeros((), torch.float64), len(active_ranks), name=label)
 
     def allgather_integers(self, numbers: Sequence[int]) -> list[list[int]]:
         """Gather integers from all ranks: element r of the result is rank r's list."""
-        shape = self._context.size, len(numbers)
-        rows = zeros(shape, torch.int64)
+        rows = zeros((self._context.size, len(numbers)), torch.int64)
         rows[self._context.rank] = make_tensor(list(numbers), torch.int64)
         with use(self._context):
             gathered: list[list[int]] = allreduce(rows, average=False, name=self._name).tolist()
@@ -114,14 +98,13 @@ class JoinCoordinator:
                     "use the optimizers in the same order on all ranks"
                 )
             self.participation_counts[rank] += 1
-        index, collective = divmod(first - 1, len(CollectiveKind))
-        return JoinNotification(active_ranks, self._labels[index], CollectiveKind(collective))
+        return JoinNotification(active_ranks, *self._decode(first))
+
+    def _decode(self, code: int) -> tuple[str, CollectiveKind]:
+        index, collective = divmod(code - 1, len(CollectiveKind))
+        return self._labels[index], CollectiveKind(collective)
 
     def _describe(self, code: int) -> str:
-        index, collective = divmod(code - 1, len(CollectiveKind))
-        what = (
-            "begin a round"
-            if CollectiveKind(collective) is CollectiveKind.AVERAGING_ROUND
-            else "average a loss"
-        )
-        return f"{what} of {self._labels[index]}"
+        label, collective = self._decode(code)
+        averages = collective is CollectiveKind.AVERAGING_ROUND
+        return f"{'begin a round' if averages else 'average a loss'} of {label}"

@@ -23,19 +23,12 @@ from topology import GraphOrSchedule, Schedule, TopologyError, as_schedule, desc
 class ModelAverager(AveragerState):
     """Averager of one optimizer's parameters or gradients with those of other ranks, in rounds.
 
-    It chooses communication and topology, and checks them against the algorithm.
-
     Args:
         context: The world.
-        algorithm: The algorithm.
+        algorithm: The algorithm, against which communication and topology are checked.
         communication: Name of a communication; None for the first that the algorithm allows.
         topology: Graph or schedule; None for the context's, read in every round.
         label: Prefix of the names of the messages; equal on all ranks.
-
-    Raises:
-        UnknownNameError: There is no communication of that name.
-        ArgumentError: The method does not allow it.
-        TopologyError: The topology does not fit the method or the number of ranks.
     """
 
     communication: Communication
@@ -52,10 +45,7 @@ class ModelAverager(AveragerState):
         self.topology = topology
         self._checked_topology: GraphOrSchedule | None = None
         self._schedule: Schedule | None = None
-        self.set_communication(communication or self._default())
-
-    def _default(self) -> str:
-        return next(k for k in COMMUNICATIONS if COMMUNICATIONS[k].how is self.algorithm.how[0])
+        self.set_communication(communication or _communications_with(algorithm.how[:1])[0])
 
     @property
     def single_rank(self) -> bool:
@@ -93,13 +83,11 @@ class ModelAverager(AveragerState):
     def set_communication(self, name: str) -> None:
         """Use another communication from the next round on."""
         chosen = COMMUNICATIONS[name]()
-        if chosen.how is not None and chosen.how not in self.algorithm.how:
-            allowed = [
-                kind for kind in COMMUNICATIONS if COMMUNICATIONS[kind].how in self.algorithm.how
-            ]
+        patterns = self.algorithm.how
+        if chosen.how is not None and chosen.how not in patterns:
             raise ArgumentError(
                 f"argument communication: {self.algorithm.name} works with "
-                f"{', '.join([*allowed, 'empty'])}, got {name!r}"
+                f"{', '.join([*_communications_with(patterns), 'empty'])}, got {name!r}"
             )
         self.communication = chosen
         self._checked_topology = self._schedule = None
@@ -108,12 +96,14 @@ class ModelAverager(AveragerState):
 
     def set_topology(self, topology: GraphOrSchedule | None) -> None:
         """Use another topology, or the context's for None, in rounds that begin from now on."""
-        given = topology
-        if given is None:
-            given = self.communication.context_topology(self.context)
+        given = self.topology_in_use(topology)
         if given is not None:
             self._check_topology(given)
         self.topology = topology
+
+    def topology_in_use(self, topology: GraphOrSchedule | None) -> GraphOrSchedule | None:
+        """Return a topology, or the context's for None, which may be None if there is none."""
+        return self.communication.context_topology(self.context) if topology is None else topology
 
     def set_buckets(self, flats: Sequence[torch.Tensor]) -> None:
         """Set the flat buckets that rounds average; collective where there are windows."""
@@ -123,11 +113,7 @@ class ModelAverager(AveragerState):
                 self.windows.ensure_created(self.own_schedule() or self.context.topologies.ranks)
 
     def begin_round(self, ahead: int = 0) -> AveragingRound | None:
-        """Begin a round with the current weights; returns None where nothing is sent.
-
-        Args:
-            ahead: How many rounds before it are not complete yet.
-        """
+        """Begin the round after ``ahead`` incomplete ones; returns None where nothing is sent."""
         if self.single_rank:
             return None
         self.context.engine.ensure_open(self.label)
@@ -137,9 +123,7 @@ class ModelAverager(AveragerState):
         """Return the averager's own topology, None for the context's; check the one in use."""
         overrides = self.communication.relevant_overrides(self.overrides)
         if not any(value is not None for value in overrides.values()):
-            given = self.topology
-            if given is None:
-                given = self.communication.context_topology(self.context)
+            given = self.topology_in_use(self.topology)
             if given is not None and given is not self._checked_topology:
                 self._check_topology(given)
         return None if self.topology is None else self._schedule
@@ -157,3 +141,7 @@ class ModelAverager(AveragerState):
             )
         self.algorithm.check(given)
         self._checked_topology, self._schedule = given, schedule
+
+
+def _communications_with(patterns: Sequence[CommunicationPattern]) -> list[str]:
+    return [name for name in COMMUNICATIONS if COMMUNICATIONS[name].how in patterns]

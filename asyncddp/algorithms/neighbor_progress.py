@@ -31,7 +31,7 @@ class NeighborProgressMixin:
         weight, or share, is this rank's own until it makes a step again. None where ranks wait for
         each other.
         """
-        return self._averager.windows.departed
+        return self._averager.windows.departures.now
 
     def conclude(self) -> None:
         """Announce that no step follows here for now: no rank waits for this one or mixes with it.

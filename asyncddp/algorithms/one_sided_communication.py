@@ -56,44 +56,29 @@ class OneSidedCommunication(Communication):
         return row.without(departed)
 
     @abstractmethod
-    def publish(
-        self, bucket_window: BucketWindow, row: WeightRow, step: int
-    ) -> WindowHandle | None:
+    def publish(self, bucket: BucketWindow, row: WeightRow, step: int) -> WindowHandle | None:
         """Make a window's tensor available to neighbours; return a handle, or None if immediate."""
 
-    def asynchronous_row(self, bucket_window: BucketWindow, row: WeightRow) -> WeightRow:
+    def asynchronous_row(self, bucket: BucketWindow, row: WeightRow) -> WeightRow:
         """Adapt the weights to publish with, in rounds without barriers."""
-        del bucket_window
+        del bucket
         return row
 
-    def fetch(self, bucket_window: BucketWindow, sources: Iterable[int]) -> None:
+    def fetch(self, bucket: BucketWindow, sources: Iterable[int]) -> None:
         """Request what neighbours have published, where it is not sent by them."""
 
     @abstractmethod
-    def mix(self, bucket_window: BucketWindow, row: WeightRow) -> None:
+    def mix(self, bucket: BucketWindow, row: WeightRow) -> None:
         """Average what has arrived into the tensor of a window."""
-
-    def mix_readable(self, bucket_window: BucketWindow, row: WeightRow) -> None:
-        """Average, leaving out neighbours whose memory can no longer be read."""
-        try:
-            self.mix(bucket_window, row)
-        except PeerLeftError:
-            self.mix(bucket_window, row.without(bucket_window.window.unreadable(row.src_weights)))
 
     def transfer_count(self, row: WeightRow) -> int:
         """Return how many times a bucket is transferred at this rank's cost."""
         return len(row.dst_weights)
 
-    # bounded staleness
-
-    def late_neighbors(
-        self, bucket_window: BucketWindow, sources: Iterable[int], step: int
-    ) -> list[int]:
+    def late_neighbors(self, bucket: BucketWindow, sources: Iterable[int], step: int) -> list[int]:
         """List the neighbours, except departed ones, that have not reached a step."""
-        incoming, left = (
-            bucket_window.window.edges.incoming,
-            bucket_window.window.context.engine.has_exited,
-        )
+        window = bucket.window
+        incoming, left = window.edges.incoming, window.context.engine.has_exited
         return [s for s in sources if incoming[s].clock() < step and not left(s)]
 
 
@@ -118,21 +103,21 @@ class OneSidedRound(AveragingRound):
     def start(self, index: int, flat: torch.Tensor) -> None:
         """Publish a copy of a bucket, and request the neighbours' where that is needed."""
         averager, communication = self._averager, self._communication
-        bucket_window = averager.windows[index]
+        bucket = averager.windows[index]
         with use(averager.context), torch.no_grad():
-            bucket_window.pack(flat)
+            bucket.pack(flat)
             row = (
                 self._row
                 if averager.force_barrier
-                else communication.asynchronous_row(bucket_window, self._row)
+                else communication.asynchronous_row(bucket, self._row)
             )
-            handle = communication.publish(bucket_window, row, self._step)
+            handle = communication.publish(bucket, row, self._step)
             if handle is not None:
                 self._published.append(handle)
                 if averager.max_staleness is not None:
-                    bucket_window.announce_step(self._step, but=row.dst_weights)
+                    bucket.window.tell(self._step, but=row.dst_weights)
             if not averager.force_barrier:
-                communication.fetch(bucket_window, self._row.src_weights)
+                communication.fetch(bucket, self._row.src_weights)
         averager.bytes_sent += communication.transfer_count(row) * flat.nbytes
         self._flats[index] = flat
 
@@ -161,9 +146,14 @@ class OneSidedRound(AveragingRound):
         self._flats.pop(index, None)
 
     def _write_average(self, index: int, flat: torch.Tensor) -> None:
-        bucket_window = self._averager.windows[index]
-        self._communication.mix_readable(bucket_window, self._row)
-        bucket_window.unpack(flat)
+        """Average a bucket, leaving out neighbours whose memory can no longer be read."""
+        bucket, row = self._averager.windows[index], self._row
+        try:
+            self._communication.mix(bucket, row)
+        except PeerLeftError:
+            gone = bucket.window.unreadable(row.src_weights)
+            self._communication.mix(bucket, row.without(gone))
+        bucket.unpack(flat)
 
     @count_exposed_time
     def finish(self, before_write: Callable[[int], None] | None = None) -> None:
@@ -184,16 +174,16 @@ class OneSidedRound(AveragingRound):
 
     def _synchronize(self) -> None:
         """Wait until all ranks have published, and fetch what neighbours have published."""
-        bucket_windows = [self._averager.windows[index] for index in self._flats]
+        buckets = [self._averager.windows[index] for index in self._flats]
         for handle in self._published:
             handle.wait()
-        for bucket_window in bucket_windows:
-            bucket_window.wait()  # for gets of earlier rounds, whose results are too old
+        for bucket in buckets:
+            bucket.wait()  # for gets of earlier rounds, whose results are too old
         barrier()
-        for bucket_window in bucket_windows:
-            self._communication.fetch(bucket_window, self._row.src_weights)
-        for bucket_window in bucket_windows:
-            bucket_window.wait()
+        for bucket in buckets:
+            self._communication.fetch(bucket, self._row.src_weights)
+        for bucket in buckets:
+            bucket.wait()
 
     def _wait_for_late_neighbors(self) -> None:
         """Wait for neighbours that are more than ``max_staleness`` steps behind."""
@@ -201,15 +191,14 @@ class OneSidedRound(AveragingRound):
         first = averager.windows.first_round or 0
         if bound is None or self._step - bound <= first:
             return
-        bucket_windows = [averager.windows[index] for index in self._flats]
         latest, sources = self._step - bound, self._row.src_weights
 
         def behind() -> list[int]:
-            late = (
-                self._communication.late_neighbors(bucket_window, sources, latest)
-                for bucket_window in bucket_windows
-            )
-            return sorted({source for some in late for source in some})
+            late: set[int] = set()
+            for index in self._flats:
+                one = averager.windows[index]
+                late.update(self._communication.late_neighbors(one, sources, latest))
+            return sorted(late)
 
         what = f"step {self._step} of {averager.label} with max_staleness={bound}"
         averager.context.engine.wait_until(lambda: not behind(), what, behind)

@@ -49,12 +49,9 @@ def require_equal_setup(
     settings: Sequence[str],
     named: Iterable[tuple[str, torch.Tensor]],
 ) -> None:
-    """Raise an error unless settings and parameters are equal on all ranks; collective.
+    """Raise an error on all ranks unless all have equal settings and parameters; collective.
 
     In check mode the weights of the topology must be equal, too.
-
-    Raises:
-        MismatchError: On every rank, if any two differ; the message shows the first difference.
     """
     facts = [
         f"parameter {name} of shape {tuple(one.shape)}, strides {one.stride()}, {one.dtype}"
@@ -68,7 +65,7 @@ def require_equal_setup(
 
 def _describe_weights(averager: ModelAverager) -> str:
     """Describe the topology in use, with a hash of its weights in the first rounds."""
-    given = averager.topology or averager.communication.context_topology(averager.context)
+    given = averager.topology_in_use(averager.topology)
     if given is None:
         return "no topology"
     schedule = as_schedule(given)

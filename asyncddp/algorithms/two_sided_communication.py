@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -14,9 +15,11 @@ from asyncddp.algorithms.averager_state import AveragerState
 from asyncddp.algorithms.averaging_round import AveragingRound, BucketOperations, TwoSidedRound
 from asyncddp.algorithms.communication import Communication
 from asyncddp.algorithms.join_coordinator import CollectiveKind
+from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.engine import Handle
 from asyncddp.errors import UsageError
+from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.allreduce import allreduce_nonblocking
 from asyncddp.ops.hierarchical_neighbor_allreduce import (
     hierarchical_neighbor_allreduce_nonblocking,
@@ -41,20 +44,18 @@ class TwoSidedCommunication(Communication):
 
     @abstractmethod
     def plan_round(
-        self,
-        averager: AveragerState,
-        schedule: Schedule | None,
-        number: int,
-        active_ranks: Collection[int] | None = None,
+        self, averager: AveragerState, schedule: Schedule | None, number: int
     ) -> BucketOperations | None:
-        """Plan this rank's part of a round; returns None where nothing is to be sent.
+        """Plan this rank's part of round ``number``; returns None where nothing is to be sent."""
 
-        Args:
-            averager: State of this rank's averager.
-            schedule: The averager's own topology; None for the context's.
-            number: Index of the round in the schedule.
-            active_ranks: The ranks that still train, inside ``join``; None for all.
-        """
+    def plan_partial_round(
+        self, averager: AveragerState, schedule: Schedule | None, active_ranks: Collection[int]
+    ) -> BucketOperations | None:
+        """Plan this rank's part of the next round inside ``join``, where some ranks are done."""
+        raise UsageError(
+            f"join: {self.name} needs all ranks in every round; expected a communication that "
+            "can go on without those that are done, such as neighbor_allreduce or allreduce"
+        )
 
     def begin_round(
         self, averager: AveragerState, schedule: Schedule | None, number: int
@@ -66,14 +67,14 @@ class TwoSidedCommunication(Communication):
                 averager.label, CollectiveKind.AVERAGING_ROUND
             )
             if len(active_ranks) < averager.context.size:
-                plan = self._plan_partial_round(averager, schedule, active_ranks)
+                plan = self.plan_partial_round(averager, schedule, active_ranks)
         return None if plan is None else TwoSidedRound(averager, plan)
 
     def shadow_round(
         self, averager: AveragerState, flats: Sequence[torch.Tensor], active_ranks: Sequence[int]
     ) -> None:
         """Exchange this joined rank's messages of the active ranks' round, and count the round."""
-        plan = self._plan_partial_round(averager, None, active_ranks)
+        plan = self.plan_partial_round(averager, None, active_ranks)
         if plan is None:
             return
         with use(averager.context), torch.no_grad():
@@ -85,16 +86,6 @@ class TwoSidedCommunication(Communication):
             handle.wait()
         averager.bytes_sent += sum(map(plan.send_bytes, flats))
         averager.round += 1
-
-    def _plan_partial_round(
-        self, averager: AveragerState, schedule: Schedule | None, active_ranks: Collection[int]
-    ) -> BucketOperations | None:
-        if not self.supports_join:
-            raise UsageError(
-                f"join: {self.name} needs all ranks in every round; expected a communication that "
-                "can go on without those that are done, such as neighbor_allreduce or allreduce"
-            )
-        return self.plan_round(averager, schedule, averager.round, active_ranks)
 
 
 class NeighborAllreduceCommunication(TwoSidedCommunication):
@@ -111,20 +102,25 @@ class NeighborAllreduceCommunication(TwoSidedCommunication):
 
     @override
     def plan_round(
-        self,
-        averager: AveragerState,
-        schedule: Schedule | None,
-        number: int,
-        active_ranks: Collection[int] | None = None,
+        self, averager: AveragerState, schedule: Schedule | None, number: int
     ) -> BucketOperations | None:
-        context = averager.context
-        if active_ranks is not None and context.rank not in active_ranks:
+        return self._plan(averager.context, self._row(averager, schedule, number))
+
+    @override
+    def plan_partial_round(
+        self, averager: AveragerState, schedule: Schedule | None, active_ranks: Collection[int]
+    ) -> BucketOperations | None:
+        if averager.context.rank not in active_ranks:
             return BucketOperations(skip_round_nonblocking, lambda flat: 0)
-        given = self.relevant_overrides(averager.overrides)
-        schedule = schedule or context.topologies.ranks
-        row = WeightResolver(self.name, schedule, context.rank, given, number).row_at(number)
-        if active_ranks is not None:
-            row = renormalise(row, active_ranks)
+        row = renormalise(self._row(averager, schedule, averager.round), active_ranks)
+        return self._plan(averager.context, row)
+
+    def _row(self, averager: AveragerState, schedule: Schedule | None, number: int) -> WeightRow:
+        given, rank = self.relevant_overrides(averager.overrides), averager.context.rank
+        schedule = schedule or averager.context.topologies.ranks
+        return WeightResolver(self.name, schedule, rank, given, number).row_at(number)
+
+    def _plan(self, context: Context, row: WeightRow) -> BucketOperations:
         start = partial(
             neighbor_allreduce_nonblocking,
             self_weight=row.self_weight,
@@ -148,18 +144,12 @@ class HierarchicalNeighborAllreduceCommunication(TwoSidedCommunication):
 
     @override
     def plan_round(
-        self,
-        averager: AveragerState,
-        schedule: Schedule | None,
-        number: int,
-        active_ranks: Collection[int] | None = None,
+        self, averager: AveragerState, schedule: Schedule | None, number: int
     ) -> BucketOperations | None:
-        context = averager.context
-        given = self.relevant_overrides(averager.overrides)
-        schedule = schedule or machine_schedule(
-            context, by_hand=given["dst_machine_weights"] is not None
-        )
-        place = context.machine_rank
+        context, given = averager.context, self.relevant_overrides(averager.overrides)
+        by_hand = given["dst_machine_weights"] is not None
+        schedule = schedule or machine_schedule(context, by_hand=by_hand)
+        place, local = context.machine_rank, context.local_size
         row = WeightResolver(self.name, schedule, place, given, number).row_at(number)
         start = partial(
             hierarchical_neighbor_allreduce_nonblocking,
@@ -167,7 +157,6 @@ class HierarchicalNeighborAllreduceCommunication(TwoSidedCommunication):
             src_machine_weights=row.src_weights,
             dst_machine_weights=row.dst_weights,
         )
-        local = context.local_size
         copies = 3 * (local - 1) + len(row.dst_weights)
         return BucketOperations(start, lambda flat: round(copies * _summed_bytes(flat) / local))
 
@@ -181,23 +170,23 @@ class AllreduceCommunication(TwoSidedCommunication):
 
     @override
     def plan_round(
-        self,
-        averager: AveragerState,
-        schedule: Schedule | None,
-        number: int,
-        active_ranks: Collection[int] | None = None,
+        self, averager: AveragerState, schedule: Schedule | None, number: int
     ) -> BucketOperations | None:
-        context = averager.context
-
-        def start_partial(flat: torch.Tensor, *, name: str) -> Handle[torch.Tensor]:
-            active = active_ranks or ()
-            given = flat if context.rank in active else zeros_like(flat)
-            return average_active_ranks_nonblocking(given, len(active), name=name)
-
+        size = averager.context.size
         return BucketOperations(
-            allreduce_nonblocking if active_ranks is None else start_partial,
-            lambda flat: round(2 * (context.size - 1) * _summed_bytes(flat) / context.size),
+            allreduce_nonblocking, lambda flat: round(2 * (size - 1) * _summed_bytes(flat) / size)
         )
+
+    @override
+    def plan_partial_round(
+        self, averager: AveragerState, schedule: Schedule | None, active_ranks: Collection[int]
+    ) -> BucketOperations | None:
+        def start(flat: torch.Tensor, *, name: str) -> Handle[torch.Tensor]:
+            given = flat if averager.context.rank in active_ranks else zeros_like(flat)
+            return average_active_ranks_nonblocking(given, len(active_ranks), name=name)
+
+        plan = self.plan_round(averager, schedule, averager.round)
+        return None if plan is None else replace(plan, start=start)
 
 
 class NoCommunication(TwoSidedCommunication):
@@ -209,11 +198,13 @@ class NoCommunication(TwoSidedCommunication):
 
     @override
     def plan_round(
-        self,
-        averager: AveragerState,
-        schedule: Schedule | None,
-        number: int,
-        active_ranks: Collection[int] | None = None,
+        self, averager: AveragerState, schedule: Schedule | None, number: int
+    ) -> BucketOperations | None:
+        return None
+
+    @override
+    def plan_partial_round(
+        self, averager: AveragerState, schedule: Schedule | None, active_ranks: Collection[int]
     ) -> BucketOperations | None:
         return None
 

@@ -41,20 +41,16 @@ class WindowPutCommunication(OneSidedCommunication):
         )
         return WeightRow(own, sources, targets)
 
-    def publish(
-        self, bucket_window: BucketWindow, row: WeightRow, step: int
-    ) -> WindowHandle | None:
+    def publish(self, bucket: BucketWindow, row: WeightRow, step: int) -> WindowHandle | None:
         """Put the tensor into the neighbours' windows."""
-        window = bucket_window.window
+        window = bucket.window
         return window.put(window.tensor, 1.0, row.dst_weights, add=False, with_p=False, step=step)
 
-    def mix(self, bucket_window: BucketWindow, row: WeightRow) -> None:
+    def mix(self, bucket: BucketWindow, row: WeightRow) -> None:
         """Average with the latest put of each neighbour."""
-        heard = row.without(
-            [source for source in row.src_weights if not bucket_window.has_put_from(source)]
-        )
+        heard = row.without([s for s in row.src_weights if not bucket.has_put_from(s)])
         weights = heard.self_weight, heard.src_weights
-        bucket_window.window.update(*weights, reset=False, clone=False, with_p=False)
+        bucket.window.update(*weights, reset=False, clone=False, with_p=False)
 
 
 class WindowGetCommunication(OneSidedCommunication):
@@ -74,44 +70,37 @@ class WindowGetCommunication(OneSidedCommunication):
         self, overrides: WeightOverrides, near: Neighbors, windows: BucketWindowSet
     ) -> WeightRow:
         """Return the topology's weights."""
-        own, sources = _receive_weights(overrides, near, windows)
-        return WeightRow(own, sources, {})
+        return WeightRow(*_receive_weights(overrides, near, windows), {})
 
-    def publish(
-        self, bucket_window: BucketWindow, row: WeightRow, step: int
-    ) -> WindowHandle | None:
+    def publish(self, bucket: BucketWindow, row: WeightRow, step: int) -> WindowHandle | None:
         """Publish the tensor locally, for neighbours to get."""
-        with bucket_window.window.lock:
-            bucket_window.window.clock = step
-            bucket_window.window.publish()
+        with bucket.window.lock:
+            bucket.window.clock = step
+            bucket.window.publish()
         return None
 
-    def fetch(self, bucket_window: BucketWindow, sources: Iterable[int]) -> None:
+    def fetch(self, bucket: BucketWindow, sources: Iterable[int]) -> None:
         """Request tensors of neighbours from which no get is pending."""
-        self._collect_gets(bucket_window)
+        self._collect_gets(bucket)
+        pending, name = bucket.pending_gets, bucket.window.name
         for source in sources:
-            if source not in bucket_window.pending_gets:
+            if source not in pending:
                 with suppress(PeerLeftError):  # what was got of it before still counts
-                    bucket_window.pending_gets[source] = win_get_nonblocking(
-                        bucket_window.window.name, [source]
-                    )
-        self._collect_gets(bucket_window)
+                    pending[source] = win_get_nonblocking(name, [source])
+        self._collect_gets(bucket)
 
-    def _collect_gets(self, bucket_window: BucketWindow) -> None:
+    def _collect_gets(self, bucket: BucketWindow) -> None:
         """Record the gets that have completed."""
-        for source in [
-            source for source, handle in bucket_window.pending_gets.items() if handle.poll()
-        ]:
-            del bucket_window.pending_gets[source]
-            bucket_window.received_from.add(source)
+        pending = bucket.pending_gets
+        for source in [source for source, handle in pending.items() if handle.poll()]:
+            del pending[source]
+            bucket.received_from.add(source)
 
-    def mix(self, bucket_window: BucketWindow, row: WeightRow) -> None:
+    def mix(self, bucket: BucketWindow, row: WeightRow) -> None:
         """Average with the latest tensor got from each neighbour."""
-        self._collect_gets(bucket_window)
-        got = row.without(
-            [source for source in row.src_weights if source not in bucket_window.received_from]
-        )
-        window, weights = bucket_window.window, (got.self_weight, got.src_weights)
+        self._collect_gets(bucket)
+        got = row.without([s for s in row.src_weights if s not in bucket.received_from])
+        window, weights = bucket.window, (got.self_weight, got.src_weights)
         # a clone, so that neighbours never get a half-averaged tensor
         window.tensor.copy_(window.update(*weights, reset=False, clone=True, with_p=False))
 
@@ -119,15 +108,13 @@ class WindowGetCommunication(OneSidedCommunication):
         """Return the number of gets, which are counted by the rank that gets."""
         return len(row.src_weights)
 
-    def late_neighbors(
-        self, bucket_window: BucketWindow, sources: Iterable[int], step: int
-    ) -> list[int]:
+    def late_neighbors(self, bucket: BucketWindow, sources: Iterable[int], step: int) -> list[int]:
         """Get from neighbours that have reached the step; list those still missing."""
-        self._collect_gets(bucket_window)
-        window, left = bucket_window.window, bucket_window.window.context.engine.has_exited
+        self._collect_gets(bucket)
+        window, left = bucket.window, bucket.window.context.engine.has_exited
         late = [source for source in sources if window.read_step(source) < step]
         near = window.edges.get_readers
-        self.fetch(bucket_window, [s for s in late if s not in near or near[s].clock() >= step])
+        self.fetch(bucket, [s for s in late if s not in near or near[s].clock() >= step])
         return [s for s in late if window.read_step(s) < step and not left(s)]
 
 
@@ -172,21 +159,19 @@ class WindowAccumulateCommunication(OneSidedCommunication):
         """Keep the shares of departed neighbours; what they gave before is still collected."""
         return _withhold_shares(row, departed)
 
-    def publish(
-        self, bucket_window: BucketWindow, row: WeightRow, step: int
-    ) -> WindowHandle | None:
+    def publish(self, bucket: BucketWindow, row: WeightRow, step: int) -> WindowHandle | None:
         """Add the shares to the neighbours' windows."""
-        window, own = bucket_window.window, row.self_weight
+        window, own = bucket.window, row.self_weight
         return window.put(window.tensor, own, row.dst_weights, add=True, with_p=True, step=step)
 
-    def asynchronous_row(self, bucket_window: BucketWindow, row: WeightRow) -> WeightRow:
+    def asynchronous_row(self, bucket: BucketWindow, row: WeightRow) -> WeightRow:
         """Keep the shares of neighbours that have not collected the last one yet."""
-        edges, shares = bucket_window.window.edges.outgoing, row.dst_weights
+        edges, shares = bucket.window.edges.outgoing, row.dst_weights
         return _withhold_shares(row, [peer for peer in shares if edges[peer].has_unread()])
 
-    def mix(self, bucket_window: BucketWindow, row: WeightRow) -> None:
+    def mix(self, bucket: BucketWindow, row: WeightRow) -> None:
         """Collect the shares received, each once."""
-        bucket_window.window.update(1.0, row.src_weights, reset=True, clone=False, with_p=True)
+        bucket.window.update(1.0, row.src_weights, reset=True, clone=False, with_p=True)
 
 
 def _receive_weights(
@@ -200,10 +185,8 @@ def _receive_weights(
                 "self_weight alone"
             )
         return near.self_weight, near.src_weights
-    sources = {
-        int(s): require_finite("win_update", "src_weights", w)
-        for s, w in overrides.src_weights.items()
-    }
+    given = overrides.src_weights.items()
+    sources = {int(rank): require_finite("win_update", "src_weights", w) for rank, w in given}
     windows.check_neighbors("src_weights", sources, outgoing=False)
     if overrides.self_weight is None:
         return 1.0 - math.fsum(sources.values()), sources
@@ -223,9 +206,7 @@ def _send_weights(
         return dict.fromkeys(targets, default)
     factors = given if isinstance(given, Mapping) else dict.fromkeys(given, default)
     windows.check_neighbors("dst_weights", factors, outgoing=True)
-    return {
-        int(rank): require_finite(verb, "dst_weights", factor) for rank, factor in factors.items()
-    }
+    return {int(r): require_finite(verb, "dst_weights", f) for r, f in factors.items()}
 
 
 def _withhold_shares(row: WeightRow, ranks: Collection[int]) -> WeightRow:
