@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
-from weakref import WeakMethod, WeakSet
+from weakref import WeakMethod, ref
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -35,6 +35,16 @@ class WeakMethodHook:
         return WeakMethodHook, ()
 
 
+def hook_gradients(
+    parameters: Iterable[torch.Tensor], method: Callable[[int, torch.Tensor], None]
+) -> list[RemovableHandle]:
+    """Register hooks that call a method with a parameter's index once it has its gradient."""
+    return [
+        parameter.register_post_accumulate_grad_hook(WeakMethodHook(method, index))  # type: ignore[no-untyped-call]
+        for index, parameter in enumerate(parameters)
+    ]
+
+
 def hook_backward(output: Any, hook: WeakMethodHook) -> None:
     """Register a hook that runs when a backward pass reaches a model's output.
 
@@ -57,18 +67,19 @@ class GradientHookOwner(Protocol):
 
     def wait_for_reads(self) -> None:
         """Wait until no message or peer reads a parameter any more."""
-        ...
 
     def detach(self) -> None:
         """Remove all hooks."""
-        ...
 
 
-class _HookOwnerTable:
-    """Process-wide weak table, with a lock, from parameters to the wrappers that hook them."""
+_lock = threading.Lock()
+_owners: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Weak references to the wrappers that hook parameters, by parameter; guarded by the lock."""
 
-    lock = threading.Lock()
-    table: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+def _owner_of(parameter: torch.Tensor) -> GradientHookOwner | None:
+    found: ref[GradientHookOwner] | None = _owners.get(parameter)  # type: ignore[no-untyped-call]
+    return None if found is None else found()
 
 
 def claim_parameters(parameters: Iterable[torch.Tensor], owner: GradientHookOwner) -> None:
@@ -77,21 +88,18 @@ def claim_parameters(parameters: Iterable[torch.Tensor], owner: GradientHookOwne
     An earlier wrapper of an optimizer keeps working without overlap; one of a module no longer
     trains.
     """
-    with _HookOwnerTable.lock:
+    with _lock:
         for parameter in parameters:
-            before: WeakSet[GradientHookOwner] | None = _HookOwnerTable.table.get(parameter)  # type: ignore[no-untyped-call]
-            for other in list(before or ()):
-                other.detach()
-            _HookOwnerTable.table[parameter] = WeakSet([owner])
+            before = _owner_of(parameter)
+            if before is not None:
+                before.detach()
+            _owners[parameter] = ref(owner)
 
 
 def wait_for_reads(parameters: Iterable[torch.Tensor]) -> None:
     """Wait until no message or peer reads these parameters, so that they may be changed."""
-    for owner in {owner: None for parameter in parameters for owner in _owners_of(parameter)}:
-        owner.wait_for_reads()
-
-
-def _owners_of(parameter: torch.Tensor) -> Iterator[GradientHookOwner]:
-    with _HookOwnerTable.lock:
-        found: WeakSet[GradientHookOwner] | None = _HookOwnerTable.table.get(parameter)  # type: ignore[no-untyped-call]
-    yield from list(found or ())
+    with _lock:
+        owners = dict.fromkeys(map(_owner_of, parameters))
+    for owner in owners:
+        if owner is not None:
+            owner.wait_for_reads()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakValueDictionary, ref
 
 import torch
 from torch.autograd import Variable
@@ -19,6 +19,7 @@ from torch.nn.modules.module import (
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
+from asyncddp.algorithms.gradient_hooks import remove_hooks
 from asyncddp.tensors.allocation import zeros
 from asyncddp.timeline.tracer import Tracer
 from asyncddp.timeline.tracks import COMPUTATION
@@ -40,17 +41,15 @@ class BackwardPassTracer:
     @classmethod
     def for_tracer(cls, tracer: Tracer) -> BackwardPassTracer:
         """Return the backward pass tracer that belongs to a rank's tracer."""
-        found = _backward_tracers.get(tracer)
-        if found is None:
-            found = _backward_tracers[tracer] = cls(tracer)
-        return found
+        return _backward_tracers.setdefault(tracer, cls(tracer))
 
     def new_root(self) -> str:
         """Return a new root path, for another model."""
         return str(next(self._models))
 
-    def enter_modules(self, paths: list[tuple[str, str]]) -> None:
-        """Record that the pass reaches the output of nested modules."""
+    def enter_modules(self, paths: list[tuple[str, str]], gradients: Any) -> None:
+        """Record that the pass reaches the output of nested modules; a hook of autograd's nodes."""
+        del gradients
         now = time.monotonic_ns()
         if not self._open:
             Variable._execution_engine.queue_callback(self.end)
@@ -60,35 +59,16 @@ class BackwardPassTracer:
 
     def end(self) -> None:
         """Record that the pass has ended."""
-        self._leave(None, time.monotonic_ns())
+        self._leave("", time.monotonic_ns())
 
-    def _leave(self, path: str | None, now: int) -> None:
+    def _leave(self, path: str, now: int) -> None:
         """End the spans of all modules that do not contain a path."""
-        while self._open and not _is_inside(path, self._open[-1][0]):
+        while self._open and not path.startswith(f"{self._open[-1][0]}."):
             _, name, start = self._open.pop()
             self._tracer.record_span("backward", name, start, now, None, COMPUTATION)
 
 
-_backward_tracers: WeakKeyDictionary[Tracer, BackwardPassTracer] = WeakKeyDictionary()
-
-
-def _is_inside(path: str | None, outer: str) -> bool:
-    """Return whether a module's path is inside another module."""
-    return path is not None and path.startswith(f"{outer}.")
-
-
-class _BackwardPrehook:
-    """Autograd node pre-hook that reports when a backward pass reaches a module's output."""
-
-    def __init__(self, backward: BackwardPassTracer, path: tuple[str, str]) -> None:
-        self._backward = ref(backward)
-        self.paths = [path]
-
-    def __call__(self, gradients: Any) -> None:
-        del gradients
-        backward = self._backward()
-        if backward is not None:
-            backward.enter_modules(self.paths)
+_backward_tracers: WeakValueDictionary[Tracer, BackwardPassTracer] = WeakValueDictionary()
 
 
 class ForwardPassTracer:
@@ -108,7 +88,7 @@ class ForwardPassTracer:
         self._hooks: list[RemovableHandle] = []
         self._open: list[tuple[torch.nn.Module, int]] = []
         self._start: int | None = None
-        self._last: tuple[Node, _BackwardPrehook] | None = None
+        self._last: tuple[Node, list[tuple[str, str]]] | None = None
         self.traced_module_count = 0
 
     @property
@@ -143,9 +123,7 @@ class ForwardPassTracer:
         self._last = None
 
     def _unhook(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        remove_hooks(self._hooks)
         self._paths = {}
 
     def _begin_module(self, module: torch.nn.Module, args: Any) -> None:
@@ -171,11 +149,11 @@ class ForwardPassTracer:
         if node is None:
             return
         if self._last is not None and self._last[0] is node:  # the output of the last inner module
-            self._last[1].paths.insert(0, path)
+            self._last[1].insert(0, path)
             return
-        prehook = _BackwardPrehook(self._backward, path)
-        node.register_prehook(prehook)
-        self._last = node, prehook
+        paths = [path]
+        node.register_prehook(partial(self._backward.enter_modules, paths))
+        self._last = node, paths
 
 
 def _first_differentiable(output: Any) -> torch.Tensor | None:

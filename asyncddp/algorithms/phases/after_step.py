@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from typing_extensions import override
+
 from asyncddp.algorithms.phases.communication_phase import (
     Closure,
     ParameterAveragingPhase,
@@ -23,24 +25,12 @@ class AfterStepPhase(ParameterAveragingPhase):
         self.needs_gradient_hooks = config.passes_per_round > 1
         super().__init__(config)
 
-    def step(self, update: Update, closure: Closure | None, *, scaled: bool) -> Any:
-        """Run the optimizer's step, then average if it is due."""
-        del scaled
-        averaged = self.accumulation.due()
-        self._in_step = True
-        try:
-            loss = update(closure)
-        finally:
-            self._in_step = False
+    @override
+    def _run_step(self, update: Update, closure: Closure | None, *, averaged: bool) -> Any:
+        loss = update(closure)
         if averaged:
-            self._average()
-        self._end_step(averaged=averaged)
+            self._start_round()
+            pending_round, self._round = self._round, None
+            if pending_round is not None:
+                pending_round.finish()
         return loss
-
-    def _average(self) -> None:
-        self.rebuild_if_changed()
-        pending_round = self.config.averager.begin_round()
-        if pending_round is not None:
-            for index, bucket in enumerate(self.buckets):
-                pending_round.start(index, bucket.flat)
-            pending_round.finish()

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from asyncddp.algorithms.averaging_round import AveragingRound
-from asyncddp.algorithms.gradient_hooks import WeakMethodHook, remove_hooks
+from asyncddp.algorithms.gradient_hooks import WeakMethodHook, hook_gradients, remove_hooks
 from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.algorithms.training_setup import require_dense
 from asyncddp.algorithms.training_tracer import NullTrainingTracer
@@ -28,9 +28,6 @@ class AccumulationCounter:
     One rule serves both uses of ``num_steps_per_communication=J``. The unit is the backward pass; a
     ``step()`` counts at least one, whatever it did. So J times backward and step average in the
     J-th step ("local SGD"), and J times backward with one step average in that step (accumulation).
-
-    Args:
-        passes_per_round: J.
 
     Attributes:
         carried_passes: Passes of earlier steps since the last averaging.
@@ -75,21 +72,13 @@ NamedTensors: TypeAlias = list[tuple[str, torch.Tensor]]
 
 @dataclass(frozen=True)
 class PhaseConfig:
-    """Settings of a communication phase: averager, optimizer, models and bucket size.
-
-    Attributes:
-        averager: Begins the averaging rounds.
-        optimizer: The user's own optimizer.
-        models: The modules to which the optimizer's parameters belong.
-        passes_per_round: ``num_steps_per_communication``.
-        bucket_bytes: Largest size of a bucket, in bytes.
-        training_tracer: Records the training loop in the timeline, if that is on.
-    """
+    """Settings of a communication phase: averager, user's optimizer, its models and bucket size."""
 
     averager: ModelAverager
     optimizer: torch.optim.Optimizer
     models: Sequence[torch.nn.Module]
     passes_per_round: int
+    """``num_steps_per_communication``."""
     bucket_bytes: int
     training_tracer: NullTrainingTracer
 
@@ -154,15 +143,20 @@ class CommunicationPhase(ABC):
     def build_buckets(self) -> None:
         """Assign the parameters of ``self.named_parameters`` to flat buckets."""
 
+    @abstractmethod
+    def repair_buckets(self) -> bool:
+        """Return whether the buckets still fit the parameters, after repair where possible."""
+
+    @abstractmethod
     def flat_tensors(self) -> list[torch.Tensor]:
         """Return the flat tensors that rounds average."""
-        return []
 
     def conclude(self) -> None:  # noqa: B027 - optional hook
         """Finish the pending round, since no step follows for now."""
 
-    def gradient_ready(self, index: int) -> None:
+    def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
         """Handle that parameter ``index`` has accumulated a gradient."""
+        del parameter
         if not self._in_step:
             self.accumulation.record(index)
 
@@ -171,10 +165,6 @@ class CommunicationPhase(ABC):
 
     def on_zero_grad(self) -> None:  # noqa: B027 - optional hook
         """Handle that the user has called ``zero_grad()``."""
-
-    def repair_buckets(self) -> bool:
-        """Return whether the buckets still fit the parameters, after repair where possible."""
-        return True
 
     def rebuild_if_changed(self) -> None:
         """Rebuild the buckets if the user has changed the set of parameters or their tensors.
@@ -195,10 +185,8 @@ class CommunicationPhase(ABC):
         self.named_parameters = self.config.optimizer_parameters()
         self.build_buckets()
         if self.needs_gradient_hooks:
-            for index, (_, parameter) in enumerate(self.named_parameters):
-                hook = WeakMethodHook(self._on_gradient, index)
-                handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-                self._gradient_hooks.append(handle)
+            parameters = (parameter for _, parameter in self.named_parameters)
+            self._gradient_hooks += hook_gradients(parameters, self._on_gradient)
 
     def _hook_models(self, *, before: bool) -> None:
         """Call :meth:`_on_forward` before or after the forward passes of the models."""
@@ -216,10 +204,6 @@ class CommunicationPhase(ABC):
         remove_hooks(self._gradient_hooks)
         remove_hooks(self._model_hooks)
         self.needs_gradient_hooks = False
-
-    def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
-        del parameter
-        self.gradient_ready(index)
 
     def _parameters(self) -> list[torch.Tensor]:
         return [
@@ -252,20 +236,43 @@ class ParameterAveragingPhase(CommunicationPhase):
         self._round = None
         self._end_step(averaged=True)
 
+    @override
+    def step(self, update: Update, closure: Closure | None, *, scaled: bool) -> Any:
+        averaged = self._averages_in_step()
+        self._in_step = True
+        try:
+            loss = self._run_step(update, closure, averaged=averaged)
+        finally:
+            self._in_step = False
+        self._end_step(averaged=averaged)
+        return loss
+
+    @abstractmethod
+    def _run_step(self, update: Update, closure: Closure | None, *, averaged: bool) -> Any:
+        """Run the optimizer's step, and average the parameters if ``averaged``."""
+
+    def _averages_in_step(self) -> bool:
+        """Return whether the step that begins averages the parameters."""
+        return self.accumulation.due()
+
     def _end_step(self, *, averaged: bool) -> None:
         """Count the backward passes of a step that has ended."""
         self.accumulation.end(averaged=averaged)
 
+    def _start_round(self) -> None:
+        """Begin a round, and send all buckets."""
+        self.rebuild_if_changed()
+        self._round = self.config.averager.begin_round()
+        if self._round is not None:
+            for index, bucket in enumerate(self.buckets):
+                self._round.start(index, bucket.flat)
+
     def build_buckets(self) -> None:
         """Make the parameters views of flat buckets, in shared memory where possible."""
-        make = self.config.averager.tensor_factory
+        named, make = self.named_parameters, self.config.averager.tensor_factory
+        parts = partition([parameter for _, parameter in named], self.config.bucket_bytes)
         with torch.no_grad():
-            self.buckets = [
-                ParameterBucket([self.named_parameters[index] for index in indices], make)
-                for indices in partition(
-                    [p for _, p in self.named_parameters], self.config.bucket_bytes
-                )
-            ]
+            self.buckets = [ParameterBucket([named[i] for i in part], make) for part in parts]
         self.config.averager.set_buckets(self.flat_tensors())
 
     @override

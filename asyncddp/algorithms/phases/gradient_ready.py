@@ -37,7 +37,7 @@ class GradientReadyPhase(CommunicationPhase):
         self._buckets: list[_GradientBucket] = []
         self._round: AveragingRound | None = None
         self._round_open = False
-        self._missing: list[set[int]] = []
+        self._missing_gradients: list[set[int]] = []
         self._next_bucket = 0
         self._has_local_gradients = True
         self._end_callback_queued = False
@@ -47,31 +47,24 @@ class GradientReadyPhase(CommunicationPhase):
 
     def build_buckets(self) -> None:
         """Create the buckets for gradients, in reverse order of the parameters."""
-        backwards = list(reversed(range(len(self.named_parameters))))
-        tensors = [self.named_parameters[index][1] for index in backwards]
-        self._buckets = [
-            _GradientBucket(
-                [
-                    (backwards[position], *self.named_parameters[backwards[position]])
-                    for position in positions
-                ]
-            )
-            for positions in partition(tensors, self.config.bucket_bytes)
-        ]
+        backwards = [(index, *named) for index, named in enumerate(self.named_parameters)][::-1]
+        parts = partition([parameter for *_, parameter in backwards], self.config.bucket_bytes)
+        self._buckets = [_GradientBucket([backwards[i] for i in part]) for part in parts]
         self._bucket_of = {
             index: number for number, bucket in enumerate(self._buckets) for index in bucket.indices
         }
 
+    @override
     def flat_tensors(self) -> list[torch.Tensor]:
-        """Return the flat tensors of the gradient buckets."""
         return [bucket.flat for bucket in self._buckets]
 
+    @override
     def repair_buckets(self) -> bool:
-        """Return whether the parameters still fit their buckets."""
         return all(bucket.fits() for bucket in self._buckets)
 
-    def gradient_ready(self, index: int) -> None:
+    def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
         """Count a gradient, and send complete buckets in order."""
+        del parameter
         if self.config.averager.single_rank:
             return
         self._has_local_gradients = True
@@ -84,9 +77,9 @@ class GradientReadyPhase(CommunicationPhase):
             self._queue_end_callback()
             if self.named_parameters is not numbering:
                 return  # rebuilt: all is sent at the end of the pass
-        number = self._bucket_of[index]
-        self._missing[number].discard(index)
-        while self._next_bucket < len(self._buckets) and not self._missing[self._next_bucket]:
+        missing = self._missing_gradients
+        missing[self._bucket_of[index]].discard(index)
+        while self._next_bucket < len(self._buckets) and not missing[self._next_bucket]:
             self._send_next_bucket()
 
     @override
@@ -109,14 +102,15 @@ class GradientReadyPhase(CommunicationPhase):
         self.rebuild_if_changed()
         self._round_open, self._next_bucket = True, 0
         self._round = self.config.averager.begin_round()
-        self._missing = [set(bucket.indices) for bucket in self._buckets]
+        self._missing_gradients = [set(bucket.indices) for bucket in self._buckets]
 
     def _send_next_bucket(self) -> None:
         """Pack and send the next bucket in order."""
         if self._round is not None:
+            bucket = self._buckets[self._next_bucket]
             with torch.no_grad():
-                self._buckets[self._next_bucket].pack()
-            self._round.start(self._next_bucket, self._buckets[self._next_bucket].flat)
+                bucket.pack()
+            self._round.start(self._next_bucket, bucket.flat)
         self._next_bucket += 1
 
     def _on_backward_end(self) -> None:
@@ -177,17 +171,15 @@ class GradientReadyPhase(CommunicationPhase):
 
         return evaluate
 
-    def on_zero_grad(self) -> None:
+    def reset(self) -> None:
         """Discard the round of a backward pass that has failed half-way."""
         self._round_open, self._round, self._end_callback_queued = False, None, False
         self.accumulation.end(averaged=True)
 
+    on_zero_grad = reset
+
     def wait_for_reads(self) -> None:
         """Return at once, since messages read gradient buckets, never parameters."""
-
-    def reset(self) -> None:
-        """Discard the pending round, and reset the count of backward passes."""
-        self.on_zero_grad()
 
 
 class _GradientBucket(FlatBucket):

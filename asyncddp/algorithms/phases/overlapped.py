@@ -54,32 +54,28 @@ class OverlappedPhase(ParameterAveragingPhase):
         """Finish the round of a step that the user has skipped."""
         self._end_step(averaged=self._finish_round())
 
-    def gradient_ready(self, index: int) -> None:
-        """Count the gradient; forward passes before it belong to the next step."""
-        super().gradient_ready(index)
+    @override
+    def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
+        super()._on_gradient(index, parameter)
         self._forward_discarded = False
 
     def on_zero_grad(self) -> None:
         """Mark an earlier forward pass as discarded, unless a backward pass follows."""
         self._forward_discarded = self._forward_seen
 
-    def step(self, update: Update, closure: Closure | None, *, scaled: bool) -> Any:
-        """Write the average, then run the optimizer's step."""
-        del scaled
-        averaged = self._round is not None or self.accumulation.due()
-        self._in_step = True
-        try:
-            if averaged and self._round is None:
-                self._start_round()
-            if closure is None:
-                self._finish_round()
-                loss = update(None)
-            else:
-                loss = update(self._finish_after_first_evaluation(closure))
-                self._finish_round()
-        finally:
-            self._in_step = False
-        self._end_step(averaged=averaged)
+    @override
+    def _averages_in_step(self) -> bool:
+        return self._round is not None or self.accumulation.due()
+
+    @override
+    def _run_step(self, update: Update, closure: Closure | None, *, averaged: bool) -> Any:
+        if averaged and self._round is None:
+            self._start_round()
+        if closure is None:
+            self._finish_round()
+            return update(None)
+        loss = update(self._finish_after_first_evaluation(closure))
+        self._finish_round()
         return loss
 
     def _finish_after_first_evaluation(self, closure: Closure) -> Closure:
@@ -92,13 +88,11 @@ class OverlappedPhase(ParameterAveragingPhase):
 
         return evaluate
 
+    @override
     def _start_round(self) -> None:
-        self.rebuild_if_changed()
-        self._round = self.config.averager.begin_round()
+        super()._start_round()
         if self._round is not None:
             self._versions = [bucket.versions() for bucket in self.buckets]
-            for index, bucket in enumerate(self.buckets):
-                self._round.start(index, bucket.flat)
 
     def _finish_round(self) -> bool:
         """Finish the pending round, if there is one; return whether there was."""
@@ -113,12 +107,8 @@ class OverlappedPhase(ParameterAveragingPhase):
         bucket = self.buckets[index]
         changed = bucket.detached_indices()
         if self._versions is not None:
-            pairs = zip(bucket.versions(), self._versions[index], strict=True)
-            changed += [
-                position
-                for position, (current, recorded) in enumerate(pairs)
-                if current != recorded
-            ]
+            pairs = enumerate(zip(bucket.versions(), self._versions[index], strict=True))
+            changed += [position for position, (now, then) in pairs if now != then]
         if changed:
             raise UsageError(
                 f"parameter {bucket.names[changed[0]]} was changed between the forward pass and "

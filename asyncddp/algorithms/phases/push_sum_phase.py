@@ -33,12 +33,9 @@ class PushSumPhase(AfterStepPhase):
         """Multiply by p, step, average, and divide by the new p."""
         self.rebuild_if_changed()
         self._bias()
+        at_z = closure if closure is None else self._unbiased(closure)
         try:
-            return super().step(
-                self._scaled(update),
-                closure if closure is None else self._unbiased(closure),
-                scaled=scaled,
-            )
+            return super().step(self._scaled(update), at_z, scaled=scaled)
         finally:
             self._unbias()
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from asyncddp.algorithms.phases.communication_phase import Closure, Update
 from asyncddp.algorithms.phases.overlapped import OverlappedPhase
@@ -39,22 +40,20 @@ class ThroughStepPhase(OverlappedPhase):
         due = self.accumulation.due()
         self._end_step(averaged=due and self._finish_round())
 
-    def step(self, update: Update, closure: Closure | None, *, scaled: bool) -> Any:
-        """Run the optimizer's step, then add the change by averaging if it is due."""
-        del scaled
-        averaged = self.accumulation.due()
-        self._in_step = True
-        try:
-            if self._round is None:
-                self._start_round()
-            loss = update(closure)
-            if averaged:
-                self._finish_round()
-        finally:
-            self._in_step = False
-        self._end_step(averaged=averaged)
+    @override
+    def _averages_in_step(self) -> bool:
+        return self.accumulation.due()
+
+    @override
+    def _run_step(self, update: Update, closure: Closure | None, *, averaged: bool) -> Any:
+        if self._round is None:
+            self._start_round()
+        loss = update(closure)
+        if averaged:
+            self._finish_round()
         return loss
 
+    @override
     def _start_round(self) -> None:
         self.rebuild_if_changed()
         self._round = self.config.averager.begin_round()
@@ -66,8 +65,7 @@ class ThroughStepPhase(OverlappedPhase):
 
     def _finish_round(self) -> bool:
         """Add the change by averaging, if a round is pending; return whether there was one."""
-        pending_round, buckets = self._round, self.buckets
-        self._round = None
+        pending_round, buckets, self._round = self._round, self.buckets, None
         self.rebuild_if_changed()
         if pending_round is None or self.buckets is not buckets:  # it was a round of other buckets
             return False

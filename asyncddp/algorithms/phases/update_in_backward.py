@@ -23,10 +23,9 @@ _INSTEAD = "use update_in_backward=False, which makes the whole update in step()
 class UpdateInBackwardPhase(ParameterAveragingPhase):
     """Communication phase that updates and sends each bucket when its gradients are ready.
 
-    It serves ``adapt_then_combine`` with ``update_in_backward=True``. As soon as all gradients of a
-    bucket are ready, the user's own optimizer steps, restricted to the bucket's parameters, and the
-    bucket is sent. ``step()`` updates and sends the rest, and writes the averages. Changes of
-    gradients between backward and ``step()`` would come too late, and raise an error.
+    It serves ``adapt_then_combine`` with ``update_in_backward=True``: the user's own optimizer
+    steps, restricted to the bucket's parameters. ``step()`` updates and sends the rest, and writes
+    the averages. Gradients changed between backward and ``step()`` raise an error.
     """
 
     def __init__(self, config: PhaseConfig) -> None:
@@ -52,8 +51,9 @@ class UpdateInBackwardPhase(ParameterAveragingPhase):
         }
         self._bucket_of = [bucket_by_id[id(parameter)] for _, parameter in self.named_parameters]
 
-    def gradient_ready(self, index: int) -> None:
+    def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
         """Count a gradient, and update its bucket if that was the last one."""
+        del parameter
         count = self.accumulation.record(index)
         bucket = self._bucket_of[index]
         if index in self._updated_gradients or index in self._ready_by_bucket.get(bucket, ()):
@@ -104,7 +104,10 @@ class UpdateInBackwardPhase(ParameterAveragingPhase):
                 f"GradScaler unscales gradients after backward, when they were used; {_INSTEAD}"
             )
         self._check_gradients_unchanged()
-        averaged = self.accumulation.due()
+        return super().step(update, closure, scaled=scaled)
+
+    @override
+    def _run_step(self, update: Update, closure: Closure | None, *, averaged: bool) -> Any:
         loss: Any = None
         if not self._updated_gradients:
             loss = update(None)
@@ -113,7 +116,6 @@ class UpdateInBackwardPhase(ParameterAveragingPhase):
                 update(None)
         if averaged:
             self._average()
-        self._end_step(averaged=averaged)
         return loss
 
     def _not_updated(self) -> set[int]:
@@ -124,8 +126,7 @@ class UpdateInBackwardPhase(ParameterAveragingPhase):
     def _average(self) -> None:
         """Send the remaining buckets, and finish the round."""
         if not self._updated_gradients:
-            self.rebuild_if_changed()
-            self._round = self.config.averager.begin_round()
+            self._start_round()
         if self._round is not None:
             for index, bucket in enumerate(self.buckets):
                 if not self._round.has_started(index):
