@@ -34,6 +34,17 @@ def checked_bucket_bytes(megabytes: Any) -> int:
     return max(1, int(megabytes * 2**20))
 
 
+def checked_integer(
+    argument: str, value: Any, least: int | None = None, wanted: str = "a whole number"
+) -> int:
+    """Return an integer argument; raise an error if it is none, or below ``least``."""
+    is_integer = hasattr(value, "__index__") and not isinstance(value, bool)
+    if not is_integer or (least is not None and value < least):
+        limit = "" if least is None else f" of at least {least}"
+        raise ArgumentError(f"{argument}: expected {wanted}{limit}, got {value!r}")
+    return int(value)
+
+
 def require_dense(name: str, parameter: torch.Tensor) -> None:
     """Raise an error unless a parameter is a dense tensor in memory."""
     if parameter.layout != torch.strided or parameter.is_meta:

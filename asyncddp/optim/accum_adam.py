@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from asyncddp.algorithms.training_setup import checked_integer
 from asyncddp.errors import ArgumentError
 from asyncddp.tensors.allocation import zeros, zeros_like
 
@@ -81,11 +82,7 @@ class AccumAdam(torch.optim.Optimizer):
                 f"{name}: argument betas: expected two numbers of at least 0 and below 1, got "
                 f"{betas!r}"
             )
-        if isinstance(accum_iter, bool) or not isinstance(accum_iter, int) or accum_iter < 1:
-            raise ArgumentError(
-                f"{name}: argument accum_iter: expected a whole number of at least 1, got "
-                f"{accum_iter!r}"
-            )
+        checked_integer(f"{name}: argument accum_iter", accum_iter, 1)
         defaults = {
             "lr": lr,
             "betas": tuple(betas),
@@ -139,10 +136,8 @@ class AccumAdam(torch.optim.Optimizer):
         _apply_update(group, values, gradients, means, squares, [-(-t // every) for t in counts])
         full = [position for position, t in enumerate(counts) if t % every == 0]
         if full:
-            _update_moments(
-                group,
-                *([tensors[position] for position in full] for tensors in (means, squares, sums)),
-            )
+            chosen = ([tensors[i] for i in full] for tensors in (means, squares, sums))
+            _update_moments(group, *chosen)
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return a parameter's state, created with its first gradient."""
@@ -170,17 +165,6 @@ class AccumAdamW(AccumAdam):
 
     Each step begins with :math:`x \leftarrow (1 - \gamma \lambda) x`, in place of
     :math:`g \leftarrow g + \lambda x`. With K = 1 it is ``torch.optim.AdamW`` bit for bit.
-
-    Args:
-        params: Parameters, or groups of them.
-        lr: Step size :math:`\gamma`.
-        betas: :math:`\beta_1` and :math:`\beta_2`.
-        eps: :math:`\epsilon`.
-        weight_decay: :math:`\lambda`.
-        accum_iter: K, the number of gradients in a mean.
-
-    Raises:
-        ArgumentError: A value that cannot be.
 
     Example:
         >>> import asyncddp as bf, torch

@@ -11,7 +11,12 @@ from asyncddp.algorithms import Algorithm
 from asyncddp.algorithms.gradient_hooks import claim_parameters
 from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.algorithms.phases import Closure, PhaseConfig, phase_for
-from asyncddp.algorithms.training_setup import checked_bucket_bytes, next_label, require_equal_setup
+from asyncddp.algorithms.training_setup import (
+    checked_bucket_bytes,
+    checked_integer,
+    next_label,
+    require_equal_setup,
+)
 from asyncddp.algorithms.training_tracer import tracer_for
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
@@ -23,7 +28,6 @@ from asyncddp.optim.optimizer_arguments import (
     checked_prefix,
     checked_scale_steps,
     checked_staleness,
-    checked_steps,
     describe_settings,
 )
 from asyncddp.optim.optimizer_wrapper import TransparentOptimizerWrapper
@@ -140,7 +144,7 @@ class DistributedOptimizer(WindowControlsMixin, TransparentOptimizerWrapper):
             self._averager,
             optimizer,
             models,
-            checked_steps(num_steps_per_communication),
+            checked_integer("argument num_steps_per_communication", num_steps_per_communication, 1),
             checked_bucket_bytes(bucket_size_in_mb),
             tracer_for(context, models),
         )
@@ -170,7 +174,6 @@ class DistributedOptimizer(WindowControlsMixin, TransparentOptimizerWrapper):
 
     @communication.setter
     def communication(self, name: str) -> None:
-        """Use another communication from the next round on."""
         self._averager.set_communication(name)
 
     @property
@@ -215,11 +218,10 @@ class DistributedOptimizer(WindowControlsMixin, TransparentOptimizerWrapper):
     def synchronize(self) -> None:
         """Average the gradients that are not averaged yet, before they are clipped or unscaled.
 
-        With ``gradient_allreduce`` gradients are averaged when the backward pass returns, and with
-        ``num_steps_per_communication=J`` when the J-th returns. Where fewer passes were made, such
-        as at the end of an epoch, ``step()`` averages what they have accumulated. This call does so
-        at once, and ``step()`` does not repeat it. All ranks must call it. Without effect where
-        gradients are averaged already, and with all other methods, which average parameters.
+        With ``gradient_allreduce`` gradients are averaged when the J-th backward pass returns, with
+        ``num_steps_per_communication=J``. Where fewer passes were made, such as at the end of an
+        epoch, this call averages what they have accumulated; otherwise ``step()`` does. All ranks
+        must call it. Without effect with all other methods, which average parameters.
 
         Raises:
             PeerError: A peer failed, or does something else.
@@ -259,7 +261,6 @@ class DistributedOptimizer(WindowControlsMixin, TransparentOptimizerWrapper):
 
     @counters.setter
     def counters(self, counters: dict[str, int]) -> None:
-        """Continue from other counters."""
         self._averager.round = counters["round"]
         self._phase.accumulation.carried_passes = counters["passes"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from asyncddp.algorithms import AveragedQuantity, CommunicationPattern
-from asyncddp.algorithms.join_coordinator import CollectiveKind, JoinCoordinator, JoinNotification
+from asyncddp.algorithms.join_coordinator import CollectiveKind, JoinCoordinator
 from asyncddp.algorithms.phases.update_in_backward import UpdateInBackwardPhase
 from asyncddp.context import Context
 from asyncddp.context.context import use
@@ -83,16 +83,16 @@ def join(*optimizers: DistributedOptimizer, broadcast_last: bool = False) -> Ite
         yield
         return
     members = [_JoinableOptimizer(optimizer) for optimizer in checked]
-    join_coordinator = JoinCoordinator(context, [member.averager.label for member in members])
+    coordinator = JoinCoordinator(context, [member.averager.label for member in members])
     for member in members:
-        member.enter(join_coordinator)
+        member.averager.join_coordinator = coordinator
     try:
         yield
-        _shadow_active_ranks(members, join_coordinator)
+        _shadow_active_ranks(members, coordinator)
     finally:
         for member in members:
             member.leave()
-    _synchronize_at_end(members, join_coordinator, broadcast_last=broadcast_last)
+    _synchronize_at_end(members, coordinator, broadcast_last=broadcast_last)
 
 
 class _JoinableOptimizer:
@@ -101,6 +101,7 @@ class _JoinableOptimizer:
     def __init__(self, optimizer: DistributedOptimizer) -> None:
         self.optimizer = optimizer
         self.averager, self.phase = optimizer._averager, optimizer._phase
+        self.has_replicated_model = self.averager.algorithm.what is AveragedQuantity.GRADIENT
         self.steps = 0
         self._counter = optimizer.register_step_post_hook(self._count)
 
@@ -108,29 +109,16 @@ class _JoinableOptimizer:
         del step
         self.steps += 1
 
-    def enter(self, join_coordinator: JoinCoordinator) -> None:
-        """Begin to announce each round to the coordinator."""
-        self.averager.join_coordinator = join_coordinator
-
     def leave(self) -> None:
         """Stop announcing rounds, and remove the step counter."""
         self.averager.join_coordinator = None
         self._counter.remove()
 
-    def shadow(self, notification: JoinNotification, join_coordinator: JoinCoordinator) -> None:
-        """Take part in the announced operation of the active ranks, as a joined rank."""
-        if notification.collective is CollectiveKind.LOSS_MEAN:
-            join_coordinator.shadow_loss_average(notification)
-            return
+    def shadow_round(self, active_ranks: Sequence[int]) -> None:
+        """Take part in a round of the active ranks, as a joined rank."""
         self.phase.rebuild_if_changed()
-        self.averager.communication.shadow_round(
-            self.averager, self.phase.flat_tensors(), notification.active_ranks
-        )
-
-    @property
-    def has_replicated_model(self) -> bool:
-        """Return whether all ranks hold the same parameters, as with averaged gradients."""
-        return self.averager.algorithm.what is AveragedQuantity.GRADIENT
+        flats = self.phase.flat_tensors()
+        self.averager.communication.shadow_round(self.averager, flats, active_ranks)
 
 
 def _checked(optimizers: Sequence[Any]) -> Sequence[DistributedOptimizer]:
@@ -143,14 +131,12 @@ def _checked(optimizers: Sequence[Any]) -> Sequence[DistributedOptimizer]:
                 f"join: expected a DistributedOptimizer, got {type(optimizer).__name__}; wrap the "
                 "optimizer first, and give the wrapper"
             )
-        label = optimizer._averager.label
-        if (
-            optimizer._averager.join_coordinator is not None
-            or sum(o is optimizer for o in optimizers) > 1
-        ):
+        averager = optimizer._averager
+        given_twice = sum(other is optimizer for other in optimizers) > 1
+        if averager.join_coordinator is not None or given_twice:
             raise UsageError(
-                f"join: {label} is in a join block already; give each optimizer once, to one block "
-                "around its loop"
+                f"join: {averager.label} is in a join block already; give each optimizer once, to "
+                "one block around its loop"
             )
         _check_supports_join(optimizer)
     return optimizers
@@ -165,10 +151,8 @@ def _check_supports_join(optimizer: DistributedOptimizer) -> None:
             "communication that goes on without those that are done, such as neighbor_allreduce or "
             "allreduce"
         )
-    if (
-        isinstance(optimizer._phase, UpdateInBackwardPhase)
-        and averager.communication.how is CommunicationPattern.GLOBAL
-    ):
+    is_global = averager.communication.how is CommunicationPattern.GLOBAL
+    if is_global and isinstance(optimizer._phase, UpdateInBackwardPhase):
         raise ArgumentError(
             "join: with update_in_backward=True and a global communication, buckets go in the "
             "order of the backward pass, which a rank that is done cannot know; expected "
@@ -181,29 +165,28 @@ def _check_supports_join(optimizer: DistributedOptimizer) -> None:
         )
 
 
-def _shadow_active_ranks(
-    members: list[_JoinableOptimizer], join_coordinator: JoinCoordinator
-) -> None:
+def _shadow_active_ranks(members: list[_JoinableOptimizer], coordinator: JoinCoordinator) -> None:
     """Take part in the active ranks' operations until all ranks have joined."""
     for member in members:
         member.phase.conclude()
         member.averager.windows.conclude()
     by_label = {member.averager.label: member for member in members}
-    while (notification := join_coordinator.wait_for_notification()).active_ranks:
-        by_label[notification.label].shadow(notification, join_coordinator)
+    while (notification := coordinator.wait_for_notification()).active_ranks:
+        if notification.collective is CollectiveKind.LOSS_MEAN:
+            coordinator.shadow_loss_average(notification)
+        else:
+            by_label[notification.label].shadow_round(notification.active_ranks)
 
 
 def _synchronize_at_end(
-    members: list[_JoinableOptimizer], join_coordinator: JoinCoordinator, *, broadcast_last: bool
+    members: list[_JoinableOptimizer], coordinator: JoinCoordinator, *, broadcast_last: bool
 ) -> None:
     """Copy counters, and where needed the model, from the ranks that trained last to all."""
     steps = sum(member.steps for member in members)
     carried = [member.phase.accumulation.carried_passes for member in members]
-    gathered = join_coordinator.allgather_integers([steps, *carried])
-    reached = [
-        (count, row[0])
-        for count, row in zip(join_coordinator.participation_counts, gathered, strict=True)
-    ]
+    gathered = coordinator.allgather_integers([steps, *carried])
+    counts = coordinator.participation_counts
+    reached = [(count, row[0]) for count, row in zip(counts, gathered, strict=True)]
     last = [rank for rank, progress in enumerate(reached) if progress == max(reached)]
     if max(reached) == (0, 0):
         return

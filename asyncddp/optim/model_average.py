@@ -56,14 +56,7 @@ def consensus_distance(model: torch.nn.Module | Iterable[torch.Tensor]) -> float
 
 
 def squared_deviation(tensors: Sequence[torch.Tensor]) -> float:
-    r"""Compute this rank's squared distance :math:`\lVert x_i - \bar x \rVert_2^2`; collective.
-
-    Args:
-        tensors: Of the same shapes on all ranks.
-
-    Raises:
-        MismatchError: Ranks differ in shapes.
-    """
+    r"""Compute this rank's squared distance :math:`\lVert x_i - \bar x \rVert_2^2`; collective."""
     square = zeros((), torch.float64)
     for indices in partition(tensors, AVERAGED_BYTES):
         parts = [tensors[index].detach().to("cpu").reshape(-1) for index in indices]

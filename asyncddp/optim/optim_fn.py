@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
+from asyncddp.algorithms.training_setup import checked_integer
 from asyncddp.errors import ArgumentError
 from asyncddp.optim.accum_adam import AccumAdam, AccumAdamW
 
@@ -141,16 +142,13 @@ def lr_scheduler_fn_cosine_with_warmup(
     References:
         Loshchilov, Hutter, "SGDR: stochastic gradient descent with warm restarts", ICLR 2017.
     """
-    for argument, value, least in (("t_max", t_max, 1), ("t_warmup", t_warmup, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ArgumentError(
-                f"lr_scheduler_fn_cosine_with_warmup: argument {argument}: expected a whole number "
-                f"of at least {least}, got {value!r}"
-            )
+    caller = "lr_scheduler_fn_cosine_with_warmup"
+    checked_integer(f"{caller}: argument t_max", t_max, 1)
+    checked_integer(f"{caller}: argument t_warmup", t_warmup, 0)
     if not 0.0 <= warmup_decay <= 1.0:
         raise ArgumentError(
-            "lr_scheduler_fn_cosine_with_warmup: argument warmup_decay: expected a number between "
-            f"0 and 1, got {warmup_decay!r}"
+            f"{caller}: argument warmup_decay: expected a number between 0 and 1, got "
+            f"{warmup_decay!r}"
         )
 
     def factor_for(base: float) -> Callable[[int], float]:
@@ -164,8 +162,7 @@ def lr_scheduler_fn_cosine_with_warmup(
 
         return factor
 
-    groups = optimizer.param_groups
-    bases = [float(group.get("initial_lr", group["lr"])) for group in groups]
+    bases = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
     return LambdaLR(optimizer, [factor_for(base) for base in bases])
 
 

@@ -9,6 +9,7 @@ import torch
 
 from asyncddp.algorithms import ALGORITHMS, Algorithm
 from asyncddp.algorithms.phases import PhaseConfig
+from asyncddp.algorithms.training_setup import checked_integer
 from asyncddp.errors import ArgumentError
 
 
@@ -64,26 +65,13 @@ def checked_models(model: Any) -> list[torch.nn.Module]:
     return models
 
 
-def checked_steps(steps: Any) -> int:
-    """Check that the number of steps per communication is an integer of at least 1."""
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ArgumentError(
-            "argument num_steps_per_communication: expected a whole number of at least 1, got "
-            f"{steps!r}"
-        )
-    return steps
-
-
 def checked_staleness(bound: Any, algorithm: Algorithm) -> int | None:
     """Check that max_staleness is None or an integer of at least 0, and the algorithm one-sided."""
     if bound is None:
         return None
-    if isinstance(bound, bool) or not isinstance(bound, int) or bound < 0:
-        raise ArgumentError(
-            f"argument max_staleness: expected None or a whole number of at least 0, got {bound!r}"
-        )
+    checked_integer("argument max_staleness", bound, 0, "None or a whole number")
     _require_windows("max_staleness", algorithm)
-    return bound
+    return int(bound)
 
 
 def checked_scale_steps(given: Any, algorithm: Algorithm) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, TypedDict
 
 import torch
+from typing_extensions import Unpack
 
 from asyncddp.context import current
 from asyncddp.optim.distributed_optimizer import DistributedOptimizer
@@ -15,65 +16,61 @@ from topology import GraphOrSchedule
 _Models = torch.nn.Module | Iterable[torch.nn.Module]
 
 
-class DistributedAdaptWithCombineOptimizer(DistributedOptimizer):
+class OptimizerOptions(TypedDict, total=False):
+    """Keyword arguments of DistributedOptimizer; its subclasses pass them on to it."""
+
+    topology: GraphOrSchedule | None
+    bucket_size_in_mb: float
+    update_in_backward: bool
+    max_staleness: int | None
+    scale_steps: bool | None
+
+
+class _AdaptCombineOptimizer(DistributedOptimizer):
+    """Base class of wrappers whose algorithm is a class attribute; users choose communication."""
+
+    _algorithm: ClassVar[str]
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: _Models,
+        communication: str | None = None,
+        num_steps_per_communication: int = 1,
+        **options: Unpack[OptimizerOptions],
+    ) -> None:
+        super().__init__(
+            optimizer,
+            model,
+            self._algorithm,
+            communication,
+            num_steps_per_communication=num_steps_per_communication,
+            **options,
+        )
+
+
+class DistributedAdaptWithCombineOptimizer(_AdaptCombineOptimizer):
     """Optimizer wrapper that averages parameters during forward and backward.
 
     It is :class:`DistributedOptimizer` with ``algorithm="adapt_with_combine"``.
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        model: _Models,
-        communication: str | None = None,
-        num_steps_per_communication: int = 1,
-        *,
-        topology: GraphOrSchedule | None = None,
-        bucket_size_in_mb: float = 25,
-    ) -> None:
-        super().__init__(
-            optimizer,
-            model,
-            "adapt_with_combine",
-            communication,
-            topology,
-            num_steps_per_communication,
-            bucket_size_in_mb=bucket_size_in_mb,
-        )
+    _algorithm = "adapt_with_combine"
 
 
-class DistributedAdaptThenCombineOptimizer(DistributedOptimizer):
+class DistributedAdaptThenCombineOptimizer(_AdaptCombineOptimizer):
     """Optimizer wrapper that averages parameters after the optimizer's step.
 
     It is :class:`DistributedOptimizer` with ``algorithm="adapt_then_combine"``.
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        model: _Models,
-        communication: str | None = None,
-        num_steps_per_communication: int = 1,
-        *,
-        topology: GraphOrSchedule | None = None,
-        bucket_size_in_mb: float = 25,
-        update_in_backward: bool = False,
-    ) -> None:
-        super().__init__(
-            optimizer,
-            model,
-            "adapt_then_combine",
-            communication,
-            topology,
-            num_steps_per_communication,
-            bucket_size_in_mb=bucket_size_in_mb,
-            update_in_backward=update_in_backward,
-        )
+    _algorithm = "adapt_then_combine"
 
 
-class _AdaptWithCombineAlongTopology(DistributedAdaptWithCombineOptimizer):
-    """Base class of wrappers whose communication is a class attribute."""
+class _AllreduceOptimizer(DistributedOptimizer):
+    """Base class of wrappers whose algorithm and communication are class attributes."""
 
+    _algorithm: ClassVar[str] = "adapt_with_combine"
     _communication: ClassVar[str]
 
     def __init__(
@@ -81,21 +78,19 @@ class _AdaptWithCombineAlongTopology(DistributedAdaptWithCombineOptimizer):
         optimizer: torch.optim.Optimizer,
         model: _Models,
         num_steps_per_communication: int = 1,
-        *,
-        topology: GraphOrSchedule | None = None,
-        bucket_size_in_mb: float = 25,
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         super().__init__(
             optimizer,
             model,
+            self._algorithm,
             self._communication,
-            num_steps_per_communication,
-            topology=topology,
-            bucket_size_in_mb=bucket_size_in_mb,
+            num_steps_per_communication=num_steps_per_communication,
+            **options,
         )
 
 
-class DistributedNeighborAllreduceOptimizer(_AdaptWithCombineAlongTopology):
+class DistributedNeighborAllreduceOptimizer(_AllreduceOptimizer):
     """Optimizer wrapper that averages parameters with neighbours during forward and backward.
 
     It is :class:`DistributedOptimizer` with ``algorithm="adapt_with_combine"`` and
@@ -105,7 +100,7 @@ class DistributedNeighborAllreduceOptimizer(_AdaptWithCombineAlongTopology):
     _communication = "neighbor_allreduce"
 
 
-class DistributedHierarchicalNeighborAllreduceOptimizer(_AdaptWithCombineAlongTopology):
+class DistributedHierarchicalNeighborAllreduceOptimizer(_AllreduceOptimizer):
     """Optimizer wrapper that averages parameters per machine, then with neighbour machines.
 
     It is :class:`DistributedOptimizer` with ``algorithm="adapt_with_combine"`` and
@@ -115,7 +110,17 @@ class DistributedHierarchicalNeighborAllreduceOptimizer(_AdaptWithCombineAlongTo
     _communication = "hierarchical_neighbor_allreduce"
 
 
-class DistributedAllreduceOptimizer(DistributedAdaptWithCombineOptimizer):
+class DistributedGradientAllreduceOptimizer(_AllreduceOptimizer):
+    """Optimizer wrapper that averages gradients over all ranks, as Horovod does.
+
+    It is :class:`DistributedOptimizer` with ``algorithm="gradient_allreduce"``.
+    """
+
+    _algorithm = "gradient_allreduce"
+    _communication = "allreduce"
+
+
+class DistributedAllreduceOptimizer(_AllreduceOptimizer):
     """Optimizer wrapper that averages parameters (not gradients) over all ranks.
 
     It is :class:`DistributedOptimizer` with ``algorithm="adapt_with_combine"`` and
@@ -124,21 +129,16 @@ class DistributedAllreduceOptimizer(DistributedAdaptWithCombineOptimizer):
     says so.
     """
 
+    _communication = "allreduce"
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
         model: _Models,
         num_steps_per_communication: int = 1,
-        *,
-        bucket_size_in_mb: float = 25,
+        **options: Unpack[OptimizerOptions],
     ) -> None:
-        super().__init__(
-            optimizer,
-            model,
-            "allreduce",
-            num_steps_per_communication,
-            bucket_size_in_mb=bucket_size_in_mb,
-        )
+        super().__init__(optimizer, model, num_steps_per_communication, **options)
         if current().rank == 0:
             warnings.warn(
                 "DistributedAllreduceOptimizer averages parameters over all ranks, as in BlueFog. "
@@ -149,29 +149,6 @@ class DistributedAllreduceOptimizer(DistributedAdaptWithCombineOptimizer):
                 "communication='allreduce'), which does not warn",
                 stacklevel=2,
             )
-
-
-class DistributedGradientAllreduceOptimizer(DistributedOptimizer):
-    """Optimizer wrapper that averages gradients over all ranks, as Horovod does.
-
-    It is :class:`DistributedOptimizer` with ``algorithm="gradient_allreduce"``.
-    """
-
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        model: _Models,
-        num_steps_per_communication: int = 1,
-        *,
-        bucket_size_in_mb: float = 25,
-    ) -> None:
-        super().__init__(
-            optimizer,
-            model,
-            "gradient_allreduce",
-            num_steps_per_communication=num_steps_per_communication,
-            bucket_size_in_mb=bucket_size_in_mb,
-        )
 
 
 class _OneSidedOptimizer(DistributedOptimizer):
@@ -185,20 +162,15 @@ class _OneSidedOptimizer(DistributedOptimizer):
         model: _Models,
         num_steps_per_communication: int = 1,
         window_prefix: str | None = None,
-        *,
-        topology: GraphOrSchedule | None = None,
-        bucket_size_in_mb: float = 25,
-        max_staleness: int | None = None,
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         super().__init__(
             optimizer,
             model,
             self._algorithm,
-            topology=topology,
             num_steps_per_communication=num_steps_per_communication,
-            bucket_size_in_mb=bucket_size_in_mb,
-            max_staleness=max_staleness,
             window_prefix=window_prefix,
+            **options,
         )
 
 
@@ -220,32 +192,10 @@ class DistributedPullGetOptimizer(_OneSidedOptimizer):
     _algorithm = "pull_get"
 
 
-class DistributedPushSumOptimizer(DistributedOptimizer):
+class DistributedPushSumOptimizer(_OneSidedOptimizer):
     """Optimizer wrapper that averages parameters by push-sum, on any connected digraph.
 
     It is :class:`DistributedOptimizer` with ``algorithm="push_sum"``.
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        model: _Models,
-        num_steps_per_communication: int = 1,
-        window_prefix: str | None = None,
-        *,
-        topology: GraphOrSchedule | None = None,
-        bucket_size_in_mb: float = 25,
-        max_staleness: int | None = None,
-        scale_steps: bool | None = None,
-    ) -> None:
-        super().__init__(
-            optimizer,
-            model,
-            "push_sum",
-            topology=topology,
-            num_steps_per_communication=num_steps_per_communication,
-            bucket_size_in_mb=bucket_size_in_mb,
-            max_staleness=max_staleness,
-            window_prefix=window_prefix,
-            scale_steps=scale_steps,
-        )
+    _algorithm = "push_sum"

@@ -71,8 +71,15 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     root = current().rank == root_rank
     structure = broadcast_object(tree_map(_placeholder, own_value) if root else None, root_rank)
     content = _receive_tensors(structure, own_value, root_rank, optimizer)
-    if not root:
-        _restore(optimizer, content, named)
+    if root:
+        return
+    for group, options in zip(optimizer.param_groups, content["options"], strict=True):
+        group.update(options)
+    optimizer.state.clear()
+    for (known, key), value in content["state"].items():
+        optimizer.state[named[key] if known else key] = value
+    if isinstance(optimizer, DistributedOptimizer):
+        optimizer.counters = content["counters"]
 
 
 def _named_parameters(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -90,31 +97,14 @@ def _collect_state(
 ) -> dict[str, Any]:
     """Collect the options, state and counters to broadcast."""
     names = {id(parameter): name for name, parameter in named.items()}
+    groups, state = optimizer.param_groups, optimizer.state
     content: dict[str, Any] = {
-        "options": [
-            {key: value for key, value in group.items() if key not in _RANK_LOCAL_KEYS}
-            for group in optimizer.param_groups
-        ],
-        "state": {
-            (id(key) in names, names.get(id(key), key)): value
-            for key, value in optimizer.state.items()
-        },
+        "options": [{k: v for k, v in one.items() if k not in _RANK_LOCAL_KEYS} for one in groups],
+        "state": {(id(k) in names, names.get(id(k), k)): v for k, v in state.items()},
     }
     if isinstance(optimizer, DistributedOptimizer):
         content["counters"] = optimizer.counters
     return content
-
-
-def _restore(
-    optimizer: torch.optim.Optimizer, content: dict[str, Any], named: dict[str, torch.Tensor]
-) -> None:
-    for group, options in zip(optimizer.param_groups, content["options"], strict=True):
-        group.update(options)
-    optimizer.state.clear()
-    for (known, key), value in content["state"].items():
-        optimizer.state[named[key] if known else key] = value
-    if isinstance(optimizer, DistributedOptimizer):
-        optimizer.counters = content["counters"]
 
 
 def _placeholder(value: Any) -> Any:
@@ -133,27 +123,12 @@ def _receive_tensors(
     def receive(path: KeyPath, entry: Any) -> Any:
         if not isinstance(entry, _TensorPlaceholder):
             return entry
-        target = _target_tensor(entry, own.get(path), optimizer)
+        target = own.get(path)
+        form = entry.shape, entry.dtype
+        if not isinstance(target, torch.Tensor) or (tuple(target.shape), target.dtype) != form:
+            device = optimizer.param_groups[0]["params"][0].device
+            target = empty(*form, torch.device("cpu") if entry.on_host else device)
         with torch.no_grad():
             return broadcast(target, root_rank, out=target)
 
     return tree_map_with_path(receive, structure)
-
-
-def _target_tensor(
-    placeholder: _TensorPlaceholder, own_value: Any, optimizer: torch.optim.Optimizer
-) -> torch.Tensor:
-    fits = (
-        isinstance(own_value, torch.Tensor)
-        and tuple(own_value.shape) == placeholder.shape
-        and own_value.dtype == placeholder.dtype
-    )
-    if fits:
-        kept: torch.Tensor = own_value
-        return kept
-    device = (
-        torch.device("cpu")
-        if placeholder.on_host
-        else optimizer.param_groups[0]["params"][0].device
-    )
-    return empty(placeholder.shape, placeholder.dtype, device)

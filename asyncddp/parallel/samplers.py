@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
+from asyncddp.algorithms.training_setup import checked_integer
 from asyncddp.context import current, is_initialized
 from asyncddp.errors import ArgumentError
 
+_NAME = "LocalStepRandomBatchSampler"
 _SEED_STRIDE = 10_000  # between the seeds of two ranks
 
 
@@ -64,26 +66,22 @@ class LocalStepRandomBatchSampler(Sampler[list[int]]):
         if rank is None:
             rank = current().rank if is_initialized() else 0
         self._samples = len(dataset)
-        self.batch_size = _checked_integer("batch_size", batch_size, least=1)
-        self.base_seed = _checked_integer("base_seed", base_seed)
-        self.rank = _checked_integer("rank", rank, least=0)
+        self.batch_size = checked_integer(f"{_NAME}: argument batch_size", batch_size, 1)
+        self.base_seed = checked_integer(f"{_NAME}: argument base_seed", base_seed)
+        self.rank = checked_integer(f"{_NAME}: argument rank", rank, 0)
         self.drop_last = bool(drop_last)
-        self._check_enough()
-        self._step = 0
-        self._drawn: tuple[int, list[int]] = (-1, [])
-
-    def _check_enough(self) -> None:
         if not self._samples:
             raise ArgumentError(
-                "LocalStepRandomBatchSampler: argument dataset: expected at least one sample, got "
-                "an empty one"
+                f"{_NAME}: argument dataset: expected at least one sample, got an empty one"
             )
         if not len(self):
             raise ArgumentError(
-                "LocalStepRandomBatchSampler: argument drop_last: with True, a round of "
-                f"{self._samples} samples has no batch of batch_size={self.batch_size}; take "
-                f"drop_last=False or a batch_size of at most {self._samples}"
+                f"{_NAME}: argument drop_last: with True, a round of {self._samples} samples has "
+                f"no batch of batch_size={self.batch_size}; take drop_last=False or a batch_size "
+                f"of at most {self._samples}"
             )
+        self._step = 0
+        self._drawn: tuple[int, list[int]] = (-1, [])
 
     @property
     def local_step(self) -> int:
@@ -92,8 +90,7 @@ class LocalStepRandomBatchSampler(Sampler[list[int]]):
 
     @local_step.setter
     def local_step(self, step: int) -> None:
-        """Continue from another step."""
-        self._step = _checked_integer("local_step", step, least=0)
+        self._step = checked_integer(f"{_NAME}: argument local_step", step, 0)
 
     def __len__(self) -> int:
         """Return the number of batches in a round."""
@@ -109,7 +106,7 @@ class LocalStepRandomBatchSampler(Sampler[list[int]]):
         Raises:
             ArgumentError: It is below 0, or no whole number.
         """
-        number, position = divmod(_checked_integer("step", step, least=0), len(self))
+        number, position = divmod(checked_integer(f"{_NAME}: argument step", step, 0), len(self))
         if self._drawn[0] != number:
             generator = torch.Generator()
             generator.manual_seed(self.base_seed + _SEED_STRIDE * self.rank + number)
@@ -145,29 +142,15 @@ class LocalStepRandomBatchSampler(Sampler[list[int]]):
         Raises:
             ArgumentError: It is of a sampler whose batches are others.
         """
-        own = self.state_dict()
-        for key, expected in own.items():
+        for key, expected in self.state_dict().items():
             if key not in state_dict:
                 raise ArgumentError(
-                    f"LocalStepRandomBatchSampler.load_state_dict: expected an entry {key!r}, got "
-                    f"{sorted(state_dict)}"
+                    f"{_NAME}.load_state_dict: expected an entry {key!r}, got {sorted(state_dict)}"
                 )
             if key != "local_step" and state_dict[key] != expected:
                 raise ArgumentError(
-                    f"LocalStepRandomBatchSampler.load_state_dict: expected {key}={expected!r} as "
-                    f"here, got {state_dict[key]!r}, which gives other batches; build the sampler "
-                    "as it was, or set local_step alone"
+                    f"{_NAME}.load_state_dict: expected {key}={expected!r} as here, got "
+                    f"{state_dict[key]!r}, which gives other batches; build the sampler as it was, "
+                    "or set local_step alone"
                 )
         self.local_step = state_dict["local_step"]
-
-
-def _checked_integer(argument: str, value: Any, least: int | None = None) -> int:
-    """Check that an argument is an integer, and return it."""
-    no_number = isinstance(value, bool) or not hasattr(value, "__index__")
-    number = 0 if no_number else int(value)
-    if no_number or (least is not None and number < least):
-        wanted = "a whole number" + ("" if least is None else f" of at least {least}")
-        raise ArgumentError(
-            f"LocalStepRandomBatchSampler: argument {argument}: expected {wanted}, got {value!r}"
-        )
-    return number
