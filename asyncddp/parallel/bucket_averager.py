@@ -35,23 +35,10 @@ class BucketAverager:
     """Averages a model's buckets with the neighbours', in overlapping rounds of a model averager.
 
     A bucket is published after a step, and averaged with the neighbours' before the next update:
-    the round of a step starts, bucket by bucket, while that of the step before is finished.
-    Synchronous buckets are read in between, by the model and by neighbours, and must not change;
-    those that are not under way when a backward pass begins, in the first step or after new values,
-    are sent then.
-
-    Args:
-        context: The world.
-        label: Prefix of the names of the messages; equal on all ranks.
-        topology: Graph or schedule; None for the context's.
-        sync: Whether it waits for the neighbours' buckets of the last step.
-
-    Attributes:
-        averager: Begins the rounds, and counts those completed, which are the steps.
-        buckets: Set by :meth:`register_buckets`.
-
-    Raises:
-        TopologyError: The topology does not fit.
+    the round of a step starts, bucket by bucket, while that of the step before is finished. With
+    ``sync`` it waits for the neighbours' buckets of the last step; they are read in between, by the
+    model and by neighbours, and must not change. Those that are not under way when a backward pass
+    begins, in the first step or after new values, are sent then.
     """
 
     def __init__(
@@ -183,34 +170,33 @@ class BucketAverager:
 
 
 class _PendingRounds:
-    """Rounds under way; as an exit callback it waits for them.
+    """Rounds in progress; as an exit callback of the context it waits for their messages.
 
     A rank must not leave the world before its neighbours have its messages.
-
-    Attributes:
-        current: The round of the present step, or the next one between steps.
-        following: The round of the step after it.
     """
 
     def __init__(self, owner: BucketAverager) -> None:
         self.current: AveragingRound | None = None
+        """The round of the present step, or the next one between steps."""
         self.following: AveragingRound | None = None
+        """The round of the step after it."""
         self._owner: ReferenceType[BucketAverager] = ref(owner)
         callbacks = owner.averager.context.exit_callbacks
         callbacks[:] = [c for c in callbacks if not (isinstance(c, _PendingRounds) and c.is_over)]
         callbacks.append(self)
 
+    def _pending(self) -> list[AveragingRound]:
+        return [one for one in (self.current, self.following) if one is not None]
+
     @property
     def is_over(self) -> bool:
         """True if the owner is gone and all messages have arrived."""
-        there = [one for one in (self.current, self.following) if one is not None]
-        return self._owner() is None and all([one.is_complete for one in there])
+        return self._owner() is None and all([one.is_complete for one in self._pending()])
 
     def wait(self) -> None:
         """Wait until no message or peer reads a bucket any more."""
-        for one in (self.current, self.following):
-            if one is not None:
-                one.wait_for_reads()
+        for one in self._pending():
+            one.wait_for_reads()
 
     def __call__(self) -> None:
         """Wait for all messages that can still arrive."""

@@ -15,12 +15,7 @@ _KEYS = ("step", "state", "options", "schedulers")
 
 
 def collect_state(buckets: Sequence[OptimizerBucket], step: int) -> dict[str, Any]:
-    """Collect the state of all optimizers and schedulers, independent of the bucket layout.
-
-    Returns:
-        ``step``, and by the parameter's name: ``state`` of its optimizer, ``options`` of its group,
-        state of its scheduler in ``schedulers``.
-    """
+    """Collect the state of all optimizers and schedulers by parameter name, and the step."""
     found: dict[str, Any] = {"step": step, "state": {}, "options": {}, "schedulers": {}}
     for bucket in buckets:
         names = _names(bucket)
@@ -36,10 +31,12 @@ def collect_state(buckets: Sequence[OptimizerBucket], step: int) -> dict[str, An
 
 def check_state(state: Any, names: Sequence[str]) -> None:
     """Check that a state is from :func:`collect_state`, for parameters of these names."""
-    if not isinstance(state, Mapping) or any(key not in state for key in _KEYS):
+    is_mapping = isinstance(state, Mapping)
+    if not is_mapping or any(key not in state for key in _KEYS):
+        content = f" with {sorted(map(str, state))}" if is_mapping else ""
         raise ArgumentError(
             "load_optim_state_dict: argument state_dict: expected what optim_state_dict() of a "
-            f"DecentralizedDataParallel has given, got {_describe_type(state)}"
+            f"DecentralizedDataParallel has given, got {type(state).__name__}{content}"
         )
     known = {*state["options"], *state["schedulers"]}
     unknown = sorted(known - set(names))
@@ -48,11 +45,6 @@ def check_state(state: Any, names: Sequence[str]) -> None:
             "load_optim_state_dict: argument state_dict: it has parameter "
             f"{unknown[0]}, which the model has not, or does not train"
         )
-
-
-def _describe_type(state: Any) -> str:
-    kind = type(state).__name__
-    return f"{kind} with {sorted(map(str, state))}" if isinstance(state, Mapping) else kind
 
 
 def restore_state(bucket: OptimizerBucket, saved: Mapping[str, Any]) -> None:

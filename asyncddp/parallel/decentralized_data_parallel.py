@@ -13,13 +13,12 @@ from asyncddp.algorithms.neighbor_progress import NeighborProgressMixin
 from asyncddp.algorithms.training_setup import broadcast_tensors, next_label, require_equal_setup
 from asyncddp.algorithms.training_tracer import tracer_for
 from asyncddp.context import current
-from asyncddp.errors import ArgumentError, UsageError
+from asyncddp.errors import ArgumentError
 from asyncddp.ops.settings_agreement import require_equal_tensors, tensors_of
-from asyncddp.parallel.averaged_parameters import AveragedParameters
+from asyncddp.parallel.average_model_wrapper import AverageModelWrapper
 from asyncddp.parallel.bucket_averager import BucketAverager
 from asyncddp.parallel.bucket_optimizer_state import check_state
 from asyncddp.parallel.module_arguments import checked_config, checked_model, checked_parameters
-from asyncddp.parallel.module_wrapper import TransparentModuleWrapper
 from asyncddp.parallel.optimizer_buckets import LRSchedulerFn, OptimFn
 from asyncddp.parallel.reducer import Reducer
 from topology import GraphOrSchedule
@@ -27,7 +26,7 @@ from topology import GraphOrSchedule
 _NAME = "DecentralizedDataParallel"
 
 
-class DecentralizedDataParallel(NeighborProgressMixin, TransparentModuleWrapper):
+class DecentralizedDataParallel(NeighborProgressMixin, AverageModelWrapper):
     r"""Wrap a model so that its backward pass updates it and averages it with the neighbours'.
 
     .. math:: X_{k+1} = W_k X_k - U\big(X_k, G(X_k)\big)
@@ -38,21 +37,20 @@ class DecentralizedDataParallel(NeighborProgressMixin, TransparentModuleWrapper)
         for x, y in batches:
             loss_fn(ddp(x), y).backward()
 
-    As soon as all gradients of a bucket are there, its average with the neighbours is awaited and
-    put in place, its optimizer makes a step, its gradients are dropped, its scheduler makes a step,
-    and the result is sent; the next forward and backward pass hide the message. Each backward pass
-    that reaches a parameter is one step, in training mode and outside :meth:`no_sync`. Which
-    buckets there are is settled by the first pass, in which the order of gradients is traced and
-    compared over the ranks; its own step is made when it ends. Parameters that it did not use get
-    buckets of their own, which travel too, and are updated in steps in which gradients come.
+    As soon as all gradients of a bucket are there, its average with the neighbours is put in place,
+    its optimizer and scheduler make a step, its gradients are dropped, and the result is sent; the
+    next forward and backward pass hide the message. Each backward pass that reaches a parameter is
+    one step, in training mode and outside :meth:`no_sync`. The first pass settles the buckets by
+    the order of its gradients, which is compared over the ranks; its own step is made at its end.
+    Parameters that it did not use get buckets of their own, which travel too.
 
     ``sync=False`` goes through windows: a rank mixes with what its neighbours have put last and
     waits for nobody,
 
     .. math:: x_i \leftarrow w_{ii} x_i + \sum_j w_{ij} \hat{x}_j - u_i
 
-    with :math:`\hat{x}_j` the newest of rank j that has come, and :math:`x_i` as it is now. This
-    does not keep the mean over ranks; it keeps the ranks together.
+    with :math:`\hat{x}_j` the newest of rank j that has come. This does not keep the mean over
+    ranks; it keeps the ranks together.
 
     Making one is collective, as are the end of the first backward pass, :meth:`global_avg` and
     :meth:`eval`, and with ``sync=False`` also :meth:`set_topology`, :meth:`close` and loading a
@@ -69,9 +67,8 @@ class DecentralizedDataParallel(NeighborProgressMixin, TransparentModuleWrapper)
         topology: Graph or schedule of ranks, with the step as its round; None takes the one set
             with ``set_topology`` in each step.
         sync: Whether a step waits for the neighbours' last step.
-        scaler: A GradScaler, by which the user scales the loss; everything else is done here. One
-            decision holds for all buckets of a rank; a rank that skips its update mixes all the
-            same.
+        scaler: A GradScaler, by which the user scales the loss; everything else is done here. A
+            rank that skips its update, which is that of all its buckets, mixes all the same.
         grad_clip_norm: Largest norm of the rank's gradients together; 0 clips nothing. With it, or
             with a scaler, all buckets make their steps at the end of the backward pass: messages
             still travel during the next forward and backward, updates hide behind nothing.
@@ -83,8 +80,7 @@ class DecentralizedDataParallel(NeighborProgressMixin, TransparentModuleWrapper)
         init_sync: Whether all ranks begin with the parameters and buffers of rank 0.
 
     Attributes:
-        module: The model. Its parameters, buffers and submodules are the wrapper's, under the same
-            names.
+        module: The model, whose parameters, buffers and submodules are the wrapper's by name.
 
     Raises:
         NotInitializedError: ``init()`` was not called.
@@ -134,25 +130,21 @@ class DecentralizedDataParallel(NeighborProgressMixin, TransparentModuleWrapper)
             bucket_size_in_mb,
             as_view=param_as_bucket_view,
         )
-        context, buffers = current(), bool(sync_buffer_in_global_avg)
+        context, self._averages_buffers = current(), bool(sync_buffer_in_global_avg)
         named, label = checked_parameters(model), next_label(context, _NAME)
         bucket_averager = BucketAverager(context, label, topology, sync=bool(sync))
         settings = [f"wrapper {label!r}", f"sync={bool(sync)}", f"init_sync={bool(init_sync)}"]
-        settings += [
-            f"bucket size {config.bucket_bytes} bytes",
-            f"sync_buffer_in_global_avg={buffers}",
-        ]
+        settings.append(f"bucket size {config.bucket_bytes} bytes")
+        settings.append(f"sync_buffer_in_global_avg={self._averages_buffers}")
         require_equal_setup(bucket_averager.averager, _NAME, settings, named)
         every = tensors_of(model)
         require_equal_tensors(context, _NAME, every)
         if init_sync:
             broadcast_tensors(context, every.values())
-        self._averaged_parameters = AveragedParameters(context, model, buffers=buffers)
         tracer = tracer_for(context, [model])
         self._averager = bucket_averager.averager
         self._reducer = Reducer(named, bucket_averager, config, tracer)
         tracer.attach_hooks()
-        self._closed = False
 
     # training
 
@@ -222,8 +214,7 @@ class DecentralizedDataParallel(NeighborProgressMixin, TransparentModuleWrapper)
     @property
     def lr_schedulers(self) -> list[LRScheduler]:
         """Learning rate schedulers, one for each bucket, all in the same state."""
-        every = [bucket.scheduler for bucket in self._reducer.buckets]
-        return [scheduler for scheduler in every if scheduler is not None]
+        return [one.scheduler for one in self._reducer.buckets if one.scheduler is not None]
 
     @property
     def bucket_names(self) -> list[list[str]]:
@@ -233,65 +224,11 @@ class DecentralizedDataParallel(NeighborProgressMixin, TransparentModuleWrapper)
     def conclude(self) -> None:
         """Announce that no step follows here for now; with ``sync=True`` it has no effect.
 
-        Neighbours that make more steps than this rank has made then give its weight to themselves,
-        until its next step. :meth:`global_avg` and :meth:`eval` say so while they wait for the
-        other ranks, and so does the end of the script.
+        Neighbours that make more steps than this rank then give its weight to themselves, until its
+        next step. :meth:`global_avg`, :meth:`eval` and the end of the script say so as well.
         """
         self._reducer.end_failed_step()
         super().conclude()
-
-    # the average model
-
-    def global_avg(self) -> None:
-        r"""Replace the parameters of all ranks by their average, and continue from it; collective.
-
-        .. math:: x_i \leftarrow \frac{1}{n} \sum_j x_j
-
-        Pending averages are written before. Optimizers, schedulers and gradients stay as they are.
-
-        Raises:
-            UsageError: After :meth:`close`.
-            PeerError: A rank failed.
-        """
-        self._require_open("global_avg")
-        self._averaged_parameters.restore()
-        self._reducer.end_failed_step()
-        self._reducer.bucket_averager.average_pending()
-        self._averager.windows.conclude()
-        self._averaged_parameters.average()
-        self._reducer.bucket_averager.restart(averaged=True)
-
-    def train(self, mode: bool = True) -> DecentralizedDataParallel:
-        """Set training mode, and give each rank its own parameters back after :meth:`eval`.
-
-        Args:
-            mode: False is ``eval(average=False)``.
-        """
-        if mode:
-            self._averaged_parameters.restore()
-        self._reducer.training = mode
-        return super().train(mode)
-
-    def eval(self, average: bool = True) -> DecentralizedDataParallel:
-        """Set evaluation mode, with the ranks' average model in place until :meth:`train`.
-
-        Collective, unless ``average=False``. The state dict is the average model's meanwhile.
-        :meth:`train` brings every rank's own parameters back, bit by bit, and sends nothing;
-        pending averages are written in their step. In evaluation mode no backward pass is a step.
-
-        Args:
-            average: False shows this rank's own parameters.
-
-        Raises:
-            PeerError: A rank failed.
-        """
-        if average and not self._averaged_parameters.applied and not self._closed:
-            self._reducer.end_failed_step()
-            self._reducer.bucket_averager.wait_for_reads()
-            self._averager.windows.conclude()
-            self._averaged_parameters.apply()
-            self._averager.windows.resume()
-        return self.train(False)
 
     # checkpoints
 
@@ -318,7 +255,7 @@ class DecentralizedDataParallel(NeighborProgressMixin, TransparentModuleWrapper)
             )
         self._reducer.end_failed_step()
         self._reducer.bucket_averager.wait_for_reads()
-        self._averaged_parameters.discard_backup()
+        self._backup = None
         found = self.module.load_state_dict(state_dict, strict)
         self._reducer.bucket_averager.restart(averaged=False)
         return found
@@ -355,10 +292,6 @@ class DecentralizedDataParallel(NeighborProgressMixin, TransparentModuleWrapper)
         """
         if not self._closed:
             self._closed = True
-            self._averaged_parameters.restore()
+            self._restore_own()
             self._reducer.detach()
             self._reducer.bucket_averager.close()
-
-    def _require_open(self, caller: str) -> None:
-        if self._closed:
-            raise UsageError(f"{caller}: called after close(); make another wrapper")

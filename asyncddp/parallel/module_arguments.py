@@ -49,36 +49,21 @@ def checked_config(
     *,
     as_view: Any,
 ) -> BucketUpdateConfig:
-    """Check how buckets are to be updated."""
+    """Check how buckets are to be made and updated."""
+    clip = grad_clip_norm
     if not callable(optim_fn):
-        raise _no_function("optim_fn", "an optimizer", optim_fn)
+        raise _unexpected("optim_fn", "a function that gives an optimizer", optim_fn)
     if lr_scheduler_fn is not None and not callable(lr_scheduler_fn):
-        raise _no_function("lr_scheduler_fn", "a scheduler, or None", lr_scheduler_fn)
+        what = "a function that gives a scheduler, or None"
+        raise _unexpected("lr_scheduler_fn", what, lr_scheduler_fn)
     if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
-        raise ArgumentError(
-            f"argument scaler: expected a torch.amp.GradScaler or None, got {scaler!r}"
-        )
-    return BucketUpdateConfig(
-        optim_fn,
-        lr_scheduler_fn,
-        scaler,
-        _checked_norm(grad_clip_norm),
-        checked_bucket_bytes(bucket_size_in_mb),
-        bool(as_view),
-    )
+        raise _unexpected("scaler", "a torch.amp.GradScaler or None", scaler)
+    if isinstance(clip, bool) or not isinstance(clip, (int, float)) or not clip >= 0:
+        what = "the largest norm of all gradients together, or 0 to clip nothing"
+        raise _unexpected("grad_clip_norm", what, clip)
+    size = checked_bucket_bytes(bucket_size_in_mb)
+    return BucketUpdateConfig(optim_fn, lr_scheduler_fn, scaler, float(clip), size, bool(as_view))
 
 
-def _no_function(argument: str, gives: str, value: Any) -> ArgumentError:
-    return ArgumentError(
-        f"argument {argument}: expected a function that gives {gives}, got {value!r}"
-    )
-
-
-def _checked_norm(value: Any) -> float:
-    """Check that an argument is a number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-        raise ArgumentError(
-            "argument grad_clip_norm: expected the largest norm of all gradients together, or 0 "
-            f"to clip nothing, got {value!r}"
-        )
-    return float(value)
+def _unexpected(argument: str, expected: str, value: Any) -> ArgumentError:
+    return ArgumentError(f"argument {argument}: expected {expected}, got {value!r}")

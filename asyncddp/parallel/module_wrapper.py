@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
+from typing_extensions import Self
 
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
-
-T = TypeVar("T", bound="TransparentModuleWrapper")
 
 
 class TransparentModuleWrapper(torch.nn.Module):
@@ -29,7 +28,7 @@ class TransparentModuleWrapper(torch.nn.Module):
         for shared in _SHARED:
             self.__dict__[shared] = getattr(model, shared)
 
-    def train(self: T, mode: bool = True) -> T:
+    def train(self, mode: bool = True) -> Self:
         """Set training mode of the wrapper and the model."""
         self.training = mode
         self.module.train(mode)
@@ -43,7 +42,7 @@ class TransparentModuleWrapper(torch.nn.Module):
         """Iterate over the model and its submodules."""
         yield from self.module.named_modules(*args, **kwargs)
 
-    def apply(self: T, fn: Callable[[torch.nn.Module], None]) -> T:
+    def apply(self, fn: Callable[[torch.nn.Module], None]) -> Self:
         """Apply a function to the model and its submodules."""
         self.module.apply(fn)
         return self

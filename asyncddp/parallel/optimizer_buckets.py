@@ -10,6 +10,7 @@ from typing import TypeAlias
 import torch
 from torch.autograd.graph import increment_version
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from typing_extensions import override
 
 from asyncddp.errors import ArgumentError, UsageError
 from asyncddp.tensors.buckets import FlatBucket, ParameterBucket, TensorFactory, partition
@@ -21,23 +22,16 @@ LRSchedulerFn: TypeAlias = Callable[[torch.optim.Optimizer], LRScheduler]
 
 @dataclass(frozen=True)
 class BucketUpdateConfig:
-    """How a model's buckets are updated: optimizers, schedulers, scaler, clipping and bucket size.
-
-    Attributes:
-        optim_fn: Creates the optimizer of a bucket.
-        lr_scheduler_fn: Creates the scheduler of an optimizer.
-        scaler: GradScaler of the gradients, or None.
-        grad_clip_norm: Largest norm of all gradients together; 0 for any.
-        bucket_bytes: Largest size of a bucket, in bytes.
-        as_view: Whether parameters are views of the buckets.
-    """
+    """How a model's buckets are made and updated: optimizers, scaler, clipping, bucket size."""
 
     optim_fn: OptimFn
     lr_scheduler_fn: LRSchedulerFn | None
     scaler: torch.amp.GradScaler | None
     grad_clip_norm: float
+    """Largest norm of all gradients together; 0 for any."""
     bucket_bytes: int
     as_view: bool
+    """Whether parameters are views of the buckets."""
 
     @property
     def updates_together(self) -> bool:
@@ -49,6 +43,8 @@ class OptimizerBucket(ABC):
     """Bucket of parameters sent in one message, with its own optimizer and scheduler (base class).
 
     Attributes:
+        index: Index of the bucket.
+        members: Indices of its parameters in the model.
         flat: The flat tensor that is sent.
         optimizer, scheduler: Set by :meth:`create_optimizer`.
     """
@@ -57,8 +53,8 @@ class OptimizerBucket(ABC):
     optimizer: torch.optim.Optimizer
     scheduler: LRScheduler | None
 
-    def __init__(self, index: int, named: NamedParameters) -> None:
-        self.index = index
+    def __init__(self, index: int, members: Sequence[int], named: NamedParameters) -> None:
+        self.index, self.members = index, members
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
         self._versions: list[int] = []
@@ -76,11 +72,6 @@ class OptimizerBucket(ABC):
     def detached_indices(self) -> list[int]:
         """Return indices of parameters that are no longer views of the bucket."""
         return []
-
-    def assign(self, mixed: torch.Tensor) -> None:
-        """Assign new values to the parameters."""
-        self.flat.copy_(mixed)
-        self.unpack()
 
     def record_versions(self) -> None:
         """Record the parameters' version counters, for :meth:`check_unchanged`."""
@@ -114,10 +105,8 @@ class OptimizerBucket(ABC):
                 "argument optim_fn: expected a function that gives a torch.optim.Optimizer, got "
                 f"{type(optimizer).__name__} from it"
             )
-        own = {id(parameter) for parameter in self.parameters}
-        if any(
-            id(parameter) not in own for g in optimizer.param_groups for parameter in g["params"]
-        ):
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if not held.issubset(map(id, self.parameters)):
             raise ArgumentError(
                 "argument optim_fn: its optimizer holds parameters that it was not given; it is "
                 "called once for each bucket, with the names and parameters of that bucket"
@@ -141,8 +130,10 @@ class OptimizerBucket(ABC):
 class ViewParameterBucket(OptimizerBucket):
     """Bucket whose parameters are views of one flat tensor, with an optimizer of its own."""
 
-    def __init__(self, index: int, named: NamedParameters, make: TensorFactory | None) -> None:
-        super().__init__(index, named)
+    def __init__(
+        self, index: int, members: Sequence[int], named: NamedParameters, make: TensorFactory | None
+    ) -> None:
+        super().__init__(index, members, named)
         self._storage = ParameterBucket(named, make)
         self.flat = self._storage.flat
 
@@ -157,31 +148,32 @@ class ViewParameterBucket(OptimizerBucket):
         for parameter in self.parameters:
             increment_version(parameter)
 
+    @override
     def detached_indices(self) -> list[int]:
-        """Return indices of parameters that are no longer views."""
         return self._storage.detached_indices()
 
 
 class CopyParameterBucket(OptimizerBucket):
     """Bucket whose parameters are copied to and from one flat tensor, with its own optimizer."""
 
-    def __init__(self, index: int, named: NamedParameters, make: TensorFactory | None) -> None:
-        super().__init__(index, named)
-        self._storage = FlatBucket([parameter.data for parameter in self.parameters], make=make)
-        self.flat = self._storage.flat
+    def __init__(
+        self, index: int, members: Sequence[int], named: NamedParameters, make: TensorFactory | None
+    ) -> None:
+        super().__init__(index, members, named)
+        storage = FlatBucket([parameter.data for parameter in self.parameters], make=make)
+        self.flat, self._views = storage.flat, storage.views
 
+    @override
     def pack(self) -> None:
-        """Copy the parameters' values into the flat tensor."""
-        positions = zip(self.names, self.parameters, self._storage.views, strict=True)
-        for name, one, view in positions:
+        for name, one, view in zip(self.names, self.parameters, self._views, strict=True):
             if (one.dtype, one.device, one.shape) != (view.dtype, view.device, view.shape):
                 raise self._moved_error(name)
             view.copy_(one.data)
 
+    @override
     def unpack(self) -> None:
-        """Copy the flat tensor's values into the parameters."""
         with torch.no_grad():
-            for parameter, view in zip(self.parameters, self._storage.views, strict=True):
+            for parameter, view in zip(self.parameters, self._views, strict=True):
                 parameter.copy_(view)
 
 
@@ -199,23 +191,16 @@ def build_buckets(
     named: NamedParameters,
     parts: Sequence[Sequence[int]],
     config: BucketUpdateConfig,
-    tensor_factory: TensorFactory | None,
-) -> list[tuple[OptimizerBucket, list[int]]]:
-    """Create buckets with their optimizers, in order; no bucket holds parameters of two parts.
-
-    Returns:
-        Each bucket, and the indices of its parameters.
-    """
-    bucket_type: Callable[..., OptimizerBucket] = (
-        ViewParameterBucket if config.as_view else CopyParameterBucket
-    )
-    built: list[tuple[OptimizerBucket, list[int]]] = []
+    make: TensorFactory | None,
+) -> list[OptimizerBucket]:
+    """Create buckets with their optimizers, in order; no bucket holds parameters of two parts."""
+    bucket_type = ViewParameterBucket if config.as_view else CopyParameterBucket
+    built: list[OptimizerBucket] = []
     for part in parts:
         for positions in partition([named[index][1] for index in part], config.bucket_bytes):
             members = [part[position] for position in positions]
-            chosen = [named[index] for index in members]
             with torch.no_grad():
-                bucket = bucket_type(len(built), chosen, tensor_factory)
+                bucket = bucket_type(len(built), members, [named[i] for i in members], make)
             bucket.create_optimizer(config.optim_fn, config.lr_scheduler_fn)
-            built.append((bucket, members))
+            built.append(bucket)
     return built

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, Protocol
 from weakref import finalize
 
 import torch
 from torch.autograd import Variable
-from torch.utils.hooks import RemovableHandle
 
 from asyncddp.algorithms.gradient_hooks import (
     WeakMethodHook,
     claim_parameters,
     hook_backward,
+    hook_gradients,
     remove_hooks,
 )
 from asyncddp.algorithms.training_tracer import NullTrainingTracer
@@ -35,11 +36,9 @@ class ReducerObserver(Protocol):
 
     def before_update(self, bucket: OptimizerBucket) -> None:
         """Handle that the optimizer of a bucket is about to use its gradients."""
-        ...
 
     def after_step(self) -> None:
         """Handle that a step was completed."""
-        ...
 
 
 class Reducer:
@@ -71,18 +70,14 @@ class Reducer:
         self.training, self.accumulating = True, False
         self._ready_order = GradientReadyOrder()
         self._end_callback_queued = self._step_open = False
-        self._parameter_indices: list[list[int]] = []
         self._bucket_of: dict[int, OptimizerBucket] = {}
         self._missing_gradients: list[dict[int, int]] = []
         self._stepped_buckets: set[int] = set()
         self._pending_state: dict[str, Any] | None = None
-        self._hooks: list[RemovableHandle] = []
-        for index, (_, parameter) in enumerate(named):
-            hook = WeakMethodHook(self._on_gradient, index)
-            handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-            self._hooks.append(handle)
+        parameters = [parameter for _, parameter in named]
+        self._hooks = hook_gradients(parameters, self._on_gradient)
         finalize(self, remove_hooks, self._hooks).atexit = False
-        claim_parameters((parameter for _, parameter in named), self)
+        claim_parameters(parameters, self)
 
     # a backward pass
 
@@ -114,12 +109,9 @@ class Reducer:
 
     def _begin_step(self) -> None:
         self._step_open, self._stepped_buckets = True, set()
+        count = self._ready_order.gradient_count
         self._missing_gradients = [
-            {
-                index: max(1, self._ready_order.gradient_count(index))
-                for index in self._parameter_indices[bucket.index]
-            }
-            for bucket in self.buckets
+            {index: max(1, count(index)) for index in bucket.members} for bucket in self.buckets
         ]
         self.bucket_averager.begin_step()
 
@@ -180,7 +172,9 @@ class Reducer:
         """Unscale, clip and update all buckets together, or none of them."""
         scaler, limit = self._config.scaler, self._config.grad_clip_norm
         parameters: list[torch.Tensor] = [parameter for _, parameter in self.named_parameters]
-        combined: Any = _CombinedOptimizer(parameters, lambda: self._step_remaining(update=True))
+        combined: Any = SimpleNamespace(  # an optimizer, as far as GradScaler is concerned
+            param_groups=[{"params": parameters}], step=partial(self._step_remaining, update=True)
+        )
         if scaler is not None:
             scaler.unscale_(combined)
         if self.observer is not None:
@@ -222,20 +216,18 @@ class Reducer:
             "DecentralizedDataParallel needs gradients in the same order on all ranks",
             self._ready_order.describe(names),
         )
-        built = build_buckets(
+        buckets = build_buckets(
             self.named_parameters,
             [self._ready_order.order, self._ready_order.unused(len(names))],
             self._config,
             self.bucket_averager.averager.tensor_factory,
         )
-        buckets = [bucket for bucket, _ in built]
-        self._parameter_indices = [members for _, members in built]
         if self._pending_state is not None:
             for bucket in buckets:
                 restore_state(bucket, self._pending_state)
         self.bucket_averager.register_buckets(buckets)
-        for bucket, members in built:
-            self._bucket_of.update(dict.fromkeys(members, bucket))
+        for bucket in buckets:
+            self._bucket_of.update(dict.fromkeys(bucket.members, bucket))
         self.buckets, self._pending_state = buckets, None
 
     # around backward passes
@@ -254,7 +246,6 @@ class Reducer:
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
-        """Continue from another state."""
         self.bucket_averager.averager.round = int(state["step"])
         if not self.buckets:
             self._pending_state = state
@@ -268,11 +259,3 @@ class Reducer:
     def detach(self) -> None:
         """Remove all hooks."""
         remove_hooks(self._hooks)
-
-
-class _CombinedOptimizer:
-    """Stand-in for one optimizer over all buckets, with the attributes that GradScaler uses."""
-
-    def __init__(self, parameters: list[torch.Tensor], step: Callable[[], None]) -> None:
-        self.param_groups = [{"params": parameters}]
-        self.step = step
