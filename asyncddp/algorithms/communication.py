@@ -9,8 +9,7 @@ from typing import ClassVar, Literal
 import torch
 
 from asyncddp.algorithms.algorithm import CommunicationPattern
-from asyncddp.algorithms.averager_state import AveragerState, WeightOverrides
-from asyncddp.algorithms.averaging_round import AveragingRound
+from asyncddp.algorithms.averaging_round import AveragerState, AveragingRound, WeightOverrides
 from asyncddp.context import Context
 from asyncddp.ops.weight_resolver import Weights
 from asyncddp.registry import Registry

@@ -9,8 +9,12 @@ import torch
 from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import CommunicationPattern
-from asyncddp.algorithms.averager_state import AveragerState, WeightOverrides, count_exposed_time
-from asyncddp.algorithms.averaging_round import AveragingRound
+from asyncddp.algorithms.averaging_round import (
+    AveragerState,
+    AveragingRound,
+    WeightOverrides,
+    count_exposed_time,
+)
 from asyncddp.algorithms.bucket_windows import BucketWindow, BucketWindowSet
 from asyncddp.algorithms.communication import Communication
 from asyncddp.context.context import use

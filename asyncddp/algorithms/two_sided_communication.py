@@ -11,8 +11,12 @@ import torch
 from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import CommunicationPattern
-from asyncddp.algorithms.averager_state import AveragerState
-from asyncddp.algorithms.averaging_round import AveragingRound, BucketOperations, TwoSidedRound
+from asyncddp.algorithms.averaging_round import (
+    AveragerState,
+    AveragingRound,
+    BucketOperations,
+    TwoSidedRound,
+)
 from asyncddp.algorithms.communication import Communication
 from asyncddp.algorithms.join_coordinator import CollectiveKind
 from asyncddp.context import Context

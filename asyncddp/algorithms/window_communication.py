@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
 from asyncddp.algorithms.algorithm import CommunicationPattern
-from asyncddp.algorithms.averager_state import WeightOverrides
+from asyncddp.algorithms.averaging_round import WeightOverrides
 from asyncddp.algorithms.bucket_windows import BucketWindow, BucketWindowSet
 from asyncddp.algorithms.one_sided_communication import OneSidedCommunication
 from asyncddp.errors import ArgumentError, PeerLeftError

@@ -128,16 +128,29 @@ class AccumAdam(torch.optim.Optimizer):
             [_real(state[key]) for state in states] for key in (_MEAN, _SQUARE, _SUM)
         )
         lr, decay, every = float(group["lr"]), group["weight_decay"], group["accum_iter"]
+        beta1, beta2 = group["betas"]
         if decay and self._decoupled:
             torch._foreach_mul_(values, 1 - lr * decay)
         elif decay:
             gradients = list(torch._foreach_add(gradients, values, alpha=decay))
         torch._foreach_add_(sums, gradients, alpha=1 / every)
-        _apply_update(group, values, gradients, means, squares, [-(-t // every) for t in counts])
+        # step along the moments as this gradient would make them; they stay unchanged
+        rounds = [-(-t // every) for t in counts]
+        mean = torch._foreach_lerp(means, gradients, 1 - beta1)
+        root = torch._foreach_mul(squares, beta2)
+        torch._foreach_addcmul_(root, gradients, gradients, 1 - beta2)
+        torch._foreach_sqrt_(root)
+        torch._foreach_div_(root, [(1 - beta2**k) ** 0.5 for k in rounds])
+        torch._foreach_add_(root, group["eps"])
+        torch._foreach_addcdiv_(values, mean, root, [-lr / (1 - beta1**k) for k in rounds])
+        # update the moments of those with K gradients by their mean, and reset that
         full = [position for position, t in enumerate(counts) if t % every == 0]
         if full:
-            chosen = ([tensors[i] for i in full] for tensors in (means, squares, sums))
-            _update_moments(group, *chosen)
+            means, squares, sums = ([one[i] for i in full] for one in (means, squares, sums))
+            torch._foreach_lerp_(means, sums, 1 - beta1)
+            torch._foreach_mul_(squares, beta2)
+            torch._foreach_addcmul_(squares, sums, sums, 1 - beta2)
+            torch._foreach_zero_(sums)
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return a parameter's state, created with its first gradient."""
@@ -191,39 +204,6 @@ class AccumAdamW(AccumAdam):
         accum_iter: int = 4,
     ) -> None:
         super().__init__(params, lr, betas, eps, weight_decay, accum_iter)
-
-
-def _apply_update(
-    group: dict[str, Any],
-    values: list[torch.Tensor],
-    gradients: list[torch.Tensor],
-    means: list[torch.Tensor],
-    squares: list[torch.Tensor],
-    counts: list[int],
-) -> None:
-    """Step along the moments as this gradient would make them; the moments stay unchanged."""
-    lr, (beta1, beta2) = float(group["lr"]), group["betas"]
-    mean = torch._foreach_lerp(means, gradients, 1 - beta1)
-    root = torch._foreach_mul(squares, beta2)
-    torch._foreach_addcmul_(root, gradients, gradients, 1 - beta2)
-    torch._foreach_sqrt_(root)
-    torch._foreach_div_(root, [(1 - beta2**k) ** 0.5 for k in counts])
-    torch._foreach_add_(root, group["eps"])
-    torch._foreach_addcdiv_(values, mean, root, [-lr / (1 - beta1**k) for k in counts])
-
-
-def _update_moments(
-    group: dict[str, Any],
-    means: list[torch.Tensor],
-    squares: list[torch.Tensor],
-    sums: list[torch.Tensor],
-) -> None:
-    """Update the moments with the mean gradient of K steps, and reset that mean."""
-    beta1, beta2 = group["betas"]
-    torch._foreach_lerp_(means, sums, 1 - beta1)
-    torch._foreach_mul_(squares, beta2)
-    torch._foreach_addcmul_(squares, sums, sums, 1 - beta2)
-    torch._foreach_zero_(sums)
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:

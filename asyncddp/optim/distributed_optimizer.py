@@ -30,8 +30,7 @@ from asyncddp.optim.optimizer_arguments import (
     checked_staleness,
     describe_settings,
 )
-from asyncddp.optim.optimizer_wrapper import TransparentOptimizerWrapper
-from asyncddp.optim.window_controls import WindowControlsMixin
+from asyncddp.optim.optimizer_wrapper import TransparentOptimizerWrapper, WindowControlsMixin
 from asyncddp.torch_modes import uncompiled
 from topology import GraphOrSchedule
 

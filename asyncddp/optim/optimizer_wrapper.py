@@ -1,4 +1,4 @@
-"""Base class of optimizers that share groups, state and options with the optimizer they wrap."""
+"""Base classes of DistributedOptimizer: the wrapped optimizer's attributes, window controls."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from asyncddp.algorithms.model_averager import NeighborProgressMixin
 
 
 class TransparentOptimizerWrapper(torch.optim.Optimizer):
@@ -77,3 +79,42 @@ class TransparentOptimizerWrapper(torch.optim.Optimizer):
             f"{type(self).__name__} belongs to a running world and cannot be copied or pickled; "
             "keep its state_dict() and wrap a new optimizer"
         )
+
+
+class WindowControlsMixin(NeighborProgressMixin):
+    """Mixin of DistributedOptimizer: barriers, staleness and freeing of its one-sided windows.
+
+    With algorithms that use no windows it has no effect.
+    """
+
+    @property
+    def force_barrier(self) -> bool:
+        """Whether all ranks synchronise before and after each averaging, so that none is async.
+
+        False at first; may be set before any round, on all ranks.
+        """
+        return self._averager.force_barrier
+
+    @force_barrier.setter
+    def force_barrier(self, value: bool) -> None:
+        """Turn the barriers around each round on or off."""
+        self._averager.force_barrier = value
+
+    @property
+    def max_staleness(self) -> int | None:
+        """Number of steps that a neighbour may lag before this rank waits; None for any."""
+        return self._averager.max_staleness
+
+    def unregister_windows(self) -> None:
+        """Free the windows; collective.
+
+        The next averaging, should there be one, makes them anew along the topology of then, which
+        is collective too. Without this call they are freed with the world: a wrapper that is
+        dropped leaves its windows alone, since its peers may be reading them.
+
+        Raises:
+            WaitTimeoutError: A rank has not come by the deadline.
+        """
+        self._averager.windows.free()
+
+    unregister_window = unregister_windows

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from asyncddp.algorithms.neighbor_progress import NeighborProgressMixin
+from asyncddp.algorithms.model_averager import NeighborProgressMixin
 from asyncddp.algorithms.training_setup import broadcast_tensors, next_label, require_equal_setup
 from asyncddp.algorithms.training_tracer import tracer_for
 from asyncddp.context import current
@@ -204,7 +204,7 @@ class DecentralizedDataParallel(NeighborProgressMixin, AverageModelWrapper):
     @property
     def steps(self) -> int:
         """Steps completed so far, which is the round of the topology that comes next."""
-        return self._reducer.steps
+        return self._averager.round
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:

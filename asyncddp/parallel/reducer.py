@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -28,7 +29,6 @@ from asyncddp.parallel.optimizer_buckets import (
     OptimizerBucket,
     build_buckets,
 )
-from asyncddp.parallel.ready_order import GradientReadyOrder
 
 
 class ReducerObserver(Protocol):
@@ -68,7 +68,8 @@ class Reducer:
         self.buckets: list[OptimizerBucket] = []
         self.observer: ReducerObserver | None = None
         self.training, self.accumulating = True, False
-        self._ready_order = GradientReadyOrder()
+        self._gradient_counts: dict[int, int] = {}
+        """How many gradients each parameter got in the first pass, in the order of their last."""
         self._end_callback_queued = self._step_open = False
         self._bucket_of: dict[int, OptimizerBucket] = {}
         self._missing_gradients: list[dict[int, int]] = []
@@ -100,7 +101,7 @@ class Reducer:
         self._queue_end_callback()
         if not self.buckets:
             self._step_open = True
-            self._ready_order.record(index)
+            self._gradient_counts[index] = self._gradient_counts.pop(index, 0) + 1
             return
         if not self._step_open:
             self._begin_step()
@@ -109,9 +110,9 @@ class Reducer:
 
     def _begin_step(self) -> None:
         self._step_open, self._stepped_buckets = True, set()
-        count = self._ready_order.gradient_count
+        counts = self._gradient_counts
         self._missing_gradients = [
-            {index: max(1, count(index)) for index in bucket.members} for bucket in self.buckets
+            {index: counts.get(index, 1) for index in bucket.members} for bucket in self.buckets
         ]
         self.bucket_averager.begin_step()
 
@@ -198,7 +199,7 @@ class Reducer:
         if not self._step_open:
             return
         if not self.buckets:
-            self._ready_order.clear()
+            self._gradient_counts.clear()
         self._step_remaining(update=False)
         for _, parameter in self.named_parameters:
             parameter.grad = None
@@ -210,18 +211,15 @@ class Reducer:
 
     def _build_buckets(self) -> None:
         """Create the buckets in the recorded order of gradients; collective."""
-        names = [name for name, _ in self.named_parameters]
+        named, averager = self.named_parameters, self.bucket_averager.averager
         require_equal_on_all_ranks(
-            self.bucket_averager.averager.context,
+            averager.context,
             "DecentralizedDataParallel needs gradients in the same order on all ranks",
-            self._ready_order.describe(names),
+            describe_ready_order(self._gradient_counts, [name for name, _ in named]),
         )
-        buckets = build_buckets(
-            self.named_parameters,
-            [self._ready_order.order, self._ready_order.unused(len(names))],
-            self._config,
-            self.bucket_averager.averager.tensor_factory,
-        )
+        unused = [index for index in range(len(named)) if index not in self._gradient_counts]
+        parts = [list(self._gradient_counts), unused]
+        buckets = build_buckets(named, parts, self._config, averager.tensor_factory)
         if self._pending_state is not None:
             for bucket in buckets:
                 restore_state(bucket, self._pending_state)
@@ -233,16 +231,11 @@ class Reducer:
     # around backward passes
 
     @property
-    def steps(self) -> int:
-        """Number of steps completed."""
-        return self.bucket_averager.averager.round
-
-    @property
     def state(self) -> dict[str, Any]:
         """State of all optimizers and schedulers, by parameter name."""
         if self._pending_state is not None:
             return self._pending_state
-        return collect_state(self.buckets, self.steps)
+        return collect_state(self.buckets, self.bucket_averager.averager.round)
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
@@ -259,3 +252,19 @@ class Reducer:
     def detach(self) -> None:
         """Remove all hooks."""
         remove_hooks(self._hooks)
+
+
+def describe_ready_order(counts: Mapping[int, int], names: Sequence[str]) -> list[str]:
+    """Describe in which order parameters got how many gradients, which all ranks compare.
+
+    Example:
+        >>> describe_ready_order({0: 1, 2: 2}, ["a", "b", "c"])[1:]
+        ['the 2nd gradient of all for c, which got 2', 'no gradient for b']
+    """
+    found = []
+    for position, (parameter, times) in enumerate(counts.items(), start=1):
+        teen = position % 100 in (11, 12, 13)
+        ending = "th" if teen else {1: "st", 2: "nd", 3: "rd"}.get(position % 10, "th")
+        more = f", which got {times}" if times > 1 else ""
+        found.append(f"the {position}{ending} gradient of all for {names[parameter]}{more}")
+    return found + [f"no gradient for {name}" for i, name in enumerate(names) if i not in counts]
