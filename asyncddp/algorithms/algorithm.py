@@ -49,11 +49,7 @@ class CommunicationPattern(Enum):
     @property
     def one_sided(self) -> bool:
         """True if ranks communicate through one-sided windows, each at its own pace."""
-        return self in (
-            CommunicationPattern.PUT,
-            CommunicationPattern.GET,
-            CommunicationPattern.ACCUMULATE,
-        )
+        return self.value in ("put", "get", "accumulate")
 
 
 class Algorithm:

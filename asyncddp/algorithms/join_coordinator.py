@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
+from enum import Enum
 from typing import NamedTuple
 
 import torch
@@ -16,11 +16,11 @@ from asyncddp.ops.uneven_inputs import average_active_ranks
 from asyncddp.tensors.allocation import make_tensor, zeros
 
 
-class CollectiveKind(IntEnum):
+class CollectiveKind(Enum):
     """Kind of collective operation that the active ranks are about to run inside ``join``."""
 
-    AVERAGING_ROUND = 0
-    LOSS_MEAN = 1
+    AVERAGING_ROUND = "begin a round"
+    LOSS_MEAN = "average a loss"
 
 
 class JoinNotification(NamedTuple):
@@ -42,14 +42,14 @@ class JoinCoordinator:
     """
 
     def __init__(self, context: Context, labels: Sequence[str]) -> None:
-        self._context, self._labels = context, list(labels)
+        self._context = context
+        self._operations = [(label, kind) for label in labels for kind in CollectiveKind]
         self.participation_counts = [0] * context.size
         self._name = f"join of {', '.join(labels)}"
 
     def notify(self, label: str, collective: CollectiveKind) -> tuple[int, ...]:
         """Announce the next operation of this active rank."""
-        code = 1 + len(CollectiveKind) * self._labels.index(label) + collective
-        return self._exchange_codes(code).active_ranks
+        return self._exchange_codes(1 + self._operations.index((label, collective))).active_ranks
 
     def wait_for_notification(self) -> JoinNotification:
         """Announce that this rank has joined, and wait for the active ranks' announcement."""
@@ -98,13 +98,8 @@ class JoinCoordinator:
                     "use the optimizers in the same order on all ranks"
                 )
             self.participation_counts[rank] += 1
-        return JoinNotification(active_ranks, *self._decode(first))
-
-    def _decode(self, code: int) -> tuple[str, CollectiveKind]:
-        index, collective = divmod(code - 1, len(CollectiveKind))
-        return self._labels[index], CollectiveKind(collective)
+        return JoinNotification(active_ranks, *self._operations[first - 1])
 
     def _describe(self, code: int) -> str:
-        label, collective = self._decode(code)
-        averages = collective is CollectiveKind.AVERAGING_ROUND
-        return f"{'begin a round' if averages else 'average a loss'} of {label}"
+        label, collective = self._operations[code - 1]
+        return f"{collective.value} of {label}"

@@ -43,49 +43,42 @@ class TopologyRequirements:
     static_only: bool = False
 
     def check(self, method: str, graph_or_schedule: GraphOrSchedule) -> None:
-        """Raise an error for a topology that lacks a required property.
-
-        Args:
-            method: The algorithm's name, for the message.
-            graph_or_schedule: The topology to check.
+        """Raise an error for a topology that lacks a property which the named method requires.
 
         Raises:
             TopologyError: A property is missing; the message names a graph that has it.
         """
-        for problem in self.problems(graph_or_schedule):
-            name, instead = (
-                topology.describe(graph_or_schedule),
-                self._suggest_topology(graph_or_schedule),
-            )
-            reason = problem.replace("METHOD", method)
-            raise TopologyError(f"{method} cannot run on {name}: {reason}. Use {instead} instead")
+        for problem in self.problems(graph_or_schedule, method):
+            name = topology.describe(graph_or_schedule)
+            instead = self._suggest_topology(graph_or_schedule)
+            raise TopologyError(f"{method} cannot run on {name}: {problem}. Use {instead} instead")
 
-    def problems(self, given: GraphOrSchedule) -> Iterator[str]:
-        """Yield each unmet requirement, cheapest checks first; "METHOD" stands for the name."""
+    def problems(self, given: GraphOrSchedule, method: str = "the method") -> Iterator[str]:
+        """Yield each unmet requirement, cheapest checks first."""
         static = not isinstance(given, Schedule) or given.period == 1
         if self.static_only and not static:
-            yield "it changes from round to round, but METHOD needs a graph that stays the same"
+            yield f"it changes from round to round, but {method} needs a graph that stays the same"
         if self.doubly_stochastic and not topology.is_doubly_stochastic(given):
             yield (
-                f"its weights are not doubly stochastic{_describe_worst_rank(given)}, so METHOD "
+                f"its weights are not doubly stochastic{_describe_worst_rank(given)}, so {method} "
                 "would lead the ranks to a weighted average in place of the mean"
             )
         if self.column_stochastic and not topology.is_column_stochastic(given):
             worst = _describe_worst_rank(given)
-            yield f"its weights are not column-stochastic{worst}, as METHOD needs"
+            yield f"its weights are not column-stochastic{worst}, as {method} needs"
         if self.symmetric and not topology.is_symmetric(given):
-            yield "its weights are not symmetric, but METHOD needs w_ij = w_ji"
+            yield f"its weights are not symmetric, but {method} needs w_ij = w_ji"
         pair = _find_disconnected_pair(given) if self.strongly_connected else None
         if pair is not None:
             yield (
-                f"nothing of rank {pair[0]} ever reaches rank {pair[1]}, but METHOD needs a "
+                f"nothing of rank {pair[0]} ever reaches rank {pair[1]}, but {method} needs a "
                 "graph that is strongly connected"
             )
         if self.min_eigenvalue is not None and static:
             lowest = topology.min_eigenvalue(given)
             if not lowest > self.min_eigenvalue + 1e-9:
                 yield (
-                    f"its smallest eigenvalue is {lowest:.4g}, but METHOD diverges unless it is "
+                    f"its smallest eigenvalue is {lowest:.4g}, but {method} diverges unless it is "
                     f"above {self.min_eigenvalue:.4g}"
                 )
 

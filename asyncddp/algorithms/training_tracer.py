@@ -1,9 +1,7 @@
 """Tracing of a training loop in the timeline: steps, passes, modules and optimizer updates.
 
-The pass of the whole model is traced in every step. Its modules are traced only in so many steps
-that tracing takes no more than a fixed share of the time: a span costs some microseconds, whatever
-the module computes, so that models of large modules are traced in all steps, and models of many
-small ones in few.
+Passes of the whole model are traced in every step, those of its modules only in so many steps that
+tracing takes no more than a fixed share of the time: a span costs some microseconds.
 """
 
 from __future__ import annotations
@@ -93,29 +91,23 @@ class TrainingTracer(NullTrainingTracer):
 
     # passes
 
-    def _begin_forward(
-        self, forward_tracer: ForwardPassTracer, module: torch.nn.Module, args: Any
-    ) -> None:
-        del module, args
+    def _begin_forward(self, forward_tracer: ForwardPassTracer, *passed: Any) -> None:
+        del passed
         if not self.enabled:
             return
         if self._step_start is None:
             self._step_start = time.monotonic_ns()
         forward_tracer.begin(modules=self._traces_modules)
 
-    def _end_forward(
-        self, forward_tracer: ForwardPassTracer, module: torch.nn.Module, args: Any, output: Any
-    ) -> None:
-        del module, args
-        forward_tracer.end(output)
+    def _end_forward(self, forward_tracer: ForwardPassTracer, *passed: Any) -> None:
+        forward_tracer.end(passed[-1])
 
     @property
     def _traces_modules(self) -> bool:
         if has_compiled():
             return False
-        return self.steps == _FIRST or (
-            self.module_interval > 0 and self.steps % self.module_interval == 0
-        )
+        interval = self.module_interval
+        return self.steps == _FIRST or (interval > 0 and self.steps % interval == 0)
 
     # updates and steps
 

@@ -67,17 +67,18 @@ class DistributedAdaptThenCombineOptimizer(_AdaptCombineOptimizer):
     _algorithm = "adapt_then_combine"
 
 
-class _AllreduceOptimizer(DistributedOptimizer):
+class _PresetOptimizer(DistributedOptimizer):
     """Base class of wrappers whose algorithm and communication are class attributes."""
 
     _algorithm: ClassVar[str] = "adapt_with_combine"
-    _communication: ClassVar[str]
+    _communication: ClassVar[str | None] = None
 
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
         model: _Models,
         num_steps_per_communication: int = 1,
+        window_prefix: str | None = None,
         **options: Unpack[OptimizerOptions],
     ) -> None:
         super().__init__(
@@ -86,11 +87,12 @@ class _AllreduceOptimizer(DistributedOptimizer):
             self._algorithm,
             self._communication,
             num_steps_per_communication=num_steps_per_communication,
+            window_prefix=window_prefix,
             **options,
         )
 
 
-class DistributedNeighborAllreduceOptimizer(_AllreduceOptimizer):
+class DistributedNeighborAllreduceOptimizer(_PresetOptimizer):
     """Optimizer wrapper that averages parameters with neighbours during forward and backward.
 
     It is :class:`DistributedOptimizer` with ``algorithm="adapt_with_combine"`` and
@@ -100,7 +102,7 @@ class DistributedNeighborAllreduceOptimizer(_AllreduceOptimizer):
     _communication = "neighbor_allreduce"
 
 
-class DistributedHierarchicalNeighborAllreduceOptimizer(_AllreduceOptimizer):
+class DistributedHierarchicalNeighborAllreduceOptimizer(_PresetOptimizer):
     """Optimizer wrapper that averages parameters per machine, then with neighbour machines.
 
     It is :class:`DistributedOptimizer` with ``algorithm="adapt_with_combine"`` and
@@ -110,17 +112,16 @@ class DistributedHierarchicalNeighborAllreduceOptimizer(_AllreduceOptimizer):
     _communication = "hierarchical_neighbor_allreduce"
 
 
-class DistributedGradientAllreduceOptimizer(_AllreduceOptimizer):
+class DistributedGradientAllreduceOptimizer(_PresetOptimizer):
     """Optimizer wrapper that averages gradients over all ranks, as Horovod does.
 
     It is :class:`DistributedOptimizer` with ``algorithm="gradient_allreduce"``.
     """
 
     _algorithm = "gradient_allreduce"
-    _communication = "allreduce"
 
 
-class DistributedAllreduceOptimizer(_AllreduceOptimizer):
+class DistributedAllreduceOptimizer(_PresetOptimizer):
     """Optimizer wrapper that averages parameters (not gradients) over all ranks.
 
     It is :class:`DistributedOptimizer` with ``algorithm="adapt_with_combine"`` and
@@ -151,30 +152,7 @@ class DistributedAllreduceOptimizer(_AllreduceOptimizer):
             )
 
 
-class _OneSidedOptimizer(DistributedOptimizer):
-    """Base class of wrappers whose one-sided algorithm is a class attribute."""
-
-    _algorithm: ClassVar[str]
-
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        model: _Models,
-        num_steps_per_communication: int = 1,
-        window_prefix: str | None = None,
-        **options: Unpack[OptimizerOptions],
-    ) -> None:
-        super().__init__(
-            optimizer,
-            model,
-            self._algorithm,
-            num_steps_per_communication=num_steps_per_communication,
-            window_prefix=window_prefix,
-            **options,
-        )
-
-
-class DistributedWinPutOptimizer(_OneSidedOptimizer):
+class DistributedWinPutOptimizer(_PresetOptimizer):
     """Optimizer wrapper that averages parameters through puts into neighbours' windows.
 
     It is :class:`DistributedOptimizer` with ``algorithm="win_put"``.
@@ -183,7 +161,7 @@ class DistributedWinPutOptimizer(_OneSidedOptimizer):
     _algorithm = "win_put"
 
 
-class DistributedPullGetOptimizer(_OneSidedOptimizer):
+class DistributedPullGetOptimizer(_PresetOptimizer):
     """Optimizer wrapper that averages with parameters read from neighbours' windows.
 
     It is :class:`DistributedOptimizer` with ``algorithm="pull_get"``.
@@ -192,7 +170,7 @@ class DistributedPullGetOptimizer(_OneSidedOptimizer):
     _algorithm = "pull_get"
 
 
-class DistributedPushSumOptimizer(_OneSidedOptimizer):
+class DistributedPushSumOptimizer(_PresetOptimizer):
     """Optimizer wrapper that averages parameters by push-sum, on any connected digraph.
 
     It is :class:`DistributedOptimizer` with ``algorithm="push_sum"``.

@@ -53,20 +53,15 @@ class TransparentOptimizerWrapper(torch.optim.Optimizer):
         found = getattr(self, "found_inf", None)
         if found is not None and bool(found):
             return None
-        self._unscale_gradients()
-        return self._wrapped.step() if closure is None else self._wrapped.step(closure)
-
-    def _unscale_gradients(self) -> None:
-        """Divide the gradients by ``grad_scale``, where a GradScaler has set that."""
         scale = getattr(self, "grad_scale", None)
-        if scale is None:
-            return
-        inverse = scale.double().reciprocal().float()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    with torch.no_grad():
-                        parameter.grad.mul_(inverse.to(parameter.grad.device))
+        if scale is not None:  # set by a GradScaler that leaves unscaling to the step
+            inverse = scale.double().reciprocal().float()
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        with torch.no_grad():
+                            parameter.grad.mul_(inverse.to(parameter.grad.device))
+        return self._wrapped.step() if closure is None else self._wrapped.step(closure)
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute that only the wrapped optimizer has, such as its ``train()``."""

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import is_
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 from weakref import finalize
 
 import torch
@@ -110,6 +110,8 @@ class CommunicationPhase(ABC):
 
     needs_gradient_hooks = True
     """Whether it registers hooks that run when a gradient is ready."""
+    forward_hook: ClassVar[Literal["before", "after"] | None] = None
+    """Whether :meth:`_on_forward` runs before or after forward passes of the models, or never."""
 
     def __init__(self, config: PhaseConfig) -> None:
         self.config = config
@@ -188,9 +190,13 @@ class CommunicationPhase(ABC):
             parameters = (parameter for _, parameter in self.named_parameters)
             self._gradient_hooks += hook_gradients(parameters, self._on_gradient)
 
-    def _hook_models(self, *, before: bool) -> None:
-        """Call :meth:`_on_forward` before or after the forward passes of the models."""
-        for model in self.config.models:
+    def _start(self) -> None:
+        """Build the buckets and hook the models, where there are other ranks."""
+        if self.config.averager.single_rank:
+            return
+        self.rebuild()
+        for model in self.config.models if self.forward_hook is not None else ():
+            before = self.forward_hook == "before"
             register = model.register_forward_pre_hook if before else model.register_forward_hook
             self._model_hooks.append(register(WeakMethodHook(self._on_forward)))
 
@@ -221,8 +227,7 @@ class ParameterAveragingPhase(CommunicationPhase):
         super().__init__(config)
         self.buckets: list[ParameterBucket] = []
         self._round: AveragingRound | None = None
-        if not config.averager.single_rank:
-            self.rebuild()
+        self._start()
 
     @override
     def wait_for_reads(self) -> None:

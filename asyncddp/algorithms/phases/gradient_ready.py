@@ -32,6 +32,8 @@ class GradientReadyPhase(CommunicationPhase):
     so that the ranks' parameters stay equal.
     """
 
+    forward_hook = "after"
+
     def __init__(self, config: PhaseConfig) -> None:
         super().__init__(config)
         self._buckets: list[_GradientBucket] = []
@@ -41,9 +43,7 @@ class GradientReadyPhase(CommunicationPhase):
         self._next_bucket = 0
         self._has_local_gradients = True
         self._end_callback_queued = False
-        if not config.averager.single_rank:
-            self.rebuild()
-            self._hook_models(before=False)
+        self._start()
 
     def build_buckets(self) -> None:
         """Create the buckets for gradients, in reverse order of the parameters."""
@@ -200,10 +200,9 @@ class _GradientBucket(FlatBucket):
 
     def pack(self) -> None:
         """Copy the gradients into the bucket; zeros where there is none."""
-        has_gradient = []
+        has_gradient = [float(parameter.grad is not None) for parameter in self.parameters]
         for name, parameter, view in zip(self.names, self.parameters, self.views, strict=True):
             gradient = parameter.grad
-            has_gradient.append(float(gradient is not None))
             if gradient is None:
                 view.zero_()
             elif gradient.layout != torch.strided:

@@ -7,12 +7,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.phases.communication_phase import (
-    Closure,
-    ParameterAveragingPhase,
-    PhaseConfig,
-    Update,
-)
+from asyncddp.algorithms.phases.communication_phase import Closure, ParameterAveragingPhase, Update
 from asyncddp.errors import UsageError
 
 
@@ -25,13 +20,9 @@ class OverlappedPhase(ParameterAveragingPhase):
     step: the pending round is finished first, so that neighbours need not wait.
     """
 
-    def __init__(self, config: PhaseConfig) -> None:
-        super().__init__(config)
-        self._versions: list[list[int]] | None = None
-        self._forward_seen = False
-        self._forward_discarded = False
-        if not config.averager.single_rank:
-            self._hook_models(before=True)
+    forward_hook = "before"
+    _versions: list[list[int]] | None = None
+    _forward_seen = _forward_discarded = False
 
     @override
     def _on_forward(self, module: torch.nn.Module, *passed: Any) -> None:

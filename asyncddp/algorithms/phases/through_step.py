@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.phases.communication_phase import Closure, Update
+from asyncddp.algorithms.phases.communication_phase import Closure, ParameterAveragingPhase, Update
 from asyncddp.algorithms.phases.overlapped import OverlappedPhase
 from asyncddp.tensors.allocation import empty_like
 
@@ -79,7 +79,4 @@ class ThroughStepPhase(OverlappedPhase):
                 bucket.flat.add_(copy)
         return True
 
-    def wait_for_reads(self) -> None:
-        """Wait until no message or peer reads the copies; the parameters are never read."""
-        if self._round is not None:
-            self._round.wait_for_reads()
+    wait_for_reads = ParameterAveragingPhase.wait_for_reads  # parameters are never read: may change

@@ -28,12 +28,12 @@ class UpdateInBackwardPhase(ParameterAveragingPhase):
     the averages. Gradients changed between backward and ``step()`` raise an error.
     """
 
+    forward_hook = "before"
+
     def __init__(self, config: PhaseConfig) -> None:
         super().__init__(config)
         self._ready_by_bucket: dict[int, set[int]] = {}
         self._updated_gradients: dict[int, tuple[torch.Tensor, int]] = {}
-        if not config.averager.single_rank:
-            self._hook_models(before=True)
 
     @override
     def _on_forward(self, module: torch.nn.Module, *passed: Any) -> None:
