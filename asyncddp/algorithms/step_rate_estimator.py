@@ -33,14 +33,12 @@ class StepRateEstimator:
 
     .. math:: s_i = \min\Big(\tfrac1n \sum_j r_j,\ 4 \min_j r_j\Big),
 
-    so that :math:`s_i` times its rate is the same on all ranks: that of their mean, or less where a
-    rank is so slow that its updates would be scaled by more than 4. Ranks that have left do not
-    count. Step counts are exchanged through a window of their own, one number per rank, and each
-    rank forwards the largest counts that it has seen.
+    so that :math:`s_i` times its rate is the same on all ranks. Ranks that have left do not count.
+    Step counts are exchanged through a window of their own, one number per rank, and each rank
+    forwards the largest counts that it has seen.
 
     References:
-        Assran and Rabbat, "Asynchronous gradient push", IEEE TAC 66(1), 2021, on the optimum that
-        ranks of different rates tend to, and on step sizes in inverse proportion to them.
+        Assran and Rabbat, "Asynchronous gradient push", IEEE TAC 66(1), 2021.
     """
 
     def __init__(self, context: Context, label: str, schedule: Schedule) -> None:

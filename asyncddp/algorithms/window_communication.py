@@ -58,8 +58,7 @@ class WindowGetCommunication(OneSidedCommunication):
 
     .. math:: x_i \leftarrow w_{ii} x_i + \sum_j w_{ij} x_j
 
-    A neighbour on this machine is read at once. Another one answers when its engine sees the
-    request, and until then its previous answer is used.
+    A neighbour on another machine answers later; until then its previous answer is used.
     """
 
     name = "win_get"
@@ -124,10 +123,9 @@ class WindowAccumulateCommunication(OneSidedCommunication):
     .. math:: x_i \leftarrow a_{ii} x_i + \sum_j b_j
 
     with :math:`b_j` the shares of neighbour j that this rank has not collected yet; the push-sum
-    weight p is shared likewise. The shares that a rank keeps and gives sum to one:
-    :math:`a_{ji} = 1 / (d_i + 1)` for itself and its :math:`d_i` out-neighbours of the round,
-    whatever weights the graph has. Without barriers, a neighbour that has not collected the last
-    share yet gets no other, so that a slow neighbour does not gather everything.
+    weight p is shared likewise. The shares that a rank keeps and gives sum to one. Without
+    barriers, a neighbour that has not collected the last share yet gets no other, so that a slow
+    neighbour does not gather everything.
     """
 
     name = "win_accumulate"

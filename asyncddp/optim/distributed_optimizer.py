@@ -49,9 +49,9 @@ class DistributedOptimizer(WindowControlsMixin, TransparentOptimizerWrapper):
     ``state`` and ``defaults``, so that schedulers on either work.
 
     The averaging takes place in the first step by which ``num_steps_per_communication`` backward
-    passes were made since the last; a step counts as at least one pass, and a closure as one. So
-    J times backward and step, or J times backward and one step, average once.
-    ``gradient_allreduce`` never makes a step with gradients that were not averaged.
+    passes were made since the last; a step counts as at least one. So J times backward and step, or
+    J times backward and one step, average once. ``gradient_allreduce`` never makes a step with
+    gradients that were not averaged.
 
     For a round, ``self_weight``, ``src_weights`` and ``dst_weights`` may be set by hand: before
     forward for ``adapt_with_combine``, before ``step()`` otherwise. None returns to the topology.
@@ -68,9 +68,9 @@ class DistributedOptimizer(WindowControlsMixin, TransparentOptimizerWrapper):
         model: The module that owns the optimizer's parameters, or a list of such modules. Give the
             compiled module where it is compiled with ``fullgraph=True``.
         algorithm: Name of a method in ``asyncddp.algorithms.ALGORITHMS``, or a subclass of
-            ``asyncddp.algorithms.Algorithm``. ``adapt_then_combine``, the default, is the fastest
-            on one machine and allows the larger steps; ``adapt_with_combine`` hides the time of
-            messages and is the faster one where the network between machines is slow.
+            ``asyncddp.algorithms.Algorithm``. ``adapt_then_combine`` is the fastest on one machine
+            and allows the larger steps; ``adapt_with_combine`` hides the time of messages, for slow
+            networks between machines.
         communication: ``"neighbor_allreduce"``, ``"hierarchical_neighbor_allreduce"``,
             ``"allreduce"`` or ``"empty"``; by default the first that the method allows.
         topology: Graph or schedule of ranks, or of machines for hierarchical communication; None
@@ -279,9 +279,6 @@ class DistributedOptimizer(WindowControlsMixin, TransparentOptimizerWrapper):
         With one-sided methods what neighbours have published before is forgotten, and push-sum goes
         on from the de-biased parameters with p = 1; so load on all ranks between two barriers, or
         before the first step.
-
-        Args:
-            state_dict: What :meth:`state_dict` of this or of the wrapped optimizer gave.
         """
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict

@@ -30,23 +30,19 @@ def join(*optimizers: DistributedOptimizer, broadcast_last: bool = False) -> Ite
 
     .. math:: w'_{ii} = w_{ii} + \sum_{j \notin T} w_{ij}, \qquad w'_{ij} = w_{ij}\ (j \in T),
 
-    so that nothing is drawn towards a model that stands still, and global averages, of gradients or
-    parameters, are formed over T. A rank that comes to the end of the block answers the others
-    until all are there; then all leave together, and count rounds and passes alike.
-
-    Rows of :math:`W'` sum to one. Its columns do where the weights are symmetric, as on ``ring`` or
-    with ``metropolis_weights``; on directed graphs such as ``exponential_two`` the mean over T then
-    moves a little, by as much as ranks that are done gave and took unequally.
+    and global averages, of gradients or parameters, are formed over T. A rank that comes to the end
+    of the block answers the others until all are there; then all leave together, and count rounds
+    and passes alike. The mean over T is kept where the weights are symmetric, as on ``ring`` or
+    with ``metropolis_weights``; on directed graphs such as ``exponential_two`` it moves a little.
 
     Before each round all ranks say whether they train: one ``allreduce`` of a number for each rank,
-    for which all wait. Outside the block nothing of it is paid. No rank may need longer between
-    two rounds than ``ASYNCDDP_TIMEOUT``. Methods on windows have no such rounds: a rank that is
-    done waits for the others at the end, so long at most, and its neighbours give its weight to
-    themselves once they have made more steps.
+    for which all wait, ``ASYNCDDP_TIMEOUT`` at most. Methods on windows have no such rounds: a rank
+    that is done waits for the others at the end, so long at most, and its neighbours give its
+    weight to themselves once they have made more steps.
 
-    Inside the block, call no other collective verb, use several optimizers in the same order on all
-    ranks, and leave ``communication`` as it is. An exception leaves the block at once, and
-    tells nobody; the others fail as they always do where a rank does not come.
+    Inside the block, call no other collective, use several optimizers in the same order on all
+    ranks, and leave ``communication`` as it is. An exception leaves the block at once, and tells
+    nobody; the others fail as they always do where a rank does not come.
 
     Where all ranks hold one model, as with ``gradient_allreduce``, those that were done earlier get
     parameters, optimizer state and options of a rank that was last. Otherwise each keeps its own.

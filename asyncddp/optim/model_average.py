@@ -72,9 +72,8 @@ def average_model(model: M, *, buffers: bool = True) -> Iterator[M]:
 
     .. math:: \bar x = \frac{1}{n} \sum_i x_i
 
-    It is meant for evaluation and checkpoints. Collective at the start: all ranks enter. At the
-    end, and after an exception, each rank has its own parameters and buffers again, bit by bit,
-    whatever the block has written into them; nothing is sent then.
+    It is meant for evaluation and checkpoints. Collective at the start. At the end, and after an
+    exception, each rank has its own parameters and buffers again, bit by bit; nothing is sent then.
 
     Running means and variances, of batch normalisation, become those of all ranks' data together:
     the spread of the ranks' means is part of the variance. They were taken with each rank's own
@@ -83,9 +82,8 @@ def average_model(model: M, *, buffers: bool = True) -> Iterator[M]:
 
     Args:
         model: The module; its parameters are changed in place.
-        buffers: Whether to average floating-point buffers as well, such as the statistics of batch
-            normalisation. Integers, such as ``num_batches_tracked``, and sparse buffers stay each
-            rank's own.
+        buffers: Whether to average floating-point buffers as well; integers, such as
+            ``num_batches_tracked``, and sparse buffers stay each rank's own.
 
     Yields:
         The model.

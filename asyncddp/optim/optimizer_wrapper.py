@@ -103,9 +103,8 @@ class WindowControlsMixin(NeighborProgressMixin):
     def unregister_windows(self) -> None:
         """Free the windows; collective.
 
-        The next averaging, should there be one, makes them anew along the topology of then, which
-        is collective too. Without this call they are freed with the world: a wrapper that is
-        dropped leaves its windows alone, since its peers may be reading them.
+        The next averaging makes them anew along the topology of then, which is collective too.
+        Without this call they are freed with the world, since peers may be reading them.
 
         Raises:
             WaitTimeoutError: A rank has not come by the deadline.

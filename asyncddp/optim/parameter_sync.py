@@ -83,16 +83,11 @@ def allreduce_parameters(params: Parameters, *, round_integers: bool = False) ->
     """
     named = _named("allreduce_parameters", params)
     require_equal_tensors(current(), "allreduce_parameters", named)
-    tensors = [
-        tensor
-        for tensor in named.values()
-        if tensor.is_floating_point()
-        or tensor.is_complex()
-        or (round_integers and tensor.dtype != torch.bool)
-    ]
+    tensors = [one for one in named.values() if one.is_floating_point() or one.is_complex()]
+    if round_integers:
+        tensors = [one for one in named.values() if one.dtype != torch.bool]
     wait_for_reads(tensors)
-    handles = [allreduce_nonblocking_(t, round_integers=round_integers) for t in tensors]
-    for handle in handles:
+    for handle in [allreduce_nonblocking_(t, round_integers=round_integers) for t in tensors]:
         handle.wait()
 
 

@@ -125,12 +125,9 @@ class CommunicationPhase(ABC):
 
     @abstractmethod
     def step(self, update: Update, closure: Closure | None, *, scaled: bool) -> Any:
-        """Run ``optimizer.step(closure)``, with averaging.
+        """Run ``optimizer.step(closure)``, with averaging; ``scaled`` if a GradScaler calls it.
 
-        Args:
-            update: Runs the user's optimizer, with a closure or None.
-            closure: The user's closure, or None.
-            scaled: Whether a GradScaler made the call.
+        ``update`` runs the user's optimizer, with a closure or None.
         """
 
     @abstractmethod
@@ -200,9 +197,7 @@ class CommunicationPhase(ABC):
             register = model.register_forward_pre_hook if before else model.register_forward_hook
             self._model_hooks.append(register(WeakMethodHook(self._on_forward)))
 
-    def _on_forward(  # noqa: B027 - optional hook
-        self, module: torch.nn.Module, *passed: Any
-    ) -> None:
+    def _on_forward(self, module: torch.nn.Module, *passed: Any) -> None:  # noqa: B027 - optional
         """Handle a forward pass."""
 
     def detach(self) -> None:

@@ -24,12 +24,10 @@ from asyncddp.tensors.buckets import FlatBucket, partition
 class GradientReadyPhase(CommunicationPhase):
     """Communication phase of ``gradient_allreduce``: sends each bucket of gradients when ready.
 
-    Buckets hold the parameters in reverse order, as gradients get ready. They are sent in that
-    order on all ranks, whichever is ready first; averages are written at the end of the backward
-    pass, so that clipping and scaling after it see averaged gradients. A parameter that was not
+    Buckets hold the parameters in reverse order, and are sent in that order on all ranks, whichever
+    is ready first; averages are written at the end of the backward pass. A parameter that was not
     used counts as zero; one that no rank has used keeps the gradient None. With J backward passes
-    per averaging the J-th pass averages what has been accumulated, and ``step()`` whatever is left,
-    so that the ranks' parameters stay equal.
+    per averaging the J-th averages what has been accumulated, and ``step()`` whatever is left.
     """
 
     forward_hook = "after"

@@ -14,10 +14,10 @@ from asyncddp.errors import UsageError
 class OverlappedPhase(ParameterAveragingPhase):
     """Communication phase of ``adapt_with_combine``: averages during forward and backward.
 
-    The first forward pass in training mode after a step starts the round; where there was none,
-    ``step()`` does. The average is written just before the optimizer's update. A forward pass after
-    ``zero_grad()`` with neither backward nor step in between means that the user has skipped a
-    step: the pending round is finished first, so that neighbours need not wait.
+    The first forward pass in training mode after a step starts the round, or else ``step()`` does.
+    The average is written just before the update. A forward pass after ``zero_grad()`` with neither
+    backward nor step in between means that the user has skipped a step: the pending round is
+    finished first, so that neighbours need not wait.
     """
 
     forward_hook = "before"

@@ -16,9 +16,8 @@ from asyncddp.tensors.allocation import empty_like
 class ThroughStepPhase(OverlappedPhase):
     r"""Communication phase of ``async_model_average``: averages copies while training goes on.
 
-    The first forward pass in training mode after an averaging sends a copy s of the parameters, and
-    where there was none, ``step()`` does. All steps until the next averaging update the parameters
-    x. Then the change of the copy by averaging is added, so that no step is lost:
+    The first forward pass in training mode after an averaging sends a copy s of the parameters x,
+    or else ``step()`` does. Steps go on updating x; then the change of the copy is added:
 
     .. math:: x \leftarrow (x - s) + \mathrm{mix}(s)
     """
