@@ -73,11 +73,10 @@ class ModelAverager(AveragerState):
         tensor = make_tensor(value, torch.float64) if isinstance(value, float) else value.detach()
         with use(self.context):
             coordinator = self.join_coordinator
-            mean = (
-                allreduce(tensor)
-                if coordinator is None
-                else coordinator.average_loss(self.label, tensor)
-            )
+            if coordinator is None:
+                mean = allreduce(tensor)
+            else:
+                mean = coordinator.average_loss(self.label, tensor)
         return mean if isinstance(value, torch.Tensor) else float(mean)
 
     def set_communication(self, name: str) -> None:

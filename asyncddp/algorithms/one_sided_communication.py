@@ -90,13 +90,9 @@ class OneSidedRound(AveragingRound):
     """Averaging round that publishes buckets in windows and averages what neighbours published."""
 
     def __init__(
-        self,
-        averager: AveragerState,
-        communication: OneSidedCommunication,
-        row: WeightRow,
-        number: int,
+        self, averager: AveragerState, how: OneSidedCommunication, row: WeightRow, number: int
     ) -> None:
-        self._averager, self._communication, self._row = averager, communication, row
+        self._averager, self._communication, self._row = averager, how, row
         self._step = number + 1
         if averager.windows.first_round is None:
             averager.windows.first_round = number
@@ -106,15 +102,12 @@ class OneSidedRound(AveragingRound):
     @count_exposed_time
     def start(self, index: int, flat: torch.Tensor) -> None:
         """Publish a copy of a bucket, and request the neighbours' where that is needed."""
-        averager, communication = self._averager, self._communication
+        averager, communication, row = self._averager, self._communication, self._row
         bucket = averager.windows[index]
         with use(averager.context), torch.no_grad():
             bucket.pack(flat)
-            row = (
-                self._row
-                if averager.force_barrier
-                else communication.asynchronous_row(bucket, self._row)
-            )
+            if not averager.force_barrier:
+                row = communication.asynchronous_row(bucket, row)
             handle = communication.publish(bucket, row, self._step)
             if handle is not None:
                 self._published.append(handle)

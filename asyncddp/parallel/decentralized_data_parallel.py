@@ -128,7 +128,7 @@ class DecentralizedDataParallel(NeighborProgressMixin, AverageModelWrapper):
             scaler,
             grad_clip_norm,
             bucket_size_in_mb,
-            as_view=param_as_bucket_view,
+            param_as_bucket_view,
         )
         context, self._averages_buffers = current(), bool(sync_buffer_in_global_avg)
         named, label = checked_parameters(model), next_label(context, _NAME)

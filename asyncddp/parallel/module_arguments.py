@@ -41,16 +41,9 @@ def checked_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Param
 
 
 def checked_config(
-    optim_fn: Any,
-    lr_scheduler_fn: Any,
-    scaler: Any,
-    grad_clip_norm: Any,
-    bucket_size_in_mb: Any,
-    *,
-    as_view: Any,
+    optim_fn: Any, lr_scheduler_fn: Any, scaler: Any, clip: Any, megabytes: Any, as_view: Any
 ) -> BucketUpdateConfig:
     """Check how buckets are to be made and updated."""
-    clip = grad_clip_norm
     if not callable(optim_fn):
         raise _unexpected("optim_fn", "a function that gives an optimizer", optim_fn)
     if lr_scheduler_fn is not None and not callable(lr_scheduler_fn):
@@ -61,7 +54,7 @@ def checked_config(
     if isinstance(clip, bool) or not isinstance(clip, (int, float)) or not clip >= 0:
         what = "the largest norm of all gradients together, or 0 to clip nothing"
         raise _unexpected("grad_clip_norm", what, clip)
-    size = checked_bucket_bytes(bucket_size_in_mb)
+    size = checked_bucket_bytes(megabytes)
     return BucketUpdateConfig(optim_fn, lr_scheduler_fn, scaler, float(clip), size, bool(as_view))
 
 
