@@ -15,10 +15,10 @@ from asyncddp.algorithms.training_tracer import tracer_for
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.settings_agreement import require_equal_tensors, tensors_of
-from asyncddp.parallel.average_model_wrapper import AverageModelWrapper
 from asyncddp.parallel.bucket_averager import BucketAverager
 from asyncddp.parallel.bucket_optimizer_state import check_state
 from asyncddp.parallel.module_arguments import checked_config, checked_model, checked_parameters
+from asyncddp.parallel.module_wrapper import AverageModelWrapper
 from asyncddp.parallel.optimizer_buckets import LRSchedulerFn, OptimFn
 from asyncddp.parallel.reducer import Reducer
 from topology import GraphOrSchedule

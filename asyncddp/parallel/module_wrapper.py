@@ -1,4 +1,4 @@
-"""Base class of module wrappers that keep the wrapped module's parameter names."""
+"""Base classes of module wrappers: transparent ones, and such that show the average model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from typing import Any
 
 import torch
 from typing_extensions import Self
+
+from asyncddp.context.context import use
+from asyncddp.errors import UsageError
+from asyncddp.ops.average_tensors import average_module, dense_floats
+from asyncddp.parallel.reducer import Reducer
+from asyncddp.tensors.allocation import TensorBackup
 
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
@@ -55,3 +61,82 @@ class TransparentModuleWrapper(torch.nn.Module):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.module!r})"
+
+
+class AverageModelWrapper(TransparentModuleWrapper):
+    """Module wrapper (base class) that trains by a reducer, and averages the ranks' models."""
+
+    _reducer: Reducer
+    _averages_buffers: bool  # beside parameters
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__(model)
+        self._backup: TensorBackup | None = None  # this rank's parameters, while averages are shown
+        self._closed = False
+
+    def _require_open(self, caller: str) -> None:
+        if self._closed:
+            raise UsageError(f"{caller}: called after close(); make another wrapper")
+
+    def _average(self) -> None:
+        """Replace parameters by their averages, telling neighbours that no step follows for now."""
+        averager = self._reducer.bucket_averager.averager
+        averager.windows.conclude()
+        with use(averager.context), torch.no_grad():
+            average_module(self.module, buffers=self._averages_buffers)
+
+    def _restore_own(self) -> None:
+        """Restore this rank's own parameters bit by bit, where the averages are shown."""
+        if self._backup is not None:
+            self._backup.restore()
+        self._backup = None
+
+    def global_avg(self) -> None:
+        r"""Replace the parameters of all ranks by their average, and continue from it; collective.
+
+        .. math:: x_i \leftarrow \frac{1}{n} \sum_j x_j
+
+        Pending averages are written before. Optimizers, schedulers and gradients stay as they are.
+
+        Raises:
+            UsageError: After :meth:`close`.
+            PeerError: A rank failed.
+        """
+        self._require_open("global_avg")
+        self._restore_own()
+        self._reducer.end_failed_step()
+        self._reducer.bucket_averager.average_pending()
+        self._average()
+        self._reducer.bucket_averager.restart(averaged=True)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set training mode, and give each rank its own parameters back after :meth:`eval`.
+
+        Args:
+            mode: False is ``eval(average=False)``.
+        """
+        if mode:
+            self._restore_own()
+        self._reducer.training = mode
+        return super().train(mode)
+
+    def eval(self, average: bool = True) -> Self:
+        """Set evaluation mode, with the ranks' average model in place until :meth:`train`.
+
+        Collective, unless ``average=False``. The state dict is the average model's meanwhile, and
+        no backward pass is a step. :meth:`train` brings every rank's own parameters back, bit by
+        bit, and sends nothing; pending averages are written in their step.
+
+        Args:
+            average: False shows this rank's own parameters.
+
+        Raises:
+            PeerError: A rank failed.
+        """
+        if average and self._backup is None and not self._closed:
+            self._reducer.end_failed_step()
+            self._reducer.bucket_averager.wait_for_reads()
+            self._backup = TensorBackup(dense_floats(self.module, buffers=self._averages_buffers))
+            self._average()
+            self._reducer.bucket_averager.averager.windows.resume()
+        return self.train(False)

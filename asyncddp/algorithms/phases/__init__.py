@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncddp.algorithms.algorithm import CommunicationTiming
-from asyncddp.algorithms.phases.after_step import AfterStepPhase
+from asyncddp.algorithms.phases.after_step import AfterStepPhase, PushSumPhase
 from asyncddp.algorithms.phases.communication_phase import (
     Closure,
     CommunicationPhase,
@@ -11,9 +11,7 @@ from asyncddp.algorithms.phases.communication_phase import (
     Update,
 )
 from asyncddp.algorithms.phases.gradient_ready import GradientReadyPhase
-from asyncddp.algorithms.phases.overlapped import OverlappedPhase
-from asyncddp.algorithms.phases.push_sum_phase import PushSumPhase
-from asyncddp.algorithms.phases.through_step import ThroughStepPhase
+from asyncddp.algorithms.phases.overlapped import OverlappedPhase, ThroughStepPhase
 from asyncddp.algorithms.phases.update_in_backward import UpdateInBackwardPhase
 from asyncddp.errors import ArgumentError
 

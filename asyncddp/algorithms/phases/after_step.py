@@ -1,9 +1,10 @@
-"""Communication phase that averages parameters after the optimizer's step."""
+"""Communication phases that average parameters after the step: as they are, or by push-sum."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from typing_extensions import override
 
 from asyncddp.algorithms.phases.communication_phase import (
@@ -34,3 +35,81 @@ class AfterStepPhase(ParameterAveragingPhase):
             if pending_round is not None:
                 pending_round.finish()
         return loss
+
+
+class PushSumPhase(AfterStepPhase):
+    r"""Phase of push-sum: a step on parameters times their push-sum weight, then their average.
+
+    .. math:: x \leftarrow p z, \qquad x \leftarrow x - s\, U(g(z)), \qquad
+              (x, p) \leftarrow \mathrm{mix}(x, p), \qquad z \leftarrow x / p
+
+    with s the scale of updates where ranks differ in speed. Gradients, also those of closures, are
+    taken at z, which the parameters are outside of ``step()``: in forward passes, in evaluation and
+    in checkpoints.
+    """
+
+    _biased = False
+
+    def rebuild(self) -> None:
+        """Rebuild all buckets from z, not from x, with windows whose p is 1."""
+        if self._biased:
+            self._unbias()
+        super().rebuild()
+
+    def step(self, update: Update, closure: Closure | None, *, scaled: bool) -> Any:
+        """Multiply by p, step, average, and divide by the new p."""
+        self.rebuild_if_changed()
+        self._bias()
+        at_z = closure if closure is None else self._unbiased(closure)
+        try:
+            return super().step(self._scaled(update), at_z, scaled=scaled)
+        finally:
+            self._unbias()
+
+    def _scaled(self, update: Update) -> Update:
+        """Wrap an update so that its change is multiplied by the step scale."""
+        scale = self.config.averager.step_scale
+        if scale == 1.0:
+            return update
+
+        def scaled(closure: Closure | None) -> Any:
+            before = [flat.clone() for flat in self.flat_tensors()]
+            loss = update(closure)
+            self.repair_buckets()  # the update may have assigned parameters anew
+            with torch.no_grad():
+                for flat, old in zip(self.flat_tensors(), before, strict=True):
+                    flat.sub_(old).mul_(scale).add_(old)
+            return loss
+
+        return scaled
+
+    def _unbiased(self, closure: Closure) -> Closure:
+        """Wrap a closure so that it is evaluated at z."""
+
+        def evaluate() -> Any:
+            self._unbias()
+            try:
+                return closure()
+            finally:
+                self._bias()
+
+        return evaluate
+
+    def _bias(self) -> None:
+        """Turn z into x: multiply the buckets by p."""
+        self._biased = True
+        for flat, p in self._with_push_sum_weights():
+            flat.mul_(p)
+
+    def _unbias(self) -> None:
+        """Turn x into z: divide the buckets by the current p."""
+        self.repair_buckets()  # the update may have assigned parameters anew
+        if not self._biased:
+            return
+        self._biased = False
+        for flat, p in self._with_push_sum_weights():
+            flat.div_(p)
+
+    def _with_push_sum_weights(self) -> list[tuple[torch.Tensor, float]]:
+        weights = self.config.averager.windows.push_sum_weights()
+        return [pair for pair in zip(self.flat_tensors(), weights, strict=True) if pair[1] != 1.0]
