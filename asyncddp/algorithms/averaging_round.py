@@ -5,9 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import wraps
 from time import perf_counter
-from typing import Any, TypeVar, cast
 
 import torch
 from typing_extensions import override
@@ -19,8 +17,6 @@ from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.engine import Handle
 from asyncddp.ops.weight_resolver import Weights
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class CumulativeTimer:
@@ -36,17 +32,6 @@ class CumulativeTimer:
 
     def __exit__(self, *error: object) -> None:
         self.seconds += perf_counter() - self._started
-
-
-def count_exposed_time(method: F) -> F:
-    """Decorate a method: add its duration to the exposed time of its object's averager."""
-
-    @wraps(method)
-    def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._averager.exposed_time:
-            return method(self, *args, **kwargs)
-
-    return cast("F", timed)
 
 
 @dataclass
@@ -151,31 +136,31 @@ class TwoSidedRound(AveragingRound):
         self._pending: dict[int, tuple[torch.Tensor, Handle[torch.Tensor]]] = {}
         self._fast_paths: dict[int, tuple[torch.Tensor, Callable[[], bool]]] = {}
 
-    @count_exposed_time
     def start(self, index: int, flat: torch.Tensor) -> None:
         """Send a bucket, or look up the fast path that :meth:`finish` will take."""
         averager, name = self._averager, f"{self._averager.label}.bucket{index}"
-        ordered = averager.algorithm.plain and not averager.overlapping
-        fast_path = self._plan.fast_path(flat, name) if ordered else None
-        if fast_path is not None:
-            averager.bytes_sent += self._plan.send_bytes(flat)
-            self._fast_paths[index] = flat, fast_path
-            return
-        with use(averager.context), torch.no_grad():
-            sent = averager.algorithm.outgoing(flat)
-            handle = self._plan.start(sent, name=name)
-        averager.bytes_sent += self._plan.send_bytes(sent)
-        self._pending[index] = flat, handle
+        with averager.exposed_time:
+            ordered = averager.algorithm.plain and not averager.overlapping
+            fast_path = self._plan.fast_path(flat, name) if ordered else None
+            if fast_path is not None:
+                averager.bytes_sent += self._plan.send_bytes(flat)
+                self._fast_paths[index] = flat, fast_path
+                return
+            with use(averager.context), torch.no_grad():
+                sent = averager.algorithm.outgoing(flat)
+                handle = self._plan.start(sent, name=name)
+            averager.bytes_sent += self._plan.send_bytes(sent)
+            self._pending[index] = flat, handle
 
     @override
     def has_started(self, index: int) -> bool:
         return index in self._pending or index in self._fast_paths
 
     @override
-    @count_exposed_time
     def wait_for_reads(self) -> None:
-        for _, handle in self._pending.values():
-            handle.wait()
+        with self._averager.exposed_time:
+            for _, handle in self._pending.values():
+                handle.wait()
 
     @property
     @override
@@ -183,22 +168,20 @@ class TwoSidedRound(AveragingRound):
         return all([handle.poll() for _, handle in self._pending.values()])
 
     @override
-    @count_exposed_time
     def finish_bucket(
         self, index: int, flat: torch.Tensor, before_write: Callable[[], None] | None = None
     ) -> None:
-        mixed = self._pending[index][1].wait()
-        if before_write is not None:
-            before_write()
-        with torch.no_grad():
+        with self._averager.exposed_time, torch.no_grad():
+            mixed = self._pending[index][1].wait()
+            if before_write is not None:
+                before_write()
             self._averager.algorithm.incoming(flat, mixed)
         del self._pending[index]
 
     @override
-    @count_exposed_time
     def finish(self, before_write: Callable[[int], None] | None = None) -> None:
         averager = self._averager
-        with torch.no_grad():
+        with averager.exposed_time, torch.no_grad():
             for index, (flat, fast_path) in self._fast_paths.items():
                 if before_write is not None:
                     before_write(index)

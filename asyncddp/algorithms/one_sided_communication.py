@@ -13,7 +13,6 @@ from asyncddp.algorithms.averaging_round import (
     AveragerState,
     AveragingRound,
     WeightOverrides,
-    count_exposed_time,
 )
 from asyncddp.algorithms.bucket_windows import BucketWindow, BucketWindowSet
 from asyncddp.algorithms.communication import Communication
@@ -99,12 +98,11 @@ class OneSidedRound(AveragingRound):
         self._flats: dict[int, torch.Tensor] = {}
         self._published: list[WindowHandle] = []
 
-    @count_exposed_time
     def start(self, index: int, flat: torch.Tensor) -> None:
         """Publish a copy of a bucket, and request the neighbours' where that is needed."""
         averager, communication, row = self._averager, self._communication, self._row
         bucket = averager.windows[index]
-        with use(averager.context), torch.no_grad():
+        with averager.exposed_time, use(averager.context), torch.no_grad():
             bucket.pack(flat)
             if not averager.force_barrier:
                 row = communication.asynchronous_row(bucket, row)
@@ -132,13 +130,13 @@ class OneSidedRound(AveragingRound):
         """Return at once, since peers read copies and never the buckets."""
 
     @override
-    @count_exposed_time
     def finish_bucket(
         self, index: int, flat: torch.Tensor, before_write: Callable[[], None] | None = None
     ) -> None:
-        if before_write is not None:
-            before_write()
-        with use(self._averager.context), torch.no_grad():
+        averager = self._averager
+        with averager.exposed_time, use(averager.context), torch.no_grad():
+            if before_write is not None:
+                before_write()
             self._write_average(index, flat)
         self._flats.pop(index, None)
 
@@ -152,14 +150,13 @@ class OneSidedRound(AveragingRound):
             self._communication.mix(bucket, row.without(gone))
         bucket.unpack(flat)
 
-    @count_exposed_time
     def finish(self, before_write: Callable[[int], None] | None = None) -> None:
         """Average in what has arrived by now, and end the round."""
-        for index in self._flats:
-            if before_write is not None:
-                before_write(index)
         averager = self._averager
-        with use(averager.context), torch.no_grad():
+        with averager.exposed_time, use(averager.context), torch.no_grad():
+            if before_write is not None:
+                for index in self._flats:
+                    before_write(index)
             self._wait_for_late_neighbors()
             if averager.force_barrier:
                 self._synchronize()
