@@ -69,7 +69,7 @@ class Algorithm:
 
     Attributes:
         name: Name in the registry and the literature.
-        what: Which tensors are averaged.
+        what: Which tensors are averaged; parameters unless a method says otherwise.
         when: At which points of a step.
         how: Communication patterns that it allows; the first is the default.
         needs: Properties that the topology must have; others are refused.
@@ -83,7 +83,7 @@ class Algorithm:
         ...     "Move halfway to the neighbours' average."
         ...
         ...     name, exact = "damped", False
-        ...     what, when = AveragedQuantity.PARAMETER, CommunicationTiming.AFTER_STEP
+        ...     when = CommunicationTiming.AFTER_STEP
         ...     how = (CommunicationPattern.NEIGHBORS,)
         ...     needs = TopologyRequirements(doubly_stochastic=True)
         ...
@@ -92,7 +92,7 @@ class Algorithm:
     """
 
     name: ClassVar[str]
-    what: ClassVar[AveragedQuantity]
+    what: ClassVar[AveragedQuantity] = AveragedQuantity.PARAMETER
     when: ClassVar[CommunicationTiming]
     how: ClassVar[tuple[CommunicationPattern, ...]]
     needs: ClassVar[TopologyRequirements] = TopologyRequirements()

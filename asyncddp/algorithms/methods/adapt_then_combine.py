@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from asyncddp.algorithms.algorithm import (
-    Algorithm,
-    AveragedQuantity,
-    CommunicationPattern,
-    CommunicationTiming,
-)
+from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 
 
@@ -27,7 +22,6 @@ class AdaptThenCombine(Algorithm):
     """
 
     name = "adapt_then_combine"
-    what = AveragedQuantity.PARAMETER
     when = CommunicationTiming.AFTER_STEP
     how = (
         CommunicationPattern.NEIGHBORS,

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from asyncddp.algorithms.algorithm import (
-    Algorithm,
-    AveragedQuantity,
-    CommunicationPattern,
-    CommunicationTiming,
-)
+from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 
 
@@ -29,7 +24,6 @@ class AdaptWithCombine(Algorithm):
     """
 
     name = "adapt_with_combine"
-    what = AveragedQuantity.PARAMETER
     when = CommunicationTiming.BEFORE_FORWARD
     how = (
         CommunicationPattern.NEIGHBORS,

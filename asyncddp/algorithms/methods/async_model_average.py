@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from asyncddp.algorithms.algorithm import (
-    Algorithm,
-    AveragedQuantity,
-    CommunicationPattern,
-    CommunicationTiming,
-)
+from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 
 
@@ -30,7 +25,6 @@ class AsyncModelAverage(Algorithm):
     """
 
     name = "async_model_average"
-    what = AveragedQuantity.PARAMETER
     when = CommunicationTiming.THROUGH_STEP
     how = (CommunicationPattern.PUT, CommunicationPattern.GET)
     needs = TopologyRequirements(doubly_stochastic=True, min_eigenvalue=-1.0)

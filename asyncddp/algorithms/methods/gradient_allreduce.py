@@ -8,7 +8,6 @@ from asyncddp.algorithms.algorithm import (
     CommunicationPattern,
     CommunicationTiming,
 )
-from asyncddp.algorithms.topology_requirements import TopologyRequirements
 
 
 class GradientAllreduce(Algorithm):
@@ -28,5 +27,4 @@ class GradientAllreduce(Algorithm):
     what = AveragedQuantity.GRADIENT
     when = CommunicationTiming.GRADIENT_READY
     how = (CommunicationPattern.GLOBAL,)
-    needs = TopologyRequirements()
     exact = True

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from asyncddp.algorithms.algorithm import (
-    Algorithm,
-    AveragedQuantity,
-    CommunicationPattern,
-    CommunicationTiming,
-)
+from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 
 
@@ -29,7 +24,6 @@ class PullGet(Algorithm):
     """
 
     name = "pull_get"
-    what = AveragedQuantity.PARAMETER
     when = CommunicationTiming.BEFORE_FORWARD
     how = (CommunicationPattern.GET,)
     needs = TopologyRequirements(doubly_stochastic=True, min_eigenvalue=-1.0)

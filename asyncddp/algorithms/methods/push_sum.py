@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from asyncddp.algorithms.algorithm import (
-    Algorithm,
-    AveragedQuantity,
-    CommunicationPattern,
-    CommunicationTiming,
-)
+from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 
 
@@ -42,7 +37,6 @@ class PushSum(Algorithm):
     """
 
     name = "push_sum"
-    what = AveragedQuantity.PARAMETER
     when = CommunicationTiming.AFTER_BIASED_STEP
     how = (CommunicationPattern.ACCUMULATE,)
     needs = TopologyRequirements(strongly_connected=True)

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from asyncddp.algorithms.algorithm import (
-    Algorithm,
-    AveragedQuantity,
-    CommunicationPattern,
-    CommunicationTiming,
-)
+from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 
 
@@ -32,7 +27,6 @@ class WinPut(Algorithm):
     """
 
     name = "win_put"
-    what = AveragedQuantity.PARAMETER
     when = CommunicationTiming.BEFORE_FORWARD
     how = (CommunicationPattern.PUT,)
     needs = TopologyRequirements(doubly_stochastic=True, min_eigenvalue=-1.0)
