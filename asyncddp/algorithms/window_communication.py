@@ -12,7 +12,7 @@ from asyncddp.algorithms.bucket_windows import BucketWindow, BucketWindowSet
 from asyncddp.algorithms.one_sided_communication import OneSidedCommunication
 from asyncddp.errors import ArgumentError, PeerLeftError
 from asyncddp.kernels.weight_row import WeightRow
-from asyncddp.ops.weight_resolver import Weights, require_finite
+from asyncddp.ops.weight_resolver import require_finite
 from asyncddp.ops.windows.get_and_update import win_get_nonblocking
 from asyncddp.windows.nonblocking_handle import WindowHandle
 from topology import Neighbors
@@ -35,11 +35,8 @@ class WindowPutCommunication(OneSidedCommunication):
         self, overrides: WeightOverrides, near: Neighbors, windows: BucketWindowSet
     ) -> WeightRow:
         """Return the topology's weights, with factors of 1 for puts."""
-        own, sources = _receive_weights(overrides, near, windows)
-        targets = _send_weights(
-            self.name, overrides.dst_weights, near.dst_ranks, windows, default=1.0
-        )
-        return WeightRow(own, sources, targets)
+        targets = _send_weights(self.name, overrides, near, windows, 1.0)
+        return WeightRow(*_receive_weights(overrides, near, windows), targets)
 
     def publish(self, bucket: BucketWindow, row: WeightRow, step: int) -> WindowHandle | None:
         """Put the tensor into the neighbours' windows."""
@@ -141,9 +138,7 @@ class WindowAccumulateCommunication(OneSidedCommunication):
         share = 1.0 / (count + 1)
         if overrides.self_weight is not None and count:
             share = (1.0 - overrides.self_weight) / count
-        shares = _send_weights(
-            self.name, overrides.dst_weights, near.dst_ranks, windows, default=share
-        )
+        shares = _send_weights(self.name, overrides, near, windows, share)
         given = math.fsum(shares.values())
         own = 1.0 - given if overrides.self_weight is None else overrides.self_weight
         if not own > 0.0 or min(shares.values(), default=0.0) < 0.0 or abs(own + given - 1) > 1e-9:
@@ -192,16 +187,12 @@ def _receive_weights(
 
 
 def _send_weights(
-    verb: str,
-    given: Weights | Iterable[int] | None,
-    targets: Iterable[int],
-    windows: BucketWindowSet,
-    *,
-    default: float,
+    verb: str, overrides: WeightOverrides, near: Neighbors, windows: BucketWindowSet, default: float
 ) -> dict[int, float]:
     """Return the factors for publishing, by target rank."""
+    given = overrides.dst_weights
     if given is None:
-        return dict.fromkeys(targets, default)
+        return dict.fromkeys(near.dst_ranks, default)
     factors = given if isinstance(given, Mapping) else dict.fromkeys(given, default)
     windows.check_neighbors("dst_weights", factors, outgoing=True)
     return {int(r): require_finite(verb, "dst_weights", f) for r, f in factors.items()}

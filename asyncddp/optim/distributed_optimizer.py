@@ -139,15 +139,12 @@ class DistributedOptimizer(WindowControlsMixin, TransparentOptimizerWrapper):
         self._averager.max_staleness = checked_staleness(max_staleness, method)
         self._averager.windows.scales_steps = checked_scale_steps(scale_steps, method)
         models = checked_models(model)
-        config = PhaseConfig(
-            self._averager,
-            optimizer,
-            models,
-            checked_integer("argument num_steps_per_communication", num_steps_per_communication, 1),
-            checked_bucket_bytes(bucket_size_in_mb),
-            tracer_for(context, models),
+        steps = checked_integer(
+            "argument num_steps_per_communication", num_steps_per_communication, 1
         )
-        self._training_tracer = config.training_tracer
+        size = checked_bucket_bytes(bucket_size_in_mb)
+        self._training_tracer = tracer_for(context, models)
+        config = PhaseConfig(self._averager, optimizer, models, steps, size, self._training_tracer)
         settings = describe_settings(config, update_in_backward)
         require_equal_setup(self._averager, _NAME, settings, config.optimizer_parameters())
         self._phase = phase_for(config, update_in_backward=update_in_backward)
