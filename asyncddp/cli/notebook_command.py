@@ -13,7 +13,7 @@ import click
 from asyncddp.cli.main import HELP_OPTIONS, SuggestingCommandGroup
 from asyncddp.cli.options import PORT_NUMBER, NumberParamType, add_options, cluster_options
 from asyncddp.launch.cluster.control import (
-    ClusterProcess,
+    StartedCluster,
     start_cluster,
     stop_cluster,
     wait_for_engines,
@@ -104,7 +104,7 @@ def _start(
         undo.pop_all()
 
 
-def _await_engines(cluster_process: ClusterProcess, timeout: float) -> None:
+def _await_engines(cluster_process: StartedCluster, timeout: float) -> None:
     import ipyparallel
     from rich.console import Console
 

@@ -25,7 +25,7 @@ class _ExplainedParamType(click.ParamType):  # type: ignore[type-arg]  # generic
 
 
 class IntegerParamType(_ExplainedParamType, click.IntRange):
-    """click parameter type of an integer in a range; ``what`` it means is told in errors."""
+    """click parameter type of an integer in a range; errors say what the integer means."""
 
     def __init__(
         self, what: str = "number", least: int | None = 1, most: int | None = None

@@ -26,7 +26,7 @@ _FORWARD_DELAY = 0.1  # seconds for the launcher to forward what was written
 _REPORT_DELAY = 0.25  # seconds for ranks that fail at the same time to report it too
 
 
-class _CrashHandlerTarget:
+class _CrashHandlerState:
     """State of the crash handler: the context whose ranks it ends, and this rank's process id."""
 
     context: Context | None = None
@@ -35,13 +35,13 @@ class _CrashHandlerTarget:
 
 def install_crash_handler(context: Context | None = None) -> None:
     """Install the crash handler: an uncaught exception on this rank ends all ranks."""
-    _CrashHandlerTarget.context, _CrashHandlerTarget.process = context, os.getpid()
+    _CrashHandlerState.context, _CrashHandlerState.process = context, os.getpid()
     sys.excepthook = _excepthook
 
 
 def uninstall_crash_handler() -> None:
     """Uninstall the crash handler."""
-    _CrashHandlerTarget.context = None
+    _CrashHandlerState.context = None
     if sys.excepthook is _excepthook:
         sys.excepthook = sys.__excepthook__
 
@@ -84,9 +84,9 @@ def end_run(error: BaseException) -> NoReturn:
     launcher prints it, once for all ranks that fail alike; elsewhere this rank prints it. A
     ``SystemExit`` or ``KeyboardInterrupt`` is reported without a traceback.
     """
-    if _CrashHandlerTarget.process not in (0, os.getpid()):
+    if _CrashHandlerState.process not in (0, os.getpid()):
         _end_fork(error)
-    context = _CrashHandlerTarget.context
+    context = _CrashHandlerState.context
     rank, size = (context.rank, context.size) if context else launcher_rank_and_size(os.environ)
     code = exit_code(error)
     quiet = isinstance(error, (SystemExit, KeyboardInterrupt))

@@ -118,7 +118,7 @@ class _ReachedEvent:
 
 
 class HostStreams(DeviceStreams):
-    """Streams of host memory: a receive on them keeps bytes that a peer's device sends on the host.
+    """Streams for tensors in host memory: what a peer's GPU sends is received on the host.
 
     Example:
         >>> streams, out = HostStreams(), torch.zeros(1)

@@ -26,7 +26,7 @@ _SUBMIT_WINDOW = 0.0001  # seconds in which a caller may submit more before the 
 
 
 class ProgressLoop:
-    """Loop that advances all operations of one rank: any thread that waits for one runs it for all.
+    """Loop that advances all operations of one rank; a thread that waits for any of them runs it.
 
     ``hooks`` are called in every round until they return True, ``deferred`` handles have no thread
     that drives them, and ``closed_because`` says why nothing can be submitted once ``closed``.

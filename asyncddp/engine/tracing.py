@@ -42,7 +42,7 @@ class _Spec(Protocol):
 
 
 class EngineTracing:
-    """Hooks at what an engine does; with a tracer they record it in the timeline."""
+    """Hooks that the progress engine calls; while tracing is on, they record timeline events."""
 
     def __init__(self, tracer: Tracer | None) -> None:
         self._tracer = tracer

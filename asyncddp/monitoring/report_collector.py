@@ -22,7 +22,7 @@ _FIGURES = len(fields(Record)) - 1  # all but the departed ranks, whose number v
 
 @dataclass(frozen=True)
 class MonitorReport:
-    """Report of one rank for one step, with the random projection that distances need."""
+    """Report of one rank for one step; its random projection gives the consensus distance."""
 
     record: Record
     projection: torch.Tensor | None = None

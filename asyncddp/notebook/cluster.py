@@ -11,7 +11,7 @@ from typing import Any
 
 from asyncddp.errors import ArgumentError, EnvironmentProblem, UsageError
 from asyncddp.launch.cluster.cell_hooks import fail_further_operations, operation_counts, resume
-from asyncddp.launch.cluster.control import ClusterProcess, start_cluster, wait_for_engines
+from asyncddp.launch.cluster.control import StartedCluster, start_cluster, wait_for_engines
 from asyncddp.launch.cluster.profile_directory import ProfileDirectory, import_ipyparallel
 from asyncddp.launch.cluster.spec import build_cluster_spec
 from asyncddp.launch.job import RunOptions
@@ -121,7 +121,7 @@ class Cluster:
         return self
 
     def _open(
-        self, client: Any, directory: ProfileDirectory, cluster_process: ClusterProcess | None
+        self, client: Any, directory: ProfileDirectory, cluster_process: StartedCluster | None
     ) -> None:
         self.client, self.view = client, client[:]
         self.view.block = True

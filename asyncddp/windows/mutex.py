@@ -22,7 +22,7 @@ LOCK, LOCKED, FREE = "lock", "locked", "free"
 
 
 class _LockRequest(NamedTuple):
-    """Request of a rank for one slot; its ticket tells it from earlier ones."""
+    """Request of a rank for one lock; its ticket number tells it from the rank's earlier ones."""
 
     rank: int
     ticket: int

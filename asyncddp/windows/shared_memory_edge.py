@@ -57,7 +57,7 @@ _ONE = _HEADS[1]
 
 
 class _PublishedSum(NamedTuple):
-    """Sum of what a rank accumulated since one version of its window, and its push-sum weight."""
+    """Sum of the tensors that a rank has accumulated for a neighbour, and their push-sum weight."""
 
     buffer: RefCountedBuffer
     weight: float

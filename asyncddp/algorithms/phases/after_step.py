@@ -38,7 +38,7 @@ class AfterStepPhase(ParameterAveragingPhase):
 
 
 class PushSumPhase(AfterStepPhase):
-    r"""Phase of push-sum: a step on parameters times their push-sum weight, then their average.
+    r"""Phase of push-sum: a step on parameters multiplied by the push-sum weight, then averaging.
 
     .. math:: x \leftarrow p z, \qquad x \leftarrow x - s\, U(g(z)), \qquad
               (x, p) \leftarrow \mathrm{mix}(x, p), \qquad z \leftarrow x / p

@@ -21,7 +21,7 @@ Options = dict[str, Any]
 
 
 class _Verb(NamedTuple):
-    """Operation of asyncddp behind one of BlueFog's, and the plan that maps the arguments.
+    """Operation of asyncddp that implements one of BlueFog's, and how arguments are mapped.
 
     A prefix is put before names, so that different verbs may share one, as in BlueFog.
     """

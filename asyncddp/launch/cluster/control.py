@@ -29,7 +29,7 @@ _STOP_TIMEOUT = 20.0  # seconds for a cluster to end when asked
 _POLL_INTERVAL = 0.1  # seconds between two checks of the daemon
 
 
-class ClusterProcess:
+class StartedCluster:
     """An ipyparallel cluster started by this process, controlled through its daemon process."""
 
     def __init__(
@@ -104,7 +104,7 @@ def _already_running(profile_directory: ProfileDirectory) -> EnvironmentProblem:
 
 def start_cluster(
     spec: ClusterSpec, profile_directory: ProfileDirectory | None = None, *, timeout: float = 120.0
-) -> ClusterProcess:
+) -> StartedCluster:
     """Start a cluster, which ends with this process unless it is released.
 
     The controller is ready then; the engines may still be starting: see :func:`wait_for_engines`.
@@ -117,7 +117,7 @@ def start_cluster(
     if directory is None:
         directory = ProfileDirectory(Path(tempfile.mkdtemp(prefix="asyncddp-cluster-"))).create()
     with contextlib.ExitStack() as undo:
-        cluster_process = ClusterProcess(directory, spec, private=profile_directory is None)
+        cluster_process = StartedCluster(directory, spec, private=profile_directory is None)
         undo.callback(cluster_process.stop)
         until = time.monotonic() + timeout
         while not cluster_process.ready(_POLL_INTERVAL):
@@ -131,7 +131,7 @@ def start_cluster(
 
 
 def wait_for_engines(
-    cluster_process: ClusterProcess,
+    cluster_process: StartedCluster,
     client: Any,
     *,
     timeout: float = 120.0,

@@ -55,7 +55,7 @@ class RankBreakdown:
         return None if self.step is None else self.step - (self.exposed or 0.0)
 
 
-class _StepWindows:
+class _StepIntervals:
     """Begin and end in µs of each step of a rank, or of the whole recording if it has no steps."""
 
     def __init__(self, spans: RankSpans, rank: int, skip: int | None) -> None:
@@ -85,7 +85,7 @@ class _StepWindows:
 def compute_breakdown(timeline: TimelineSpans, rank: int, skip: int | None = None) -> RankBreakdown:
     """Compute the breakdown of a rank's time without ``skip`` steps of warm-up (None: 0 or 1)."""
     spans = timeline.ranks[rank]
-    windows = _StepWindows(spans, rank, skip)
+    windows = _StepIntervals(spans, rank, skip)
     step = median = low = high = None
     if windows.stepped:
         lengths = (windows.rows[:, 1] - windows.rows[:, 0]) / 1e3

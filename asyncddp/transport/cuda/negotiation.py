@@ -39,7 +39,7 @@ _TIMEOUT = 60.0  # seconds: the first use of a GPU may take long
 
 @dataclass(frozen=True)
 class TransportChoice:
-    """Choice of the transports for GPU tensors, joined by ``+``, and why others were not taken."""
+    """Names of the transports chosen for GPU tensors, joined by ``+``, and why not others."""
 
     transport: str
     refused: Mapping[str, str]

@@ -16,7 +16,7 @@ _LENGTH_BYTES = 4  # of the length prefix
 
 
 class _Message(msgspec.Struct, array_like=True):
-    """Base class of the messages, which are encoded as tensors of fixed size."""
+    """Base class of the CUDA IPC transport's messages, encoded as tensors of fixed size."""
 
     nbytes: ClassVar[int]
     """Size of the encoded message."""

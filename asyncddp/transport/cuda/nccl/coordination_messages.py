@@ -19,7 +19,7 @@ class _Message(msgspec.Struct, array_like=True, tag=True):
 
 
 class OpenCommunicatorMessage(_Message):
-    """Request of the higher of two ranks to open an NCCL communicator, if its limit allows."""
+    """Request of the higher of two ranks to open an NCCL communicator for both."""
 
     has_budget: bool
 
@@ -91,6 +91,7 @@ def decode_message(data: bytes, peer: int) -> CoordinationMessage:
     """Decode a peer's coordination message; a PeerError if the bytes are none.
 
     Example:
+        >>> from asyncddp.serialization import pack
         >>> decode_message(pack(GroupLaunchMessage((3, 1))), peer=0)
         GroupLaunchMessage(numbers=(3, 1))
     """

@@ -27,7 +27,7 @@ StreamContext: TypeAlias = Callable[[], AbstractContextManager[Any]]
 
 
 class CupyBindings(NamedTuple):
-    """Parts of cupy that are used: ``cupy.cuda.nccl``, and streams that nobody else uses."""
+    """Parts of cupy that the NCCL transport uses: ``cupy.cuda.nccl`` and private streams."""
 
     nccl: Any
     stream: Callable[[torch.device], StreamContext]

@@ -9,7 +9,7 @@ from asyncddp.transport.cuda.nccl.coordination_messages import RequestDescriptor
 
 
 class RequestMatch(NamedTuple):
-    """Match of a send and a receive: one of the leader (local), one of the follower (remote)."""
+    """Match of a send and a receive: one of the lower rank, which leads, and one of its peer."""
 
     local: RequestDescriptor
     remote: RequestDescriptor
