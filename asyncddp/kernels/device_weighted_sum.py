@@ -78,15 +78,6 @@ def weighted_sum_on_device(
     else, and for other dtypes, torch makes one pass for each neighbour. Halves are accumulated in
     float32 and rounded once. The others come in the order of ``row.sources``; ``out`` may be
     ``own``.
-
-    Example:
-        >>> from asyncddp.kernels.weight_row import WeightRow
-        >>> x, out = torch.ones(2, dtype=torch.bfloat16), torch.empty(2, dtype=torch.bfloat16)
-        >>> weighted_sum_on_device(
-        ...     WeightRow(0.5, {1: 0.25, 2: 0.25}, {}), torch.float32, x, [x, x], out
-        ... )
-        >>> out.tolist()
-        [1.0, 1.0]
     """
     one_pass = own.dtype == dtype or (own.is_cuda and own.is_floating_point())
     if one_pass and (row.lerp_weight is not None or not others):

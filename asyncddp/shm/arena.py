@@ -109,14 +109,6 @@ class Arena:
     """Arena that allocates this process's shared memory, and maps the shared memory of peers.
 
     Free memory beyond ``limit`` bytes is returned to the system.
-
-    Example:
-        >>> arena = Arena()
-        >>> tensor = arena.empty((4,), torch.float32)
-        >>> place = arena.locate(tensor)
-        >>> _ = tensor.fill_(7.0)
-        >>> arena.open(os.getpid(), place).tensor(place.offset, (4,), torch.float32)
-        tensor([7., 7., 7., 7.])
     """
 
     _chunk_type = OwnedChunk

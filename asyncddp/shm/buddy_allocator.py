@@ -37,17 +37,6 @@ class BuddyAllocator(Generic[C]):
         release: Returns pages of a chunk (chunk, offset, bytes) to the system; False if it cannot.
         chunk: Bytes of a chunk, a power of two; what does not fit gets a chunk of its own.
         limit: Most free bytes that keep their pages.
-
-    Example:
-        >>> pages = lambda chunk, offset, size: True
-        >>> blocks = BuddyAllocator(bytearray, pages, chunk=1024, limit=512)
-        >>> first, second = blocks.take(100), blocks.take(300)
-        >>> (first.offset, first.size), (second.offset, second.size)
-        ((0, 128), (512, 512))
-        >>> blocks.give(first)
-        >>> blocks.give(second)
-        >>> blocks.take(1000).offset, len(blocks.chunks)
-        (0, 1)
     """
 
     def __init__(

@@ -71,16 +71,7 @@ def make_tensor(numbers: Any, dtype: torch.dtype, device: torch.device = _HOST) 
 
 
 class TensorBackup:
-    """Copies of tensors, made on construction, from which the tensors can be restored later.
-
-    Example:
-        >>> x = torch.ones(2)
-        >>> backup = TensorBackup([x])
-        >>> _ = x.zero_()
-        >>> backup.restore()
-        >>> x
-        tensor([1., 1.])
-    """
+    """Copies of tensors, made on construction, from which the tensors can be restored later."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._copies = [(tensor, detached_copy(tensor)) for tensor in tensors]

@@ -20,11 +20,6 @@ def partition(tensors: Iterable[torch.Tensor], cap: int) -> list[list[int]]:
 
     A larger tensor gets a bucket of its own. Each bucket is returned as a list of indices into
     ``tensors``, buckets in order of their first tensors.
-
-    Example:
-        >>> a, b = torch.zeros(4), torch.zeros(2, dtype=torch.float64)
-        >>> partition([a, b, a, a], cap=32)
-        [[0, 2], [1], [3]]
     """
     buckets: list[list[int]] = []
     filling: dict[tuple[torch.dtype, torch.device], tuple[list[int], int]] = {}
@@ -50,11 +45,6 @@ class FlatBucket:
         flat: The flat tensor.
         views: Views of it, one for each tensor of ``like``.
         tail: The ``extra`` elements at the end.
-
-    Example:
-        >>> bucket = FlatBucket([torch.zeros(2, 3), torch.zeros(5)])
-        >>> bucket.flat.shape, bucket.views[1].storage_offset()
-        (torch.Size([32]), 16)
     """
 
     def __init__(

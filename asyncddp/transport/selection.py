@@ -97,12 +97,6 @@ def list_device_transports(
 
     The others are on this machine, with a GPU of their own or this rank's, or on another machine.
     ``wanted`` are the transports in ``ASYNCDDP_DEVICE_WIRES``.
-
-    Example:
-        >>> mine = DeviceCapabilities(0, device="cuda", gpu="a", mpi_cuda=True)
-        >>> rows = list_device_transports(mine)
-        >>> [row.transport for row in rows if row.state == "can be asked for"]
-        ['cuda_ipc', 'mpi_cuda']
     """
     other = replace(mine, rank=mine.rank + 1, gpu=f"{mine.gpu}, the next one" if mine.gpu else "")
     sharing, far = replace(other, gpu=mine.gpu), replace(other, machine=mine.machine + 1)

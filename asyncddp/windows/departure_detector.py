@@ -29,16 +29,6 @@ class DepartureDetector:
     so, by :data:`CONCLUDED` in its step count, or it is ``gone`` from the world, or its count has
     stayed the same for more than 100 rounds of this rank, and 20 times as many as it usually takes
     for a step. One that makes a step again is back. ``now`` is the last result of :meth:`look`.
-
-    Example:
-        >>> departures = DepartureDetector(gone=lambda rank: rank == 2)
-        >>> departures.look(7, {1: 7, 2: 7, 3: CONCLUDED + 7})
-        ()
-        >>> departures.look(8, {1: 7, 2: 7, 3: CONCLUDED + 7})
-        (2, 3)
-        >>> silent = [departures.look(step, {1: 7}) for step in range(9, 109)]
-        >>> silent[-2:], departures.look(109, {1: 8})
-        ([(), (1,)], ())
     """
 
     def __init__(self, gone: Callable[[int], bool]) -> None:

@@ -75,14 +75,6 @@ def select_for_group(
 
     A transport inside machines is selected where any two ranks can use it, and serves these. Those
     that are wanted after ``cuda_staged`` are unused.
-
-    Example:
-        >>> from dataclasses import replace
-        >>> one = DeviceCapabilities(0, machine=0, device="cuda", gpu="a", mpi_cuda=True)
-        >>> group = [one, replace(one, rank=1), replace(one, rank=2, machine=1, gpu="b")]
-        >>> selected = select_for_group(group, ["cuda_ipc", "nccl", "mpi_cuda"])
-        >>> selected.used_transports(group), selected.collectives, *selected.refused
-        (('cuda_ipc', 'mpi_cuda'), 'cuda_staged', 'nccl')
     """
     require_same_device_kind(group)
     usable: list[type[DeviceTransport]] = []

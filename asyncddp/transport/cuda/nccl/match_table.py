@@ -22,13 +22,6 @@ class MatchTable:
     """Table in which the lower of two ranks matches the posted sends and receives of both.
 
     Requests of equal direction and tag match in the order in which each rank has posted them.
-
-    Example:
-        >>> table = MatchTable()
-        >>> table.add_local(RequestDescriptor(0, True, 7, 8))
-        >>> table.add_remote(RequestDescriptor(5, False, 7, 8))
-        >>> [(match.local.number, match.remote.number) for match in table.take()]
-        [(0, 5)]
     """
 
     def __init__(self) -> None:
