@@ -23,7 +23,7 @@ class CollectiveKind(Enum):
     LOSS_MEAN = "average a loss"
 
 
-class JoinNotification(NamedTuple):
+class NextCollectiveAnnouncement(NamedTuple):
     """Announcement by the ranks that still train of their next collective inside ``join``."""
 
     active_ranks: tuple[int, ...]
@@ -51,7 +51,7 @@ class JoinCoordinator:
         """Announce the next operation of this active rank."""
         return self._exchange_codes(1 + self._operations.index((label, collective))).active_ranks
 
-    def wait_for_notification(self) -> JoinNotification:
+    def wait_for_notification(self) -> NextCollectiveAnnouncement:
         """Announce that this rank has joined, and wait for the active ranks' announcement."""
         return self._exchange_codes(0)
 
@@ -70,7 +70,7 @@ class JoinCoordinator:
             mean = average_active_ranks(on_host, len(active_ranks), name=label)
         return mean.to(loss).reshape(loss.shape)
 
-    def shadow_loss_average(self, notification: JoinNotification) -> None:
+    def shadow_loss_average(self, notification: NextCollectiveAnnouncement) -> None:
         """Take part in the average of a loss, on a joined rank, with weight zero."""
         active_ranks, label, _ = notification
         with use(self._context):
@@ -84,11 +84,11 @@ class JoinCoordinator:
             gathered: list[list[int]] = allreduce(rows, average=False, name=self._name).tolist()
         return gathered
 
-    def _exchange_codes(self, code: int) -> JoinNotification:
+    def _exchange_codes(self, code: int) -> NextCollectiveAnnouncement:
         codes = [row[0] for row in self.allgather_integers([code])]
         active_ranks = tuple(rank for rank, code in enumerate(codes) if code)
         if not active_ranks:
-            return JoinNotification((), "", CollectiveKind.AVERAGING_ROUND)
+            return NextCollectiveAnnouncement((), "", CollectiveKind.AVERAGING_ROUND)
         first = codes[active_ranks[0]]
         for rank in active_ranks:
             if codes[rank] != first:
@@ -98,7 +98,7 @@ class JoinCoordinator:
                     "use the optimizers in the same order on all ranks"
                 )
             self.participation_counts[rank] += 1
-        return JoinNotification(active_ranks, *self._operations[first - 1])
+        return NextCollectiveAnnouncement(active_ranks, *self._operations[first - 1])
 
     def _describe(self, code: int) -> str:
         label, collective = self._operations[code - 1]

@@ -143,7 +143,7 @@ class ModelAverager(AveragerState):
 
 
 class NeighborProgressMixin:
-    """Mixin of wrappers with a model averager: how far neighbours are, and that this rank ends."""
+    """Mixin that tells how far neighbours have trained, and tells them when this rank ends."""
 
     _averager: ModelAverager
 

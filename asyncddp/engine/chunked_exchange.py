@@ -23,7 +23,7 @@ _WHOLE = ChunkLayout.single((), torch.uint8)
 
 
 class ChunkReceiver:
-    """Receiver of one peer's chunks; as a wait condition it holds once the current one is here."""
+    """Receiver of one peer's chunks; a wait condition, true once the current chunk is here."""
 
     def __init__(self, exchange: ChunkedExchange, peer: int) -> None:
         self._exchange, self.peer = exchange, peer

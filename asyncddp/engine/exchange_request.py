@@ -111,9 +111,9 @@ class ExchangeRequest:
         """Return the ranks from which a tensor is expected."""
         return frozenset(self.receives)
 
-    def buffers_free(self) -> SendBufferRelease:
+    def buffers_free(self) -> SendBuffersReleased:
         """Return the condition that the buffers of sent tensors may be overwritten."""
-        return SendBufferRelease(self)
+        return SendBuffersReleased(self)
 
     def sent(self) -> SendCompletion:
         """Return the condition that all sends are complete, and acknowledged where asked for."""
@@ -141,7 +141,7 @@ class SendCompletion:
         return [(peer, exchange.key) for peer in sorted(peers)]
 
 
-class SendBufferRelease(SendCompletion):
+class SendBuffersReleased(SendCompletion):
     """Condition that later work on the device's stream may overwrite an exchange's send buffers."""
 
     @override

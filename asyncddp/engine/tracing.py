@@ -146,7 +146,7 @@ class TracedRequest:
 
 
 class TracedSendRingBuffer(SendRingBuffer):
-    """Send ring buffer that records each tensor sent through it, for each of its readers."""
+    """Send ring buffer that records each tensor sent to each of its readers in the timeline."""
 
     def __init__(self, record: Callable[[int, int, int, int, int], None], *details: Any) -> None:
         super().__init__(*details)

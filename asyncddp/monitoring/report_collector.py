@@ -92,7 +92,7 @@ class ReportCollector:
 
 
 class ReportSender:
-    """Sender of a rank's monitor reports to rank 0, under a unique label; there their receiver."""
+    """Sender of a rank's monitor reports to rank 0, under a unique label; receiver on rank 0."""
 
     def __init__(self, context: Context, label: str) -> None:
         self._context, self._service = context, f"monitor/{label}"

@@ -26,7 +26,7 @@ _RENEWED = (
 
 
 class LocalView:
-    """View of all ranks of a local world: runs code and moves variables, a namespace per rank.
+    """View like ipyparallel's of ranks that are threads: runs code and copies variables.
 
     It implements the part of an ``ipyparallel.DirectView`` that notebooks use most. ``names`` are
     the ranks' namespaces, which persist from cell to cell.

@@ -174,7 +174,7 @@ class AccumAdam(torch.optim.Optimizer):
 
 
 class AccumAdamW(AccumAdam):
-    r""":class:`AccumAdam` with decoupled weight decay, as ``AdamW`` has it.
+    r"""``AdamW`` that accumulates gradients into its moments, as :class:`AccumAdam` does.
 
     Each step begins with :math:`x \leftarrow (1 - \gamma \lambda) x`, in place of
     :math:`g \leftarrow g + \lambda x`. With K = 1 it is ``torch.optim.AdamW`` bit for bit.

@@ -16,8 +16,8 @@ from asyncddp.parallel.optimizer_buckets import OptimizerBucket
 from topology import GraphOrSchedule, TopologyError, as_schedule, describe
 
 
-class _Synchronous(Algorithm):
-    """``adapt_with_combine`` with the neighbours' buckets of the last step."""
+class _PreviousStepAveraging(Algorithm):
+    """Averaging of ``adapt_with_combine``: uses the neighbours' buckets of the previous step."""
 
     name = "DecentralizedDataParallel"
     how = (CommunicationPattern.NEIGHBORS,)
@@ -25,14 +25,14 @@ class _Synchronous(Algorithm):
 
 
 class _Asynchronous(Algorithm):
-    """``adapt_with_combine`` with the buckets that neighbours have put last, on any graph."""
+    """Averaging of ``adapt_with_combine``: uses the buckets that neighbours have put last."""
 
     name = "DecentralizedDataParallel"
     how = (CommunicationPattern.PUT,)
 
 
 class BucketAverager:
-    """Averages a model's buckets with the neighbours', in overlapping rounds of a model averager.
+    """Averages a model's buckets with the neighbours' buckets, in overlapping averaging rounds.
 
     A bucket is published after a step, and averaged with the neighbours' before the next update:
     the round of a step starts, bucket by bucket, while that of the step before is finished. With
@@ -44,7 +44,7 @@ class BucketAverager:
     def __init__(
         self, context: Context, label: str, topology: GraphOrSchedule | None, *, sync: bool
     ) -> None:
-        method = _Synchronous() if sync else _Asynchronous()
+        method = _PreviousStepAveraging() if sync else _Asynchronous()
         self.averager = ModelAverager(context, method, None, None, label)
         self.averager.overlapping = True
         self.buckets: Sequence[OptimizerBucket] = ()

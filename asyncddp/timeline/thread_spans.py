@@ -22,7 +22,7 @@ class _Mix(NamedTuple):
     peers: tuple[int, ...]
 
 
-class TracedThread:
+class ThreadTracingState:
     """Tracing state of a thread: its track, the innermost wait under way, how often it averaged."""
 
     def __init__(self, track: int, record: Callable[[Span], None]) -> None:
@@ -67,7 +67,7 @@ class WaitSpan:
     """Span in which a thread waits for tensors of ``peers``, and averages them as they arrive."""
 
     def __init__(
-        self, thread: TracedThread, verb: str, name: str, peers: Iterable[int] = ()
+        self, thread: ThreadTracingState, verb: str, name: str, peers: Iterable[int] = ()
     ) -> None:
         self._thread, self._verb, self._name = thread, verb, name
         self._peers: dict[int, None] = dict.fromkeys(peers)
@@ -115,7 +115,7 @@ class CallSpan:
 
     def __init__(
         self,
-        thread: TracedThread,
+        thread: ThreadTracingState,
         name: str,
         args: Mapping[str, Any],
         profiler_range: AbstractContextManager[None],

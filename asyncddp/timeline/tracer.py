@@ -21,7 +21,7 @@ from asyncddp.timeline import tracks
 from asyncddp.timeline.chrome_trace import Args, PointEvent, Span, track_title
 from asyncddp.timeline.clock_offset import ClockSample
 from asyncddp.timeline.profiler_range import ProfilerRange, profiler_enabled
-from asyncddp.timeline.thread_spans import CallSpan, TracedThread, WaitSpan
+from asyncddp.timeline.thread_spans import CallSpan, ThreadTracingState, WaitSpan
 from asyncddp.timeline.trace_writer import TraceWriter
 
 _NO_RANGE: AbstractContextManager[None] = nullcontext()
@@ -35,7 +35,7 @@ class Tracer:
 
     def __init__(self, rank: int, writer: TraceWriter | None, *, nvtx: bool = False) -> None:
         self.rank, self._writer, self._nvtx = rank, writer, nvtx
-        self._threads: dict[int, TracedThread] = {}
+        self._threads: dict[int, ThreadTracingState] = {}
         self._main_thread: threading.Thread | None = None
         self._callers = itertools.count()
         self._activities: dict[tuple[int, str], tuple[int, list[str]]] = {}  # track, open ones
@@ -124,12 +124,12 @@ class Tracer:
 
     # threads
 
-    def current_thread(self) -> TracedThread:
+    def current_thread(self) -> ThreadTracingState:
         """Return the tracer's state of the calling thread."""
         found = self._threads.get(threading.get_ident())
         return self._register_thread() if found is None else found
 
-    def _register_thread(self) -> TracedThread:
+    def _register_thread(self) -> ThreadTracingState:
         """Assign a track to a new thread: the main communication track if no live thread has it."""
         me = threading.current_thread()
         with self._lock:
@@ -138,13 +138,13 @@ class Tracer:
             else:
                 track = tracks.thread_track(next(self._callers))
                 self._title(track, f"communication ({me.name})")
-            thread = self._threads[threading.get_ident()] = TracedThread(track, self.record)
+            thread = self._threads[threading.get_ident()] = ThreadTracingState(track, self.record)
         return thread
 
     def mark_progress_thread(self) -> None:
         """Mark the calling thread as the progress thread, which averages while others compute."""
         self._title(tracks.MIXING, "mixing")
-        self._threads[threading.get_ident()] = TracedThread(tracks.MIXING, self.record)
+        self._threads[threading.get_ident()] = ThreadTracingState(tracks.MIXING, self.record)
 
     # activities of the user
 

@@ -46,7 +46,7 @@ class _LoopbackRequest:
         self.abandoned = True
 
 
-class _LoopbackGroup:
+class _LoopbackSharedState:
     """State shared by ranks that are threads: inboxes, unmatched messages, open collectives."""
 
     def __init__(self, size: int) -> None:
@@ -130,7 +130,7 @@ class LoopbackTransport(Transport):
     name = "loopback"
     scope = Scope.PROCESS
 
-    def __init__(self, group: _LoopbackGroup, rank: int) -> None:
+    def __init__(self, group: _LoopbackSharedState, rank: int) -> None:
         self._group, self.rank, self.size = group, rank, group.size
         self._wakeup = group.wakeups[rank]
         self._enter = partial(group.enter_collective, rank)
@@ -148,7 +148,7 @@ class LoopbackTransport(Transport):
     @classmethod
     def group(cls, size: int) -> list[LoopbackTransport]:
         """Make a group of ranks; element r is the transport of rank r."""
-        group = _LoopbackGroup(size)
+        group = _LoopbackSharedState(size)
         return [cls(group, rank) for rank in range(size)]
 
     def post(self, peer: int, message: bytes) -> None:
@@ -261,7 +261,7 @@ def _split(colors_and_keys: list[Any]) -> list[Any]:
     parts: list[Any] = [None] * len(colors_and_keys)
     for color in {color for color, _ in colors_and_keys}:
         members = sorted((key, rank) for rank, (c, key) in enumerate(colors_and_keys) if c == color)
-        group = _LoopbackGroup(len(members))
+        group = _LoopbackSharedState(len(members))
         for new_rank, (_, rank) in enumerate(members):
             parts[rank] = (group, new_rank)
     return parts

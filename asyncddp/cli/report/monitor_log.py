@@ -40,7 +40,7 @@ _FIELDS = fields(MonitorSample)
 
 @dataclass(frozen=True)
 class MonitorLog:
-    """Contents of a monitor's file: each rank's samples by step, of two of one step the later."""
+    """Contents of a monitor's file: each rank's samples by step, the latest if a step recurs."""
 
     ranks: Mapping[int, Sequence[MonitorSample]]
     truncated: bool  # the last line is incomplete

@@ -77,7 +77,7 @@ class JsonLinesSink:
 
 
 class TensorBoardSink:
-    """Sink that adds each rank's figures to a ``SummaryWriter``, and closes its ``own`` one."""
+    """Sink that writes each rank's figures to a ``SummaryWriter``, closed with it if ``own``."""
 
     def __init__(self, writer: Any, *, own: bool = False) -> None:
         self._writer, self._own = writer, own

@@ -24,7 +24,7 @@ def _no_times() -> array[float]:
 
 
 class RankSpans:
-    """Begin and end times of one rank's spans by kind, flat, in µs on rank 0's clock."""
+    """Begin and end times of one rank's spans by kind, in flat arrays, in µs on rank 0's clock."""
 
     def __init__(self) -> None:
         self.steps = _no_times()

@@ -114,7 +114,7 @@ class MessageRequest:
 
 
 class PairChannel(ABC):
-    """Base class of the messages to one peer over NCCL, one of both ranks ordering the launches."""
+    """Base class of the NCCL channel to one peer; one of the two ranks orders the launches."""
 
     pair_rank: int  # in the communicator, 0 or 1
 
