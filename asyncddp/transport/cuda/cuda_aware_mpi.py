@@ -143,6 +143,12 @@ class CudaAwareMPITransport(CudaStagedTransport):
         part = cast("MPI.Intracomm", self._comm.Split(color, key))
         return CudaAwareMPITransport(self.base.split(color, key), self.streams, part)
 
+    def close(self) -> None:
+        """Drop staged requests; messages keep their tensors, which MPI may still use."""
+        messages = [request for request in self._requests if isinstance(request, _CudaMPIRequest)]
+        super().close()
+        self._requests.extend(messages)
+
     def isend(self, data: torch.Tensor, peer: int, tag: int) -> Request:
         """Send directly from the tensor's memory."""
         return self._begin(data, lambda piece: self._comm.Isend(piece, peer, tag), _CudaMPIRequest)

@@ -120,7 +120,7 @@ class DeviceTransport(Transport):
             return bool(torch.equal(out, expected) and torch.equal(total, exact))
 
     def for_device(self, streams: DeviceStreams) -> DeviceTransport:
-        """Return the transport for a device of this rank: this one, or an ArgumentError.
+        """Return this transport for its device; raise an ArgumentError for another one.
 
         Tensors on the host, which only receive dropped messages, are served as well.
         """
