@@ -1,4 +1,4 @@
-"""Setup shared by the optimizer and model wrappers: message label, bucket size and checks."""
+"""Setup shared by optimizer and model wrappers: name in errors, bucket size and checks."""
 
 from __future__ import annotations
 

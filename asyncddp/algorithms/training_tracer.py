@@ -38,7 +38,7 @@ def tracer_for(context: Context, models: Sequence[torch.nn.Module]) -> NullTrain
 
 
 class NullTrainingTracer:
-    """Tracer of a training loop that records nothing: interface of all, for a timeline that is off.
+    """Training tracer that records nothing: base of all, used while the timeline is off.
 
     Attributes:
         enabled: Whether spans are recorded; None where there is no timeline.

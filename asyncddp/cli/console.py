@@ -1,4 +1,4 @@
-"""Console, tables and numbers of the commands; rich is imported only when it is needed."""
+"""Console output of the commands, tables and formatted numbers; rich is imported lazily."""
 
 from __future__ import annotations
 

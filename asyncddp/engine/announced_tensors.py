@@ -22,7 +22,7 @@ _DISCARD_STREAMS = HostStreams()
 
 
 class AnnouncedTensors:
-    """Receiver of the tensors that peers announce to one rank; the engine's lock guards it."""
+    """Receiver of the tensors whose headers peers have sent to one rank."""
 
     def __init__(self, rank: int, channels: ChannelTable, sends: SendQueue) -> None:
         self._rank, self._channels, self._sends = rank, channels, sends

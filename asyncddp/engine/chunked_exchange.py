@@ -238,7 +238,7 @@ class ChunkedExchange:
 
 
 class ChunkReadCompletion:
-    """Wait condition: all readers of a ring buffer have read the first chunks, a given number."""
+    """Wait condition: all readers of a ring buffer have read its first n chunks."""
 
     def __init__(self, exchange: ChunkedExchange, ring: SendRingBuffer | None, number: int) -> None:
         self._exchange, self._ring, self._number = exchange, ring, number

@@ -65,11 +65,11 @@ HandlerArguments: TypeAlias = tuple[bool | int | float | str | None, ...]
 """Arguments of an active message's handler."""
 
 
-class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class _MessageBase(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Base of all messages: an immutable struct that is encoded as an array of its fields."""
 
 
-class TensorMessage(_Message, frozen=True, tag=0):
+class TensorMessage(_MessageBase, frozen=True, tag=0):
     """Message with a tensor's header, and its bytes or the tag under which these follow."""
 
     key: MatchKey
@@ -85,13 +85,13 @@ class TensorMessage(_Message, frozen=True, tag=0):
     weights: str = ""  # the receiver's row of W by the sender's topology, in check mode
 
 
-class Ack(_Message, frozen=True, tag=1):
+class Ack(_MessageBase, frozen=True, tag=1):
     """Acknowledgement: the receiver expected the tensor under this key, and its signature fits."""
 
     key: MatchKey
 
 
-class Nack(_Message, frozen=True, tag=2):
+class Nack(_MessageBase, frozen=True, tag=2):
     """Negative acknowledgement: the exchange under this key has failed on the sending rank."""
 
     key: MatchKey
@@ -131,26 +131,26 @@ class WaitForEdge(NamedTuple):
     key: MatchKey
 
 
-class DeadlockProbe(_Message, frozen=True, tag=3):
+class DeadlockProbe(_MessageBase, frozen=True, tag=3):
     """Deadlock probe: a chain of waiting ranks, to which each blocked rank adds itself."""
 
     chain: tuple[WaitForEdge, ...]
 
 
-class DeadlockCycle(_Message, frozen=True, tag=4):
+class DeadlockCycle(_MessageBase, frozen=True, tag=4):
     """Report to deadlocked ranks of the cycle in which they wait for each other."""
 
     chain: tuple[WaitForEdge, ...]
 
 
-class PeerExit(_Message, frozen=True, tag=5):
+class PeerExit(_MessageBase, frozen=True, tag=5):
     """Announcement that the sending rank exits, with the number of collectives it has submitted."""
 
     reason: str
     collective_counts: Mapping[str, int]
 
 
-class ActiveMessage(_Message, frozen=True, tag=6):
+class ActiveMessage(_MessageBase, frozen=True, tag=6):
     """One-sided message that runs a handler on the receiving rank, possibly with a tensor."""
 
     handler: str

@@ -1,4 +1,4 @@
-"""Progress engine of one rank: submits and counts operations, and ends what is left."""
+"""Progress engine of one rank: submits operations, and ends open ones at shutdown."""
 
 from __future__ import annotations
 

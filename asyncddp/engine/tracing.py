@@ -23,8 +23,8 @@ from asyncddp.timeline.tracks import TRANSFER_TRACK
 from asyncddp.transport.base import Request
 
 
-class _Exchange(Protocol):
-    """Exchange, as far as records of it tell."""
+class _RecordedExchange(Protocol):
+    """Interface of an exchange: the fields that are recorded."""
 
     @property
     def key(self) -> MatchKey: ...
@@ -32,8 +32,8 @@ class _Exchange(Protocol):
     def signature(self) -> ExchangeSignature: ...
 
 
-class _Spec(Protocol):
-    """Specification of an operation, as far as records of it tell."""
+class _RecordedSpec(Protocol):
+    """Interface of an operation's specification: the fields that are recorded."""
 
     @property
     def verb(self) -> str: ...
@@ -47,21 +47,23 @@ class EngineTracing:
     def __init__(self, tracer: Tracer | None) -> None:
         self._tracer = tracer
 
-    def call(self, spec: _Spec, about: Sequence[object]) -> AbstractContextManager[object] | None:
+    def call(
+        self, spec: _RecordedSpec, about: Sequence[object]
+    ) -> AbstractContextManager[object] | None:
         """Return a context manager that records a call with arguments ``about``, or None."""
         if self._tracer is None:
             return ProfilerRange(f"ENQUEUE_{spec.verb.upper()}") if profiler_enabled() else None
         nbytes = next((one.nbytes for one in about if isinstance(one, torch.Tensor)), 0)
         return self._tracer.enqueue_span(spec.verb, spec.label, nbytes)
 
-    def wait(self, spec: _Spec) -> WaitSpan | None:
+    def wait(self, spec: _RecordedSpec) -> WaitSpan | None:
         """Return the timeline span of a wait that begins now, for the caller to end, or None."""
         return None if self._tracer is None else self._tracer.start_wait(spec.verb, spec.label)
 
     def transfer(
         self,
         kind: str,
-        exchange: _Exchange,
+        exchange: _RecordedExchange,
         peer: int,
         nbytes: int,
         begun: int,
@@ -81,7 +83,7 @@ class EngineTracing:
         record()
         return None
 
-    def collective(self, exchange: _Exchange, ranks: Sequence[int], begun: int) -> None:
+    def collective(self, exchange: _RecordedExchange, ranks: Sequence[int], begun: int) -> None:
         """Record a collective that has just ended."""
         if self._tracer is None:
             return
@@ -94,7 +96,7 @@ class EngineTracing:
         self._tracer.record(Span("collective", "collective", TRANSFER_TRACK, begun, now, args))
 
     def average(
-        self, exchange: _Exchange, begun: int, chunk: torch.Tensor, sources: tuple[int, ...]
+        self, exchange: _RecordedExchange, begun: int, chunk: torch.Tensor, sources: tuple[int, ...]
     ) -> None:
         """Record that a chunk has just been averaged with those of its sources."""
         if self._tracer is not None:

@@ -17,8 +17,8 @@ _STREAM_AFTER = 0.5  # seconds after which printed output is streamed
 _OUTPUT_TIMEOUT = 1.0  # seconds for printed output to arrive after the results
 
 
-class _CellRanks(Protocol):
-    """Part of a cluster that cell magics call, which imports this module."""
+class _CellMagicCluster(Protocol):
+    """Interface of the cluster on which the cell magics run cells."""
 
     view: Any
 
@@ -30,7 +30,7 @@ class _CellRanks(Protocol):
 class ClusterCellMagics(ParallelMagics):  # type: ignore[misc]  # ipyparallel has no types
     """IPython magics ``%px``, ``%%px``, ``%pxresult`` and ``%autopx`` for a cluster's ranks."""
 
-    def __init__(self, shell: Any, cluster: _CellRanks) -> None:
+    def __init__(self, shell: Any, cluster: _CellMagicCluster) -> None:
         super().__init__(shell, cluster.view)
         self._cluster = cluster
 

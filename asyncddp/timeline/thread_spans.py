@@ -1,4 +1,4 @@
-"""Timeline spans of one thread: its mixes, its calls of communication operations, and its waits."""
+"""Timeline spans of one thread: its averages, its calls of operations, and its waits."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _USUAL = 20  # … and as a multiple of the rounds that it usually takes for a s
 
 @dataclass
 class _NeighborProgress:
-    """Progress of a neighbour: its step count, and in which of this rank's rounds it changed."""
+    """A neighbour's step count, and the round of this rank in which it last changed."""
 
     step: int
     since: int

@@ -37,7 +37,7 @@ class _ReentrantThreadLock:
 
 
 class WindowMutex:
-    """Mutex of a window: keeps this rank's slots, and acquires those of other ranks by message.
+    """Mutex of a window: grants this rank's locks, and acquires those of other ranks by message.
 
     The engine waits, and its lock guards the slots. A message is one of three words, and a ticket.
     """

@@ -20,7 +20,7 @@ class PendingGet:
         return self.reply is not None
 
 
-class OpenWindow(Protocol):
+class WindowInterface(Protocol):
     """Interface of a window that its handles need."""
 
     context: Context
@@ -39,7 +39,7 @@ class WindowHandle:
 
     def __init__(
         self,
-        window: OpenWindow,
+        window: WindowInterface,
         verb: str,
         pending: PendingPublish | None = None,
         finish: Callable[[], None] | None = None,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.install_commands import install_command
 from asyncddp.monitoring.rank_record import Record
-from asyncddp.monitoring.sinks.console import ConsoleSink
+from asyncddp.monitoring.sinks.console_sink import ConsoleSink
 
 logger = logging.getLogger("asyncddp")
 

@@ -1,4 +1,4 @@
-"""Progress of a device transport's requests, in order where their order keys are equal."""
+"""Progress of a device transport's requests; those with equal order keys advance in order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class OrderedRequest(Protocol):
-    """Request that its transport advances, without waiting, until it is over."""
+    """Request that its transport advances without blocking, in order with those of equal key."""
 
     order_key: Hashable
     """Requests with equal keys are transferred one after the other."""

@@ -15,7 +15,7 @@ MAX_RETIRED_IDS = 100  # in one ready message, so that the handles fit
 _LENGTH_BYTES = 4  # of the length prefix
 
 
-class _Message(msgspec.Struct, array_like=True):
+class _IPCMessageBase(msgspec.Struct, array_like=True):
     """Base class of the CUDA IPC transport's messages, encoded as tensors of fixed size."""
 
     nbytes: ClassVar[int]
@@ -50,7 +50,7 @@ class _Message(msgspec.Struct, array_like=True):
         return unpack(data[_LENGTH_BYTES:end], cls, f"what rank {peer} says of its memory")
 
 
-class ReadyMessage(_Message):
+class ReadyMessage(_IPCMessageBase):
     """Ready message: tells the receiver where it can read a tensor in the sender's GPU memory."""
 
     nbytes = 4096
@@ -64,7 +64,7 @@ class ReadyMessage(_Message):
     retired: tuple[int, ...]  # ids of discarded memory, to be closed
 
 
-class DoneMessage(_Message):
+class DoneMessage(_IPCMessageBase):
     """Done message: the receiver has queued all work that reads the sender's GPU memory."""
 
     nbytes = 512

@@ -14,27 +14,27 @@ import msgspec
 from asyncddp.serialization import unpack
 
 
-class _Message(msgspec.Struct, array_like=True, tag=True):
+class _CoordinationMessageBase(msgspec.Struct, array_like=True, tag=True):
     """Base class of the messages: encoded as the class's name and the values of its fields."""
 
 
-class OpenCommunicatorMessage(_Message):
+class OpenCommunicatorMessage(_CoordinationMessageBase):
     """Request of the higher of two ranks to open an NCCL communicator for both."""
 
     has_budget: bool
 
 
-class UniqueIdMessage(_Message):
+class UniqueIdMessage(_CoordinationMessageBase):
     """NCCL unique id of the leader (lower rank), with which both ranks open a communicator."""
 
     unique_id: bytes
 
 
-class OpenRefusedMessage(_Message):
+class OpenRefusedMessage(_CoordinationMessageBase):
     """Leader's (lower rank's) refusal of a communicator: messages go through host memory."""
 
 
-class RequestDescriptor(_Message):
+class RequestDescriptor(_CoordinationMessageBase):
     """Descriptor of a send or receive that one of two ranks has posted, under its own number."""
 
     number: int
@@ -43,32 +43,32 @@ class RequestDescriptor(_Message):
     size: int
 
 
-class GroupLaunchMessage(_Message):
+class GroupLaunchMessage(_CoordinationMessageBase):
     """Message of the lower of two ranks: which requests both launch now as one NCCL group."""
 
     numbers: tuple[int, ...]
 
 
-class SizeMismatchMessage(_Message):
+class SizeMismatchMessage(_CoordinationMessageBase):
     """Notice of the leader (lower rank) that the sizes of a send and its receive differ."""
 
     number: int
     size: int
 
 
-class CancelMessage(_Message):
+class CancelMessage(_CoordinationMessageBase):
     """Request of the follower (higher rank) to the leader to cancel a receive not yet launched."""
 
     number: int
 
 
-class CancelConfirmedMessage(_Message):
+class CancelConfirmedMessage(_CoordinationMessageBase):
     """Confirmation by the leader (lower rank) that a receive was cancelled before its launch."""
 
     number: int
 
 
-class CommunicatorFailedMessage(_Message):
+class CommunicatorFailedMessage(_CoordinationMessageBase):
     """Notice by either of two ranks that their NCCL communicator is broken, with the reason."""
 
     why: str

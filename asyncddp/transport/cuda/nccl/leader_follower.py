@@ -9,7 +9,7 @@ from typing_extensions import override
 from asyncddp.transport.cuda.nccl import coordination_messages as messages
 from asyncddp.transport.cuda.nccl.cupy_bindings import create_unique_id
 from asyncddp.transport.cuda.nccl.match_table import MatchTable, RequestMatch
-from asyncddp.transport.cuda.nccl.pair_channel import PairChannel, PairResources
+from asyncddp.transport.cuda.nccl.pair_channel import PairChannel, SharedChannelResources
 
 _GROUPING_DELAY = 0.0002  # seconds in which the other direction may join a group
 
@@ -19,7 +19,7 @@ class PairChannelLeader(PairChannel):
 
     pair_rank = 0
 
-    def __init__(self, resources: PairResources, peer: int) -> None:
+    def __init__(self, resources: SharedChannelResources, peer: int) -> None:
         super().__init__(resources, peer)
         self._match_table = MatchTable()
         self._waiting_since: float | None = None

@@ -36,8 +36,8 @@ _NOTHING = empty((0,), torch.uint8)
 
 
 @dataclass(eq=False)
-class PairResources(ABC):
-    """Resources that a rank's channels to all its peers share."""
+class SharedChannelResources(ABC):
+    """Resources that a rank's NCCL channels to all peers share: streams, limits and transport."""
 
     rank: int
     streams: DeviceStreams
@@ -118,7 +118,7 @@ class PairChannel(ABC):
 
     pair_rank: int  # in the communicator, 0 or 1
 
-    def __init__(self, resources: PairResources, peer: int) -> None:
+    def __init__(self, resources: SharedChannelResources, peer: int) -> None:
         self._resources, self._peer = resources, peer
         self.drive = resources.drive
         self._waiting: dict[int, MessageRequest] = {}

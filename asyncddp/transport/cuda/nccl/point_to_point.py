@@ -32,11 +32,11 @@ from asyncddp.transport.base import Request
 from asyncddp.transport.cuda.nccl.communicator import run_in_threads
 from asyncddp.transport.cuda.nccl.coordination_messages import decode_message
 from asyncddp.transport.cuda.nccl.leader_follower import PairChannelFollower, PairChannelLeader
-from asyncddp.transport.cuda.nccl.pair_channel import PairChannel, PairResources
+from asyncddp.transport.cuda.nccl.pair_channel import PairChannel, SharedChannelResources
 
 
 @dataclass(eq=False)
-class NCCLPointToPoint(PairResources):
+class NCCLPointToPoint(SharedChannelResources):
     """Point-to-point messages of one rank by NCCL, through one communicator for each peer."""
 
     _pairs: dict[int, PairChannel] = field(default_factory=dict, init=False)
