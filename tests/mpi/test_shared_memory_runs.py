@@ -7,12 +7,11 @@ import re
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
-from tests.support import run_to_end
-from tests.support.processes import REPO, mpirun, warm_server
+from tests.support import run_on_mpirun, run_to_end
+from tests.support.processes import mpirun, warm_server
 
 AVERAGES = """
 import os, signal, sys, threading, time
@@ -236,17 +235,10 @@ assert bool((y == mean).all())
 """
 
 
-def blind(folder, act, ranks):
-    """Environment in which these ranks cannot share memory."""
-    (folder / "sitecustomize.py").write_text(BLIND.format(ranks=ranks, act=act), encoding="utf-8")
-    return {"PYTHONPATH": os.pathsep.join([str(folder), str(REPO)])}
-
-
-def run_blind(folder, act, ranks, script, **environ):
-    path = folder / "script.py"
-    path.write_text(script, encoding="utf-8")
-    command = mpirun(2, sys.executable, str(path))
-    return run_to_end(command, environ={**blind(folder, act, ranks), **environ})
+def run_blind(number, act, blind, script, folder, **environ):
+    """Run a script on ranks of which some cannot share memory."""
+    text = BLIND.format(ranks=blind, act=act) + script
+    return run_on_mpirun(number, text, folder, environ=environ)
 
 
 @pytest.mark.mpi(2)
@@ -255,7 +247,7 @@ def run_blind(folder, act, ranks, script, **environ):
 def test_ranks_that_cannot_share_memory_say_so_once_and_go_by_mpi(tmp_path, problem, ranks):
     """One warning for the machine, with the reason; all ranks agree, and results are right."""
     act, why = ACTS[problem]
-    done = run_blind(tmp_path, act, list(ranks), AVERAGES + WORKS)
+    done = run_blind(2, act, list(ranks), AVERAGES + WORKS, tmp_path)
     assert done.code == 0, done
     assert done.stdout.split("\n")[:2] == ["shared_memory True"] * 2, done
     told = [line for line in done.stderr.splitlines() if line]
@@ -270,7 +262,7 @@ def test_ranks_that_cannot_share_memory_say_so_once_and_go_by_mpi(tmp_path, prob
 def test_shared_memory_that_is_asked_for_and_cannot_be_had_is_an_error(tmp_path, problem):
     """It says why, and what to set instead."""
     act, why = ACTS[problem]
-    done = run_blind(tmp_path, act, ["1"], AVERAGES, ASYNCDDP_TRANSPORT="shared_memory")
+    done = run_blind(2, act, ["1"], AVERAGES, tmp_path, ASYNCDDP_TRANSPORT="shared_memory")
     assert not done.timed_out, done
     assert done.code != 0, done
     assert "EnvironmentProblem: transport shared_memory: the ranks of this machine" in done.stderr
@@ -283,9 +275,5 @@ def test_shared_memory_that_is_asked_for_and_cannot_be_had_is_an_error(tmp_path,
 def test_a_rank_alone_on_its_machine_needs_no_shared_memory(tmp_path):
     """Nothing is warned of where there is nobody to share with."""
     script = "import asyncddp as bf\nbf.init()\nprint(bf.current().transport.shared_memory_group)\n"
-    path = Path(tmp_path, "script.py")
-    path.write_text(script, encoding="utf-8")
-    done = run_to_end(
-        mpirun(1, sys.executable, str(path)), environ=blind(tmp_path, "del os.memfd_create", ["0"])
-    )
+    done = run_blind(1, "del os.memfd_create", ["0"], script, tmp_path)
     assert (done.code, done.stdout, done.stderr) == (0, "None\n", ""), done
