@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.support.processes import REPO, Finished, run_to_end
+from tests.support.processes import REPO, Finished, run_to_end, warm_server
 
 PNG = b"\x89PNG\r\n\x1a\n"
 OURS = ("asyncddp", "asyncddp, out=", "asyncddp in place")
@@ -54,7 +53,8 @@ def contract(monkeypatch):
 
 def run_bench(*arguments: str, cwd: Path, **environ: str) -> Finished:
     command = [str(REPO / "scripts" / "bench"), *arguments]
-    return run_to_end(command, cwd=cwd, environ={"ASYNCDDP_VENV": sys.prefix, **environ})
+    place = {"ASYNCDDP_VENV": warm_server().environment}
+    return run_to_end(command, cwd=cwd, environ={**place, **environ})
 
 
 @pytest.mark.mpi(2)

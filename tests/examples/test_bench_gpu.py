@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.processes import REPO, run_to_end
+from tests.support.processes import REPO, run_to_end, warm_server
 
 PNG = b"\x89PNG\r\n\x1a\n"
 PATH = f"{REPO / 'scripts'}:{REPO}"
@@ -35,8 +35,8 @@ def scripts(monkeypatch):
 def run(tmp_path_factory):
     """One run of the whole command in this environment, and the folder of its results."""
     out = tmp_path_factory.mktemp("gpu") / "found"
-    command = [str(REPO / "scripts" / "gpu"), "--stand-in", "--env", sys.prefix, "--out", str(out)]
-    return run_to_end(command, timeout=400), out
+    options = ["--stand-in", "--env", warm_server().environment, "--out", str(out)]
+    return run_to_end([str(REPO / "scripts" / "gpu"), *options], timeout=400), out
 
 
 @pytest.mark.mpi(2)

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.processes import REPO, environment, run_to_end
+from tests.support.processes import REPO, environment, run_to_end, warm_python
 
 SCRIPTS = str(REPO / "scripts")
 PATH = os.pathsep.join((SCRIPTS, str(REPO)))
@@ -48,7 +48,7 @@ def test_quick_run_measures_every_method_between_two_hosts(tmp_path):
     """Between two, all send their model once; the hosts are gone afterwards."""
     files = ["--json", "out.json", "--plot", "out.png"]
     done = run_to_end(
-        [*COMMAND, "--rounds", "2", *files],
+        [warm_python(), *COMMAND[1:], "--rounds", "2", *files],
         cwd=tmp_path,
         timeout=200,
         environ={"PYTHONPATH": PATH},

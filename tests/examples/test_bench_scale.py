@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.support.processes import REPO, run_to_end
+from tests.support.processes import REPO, run_to_end, warm_python
 
 SCRIPTS = str(REPO / "scripts")
 PATH = os.pathsep.join((SCRIPTS, str(REPO)))
@@ -19,6 +19,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 @pytest.fixture(autouse=True)
 def _benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(SCRIPTS)
+    monkeypatch.setattr(sys, "executable", warm_python())
 
 
 def test_quick_run_prints_both_tables_and_writes_json_and_plot(tmp_path):

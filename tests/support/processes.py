@@ -27,6 +27,7 @@ __all__ = [
     "processes_of",
     "run_on_mpirun",
     "run_to_end",
+    "warm_python",
     "warm_script",
     "warm_server",
 ]
@@ -109,6 +110,11 @@ def warm_server() -> WarmServer:
 def warm_script(*words: str) -> list[str]:
     """The words after ``asyncddp run`` with which it runs a script as ever, but with warm ranks."""
     return [warm_server().python, "-m", "asyncddp.launch.rank", *words]
+
+
+def warm_python() -> str:
+    """A Python of which a program's ``sys.executable -m asyncddp run`` starts warm ranks."""
+    return str(Path(warm_server().environment, "bin", "python"))
 
 
 def processes_of(run: int | str) -> list[psutil.Process]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import functools
 import gc
 import json
 import os
@@ -48,6 +49,15 @@ from asyncddp.cli.main import main
 from asyncddp.launch import job_builder
 job_builder.sys = types.SimpleNamespace(executable={stand_in!r})
 main()
+"""
+_PYTHON = """#!/bin/bash
+if [[ "$1 $2" == "-m asyncddp" ]]; then
+    exec "${{0%/*}}/asyncddp" "${{@:3}}"
+fi
+exec -a "$0" {python} "$@"
+"""
+_FORWARD = """#!/bin/sh
+exec {program} "$@"
 """
 
 
@@ -84,10 +94,31 @@ class WarmServer:
     def _install(self, name: str, text: str) -> str:
         """Write a program into the server's folder; gives its path."""
         path = Path(self._folder.name, name)
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         path.chmod(0o755)
         return str(path)
+
+    @functools.cached_property
+    def environment(self) -> str:
+        """A folder that programs take for this Python's environment, with :attr:`commands` in it.
+
+        Its Python says that it lives there, so that ``sys.executable -m asyncddp run`` of any
+        program starts warm ranks, too.
+        """
+        here = Path(sys.prefix)
+        python = self._install("environment/bin/python", _PYTHON.format(python=sys.executable))
+        tools = Path(python).parent
+        (tools / "asyncddp").symlink_to(Path(self.commands, "asyncddp"))
+        for launcher in ("mpirun", "mpiexec"):
+            program = Path(sys.executable).with_name(launcher)
+            if program.exists():
+                text = _FORWARD.format(program=program)
+                self._install(f"environment/bin/{launcher}", text)
+        for held in here.iterdir():
+            if held.name != "bin":
+                (tools.parent / held.name).symlink_to(held)
+        return str(tools.parent)
 
     @property
     def pid(self) -> int:
