@@ -4,7 +4,7 @@ import pytest
 from namespaces import Hosts, call_script
 
 from tests.examples.test_digits import SCRIPT, number, table_of
-from tests.support.processes import Finished
+from tests.support.processes import Finished, warm_script
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow]
 
@@ -28,7 +28,7 @@ def slow_hosts(tmp_path):
 
 def run_on(hosts, *options):
     """The table of a short run of the example, four ranks on both hosts."""
-    child = hosts.start(*NETWORK, SCRIPT, "--seconds", "5", *options)
+    child = hosts.start(*NETWORK, *warm_script(SCRIPT, "--seconds", "5", *options))
     stdout, stderr = child.communicate(timeout=100)
     assert child.returncode == 0, stderr
     return table_of(Finished(0, stdout, stderr, 0.0, 0.0, timed_out=False, left=()))
