@@ -34,9 +34,9 @@ def suite(machine):
 PROGRESS = "[-o] [console_output_style=count] [--durations] [10] [--durations-min] [0.1]"
 
 
-@pytest.mark.parametrize(("processors", "workers"), [(1, 2), (2, 2), (4, 2), (6, 3), (16, 8)])
-def test_all_of_it_is_shared_among_half_as_many_workers_as_processors(suite, processors, workers):
-    """Two at least, for each waits half of its time; the ten slowest tests are told."""
+@pytest.mark.parametrize(("processors", "workers"), [(1, 2), (2, 3), (4, 3), (6, 3), (16, 8)])
+def test_all_of_it_is_shared_among_workers_by_the_number_of_processors(suite, processors, workers):
+    """Half as many, but three where there are few; the ten slowest tests are told."""
     call = suite(processors=processors, OMP_NUM_THREADS="1")
     assert call == f"python [-m] [pytest] [-n] [{workers}] {PROGRESS}"
 

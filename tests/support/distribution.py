@@ -32,8 +32,19 @@ RANKS = tuple(name for name, (transport, _) in WORLDS.items() if transport != "l
 
 _MAKE_HOSTS = ("tests/hosts/", "tests/examples/test_bench_network.py")
 _WORLD = re.compile(rf"[\[-]({'|'.join(RANKS)})(?=[]-])")
-_LONG = (*RANKS[::-1], HOSTS, "tests/docs/", "tests/examples/", "tests/mpi/", "tests/notebook/")
-"""How groups begin that take longer than others, the longest first."""
+_LONG = (
+    *RANKS[::-1],
+    HOSTS,
+    "tests/scripts/test_script_release",
+    "tests/scripts/test_requirements",
+    "tests/docs/",
+    "tests/examples/",
+    "tests/notebook/",
+    "tests/mpi/",
+    "tests/launch/",
+    "tests/support/",
+)
+"""How groups begin that take longer than others, the longest first, or wait for the network."""
 
 _AHEAD = 2  # tests that a worker needs to know of: it runs one when it knows the one after it
 _PORTION = 4  # tests that a worker is told of at once
