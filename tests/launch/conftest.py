@@ -16,7 +16,7 @@ import pytest
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.launch.launcher_discovery import find_launcher
 from tests.support import RUN_LIMIT
-from tests.support.processes import processes_of, warm_script
+from tests.support.processes import processes_of, warm_python, warm_script
 
 LIMIT = RUN_LIMIT  # seconds for any run of these tests
 
@@ -114,3 +114,10 @@ def run(tmp_path):
     runner = Runner(tmp_path)
     yield runner
     runner.close()
+
+
+@pytest.fixture
+def warm_run(run, monkeypatch):
+    """``asyncddp run`` as commands start it themselves forks ranks that have imported torch."""
+    monkeypatch.setattr(sys, "executable", warm_python())
+    return run

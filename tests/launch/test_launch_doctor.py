@@ -203,7 +203,7 @@ def test_everything_is_shown_as_json(run):
     assert shown.exit_code == 0, report
 
 
-def test_ranks_are_started_and_their_pairs_shown(run):
+def test_ranks_are_started_and_their_pairs_shown(warm_run):
     """Two simulated machines of two ranks: four of the six pairs cross between them."""
     shown = doctor("-np", "4", "--json", ASYNCDDP_RANKS_PER_MACHINE="2")
     report = json.loads(shown.output)
@@ -216,7 +216,7 @@ def test_ranks_are_started_and_their_pairs_shown(run):
     ]
 
 
-def test_people_get_tables_and_a_list_of_what_to_do(run):
+def test_people_get_tables_and_a_list_of_what_to_do(warm_run):
     """Without ``--json`` tables show the thread level, what carries tensors, and /dev/shm."""
     shown = doctor("-np", "2")
     assert shown.exit_code == 0

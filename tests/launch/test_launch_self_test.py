@@ -127,7 +127,7 @@ def test_every_check_sees_a_wrong_value(name, monkeypatch):
     assert any(LoopbackWorld(3).run(lambda: problems(CPU))), "a NaN is wrong, too"
 
 
-def test_doctor_check_runs_both_transports_of_the_host(run):
+def test_doctor_check_runs_both_transports_of_the_host(warm_run):
     """``doctor --check`` passes over shared memory and over MPI, with exit code 0."""
     shown = CliRunner().invoke(main, ["doctor", "--check", "--json"])
     report = json.loads(shown.output)
@@ -138,7 +138,7 @@ def test_doctor_check_runs_both_transports_of_the_host(run):
     assert finding["level"] == "good"
 
 
-def test_doctor_check_ends_with_1_where_a_transport_fails(run, monkeypatch):
+def test_doctor_check_ends_with_1_where_a_transport_fails(warm_run, monkeypatch):
     """Ranks that are started anew see this and cannot begin."""
     monkeypatch.setattr(doctor, "HOST_TRANSPORTS", ("no_such_wire",))
     shown = CliRunner().invoke(main, ["doctor", "--check", "--json"])
