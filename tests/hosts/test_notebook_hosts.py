@@ -7,6 +7,8 @@ import sys
 import pytest
 from namespaces import LIMIT, SCRIPT
 
+from tests.support.processes import warm_python
+
 pytestmark = [pytest.mark.hosts, pytest.mark.slow]
 
 NOTEBOOK = """
@@ -37,9 +39,9 @@ with Cluster.connect() as cluster:
 """
 
 
-def on_h1(folder, *words):
+def on_h1(folder, *words, python=sys.executable):
     """Run Python on host h1, with profiles of the test's own."""
-    command = shlex.join(["env", f"IPYTHONDIR={folder}", sys.executable, *words])
+    command = shlex.join(["env", f"IPYTHONDIR={folder}", python, *words])
     done = subprocess.run(
         [str(SCRIPT), "h1", f"cd {shlex.quote(str(folder))} && exec {command}"],
         stdin=subprocess.DEVNULL,
@@ -62,7 +64,8 @@ def test_engines_on_two_hosts_meet_on_the_network_that_was_named(hosts):
         "--network-interface",
         "10.77.0.0/24",
     ]
-    code, _, said = on_h1(hosts.folder, "-m", "asyncddp", "notebook", "start", *where)
+    start = ("-c", "from asyncddp.cli.main import main; main()", "notebook", "start")
+    code, _, said = on_h1(hosts.folder, *start, *where, python=warm_python())
     assert code == 0, said
     script = hosts.folder / "notebook.py"
     script.write_text(NOTEBOOK)

@@ -11,6 +11,7 @@ import pytest
 
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.launch.launcher_discovery import find_launcher
+from tests.support.processes import processes_of
 from tests.support.session import open_session
 
 
@@ -30,7 +31,7 @@ class Marked:
 
     def processes(self):
         """Those that are there."""
-        found = []
+        found = processes_of(self.mark)
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 is_ours = process.environ().get("ASYNCDDP_TEST_MARK") == self.mark

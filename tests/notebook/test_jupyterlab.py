@@ -7,13 +7,12 @@ import json
 import secrets
 import shutil
 import subprocess
-import sys
 import time
 
 import pytest
 
 from tests.notebook.conftest import Marked
-from tests.support.processes import REPO, end_session, environment
+from tests.support.processes import REPO, end_session, environment, warm_python
 
 NOTEBOOK = REPO / "examples" / "notebooks" / "1_average_consensus.ipynb"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -62,7 +61,7 @@ def server(mpi, tmp_path):
     ]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", *options],
+            [warm_python(), "-m", "jupyterlab", *options],
             cwd=tmp_path / "work",
             env=environment({**folders, **own, **mark.environment}),
             stdin=subprocess.DEVNULL,

@@ -7,17 +7,17 @@ import importlib.util
 import json
 import os
 import socket
-import sys
 
 import numpy as np
 import pytest
 
 from tests.notebook.conftest import Marked
-from tests.support.processes import REPO, run_to_end
+from tests.support.processes import REPO, run_to_end, warm_python
 
 nbformat = pytest.importorskip("nbformat")
 pytest.importorskip("nbclient")
-pytest.importorskip("sklearn")
+if importlib.util.find_spec("sklearn") is None:  # importing it takes each worker seconds
+    pytest.skip("could not import 'sklearn'", allow_module_level=True)
 
 FOLDER = REPO / "examples" / "notebooks"
 NAMES = ("1_average_consensus", "2_designing_a_topology", "3_least_squares", "4_digits")
@@ -126,7 +126,7 @@ def profiles(mpi, tmp_path_factory):
 
 def ibfrun(*words, **environment):
     script = "from asyncddp.cli.notebook_command import ibfrun; ibfrun()"
-    return run_to_end([sys.executable, "-c", script, *words], environ=environment)
+    return run_to_end([warm_python(), "-c", script, *words], environ=environment)
 
 
 @pytest.fixture(scope="module")
