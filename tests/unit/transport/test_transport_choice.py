@@ -12,6 +12,7 @@ from asyncddp.cli.doctor.machine_checks import check_mixed_devices
 from asyncddp.errors import MismatchError
 from asyncddp.transport import DEVICE_TRANSPORTS
 from asyncddp.transport.base import Scope
+from asyncddp.transport.cuda import negotiation
 from asyncddp.transport.cuda.capabilities import (
     DeviceCapabilities,
     default_device_index,
@@ -252,9 +253,14 @@ def test_the_doctor_says_which_gpu_a_rank_takes(monkeypatch):
     assert probe._describe_gpu(5) == "none"
 
 
-def test_the_probe_of_a_machine_with_gpus_tells_of_its_transports(monkeypatch):
-    """The probe lists every GPU transport; where none asked for can be used, it stages."""
+@pytest.mark.parametrize("aware", [False, True])
+def test_the_probe_of_a_machine_with_gpus_tells_of_its_transports(monkeypatch, aware):
+    """The probe lists every GPU transport; where the one asked for cannot be used, it stages."""
+    found = DeviceCapabilities(0, device="cuda", gpu="a", mpi_cuda=aware)
+    monkeypatch.setattr(negotiation, "detect_capabilities", lambda *_: found)
     monkeypatch.setenv("ASYNCDDP_DEVICE_WIRES", "mpi_cuda")
-    rows = {row["transport"]: row for row in probe._list_device_transports()}
-    assert rows["cuda_staged"]["state"] == "in use", "this machine has none of the others"
+    rows = {row["transport"]: row["state"] for row in probe._list_device_transports()}
     assert set(rows) == set(DEVICE_TRANSPORTS)
+    used = {name for name, state in rows.items() if state == "in use"}
+    assert rows["mpi_cuda"] == ("in use" if aware else "cannot be used")
+    assert aware or used == {"cuda_staged"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from asyncddp.device.stream_registry import use_streams_on_cpu
 from asyncddp.device.streams import StreamRole
 from asyncddp.ops import weighted_exchange
 from asyncddp.transport.cuda.ipc import exporter as cuda_ipc_sending
+from asyncddp.transport.cuda.ipc import ipc_transport
 from asyncddp.transport.cuda.ipc.ipc_transport import CudaIPCTransport
 from asyncddp.transport.loopback import LoopbackTransport
 from tests.support import DEFAULT_SETTINGS, on
@@ -203,14 +205,23 @@ def transports():
 
 
 def test_a_rank_that_leaves_waits_for_its_readers_but_not_for_long(monkeypatch):
-    """``close`` returns though a reader never comes, and may be called again."""
-    monkeypatch.setattr("asyncddp.transport.cuda.ipc.ipc_transport._CLOSE_TIMEOUT", 0.2)
+    """``close`` waits a second for a reader that never comes, and when called again not at all."""
+    now = [100.0]  # a clock that only waiting moves
+
+    def wait(attempt):
+        now[0] += 0.25
+
+    monkeypatch.setattr(ipc_transport, "time", SimpleNamespace(monotonic=lambda: now[0]))
     one, other = transports()
+    for transport in (one, other):
+        monkeypatch.setattr(transport.base, "backoff", wait)
     lent = one.export_tensor(torch.ones(10), {1: 0})[1]
     one.close()
+    assert now == [101.0]
     assert not lent.done()
     other.close()
     one.close()
+    assert now == [101.0], "the first has said that it leaves, and it does so once"
 
 
 def test_ranks_that_leave_together_keep_what_is_read_until_then():

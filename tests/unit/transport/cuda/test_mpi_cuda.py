@@ -162,12 +162,6 @@ def test_collectives_are_staged():
 # whether MPI takes GPU memory
 
 
-@pytest.mark.parametrize("name", sorted(mpi_cuda._DISABLING_VARIABLES))
-def test_a_variable_that_turns_it_off_wins(name):
-    """CUDA support is False where a variable of an MPI library turns it off."""
-    assert query_cuda_support({name: "0"}) is False
-
-
 class Answers:
     """A library with one of the two functions."""
 
@@ -189,6 +183,15 @@ def test_the_library_is_asked(monkeypatch, name, answer):
     monkeypatch.setattr(mpi_cuda, "_loaded_mpi_libraries", lambda: ["/lib/libmpi.so.40"])
     monkeypatch.setattr(mpi_cuda.ctypes, "CDLL", lambda path: Answers(name, answer))
     assert query_cuda_support({}) is bool(answer)
+
+
+@pytest.mark.parametrize("name", sorted(mpi_cuda._DISABLING_VARIABLES))
+def test_a_variable_that_turns_it_off_wins(monkeypatch, name):
+    """A variable of an MPI library that is 0 wins over a library that says yes; 1 leaves it so."""
+    monkeypatch.setattr(mpi_cuda, "_loaded_mpi_libraries", lambda: ["/lib/libmpi.so.40"])
+    monkeypatch.setattr(mpi_cuda.ctypes, "CDLL", lambda path: Answers("MPIX_Query_cuda_support", 1))
+    assert query_cuda_support({name: "1"}) is True
+    assert query_cuda_support({name: "0"}) is False
 
 
 def test_a_library_that_says_nothing_is_not_believed(monkeypatch):

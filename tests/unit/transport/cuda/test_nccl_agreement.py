@@ -101,8 +101,8 @@ def test_two_libraries_of_nccl_are_warned_of_by_the_rank_that_has_them(monkeypat
     assert [record.getMessage() for record in caplog.records] == words
 
 
-def test_the_doctor_says_so_too():
-    """The doctor adds a doubt about NCCL to its row, whether or not it is asked for."""
+def test_the_doctor_tells_a_doubt_about_nccl_in_its_row_alone():
+    """A doubt about NCCL ends the row of NCCL, whether or not that is asked for, and no other."""
     strange = DeviceCapabilities(
         0, device="cuda", gpu="a", cupy="13", nccl=22703, doubt="two are loaded"
     )

@@ -266,14 +266,30 @@ def test_what_fails_on_the_transport_is_raised_by_its_own_transfer_alone():
 
 
 def test_buffers_of_what_was_given_up_are_not_used_again():
-    """Abandoning a request abandons its transfers and copies nothing to the device."""
+    """Abandoning a request abandons its transfers, whose buffers never come to the free list."""
     log = []
     transfer, _, carried = staged(log, write=torch.zeros(200, dtype=torch.uint8))
     transfer.done()
+    assert len(carried) == transfer._pool.num_allocated == 2
     transfer.abandon()
     assert all(happening.dropped for happening in carried)
     assert transfer.over
+    for happening in carried:  # the wire has written into them after all
+        happening.ended = True
+    assert not transfer.done()
     assert not any(entry[0] == "copy" for entry in log)
+    assert transfer._pool.free_bytes == 0
+
+
+def test_buffers_of_what_has_ended_are_used_again():
+    """A request of more pieces than are in flight allocates no buffer for the last ones."""
+    log = []
+    transfer, streams, carried = staged(log, write=torch.zeros(1000, dtype=torch.uint8))
+    while not transfer.done():
+        for happening in (*carried, *streams.events[StreamRole.HOST_TO_DEVICE]):
+            happening.ended = True
+    assert transfer._pool.num_allocated <= MAX_PIECES_IN_FLIGHT
+    assert transfer._pool.free_bytes > 0
 
 
 # the transport
