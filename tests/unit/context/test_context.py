@@ -336,10 +336,11 @@ def test_worlds_leave_no_threads_and_no_memory():
 
 
 def workers():
-    return [thread.name for thread in threading.enumerate() if "progress" in thread.name]
+    found = [thread for thread in threading.enumerate() if "progress" in thread.name]
+    return [(thread.name, thread.daemon) for thread in found]
 
 
 def test_workers_are_daemons_named_after_their_rank():
-    """Each rank of a local world has one progress thread, named after the rank."""
-    names = LoopbackWorld(2).run(workers)[0]
-    assert sorted(names) == ["asyncddp-progress-0", "asyncddp-progress-1"]
+    """Each rank of a local world has one progress thread, a daemon that is named after it."""
+    found = LoopbackWorld(2).run(workers)[0]
+    assert sorted(found) == [("asyncddp-progress-0", True), ("asyncddp-progress-1", True)]

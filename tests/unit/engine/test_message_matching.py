@@ -60,17 +60,29 @@ def test_a_tensor_arrives_before_or_after_it_is_expected(two):
         assert here.sent().done()
 
 
-def test_a_large_tensor_comes_in_bulk_and_without_a_copy_of_its_own(two):
-    """A tensor too large for a message arrives unchanged, and both sides complete."""
+def test_a_large_tensor_comes_in_bulk_and_without_a_copy_of_its_own(two, monkeypatch):
+    """A tensor too large for a message is sent from its memory into the one that is taken."""
     x = torch.arange(50_000, dtype=torch.float32)
+    places, sizes = [], []
+
+    def noted(transport, verb, note):
+        call = getattr(transport, verb)
+        monkeypatch.setattr(transport, verb, lambda *given: [note(*given), call(*given)][1])
+
+    noted(two[0].sends._transport, "isend", lambda tensor, *_: places.append(tensor.data_ptr()))
+    noted(two[1].sends._transport, "irecv", lambda tensor, *_: places.append(tensor.data_ptr()))
+    noted(two[0].sends._transport, "post", lambda _, message: sizes.append(len(message)))
     form = ExchangeSignature("verb", "float32", (50_000,))
     here = opened(two[0], form=form, targets=[1])
     two[0].sends.send(here, 1, x)
     there = opened(two[1], form=form, sources=[0])
     carry(two)
-    assert torch.equal(there.receives[0].take(), x)
     assert there.receives[0].done()
+    taken = there.receives[0].take()
+    assert torch.equal(taken, x)
     assert here.sent().done()
+    assert places == [x.data_ptr(), taken.data_ptr()]
+    assert 0 < sum(sizes) < 1000
 
 
 def test_bytes_that_nobody_wants_fail_on_nobody(two, monkeypatch):
@@ -138,13 +150,22 @@ def test_so_many_bytes_may_run_ahead_of_a_receiver(two, monkeypatch):
     assert asked == [False, False, True] * 3
 
 
-def test_a_form_is_confirmed_once(two):
-    """Only the first exchange of a signature with a peer awaits an acknowledgement."""
-    for step in range(3):
-        here = opened(two[0], MatchKey("x", step), targets=[1])
-        assert (here.unacknowledged == set()) is (step > 0)
-        two[0].sends.send(here, 1, torch.ones(2))
-        there = opened(two[1], MatchKey("x", step), sources=[0])
+def test_a_form_is_confirmed_once_under_whatever_name(two):
+    """The first exchange of a signature with a peer awaits its word, and each 64th of a name."""
+    other = ExchangeSignature("verb", "float64", (2,))
+    for key, form, confirmed in (
+        (MatchKey("x", 1), PAIR, True),
+        (MatchKey("x", 2), PAIR, False),
+        (MatchKey("y", 1), PAIR, False),
+        (MatchKey("y", 2), other, True),
+        (MatchKey("x", 3), other, False),
+        (MatchKey("x", 64), PAIR, True),
+        (MatchKey("z", 0), PAIR, True),
+    ):
+        here = opened(two[0], key, form, targets=[1])
+        assert here.unacknowledged == ({1} if confirmed else set()), key
+        two[0].sends.send(here, 1, torch.ones(2, dtype=getattr(torch, form.dtype)))
+        there = opened(two[1], key, form, sources=[0])
         carry(two)
         assert there.receives[0].done()
         assert here.sent().done()

@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 
+from asyncddp.engine import pairwise_averaging
 from asyncddp.engine.pairwise_averaging import PairwiseAveraging, poll_briefly
 from asyncddp.shm.arena import Arena
 from asyncddp.shm.ring_buffer import ChunkLayout, ReceiveRingBuffer, SendRingBuffer
@@ -96,13 +97,30 @@ def together(*calls):
 # looking for a moment
 
 
-def test_soon_looks_for_a_fraction_of_a_millisecond():
-    """``poll_briefly`` polls at least 50 times and 0.2 ms before it returns False."""
+class Clock:
+    """A clock that each look at it moves by as much as 50 polls may take."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        self.now += 0.00015
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(pairwise_averaging, "time", made)
+    return made
+
+
+def test_soon_looks_for_a_fraction_of_a_millisecond(clock):
+    """``poll_briefly`` polls for 0.2 ms, and reads the clock after each 50 polls."""
     looks = []
-    started = time.perf_counter()
     assert not poll_briefly(lambda: bool(looks.append(1)), None)
-    assert 0.0002 <= time.perf_counter() - started < 20
-    assert len(looks) >= 50
+    assert clock.now == pytest.approx(0.00045), "the first reading begins the time"
+    assert len(looks) == 3 * 50
     assert poll_briefly(lambda: True, None)
 
 
@@ -202,15 +220,14 @@ def test_tensors_are_mixed_where_they_lie(arena, layout):
 
 
 @pytest.mark.parametrize("layout", CUTS.values(), ids=CUTS)
-def test_who_is_alone_is_back_soon_and_knows_how_far_it_came(arena, layout):
-    """Without its peer averaging returns False soon: nothing read, at most two chunks sent."""
+def test_who_is_alone_is_back_soon_and_knows_how_far_it_came(arena, layout, clock):
+    """Without its peer averaging returns False in 10 ms: nothing read, at most two chunks sent."""
     side, _ = two(arena, layout)
     own = values(0, 0, layout.numel)
     out, pairwise = torch.zeros_like(own), swap_of(side, 0)
-    started = time.monotonic()
     assert pairwise.begin(None)
     assert not pairwise.average_chunks(layout.split(own), layout.split(out), WEIGHT)
-    assert time.monotonic() - started < 20
+    assert 0.0 < clock.now < 0.01
     assert pairwise.chunks_read == 0
     assert pairwise.chunks_sent == min(2, layout.num_chunks, layout.num_slots), (
         "shown ahead of what is taken"

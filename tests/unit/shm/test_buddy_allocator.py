@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
 import threading
@@ -133,7 +134,7 @@ def test_a_finalizer_may_give_back_while_memory_is_being_taken():
 
 
 def test_an_error_of_the_system_leaves_everything_as_it_was():
-    """After a failed allocation of a chunk the allocator still serves other blocks."""
+    """After a failed allocation chunks and free bytes are as before, and blocks are served."""
 
     def make(size):
         if size > CHUNK:
@@ -141,9 +142,19 @@ def test_an_error_of_the_system_leaves_everything_as_it_was():
         return bytearray(size)
 
     blocks = BuddyAllocator(make, lambda *_: True, chunk=CHUNK, limit=1 << 40)
-    with pytest.raises(OSError, match="Too many open files"):
-        blocks.take(CHUNK + 1)
-    assert blocks.take(CHUNK).offset == 0
+    for taken in (0, 1):
+        before = list(blocks.chunks), blocks.free_bytes, copy.deepcopy(blocks._free)
+        assert len(blocks.chunks) == taken
+        with pytest.raises(OSError, match="Too many open files"):
+            blocks.take(CHUNK + 1)
+        assert (blocks.chunks, blocks.free_bytes, blocks._free) == before
+        if not taken:
+            first = blocks.take(100)
+            blocks.give(blocks.take(200))
+    assert (first.number, first.offset) == (0, 0)
+    assert blocks.free_bytes == 200
+    blocks.give(first)
+    assert blocks.take(CHUNK).number == 0
 
 
 def test_threads_share_blocks_without_sharing_bytes():
