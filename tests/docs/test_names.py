@@ -1,4 +1,4 @@
-"""Names of ours that a page mentions, in its text or its code, exist."""
+"""Names of ours that a page mentions exist, and bounds that it gives are those of the code."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 import asyncddp
 import asyncddp.integrations.bluefog
 import topology
+from asyncddp.shm.arena import Arena
+from asyncddp.tensors.allocation import _arena
 from tests.docs.blocks import PAGES, REPO, blocks_of, prose_of
 
 OTHER_SPELLINGS = ["docs/coming-from-bluefog.md"]
@@ -43,6 +45,19 @@ def test_optimizers_have_one_spelling(page):
     assert re.findall(r"\bbf\.Distributed(?!Optimizer\b)\w*Optimizer\b", code) == []
     calls = re.findall(r"\bbf\.DistributedOptimizer\(((?:[^()]|\([^()]*\))*)\)", code)
     assert [call for call in calls if 'algorithm="' not in call] == []
+
+
+def test_bounds_of_memory_are_those_of_the_allocators():
+    """The page on machines gives the sizes of chunks and of free memory that is kept."""
+    text = " ".join((REPO / "docs" / "guides" / "machines.md").read_text(encoding="utf-8").split())
+    shared = Arena()
+    try:
+        chunk, limit = shared._blocks._chunk, shared._blocks._limit
+    finally:
+        shared.close()
+    assert f"Shared memory comes in chunks of {chunk >> 20} MiB," in text
+    assert f"Of free shared memory at most {limit >> 30} GiB keeps its pages," in text
+    assert f"of free private memory at most {_arena._blocks._limit >> 20} MiB;" in text
 
 
 def test_public_names_have_an_example_or_a_link():

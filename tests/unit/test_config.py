@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
 
 import pytest
 
 import asyncddp as bf
 from asyncddp.config import Config
 
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "hangs.md"
+
 
 def test_defaults_are_those_of_the_documentation():
-    """With no variables set, waits warn after 60 s, end after 600 s, and checks are off."""
+    """With no variables set, waits warn and end, and checks are off, as the guide's table says."""
     config = Config.from_environment({})
-    assert (config.timeout, config.warn_after, config.check) == (600.0, 60.0, False)
+    table = re.findall(r"^\| `(ASYNCDDP_\w+)` \| (\d+) \|", GUIDE.read_text(), re.MULTILINE)
+    names = {item.metadata["name"]: item.name for item in fields(Config)}
+    told = {names[variable]: float(default) for variable, default in table}
+    assert told.keys() == {"warn_after", "timeout", "check"}
+    assert told == {name: getattr(config, name) for name in told}
     assert config.transport is config.ranks_per_machine is config.report_dir is None
 
 
