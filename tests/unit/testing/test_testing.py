@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -72,7 +73,7 @@ def test_fails_on_one_rank():
     assert mine == 0, "this rank is not the first"
 
 
-@ranks(2, timeout=0.5)
+@ranks(2, timeout=10.0)
 def test_hangs():
     if bf.rank() == 0:
         bf.allreduce(torch.ones(1))
@@ -136,9 +137,11 @@ def test_a_rank_that_fails_fails_the_test(project, transport):
 
 @pytest.mark.launches
 def test_what_would_hang_fails_in_time_and_says_what_came_instead(project):
-    """Ranks that wait in different verbs fail the test by their timeout."""
+    """Ranks that wait in different verbs fail the test, and each says what the other has sent."""
     assert "test_hangs[loopback-2] FAILED" in project.stdout, project
     assert not project.timed_out
+    for rank, verb in ((0, r"allreduce\(average\) \(c"), (1, r"neighbor_allreduce 'other' \(u")):
+        assert re.search(rf"rank {rank} has sent {verb}[^;]* instead", project.stdout), project
 
 
 @pytest.mark.launches
@@ -221,11 +224,17 @@ def test_ranks_that_differ_are_told():
 
 
 def test_consensus_is_a_distance():
-    """``assert_consensus`` takes a module, which on a single rank is at distance 0."""
+    """Of two ranks whose modules hold k zeros and k twos the distance is √k; of one rank, 0."""
 
     def case(within):
-        assert_consensus(torch.nn.Linear(1, 1).requires_grad_(False), within=within)
+        model = torch.nn.Linear(3, 1).requires_grad_(False)
+        for parameter in model.parameters():
+            parameter.fill_(2.0 * bf.rank())
+        assert_consensus(model, within=within)
 
+    LoopbackWorld(2).run(case, 2.0)
+    with pytest.raises(AssertionError, match=r"are 2 from their average, expected at most 1\.99"):
+        LoopbackWorld(2).run(case, 1.99)
     LoopbackWorld(1).run(case, 0.0)
 
 
