@@ -72,6 +72,27 @@ def test_a_rank_that_concludes_anchors_nobody(method):
     assert_optimum_of_the_rest(got)
 
 
+def trained_by_push_sum(pace):
+    """Train; gives the mean of the last 100 steps' weights, and the own push-sum weight p."""
+    rank, weights = bf.rank(), []
+    step, model, optimizer = trained("push_sum")
+    for _ in range(EARLY if rank == RANKS - 1 else STEPS):
+        step()
+        pace.step(rank)
+        weights.append(model.weight.item())
+    pace.done(rank)
+    (p,) = optimizer._averager.windows.push_sum_weights()
+    return sum(weights[-100:]) / len(weights[-100:]), p, optimizer.departed
+
+
+def test_push_sum_keeps_the_share_of_a_rank_that_has_left():
+    """The rest lose no push-sum weight to it, and their mean reaches the optimum of the rest."""
+    got = LoopbackWorld(RANKS).run(trained_by_push_sum, even())
+    assert [departed for *_, departed in got] == [(3,), (), (3,), ()]
+    assert 1.2 < sum(p for _, p, _ in got[:3]) < 3.0, "what is missing is rank 3's, or under way"
+    assert sum(weight for weight, *_ in got[:3]) / 3 == pytest.approx(1.0, abs=0.2)
+
+
 @pytest.mark.parametrize("method", ["win_put", "DecentralizedDataParallel"])
 def test_a_rank_that_comes_back_counts_again(method):
     """With its next step it has its weight as before."""
