@@ -30,6 +30,12 @@ def calls_of(action):
     return count
 
 
+def lowest_of_exponential_two():
+    """The least real part of the sums of 15 roots of unity, which are a circulant's eigenvalues."""
+    roots = [math.cos(2 * math.pi * k / N) for k in range(N)]
+    return min((1 + sum(roots[k * 2**j % N] for j in range(14))) / 15 for k in range(N))
+
+
 def peak_of(action):
     """Bytes in use at most."""
     tracemalloc.start()
@@ -84,23 +90,24 @@ def test_look_up_of_one_rank_does_not_depend_on_n(schedule):
 
 
 @pytest.mark.parametrize(
-    ("family", "arguments", "rate"),
+    ("family", "arguments", "rate", "lowest"),
     [
-        (topology.exponential_two, (N,), 13 / 15),
-        (topology.ring, (N,), (1 + 2 * math.cos(2 * math.pi / N)) / 3),
-        (topology.star, (N,), 1 - 1 / N),
-        (topology.hypercube, (8192,), 12 / 14),
-        (topology.base_k, (4095, 3), 0.0),
+        (topology.exponential_two, (N,), 13 / 15, lowest_of_exponential_two),
+        (topology.ring, (N,), (1 + 2 * math.cos(2 * math.pi / N)) / 3, lambda: -1 / 3),
+        (topology.star, (N,), 1 - 1 / N, lambda: 0.0),
+        (topology.hypercube, (8192,), 12 / 14, lambda: -12 / 14),
+        # rank 4094 with three leaves: its own weight is 7/199, that of each leaf 64/199
+        (topology.base_k, (4095, 3), 0.0, lambda: (7 - 64) / 199),
     ],
 )
-def test_closed_forms_hold_at_ten_thousand_ranks(family, arguments, rate):
-    """With 4,095 to 10,000 ranks rate and gap equal the closed forms to 1e-9."""
+def test_closed_forms_hold_at_ten_thousand_ranks(family, arguments, rate, lowest):
+    """With 4,095 to 10,000 ranks rate, gap and lowest eigenvalue equal closed forms to 1e-9."""
     pytest.importorskip("scipy", reason="sparse routines need scipy")
     graph = family(*arguments)
     assert topology.consensus_rate(graph) == pytest.approx(rate, abs=1e-9)
     assert topology.spectral_gap(graph) == pytest.approx(1 - rate, abs=1e-9)
     assert topology.is_doubly_stochastic(graph)
-    assert topology.min_eigenvalue(graph) >= -1
+    assert topology.min_eigenvalue(graph) == pytest.approx(lowest(), abs=1e-9)
 
 
 def test_random_regular_of_ten_thousand_ranks_is_nearly_ramanujan():
