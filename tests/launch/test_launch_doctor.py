@@ -229,7 +229,7 @@ def test_people_get_tables_and_a_list_of_what_to_do(warm_run):
         assert words in shown.output
 
 
-def test_what_keeps_ranks_from_running_is_an_exit_code(monkeypatch):
+def test_what_keeps_ranks_from_running_is_an_exit_code():
     """Without a launcher doctor exits with 1, with a bad finding and the pip line."""
     shown = doctor("--launcher", "no-such-mpirun", "--json")
     assert shown.exit_code == 1

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from asyncddp.launch.cpu_cores import cores
+
 SHOW = """
 import json, os, sys
 print(json.dumps({
@@ -111,10 +113,12 @@ def test_a_world_of_torch_that_the_user_has_set_stays(run):
 
 
 def test_threads_are_shared_out_unless_the_user_has(run):
-    """Ranks have ``OMP_NUM_THREADS`` of at least 1, or the user's value if there is one."""
+    """Ranks have ``OMP_NUM_THREADS`` of cores / ranks, at least 1, or the user's value if given."""
     run.environment.pop("OMP_NUM_THREADS", None)
-    ranks = seen(run("-np", "4", run.script(SHOW)))
-    assert all(int(one["environment"]["OMP_NUM_THREADS"]) >= 1 for one in ranks)
+    for count in (1, 4):
+        ranks = seen(run("-np", str(count), run.script(SHOW)))
+        shares = [int(one["environment"]["OMP_NUM_THREADS"]) for one in ranks]
+        assert shares == [max(1, cores() // count)] * count
     run.environment["OMP_NUM_THREADS"] = "7"
     (one,) = seen(run("-np", "1", run.script(SHOW)))
     assert one["environment"]["OMP_NUM_THREADS"] == "7"

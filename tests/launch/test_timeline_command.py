@@ -189,11 +189,15 @@ def test_importing_the_command_loads_nothing_that_is_slow():
 
 
 def test_merging_and_reporting_load_neither_torch_nor_mpi(out):
-    """``timeline report`` on a folder imports neither torch nor mpi4py."""
+    """``merge`` of a folder and ``report`` of its trace import neither torch nor mpi4py."""
+    trace = str(out.parent / "t.json")
     code = (
         "import sys\nfrom asyncddp.cli.main import main\n"
-        f"main(['timeline', 'report', {str(out)!r}], standalone_mode=False)\n"
+        f"main(['timeline', 'merge', {str(out)!r}, '-o', {trace!r}], standalone_mode=False)\n"
+        f"main(['timeline', 'report', {trace!r}], standalone_mode=False)\n"
         "print(sorted({'torch', 'mpi4py'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert f"Wrote {trace}: " in done.stdout
+    assert "exposed" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
