@@ -18,7 +18,7 @@ from asyncddp.launch.hosts import parse_hosts
 from asyncddp.launch.job import RunOptions
 from asyncddp.launch.launcher_discovery import find_launcher
 from asyncddp.notebook import Cluster
-from tests.support import RUN_LIMIT
+from tests.support import RUN_LIMIT, until
 
 pytestmark = pytest.mark.mpi(2)
 
@@ -110,10 +110,8 @@ def test_nothing_outlives_a_killed(victim, marked, profiles):
     killed = owner if victim == "owner" else marked.one("cluster.daemon")
     os.kill(killed.pid, signal.SIGKILL)
     if victim == "keeper":
-        deadline = time.monotonic() + 60
-        while len(marked.lines()) > 1 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert [line for line in marked.lines() if "OWNER" not in line and "-c" not in line] == []
+        until(lambda: len(marked.lines()) <= 1, "the end of all but the owner")
+        assert [process.pid for process in marked.processes()] == [owner.pid]
         owner.kill()
     ended(owner)
     assert marked.left() == []
