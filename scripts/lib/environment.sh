@@ -171,9 +171,11 @@ ASYNCDDP_TORCH_INDEX=URL, the address that pytorch.org shows under Get Started f
 describe_torch() {
     "$venv/bin/python" -c '
 import json, re, sys
+from pip._vendor.packaging.requirements import Requirement
 missing = json.load(sys.stdin)["install"]
 torch = missing[0]["metadata"] if missing else {"version": ""}
-needs = " ".join(torch.get("requires_dist", []))
+every = map(Requirement, torch.get("requires_dist", []))
+needs = " ".join(one.name for one in every if not one.marker or one.marker.evaluate({"extra": ""}))
 if not missing:
     print("which is there already")
 elif re.search(r"\b(nvidia|cuda)-", needs):

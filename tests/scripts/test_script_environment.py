@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -203,6 +205,32 @@ def test_what_is_large_is_said_before_it_is_downloaded(machine, probe, has_gpu):
     done = probe(FAKE_SIZE=size, ASYNCDDP_TORCH_INDEX="file:///builds")
     assert f"installing torch, {size}" in done.stderr
     assert "there is no GPU here" not in done.stderr
+
+
+HERE, ELSEWHERE = f'sys_platform == "{sys.platform}"', f'sys_platform != "{sys.platform}"'
+
+
+@pytest.mark.parametrize(
+    ("needs", "told"),
+    [
+        (["filelock", f"nvidia-cublas-cu12==12.8.4; {HERE}"], "with CUDA: about 3 GB"),
+        (["filelock", f"cuda-toolkit[cublas]==13.0; {HERE}"], "with CUDA: about 3 GB"),
+        (["filelock", f"nvidia-cublas-cu12==12.8.4; {ELSEWHERE}"], "without CUDA: about 200 MB"),
+        (["filelock", 'nvidia-cublas-cu12; extra == "cuda"'], "without CUDA: about 200 MB"),
+        ([f"pytorch-triton-rocm==3.5; {HERE}"], "with libraries for GPUs: several GB"),
+        ([f"pytorch-triton-rocm==3.5; {ELSEWHERE}"], "without CUDA: about 200 MB"),
+        (None, "which is there already"),
+    ],
+)
+def test_what_comes_with_torch_is_read_from_the_report_of_pip(needs, told):
+    """CUDA is told of where torch requires its packages on this platform, without extras."""
+    pytest.importorskip("pip", reason="pip, which reads requirements, is not installed here")
+    torch = {"metadata": {"version": "2.9.0", "requires_dist": needs}}
+    report = json.dumps({"version": "1", "install": [] if needs is None else [torch]})
+    code = '. "$1"; venv=$2; describe_torch'
+    command = ["bash", "-c", code, "bash", REPO / "scripts" / "lib" / "environment.sh", sys.prefix]
+    done = subprocess.run(command, input=report, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(told)
 
 
 def test_triton_is_added_where_torch_has_come_without(machine, probe):
