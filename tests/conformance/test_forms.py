@@ -69,7 +69,9 @@ def prepared():
 
 
 def shares_memory(one, other):
-    return bool(one.numel()) and one.untyped_storage().data_ptr() == other.data_ptr()
+    return bool(one.numel()) and (
+        one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    )
 
 
 def forms_agree(verb):
@@ -99,7 +101,7 @@ def test_all_forms_of_a_verb_give_the_same_bits_and_leave_the_input(world, verb)
 
 @on("loopback-1")
 @pytest.mark.parametrize("verb", [v for v in TENSOR_VERBS if v != "pair_gossip"])
-def test_one_rank_alone_has_all_forms(world, verb):
+def test_one_rank_alone_has_all_forms_of_verbs_without_a_partner(world, verb):
     """On one rank, too, all forms of a verb give the same bits and keep their input."""
     world.run(forms_agree, verb)
 

@@ -51,24 +51,60 @@ def mixed_kinds(seed):
     rank, n = bf.rank(), bf.size()
     handles = []
     for k in range(12):
+        x = held(rank, (3,), torch.float32, seed=k)
+        mean = expected(lambda r, k=k: held(r, (3,), torch.float32, seed=k))
+        gathered = torch.tensor([100 * r + k for r in bf.in_neighbor_ranks()])
         starts = [
-            lambda k=k: bf.neighbor_allreduce_nonblocking(torch.full((3,), 1.0), name=f"r{k}"),
-            lambda k=k: bf.neighbor_allgather_nonblocking(torch.full((1,), rank), name=f"g{k}"),
+            lambda k=k, x=x, mean=mean: (
+                bf.neighbor_allreduce_nonblocking(x, name=f"r{k}"),
+                lambda got: check(got, x, mean),
+            ),
+            lambda k=k, gathered=gathered: (
+                bf.neighbor_allgather_nonblocking(torch.tensor([100 * rank + k]), name=f"g{k}"),
+                lambda got: torch.testing.assert_close(got, gathered),
+            ),
         ]
         mine.shuffle(starts)
         handles += [start() for start in starts]
-        handles.append(bf.allreduce_nonblocking(torch.tensor([rank]), average=False))
-        assert handles[-1].wait().item() == n * (n - 1) // 2 if k % 3 == 0 else True
+        handle = bf.allreduce_nonblocking(torch.tensor([rank + k]), average=False)
+        total = n * (n - 1) // 2 + n * k
+        handles.append(
+            (handle, lambda got, total=total: torch.testing.assert_close(got.item(), total))
+        )
+        if k % 3 == 0:
+            handle.wait()
     mine.shuffle(handles)
-    for handle in handles:
-        handle.wait()
-    return True
+    for handle, holds in handles:
+        holds(handle.wait())
 
 
 @SEVERAL
-def test_neighbour_verbs_overtake_collectives(world):
+def test_neighbour_verbs_come_in_any_order_between_collectives(world):
     """Named neighbour verbs may start in any order between collectives in one order."""
-    assert all(world.run(mixed_kinds, 1))
+    world.run(mixed_kinds, 1)
+
+
+def overtaken(folder):
+    """Rank 0 enters the collective only after all others have ended what they began after it."""
+    overtook = FileEvent(folder / "overtook")
+    x = torch.tensor([float(bf.rank())])
+    if bf.rank() > 0:
+        collective = bf.allreduce_nonblocking(x, average=False)
+    mean = bf.neighbor_allreduce(x, name="later")
+    check(mean, x, expected(lambda r: torch.tensor([float(r)])))
+    if bf.rank() > 0:
+        assert not collective.poll()
+        overtook.of(bf.rank()).set()
+    else:
+        overtook.wait_for(range(1, bf.size()))
+        collective = bf.allreduce_nonblocking(x, average=False)
+    return collective.wait().item()
+
+
+@SEVERAL
+def test_neighbour_verbs_overtake_collectives(world, tmp_path):
+    """A neighbour verb ends though a collective begun before it waits for a rank."""
+    assert world.run(overtaken, tmp_path) == [sum(range(world.size))] * world.size
 
 
 def same_name_again():
@@ -228,7 +264,7 @@ def test_many_small_verbs_travel_in_few_messages(world, weights):
 
 
 @SEVERAL
-def test_two_verbs_at_once(world):
+def test_two_verbs_at_once_give_each_its_mean(world):
     """Two non-blocking calls that start together to the same peers each give their mean."""
     world.run(fused, 2, "static")
 

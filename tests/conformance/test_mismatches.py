@@ -366,19 +366,28 @@ def test_weights_of_machines_that_differ_are_told_in_check_mode(world):
 
 
 def refused_before_start():
-    """In check mode nothing of a collective is sent before the forms agree, so all go on."""
-    if bf.rank() < 2:
-        x = torch.ones(2 + bf.rank())
-        caught(lambda: bf.allreduce(x, check=True))
-    else:
-        caught(lambda: bf.allreduce(torch.ones(2), check=True))
-    return True
+    """How many collectives this rank has begun when it was refused, and when all forms agreed."""
+    transport, begun = bf.current().transport, []
+    start = transport.iallreduce
+
+    def noted(*given):
+        begun.append(1)
+        return start(*given)
+
+    transport.iallreduce = noted
+    try:
+        caught(lambda: bf.allreduce(torch.ones(3 if bf.rank() == 1 else 2), check=True))
+        refused = len(begun)
+        assert bf.allreduce(torch.ones(2), average=False, check=True).tolist() == [bf.size()] * 2
+    finally:
+        del transport.iallreduce
+    return refused, len(begun)
 
 
-@on("loopback-2", "mpi-2")
+@on("loopback-2", "loopback-4", "mpi-2", "mpi-4")
 def test_a_checked_collective_is_refused_before_it_starts(world):
-    """With check=True, unequal shapes raise MismatchError on both ranks at once."""
-    assert all(world.run(refused_before_start))
+    """With check=True another shape on one rank raises on all before any begins the collective."""
+    assert world.run(refused_before_start) == [(0, 1)] * world.size
 
 
 def two_ranks_go_on():

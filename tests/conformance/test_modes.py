@@ -355,7 +355,9 @@ def compiled(backend):
 
 
 def compared(backend):
-    """Where compiled functions with verbs differ from the plain ones."""
+    """Where compiled functions with verbs differ from the plain ones, or are one graph."""
+    from torch._dynamo.utils import counters  # which takes long to import
+
     bf.set_topology(topology.ring(bf.size()))
     bf.win_create(full(SMALL, 0.0), "compiled", zero_init=True)
 
@@ -383,11 +385,14 @@ def compared(backend):
     wrong = []
     for plain in (blocking, nonblocking, in_place, window):
         fast = torch.compile(plain, backend=backend)
+        counters.clear()
         for k in range(3):
             x = full(SMALL, bf.rank() + k)
             expected, found = plain(x.clone()), fast(x.clone())
             if not torch.allclose(found, expected):
                 wrong.append(f"{plain.__name__}, use {k}: {found} instead of {expected}")
+        if not counters["graph_break"]:
+            wrong.append(f"{plain.__name__}: its graph was not broken")
     bf.win_free("compiled")
     trained = [compiled_training(backend), compiled_training(None)]
     return wrong if torch.allclose(*trained) else [*wrong, f"trained {trained}"]
@@ -415,7 +420,7 @@ def compiled_training(backend):
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 @on("shared_memory-2")
 def test_verbs_within_compiled_functions_break_their_graphs_and_warn_of_nothing(world, backend):
-    """Verbs and training steps under torch.compile give what they give without it."""
+    """Compiled functions are cut at their verbs, and give what they give uncompiled."""
     if backend == "inductor" and shutil.which("g++") is None:
         pytest.skip("inductor needs a C++ compiler")
     assert world.run(compiled, backend, limit=240.0) == [[]] * world.size
@@ -431,8 +436,8 @@ def test_verbs_are_marked_without_the_compiler():
 def transformed():
     """What verbs say within a function that torch.func transforms, and what they give after it."""
     bf.set_topology(topology.ring(bf.size()))
-    x, said = full(SMALL, bf.rank()), []
-    bf.win_create(full(SMALL, 0.0), "x")
+    x, said, engine = full(SMALL, bf.rank()), [], bf.current().engine
+    bf.win_create(full(SMALL, -1.0), "x")
     calls = {
         "neighbor_allreduce": lambda y: bf.neighbor_allreduce(y),
         "neighbor_allreduce of another": lambda y: bf.neighbor_allreduce(x) + y,
@@ -442,18 +447,24 @@ def transformed():
     for _ in range(3):
         for name, call in calls.items():
             for transform in (torch.func.vmap, lambda f: torch.func.grad(lambda y: f(y).sum())):
+                before = engine.use_counts()
                 with pytest.raises(bf.ArgumentError, match=r"torch\.func transforms") as raised:
                     transform(call)(x)
+                assert engine.use_counts() == before, "the verb has begun"
                 said.append(str(raised.value).startswith(name.split()[0]))
         found = bf.neighbor_allreduce(x)
         said.append(torch.allclose(found, mean_with_others(SMALL, 0)))
+        assert engine.use_counts() != before
+    bf.barrier()
+    for rank in bf.in_neighbor_ranks():
+        assert (bf.win_read_neighbor("x", rank) == -1.0).all(), "the put has begun"
     bf.win_free("x")
     return said
 
 
 @on("loopback-2", "shared_memory-2")
 def test_transformed_functions_are_refused_in_words_before_anything_is_sent(world):
-    """Verbs in vmap or grad raise ArgumentError, and the next plain call is right."""
+    """Verbs in vmap or grad raise ArgumentError and begin nothing; the next plain call is right."""
     assert world.run(transformed) == [[True] * 27] * world.size
 
 

@@ -283,13 +283,33 @@ def later_and_later(folder):
 
 @on("loopback-4", "mpi-4")
 def test_a_deadline_that_has_passed_on_one_rank_is_one_on_all(world, tmp_path):
-    """The others hear of it before their own, and raise what that rank raised."""
-    told = world.run(later_and_later, tmp_path)[1:]
-    assert [kind for kind, _, _ in told] == ["WaitTimeoutError"] * 3
-    for kind, origin, message in told:
-        began = f"rank {origin}: allreduce (collective, number 0) was not done in "
-        assert origin in (None, 1, 2, 3)
-        assert origin is None or began in message, (kind, message)
+    """The others hear of it before their own, and raise what that rank raised, with its origin."""
+    told = world.run(later_and_later, tmp_path)
+    for rank, (kind, origin, message) in enumerate(told[1:], start=1):
+        assert kind == "WaitTimeoutError"
+        began = "allreduce (collective, number 0) was not done in "
+        if origin is None:  # its own deadline
+            assert message.startswith(f"rank {rank}: {began}")
+        else:
+            assert origin in {1, 2, 3} - {rank}
+            assert f"rank {origin}: {began}" in message
+
+
+def one_has_left():
+    """Rank 0 returns; the others need it in a collective."""
+    if bf.rank() == 0:
+        return None
+    with pytest.raises(bf.PeerError) as caught:
+        bf.allreduce(one())
+    return type(caught.value).__name__, caught.value.origin, str(caught.value)
+
+
+@on("loopback-4", "mpi-4")
+def test_a_collective_that_one_rank_has_left_fails_on_all_others(world):
+    """All others raise PeerLeftError, whose origin is the rank that has left."""
+    for kind, origin, message in world.run(one_has_left)[1:]:
+        assert (kind, origin) == ("PeerLeftError", 0)
+        assert "rank 0 has left (" in message
 
 
 def test_a_collective_s_wait_is_told_of_once_for_all_ranks(caplog):

@@ -310,6 +310,10 @@ def cancelled():
     bf.win_cancel(handle)
     assert bf.win_poll(handle) is True
     assert bf.win_wait(handle) is True
+    bf.win_flush("x")
+    bf.barrier()
+    for j in bf.in_neighbor_ranks():
+        assert_is(bf.win_read_neighbor("x", j), 5.0)
     got = bf.win_get_nonblocking("x")
     bf.win_cancel(got)
     assert bf.win_wait(got) is True
@@ -321,7 +325,7 @@ def cancelled():
 
 
 def test_a_cancelled_handle_is_done_and_what_was_sent_arrives(world):
-    """After win_cancel, win_poll and win_wait return True, and a later put is read."""
+    """After win_cancel win_poll and win_wait return True, and that put and a later one are read."""
     world.run(cancelled)
 
 

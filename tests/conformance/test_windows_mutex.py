@@ -241,7 +241,7 @@ def thread_too_late():
         pass
 
 
-def test_another_thread_that_holds_it_is_told_at_the_deadline():
+def test_who_waits_for_another_thread_of_its_rank_is_told_at_the_deadline():
     """A wait for a mutex that another thread of the rank holds times out, and says so."""
     LoopbackWorld(2).run(thread_too_late, settings={"timeout": 1.0})
 
