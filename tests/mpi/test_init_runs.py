@@ -50,6 +50,24 @@ if me == 1:
 bf.init()
 """
 )
+AGAIN = (
+    TOGETHER
+    + """
+from mpi4py import MPI  # has started, so that a deadline can be raised
+import torch, asyncddp as bf
+if me == 1:
+    together("refused", [0])
+else:
+    try:
+        bf.init(timeout=0.5)
+    except bf.WaitTimeoutError as error:
+        print(f"rank {me} heard {error}", flush=True)
+    assert not bf.is_initialized()
+    together("refused", [0])
+bf.init()
+print("sum", bf.allreduce(torch.tensor([1.0 + me]), average=False).item(), flush=True)
+"""
+)
 DIFFERENT = (
     TOGETHER
     + """
@@ -96,6 +114,17 @@ def test_a_rank_that_never_calls_init_is_named_in_time(tmp_path, mpi_first):
     assert found, done
     assert found[1] == found[2], done
     assert done.left == (), done
+
+
+@pytest.mark.mpi(2)
+def test_init_may_be_called_again_after_its_deadline(tmp_path):
+    """A second ``init()`` joins the world once the rank that was missing has come."""
+    done = run_on_mpirun(2, AGAIN, tmp_path, warm=False)
+    assert not done.timed_out, done
+    assert done.code == 0, done
+    error = r"^rank 0 heard rank 0: init\(\) was not done in [\d.]+ s \(ASYNCDDP_TIMEOUT=0\.5\); "
+    assert re.search(error + "missing: rank 1$", done.stdout, re.MULTILINE), done
+    assert done.stdout.count("sum 3.0") == 2, done
 
 
 @pytest.mark.mpi(2)
