@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -24,6 +25,7 @@ RIVALS = {
     "pinned copy, the slower direction",
     "gloo: pinned, messages + lerp",
 }
+WAYS = {"one pass, by Triton", "passes of torch", "torch._foreach"}
 
 
 @pytest.fixture
@@ -75,11 +77,14 @@ class TestOneCommand:
         assert steps[:2] == ["local step", "adapt_then_combine, one-peer"]
 
     def test_ways_to_mix_were_measured(self, run):
-        """The sheet of ways to mix has lines by way, dtype and number of neighbours."""
+        """The sheet of ways to mix has a line for each way and dtype, with two neighbours."""
         sheets = json.loads((run[1] / "bench.json").read_text())["sheets"]
         (ways,) = [sheet for sheet in sheets if sheet["table"] == "ways"]
-        cells = {tuple(line["cells"][:3]) for line in ways["lines"]}
-        assert ("passes of torch", "bfloat16", "2") in cells
+        cells = sorted(tuple(line["cells"][:4]) for line in ways["lines"])
+        kinds = itertools.product(WAYS, ("bfloat16", "float32"))
+        assert cells == sorted((way, dtype, "2", "64 KB") for way, dtype in kinds)
+        measured = {line["cells"][0] for line in ways["lines"] if line["cells"][4].endswith("s")}
+        assert measured >= WAYS - {"one pass, by Triton"}, "Triton needs a GPU"
 
     def test_the_aims_stand_beside_the_figures(self, run):
         """bench.md marks each aim as met or missed, and says what could not be measured."""
