@@ -17,7 +17,7 @@ _Models = torch.nn.Module | Iterable[torch.nn.Module]
 
 
 class OptimizerOptions(TypedDict, total=False):
-    """Keyword arguments of DistributedOptimizer; its subclasses pass them on to it."""
+    """Keyword arguments that these classes take, too; see :class:`asyncddp.DistributedOptimizer`."""
 
     topology: GraphOrSchedule | None
     bucket_size_in_mb: float
