@@ -136,7 +136,9 @@ from .optim.optim_fn import optim_fn_accum_adamw as optim_fn_accum_adamw
 from .optim.optim_fn import optim_fn_adam as optim_fn_adam
 from .optim.optim_fn import optim_fn_adamw as optim_fn_adamw
 from .parallel import DecentralizedDataParallel as DecentralizedDataParallel
-from .parallel.samplers import LocalStepRandomBatchSampler as LocalStepRandomBatchSampler
+from .parallel.random_batch_sampler import (
+    LocalStepRandomBatchSampler as LocalStepRandomBatchSampler,
+)
 from .thread_world import LocalWorld as LocalWorld
 from .thread_world import local_world as local_world
 

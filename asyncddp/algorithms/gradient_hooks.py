@@ -63,7 +63,7 @@ def remove_hooks(hooks: list[RemovableHandle]) -> None:
 
 
 class GradientHookOwner(Protocol):
-    """Interface of a wrapper that has gradient hooks on parameters and sends parameters."""
+    """Interface of an optimizer or model wrapper that has gradient hooks on its parameters."""
 
     def wait_for_reads(self) -> None:
         """Wait until no message or peer reads a parameter any more."""

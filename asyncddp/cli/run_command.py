@@ -18,7 +18,7 @@ from asyncddp.launch.diagnosis import Diagnosis, diagnose, group_by_failure, rea
 from asyncddp.launch.job import Job, LaunchCommand, RunOptions
 from asyncddp.launch.job_builder import build_job
 from asyncddp.launch.launcher_discovery import InstalledLauncher, find_launcher
-from asyncddp.launch.output_filter import OutputFilter, WaitWarningAggregator
+from asyncddp.launch.launcher_message_filter import LauncherMessageFilter, WaitWarningAggregator
 from asyncddp.launch.supervisor import REPORT_DIR, supervise
 from asyncddp.listening_sockets import confine_while_it_runs
 from asyncddp.rank_lists import list_ranks
@@ -100,8 +100,8 @@ def _run_supervised(
     started: Callable[[int], None],
 ) -> int:
     output_patterns = found.launcher.output_patterns
-    stdout = OutputFilter(output_patterns, pass_through=options.verbose)
-    stderr = OutputFilter(
+    stdout = LauncherMessageFilter(output_patterns, pass_through=options.verbose)
+    stderr = LauncherMessageFilter(
         output_patterns, pass_through=options.verbose, wait_warnings=WaitWarningAggregator()
     )
     beside = str(Path(found.executable).parent)

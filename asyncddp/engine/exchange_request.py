@@ -142,7 +142,7 @@ class SendCompletion:
 
 
 class SendBuffersReleased(SendCompletion):
-    """Condition that later work on the device's stream may overwrite an exchange's send buffers."""
+    """Condition that work queued next on the device's stream can safely overwrite send buffers."""
 
     @override
     def done(self) -> bool:

@@ -86,7 +86,7 @@ class TensorMessage(_MessageBase, frozen=True, tag=0):
 
 
 class Ack(_MessageBase, frozen=True, tag=1):
-    """Acknowledgement: the receiver expected the tensor under this key, and its signature fits."""
+    """Acknowledgement that the receiver expects this tensor, with the same dtype and shape."""
 
     key: MatchKey
 

@@ -1,4 +1,4 @@
-"""Progress loop: advances all operations of one rank, on threads that wait or on its own."""
+"""Progress loop: advances all operations of a rank, on waiting threads or a thread of its own."""
 
 from __future__ import annotations
 

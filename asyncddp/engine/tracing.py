@@ -23,8 +23,8 @@ from asyncddp.timeline.tracks import TRANSFER_TRACK
 from asyncddp.transport.base import Request
 
 
-class _RecordedExchange(Protocol):
-    """Interface of an exchange: the fields that are recorded."""
+class _ExchangeFields(Protocol):
+    """Interface of an exchange: the fields that tracing records in the timeline."""
 
     @property
     def key(self) -> MatchKey: ...
@@ -32,8 +32,8 @@ class _RecordedExchange(Protocol):
     def signature(self) -> ExchangeSignature: ...
 
 
-class _RecordedSpec(Protocol):
-    """Interface of an operation's specification: the fields that are recorded."""
+class _SpecFields(Protocol):
+    """Interface of an operation's specification: the fields that tracing records."""
 
     @property
     def verb(self) -> str: ...
@@ -48,7 +48,7 @@ class EngineTracing:
         self._tracer = tracer
 
     def call(
-        self, spec: _RecordedSpec, about: Sequence[object]
+        self, spec: _SpecFields, about: Sequence[object]
     ) -> AbstractContextManager[object] | None:
         """Return a context manager that records a call with arguments ``about``, or None."""
         if self._tracer is None:
@@ -56,14 +56,14 @@ class EngineTracing:
         nbytes = next((one.nbytes for one in about if isinstance(one, torch.Tensor)), 0)
         return self._tracer.enqueue_span(spec.verb, spec.label, nbytes)
 
-    def wait(self, spec: _RecordedSpec) -> WaitSpan | None:
+    def wait(self, spec: _SpecFields) -> WaitSpan | None:
         """Return the timeline span of a wait that begins now, for the caller to end, or None."""
         return None if self._tracer is None else self._tracer.start_wait(spec.verb, spec.label)
 
     def transfer(
         self,
         kind: str,
-        exchange: _RecordedExchange,
+        exchange: _ExchangeFields,
         peer: int,
         nbytes: int,
         begun: int,
@@ -83,7 +83,7 @@ class EngineTracing:
         record()
         return None
 
-    def collective(self, exchange: _RecordedExchange, ranks: Sequence[int], begun: int) -> None:
+    def collective(self, exchange: _ExchangeFields, ranks: Sequence[int], begun: int) -> None:
         """Record a collective that has just ended."""
         if self._tracer is None:
             return
@@ -96,7 +96,7 @@ class EngineTracing:
         self._tracer.record(Span("collective", "collective", TRANSFER_TRACK, begun, now, args))
 
     def average(
-        self, exchange: _RecordedExchange, begun: int, chunk: torch.Tensor, sources: tuple[int, ...]
+        self, exchange: _ExchangeFields, begun: int, chunk: torch.Tensor, sources: tuple[int, ...]
     ) -> None:
         """Record that a chunk has just been averaged with those of its sources."""
         if self._tracer is not None:
@@ -186,7 +186,7 @@ class TracedSendRingBuffer(SendRingBuffer):
 
 
 class TracedReceiveRingBuffer(ReceiveRingBuffer):
-    """Receive ring buffer that records each tensor read from it."""
+    """Receive ring buffer that records the reading of each tensor as a timeline event."""
 
     def __init__(self, record: Callable[[int, int, int, int], None], *details: Any) -> None:
         super().__init__(*details)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from asyncddp.errors import ArgumentError
-from asyncddp.launch.cpu_cores import cores
+from asyncddp.launch.available_cpus import cores
 from asyncddp.launch.hosts import (
     Host,
     assign_slots,

@@ -64,7 +64,7 @@ def _set_variables() -> None:
     """Set OMP_NUM_THREADS, and torch.distributed's variables, unless the user has."""
     size = _first(_LOCAL_SIZE, os.environ)
     if size is not None and "OMP_NUM_THREADS" not in os.environ:
-        from asyncddp.launch.cpu_cores import threads_per_rank
+        from asyncddp.launch.available_cpus import threads_per_rank
 
         os.environ["OMP_NUM_THREADS"] = str(threads_per_rank(int(size)))
     tune_open_mpi(os.environ)  # the script may start MPI before it imports the library

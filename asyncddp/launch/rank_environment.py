@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 
 from asyncddp.errors import ArgumentError
-from asyncddp.launch.cpu_cores import threads_per_rank
+from asyncddp.launch.available_cpus import threads_per_rank
 from asyncddp.launch.hosts import Host, is_this_machine
 
 _NEEDED = (

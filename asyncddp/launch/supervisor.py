@@ -1,4 +1,4 @@
-"""Runs the launcher process: forwards its output and signals to it, and kills what it leaves."""
+"""Runs the launcher process: relays output and signals, kills processes left behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from asyncddp.launch.output_filter import OutputFilter
+from asyncddp.launch.launcher_message_filter import LauncherMessageFilter
 from asyncddp.launch.process_cleanup import kill_processes, parent_death_setter
 from asyncddp.launch.rank_tracker import RankTracker
 
@@ -48,7 +48,7 @@ class _OutputPipe:
 
     source: IO[bytes]
     target: int
-    output_filter: OutputFilter
+    output_filter: LauncherMessageFilter
     quiet_since: float = field(default_factory=time.monotonic)
 
     def forward(self) -> bool:
@@ -143,7 +143,7 @@ def supervise(
     environment: Mapping[str, str],
     *,
     report_directory: Path,
-    output_filters: tuple[OutputFilter | None, OutputFilter],
+    output_filters: tuple[LauncherMessageFilter | None, LauncherMessageFilter],
     timeout: float | None = None,
     started: Callable[[int], None] = lambda process: None,
 ) -> RunOutcome:

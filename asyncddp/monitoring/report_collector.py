@@ -22,7 +22,7 @@ _FIGURES = len(fields(Record)) - 1  # all but the departed ranks, whose number v
 
 @dataclass(frozen=True)
 class MonitorReport:
-    """Report of one rank for one step; its random projection gives the consensus distance."""
+    """Report of one rank for one step, with a random projection of its parameters."""
 
     record: Record
     projection: torch.Tensor | None = None
@@ -92,7 +92,7 @@ class ReportCollector:
 
 
 class ReportSender:
-    """Sender of a rank's monitor reports to rank 0, under a unique label; receiver on rank 0."""
+    """Sends a rank's monitor reports to rank 0; on rank 0, receives those of all ranks."""
 
     def __init__(self, context: Context, label: str) -> None:
         self._context, self._service = context, f"monitor/{label}"

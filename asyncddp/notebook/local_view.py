@@ -173,7 +173,7 @@ def _make_failure(rank: int, error: BaseException, file: str) -> CellFailure:
 
 
 class _RankPrefixStream:
-    """Text stream that prefixes each line with its name and the rank that wrote it."""
+    """Text stream that prefixes each line with the stream's name and the writing rank."""
 
     def __init__(self, target: TextIO, name: str) -> None:
         self._target, self._name = target, name

@@ -18,7 +18,7 @@ from asyncddp.timeline.tracer import Tracer
 
 
 class TracedFastPath(FastPath):
-    """Fast path that records calls, waits and averages in the timeline."""
+    """Fast path of neighbour averages that records its calls and waits in the timeline."""
 
     _profiled = True  # the tracer makes the range
 

@@ -1,4 +1,4 @@
-"""Weights of one averaging call: validated at the call, looked up once its round is known."""
+"""Weights of one averaging call: checked at the call, resolved once its graph is known."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from asyncddp.algorithms.training_setup import checked_integer
+from asyncddp.algorithms.wrapper_setup import checked_integer
 from asyncddp.errors import ArgumentError
 from asyncddp.tensors.allocation import zeros, zeros_like
 

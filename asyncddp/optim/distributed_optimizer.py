@@ -11,13 +11,13 @@ from asyncddp.algorithms import Algorithm
 from asyncddp.algorithms.gradient_hooks import claim_parameters
 from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.algorithms.phases import Closure, PhaseConfig, phase_for
-from asyncddp.algorithms.training_setup import (
+from asyncddp.algorithms.training_tracer import tracer_for
+from asyncddp.algorithms.wrapper_setup import (
     checked_bucket_bytes,
     checked_integer,
     next_label,
     require_equal_setup,
 )
-from asyncddp.algorithms.training_tracer import tracer_for
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
 from asyncddp.optim.optimizer_arguments import (

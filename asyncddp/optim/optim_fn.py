@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from asyncddp.algorithms.training_setup import checked_integer
+from asyncddp.algorithms.wrapper_setup import checked_integer
 from asyncddp.errors import ArgumentError
 from asyncddp.optim.accum_adam import AccumAdam, AccumAdamW
 

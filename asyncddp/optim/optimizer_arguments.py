@@ -9,7 +9,7 @@ import torch
 
 from asyncddp.algorithms import ALGORITHMS, Algorithm
 from asyncddp.algorithms.phases import PhaseConfig
-from asyncddp.algorithms.training_setup import checked_integer
+from asyncddp.algorithms.wrapper_setup import checked_integer
 from asyncddp.errors import ArgumentError
 
 

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from asyncddp.parallel.decentralized_data_parallel import DecentralizedDataParallel
-from asyncddp.parallel.samplers import LocalStepRandomBatchSampler
+from asyncddp.parallel.random_batch_sampler import LocalStepRandomBatchSampler
 
 __all__ = ["DecentralizedDataParallel", "LocalStepRandomBatchSampler"]

@@ -170,7 +170,7 @@ class BucketAverager:
 
 
 class _PendingRounds:
-    """Rounds in progress; as an exit callback of the context it waits for their messages.
+    """Averaging rounds in progress, whose messages are waited for when the context closes.
 
     A rank must not leave the world before its neighbours have its messages.
     """

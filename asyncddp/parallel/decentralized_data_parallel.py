@@ -10,14 +10,14 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from asyncddp.algorithms.model_averager import NeighborProgressMixin
-from asyncddp.algorithms.training_setup import broadcast_tensors, next_label, require_equal_setup
 from asyncddp.algorithms.training_tracer import tracer_for
+from asyncddp.algorithms.wrapper_setup import broadcast_tensors, next_label, require_equal_setup
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.settings_agreement import require_equal_tensors, tensors_of
+from asyncddp.parallel.argument_validation import checked_config, checked_model, checked_parameters
 from asyncddp.parallel.bucket_averager import BucketAverager
 from asyncddp.parallel.bucket_optimizer_state import check_state
-from asyncddp.parallel.module_arguments import checked_config, checked_model, checked_parameters
 from asyncddp.parallel.module_wrapper import AverageModelWrapper
 from asyncddp.parallel.optimizer_buckets import LRSchedulerFn, OptimFn
 from asyncddp.parallel.reducer import Reducer

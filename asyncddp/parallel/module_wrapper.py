@@ -1,4 +1,4 @@
-"""Base classes of module wrappers: transparent ones, and such that show the average model."""
+"""Base classes of module wrappers: without a name prefix, and with the averaged model."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TransparentModuleWrapper(torch.nn.Module):
 
 
 class AverageModelWrapper(TransparentModuleWrapper):
-    """Module wrapper (base class) that trains by a reducer, and averages the ranks' models."""
+    """Base class of module wrappers that can show the average of all ranks' models."""
 
     _reducer: Reducer
     _averages_buffers: bool  # beside parameters

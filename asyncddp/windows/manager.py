@@ -27,8 +27,8 @@ from asyncddp.windows.message_edge import (
     PUT,
     TAKEN,
     TICK,
-    MessageReader,
-    MessageWriter,
+    MessageEdgeReader,
+    MessageEdgeWriter,
 )
 from asyncddp.windows.mutex import FREE, LOCK, LOCKED, WindowMutex
 from asyncddp.windows.nonblocking_handle import PendingGet, WindowHandle
@@ -165,7 +165,7 @@ class WindowManager:
                 edges.get_writers[peer] = SharedMemoryWriter(chunk, first + _EDGE_BYTES)
             else:
                 send = partial(self._send, peer, window.number)
-                edges.outgoing[peer] = MessageWriter(self._engine, send)
+                edges.outgoing[peer] = MessageEdgeWriter(self._engine, send)
         what = f"rank {self._context.rank}: window {window.name!r}: rank"
         for peer, place in sources.items():
             if place is not None and self._group is not None:
@@ -176,7 +176,7 @@ class WindowManager:
                 edges.get_readers[peer] = SharedMemoryReader(arena, process, second, *facts)
             else:
                 taken = partial(self._send, peer, window.number, TAKEN)
-                edges.incoming[peer] = MessageReader(taken)
+                edges.incoming[peer] = MessageEdgeReader(taken)
         return edges
 
     def drop(self, name: str) -> None:
@@ -232,16 +232,16 @@ class WindowManager:
         edge = window.edges.incoming[peer]
         *facts, tensor = facts
         if word == TICK:
-            if isinstance(edge, MessageReader):
+            if isinstance(edge, MessageEdgeReader):
                 edge.handle_clock(facts[0])
             return
-        if isinstance(edge, MessageReader) and tensor is not None:
+        if isinstance(edge, MessageEdgeReader) and tensor is not None:
             edge.receive(word, facts, tensor)
         self._send(peer, window.number, ARRIVED, facts[-1])
 
     def _handle_reader(self, window: Window, peer: int, word: str, facts: list[Any]) -> None:
         edge = window.edges.outgoing[peer]
-        if isinstance(edge, MessageWriter):
+        if isinstance(edge, MessageEdgeWriter):
             (edge.handle_arrived if word == ARRIVED else edge.handle_taken)(facts[0])
 
     def _handle_get_request(self, window: Window, peer: int, word: str, facts: list[Any]) -> None:

@@ -35,8 +35,8 @@ class _PendingPut(NamedTuple):
     version: int
 
 
-class MessageWriter(EdgeWriter):
-    """Writing end of a window edge, which sends tensors by message to a rank on another machine."""
+class MessageEdgeWriter(EdgeWriter):
+    """Sends a window's tensors by message to a neighbour on another machine."""
 
     visible_at_once = False
 
@@ -121,7 +121,7 @@ class MessageWriter(EdgeWriter):
         self._send(kind, *facts, tensor=buffer.tensor)
 
 
-class MessageReader(EdgeReader):
+class MessageEdgeReader(EdgeReader):
     """Reading end of a window edge, which stores tensors received by message from a neighbour.
 
     ``tell`` tells the writer which version was taken.

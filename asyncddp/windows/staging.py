@@ -83,7 +83,7 @@ class PendingPublish:
 
 
 class TensorStaging:
-    """Copies between a window's own tensor and its host buffers, made at once, under its lock."""
+    """Synchronous copies between a window's tensor and host buffers, under the window's lock."""
 
     def __init__(self, pool: BufferPool) -> None:
         self._pool = pool

@@ -61,11 +61,10 @@ def test_help_lists_the_commands():
 
 
 def test_it_can_be_run_as_a_module():
-    """``python -m asyncddp`` and ``python -m asyncddp.cli`` are the command ``asyncddp``."""
-    for module in ("asyncddp", "asyncddp.cli"):
-        command = [sys.executable, "-m", module, "--version"]
-        ended = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert ended.stdout.startswith("asyncddp, version ")
+    """``python -m asyncddp`` is the command ``asyncddp``."""
+    command = [sys.executable, "-m", "asyncddp", "--version"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stdout.startswith("asyncddp, version ")
 
 
 def test_bfrun_is_asyncddp_run(monkeypatch, capsys):

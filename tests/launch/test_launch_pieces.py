@@ -8,7 +8,7 @@ import pytest
 import recorded
 
 from asyncddp.errors import ArgumentError, EnvironmentProblem
-from asyncddp.launch.cpu_cores import cores, threads_per_rank
+from asyncddp.launch.available_cpus import cores, threads_per_rank
 from asyncddp.launch.job_builder import build_rank_program
 from asyncddp.launch.launcher_discovery import find_launcher
 from asyncddp.launch.rank_environment import forwarded_variables, launch_variables, parse_exports
@@ -129,8 +129,10 @@ def test_cores_are_shared_out_and_no_rank_is_left_without():
 def test_a_containers_quota_limits_the_cores(monkeypatch, tmp_path):
     """A quota in cgroup's cpu.max limits the number of cores, to at least one."""
     quota = tmp_path / "cpu.max"
-    monkeypatch.setattr("asyncddp.launch.cpu_cores._QUOTA", quota)
-    monkeypatch.setattr("asyncddp.launch.cpu_cores._processors", lambda: set(range(1000, 1008)))
+    monkeypatch.setattr("asyncddp.launch.available_cpus._QUOTA", quota)
+    monkeypatch.setattr(
+        "asyncddp.launch.available_cpus._processors", lambda: set(range(1000, 1008))
+    )
     for text, expected in [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("", 8)]:
         quota.write_text(text)
         assert cores() == expected, text

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from asyncddp.launch.cpu_cores import cores
+from asyncddp.launch.available_cpus import cores
 
 SHOW = """
 import json, os, sys

@@ -5,8 +5,8 @@ import recorded
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncddp.launch.launcher_message_filter import LauncherMessageFilter, WaitWarningAggregator
 from asyncddp.launch.launchers import LAUNCHERS
-from asyncddp.launch.output_filter import OutputFilter, WaitWarningAggregator
 
 NOISY = [
     ("open_mpi_5", recorded.OPEN_MPI_5_KILLED),
@@ -39,7 +39,7 @@ USERS = [
 
 def through(vendor, chunks):
     """What comes out, at once and at the end."""
-    sieve = OutputFilter(LAUNCHERS[vendor].output_patterns)
+    sieve = LauncherMessageFilter(LAUNCHERS[vendor].output_patterns)
     return b"".join([*(sieve.feed(chunk) for chunk in chunks), sieve.flush()]), sieve.launcher_lines
 
 
@@ -99,12 +99,12 @@ def test_every_byte_either_comes_through_in_order_or_is_noted(stream):
 @given(st.binary(max_size=300))
 def test_without_noise_everything_comes_through_at_once(data):
     """A filter without patterns returns each chunk at once."""
-    assert OutputFilter().feed(data) == data
+    assert LauncherMessageFilter().feed(data) == data
 
 
 def test_an_unfinished_line_is_held_only_where_it_may_be_the_launchers():
     """The start of a line is held back only while it may begin a launcher's message."""
-    sieve = OutputFilter(LAUNCHERS["open_mpi_5"].output_patterns)
+    sieve = LauncherMessageFilter(LAUNCHERS["open_mpi_5"].output_patterns)
     assert sieve.feed(b"Password: ") == b"Password: "
     assert sieve.feed(b"\n10%") == b"\n10%"
     assert sieve.feed(b"\n------") == b"\n"
@@ -124,14 +124,14 @@ def test_a_progress_bar_may_stand_before_the_launchers_words():
 def test_words_that_are_kept_are_noted_all_the_same():
     """With ``pass_through`` the launcher's message comes through and is noted as well."""
     data = b"before\n" + recorded.OPEN_MPI_5_KILLED.encode() + b"after\n"
-    sieve = OutputFilter(LAUNCHERS["open_mpi_5"].output_patterns, pass_through=True)
+    sieve = LauncherMessageFilter(LAUNCHERS["open_mpi_5"].output_patterns, pass_through=True)
     assert sieve.feed(data) == data
     assert sieve.launcher_lines == recorded.OPEN_MPI_5_KILLED.splitlines()
 
 
 def test_it_is_known_whether_a_line_is_unfinished():
     """``at_line_start`` tells whether the output so far ends with a newline or is empty."""
-    sieve = OutputFilter(LAUNCHERS["open_mpi_5"].output_patterns)
+    sieve = LauncherMessageFilter(LAUNCHERS["open_mpi_5"].output_patterns)
     assert sieve.at_line_start
     sieve.feed(b" 50%|##  |" + recorded.OPEN_MPI_5_KILLED.encode())
     assert not sieve.at_line_start
@@ -152,7 +152,7 @@ def waits(rank, missing, seconds=60, more=""):
 
 
 def gathered(*lines):
-    sieve = OutputFilter(
+    sieve = LauncherMessageFilter(
         LAUNCHERS["open_mpi_5"].output_patterns, wait_warnings=WaitWarningAggregator()
     )
     through = sieve.feed("".join(lines).encode())
@@ -186,7 +186,7 @@ def test_ranks_that_wait_for_one_another_and_in_the_end_for_one_are_told_of_once
 )
 def test_what_has_no_common_cause_comes_through_as_it_was(lines):
     """One warning, a cycle, one with a hint, and other lines come through unchanged."""
-    sieve = OutputFilter(
+    sieve = LauncherMessageFilter(
         LAUNCHERS["open_mpi_5"].output_patterns, wait_warnings=WaitWarningAggregator()
     )
     out = b"".join(sieve.feed(line.encode()) for line in lines) + sieve.flush()
@@ -195,7 +195,7 @@ def test_what_has_no_common_cause_comes_through_as_it_was(lines):
 
 def test_a_warning_begins_a_line_of_its_own():
     """A warning after an unfinished line begins on a new line."""
-    sieve = OutputFilter(wait_warnings=WaitWarningAggregator())
+    sieve = LauncherMessageFilter(wait_warnings=WaitWarningAggregator())
     out = (
         sieve.feed(waits(0, "rank 1").encode())
         + sieve.feed(b"50%|#")

@@ -16,8 +16,8 @@ from typing_extensions import override
 from asyncddp.algorithms.averaging_round import AveragingRound
 from asyncddp.algorithms.gradient_hooks import WeakMethodHook, hook_gradients, remove_hooks
 from asyncddp.algorithms.model_averager import ModelAverager
-from asyncddp.algorithms.training_setup import require_dense
 from asyncddp.algorithms.training_tracer import NullTrainingTracer
+from asyncddp.algorithms.wrapper_setup import require_dense
 from asyncddp.errors import ArgumentError
 from asyncddp.tensors.buckets import ParameterBucket, partition
 
@@ -72,7 +72,7 @@ NamedTensors: TypeAlias = list[tuple[str, torch.Tensor]]
 
 @dataclass(frozen=True)
 class PhaseConfig:
-    """Settings of a communication phase: averager, user's optimizer, its models and bucket size."""
+    """Settings of a communication phase: averager, optimizer, wrapped models, bucket size."""
 
     averager: ModelAverager
     optimizer: torch.optim.Optimizer

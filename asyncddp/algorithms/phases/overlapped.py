@@ -128,7 +128,7 @@ class OverlappedPhase(ParameterAveragingPhase):
             self._versions = None
 
 
-class ThroughStepPhase(OverlappedPhase):
+class BackgroundAveragingPhase(OverlappedPhase):
     r"""Communication phase of ``async_model_average``: averages copies while training goes on.
 
     The first forward pass in training mode after an averaging sends a copy s of the parameters x,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncddp.cli.doctor.check_result import CheckResult
-from asyncddp.launch.cpu_cores import cores
+from asyncddp.launch.available_cpus import cores
 from asyncddp.rank_lists import list_ranks
 
 _SHM = Path("/dev/shm")

@@ -1,4 +1,4 @@
-"""BlueFog's graphs and one-peer schedules under their names, built by :mod:`topology`.
+"""BlueFog's function names for the graphs and one-peer schedules of :mod:`topology`.
 
 The edge i → j carries the weight ``A[i, j]`` that j gives to the value of i, also for i = j.
 """

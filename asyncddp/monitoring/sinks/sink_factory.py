@@ -77,7 +77,7 @@ class JsonLinesSink:
 
 
 class TensorBoardSink:
-    """Sink that writes each rank's figures to a ``SummaryWriter``, closed with it if ``own``."""
+    """Sink that writes each rank's figures to a ``SummaryWriter``, and closes it if it owns it."""
 
     def __init__(self, writer: Any, *, own: bool = False) -> None:
         self._writer, self._own = writer, own

@@ -1,4 +1,4 @@
-"""Report of where all ranks' time goes, which rank holds up the others, and what is unknown."""
+"""Report of how ranks spend their time, which rank delays others, and time unaccounted for."""
 
 from __future__ import annotations
 

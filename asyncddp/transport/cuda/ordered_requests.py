@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class OrderedRequest(Protocol):
-    """Request that its transport advances without blocking, in order with those of equal key."""
+    """Non-blocking request; those with equal order keys advance in the order of their start."""
 
     order_key: Hashable
     """Requests with equal keys are transferred one after the other."""

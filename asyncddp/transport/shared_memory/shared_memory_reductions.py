@@ -153,7 +153,7 @@ class SharedMemoryReduction(ABC):
             out.div_(self._divisor)
 
 
-class SharedMemoryAllreduce(SharedMemoryReduction):
+class SharedMemoryAllreduceRequest(SharedMemoryReduction):
     """Request of one allreduce through shared memory.
 
     Two ranks add each other's pieces in place; more of them divide the additions: rank r sums part
@@ -214,7 +214,7 @@ class SharedMemoryAllreduce(SharedMemoryReduction):
         return piece[rank * share : (rank + 1) * share]
 
 
-class SharedMemoryReduceScatter(SharedMemoryReduction):
+class SharedMemoryReduceScatterRequest(SharedMemoryReduction):
     """Request of one reduce-scatter through shared memory.
 
     A piece is the same columns of all ranks' parts. Every rank publishes those of its rows that

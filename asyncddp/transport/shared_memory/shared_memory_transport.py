@@ -16,8 +16,8 @@ from asyncddp.transport.mpi.mpi_transport import MPITransport
 from asyncddp.transport.mpi.runtime import MPI
 from asyncddp.transport.shared_memory.shared_memory_reductions import (
     MIN_BYTES,
-    SharedMemoryAllreduce,
-    SharedMemoryReduceScatter,
+    SharedMemoryAllreduceRequest,
+    SharedMemoryReduceScatterRequest,
     SharedReductionBuffers,
 )
 from asyncddp.transport.startup_deadline import StartupDeadline
@@ -91,7 +91,7 @@ class SharedMemoryTransport(MPITransport):
         if buffers is None:
             return super().iallreduce(tensor, out, divisor)
         into = tensor if out is None else out
-        return SharedMemoryAllreduce(buffers, tensor, into, divisor, self.break_collectives)
+        return SharedMemoryAllreduceRequest(buffers, tensor, into, divisor, self.break_collectives)
 
     def ireduce_scatter(
         self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
@@ -100,7 +100,9 @@ class SharedMemoryTransport(MPITransport):
         buffers = self._reduction_buffers_for(tensor)
         if buffers is None:
             return super().ireduce_scatter(tensor, out, divisor)
-        return SharedMemoryReduceScatter(buffers, tensor, out, divisor, self.break_collectives)
+        return SharedMemoryReduceScatterRequest(
+            buffers, tensor, out, divisor, self.break_collectives
+        )
 
     def _reduction_buffers_for(self, tensor: torch.Tensor) -> SharedReductionBuffers | None:
         """Return the buffers for reducing a tensor; None where MPI reduces it."""

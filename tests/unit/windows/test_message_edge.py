@@ -10,7 +10,7 @@ import torch
 from asyncddp.config import Config
 from asyncddp.engine import ProgressEngine
 from asyncddp.transport.loopback import LoopbackTransport
-from asyncddp.windows.message_edge import ADD, PUT, MessageReader, MessageWriter
+from asyncddp.windows.message_edge import ADD, PUT, MessageEdgeReader, MessageEdgeWriter
 from asyncddp.windows.staging import BufferPool
 
 
@@ -20,7 +20,7 @@ class Wire:
     def __init__(self, engines):
         self.engines, self.came, self.bell = engines, [], threading.Event()
         self.pool = BufferPool(None, (2,), torch.float64)
-        self.box = MessageWriter(engines[0], self.send)
+        self.box = MessageEdgeWriter(engines[0], self.send)
         with engines[1].active_messages() as active_messages:
             active_messages.handlers["windows"] = self.hear
 
@@ -96,7 +96,7 @@ def test_a_later_sum_is_added_to_what_waits(transport):
 
 
 def received(*letters, told=None):
-    box = MessageReader([].append if told is None else told.append)
+    box = MessageEdgeReader([].append if told is None else told.append)
     for version, (kind, value, p) in enumerate(letters, start=1):
         box.receive(kind, (1.0, p, version, version), torch.full((2,), value))
     return box

@@ -13,7 +13,7 @@ from asyncddp.context import current
 from asyncddp.transport.loopback import LoopbackTransport
 from asyncddp.windows import windows_of
 from asyncddp.windows.device_staging import DeviceStaging
-from asyncddp.windows.message_edge import MessageWriter
+from asyncddp.windows.message_edge import MessageEdgeWriter
 from tests.conformance import test_windows as windows
 from tests.support import on
 from tests.support.staged import StagedWorld, on_a_stand_in
@@ -59,7 +59,7 @@ def lies_on_a_device(way):
     windows.made(1.0)
     window = windows_of(current()).find("test", "x")
     assert isinstance(window._staging, DeviceStaging)
-    assert {isinstance(edge, MessageWriter) for edge in window.edges.outgoing.values()} == {
+    assert {isinstance(edge, MessageEdgeWriter) for edge in window.edges.outgoing.values()} == {
         way == "apart"
     }
 

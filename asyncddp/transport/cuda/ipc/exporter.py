@@ -30,7 +30,7 @@ _MIN_IN_PLACE_BYTES = 1 << 20  # from which a tensor is exported in place where 
 
 
 @dataclass(eq=False)
-class PendingPeerRead:
+class PendingReadByPeer:
     """Pending read of this rank's GPU memory by a peer; done once the peer has queued its read."""
 
     peer: int
@@ -58,7 +58,7 @@ class PendingPeerRead:
 
 
 class MemoryExporter:
-    """Exporter that lets peers with access to this GPU's memory read tensors, or copies, in place.
+    """Exports GPU tensors, or copies of them, by CUDA IPC for peers to read in place.
 
     It announces memory to a peer by a ready message and waits for the peer's done message. Both
     kinds go by a host transport each.
@@ -77,7 +77,7 @@ class MemoryExporter:
         self._tasks, self._drive_all = tasks, drive
         self._event_pairs: dict[int, list[EventPair]] = defaultdict(list)
         self._made: list[EventPair] = []
-        self._pending_reads: list[PendingPeerRead] = []
+        self._pending_reads: list[PendingReadByPeer] = []
 
     @property
     def busy(self) -> bool:
@@ -96,7 +96,7 @@ class MemoryExporter:
         *,
         last: bool = True,
         buffer: bool = True,
-    ) -> PendingPeerRead:
+    ) -> PendingReadByPeer:
         """Announce bytes to a peer, which it can read after earlier work of the compute stream.
 
         A tensor without bytes has no memory; a ``buffer`` is reused once the peer has read it.
@@ -118,7 +118,7 @@ class MemoryExporter:
         answer = DoneMessage.allocate_buffer()
         done_request = self._done_transport.irecv(answer, peer, tag)
         sent = self._ready_transport.isend(message.encode(), peer, tag)
-        pending_read = PendingPeerRead(
+        pending_read = PendingReadByPeer(
             peer, event_pair, sent, done_request, answer, exported if buffer else None
         )
         self._pending_reads.append(pending_read)
@@ -140,7 +140,7 @@ class MemoryExporter:
                         f"opened: {error}. Leave cuda_ipc out of ASYNCDDP_DEVICE_WIRES"
                     )
 
-    def _take(self, pending_read: PendingPeerRead) -> None:
+    def _take(self, pending_read: PendingReadByPeer) -> None:
         event_pair = pending_read.event_pair
         message = DoneMessage.decode(pending_read.message_buffer, pending_read.peer)
         if event_pair.read_event is None or event_pair.handle != message.read_event:
@@ -212,7 +212,7 @@ class MemoryExporter:
         self, task: SendTask, flat: torch.Tensor, peer: int, tag: int
     ) -> TaskSteps:
         """Export copies of pieces, with a few buffers in turn."""
-        pending_reads: deque[PendingPeerRead] = deque()
+        pending_reads: deque[PendingReadByPeer] = deque()
         for first in range(0, flat.numel(), _PIECE):
             if len(pending_reads) == _DEPTH:
                 yield pending_reads.popleft()

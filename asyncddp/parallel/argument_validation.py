@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from asyncddp.algorithms.training_setup import checked_bucket_bytes, require_dense
+from asyncddp.algorithms.wrapper_setup import checked_bucket_bytes, require_dense
 from asyncddp.errors import ArgumentError
 from asyncddp.parallel.optimizer_buckets import BucketUpdateConfig
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
-from asyncddp.algorithms.training_setup import checked_integer
+from asyncddp.algorithms.wrapper_setup import checked_integer
 from asyncddp.context import current, is_initialized
 from asyncddp.errors import ArgumentError
 

@@ -1,7 +1,7 @@
 """Filters a launcher's own failure messages out of the output that the ranks print.
 
 Bytes are fed in, and the ranks' bytes are returned at once and in order. Only bytes that may belong
-to a launcher's message are buffered, until :meth:`OutputFilter.flush`.
+to a launcher's message are buffered, until :meth:`LauncherMessageFilter.flush`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class WaitWarningAggregator:
         ]
 
 
-class OutputFilter:
+class LauncherMessageFilter:
     """Stream filter that separates the ranks' output from the launcher's failure messages.
 
     With ``pass_through`` the launcher's lines stay in the output and are only recorded; without

@@ -1,4 +1,4 @@
-"""Setup shared by optimizer and model wrappers: name in errors, bucket size and checks."""
+"""Setup shared by optimizer and model wrappers: name in errors, bucket size, model checks."""
 
 from __future__ import annotations
 
