@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import random
 import signal
@@ -43,6 +44,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)  # else Triton reports what is left of it at the end
 
 
 @pytest.fixture

@@ -281,6 +281,7 @@ def import_all() -> None:
         getattr(asyncddp, name)
     torch.optim.SGD([torch.zeros(1)], lr=0.1)  # the first optimizer imports torch._dynamo
     gc.freeze()  # what is here already is not collected again by each rank
+    atexit.register(gc.unfreeze)  # else Triton reports what is left of it at a rank's end
 
 
 if __name__ == "__main__":
