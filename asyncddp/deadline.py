@@ -1,4 +1,4 @@
-"""Deadline of one wait: when to warn that it lasts long, when to give up, and in which words."""
+"""Deadline of one wait: when to warn, when to give up, and the texts of both messages."""
 
 from __future__ import annotations
 

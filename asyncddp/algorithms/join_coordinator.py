@@ -24,7 +24,7 @@ class CollectiveKind(Enum):
 
 
 class NextCollectiveAnnouncement(NamedTuple):
-    """Announcement by the ranks that still train of their next collective inside ``join``."""
+    """Announcement to ranks waiting in ``join``: the next collective of those still training."""
 
     active_ranks: tuple[int, ...]
     """The ranks that still train, ascending; empty when all have joined."""

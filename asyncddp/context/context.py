@@ -50,7 +50,7 @@ class MachineLayout:
 
 
 class Context:
-    """State of one rank that its communication operations use; see :func:`asyncddp.current`.
+    """State of one rank between ``init()`` and ``shutdown()``: its number, topologies and engine.
 
     Args:
         transport: The transport between all ranks.

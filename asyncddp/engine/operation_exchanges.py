@@ -1,4 +1,4 @@
-"""Exchanges and collectives that one running operation opens, and closes when it ends."""
+"""Message exchanges and collectives of one running operation, closed when it ends."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def detached(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class DeferredWork(Handle[torch.Tensor]):
-    """Handle of an average whose tensor was sent; the caller computes it on polling or waiting.
+    """Handle of an average: the tensor is sent at once, but polling or waiting computes it.
 
     If the caller does not wait soon, the engine completes it, so that neighbours need not wait.
     """

@@ -27,7 +27,7 @@ class OptimizerOptions(TypedDict, total=False):
 
 
 class _AdaptCombineOptimizer(DistributedOptimizer):
-    """Base class of wrappers whose algorithm is a class attribute; users choose communication."""
+    """Base class of optimizer wrappers whose algorithm is a class attribute."""
 
     _algorithm: ClassVar[str]
 
@@ -68,7 +68,7 @@ class DistributedAdaptThenCombineOptimizer(_AdaptCombineOptimizer):
 
 
 class _PresetOptimizer(DistributedOptimizer):
-    """Base class of wrappers whose algorithm and communication are class attributes."""
+    """Base class of optimizer wrappers whose algorithm and communication are class attributes."""
 
     _algorithm: ClassVar[str] = "adapt_with_combine"
     _communication: ClassVar[str | None] = None

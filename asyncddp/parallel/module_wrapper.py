@@ -1,4 +1,4 @@
-"""Base classes of module wrappers: without a name prefix, and with the averaged model."""
+"""Base classes of module wrappers: unprefixed parameter names, access to the averaged model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 
 class TransparentModuleWrapper(torch.nn.Module):
-    """Module wrapper that adds no name prefix: parameters, buffers and modules are the model's.
+    """Module wrapper under which parameters, buffers and modules keep the model's names.
 
     Example:
         >>> wrapper = TransparentModuleWrapper(torch.nn.Linear(1, 1))

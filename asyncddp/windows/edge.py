@@ -94,7 +94,7 @@ class EdgeWriter(ABC):
 
 
 class EdgeReader(ABC):
-    """Interface of the reading end of a window edge from one neighbour.
+    """Interface to read what one neighbour has published for this rank's window.
 
     What a neighbour published last may be gone with it: reading raises a PeerLeftError then.
     """

@@ -31,7 +31,7 @@ class Staleness(NamedTuple):
 
 
 class WeightedTerms(NamedTuple):
-    """Value of a receive buffer, as terms of a weighted sum, and its push-sum weight p."""
+    """Receive buffer as terms of a weighted sum, not yet added, with its push-sum weight p."""
 
     terms: list[WeightedTensor]
     p: float

@@ -1,4 +1,4 @@
-"""``async_model_average``: average models in the background and add the resulting change."""
+"""``async_model_average``: average copies in the background, add the change to the model."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class _WindowSpec(NamedTuple):
 
 
 class _WindowProposal(NamedTuple):
-    """One rank's properties and neighbours for a new window, to be compared on all ranks."""
+    """One rank's tensor properties and neighbours for a new window, compared on all ranks."""
 
     facts: _WindowSpec
     sources: list[int]

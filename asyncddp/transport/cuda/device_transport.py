@@ -30,7 +30,7 @@ def forward_to(attribute: str, method: F) -> F:
 
 
 class DeviceTransport(Transport):
-    """Base class of transports for tensors on a rank's GPU, which declares where it can be used.
+    """Base class of GPU tensor transports; each subclass declares which ranks can use it.
 
     One of ``Scope.MACHINE`` serves those pairs of ranks that it can; one of ``Scope.ANY`` is used
     where it can serve every two ranks of the group. Each uses a transport for host tensors.

@@ -39,7 +39,7 @@ _TIMEOUT = 60.0  # seconds: the first use of a GPU may take long
 
 @dataclass(frozen=True)
 class TransportChoice:
-    """Names of the transports chosen for GPU tensors, joined by ``+``, and why not others."""
+    """Names of the transports chosen for GPU tensors, and the reasons why others were rejected."""
 
     transport: str
     refused: Mapping[str, str]

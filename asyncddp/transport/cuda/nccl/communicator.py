@@ -1,4 +1,4 @@
-"""NCCL communicator with a CUDA stream of its own: opens it on a thread, runs calls, aborts it.
+"""Opens an NCCL communicator on a thread, runs calls on a CUDA stream of its own, aborts it.
 
 NCCL's calls that wait for other ranks (opening, destroying) are made on threads of their own, so
 that the caller does not wait.
