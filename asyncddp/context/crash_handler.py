@@ -48,7 +48,7 @@ def uninstall_crash_handler() -> None:
 
 @contextlib.contextmanager
 def joining_marker(config: Config) -> Iterator[None]:
-    """Mark for ``asyncddp run``, within a ``with`` block, that this rank waits for all to join."""
+    """Mark for ``asyncddp run`` that this rank waits for all to join, and then that it has."""
     rank, size = launcher_rank_and_size(os.environ)
     if config.report_dir is None or size == 1:
         yield
@@ -58,9 +58,12 @@ def joining_marker(config: Config) -> Iterator[None]:
         mark.touch()
     try:
         yield
-    finally:
+    except BaseException:
         with contextlib.suppress(OSError):
             mark.unlink()
+        raise
+    with contextlib.suppress(OSError):
+        mark.replace(mark.with_name(f"joined-{rank}"))
 
 
 def _excepthook(

@@ -1,8 +1,9 @@
 """Tracks the rank processes of this machine: which are in ``init()``, have ended or are lost.
 
 Every rank writes a file ``started-<rank>`` into the report directory and renames it to
-``ended-<rank>`` when it ends regularly; while it waits in ``init()`` there is ``joining-<rank>``. A
-pidfd reports the end of each process at once, so that the first lost rank is known.
+``ended-<rank>`` when it ends regularly; while it waits in ``init()`` there is ``joining-<rank>``,
+and ``joined-<rank>`` afterwards. A pidfd reports the end of each process at once, so that the first
+lost rank is known.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class RankTracker:
     def __init__(self, report_directory: Path) -> None:
         self._report_directory = report_directory
         self._known: set[int] = set()
+        self._running: set[int] = set()
         self._pidfds: list[int] = []
         self.lost: list[int] = []  # ended irregularly, before any failure report; in order
 
@@ -66,10 +68,12 @@ class RankTracker:
                     except ProcessLookupError:  # it ended between two polls
                         self.on_process_exit(rank)
         self._pidfds += found.values()
+        self._running |= found.keys()
         return found
 
     def on_process_exit(self, rank: int) -> bool:
         """Record that a rank's process has ended; return False: stop watching its pidfd."""
+        self._running.discard(rank)
         if (self._report_directory / f"started-{rank}").exists() and not self.has_reports():
             self.lost.append(rank)
         return False
@@ -79,6 +83,14 @@ class RankTracker:
         joining = {_rank_of(path) for path in self._report_directory.glob("joining-*")}
         gone = {*self.lost, *self.ended()} if joining else set()
         return tuple(sorted(joining - gone)) if gone else ()
+
+    def is_lost_for_good(self) -> bool:
+        """Return whether all ranks of this machine have ended, one irregularly after ``init()``.
+
+        MPI ends the others of such a rank, and its launcher is to end soon.
+        """
+        joined = any((self._report_directory / f"joined-{rank}").exists() for rank in self.lost)
+        return joined and not self._running
 
     def ended(self) -> tuple[int, ...]:
         """Return the ranks of this machine that ended regularly and whose process is gone."""

@@ -28,6 +28,7 @@ _PAUSE = 0.2  # seconds after which a writer's unfinished line is shown
 _DRAIN = 0.5  # seconds to read what is left after the launcher has ended
 _POLL_INTERVAL = 0.2  # seconds between two looks at the report directory
 _GRACE_PERIOD = 3.0  # seconds that a launcher has to end after a rank has reported its failure
+_LOSS_GRACE_PERIOD = 15.0  # seconds that it has after this machine's ranks were lost without one
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,7 @@ class _SupervisorLoop:
         self, child: subprocess.Popen[bytes], terminator: _LauncherTerminator, ends: float
     ) -> None:
         """Handle events until the launcher has ended."""
-        reported = math.inf
+        reported = lost = math.inf
         while child.poll() is None:
             for rank, descriptor in self.tracker.new_processes().items():
                 on_exit = functools.partial(self.tracker.on_process_exit, rank)
@@ -226,9 +227,12 @@ class _SupervisorLoop:
                 terminator.escalate()
             waiting = self.tracker.waiting_in_init()
             reported = min(reported, now) if waiting or self.tracker.has_reports() else math.inf
-            if now >= reported + _GRACE_PERIOD and terminator.deadline == math.inf:
+            lost = min(lost, now) if self.tracker.is_lost_for_good() else math.inf
+            over = now >= min(reported + _GRACE_PERIOD, lost + _LOSS_GRACE_PERIOD)
+            if over and terminator.deadline == math.inf:
                 self.waiting_in_init = waiting
-                # Hydra waits for the others where MPI was not started
+                # Hydra waits for the others where MPI was not started; PRRTE sometimes waits for
+                # ever where MPI has aborted on one host while a rank was killed on another
                 terminator.begin(signal.SIGTERM)
         self._finish()
 

@@ -9,7 +9,9 @@ import sys
 import pytest
 import recorded
 
+from asyncddp.launch import supervisor
 from asyncddp.launch.diagnosis import diagnose, group_by_failure, read_failure_reports
+from asyncddp.launch.launcher_message_filter import LauncherMessageFilter
 from asyncddp.launch.launchers import LAUNCHERS
 from asyncddp.launch.rank_tracker import RankTracker, record_end, record_start
 from asyncddp.launch.supervisor import RunOutcome
@@ -257,12 +259,41 @@ def test_the_roll_knows_who_left_without_signing_out(tmp_path):
         child.communicate()
     for rank in (0, 1):
         assert roll.on_process_exit(rank) is False
-    roll.close()
     assert roll.lost == [4, 1]
     assert roll.ended() == (0,)
+    (tmp_path / "joined-1").touch()
+    assert not roll.is_lost_for_good(), "rank 2 may do something of worth"
     (tmp_path / "rank-2.json").touch()
     roll.on_process_exit(2)
     assert roll.lost == [4, 1], "what comes after a report is no news"
+    assert roll.is_lost_for_good()
+    (tmp_path / "joined-1").unlink()
+    assert not roll.is_lost_for_good(), "ranks that are no part of MPI end as they like"
+    roll.close()
+
+
+LAUNCHER_THAT_STAYS = """
+import os, pathlib, socket, subprocess, sys, time
+folder = pathlib.Path(os.environ["ASYNCDDP_REPORT_DIR"])
+rank = subprocess.Popen(["sleep", "300"])
+(folder / "started-0").write_text(f"{rank.pid} {socket.gethostname()}")
+(folder / "joined-0").touch()
+time.sleep(1)
+rank.kill()
+rank.wait()
+time.sleep(300)
+"""
+
+
+def test_a_launcher_that_stays_after_its_ranks_were_lost_is_ended(tmp_path, monkeypatch):
+    """PRRTE did so once in forty runs over two hosts of which one rank was killed."""
+    monkeypatch.setattr(supervisor, "_LOSS_GRACE_PERIOD", 0.5)
+    command = [sys.executable, "-IS", "-c", LAUNCHER_THAT_STAYS]
+    filters = (None, LauncherMessageFilter())
+    outcome = supervisor.supervise(
+        command, dict(os.environ), report_directory=tmp_path, output_filters=filters, timeout=60
+    )
+    assert outcome == ending(-signal.SIGTERM, lost=(0,))
 
 
 def test_signing_in_where_the_folder_is_on_another_machine_does_nothing(tmp_path):
