@@ -67,6 +67,6 @@ def summarise_self_test(rows: Sequence[Mapping[str, Any]]) -> CheckResult:
     advice = (
         f"The table of the self-test says what {' and '.join(failed)} did. asyncddp run -np 2 "
         f"{' '.join(_PROGRAM)} cpu (or cuda) shows all that the ranks wrote; ASYNCDDP_TRANSPORT "
-        "and ASYNCDDP_DEVICE_WIRES choose another wire."
+        "and ASYNCDDP_DEVICE_WIRES choose another transport."
     )
     return CheckResult("Self-test", "transports", f"failed: {', '.join(failed)}", advice, "bad")
