@@ -1,7 +1,5 @@
 """Entry point of ``python -m asyncddp``, the same command-line program as ``asyncddp``."""
 
-from __future__ import annotations
-
 from asyncddp.cli.main import main
 
 if __name__ == "__main__":

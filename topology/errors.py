@@ -1,7 +1,5 @@
 """The one exception of this package."""
 
-from __future__ import annotations
-
 __all__ = ["TopologyError"]
 
 

@@ -1,7 +1,5 @@
 """Context of one rank: its number, transport, engine and topologies; ``init``, ``shutdown``."""
 
-from __future__ import annotations
-
 from asyncddp.context.context import Context, current, is_initialized
 from asyncddp.context.lifecycle import init, shutdown
 

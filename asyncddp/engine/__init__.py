@@ -4,8 +4,6 @@ Nothing in here knows a particular verb, and nothing negotiates: every message c
 the rank that receives it checks that header against its own exchange request.
 """
 
-from __future__ import annotations
-
 from asyncddp.engine.chunked_exchange import ChunkedExchange
 from asyncddp.engine.handle import Handle
 from asyncddp.engine.messages import ExchangeSignature

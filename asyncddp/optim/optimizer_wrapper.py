@@ -110,5 +110,3 @@ class WindowControlsMixin(NeighborProgressMixin):
             WaitTimeoutError: A rank has not come by the deadline.
         """
         self._averager.windows.free()
-
-    unregister_window = unregister_windows

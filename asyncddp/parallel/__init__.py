@@ -1,7 +1,5 @@
 """DecentralizedDataParallel, a model wrapper that trains in its backward pass, and a sampler."""
 
-from __future__ import annotations
-
 from asyncddp.parallel.decentralized_data_parallel import DecentralizedDataParallel
 from asyncddp.parallel.random_batch_sampler import LocalStepRandomBatchSampler
 

@@ -7,8 +7,6 @@ stored by the reader's engine (:mod:`~asyncddp.windows.message_edge`). Neither w
 a writer finds a buffer that nobody reads, a reader finds the newest tensor, whole.
 """
 
-from __future__ import annotations
-
 from asyncddp.windows.manager import WindowManager, windows_of
 from asyncddp.windows.receive_buffers import Staleness
 from asyncddp.windows.window import Window

@@ -1,7 +1,5 @@
 """``adapt_then_combine``: make the optimizer's step, then average with the neighbours."""
 
-from __future__ import annotations
-
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 

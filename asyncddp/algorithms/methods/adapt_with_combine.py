@@ -1,7 +1,5 @@
 """``adapt_with_combine``: average with the neighbours while gradients are computed."""
 
-from __future__ import annotations
-
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 

@@ -1,7 +1,5 @@
 """``async_model_average``: average copies in the background, add the change to the model."""
 
-from __future__ import annotations
-
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 

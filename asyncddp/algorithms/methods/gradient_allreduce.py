@@ -1,7 +1,5 @@
 """``gradient_allreduce``: centralised averaging of gradients over all ranks, the baseline."""
 
-from __future__ import annotations
-
 from asyncddp.algorithms.algorithm import (
     Algorithm,
     AveragedQuantity,

@@ -1,7 +1,5 @@
 """``pull_get``: read the neighbours' parameters from their windows when they are needed."""
 
-from __future__ import annotations
-
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 

@@ -1,7 +1,5 @@
 """``push_sum``: stochastic gradient push, which averages over any connected directed graph."""
 
-from __future__ import annotations
-
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 

@@ -1,7 +1,5 @@
 """``win_put``: write parameters into the neighbours' windows, average with those received."""
 
-from __future__ import annotations
-
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 

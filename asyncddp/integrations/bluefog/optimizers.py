@@ -45,11 +45,13 @@ class BluefogOptimizer(DistributedOptimizer):
     Attributes:
         enable_topo_check: Means nothing here: who sends to whom is always checked.
         neighbor_weights, send_neighbors: Older names of ``src_weights`` and ``dst_weights``.
+        unregister_window: BlueFog's name of :meth:`unregister_windows`.
     """
 
     enable_topo_check = False
     neighbor_weights = WeightOverrideDescriptor("src_weights")
     send_neighbors = WeightOverrideDescriptor("dst_weights")
+    unregister_window = DistributedOptimizer.unregister_windows
 
     @translate_errors()
     def __init__(

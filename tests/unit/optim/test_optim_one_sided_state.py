@@ -50,7 +50,7 @@ def test_windows_have_names_and_end_together():
         both = bf.get_current_created_window_names()
         second.unregister_windows()
         first = bf.get_current_created_window_names()
-        second.unregister_window()  # BlueFog's name; nothing is left to free
+        second.unregister_windows()  # nothing is left to free
         bf.win_free()
         return both, first, bf.get_current_created_window_names()
 
