@@ -52,6 +52,8 @@ class MachineLayout:
 class Context:
     """State of one rank between ``init()`` and ``shutdown()``: its number, topologies and engine.
 
+    :func:`asyncddp.current` returns it.
+
     Args:
         transport: The transport between all ranks.
         config: Its settings.
