@@ -1,4 +1,4 @@
-"""Checks at the door: arguments of builders, and graphs that users bring."""
+"""Checks of arguments of builders, and of graphs that users bring."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def show_header(console: Console, facts: Mapping[str, Any]) -> None:
 def show_table(
     console: Console, table: TimingTable, rows: Sequence[TimingRow], missing: Mapping[str, str]
 ) -> list[TargetResult]:
-    """Print median and spread of every rival, a ratio, and the aims; give the verdicts."""
+    """Print median and spread of every rival, a ratio, and the aims; return the target results."""
     target_results = check_table_targets(table, rows)
     _show_title(console, table.title, table.note)
     if rows:
@@ -54,7 +54,7 @@ def show_table(
 def show_figure_table(
     console: Console, figure_table: FigureTable, lines: Sequence[FigureRow]
 ) -> list[TargetResult]:
-    """Print a sheet's lines with the aims; give the verdicts."""
+    """Print a sheet's lines with the aims; return the target results."""
     target_results = check_figure_targets(figure_table, lines)
     _show_title(console, figure_table.title, figure_table.note)
     columns = [*figure_table.columns, *(["aim"] if target_results else [])]

@@ -63,7 +63,7 @@ def header(world: RankGroup) -> dict[str, Any]:
         "numpy": np.__version__,
         "mpi4py": facts["mpi4py"],
         "asyncddp": f"{asyncddp.__version__} ({_commit()})",
-        "wire": asyncddp.current().transport.name,
+        "transport": asyncddp.current().transport.name,
         "ranks": world.size,
         "placement": "each bound to a core of its own" if bound else "not bound",
         "threads_per_rank": torch.get_num_threads(),

@@ -302,7 +302,7 @@ def test_one_rank(method):
 
 
 def test_outside_of_the_block_nothing_is_left_of_it():
-    """Neither hook nor roll, after its end or an exception, so that another can follow."""
+    """Neither hook nor coordinator stays, after its end or an exception; another can follow."""
 
     def case():
         model, optimizer = made("adapt_then_combine")

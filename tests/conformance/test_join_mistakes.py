@@ -124,7 +124,7 @@ def test_a_loss_that_is_no_number():
     ],
 )
 def test_what_cannot_be_joined(wrong, error, words):
-    """At the door, on every rank, before anything is sent."""
+    """They are refused on every rank, before anything is sent."""
 
     def given(optimizer):
         if wrong == "plain":

@@ -19,7 +19,7 @@ import topology
 from tests.support import on, run_to_end
 
 SMALL, LARGE = 16, 3 << 16
-"""Elements of one piece in a lane, and of several."""
+"""Elements of one chunk in a ring buffer, and of several."""
 
 
 @contextmanager

@@ -412,7 +412,7 @@ def test_bools_have_no_average(world):
 
 
 def scaled_integers():
-    """What integers cannot carry is refused at the door, whatever the size of the dtype."""
+    """What integers cannot carry is refused on entry, whatever the size of the dtype."""
     peers = [rank for rank in range(bf.size()) if rank != bf.rank()]
     told = set()
     for dtype in INTEGERS:

@@ -69,7 +69,7 @@ def test_pairs_need_not_gossip_equally_often(world):
 
 
 def sits_rounds_out():
-    """In each round another pair of three sits out; all use one name, and lanes from the third."""
+    """In each round another pair of three sits out; all use one name, from the third on rings."""
     pairs = [(0, 1), (1, 2), (0, 2)]
     x = torch.tensor([float(4 ** bf.rank())])
     for step in range(12):

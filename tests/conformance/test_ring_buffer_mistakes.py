@@ -1,6 +1,6 @@
-"""Ranks that stop fitting together after their tensors went through lanes for a while.
+"""Ranks that stop fitting together after their tensors went through ring buffers for a while.
 
-What was exchanged through memory carries no header, so that nothing but the engine's ears can find
+What is exchanged through ring buffers carries no header, so that only the progress engine can find
 a contradiction: every rank concerned raises soon, with the words of
 :mod:`tests.conformance.test_mismatches`, and the same name works on afterwards.
 """
@@ -29,7 +29,7 @@ from tests.support.pairwise import pairwise
 
 NEAR = on("shared_memory-2", "shared_memory-4")
 USES = 4
-"""Uses after which a name goes through lanes."""
+"""Uses after which a name goes through ring buffers."""
 FORMS = ["blocking", "in place", "nonblocking"]
 SOME = [("blocking", "small"), ("in place", "in pieces"), ("nonblocking", "small")]
 SIZES = {"small": (6,), "in pieces": (150_001,)}
@@ -53,8 +53,8 @@ def go_on(shape=(6,), uses=USES, name="w", form="blocking", make=torch.empty):
         torch.testing.assert_close(got, torch.full(shape, want), msg=f"use {k} of {uses}")
 
 
-def in_lanes(name="w"):
-    """Whether the name goes through lanes, to and from all others."""
+def through_rings(name="w"):
+    """Whether the name goes through ring buffers, to and from all others."""
     others = [rank for rank in range(bf.size()) if rank != bf.rank()]
     found = bf.current().engine.matcher.channels.find_all(name)
     return any(channel.serves(others, others) for channel in found)
@@ -66,7 +66,7 @@ def in_lanes(name="w"):
 def another(kind, form, size):
     shape, dtype, verb = SIZES[size], torch.float32, None
     go_on(shape, form=form)
-    assert in_lanes()
+    assert through_rings()
     odd = bf.rank() == ODD
     if kind == "shape":
         shape = (3, 1) if odd else (2,)
@@ -78,7 +78,7 @@ def another(kind, form, size):
     told = caught(lambda: verb(x, name="w") if verb else average(x, form))
     go_on(SIZES[size], 2 * USES, form=form)
     works_on()
-    assert in_lanes()
+    assert through_rings()
     return told
 
 
@@ -100,8 +100,8 @@ def test_a_neighbour_with_another(world, kind, form, size):
         assert f"rank {ODD}" in message, message
 
 
-def both_in_lanes(kind):
-    """What differs has lanes of its own by now."""
+def both_through_rings(kind):
+    """Either signature has ring buffers of its own by now."""
     one, two = (torch.ones(2), torch.ones(3, 1)) if kind == "shape" else (
         torch.ones(2), torch.ones(2, dtype=torch.float64)
     )  # fmt: skip
@@ -119,9 +119,9 @@ def both_in_lanes(kind):
 
 @NEAR
 @pytest.mark.parametrize("kind", ["shape", "dtype"])
-def test_two_forms_that_both_have_lanes(world, kind):
-    """Nothing at all goes by message then, and each looks into a lane that stays still."""
-    for rank, (error, message) in enumerate(world.run(both_in_lanes, kind)):
+def test_two_signatures_that_both_have_ring_buffers(world, kind):
+    """Nothing at all goes by message then, and each polls a ring buffer that stays as it is."""
+    for rank, (error, message) in enumerate(world.run(both_through_rings, kind)):
         assert error == "MismatchError"
         assert f"rank {rank}, neighbor_allreduce 'w' (use {2 * USES}), " in message
         assert re.search(differs(*EXPECTED[kind]), message), message
@@ -141,7 +141,7 @@ def another_name(form):
 @NEAR
 @pytest.mark.parametrize("form", FORMS)
 def test_a_neighbour_with_another_name(world, form):
-    """Both have lanes; both names are told, and who is in which."""
+    """Both have ring buffers; both names are told, and who is in which."""
     told = world.run(another_name, form)
     for rank, (_, message) in enumerate(told):
         name = "mine" if rank == ODD else "w"
@@ -195,7 +195,7 @@ def alone(targets=(), sources=()):
 
 
 def unexpected(form):
-    """Rank 0 sends to rank 1, which expects nothing; both have exchanged through lanes before."""
+    """Rank 0 sends to rank 1, which expects nothing; both have used ring buffers before."""
     go_on(form=form)
     told = None
     if bf.rank() == 0:
@@ -293,7 +293,7 @@ def told_once():
     unexpected("blocking")
     bf.barrier()
     go_on(uses=2 * USES)
-    assert in_lanes()
+    assert through_rings()
 
 
 @on("shared_memory-4")
@@ -314,7 +314,7 @@ def told_again():
     bf.barrier()
     bf.current().engine.matcher.channels.late_error = None
     go_on(uses=2 * USES)
-    return in_lanes()
+    return through_rings()
 
 
 @on("shared_memory-4")
@@ -426,7 +426,7 @@ def test_after_a_rank_that_came_too_late_the_name_works_on(world, tmp_path, form
 
 @on("shared_memory-2")
 def test_a_rank_that_comes_too_late_is_told_as_well(world, tmp_path):
-    """As without lanes: what has failed for its neighbours does not end well for it."""
+    """As without ring buffers: what has failed for its neighbours does not end well for it."""
     told = world.run(comes_too_late, "in place", "small", tmp_path)
     head = rf"rank 0, neighbor_allreduce 'w' \(use {USES}\), (refused|given up) by rank "
     assert re.match(head, told[0]), told[0]

@@ -1,7 +1,8 @@
-"""Averages through lanes give ``(W @ X)[r]``: what neighbours of one machine have exchanged before.
+"""Averages through ring buffers give ``(W @ X)[r]``: names used before, on one machine.
 
-The first exchange of a name goes by message, the second one offers a lane, and from the third one
-on tensors go through memory. Every case here repeats itself often enough, and says so where not.
+The first exchange of a name goes by message, the second one offers a ring buffer, and from the
+third one on tensors go through it. Every case here repeats itself often enough, and says so where
+not.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from tests.support.pairwise import pairs_of, pairwise
 
 NEAR = on("shared_memory-2", "shared_memory-4")
 USES = 6
-PIECE = 1 << 17
-"""Elements of 4 bytes in a piece of a tensor below 32 MiB."""
+CHUNK = 1 << 17
+"""Elements of 4 bytes in a chunk of a tensor below 32 MiB."""
 
 held = functools.lru_cache(maxsize=64)(oracle.held)
 """Nobody writes into these."""
@@ -48,8 +49,8 @@ def row(k=0):
     return topology.neighbors_of(bf.load_topology(), bf.rank(), k)
 
 
-def through_lanes(name, k=0):
-    """Whether round k of a name would go through lanes now."""
+def through_rings(name, k=0):
+    """Whether round k of a name would go through ring buffers now."""
     near = row(k)
     every = bf.current().engine.matcher.channels.find_all(name)
     return any(channel.serves(near.src_weights, near.dst_ranks) for channel in every)
@@ -150,13 +151,13 @@ def in_form(form, place, shapes):
                 out = other(torch.full(shape, torch.nan))
             lag(mine)
             checked(form, shape, torch.float32, k, name, made, out)
-        assert through_lanes(name) == (0 not in shape)
+        assert through_rings(name) == (0 not in shape)
 
 
 @pairwise(form=FORMS, place=PLACES.keys(), world=["shared_memory-2", "shared_memory-4"])
 def test_every_form_wherever_the_tensor_lies(world, form, place):
     """Nothing but the values counts, and the tensor may be written over once the verb is back."""
-    world.run(in_form, form, place, [(), (0,), (5,), (3, 4), (PIECE + 1,), (150, 1001)])
+    world.run(in_form, form, place, [(), (0,), (5,), (3, 4), (CHUNK + 1,), (150, 1001)])
 
 
 def one_of_a_strided_view():
@@ -198,7 +199,7 @@ def read_late(shape):
 
 
 @on("shared_memory-4")
-@pytest.mark.parametrize("shape", [(5,), (PIECE,), (5 * PIECE + 1,)])
+@pytest.mark.parametrize("shape", [(5,), (CHUNK,), (5 * CHUNK + 1,)])
 def test_a_shared_tensor_may_be_written_over_once_the_verb_is_back(world, shape):
     """However late a neighbour reads it, which it does where it lies."""
     world.run(read_late, shape)
@@ -260,15 +261,15 @@ def cut_in(sizes, dtype, places):
     for size, place, form in pairs_of(sizes, places, ("blocking", "in place")):
         for k in range(4):
             checked(form, (size,), dtype, k, f"{form} {size}", PLACES[place])
-        assert through_lanes(f"{form} {size}")
+        assert through_rings(f"{form} {size}")
 
 
 @NEAR
 @pytest.mark.parametrize(
     "sizes",
     [
-        (PIECE - 1, PIECE, PIECE + 1),
-        (4 * PIECE, 4 * PIECE + 1, 5 * PIECE - 1, 9 * PIECE + 5),
+        (CHUNK - 1, CHUNK, CHUNK + 1),
+        (4 * CHUNK, 4 * CHUNK + 1, 5 * CHUNK - 1, 9 * CHUNK + 5),
         ((1 << 20) - 1, (1 << 20) + 1),
     ],
     ids=["one piece", "more pieces than slots", "another size of pieces"],
@@ -289,7 +290,7 @@ def in_megabytes(place):
         x.copy_(lying).add_(bf.rank() + k)
         assert torch.equal(bf.neighbor_allreduce(x, name="w"), lying + (0.5 + k))
         bf.barrier()
-    assert through_lanes("w")
+    assert through_rings("w")
 
 
 @on("shared_memory-2")
@@ -305,7 +306,7 @@ def test_a_tensor_in_pieces_of_a_megabyte(world, place):
 def on_graph(name):
     mine = random.Random(bf.rank())
     set_graph(name)
-    for shape in [(), (5,), (PIECE,), (PIECE + 1,), (5 * PIECE + 3,)]:
+    for shape in [(), (5,), (CHUNK,), (CHUNK + 1,), (5 * CHUNK + 3,)]:
         uses = 8 if shape in [(), (5,)] else 4
         for place in (ordinary, shared):
             for k in range(uses):
@@ -313,8 +314,8 @@ def on_graph(name):
                 form = "in place" if k % 2 else "blocking"
                 round_ = k + (0 if place is ordinary else uses)
                 checked(form, shape, torch.float64, round_, f"{shape}", place, k=round_)
-        assert through_lanes(f"{shape}", 0)
-        assert through_lanes(f"{shape}", 1)
+        assert through_rings(f"{shape}", 0)
+        assert through_rings(f"{shape}", 1)
 
 
 @NEAR
@@ -334,7 +335,7 @@ def by_hand(alike):
     others = [rank for rank in range(n) if rank != me]
     src = {rank: 0.1 + 0.2 * rank for rank in others}
     dst = {rank: factor(me, rank, alike) for rank in others}
-    shapes, forms = [(), (5,), (PIECE + 1,), (3 * PIECE,)], ("blocking", "in place", "nonblocking")
+    shapes, forms = [(), (5,), (CHUNK + 1,), (3 * CHUNK,)], ("blocking", "in place", "nonblocking")
     for shape, place, form in pairs_of(shapes, (ordinary, shared, shared_strided), forms):
         for k in range(4):
 
@@ -359,7 +360,7 @@ def one_way():
     """Rank 0 sends to all, and receives from nobody; then the other way round."""
     n, me = bf.size(), bf.rank()
     others = list(range(1, n))
-    for shape in [(5,), (PIECE + 1,), (6 * PIECE,)]:
+    for shape in [(5,), (CHUNK + 1,), (6 * CHUNK,)]:
         for place in (ordinary, shared):
             for k in range(8):
 
@@ -376,7 +377,7 @@ def one_way():
 
 @NEAR
 def test_what_goes_one_way_only(world):
-    """A sender that expects nothing is not ahead of its readers by more than the lane holds."""
+    """A sender that expects nothing is not ahead of its readers by more than the ring holds."""
     world.run(one_way)
 
 
@@ -400,7 +401,7 @@ def test_several_names_in_turn(world):
 
 
 def changing_shapes():
-    mine, shapes = random.Random(bf.rank()), [(5,), (), (PIECE + 1,), (5, 1), (2,)]
+    mine, shapes = random.Random(bf.rank()), [(5,), (), (CHUNK + 1,), (5, 1), (2,)]
     for k in range(30):
         lag(mine)
         form = FORMS[0] if k % 3 else FORMS[1]
@@ -411,7 +412,7 @@ def changing_shapes():
 
 @NEAR
 def test_one_name_with_changing_shapes_and_dtypes(world):
-    """Every form has lanes of its own; the uses of the name are counted over all of them."""
+    """Every signature has ring buffers of its own; uses of a name are counted over all of them."""
     world.run(changing_shapes)
 
 
@@ -420,7 +421,7 @@ def changing_forms():
     for k in range(40):
         lag(mine)
         form, place = mine.choice(FORMS), mine.choice(list(PLACES.values()))
-        for shape in [(6,), (PIECE + 2,)]:
+        for shape in [(6,), (CHUNK + 2,)]:
             checked(form, shape, torch.float32, k, f"w {shape}", place)
 
 
@@ -435,7 +436,7 @@ def under_way():
     mine = random.Random(bf.rank())
     near = row()
     for turn in range(5):
-        for shape in [(4,), (2 * PIECE + 1,)]:
+        for shape in [(4,), (2 * CHUNK + 1,)]:
 
             def of(rank, k, shape=shape):
                 return held(rank, shape, torch.float64, seed=k)
@@ -479,7 +480,7 @@ def test_uses_that_ask_for_confirmation_between_others(world):
 def leaf():
     """A parameter as the user holds it."""
     near = row()
-    for shape in [(3,), (PIECE + 1,)]:
+    for shape in [(3,), (CHUNK + 1,)]:
         for place in (ordinary, shared):
             parameter = torch.nn.Parameter(place(torch.zeros(shape, dtype=torch.float64)))
             for k in range(USES):
@@ -528,7 +529,7 @@ def test_two_threads_of_each_rank(world):
 
 
 def scarce(most):
-    """Rank 0 has room for a few lanes only; a neighbour need not know."""
+    """Rank 0 has memory for a few ring buffers only; a neighbour need not know."""
     before = channels._MAX_RINGS, channels._MAX_RING_BYTES
     if bf.rank() == 0:
         channels._MAX_RINGS, channels._MAX_RING_BYTES = most
@@ -536,16 +537,16 @@ def scarce(most):
         for name in ("a", "b", "c"):
             for k in range(USES):
                 checked("in place", (9,), torch.float64, k, name)
-                checked("blocking", (PIECE + 1,), torch.float64, k, name, shared)
-        return [through_lanes(name) for name in ("a", "b", "c")]
+                checked("blocking", (CHUNK + 1,), torch.float64, k, name, shared)
+        return [through_rings(name) for name in ("a", "b", "c")]
     finally:
         channels._MAX_RINGS, channels._MAX_RING_BYTES = before
 
 
 @NEAR
 @pytest.mark.parametrize("most", [(0, 1 << 28), (2, 1 << 28), (2048, 1 << 14)])
-def test_a_rank_without_room_for_more_lanes_goes_by_message(world, most):
-    """What does not go through lanes goes by message, to and from the same neighbours."""
+def test_a_rank_without_room_for_more_ring_buffers_goes_by_message(world, most):
+    """What does not go through ring buffers goes by message, to and from the same neighbours."""
     served = world.run(scarce, most)
     assert served[0][0] == (most[0] > 0)
     assert not served[0][2] or most[1] < 1 << 28
@@ -563,7 +564,7 @@ def overlapping(size):
 
 
 @NEAR
-@pytest.mark.parametrize("size", [5, 3 * PIECE])
+@pytest.mark.parametrize("size", [5, 3 * CHUNK])
 def test_a_result_may_overlap_its_argument(world, size):
     """out= may begin one element further on in the argument's own memory."""
     world.run(overlapping, size)

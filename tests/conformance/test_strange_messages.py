@@ -92,7 +92,7 @@ def test_a_rank_that_computes_is_told_by_its_next_verb(world):
     world.run(while_computing)
 
 
-def parcels_that_fit_no_service():
+def messages_that_fit_no_service():
     """A service that expects other words fails by itself, and the engine goes on."""
     bf.win_create(torch.ones(2), "w", zero_init=True)
     number = 0
@@ -113,7 +113,7 @@ def parcels_that_fit_no_service():
 @on("loopback-2", "mpi-2")
 def test_words_that_a_service_does_not_know_are_an_error_that_names_the_peer(world):
     """The receiver's next verb raises PeerError, and verbs after it work."""
-    world.run(parcels_that_fit_no_service)
+    world.run(messages_that_fit_no_service)
 
 
 def test_a_name_that_messages_cannot_carry_is_refused():

@@ -10,7 +10,7 @@ import topology
 from tests.support import on
 from tests.support.timelines import arrows, assert_balanced, assert_nested, read, spans
 
-WIRES = on("loopback-4", "mpi-2", "shared_memory-2", "shared_memory-4")
+WORLDS = on("loopback-4", "mpi-2", "shared_memory-2", "shared_memory-4")
 
 
 def verbs():
@@ -51,7 +51,7 @@ def files(world, tmp_path):
     return [read(tmp_path / f"rank{rank}.json") for rank in range(world.size)]
 
 
-@WIRES
+@WORLDS
 def test_the_laws_of_a_timeline(files):
     """Spans nest, arrows have both ends, bytes that are sent are received, nothing is left out."""
     size = len(files)
@@ -75,7 +75,7 @@ def test_the_laws_of_a_timeline(files):
         assert len(averages) == 4 * len(neighbors) + 6
 
 
-@WIRES
+@WORLDS
 def test_what_a_rank_says_of_itself_and_of_its_calls(files):
     """Identity, clock, and each call once, with its bytes."""
     for rank, events in enumerate(files):

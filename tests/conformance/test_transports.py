@@ -17,7 +17,7 @@ from tests.support import DELAY, WORLDS, FileEvent, on
 
 SECONDS = 60.0
 SEVERAL = on(*(name for name, (_, size) in WORLDS.items() if size > 1))
-WIRE_DTYPES = [row.dtype for row in DTYPES.values() if row.dtype == row.accumulate]
+TRANSPORT_DTYPES = [row.dtype for row in DTYPES.values() if row.dtype == row.accumulate]
 """The dtypes in which sums are formed; halves and short integers are summed in wider ones."""
 
 
@@ -166,7 +166,7 @@ def test_bulk_bytes_arrive_exactly_at_all_sizes_around_a_piece(world):
 
 def collectives_around_pieces(transport, lengths):
     with pieces_of(transport, 1000):
-        for length, dtype in [(n, dtype) for n in lengths for dtype in WIRE_DTYPES]:
+        for length, dtype in [(n, dtype) for n in lengths for dtype in TRANSPORT_DTYPES]:
             parts = [noise(length, seed=rank, dtype=dtype) for rank in range(transport.size)]
             total = parts[transport.rank].clone()
             transport.allreduce(total, SECONDS)
@@ -361,7 +361,7 @@ def sums(transport, dtype):
         assert torch.equal(given, x.repeat(transport.size)), "ranks got different sums"
 
 
-@pytest.mark.parametrize("dtype", WIRE_DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", TRANSPORT_DTYPES, ids=str)
 def test_allreduce_sums_on_all_ranks_alike(world, dtype):
     """Integers wrap as torch's do, bools are joined by or, floats agree bit by bit over ranks."""
     world.run_bare(sums, dtype)
@@ -386,7 +386,7 @@ def scattered_sums(transport, dtype):
             torch.testing.assert_close(got, mean)
 
 
-@pytest.mark.parametrize("dtype", WIRE_DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", TRANSPORT_DTYPES, ids=str)
 def test_reduce_scatter_gives_each_rank_its_part_of_the_sum(world, dtype):
     """Of parts both below and above what travels through shared memory."""
     world.run_bare(scattered_sums, dtype)

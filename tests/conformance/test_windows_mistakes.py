@@ -459,7 +459,7 @@ def test_a_rank_that_leaves_does_not_stop_the_others(world):
 
 
 def test_a_graph_with_an_edge_that_only_one_end_knows():
-    """The door lets no such graph in; where one comes in all the same, all ranks say so."""
+    """Where graphs of two ranks differ in an edge, ``win_create`` raises on all ranks."""
 
     def crooked():
         graph = nx.DiGraph()

@@ -12,7 +12,7 @@ import asyncddp as bf
 import topology
 from tests.support import PATIENCE, FileEvent, on
 
-WIRES = ("loopback-2", "mpi-2", "shared_memory-2")
+WORLDS = ("loopback-2", "mpi-2", "shared_memory-2")
 SHAPES = {"small": (23,), "large": (1_000_000,)}
 
 
@@ -58,7 +58,7 @@ def writes_to_a_busy_rank(work, folder):
     bf.barrier()
 
 
-@on(*WIRES)
+@on(*WORLDS)
 @pytest.mark.parametrize("work", WORK)
 def test_a_busy_rank_is_written_to_and_read(world, tmp_path, work):
     """What was put is there at its next update; in BlueFog the put took as long as the sleep."""
@@ -121,7 +121,7 @@ def two_threads(rounds):
     bf.barrier()
 
 
-@on(*WIRES)
+@on(*WORLDS)
 def test_threads_of_one_rank_share_a_window(world):
     """Every value that was accumulated is collected exactly once."""
     world.run(two_threads, 300)

@@ -13,7 +13,7 @@ import topology
 from asyncddp.windows import windows_of
 from tests.support import PATIENCE, FileEvent, on
 
-WIRES = ("loopback-4", "mpi-4", "shared_memory-4")
+WORLDS = ("loopback-4", "mpi-4", "shared_memory-4")
 ELEMENTS = 1_000_000  # 4 MB
 
 
@@ -75,7 +75,7 @@ def torn(seconds, folder):
     return found
 
 
-@on(*WIRES)
+@on(*WORLDS)
 def test_no_read_is_torn_and_no_writer_waits(world, tmp_path):
     """4 MB tensors as fast as they come; one of the readers holds each for 50 ms, and the first one
     until ten have been written."""
@@ -83,7 +83,7 @@ def test_no_read_is_torn_and_no_writer_waits(world, tmp_path):
 
 
 @pytest.mark.soak
-@on(*WIRES)
+@on(*WORLDS)
 def test_no_read_is_torn_in_a_long_run(world, tmp_path):
     """The same for ten seconds."""
     assert_whole(world.run(torn, 10.0, tmp_path))
@@ -128,14 +128,14 @@ def collected():
     return low
 
 
-@on(*WIRES)
+@on(*WORLDS)
 def test_no_sum_is_torn_and_each_counts_once(world):
     """Readers that collect at random moments get all of it in the end."""
     world.run(sums, 0.2, 1)
 
 
 @pytest.mark.soak
-@on(*WIRES)
+@on(*WORLDS)
 def test_no_sum_is_torn_in_a_long_run(world, seed):
     """The same for ten seconds, at other moments each time."""
     world.run(sums, 10.0, seed)
@@ -171,14 +171,14 @@ def conserve(operations, seed):
     return (after - before).abs().max().item() / scale, abs(sum(p) - n) / n
 
 
-@on(*WIRES)
+@on(*WORLDS)
 def test_mass_is_conserved_under_any_interleaving(world):
     """2,000 operations of four ranks: the sums of x and of p change by less than 1e-12."""
     assert_conserved(world.run(conserve, 500, 1))
 
 
 @pytest.mark.soak
-@on(*WIRES)
+@on(*WORLDS)
 def test_mass_is_conserved_in_a_long_run(world, seed):
     """20,000 operations of four ranks, others each time."""
     assert_conserved(world.run(conserve, 5_000, seed))

@@ -59,7 +59,7 @@ def run_bench(*arguments: str, cwd: Path, **environ: str) -> Finished:
 
 @pytest.mark.mpi(2)
 def test_quick_run_prints_tables_and_writes_json_and_plot(tmp_path):
-    """Every table has every size and every rival, and a verdict for every aim; reports agree."""
+    """Every table has every size and rival, every aim is judged, and the reports agree."""
     files = ("--json", "out.json", "--plot", "out.png")
     done = run_bench("ops", "step", "--quick", "--rounds", "2", *files, cwd=tmp_path)
     assert done.code == 0, done

@@ -38,7 +38,7 @@ def test_quick_run_prints_both_tables_and_writes_json_and_plot(tmp_path):
     assert [line["met"] for line in counted["lines"] if line["aim"]] == [True, True]
     assert [line["cells"][0] for line in model["lines"]] == ["2", "4", "8", "16", "32", "64"]
     assert "All 2 aims are met." in done.stdout
-    assert found["header"]["wire"] == "mpi"
+    assert found["header"]["transport"] == "mpi"
     assert (tmp_path / "out.png").read_bytes().startswith(PNG)
 
 

@@ -15,7 +15,7 @@ from tests.gpu.places import GPU
 from tests.support import on
 
 pytestmark = on("mpi-2", "mpi-4")
-WIRES = ["cuda_staged", "cuda_ipc", "mpi_cuda", "nccl"]
+TRANSPORTS = ["cuda_staged", "cuda_ipc", "mpi_cuda", "nccl"]
 LIMIT = 240.0
 BY_MODULE = {
     name: list(group)
@@ -24,7 +24,7 @@ BY_MODULE = {
 _agreed = {}
 
 
-@pytest.fixture(params=WIRES)
+@pytest.fixture(params=TRANSPORTS)
 def run(request, world):
     """Runs a case on ranks that agree on a transport; skips where they do not, and says so."""
     transport, asked = request.param, (world, request.param)

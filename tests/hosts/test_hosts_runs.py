@@ -146,7 +146,7 @@ def test_ctrl_c_ends_everything_on_both_hosts(hosts):
 
 @pytest.mark.parametrize(("victim", "host"), [(1, "h1"), (3, "h2")])
 def test_a_killed_rank_ends_everything_on_both_hosts_and_is_named(hosts, victim, host):
-    """A peer may see its connection close before Open MPI sees the death, and is then named."""
+    """A peer may see its connection close before Open MPI sees that it died, and is then named."""
     child = hosts.start(*NETWORK, script=WAITING.format(victim=victim))
     wait_for_ranks(child)
     start = time.monotonic()

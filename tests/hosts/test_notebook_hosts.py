@@ -16,14 +16,14 @@ import contextlib, os, socket, time
 import ipyparallel, psutil
 from asyncddp.notebook import Cluster
 
-doors, here = [], os.stat("/proc/self/ns/net").st_ino
+addresses, here = [], os.stat("/proc/self/ns/net").st_ino
 for process in psutil.process_iter():
     with contextlib.suppress(psutil.Error, OSError):  # others come and go
         if os.stat(f"/proc/{process.pid}/ns/net").st_ino != here:
             continue
         if "ipyparallel.controller" in process.cmdline():
             listens = [one for one in process.net_connections("inet") if one.status == "LISTEN"]
-            doors += [one.laddr.ip for one in listens]
+            addresses += [one.laddr.ip for one in listens]
 with Cluster.connect() as cluster:
     cluster.view.execute("import os, socket; host = socket.gethostname()")
     cluster.view.execute("where = host, os.environ['OMPI_COMM_WORLD_RANK']")
@@ -35,7 +35,8 @@ with Cluster.connect() as cluster:
     time.sleep(0.5)
     busy = cluster.interrupt(timeout=30.0)
     names = [one.ename for one in waiting.get(timeout=30, return_exceptions=True)]
-    print(where, [float(one) for one in cluster.view["y"]], busy, set(names), sorted(set(doors)))
+    values = [float(one) for one in cluster.view["y"]]
+    print(where, values, busy, set(names), sorted(set(addresses)))
 """
 
 
@@ -73,7 +74,7 @@ def test_engines_on_two_hosts_meet_on_the_network_that_was_named(hosts):
     assert code == 0, said
     ranks = [("h1", "0"), ("h1", "1"), ("h2", "2"), ("h2", "3")]
     values, busy = [1.5] * 4, [0, 1, 2, 3]
-    doors = ["10.77.0.1", "127.0.0.1"]
-    assert out.strip() == f"{ranks} {values} {busy} {{'KeyboardInterrupt'}} {doors}", said
+    addresses = ["10.77.0.1", "127.0.0.1"]
+    assert out.strip() == f"{ranks} {values} {busy} {{'KeyboardInterrupt'}} {addresses}", said
     assert on_h1(hosts.folder, "-m", "asyncddp", "notebook", "stop")[0] == 0
     assert hosts.wait_until_gone(10.0) == []

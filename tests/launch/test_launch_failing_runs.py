@@ -114,7 +114,7 @@ def test_an_error_that_all_ranks_share_is_printed_once(run):
     )
     assert ended.code == 1
     assert ended.stderr.count("Traceback (most recent call last)") == 1
-    assert ended.stderr.count("ValueError: no data\n") == 2, "of the traceback and of the verdict"
+    assert ended.stderr.count("ValueError: no data\n") == 2, "of the traceback and of the diagnosis"
     (line,) = last_lines(ended.stderr)
     assert line.startswith("asyncddp run: rank")
     assert line.endswith("(exit code 1): ValueError: no data")

@@ -140,10 +140,10 @@ def test_doctor_check_runs_both_transports_of_the_host(warm_run):
 
 def test_doctor_check_ends_with_1_where_a_transport_fails(warm_run, monkeypatch):
     """Ranks that are started anew see this and cannot begin."""
-    monkeypatch.setattr(doctor, "HOST_TRANSPORTS", ("no_such_wire",))
+    monkeypatch.setattr(doctor, "HOST_TRANSPORTS", ("no_such_transport",))
     shown = CliRunner().invoke(main, ["doctor", "--check", "--json"])
     report = json.loads(shown.output)
     (row,) = (row for row in report["self_test"] if row["device"] == "cpu")
     assert row["result"] == "failed"
-    assert "no_such_wire" in row["what"]
+    assert "no_such_transport" in row["what"]
     assert shown.exit_code == 1

@@ -33,8 +33,8 @@ def in_child(pending, posted, net, optimizer, module):
     x = torch.ones(2)
     calls = {
         "allreduce": lambda: bf.allreduce(x),
-        "neighbor_allreduce": lambda: bf.neighbor_allreduce(x, name="lane"),
-        "nonblocking": lambda: bf.neighbor_allreduce_nonblocking(x, name="lane").wait(),
+        "neighbor_allreduce": lambda: bf.neighbor_allreduce(x, name="w"),
+        "nonblocking": lambda: bf.neighbor_allreduce_nonblocking(x, name="w").wait(),
         "pending": pending.wait,
         "posted": posted.wait,
         "barrier": bf.barrier,
@@ -80,7 +80,7 @@ bf.init()
 me = bf.rank()
 x = torch.full((2,), float(me))
 for _ in range(4):  # from the third on through shared memory
-    bf.neighbor_allreduce(x, name="lane")
+    bf.neighbor_allreduce(x, name="w")
 bf.win_create(torch.zeros(2), "window")
 net = torch.nn.Linear(2, 1)
 optimizer = bf.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), model=net)
@@ -91,7 +91,7 @@ module = bf.DecentralizedDataParallel(
 module(torch.ones(1, 2)).sum().backward()
 pending = bf.allreduce_nonblocking(x) if me == 1 else None
 if me == 1:
-    posted = bf.neighbor_allreduce_nonblocking(x, name="lane")
+    posted = bf.neighbor_allreduce_nonblocking(x, name="w")
     before = [p.clone() for p in net.parameters()]
     found, code = by_fork(pending, posted, net, optimizer, module)
     assert code == 7, code
@@ -113,7 +113,7 @@ else:
     while not FORKED.exists():  # else what is pending may have ended before rank 1 forks
         time.sleep(0.02)
     pending = bf.allreduce_nonblocking(x)
-    posted = bf.neighbor_allreduce_nonblocking(x, name="lane")
+    posted = bf.neighbor_allreduce_nonblocking(x, name="w")
 assert pending.wait().tolist() == [0.5, 0.5], pending.wait()
 assert posted.wait().tolist() == [0.5, 0.5], posted.wait()
 seen = torch.cat(list(DataLoader(Numbers(), batch_size=4, num_workers=2)))

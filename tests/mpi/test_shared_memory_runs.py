@@ -173,10 +173,10 @@ def test_ctrl_c_that_one_rank_catches(tmp_path):
 
 SHARES = """
 near = transport.shared_memory_group
-lanes = bf.current().engine.matcher.channels.find_all("x")
+channels = bf.current().engine.matcher.channels.find_all("x")
 assert near is not None, "no shared memory"
 assert near.arena.locate(x) is not None
-assert any(channel.send_ring is not None and channel.readers for channel in lanes)
+assert any(channel.send_ring is not None and channel.readers for channel in channels)
 assert bool((bf.allreduce(x.clone()) == mean).all())
 print(f"{transport.name}\\n", end="", flush=True)
 """

@@ -16,7 +16,7 @@ import torch
 import asyncddp as bf
 import topology
 """
-WIRES = ("shared_memory", "mpi")
+TRANSPORTS = ("shared_memory", "mpi")
 
 
 def run_on(transport, body, folder, ranks=2, options=(), timeout=RUN_LIMIT, **environ):
@@ -62,7 +62,7 @@ os._exit(0)
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("transport", WIRES)
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_neighbor_that_is_killed_stops_nobody(tmp_path, transport):
     """Where memory is shared the other one goes on; between machines it is told by the deadline."""
     done = run_on(transport, KILLED, tmp_path, options=["--with-ft", "ulfm"], ASYNCDDP_TIMEOUT="4")
@@ -157,7 +157,7 @@ for _ in range(4):
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("transport", WIRES)
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_nothing_is_left_after_a_shutdown_with_windows_open(tmp_path, transport):
     """No file, no mapping, no thread; and the next world begins well."""
     done = run_on(transport, LEFT, tmp_path)
@@ -188,7 +188,7 @@ assert files_after == files, sizes
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("transport", WIRES)
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_windows_that_come_and_go_do_not_add_up(tmp_path, transport):
     """2 MB windows, sixty times: neither memory nor open files grow, without a collection."""
     done = run_on(transport, "gc.disable()\n" + FREED, tmp_path)
@@ -205,7 +205,7 @@ def test_a_script_that_ends_with_windows_open_prints_nothing(tmp_path):
     handles = [bf.win_put_nonblocking(x, "x") for _ in range(3)]
     bf.win_update("x")
     """)
-    for transport in WIRES:
+    for transport in TRANSPORTS:
         done = run_on_mpirun(2, script, tmp_path, environ={"ASYNCDDP_TRANSPORT": transport})
         assert done.code == 0, done
         assert (done.stdout, done.stderr, done.left) == ("", "", ()), done

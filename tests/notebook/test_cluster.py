@@ -155,12 +155,12 @@ def test_only_this_machine_and_this_user_can_connect(cluster):
     folder = cluster._profile_directory
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
     assert cluster.client.session.key
-    keeper = psutil.Process(folder.running_cluster().pid)
-    parts = [one for one in keeper.children(recursive=True) if "controller" in one.cmdline()[2]]
-    doors = [door.laddr for one in parts for door in one.net_connections("inet")]
-    assert doors
-    assert {door.ip for door in doors} == {"127.0.0.1"}
-    assert open_to_others([keeper, *keeper.children(recursive=True)]) == []
+    daemon = psutil.Process(folder.running_cluster().pid)
+    parts = [one for one in daemon.children(recursive=True) if "controller" in one.cmdline()[2]]
+    addresses = [socket.laddr for one in parts for socket in one.net_connections("inet")]
+    assert addresses
+    assert {address.ip for address in addresses} == {"127.0.0.1"}
+    assert open_to_others([daemon, *daemon.children(recursive=True)]) == []
 
 
 def test_a_dead_engine_ends_the_cluster_in_words_and_nothing_is_left(mpi, session, marked):

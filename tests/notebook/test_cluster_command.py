@@ -101,21 +101,21 @@ def test_ctrl_c_ends_a_cluster_in_the_foreground(marked, profiles):
     assert "The cluster has ended." in (profiles / "said").read_text()
 
 
-@pytest.mark.parametrize("victim", ["owner", "keeper"])
+@pytest.mark.parametrize("victim", ["owner", "daemon"])
 def test_nothing_outlives_a_killed(victim, marked, profiles):
     """After SIGKILL of a cluster's owner or its daemon, no other process of it stays."""
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
     folder = owner.stdout.readline().strip()
-    assert len(marked.lines()) > 4, "owner, keeper, controller, launcher, engine"
+    assert len(marked.lines()) > 4, "owner, daemon, controller, launcher, engine"
     killed = owner if victim == "owner" else marked.one("cluster.daemon")
     os.kill(killed.pid, signal.SIGKILL)
-    if victim == "keeper":
+    if victim == "daemon":
         until(lambda: len(marked.lines()) <= 1, "the end of all but the owner")
         assert [process.pid for process in marked.processes()] == [owner.pid]
         owner.kill()
     ended(owner)
     assert marked.left() == []
-    assert victim == "keeper" or not Path(folder).exists()
+    assert victim == "daemon" or not Path(folder).exists()
 
 
 def test_a_launcher_that_hangs_ends_in_its_words(marked, profiles):

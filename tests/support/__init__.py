@@ -7,7 +7,7 @@ A *case* is a function that runs on every rank. A test hands it to a world::
         torch.testing.assert_close(bf.allreduce(x), torch.full(shape, (bf.size() - 1) / 2))
 
 
-    def test_allreduce_averages(world):  # runs on every wire: loopback-1, -2, -4, mpi-2, mpi-4
+    def test_allreduce_averages(world):  # on every transport: loopback-1, -2, -4, mpi-2, mpi-4
         world.run(averages, (3, 2))
 
 ``world.run`` gives the list of what the ranks returned, and fails the test with the tracebacks of

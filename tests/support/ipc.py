@@ -8,7 +8,7 @@ from asyncddp.transport.cuda.ipc.ipc_transport import CudaIPCTransport
 from asyncddp.transport.loopback import LoopbackTransport
 from tests.support.simulated_streams import SimulatedStreams
 
-__all__ = ["NEVER", "Device", "Pair", "all_done", "lendable"]
+__all__ = ["NEVER", "Device", "Pair", "all_done", "exportable"]
 
 NEVER = 10**9
 """A stand-in that is asked so often makes its next copy."""
@@ -74,7 +74,7 @@ def all_done(*transfers):
     return ended
 
 
-def lendable(transport, data):
+def exportable(transport, data):
     """A tensor in memory that peers can be shown, as all memory of a GPU can."""
     return (
         transport.streams.allocate_exportable(data.nbytes)

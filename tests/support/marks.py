@@ -26,7 +26,7 @@ def on(*names: str) -> pytest.MarkDecorator:
     """Run a test that takes ``world`` on these worlds only.
 
     Args:
-        *names: Names of :data:`tests.support.worlds.WORLDS`, or a wire's, which means all of it.
+        *names: Names of :data:`tests.support.worlds.WORLDS`, or of a transport, for all its worlds.
     """
     chosen = [
         world for world, (transport, _) in WORLDS.items() if world in names or transport in names

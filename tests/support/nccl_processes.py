@@ -85,7 +85,7 @@ class ProcessNccl:
 
     Args:
         device: The device.
-        inner: A wire of its own between the two.
+        inner: A transport of its own between the two.
     """
 
     available = True

@@ -24,7 +24,7 @@ def on_a_stand_in(
 ) -> Iterator[SimulatedStreams]:
     """While entered, host tensors count as a device's, copied late and in small pieces.
 
-    With a pace the device goes on by itself, as it must where one wire waits for another's work.
+    With a pace the device goes on by itself, as it must where a transport waits for another's work.
     """
     streams, before = SimulatedStreams(laziness, pace=pace), cuda_staged._PIECE
     cuda_staged._PIECE = piece

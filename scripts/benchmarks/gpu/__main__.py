@@ -25,7 +25,7 @@ _NO_GPU = 2
 
 
 def _runs(options: BenchOptions, *, pretend: bool) -> Iterator[tuple[int, str]]:
-    """Numbers of ranks and wires, the cheapest first."""
+    """Numbers of ranks and transports, the cheapest first."""
     for ranks in (2,) if options.quick or pretend else (2, 4):
         for transport in ("cuda_staged",) if pretend else TRANSPORT_NAMES:
             yield ranks, transport
@@ -45,7 +45,7 @@ def _measured(
         return {"missing": [f"nccl was not measured: {why}"]}
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         out = Path(folder) / "found.json"
-        words = ["--wire", transport, "--out", str(out)]
+        words = ["--transport", transport, "--out", str(out)]
         words += ["--rounds", str(options.rounds or (2 if pretend else 5 if options.quick else 30))]
         words += ["--quick"] * options.quick + ["--stand-in"] * pretend
         environ = {} if pretend else {"ASYNCDDP_DEVICE_WIRES": transport}
@@ -78,7 +78,7 @@ def advice(rows: Sequence[TimingRow]) -> list[str]:
 
 
 def _drawn(path: Path, rows: Sequence[TimingRow], caption: str) -> None:
-    """A panel for each number of ranks: time over size by each wire, and the limits."""
+    """A panel for each number of ranks: time over size by each transport, and the limits."""
     tables, moved = {}, {}
     for row in rows:
         transport, _, ranks = row.table.rpartition("_")

@@ -44,7 +44,7 @@ class Device(ABC):
         """Describe the device for the report's header."""
 
     def transport(self) -> str:
-        """The wire that the ranks have agreed on."""
+        """The transport that the ranks have agreed on."""
         return device_transport_for(bf.current().transport, self.streams).name
 
     def held(self, nbytes: int, rank: int) -> torch.Tensor:

@@ -51,13 +51,13 @@ def _tables(
 
 
 @click.command()
-@click.option("--wire", "transport", required=True)
+@click.option("--transport", required=True)
 @click.option("--rounds", type=int, required=True)
 @click.option("--quick", is_flag=True)
 @click.option("--stand-in", "pretend", is_flag=True)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True)
 def main(transport: str, rounds: int, quick: bool, pretend: bool, out: Path) -> None:
-    """Measure a wire; rank 0 writes what was found."""
+    """Measure a transport; rank 0 writes what was found."""
     with ExitStack() as stack:
         device = stack.enter_context(open_device(pretend=pretend))
         bf.init()

@@ -138,7 +138,7 @@ def _group(world: RankGroup, backend: str) -> Any:
 
 
 def mixing_table(setup: GpuTableSetup, transport: str, sizes: Sequence[int]) -> TimingTable:
-    """``neighbor_allreduce`` over a wire, the limits beside it, and torch's own ways."""
+    """``neighbor_allreduce`` over a transport, the limits beside it, and torch's own ways."""
     rivals = (
         Rival(transport, partial(_ours, setup)),
         Rival(f"{transport}, in place", partial(_ours, setup, in_place=True)),

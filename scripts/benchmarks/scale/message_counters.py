@@ -48,7 +48,7 @@ class MessageCount:
 class TransportCounter:
     """Counter of the messages that go through ``post`` and ``isend`` of one transport.
 
-    What a collective sends is the wire's affair, and not seen here.
+    What a collective sends is the transport's affair, and not seen here.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -65,7 +65,7 @@ class TransportCounter:
             self._bytes += data.nbytes
             return isend(data, peer, tag)
 
-        # Around this one object's methods: the class, and other ranks' wires, stay as they are.
+        # Around this one object's methods: its class, and other ranks' transports, stay as is.
         transport.post = counted_post  # type: ignore[method-assign]
         transport.isend = counted_isend  # type: ignore[method-assign]
 

@@ -24,7 +24,7 @@ def _shared(like: torch.Tensor) -> torch.Tensor:
     """
     transport = bf.current().transport
     if transport.shared_memory_group is None:
-        raise RivalUnavailableError(f"the wire {transport.name} shares no memory")
+        raise RivalUnavailableError(f"the transport {transport.name} shares no memory")
     return bf.empty_shared(like.shape, dtype=like.dtype).copy_(like)
 
 

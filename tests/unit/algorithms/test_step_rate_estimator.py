@@ -99,9 +99,9 @@ def test_any_optimizer_is_scaled_by_what_it_changes():
         alone = torch.optim.Adam(plain.parameters())
         optimizer = bf.DistributedPushSumOptimizer(torch.optim.Adam(model.parameters()), model)
         optimizer._averager.windows.step_rates.scale = 0.5
-        for one, stepper in ((model, optimizer), (plain, alone)):
+        for one, stepped in ((model, optimizer), (plain, alone)):
             one(torch.ones(3, 2, dtype=torch.float64)).sum().backward()
-            stepper.step()
+            stepped.step()
         optimizer.param_groups[0]["lr"] = 0.0
         bf.barrier()
         optimizer.force_barrier = True

@@ -90,7 +90,7 @@ def test_bytes_that_nobody_wants_fail_on_nobody(two, monkeypatch):
 
     class Broken:
         def done(self):
-            raise PeerError("the wire is broken")
+            raise PeerError("the connection is broken")
 
     form = ExchangeSignature("verb", "float32", (50_000,))
     here = opened(two[0], MatchKey("y", 0), form, targets=[1])

@@ -53,8 +53,8 @@ INLINE = st.binary(max_size=64).map(lambda data: ("uint8", (len(data),), data))
 BULK = st.tuples(st.sampled_from(["float32", "bfloat16"]), st.tuples(SIZE, SIZE), st.none())
 ANY = st.one_of(
     st.builds(
-        lambda form, key, verb, tag, flags, lane, device: TensorMessage(
-            key, verb, *form, tag, *flags, lane, device
+        lambda form, key, verb, tag, flags, ring, device: TensorMessage(
+            key, verb, *form, tag, *flags, ring, device
         ),
         *(INLINE | BULK, KEYS, TEXT, SIZE, st.tuples(st.booleans(), st.booleans())),
         *(st.none() | PLACES, TEXT),

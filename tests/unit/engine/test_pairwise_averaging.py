@@ -1,4 +1,4 @@
-"""Mixing with one neighbour through two lanes: right when both come, and soon back if not."""
+"""Pairwise averaging through ring buffers: right if both ranks come, and soon back if not."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from asyncddp.shm.arena import Arena
 from asyncddp.shm.ring_buffer import ChunkLayout, ReceiveRingBuffer, SendRingBuffer
 
 RANKS = (0, 1)
-CUTS = {
-    "one piece": ChunkLayout(
+LAYOUTS = {
+    "one chunk": ChunkLayout(
         (6,), torch.float64, numel=6, chunk_numel=6, num_chunks=1, num_slots=1
     ),
     "as many as slots": ChunkLayout(
@@ -38,7 +38,7 @@ def arena():
 
 
 class Side:
-    """One of two ranks: its lane, and how it sees the other's."""
+    """One of two ranks: its send ring, and its receive ring for the peer's."""
 
     def __init__(self, arena, layout, rank):
         self.arena, self.layout, self.rank = arena, layout, rank
@@ -60,7 +60,7 @@ def two(arena, layout):
     return sides
 
 
-def swap_of(side, step):
+def averaging_of(side, step):
     return PairwiseAveraging(side.send_ring, side.receive_ring, step, (1 - side.rank,), pause)
 
 
@@ -69,7 +69,7 @@ def values(rank, step, count):
 
 
 def patiently(call):
-    """As the engine goes on where a swap has given up: try again, for a while."""
+    """As the engine goes on where an averaging has given up: try again, for a while."""
     over = time.monotonic() + 60
     while not call():
         assert time.monotonic() < over, "it never came"
@@ -94,11 +94,11 @@ def together(*calls):
     assert problems == []
 
 
-# looking for a moment
+# polling briefly
 
 
 class Clock:
-    """A clock that each look at it moves by as much as 50 polls may take."""
+    """A clock that each reading moves by as much as 50 polls may take."""
 
     def __init__(self):
         self.now = 0.0
@@ -115,28 +115,28 @@ def clock(monkeypatch):
     return made
 
 
-def test_soon_looks_for_a_fraction_of_a_millisecond(clock):
+def test_it_polls_for_a_fraction_of_a_millisecond(clock):
     """``poll_briefly`` polls for 0.2 ms, and reads the clock after each 50 polls."""
-    looks = []
-    assert not poll_briefly(lambda: bool(looks.append(1)), None)
+    polls = []
+    assert not poll_briefly(lambda: bool(polls.append(1)), None)
     assert clock.now == pytest.approx(0.00045), "the first reading begins the time"
-    assert len(looks) == 3 * 50
+    assert len(polls) == 3 * 50
     assert poll_briefly(lambda: True, None)
 
 
-def test_soon_rests_between_looks_where_cores_are_few():
+def test_it_pauses_between_polls_where_cores_are_few():
     """``poll_briefly`` calls ``pause`` after each poll that fails."""
-    rests, looks = [], []
-    assert poll_briefly(lambda: len(looks) == 10 or bool(looks.append(1)), lambda: rests.append(1))
-    assert len(rests) == len(looks) == 10
+    pauses, polls = [], []
+    assert poll_briefly(lambda: len(polls) == 10 or bool(polls.append(1)), lambda: pauses.append(1))
+    assert len(pauses) == len(polls) == 10
 
 
 # both come
 
 
 @pytest.mark.parametrize("same", [False, True], ids=["apart", "over the own tensor"])
-@pytest.mark.parametrize("layout", CUTS.values(), ids=CUTS)
-def test_pieces_go_through_slots(arena, layout, same):
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_chunks_go_through_slots(arena, layout, same):
     """Each side may be ahead, by no more than the slots; the average is y = x + w (peer - x)."""
     sides = two(arena, layout)
 
@@ -146,14 +146,14 @@ def test_pieces_go_through_slots(arena, layout, same):
             other = values(1 - side.rank, step, layout.numel)
             out = own if same else torch.empty_like(own)
             want = torch.lerp(own, other, WEIGHT)
-            pieces, into, pairwise = layout.split(own), layout.split(out), swap_of(side, step)
+            chunks, into, pairwise = layout.split(own), layout.split(out), averaging_of(side, step)
             patiently(lambda pairwise=pairwise: pairwise.begin(None))
-            finish(pairwise, side, step, pieces, into)
+            finish(pairwise, side, step, chunks, into)
             assert torch.equal(out, want), (side.rank, step)
 
-    def finish(pairwise, side, step, pieces, into):
-        """What is left when the other was not there in time is done here by hand."""
-        if pairwise.average_chunks(pieces, into, WEIGHT):
+    def finish(pairwise, side, step, chunks, into):
+        """What is left when the peer was not there in time is done here, as the engine would."""
+        if pairwise.average_chunks(chunks, into, WEIGHT):
             return
         for taken in range(pairwise.chunks_read, layout.num_chunks):
             while pairwise.chunks_sent < layout.num_chunks and pairwise.chunks_sent <= taken + 1:
@@ -166,23 +166,23 @@ def test_pieces_go_through_slots(arena, layout, same):
                     if pairwise.chunks_sent > taken:
                         break
                     continue
-                side.send_ring.slot(step, pairwise.chunks_sent).copy_(pieces[pairwise.chunks_sent])
+                side.send_ring.slot(step, pairwise.chunks_sent).copy_(chunks[pairwise.chunks_sent])
                 pairwise.chunks_sent += 1
                 side.send_ring.publish(step, pairwise.chunks_sent)
             patiently(lambda taken=taken: side.receive_ring.published(step) > taken)
-            torch.lerp(pieces[taken], side.receive_ring.slot(step, taken), WEIGHT, out=into[taken])
+            torch.lerp(chunks[taken], side.receive_ring.slot(step, taken), WEIGHT, out=into[taken])
             side.receive_ring.acknowledge(step, taken + 1)
 
     together(lambda: rank(sides[0]), lambda: rank(sides[1]))
 
 
-def neighbours_tensor(arena, layout, pairwise):
-    """The neighbour's tensor where it lies, once it is shown."""
+def peer_tensor(arena, layout, pairwise):
+    """The peer's tensor, mapped by its handle, once that is published."""
     found = []
 
     def there():
-        place = pairwise.peer_handle()
-        found.extend([] if place is None else [place])
+        handle = pairwise.peer_handle()
+        found.extend([] if handle is None else [handle])
         return bool(found)
 
     patiently(there)
@@ -190,27 +190,27 @@ def neighbours_tensor(arena, layout, pairwise):
     return view.tensor(found[0].offset, (layout.numel,), layout.dtype)
 
 
-def mixed_elsewhere(side, step, pairwise, own, other):
+def averaged_mapped(side, step, pairwise, own, other):
     out = torch.empty_like(own)
     if not pairwise.average_mapped(own, other, out, WEIGHT):
         patiently(lambda: not side.send_ring.pending_readers(step, side.layout.num_chunks))
     return out
 
 
-@pytest.mark.parametrize("layout", CUTS.values(), ids=CUTS)
-def test_tensors_are_mixed_where_they_lie(arena, layout):
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_tensors_are_averaged_where_they_are_mapped(arena, layout):
     """Into other tensors; whoever is back may write over its own."""
     sides = two(arena, layout)
-    shown = [arena.empty((layout.numel,), layout.dtype) for _ in RANKS]
+    shared = [arena.empty((layout.numel,), layout.dtype) for _ in RANKS]
 
     def rank(side):
         for step in range(20):
-            own = shown[side.rank].copy_(values(side.rank, step, layout.numel))
+            own = shared[side.rank].copy_(values(side.rank, step, layout.numel))
             want = torch.lerp(own, values(1 - side.rank, step, layout.numel), WEIGHT)
-            pairwise = swap_of(side, step)
+            pairwise = averaging_of(side, step)
             patiently(lambda pairwise=pairwise, own=own: pairwise.begin(arena.locate(own)))
-            other = neighbours_tensor(arena, layout, pairwise)
-            got = mixed_elsewhere(side, step, pairwise, own, other)
+            other = peer_tensor(arena, layout, pairwise)
+            got = averaged_mapped(side, step, pairwise, own, other)
             assert torch.equal(got, want), (side.rank, step)
 
     together(lambda: rank(sides[0]), lambda: rank(sides[1]))
@@ -219,18 +219,18 @@ def test_tensors_are_mixed_where_they_lie(arena, layout):
 # one does not come
 
 
-@pytest.mark.parametrize("layout", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_who_is_alone_is_back_soon_and_knows_how_far_it_came(arena, layout, clock):
     """Without its peer averaging returns False in 10 ms: nothing read, at most two chunks sent."""
     side, _ = two(arena, layout)
     own = values(0, 0, layout.numel)
-    out, pairwise = torch.zeros_like(own), swap_of(side, 0)
+    out, pairwise = torch.zeros_like(own), averaging_of(side, 0)
     assert pairwise.begin(None)
     assert not pairwise.average_chunks(layout.split(own), layout.split(out), WEIGHT)
     assert 0.0 < clock.now < 0.01
     assert pairwise.chunks_read == 0
     assert pairwise.chunks_sent == min(2, layout.num_chunks, layout.num_slots), (
-        "shown ahead of what is taken"
+        "sent ahead of what is read"
     )
     assert not out.any()
     assert pairwise.peer_handle() is None
@@ -238,38 +238,38 @@ def test_who_is_alone_is_back_soon_and_knows_how_far_it_came(arena, layout, cloc
 
 def test_who_finds_no_room_does_not_begin(arena):
     """``begin`` is refused until the peer has acknowledged the step whose slots it reuses."""
-    layout = CUTS["as many as slots"]
+    layout = LAYOUTS["as many as slots"]
     side, other = two(arena, layout)
-    assert swap_of(side, 0).begin(None)
+    assert averaging_of(side, 0).begin(None)
     side.send_ring.publish(0, layout.num_chunks)
-    assert not swap_of(side, 2).begin(None)
+    assert not averaging_of(side, 2).begin(None)
     assert other.receive_ring.published(0) == layout.num_chunks, "step 0 is still there"
     other.receive_ring.acknowledge(0, layout.num_chunks)
-    assert swap_of(side, 2).begin(None)
+    assert averaging_of(side, 2).begin(None)
 
 
-def test_what_a_neighbour_shows_to_others_is_not_taken(arena):
+def test_what_a_peer_publishes_for_others_is_not_averaged(arena):
     """Chunks that a peer publishes for other readers are not averaged."""
-    layout = CUTS["as many as slots"]
+    layout = LAYOUTS["as many as slots"]
     side, other = two(arena, layout)
     other.send_ring.begin(0, ())
     other.send_ring.publish(0, layout.num_chunks)
     own = values(0, 0, layout.numel)
-    out, pairwise = torch.zeros_like(own), swap_of(side, 0)
+    out, pairwise = torch.zeros_like(own), averaging_of(side, 0)
     assert pairwise.begin(None)
     assert not pairwise.average_chunks(layout.split(own), layout.split(out), WEIGHT)
     assert pairwise.chunks_read == 0
     assert not out.any()
 
 
-def test_what_a_neighbour_shows_where_it_lies_is_not_looked_for_in_its_slots(arena):
+def test_what_a_peer_sends_by_handle_is_not_read_from_its_slots(arena):
     """If a peer announces its tensor by handle, no chunk is read from its slots."""
-    layout = CUTS["as many as slots"]
+    layout = LAYOUTS["as many as slots"]
     side, other = two(arena, layout)
     x = arena.empty((layout.numel,), layout.dtype)
-    assert swap_of(other, 0).begin(arena.locate(x))
+    assert averaging_of(other, 0).begin(arena.locate(x))
     own = values(0, 0, layout.numel)
-    out, pairwise = torch.zeros_like(own), swap_of(side, 0)
+    out, pairwise = torch.zeros_like(own), averaging_of(side, 0)
     assert pairwise.begin(None)
     assert not pairwise.average_chunks(layout.split(own), layout.split(out), WEIGHT)
     assert (pairwise.chunks_read, bool(out.any())) == (0, False)

@@ -1,4 +1,4 @@
-"""Channels: which names and forms go through lanes, and what a rank remembers of them."""
+"""Persistent channels: which names and signatures have ring buffers, and what is remembered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncddp.engine.persistent_channels import ChannelTable
 from asyncddp.shm.arena import Arena
 from asyncddp.transport.base import SharedMemoryGroup
 
-FORM = ExchangeSignature("verb", "float32", (3,))
+SIGNATURE = ExchangeSignature("verb", "float32", (3,))
 
 
 @pytest.fixture
@@ -26,35 +26,36 @@ def ranks():
         arena.close()
 
 
-def joined(ranks, name="w", form=FORM, pairs=((0, 1), (1, 0))):
-    """Channels under a name, as they are after lanes were offered and watched for."""
+def joined(ranks, name="w", signature=SIGNATURE, pairs=((0, 1), (1, 0))):
+    """Channels under a name, as they are after rings were offered and attached."""
     targets = {rank: [] for pair in pairs for rank in pair}
     for sender, reader in pairs:
         targets[sender].append(reader)
     found = {
-        rank: ranks[rank].find_or_open(MatchKey(name, 1), form, to) for rank, to in targets.items()
+        rank: ranks[rank].find_or_open(MatchKey(name, 1), signature, to)
+        for rank, to in targets.items()
     }
     for sender, reader in pairs:
-        place = ranks[sender].ring_to_offer(found[sender], reader)
-        ranks[reader].attach_ring(found[reader], sender, place)
+        handle = ranks[sender].ring_to_offer(found[sender], reader)
+        ranks[reader].attach_ring(found[reader], sender, handle)
         found[sender].readers.add(reader)
     return found
 
 
 def test_a_name_has_a_channel_from_its_second_use_on(ranks):
     """The first use of a name opens no channel; later uses share the one of the second."""
-    assert ranks[0].find_or_open(MatchKey("w", 0), FORM, [1]) is None
-    channel = ranks[0].find_or_open(MatchKey("w", 1), FORM, [1])
+    assert ranks[0].find_or_open(MatchKey("w", 0), SIGNATURE, [1]) is None
+    channel = ranks[0].find_or_open(MatchKey("w", 1), SIGNATURE, [1])
     assert channel is not None
     assert channel.send_ring is not None
-    assert ranks[0].find_or_open(MatchKey("w", 2), FORM, [1]) is channel
-    assert ranks[0].get("w", FORM) is channel
-    assert ranks[0].get("v", FORM) is None
+    assert ranks[0].find_or_open(MatchKey("w", 2), SIGNATURE, [1]) is channel
+    assert ranks[0].get("w", SIGNATURE) is channel
+    assert ranks[0].get("v", SIGNATURE) is None
 
 
-def test_each_form_of_a_name_has_a_channel_of_its_own(ranks):
+def test_each_signature_of_a_name_has_a_channel_of_its_own(ranks):
     """Two signatures under one name have two channels with rings of their own."""
-    one = ranks[0].find_or_open(MatchKey("w", 1), FORM, [1])
+    one = ranks[0].find_or_open(MatchKey("w", 1), SIGNATURE, [1])
     other = ranks[0].find_or_open(MatchKey("w", 2), ExchangeSignature("verb", "float32", (4,)), [1])
     assert one is not other
     assert one.send_ring.handle != other.send_ring.handle
@@ -62,26 +63,26 @@ def test_each_form_of_a_name_has_a_channel_of_its_own(ranks):
 
 
 @pytest.mark.parametrize(
-    ("key", "form"),
+    ("key", "signature"),
     [
-        (MatchKey(COLLECTIVE, 5), FORM),
+        (MatchKey(COLLECTIVE, 5), SIGNATURE),
         (MatchKey("w", 5), ExchangeSignature("verb", "float32", (None, 3))),
     ],
     ids=["a collective", "rows that differ"],
 )
-def test_some_exchanges_never_go_through_lanes(ranks, key, form):
+def test_some_exchanges_never_go_through_rings(ranks, key, signature):
     """Collectives and tensors with a dimension of any size have no channel."""
-    assert ranks[0].find_or_open(key, form, [1]) is None
+    assert ranks[0].find_or_open(key, signature, [1]) is None
 
 
-def test_who_only_receives_has_no_lane(ranks):
+def test_who_only_receives_has_no_send_ring(ranks):
     """Until it sends to a rank of its machine; a rank elsewhere needs none."""
-    assert ranks[0].find_or_open(MatchKey("w", 1), FORM, []).send_ring is None
-    assert ranks[0].find_or_open(MatchKey("w", 2), FORM, [3]).send_ring is None
-    assert ranks[0].find_or_open(MatchKey("w", 3), FORM, [2, 3]).send_ring is not None
+    assert ranks[0].find_or_open(MatchKey("w", 1), SIGNATURE, []).send_ring is None
+    assert ranks[0].find_or_open(MatchKey("w", 2), SIGNATURE, [3]).send_ring is None
+    assert ranks[0].find_or_open(MatchKey("w", 3), SIGNATURE, [2, 3]).send_ring is not None
 
 
-def test_a_tensor_without_elements_has_no_lane(ranks):
+def test_a_tensor_without_elements_has_no_ring(ranks):
     """The channel of a tensor without elements has no ring."""
     assert (
         ranks[0]
@@ -94,7 +95,7 @@ def test_a_tensor_without_elements_has_no_lane(ranks):
 def test_without_shared_memory_there_are_no_channels():
     """Without shared memory there are no channels, no handles and no unexpected tensors."""
     alone = ChannelTable(None, 0)
-    assert alone.find_or_open(MatchKey("w", 9), FORM, [1]) is None
+    assert alone.find_or_open(MatchKey("w", 9), SIGNATURE, [1]) is None
     assert alone.handle_of(torch.ones(3)) is None
     assert alone.unexpected_tensors() == []
 
@@ -104,37 +105,39 @@ def test_a_machine_of_more_ranks_than_masks_hold_goes_by_message():
     arena = Arena()
     for count, found in ((256, True), (257, False)):
         near = SharedMemoryGroup(arena, dict.fromkeys(range(count), os.getpid()))
-        channel = ChannelTable(near, 0).find_or_open(MatchKey("w", 1), FORM, [1])
+        channel = ChannelTable(near, 0).find_or_open(MatchKey("w", 1), SIGNATURE, [1])
         assert (channel is not None and channel.send_ring is not None) == found
     arena.close()
 
 
 @pytest.mark.parametrize(("limit", "value"), [("_MAX_RINGS", 2), ("_MAX_RING_BYTES", 1500)])
-def test_there_is_an_end_to_lanes(ranks, monkeypatch, limit, value):
-    """What comes after it has a channel, and no lane."""
+def test_there_is_an_end_to_rings(ranks, monkeypatch, limit, value):
+    """What comes after it has a channel, and no ring."""
     monkeypatch.setattr(module, limit, value)
-    lanes = [ranks[0].find_or_open(MatchKey(f"w{k}", 1), FORM, [1]).send_ring for k in range(8)]
-    known = [send_ring is not None for send_ring in lanes]
+    rings = [
+        ranks[0].find_or_open(MatchKey(f"w{k}", 1), SIGNATURE, [1]).send_ring for k in range(8)
+    ]
+    known = [send_ring is not None for send_ring in rings]
     assert known[0]
     assert not known[-1]
     assert known == sorted(known, reverse=True)
 
 
-def test_a_system_without_memory_means_no_lane(ranks, monkeypatch):
+def test_a_system_without_memory_means_no_ring(ranks, monkeypatch):
     """If memory is refused, the channel has no ring, and a later use gets one."""
 
     def refuses(*_):
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr(os, "memfd_create", refuses)
-    assert ranks[0].find_or_open(MatchKey("w", 1), FORM, [1]).send_ring is None
+    assert ranks[0].find_or_open(MatchKey("w", 1), SIGNATURE, [1]).send_ring is None
     monkeypatch.undo()
-    assert ranks[0].find_or_open(MatchKey("w", 2), FORM, [1]).send_ring is not None
+    assert ranks[0].find_or_open(MatchKey("w", 2), SIGNATURE, [1]).send_ring is not None
 
 
-def test_a_lane_is_offered_until_a_neighbour_knows_it(ranks):
+def test_a_ring_is_offered_until_a_peer_reads_it(ranks):
     """A ring is offered to each peer of the machine until that one reads it."""
-    channel = ranks[0].find_or_open(MatchKey("w", 1), FORM, [1])
+    channel = ranks[0].find_or_open(MatchKey("w", 1), SIGNATURE, [1])
     assert ranks[0].ring_to_offer(channel, 1) == channel.send_ring.handle
     assert ranks[0].ring_to_offer(channel, 3) is None
     assert ranks[0].ring_to_offer(None, 1) is None
@@ -151,12 +154,12 @@ def test_a_channel_serves_who_is_reached_both_ways(ranks):
     assert found[0].serves([1], [])
     assert not found[0].serves([1, 2], [1])
     assert not found[0].serves([1], [1, 2])
-    listener = ranks[2].find_or_open(MatchKey("w", 1), FORM, [])
+    listener = ranks[2].find_or_open(MatchKey("w", 1), SIGNATURE, [])
     assert listener.serves([], [])
     assert not listener.serves([], [0])
 
 
-def test_what_one_shows_the_other_sees(ranks):
+def test_what_one_sends_the_other_reads(ranks):
     """What a rank sends through its ring is read whole at its peer, not the other way."""
     found = joined(ranks)
     found[0].send_ring.try_send(2, (1,), torch.tensor([1.0, 2.0, 3.0]))
@@ -164,13 +167,13 @@ def test_what_one_shows_the_other_sees(ranks):
     assert found[0].receive_rings[1].read_whole(2) is None
 
 
-def test_a_retired_lane_is_offered_anew_with_other_memory(ranks):
-    """A neighbour that still looks at the old one sees nothing new there."""
+def test_a_retired_ring_is_offered_anew_with_other_memory(ranks):
+    """A peer that still polls the old ring sees nothing new there."""
     found = joined(ranks)
     old = found[0].send_ring.handle
     ranks[0].retire_ring(found[0])
     assert not found[0].serves([], [1])
-    again = ranks[0].find_or_open(MatchKey("w", 3), FORM, [1])
+    again = ranks[0].find_or_open(MatchKey("w", 3), SIGNATURE, [1])
     assert again is found[0]
     assert again.send_ring.handle != old
     assert ranks[0].ring_to_offer(again, 1) == again.send_ring.handle
@@ -207,75 +210,75 @@ def test_channels_are_not_without_end(ranks, monkeypatch):
     assert [channel is None for channel in found] == [False, False, True]
 
 
-def test_partners_are_found_in_any_form_of_a_name(ranks):
+def test_partners_are_found_in_any_signature_of_a_name(ranks):
     """Partners of a step are found in whichever signature's channel it was exchanged."""
     joined(ranks)[0].record(4, [1], [])
-    other = joined(ranks, form=ExchangeSignature("verb", "float64", (3,)))[0]
+    other = joined(ranks, signature=ExchangeSignature("verb", "float64", (3,)))[0]
     other.record(5, [], [1])
     assert ranks[0].partners(MatchKey("w", 4)) == ({1}, set())
     assert ranks[0].partners(MatchKey("w", 5)) == (set(), {1})
 
 
-# strays
+# unexpected tensors
 
 
-def strays(channels):
+def unexpected(channels):
     return [
         (peer, data.key, data.verb, data.dtype, data.shape)
         for peer, data in channels.unexpected_tensors()
     ]
 
 
-def test_what_is_shown_to_this_rank_is_told_until_it_is_taken(ranks):
-    """As a message would be, so that it is held against what this rank does instead."""
+def test_what_is_sent_to_this_rank_is_unexpected_until_it_is_read(ranks):
+    """It is listed like a message, so that it is compared with what this rank does instead."""
     found = joined(ranks, pairs=((0, 1), (1, 0), (0, 2)))
-    assert strays(ranks[1]) == []
+    assert unexpected(ranks[1]) == []
     found[0].send_ring.try_send(2, (1,), torch.ones(3))
-    assert strays(ranks[1]) == [(0, MatchKey("w", 2), "verb", "float32", (3,))]
-    assert strays(ranks[0]) == []
+    assert unexpected(ranks[1]) == [(0, MatchKey("w", 2), "verb", "float32", (3,))]
+    assert unexpected(ranks[0]) == []
     assert not ranks[1].is_in_flight(MatchKey("w", 2))
     found[1].in_flight.append(2)
     assert ranks[1].is_in_flight(MatchKey("w", 2))
     found[1].in_flight.clear()
     found[1].receive_rings[0].acknowledge(2, 1)
-    assert strays(ranks[1]) == []
+    assert unexpected(ranks[1]) == []
 
 
-def test_strays_of_two_steps(ranks):
+def test_unexpected_tensors_of_two_steps(ranks):
     """Unexpected tensors of two steps are both listed, each until it is acknowledged."""
     found = joined(ranks)
     found[0].send_ring.try_send(2, (1,), torch.ones(3))
     found[0].send_ring.try_send(3, (1,), torch.ones(3))
-    assert [key.step for _, key, *_ in strays(ranks[1])] == [2, 3]
+    assert [key.step for _, key, *_ in unexpected(ranks[1])] == [2, 3]
     found[1].receive_rings[0].acknowledge(2, 1)
-    assert [key.step for _, key, *_ in strays(ranks[1])] == [3]
+    assert [key.step for _, key, *_ in unexpected(ranks[1])] == [3]
 
 
-def test_what_is_shown_to_others_is_no_stray(ranks):
+def test_what_is_sent_to_others_is_not_unexpected(ranks):
     """A tensor sent to another rank is no unexpected tensor of this one."""
     found = joined(ranks, pairs=((0, 1), (0, 2)))
     found[0].send_ring.try_send(2, (2,), torch.ones(3))
-    assert strays(ranks[1]) == []
-    assert len(strays(ranks[2])) == 1
+    assert unexpected(ranks[1]) == []
+    assert len(unexpected(ranks[2])) == 1
 
 
-def test_a_tensor_begun_and_not_shown_yet_is_no_stray(ranks):
+def test_a_tensor_begun_and_not_published_yet_is_not_unexpected(ranks):
     """A step that has begun without a published chunk is no unexpected tensor."""
     found = joined(ranks)
     found[0].send_ring.begin(2, (1,))
-    assert strays(ranks[1]) == []
+    assert unexpected(ranks[1]) == []
 
 
-# tensors where they lie
+# tensors mapped by handle
 
 
-def test_a_shared_tensor_is_looked_at_where_it_lies(ranks):
+def test_a_shared_tensor_is_mapped_by_its_handle(ranks):
     """A tensor mapped by its handle shows later changes; one outside of the arena has none."""
     found = joined(ranks)
     arena = ranks[0]._group.arena
     x = arena.empty((3,), torch.float32).copy_(torch.tensor([4.0, 5.0, 6.0]))
-    place = ranks[0].handle_of(x)
+    handle = ranks[0].handle_of(x)
     assert ranks[0].handle_of(torch.ones(3)) is None
-    assert ranks[1].map_tensor(0, found[1], place).tolist() == [4.0, 5.0, 6.0]
+    assert ranks[1].map_tensor(0, found[1], handle).tolist() == [4.0, 5.0, 6.0]
     x += 1
-    assert ranks[1].map_tensor(0, found[1], place).tolist() == [5.0, 6.0, 7.0]
+    assert ranks[1].map_tensor(0, found[1], handle).tolist() == [5.0, 6.0, 7.0]

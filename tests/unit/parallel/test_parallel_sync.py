@@ -421,7 +421,7 @@ def test_the_topology_of_the_world():
 
 
 def test_topologies_that_do_not_fit():
-    """Refused at the door and in mid-run, with what would fit; the old one stays."""
+    """Refused on entry and in mid-run, with what would fit; the old one stays."""
 
     def case():
         with pytest.raises(topology.TopologyError, match=r"ring\(3\) has 3 nodes, .* 4 ranks here"):

@@ -307,7 +307,7 @@ def test_where_parameters_live(sync, as_view):
     LoopbackWorld(2).run(case)
 
 
-# life and death
+# creation and garbage collection
 
 
 def test_it_has_the_names_of_the_model():

@@ -144,7 +144,7 @@ def test_the_rank_is_zero_outside_a_world():
     ],
 )
 def test_values_that_cannot_be(options, words):
-    """At the door, with what to do."""
+    """They are refused by the constructor, with what to do."""
     with pytest.raises(bf.ArgumentError, match=f"LocalStepRandomBatchSampler: {words}"):
         sampler(**options)
 

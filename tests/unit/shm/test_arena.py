@@ -1,4 +1,4 @@
-"""Memory that the ranks of a machine see alike: lent, found again, opened by others, let go."""
+"""The arena of shared memory: allocated, located, opened by other ranks, freed and reused."""
 
 from __future__ import annotations
 
@@ -120,14 +120,14 @@ def test_shapes_and_dtypes_of_any_kind(arena):
 # recycling
 
 
-def test_memory_is_lent_again_when_the_last_view_is_gone(arena):
+def test_memory_is_reused_when_the_last_view_is_gone(arena):
     """Memory is reused once the last view of it is gone, and not while one is left."""
     x = arena.empty((1000,), torch.float32)
     address, view = x.data_ptr(), x[10:20].view(2, 5)
     del x
     gc.collect()
     other = arena.empty((1000,), torch.float32)
-    assert other.data_ptr() != address, "lent twice"
+    assert other.data_ptr() != address, "allocated twice"
     del view
     gc.collect()
     assert arena.empty((1000,), torch.float32).data_ptr() == address
@@ -145,7 +145,7 @@ def test_whatever_is_derived_of_a_tensor_keeps_its_memory(arena, derive):
     assert len(kept) > 0
 
 
-def test_memory_is_lent_again_for_any_size(arena):
+def test_memory_is_reused_for_any_size(arena):
     """A process has few files, whatever the sizes of the tensors that it makes and drops."""
     before = len(files())
     for size in range(1, 1 << 22, 10_007):
@@ -154,7 +154,7 @@ def test_memory_is_lent_again_for_any_size(arena):
 
 
 def test_what_waits_gives_its_pages_back_beyond_a_limit():
-    """The bytes read as zero afterwards, and the memory is lent again all the same."""
+    """The bytes read as zero afterwards, and the memory is reused all the same."""
     arena = Arena(limit=3 << 20)
     tensors = [arena.empty((1 << 20,), torch.uint8).fill_(7) for _ in range(4)]
     addresses = {tensor.data_ptr() for tensor in tensors}
@@ -197,7 +197,7 @@ def test_tensors_that_threads_make_and_drop_never_share_memory(arena):
     for thread in threads:
         thread.join()
     assert problems == []
-    assert len(arena._chunks) == 1, "what was dropped was not lent again"
+    assert len(arena._chunks) == 1, "what was dropped was not reused"
 
 
 # what is taken without a tensor
@@ -238,7 +238,7 @@ def test_words_are_whole_numbers_of_64_bits(arena):
 
 
 def test_tensors_outlive_their_arena():
-    """They keep their memory, and nothing of it is lent again or found any more."""
+    """They keep their memory, and nothing of it is reused or located any more."""
     arena = Arena()
     x = arena.empty((1000,), torch.float32).fill_(3.0)
     arena.close()

@@ -1,4 +1,4 @@
-"""A lane shows each step to those for whom it is, whole or piece by piece, and to nobody else."""
+"""Ring buffers: each step is read, whole or by chunks, by those whom it is for, and no other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from asyncddp.shm.ring_buffer import (
 
 SMALL = ChunkLayout.of((3,), torch.float32)
 LONG = ChunkLayout((10,), torch.float32, numel=10, chunk_numel=2, num_chunks=5, num_slots=2)
-"""As :class:`ChunkLayout` makes them of large tensors, but of two elements a piece."""
+"""As :class:`ChunkLayout` makes them of large tensors, but of two elements a chunk."""
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def arena():
     made.close()
 
 
-def lane_of(arena, layout, ranks=(0, 1, 2)):
-    """A lane, and how each of the ranks sees it."""
+def rings_of(arena, layout, ranks=(0, 1, 2)):
+    """A send ring, and the receive ring of each of the ranks."""
     send_ring = SendRingBuffer(arena, ranks, layout)
     view = arena.open(os.getpid(), send_ring.handle)
     return send_ring, {
@@ -44,14 +44,14 @@ def lane_of(arena, layout, ranks=(0, 1, 2)):
     }
 
 
-# words
+# progress words
 
 
 @given(st.tuples(st.integers(0, 2**38), st.integers(0, 2**24 - 1)), st.data())
-def test_a_word_holds_a_step_and_pieces_and_only_grows(pair, data):
-    """Later steps, and more pieces of the same one, are larger numbers of 64 bits."""
-    step, pieces = pair
-    value = pack_progress(step, pieces)
+def test_a_progress_word_holds_a_step_and_chunks_and_only_grows(pair, data):
+    """Later steps, and more chunks of the same one, are larger numbers of 64 bits."""
+    step, chunks = pair
+    value = pack_progress(step, chunks)
     assert (unpack_step(value), unpack_chunks(value)) == pair
     assert 0 < value < 1 << 64
     other = data.draw(st.tuples(st.integers(0, 2**38), st.integers(0, 2**24 - 1)))
@@ -65,10 +65,10 @@ def test_memory_that_was_never_written_is_before_every_step():
     assert pack_progress(0, 0) > 0
 
 
-# cuts
+# layouts
 
 KIB, MIB = 1 << 10, 1 << 20
-PIECES = [  # bytes of a tensor, and of its pieces
+CHUNK_BYTES = [  # bytes of a tensor, and of its chunks
     (512 * KIB - 4, 512 * KIB),
     (512 * KIB, 512 * KIB),
     (512 * KIB + 4, 512 * KIB),
@@ -78,14 +78,14 @@ PIECES = [  # bytes of a tensor, and of its pieces
 ]
 
 
-@pytest.mark.parametrize(("size", "piece"), PIECES)
+@pytest.mark.parametrize(("size", "chunk"), CHUNK_BYTES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float64], ids=str)
-def test_pieces_cover_a_tensor_and_none_is_empty(size, piece, dtype):
+def test_chunks_cover_a_tensor_and_none_is_empty(size, chunk, dtype):
     """All but the last are of one size, which depends on the tensor's bytes alone."""
     count = size // dtype.itemsize
     layout = ChunkLayout.of((count,), dtype)
     if count * dtype.itemsize == size:
-        assert layout.chunk_numel * dtype.itemsize == min(piece, size)
+        assert layout.chunk_numel * dtype.itemsize == min(chunk, size)
     assert (
         (layout.num_chunks - 1) * layout.chunk_numel
         < layout.numel
@@ -96,31 +96,31 @@ def test_pieces_cover_a_tensor_and_none_is_empty(size, piece, dtype):
 
 
 @pytest.mark.parametrize("around", [-1, 0, 1])
-@pytest.mark.parametrize("pieces", [1, 2, 4, 5])
-def test_a_cut_splits_as_its_pieces_lie(around, pieces):
+@pytest.mark.parametrize("chunks", [1, 2, 4, 5])
+def test_a_layout_splits_as_its_chunks_lie(around, chunks):
     """The chunks of a layout, joined in order, are the tensor, and are as many as it says."""
-    count = pieces * 131072 + around
+    count = chunks * 131072 + around
     layout, flat = ChunkLayout.of((count,), torch.float32), torch.arange(count)
     parts = layout.split(flat)
-    assert len(parts) == layout.num_chunks == pieces + (around > 0)
+    assert len(parts) == layout.num_chunks == chunks + (around > 0)
     assert torch.equal(torch.cat(parts), flat)
     for number, part in enumerate(parts):
         assert torch.equal(layout.chunk(flat, number), part)
 
 
-def test_scalars_and_tensors_left_whole_are_one_piece():
+def test_scalars_and_tensors_left_whole_are_one_chunk():
     """A scalar is one chunk, and so is a tensor of any size by ``ChunkLayout.single``."""
     assert ChunkLayout.of((), torch.float64) == ChunkLayout((), torch.float64, 1, 1, 1, 1)
     whole = ChunkLayout.single((3, 1 << 22), torch.float32)
     assert (whole.num_chunks, whole.chunk_numel) == (1, 3 << 22)
 
 
-# shown and taken
+# published and acknowledged
 
 
-def test_a_step_is_shown_piece_by_piece_through_slots_that_are_used_again(arena):
-    """There is no room for a piece before all have taken the one that lay there."""
-    send_ring, receive_ring = lane_of(arena, LONG)
+def test_a_step_is_published_by_chunks_through_slots_that_are_reused(arena):
+    """A slot is free for a chunk once all readers have acknowledged the one that it held."""
+    send_ring, receive_ring = rings_of(arena, LONG)
     flat = torch.arange(10, dtype=torch.float32)
     send_ring.begin(0, (1, 2))
     for number in range(5):
@@ -139,17 +139,17 @@ def test_a_step_is_shown_piece_by_piece_through_slots_that_are_used_again(arena)
     assert send_ring.pending_readers(0, 5) == [(2, 0)]
 
 
-def test_the_last_piece_may_be_short(arena):
+def test_the_last_chunk_may_be_short(arena):
     """Where the length is no multiple of the chunk's, the last slot has what is left."""
     layout = ChunkLayout((7,), torch.float32, numel=7, chunk_numel=3, num_chunks=3, num_slots=3)
-    send_ring, receive_ring = lane_of(arena, layout)
+    send_ring, receive_ring = rings_of(arena, layout)
     assert [send_ring.slot(0, number).numel() for number in range(3)] == [3, 3, 1]
     assert [receive_ring[1].slot(1, number).numel() for number in range(3)] == [3, 3, 1]
 
 
 def test_two_steps_lie_apart_and_a_third_waits(arena):
     """A rank may be one step ahead of its readers, and no more."""
-    send_ring, receive_ring = lane_of(arena, SMALL)
+    send_ring, receive_ring = rings_of(arena, SMALL)
     for step in (0, 1):
         assert send_ring.has_room(step)
         assert send_ring.try_send(step, (1,), torch.full((3,), float(step)))
@@ -166,9 +166,9 @@ def test_two_steps_lie_apart_and_a_third_waits(arena):
     assert receive_ring[1].read_whole(1).tolist() == [1.0] * 3
 
 
-def test_who_has_taken_a_later_step_has_taken_the_earlier_ones(arena):
+def test_who_acknowledged_a_later_step_acknowledged_the_earlier_ones(arena):
     """Acknowledging a later step frees the slots of earlier ones as well."""
-    send_ring, receive_ring = lane_of(arena, SMALL)
+    send_ring, receive_ring = rings_of(arena, SMALL)
     send_ring.try_send(0, (1,), torch.zeros(3))
     send_ring.try_send(1, (2,), torch.zeros(3))
     receive_ring[1].acknowledge(4, 1)
@@ -176,9 +176,9 @@ def test_who_has_taken_a_later_step_has_taken_the_earlier_ones(arena):
     assert not send_ring.has_room(3)
 
 
-def test_uses_of_other_forms_leave_steps_out(arena):
-    """The steps of a lane need not follow each other, as long as they grow."""
-    send_ring, receive_ring = lane_of(arena, SMALL)
+def test_uses_of_other_signatures_leave_steps_out(arena):
+    """The steps of a ring buffer need not follow each other, as long as they grow."""
+    send_ring, receive_ring = rings_of(arena, SMALL)
     for step in (1, 3, 7, 8, 20):
         assert send_ring.has_room(step)
         assert send_ring.try_send(step, (1, 2), torch.full((3,), float(step)))
@@ -190,9 +190,9 @@ def test_uses_of_other_forms_leave_steps_out(arena):
 # for whom
 
 
-def test_nobody_takes_a_step_that_is_for_others(arena):
+def test_nobody_reads_a_step_that_is_for_others(arena):
     """A reader neither sees as unread nor reads a step that is addressed to others."""
-    send_ring, receive_ring = lane_of(arena, SMALL)
+    send_ring, receive_ring = rings_of(arena, SMALL)
     send_ring.try_send(0, (1,), torch.ones(3))
     send_ring.try_send(1, (2,), torch.ones(3))
     assert (receive_ring[1].is_addressed(0), receive_ring[2].is_addressed(0)) == (True, False)
@@ -207,7 +207,7 @@ def test_nobody_takes_a_step_that_is_for_others(arena):
 
 def test_a_step_for_nobody_holds_nobody_up(arena):
     """Steps without readers are sent one after another, with none pending for anyone."""
-    send_ring, receive_ring = lane_of(arena, SMALL)
+    send_ring, receive_ring = rings_of(arena, SMALL)
     for step in range(4):
         assert send_ring.try_send(step, (), torch.ones(3))
     assert send_ring.pending_readers(3, 1) == []
@@ -216,7 +216,7 @@ def test_a_step_for_nobody_holds_nobody_up(arena):
 
 def test_readers_change_from_step_to_step(arena):
     """A mask of an earlier step does not survive in its half."""
-    send_ring, receive_ring = lane_of(arena, SMALL)
+    send_ring, receive_ring = rings_of(arena, SMALL)
     mine = random.Random(5)
     for step in range(40):
         targets = tuple(sorted(mine.sample([0, 1, 2], mine.randrange(4))))
@@ -231,7 +231,7 @@ def test_readers_change_from_step_to_step(arena):
 def test_masks_of_many_ranks(arena):
     """Ranks of a machine need not be numbered from 0, nor fit into one word."""
     ranks = tuple(range(100, 100 + 3 * 140, 3))
-    send_ring, receive_ring = lane_of(arena, SMALL, ranks)
+    send_ring, receive_ring = rings_of(arena, SMALL, ranks)
     for step, places in enumerate([(0, 63, 64), (1, 127, 128), (139,), (0, 64, 128)]):
         targets = tuple(ranks[place] for place in places)
         assert send_ring.try_send(step, targets, torch.ones(3))
@@ -246,7 +246,7 @@ def test_masks_of_many_ranks(arena):
 
 def test_a_reader_for_whom_it_is_not_sees_no_other_step_in_its_place(arena):
     """The owner does not wait for it, and writes the next step while it looks."""
-    send_ring, receive_ring = lane_of(arena, LONG)
+    send_ring, receive_ring = rings_of(arena, LONG)
     send_ring.begin(0, (1,))
     send_ring.publish(0, 5)
     receive_ring[1].acknowledge(0, 5)
@@ -264,7 +264,7 @@ def test_a_reader_for_whom_it_is_not_sees_no_other_step_in_its_place(arena):
     assert (receive_ring[1].is_addressed(2), receive_ring[2].is_addressed(2)) == (False, True)
 
 
-def looked_for(receive_ring, step, meant):
+def polled_for(receive_ring, step, meant):
     """What a reader finds of a step; one for whom it is not gives up after a few looks."""
     over = time.monotonic() + 60
     while (found := receive_ring.read_whole(step)) is None and time.monotonic() < over:
@@ -276,14 +276,14 @@ def looked_for(receive_ring, step, meant):
 
 def test_two_readers_beside_a_writer_never_mix_steps_up(arena):
     """Each step is for one of them or both, and holds its number; both look at every step."""
-    send_ring, receive_ring = lane_of(arena, ChunkLayout.of((2000,), torch.float64))
+    send_ring, receive_ring = rings_of(arena, ChunkLayout.of((2000,), torch.float64))
     drawn = random.Random(11)
     plan = [drawn.choice([(1,), (2,), (1, 2)]) for _ in range(800)]
     right = {1: [], 2: []}
 
     def reads(rank):
         for step, targets in enumerate(plan):
-            found = looked_for(receive_ring[rank], step, rank in targets)
+            found = polled_for(receive_ring[rank], step, rank in targets)
             if rank in targets:
                 right[rank].append(found is not None and bool((found == step).all()))
                 receive_ring[rank].acknowledge(step, 1)
@@ -304,15 +304,15 @@ def test_two_readers_beside_a_writer_never_mix_steps_up(arena):
     assert right == {1: [True] * len(plan), 2: [True] * len(plan)}
 
 
-# shown where it lies
+# sent by handle
 
 
-def test_a_tensor_is_shown_where_it_lies_and_slots_come_back_after_it(arena):
+def test_a_tensor_is_sent_by_handle_and_slots_are_used_after_it(arena):
     """A step may carry a handle in place of chunks; a later one is read from slots again."""
-    send_ring, receive_ring = lane_of(arena, SMALL)
-    place = SharedMemoryHandle(7, 4096, 128)
-    send_ring.begin(0, (1,), place)
-    assert receive_ring[1].tensor_handle(0) == place
+    send_ring, receive_ring = rings_of(arena, SMALL)
+    handle = SharedMemoryHandle(7, 4096, 128)
+    send_ring.begin(0, (1,), handle)
+    assert receive_ring[1].tensor_handle(0) == handle
     send_ring.publish(0, 1)
     assert receive_ring[1].published(0) == 1
     assert receive_ring[1].read_whole(0) is None, "it does not lie in the slots"
@@ -322,27 +322,27 @@ def test_a_tensor_is_shown_where_it_lies_and_slots_come_back_after_it(arena):
     assert receive_ring[1].read_whole(2).tolist() == [1.0] * 3
 
 
-def test_descriptor_zero_is_a_place_as_well(arena):
+def test_descriptor_zero_is_a_handle_as_well(arena):
     """A handle with file descriptor 0 is told from a step without a handle."""
-    send_ring, receive_ring = lane_of(arena, SMALL)
+    send_ring, receive_ring = rings_of(arena, SMALL)
     send_ring.begin(1, (1,), SharedMemoryHandle(0, 4096, 0))
     assert receive_ring[1].tensor_handle(1) == SharedMemoryHandle(0, 4096, 0)
 
 
-def test_lanes_of_one_chunk_lie_apart(arena):
-    """All of their slots and words are their own, whatever their forms."""
-    cuts = [SMALL, LONG, ChunkLayout.of((), torch.int8), ChunkLayout.of((1000,), torch.float64)]
-    lanes = [lane_of(arena, layout)[0] for layout in cuts]
-    for number, send_ring in enumerate(lanes):
+def test_rings_in_one_chunk_of_memory_lie_apart(arena):
+    """All of their slots and words are their own, whatever their layouts."""
+    layouts = [SMALL, LONG, ChunkLayout.of((), torch.int8), ChunkLayout.of((1000,), torch.float64)]
+    rings = [rings_of(arena, layout)[0] for layout in layouts]
+    for number, send_ring in enumerate(rings):
         for half in send_ring.slots:
             for slot in half:
                 slot.fill_(number + 1)
         send_ring.publish(0, number + 1)
-    for number, send_ring in enumerate(lanes):
+    for number, send_ring in enumerate(rings):
         assert all(bool((slot == number + 1).all()) for half in send_ring.slots for slot in half)
         assert unpack_chunks(send_ring.words[0]) == number + 1
     spans = sorted(
-        (send_ring.handle.offset, SendRingBuffer.nbytes(3, send_ring.layout)) for send_ring in lanes
+        (send_ring.handle.offset, SendRingBuffer.nbytes(3, send_ring.layout)) for send_ring in rings
     )
     ends = [offset + size for offset, size in spans]
     assert all(end <= begin for end, (begin, _) in zip(ends, spans[1:], strict=False))

@@ -57,7 +57,7 @@ MADE = {
     "view": lambda: FlatBucket([LIKE]).views[0],
     "bytes": lambda: from_bytes(bytes(8), torch.float32, (2,)),
     "alias": lambda: SimulatedStreams().alias_storage(LIKE),
-    "lendable": lambda: SimulatedStreams().allocate_exportable(64),
+    "exportable": lambda: SimulatedStreams().allocate_exportable(64),
     "pinned": lambda: SimulatedStreams().allocate_pinned(64),
 }
 

@@ -14,7 +14,7 @@ from asyncddp.windows.message_edge import ADD, PUT, MessageEdgeReader, MessageEd
 from asyncddp.windows.staging import BufferPool
 
 
-class Wire:
+class Ends:
     """A writer's end; what comes to the reader is kept, and answered when the test says so."""
 
     def __init__(self, engines):
@@ -52,47 +52,47 @@ class Wire:
 
 
 @pytest.fixture
-def transport():
+def ends():
     engines = [ProgressEngine(end, Config()) for end in LoopbackTransport.group(2)]
-    yield Wire(engines)
+    yield Ends(engines)
     for engine in engines:
         engine.close("the test is over")
 
 
-def test_while_one_is_under_way_a_later_put_takes_the_place_of_what_waits(transport):
+def test_while_one_is_under_way_a_later_put_takes_the_place_of_what_waits(ends):
     """While a put is under way only the newest waits, and goes once the first has arrived."""
     for value in range(1, 6):
-        assert transport.write(PUT, float(value)) == value
-    assert transport.next() == (7, PUT, [1.0, 1.0], 0.0, 1)
-    assert not transport.came
-    assert not transport.box.arrived(1)
-    transport.box.handle_arrived(1)
-    assert transport.box.arrived(1)
-    assert not transport.box.arrived(2)
-    assert transport.next() == (7, PUT, [5.0, 5.0], 0.0, 5)
-    transport.box.handle_arrived(5)
-    assert all(transport.box.arrived(version) for version in range(6))
-    assert len(transport.pool.buffers) <= 3, "under way, waiting, being filled"
-    assert not any(buffer.holds for buffer in transport.pool.buffers)
+        assert ends.write(PUT, float(value)) == value
+    assert ends.next() == (7, PUT, [1.0, 1.0], 0.0, 1)
+    assert not ends.came
+    assert not ends.box.arrived(1)
+    ends.box.handle_arrived(1)
+    assert ends.box.arrived(1)
+    assert not ends.box.arrived(2)
+    assert ends.next() == (7, PUT, [5.0, 5.0], 0.0, 5)
+    ends.box.handle_arrived(5)
+    assert all(ends.box.arrived(version) for version in range(6))
+    assert len(ends.pool.buffers) <= 3, "under way, waiting, being filled"
+    assert not any(buffer.holds for buffer in ends.pool.buffers)
 
 
-def test_a_later_sum_is_added_to_what_waits(transport):
+def test_a_later_sum_is_added_to_what_waits(ends):
     """While a message is under way accumulates are summed into the one that waits."""
-    transport.write(ADD, 1.0, p=0.5)
+    ends.write(ADD, 1.0, p=0.5)
     for value in (2.0, 3.0, 4.0):
-        transport.write(ADD, value, p=0.25, weight=2.0)
-    assert transport.next() == (7, ADD, [1.0, 1.0], 0.5, 1)
-    transport.box.handle_arrived(1)
-    assert transport.next() == (7, ADD, [18.0, 18.0], 0.75, 4)
-    transport.write(PUT, 5.0)
-    transport.write(ADD, 6.0)
-    transport.box.handle_arrived(4)
-    assert transport.next() == (7, PUT, [11.0, 11.0], 0.0, 6), "a put with something added is a put"
-    transport.box.handle_arrived(6)
-    assert transport.box.has_unread()
-    transport.box.handle_taken(6)
-    assert not transport.box.has_unread()
-    assert not any(buffer.holds for buffer in transport.pool.buffers)
+        ends.write(ADD, value, p=0.25, weight=2.0)
+    assert ends.next() == (7, ADD, [1.0, 1.0], 0.5, 1)
+    ends.box.handle_arrived(1)
+    assert ends.next() == (7, ADD, [18.0, 18.0], 0.75, 4)
+    ends.write(PUT, 5.0)
+    ends.write(ADD, 6.0)
+    ends.box.handle_arrived(4)
+    assert ends.next() == (7, PUT, [11.0, 11.0], 0.0, 6), "a put with something added is a put"
+    ends.box.handle_arrived(6)
+    assert ends.box.has_unread()
+    ends.box.handle_taken(6)
+    assert not ends.box.has_unread()
+    assert not any(buffer.holds for buffer in ends.pool.buffers)
 
 
 def received(*letters, told=None):

@@ -115,7 +115,7 @@ def test_halves_are_summed_in_float32_with_the_own_tensor():
     StagedWorld(2).run(rounded_once)
 
 
-def over_a_wire(name, *args):
+def over_a_transport(name, *args):
     with on_a_stand_in(laziness=5):
         getattr(windows, name)(*args)
 
@@ -124,5 +124,5 @@ def over_a_wire(name, *args):
 def test_processes(world):
     """Each with a device of its own."""
     for case in (windows.put_and_update, windows.get_after_puts, windows.many_outstanding):
-        world.run(over_a_wire, case.__name__)
-    world.run(over_a_wire, "p_is_x", 1)
+        world.run(over_a_transport, case.__name__)
+    world.run(over_a_transport, "p_is_x", 1)

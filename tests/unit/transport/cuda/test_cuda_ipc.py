@@ -12,7 +12,7 @@ from asyncddp.transport.cuda.ipc import exporter as cuda_ipc_sending
 from asyncddp.transport.cuda.ipc.ipc_transport import CudaIPCTransport
 from tests.conformance import test_transports as transports
 from tests.support import on
-from tests.support.ipc import NEVER, Pair, all_done, lendable
+from tests.support.ipc import NEVER, Pair, all_done, exportable
 from tests.support.simulated_streams import SimulatedStreams
 
 
@@ -61,14 +61,14 @@ def test_nobody_waits_for_a_device_between_a_tensor_and_the_sum_with_it():
     both = Pair(laziness=NEVER)
     one, other = both.transports
     data, mixed = torch.arange(300.0), torch.zeros(300)
-    lent = one.export_tensor(data, {1: 0})[1]
-    assert lent.reusable(), "what the verb does next comes after the copy"
-    assert not lent.done(), "the peer has not answered"
-    loan = other.import_tensor((300,), torch.float32, 0, 0)
-    assert loan.done()
-    other.streams.copy(mixed, loan.tensor, StreamRole.COMPUTE)
-    loan.release()
-    assert lent.done()
+    exported = one.export_tensor(data, {1: 0})[1]
+    assert exported.reusable(), "what the verb does next comes after the copy"
+    assert not exported.done(), "the peer has not answered"
+    imported = other.import_tensor((300,), torch.float32, 0, 0)
+    assert imported.done()
+    other.streams.copy(mixed, imported.tensor, StreamRole.COMPUTE)
+    imported.release()
+    assert exported.done()
     assert [device.questions for device in both.devices] == [0, 0]
     assert not mixed.any(), "nothing was copied so far"
     while both.work():
@@ -80,18 +80,18 @@ def test_a_lasting_tensor_is_read_where_it_lies_from_the_second_time_on(small):
     """What is sent once is copied, since to open its memory would cost more."""
     both = Pair()
     one, other = both.transports
-    data = lendable(one, torch.randn(1000))
+    data = exportable(one, torch.randn(1000))
     for step in range(4):
         data.add_(1.0)
-        lent = one.export_tensor(data, {1: step}, lasting=True)[1]
-        loan = other.import_tensor((1000,), torch.float32, 0, step)
-        both.finish(loan)
+        exported = one.export_tensor(data, {1: step}, lasting=True)[1]
+        imported = other.import_tensor((1000,), torch.float32, 0, step)
+        both.finish(imported)
         mixed = torch.empty(1000)
-        other.streams.copy(mixed, loan.tensor, StreamRole.COMPUTE)
-        assert lent.reusable() == (step == 0)
-        loan.release()
-        both.finish(lent)
-        assert lent.reusable()
+        other.streams.copy(mixed, imported.tensor, StreamRole.COMPUTE)
+        assert exported.reusable() == (step == 0)
+        imported.release()
+        both.finish(exported)
+        assert exported.reusable()
         while both.work():
             pass
         assert torch.equal(mixed, data)
@@ -99,34 +99,34 @@ def test_a_lasting_tensor_is_read_where_it_lies_from_the_second_time_on(small):
     assert len(other._importer) == 2, "the copy's buffer and the tensor, each opened once"
 
 
-def test_memory_that_cannot_be_shown_is_copied_and_not_tried_again(small, monkeypatch):
+def test_memory_that_cannot_be_exported_is_copied_and_not_tried_again(small, monkeypatch):
     """Memory whose export fails once is copied for each message and not exported again."""
     both = Pair()
     one, _ = both.transports
     data, tried = torch.randn(1000), []
-    lend = one.streams.export_memory
+    export = one.streams.export_memory
     monkeypatch.setattr(
-        one.streams, "export_memory", lambda memory: tried.append(memory) or lend(memory)
+        one.streams, "export_memory", lambda memory: tried.append(memory) or export(memory)
     )
     for step in range(4):
-        lent = one.export_tensor(data, {1: step}, lasting=True)[1]
+        exported = one.export_tensor(data, {1: step}, lasting=True)[1]
         assert torch.equal(both.receive(data, step), data)
-        both.finish(lent)
+        both.finish(exported)
     assert one.streams.copied == 4 * data.nbytes
     assert len([memory for memory in tried if memory.data_ptr() == data.data_ptr()]) == 1
 
 
-def test_a_tensor_that_is_gone_is_let_go_with_the_next_note(small):
+def test_a_tensor_that_is_gone_is_closed_with_the_next_message(small):
     """Memory freed at the sender is closed at the peer with the next message to it."""
     both = Pair()
     one, other = both.transports
-    data = lendable(one, torch.randn(1000))
+    data = exportable(one, torch.randn(1000))
     for step in range(2):
-        lent = one.export_tensor(data, {1: step}, lasting=True)[1]
+        exported = one.export_tensor(data, {1: step}, lasting=True)[1]
         both.receive(data, step)
-        both.finish(lent)
+        both.finish(exported)
     assert len(other._importer) == 2
-    del data, lent
+    del data, exported
     fresh = torch.randn(1000)
     one.export_tensor(fresh, {1: 9}, lasting=True)
     both.receive(fresh, 9)
@@ -140,12 +140,12 @@ def test_a_peer_keeps_little_open(small, monkeypatch):
     monkeypatch.setattr("asyncddp.transport.cuda.ipc.importer._MAX_OPEN", 3)
     both = Pair()
     one, other = both.transports
-    tensors = [lendable(one, torch.randn(1000)) for _ in range(6)]
+    tensors = [exportable(one, torch.randn(1000)) for _ in range(6)]
     for step in range(30):
         data = tensors[step % 6]
-        lent = one.export_tensor(data, {1: step}, lasting=True)[1]
+        exported = one.export_tensor(data, {1: step}, lasting=True)[1]
         assert torch.equal(both.receive(data, step), data)
-        both.finish(lent)
+        both.finish(exported)
     assert len(other._importer) <= 4
 
 
@@ -165,12 +165,12 @@ def test_a_buffer_is_written_again_only_after_what_reads_it(small):
     one, other = both.transports
     mine, yours = both.devices
     first = torch.zeros(64)
-    lent = one.export_tensor(torch.full((64,), 1.0), {1: 0})[1]
-    loan = other.import_tensor((64,), torch.float32, 0, 0)
-    assert all_done(loan)
-    yours.copy(first, loan.tensor, StreamRole.COMPUTE)
-    loan.release()
-    assert all_done(lent)
+    exported = one.export_tensor(torch.full((64,), 1.0), {1: 0})[1]
+    imported = other.import_tensor((64,), torch.float32, 0, 0)
+    assert all_done(imported)
+    yours.copy(first, imported.tensor, StreamRole.COMPUTE)
+    imported.release()
+    assert all_done(exported)
     one.export_tensor(torch.full((64,), 2.0), {1: 1})
     assert one.memory.buffers.num_allocated == 1
     while mine._step(StreamRole.COMPUTE):
@@ -196,13 +196,13 @@ def test_no_event_is_recorded_again_before_the_other_side_waits_for_it(small, mo
             return event
 
         monkeypatch.setattr(streams, "create_interprocess_event", noted)
-    lent = [one.export_tensor(torch.randn(64), {1: tag})[1] for tag in range(5)]
+    exported = [one.export_tensor(torch.randn(64), {1: tag})[1] for tag in range(5)]
     assert len(set(map(id, recorded))) == 5
-    loans = [other.import_tensor((64,), torch.float32, 0, tag) for tag in range(5)]
-    both.finish(*loans)
-    for loan in loans:
-        loan.release()
-    both.finish(*lent)
+    imports = [other.import_tensor((64,), torch.float32, 0, tag) for tag in range(5)]
+    both.finish(*imports)
+    for imported in imports:
+        imported.release()
+    both.finish(*exported)
     assert len(recorded) == len(set(map(id, recorded))) == 10
     both.exchange(torch.randn(64), 5)
     assert (len(recorded), len(set(map(id, recorded)))) == (12, 10)
@@ -213,11 +213,11 @@ def test_peers_share_one_copy_and_each_lets_it_go():
     three = Pair(near=(0, 1, 2), size=3)
     data = torch.randn(500)
     for step in range(3):
-        lent = three.transports[0].export_tensor(data, {1: step, 2: step}, factor=0.5)
+        exported = three.transports[0].export_tensor(data, {1: step, 2: step}, factor=0.5)
         assert torch.equal(three.receive(data, step, 1), data * 0.5)
-        assert not lent[2].done()
+        assert not exported[2].done()
         assert torch.equal(three.receive(data, step, 2), data * 0.5)
-        three.finish(*lent.values())
+        three.finish(*exported.values())
     assert three.transports[0].memory.buffers.num_allocated == 1
 
 
@@ -226,10 +226,10 @@ def test_what_is_larger_than_a_buffer_comes_in_pieces_through_a_few(small):
     both = Pair(laziness=2)
     one, other = both.transports
     data, out = torch.randn(2500), torch.empty(2500)
-    lent = one.export_tensor(data, {1: 3}, factor=2.0)[1]
-    loan = other.import_tensor((2500,), torch.float32, 0, 3)
-    both.finish(lent, loan)
-    other.streams.copy(out, loan.tensor, StreamRole.COMPUTE)
+    exported = one.export_tensor(data, {1: 3}, factor=2.0)[1]
+    imported = other.import_tensor((2500,), torch.float32, 0, 3)
+    both.finish(exported, imported)
+    other.streams.copy(out, imported.tensor, StreamRole.COMPUTE)
     while both.work():
         pass
     assert torch.equal(out, data * 2.0)
@@ -243,19 +243,21 @@ def test_what_is_larger_than_a_buffer_comes_in_pieces_through_a_few(small):
 
 
 class Mixer:
-    """Reads what is lent, as soon as it can or later."""
+    """Reads exported tensors in place, as soon as it can or later."""
 
     def __init__(self, transport):
-        self.transport, self.loans = transport, []
+        self.transport, self.imports = transport, []
 
-    def borrow(self, out, tag):
-        self.loans.append((self.transport.import_tensor(tuple(out.shape), out.dtype, 0, tag), out))
+    def begin_import(self, out, tag):
+        self.imports.append(
+            (self.transport.import_tensor(tuple(out.shape), out.dtype, 0, tag), out)
+        )
 
     def mix(self):
-        for loan, out in [pair for pair in self.loans if pair[0].done()]:
-            self.transport.streams.copy(out, loan.tensor, StreamRole.COMPUTE)
-            loan.release()
-        self.loans = [pair for pair in self.loans if not pair[0].over]
+        for imported, out in [pair for pair in self.imports if pair[0].done()]:
+            self.transport.streams.copy(out, imported.tensor, StreamRole.COMPUTE)
+            imported.release()
+        self.imports = [pair for pair in self.imports if not pair[0].over]
 
 
 def some_tensors(draw, kept, number):
@@ -269,12 +271,12 @@ def some_tensors(draw, kept, number):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_is_sent_in_whatever_order_arrives(small, seed):
-    """Lent and sent, borrowed and received, of any dtype and size, released at any time."""
+    """Exported and sent, imported and received, of any dtype and size, released at any time."""
     draw = random.Random(seed)
     both = Pair(laziness=draw.choice([0, 1, 5]))
     one, other = both.transports
     torch.manual_seed(seed)
-    kept = [lendable(one, torch.randn(draw.choice([100, 300]))) for _ in range(3)]
+    kept = [exportable(one, torch.randn(draw.choice([100, 300]))) for _ in range(3)]
     tensors = list(some_tensors(draw, kept, 40))
     got = [torch.empty_like(data) for data in tensors]
     jobs = [(what, tag) for tag in range(40) for what in ("send", "take")]
@@ -289,16 +291,16 @@ def test_whatever_is_sent_in_whatever_order_arrives(small, seed):
         elif direct:
             under_way.append(other.irecv(got[tag], 0, tag))
         else:
-            mixer.borrow(got[tag], tag)
+            mixer.begin_import(got[tag], tag)
         if draw.random() < 0.3:
             mixer.mix()
     for _ in range(5000):
         mixer.mix()
         both.work()
-        if all([transfer.done() for transfer in under_way]) and not mixer.loans:
+        if all([transfer.done() for transfer in under_way]) and not mixer.imports:
             break
     while both.work():
         pass
-    assert not mixer.loans
+    assert not mixer.imports
     for data, found in zip(tensors, got, strict=True):
         assert torch.equal(found, data)

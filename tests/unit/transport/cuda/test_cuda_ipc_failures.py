@@ -28,7 +28,7 @@ def small(monkeypatch):
     monkeypatch.setattr(cuda_ipc_sending, "_PIECE", 1 << 10)
 
 
-def test_a_receive_that_was_given_up_takes_no_note():
+def test_a_receive_that_was_given_up_takes_no_message():
     """An abandoned receive takes no message; the next one of its tag gets it."""
     both, kept = Pair(), torch.zeros(3)
     both.transports[1].irecv(kept, 0, 7).abandon()
@@ -37,24 +37,24 @@ def test_a_receive_that_was_given_up_takes_no_note():
 
 
 @pytest.mark.parametrize("when", ["before it comes", "once it is here", "in the middle"])
-def test_a_loan_that_nobody_wants_lets_its_lender_go(small, when):
+def test_an_import_that_nobody_wants_completes_its_export(small, when):
     """An import that is released or abandoned completes its export, and has no tensor."""
     both = Pair()
     one, other = both.transports
     size = 2500 if when == "in the middle" else 64
-    loan = other.import_tensor((size,), torch.float32, 0, 0)
+    imported = other.import_tensor((size,), torch.float32, 0, 0)
     if when == "before it comes":
-        loan.release()
-    lent = one.export_tensor(torch.ones(size), {1: 0})[1]
-    loan.done()
+        imported.release()
+    exported = one.export_tensor(torch.ones(size), {1: 0})[1]
+    imported.done()
     if when != "before it comes":
-        loan.abandon()
-    both.finish(lent, loan)
+        imported.abandon()
+    both.finish(exported, imported)
     with pytest.raises(RuntimeError, match="expected a loan that is done and was not released yet"):
-        loan.tensor  # noqa: B018
+        imported.tensor  # noqa: B018
 
 
-def test_a_dead_peer_keeps_the_buffer_that_it_was_lent():
+def test_the_buffer_exported_to_a_dead_peer_is_not_reused():
     """It may be read yet: nobody else writes there. What goes to others goes on."""
     three = Pair(near=(0, 1, 2), size=3)
     one = three.transports[0]
@@ -72,14 +72,14 @@ def test_a_dead_peer_keeps_the_buffer_that_it_was_lent():
         three.finish(lost)
     for tag in range(3):
         data = torch.randn(30)
-        lent = one.export_tensor(data, {2: tag})[2]
+        exported = one.export_tensor(data, {2: tag})[2]
         assert torch.equal(three.receive(data, tag, 2), data)
-        three.finish(lent)
+        three.finish(exported)
     assert one.memory.buffers.num_allocated == 2
 
 
 @pytest.mark.parametrize("what", ["memory", "event"])
-def test_what_cannot_be_opened_is_told_with_the_rank_that_shows_it(monkeypatch, what):
+def test_what_cannot_be_opened_is_told_with_the_rank_that_exports_it(monkeypatch, what):
     """Memory or an event that cannot be opened raises PeerError with its owner's rank."""
     both = Pair()
     one, other = both.transports
@@ -102,10 +102,10 @@ def test_an_answer_that_cannot_be_opened_fails_its_own_transfer(monkeypatch):
         raise RuntimeError("invalid resource handle")
 
     monkeypatch.setattr(both.devices[0], "import_event", fail)
-    lent = both.transports[0].export_tensor(torch.ones(3), {1: 0})[1]
+    exported = both.transports[0].export_tensor(torch.ones(3), {1: 0})[1]
     both.receive(torch.empty(3), 0)
     with pytest.raises(PeerError, match="after which rank 1 has read cannot be opened: invalid"):
-        both.finish(lent)
+        both.finish(exported)
 
 
 def test_handles_that_do_not_fit_are_refused():
@@ -121,13 +121,13 @@ def test_ranks_whose_gpus_are_out_of_reach_are_staged():
     both, data = Pair(near=()), torch.randn(10)
     one, other = both.transports
     assert torch.equal(both.exchange(data), data)
-    lent, loan = (
+    exported, imported = (
         one.export_tensor(data, {1: 5}, factor=3.0)[1],
         other.import_tensor((10,), data.dtype, 0, 5),
     )
-    both.finish(loan, lent)
-    assert lent.reusable()
-    assert torch.equal(loan.tensor, data * 3.0)
+    both.finish(imported, exported)
+    assert exported.reusable()
+    assert torch.equal(imported.tensor, data * 3.0)
     assert one.memory.buffers.num_allocated == 0
 
 

@@ -168,12 +168,12 @@ def partly_in_reach(base):
 
 @on("mpi-4")
 def test_neighbours_in_reach_and_out_of_it_in_one_average(world):
-    """An average of neighbours in reach and staged ones is right, and all loans end."""
+    """An average of neighbours in reach and staged ones is right, and all imports end."""
     assert world.run_bare(partly_in_reach) == [True] * 4
 
 
 def disagrees(base):
-    """One rank has another shape: both are told, and what was shown is let go."""
+    """One rank has another shape: both are told, and what was exported is released."""
     with on_a_device(base) as (streams, transport):
         bf.set_topology(topology.complete(base.size))
         with pytest.raises(bf.MismatchError, match="shape"):
@@ -186,8 +186,8 @@ def disagrees(base):
 
 
 @on("mpi-2")
-def test_after_a_mismatch_nothing_stays_lent_and_the_world_goes_on(world):
-    """After a MismatchError the next averages are right and all loans end."""
+def test_after_a_mismatch_nothing_stays_exported_and_the_world_goes_on(world):
+    """After a MismatchError the next averages are right and all imports end."""
     assert world.run_bare(disagrees) == [True] * 2
 
 
@@ -215,10 +215,10 @@ def test_a_rank_that_leaves_waits_for_its_readers_but_not_for_long(monkeypatch):
     one, other = transports()
     for transport in (one, other):
         monkeypatch.setattr(transport.base, "backoff", wait)
-    lent = one.export_tensor(torch.ones(10), {1: 0})[1]
+    exported = one.export_tensor(torch.ones(10), {1: 0})[1]
     one.close()
     assert now == [101.0]
-    assert not lent.done()
+    assert not exported.done()
     other.close()
     one.close()
     assert now == [101.0], "the first has said that it leaves, and it does so once"
@@ -235,11 +235,11 @@ def test_ranks_that_leave_together_keep_what_is_read_until_then():
                 transport.export_tensor(torch.ones(10), {1: 0})
                 transport.close()
                 return float(out.sum())
-            loan = transport.import_tensor((10,), torch.float32, 0, 0)
-            while not loan.done():
+            imported = transport.import_tensor((10,), torch.float32, 0, 0)
+            while not imported.done():
                 transport.backoff(0)
-            transport.streams.copy(out, loan.tensor, StreamRole.COMPUTE)
-            loan.release()
+            transport.streams.copy(out, imported.tensor, StreamRole.COMPUTE)
+            imported.release()
             transport.close()
             return len(transport._importer)
 

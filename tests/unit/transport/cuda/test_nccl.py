@@ -1,4 +1,4 @@
-"""``nccl``: its collectives, how communicators come and go, and the door to cupy."""
+"""``nccl``: its collectives, how communicators come and go, and the bindings of cupy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.simulated_streams import SimulatedStreams
 SECONDS = 60.0
 
 
-@pytest.mark.parametrize("dtype", transports.WIRE_DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", transports.TRANSPORT_DTYPES, ids=str)
 def test_sums_of_every_dtype(dtype):
     """Bools by or, complex numbers as pairs of floats."""
     world = NcclWorld(3)
@@ -152,14 +152,14 @@ def test_a_call_that_nccl_refuses_is_an_error_of_ours():
 def test_two_ranks_on_one_gpu_are_explained():
     """A communicator refused as invalid usage raises EnvironmentProblem that says why."""
     (end,), nccl = LoopbackTransport.group(1), FakeNccl(LateDevice())
-    door = nccl.library(0)
+    bindings = nccl.library(0)
 
     def refuse(*_):
         raise NcclError("NCCL_ERROR_INVALID_USAGE: invalid usage")
 
-    door.nccl.NcclCommunicator = refuse
+    bindings.nccl.NcclCommunicator = refuse
     with pytest.raises(EnvironmentProblem) as caught:
-        NCCLTransport.open(end, nccl.device, (), SECONDS, door)
+        NCCLTransport.open(end, nccl.device, (), SECONDS, bindings)
     assert str(caught.value) == (
         "rank 0: NCCL makes no communicator of 1 ranks (NCCL_ERROR_INVALID_USAGE: invalid usage). "
         "It refuses two ranks on one GPU; leave it out of ASYNCDDP_DEVICE_WIRES then"

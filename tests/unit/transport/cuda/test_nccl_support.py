@@ -22,13 +22,13 @@ class Ranks:
 
     def __init__(self, size, room=64, streams=None):
         self.nccl = FakeNccl(LateDevice(room=room))
-        self.doors = [self.nccl.library(rank) for rank in range(size)]
+        self.bindings = [self.nccl.library(rank) for rank in range(size)]
         self.streams = streams
         self.comms, self.currents, self.kept = {}, {}, []
 
     def connect(self, *pairs):
         for one, other in pairs:
-            identity = self.doors[one].nccl.get_unique_id()
+            identity = self.bindings[one].nccl.get_unique_id()
             openings = [
                 open_in_thread(partial(self._made, rank, identity, place))
                 for place, rank in enumerate((one, other))
@@ -43,9 +43,9 @@ class Ranks:
         return self
 
     def _made(self, rank, identity, place):
-        door = self.doors[rank]
-        current = self.nccl.device.stream(100 + rank) if self.streams else door.stream(None)
-        comm = door.nccl.NcclCommunicator(2, identity, place)
+        bindings = self.bindings[rank]
+        current = self.nccl.device.stream(100 + rank) if self.streams else bindings.stream(None)
+        comm = bindings.nccl.NcclCommunicator(2, identity, place)
         self._enter(rank, comm, current, 1, 1)
         return comm, current
 
@@ -58,7 +58,7 @@ class Ranks:
                 device.record_stream(given, StreamRole.CALLER)
                 device.record_stream(into, StreamRole.CALLER)
             stream = device.stream_pointer(StreamRole.CALLER)
-            with nccl_group(self.doors[rank].nccl):
+            with nccl_group(self.bindings[rank].nccl):
                 comm.send(given.data_ptr(), sent, BYTE, other, stream)
                 comm.recv(into.data_ptr(), taken, BYTE, other, stream)
             return device.record_event(StreamRole.CALLER), into

@@ -58,7 +58,7 @@ class RecordedStreams(DeviceStreams):
         self.log.append(("after", queue, event))
 
     def stream_context(self, queue):
-        raise AssertionError("a wire does no arithmetic")
+        raise AssertionError("a transport does no arithmetic")
 
     def copy(self, out, source, queue):
         assert out.dtype == source.dtype == torch.uint8
@@ -70,10 +70,10 @@ class RecordedStreams(DeviceStreams):
         self.log.append(("hold", queue, tensor.data_ptr()))
 
     def stream_pointer(self, queue):
-        raise AssertionError("a staged wire tells nobody of its queues")
+        raise AssertionError("a staged transport tells nobody of its queues")
 
     def allocate_exportable(self, size):
-        raise AssertionError("a staged wire shows nobody its device's memory")
+        raise AssertionError("a staged transport shows nobody its device's memory")
 
     export_memory = import_memory = alias_storage = allocate_exportable
     import_event = create_interprocess_event = allocate_exportable
@@ -260,7 +260,7 @@ def test_what_fails_on_the_transport_is_raised_by_its_own_transfer_alone():
     with pytest.raises(PeerError, match="the peer is gone"):
         second.done()
     assert second.over
-    assert carried[1].dropped, "the wire may still write into its buffer"
+    assert carried[1].dropped, "the transport may still write into its buffer"
     assert not first.done()
     assert not first.over
 
@@ -274,7 +274,7 @@ def test_buffers_of_what_was_given_up_are_not_used_again():
     transfer.abandon()
     assert all(happening.dropped for happening in carried)
     assert transfer.over
-    for happening in carried:  # the wire has written into them after all
+    for happening in carried:  # the transport has written into them after all
         happening.ended = True
     assert not transfer.done()
     assert not any(entry[0] == "copy" for entry in log)

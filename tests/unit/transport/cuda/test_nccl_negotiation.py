@@ -1,4 +1,4 @@
-"""``nccl``: how ranks agree on it, for all and for parts; and its notes between processes."""
+"""``nccl``: its negotiation, for all ranks and for groups; and its messages between processes."""
 
 from __future__ import annotations
 
@@ -116,10 +116,10 @@ def test_the_doctor_tells_a_doubt_about_nccl_in_its_row_alone():
 
 
 def between_processes(base, seed):
-    """Messages in random orders, whose notes go by MPI; then the verbs of neighbours."""
+    """Messages in random orders, coordinated by MPI; then the verbs of neighbours."""
     device = LateDevice(seed + base.rank)
-    door = ProcessNccl(device, base.split(0, base.rank)).library()
-    transport = NCCLTransport.open(base, device, (), SECONDS, door)
+    bindings = ProcessNccl(device, base.split(0, base.rank)).library()
+    transport = NCCLTransport.open(base, device, (), SECONDS, bindings)
     count = at_random(transport, seed)
     transports.by_tag_backwards(transport)
     transports.same_tag_in_order(transport)
@@ -131,7 +131,7 @@ def between_processes(base, seed):
             handles.any_order(3, 20)
             collectives.averages(torch.float32)
         context.close("the case has ended")
-    return count > 0, {comm.ended for comm in door.nccl.made}
+    return count > 0, {comm.ended for comm in bindings.nccl.made}
 
 
 @on("mpi-2")

@@ -1,4 +1,4 @@
-"""Which of several ranks' failures is the cause, and what is said of it."""
+"""The diagnosis of a failed run: its cause among several failures, exit code and lines."""
 
 import json
 import os
@@ -36,21 +36,21 @@ def ending(code, **given):
     return RunOutcome(**{"code": code, "signal": None, "timed_out": False, **given})
 
 
-def verdict(folder, end, said="", vendor="open_mpi_5", **given):
+def diagnosed(folder, end, said="", vendor="open_mpi_5", **given):
     found = diagnose(end, LAUNCHERS[vendor], said, folder, **given)
     return found.code, *found.lines
 
 
 def test_success_is_not_talked_about(tmp_path):
     """A run that ended with 0 and left no report has no lines."""
-    assert verdict(tmp_path, ending(0)) == (0,)
+    assert diagnosed(tmp_path, ending(0)) == (0,)
 
 
 def test_the_earliest_report_is_the_cause(tmp_path):
     """The earliest report gives exit code and first line; later ones have their delay."""
     report(tmp_path, 0, "RuntimeError", "late", 12.0, 1)
     report(tmp_path, 3, "ValueError", "loss is nan\nsecond line", 10.5, 7)
-    assert verdict(tmp_path, ending(1)) == (
+    assert diagnosed(tmp_path, ending(1)) == (
         7,
         "rank 3 on h3 failed (exit code 7): ValueError: loss is nan",
         "then 1.5 s later: rank 0 on h0 failed (exit code 1): RuntimeError: late",
@@ -61,13 +61,13 @@ def test_a_rank_that_lost_its_peer_is_no_cause_even_if_it_spoke_first(tmp_path):
     """A ``PeerLeftError`` is no cause where another rank reports another error, if later."""
     report(tmp_path, 0, "PeerLeftError", "rank 3 has left", 10.0)
     report(tmp_path, 3, "ValueError", "loss is nan", 10.1)
-    assert verdict(tmp_path, ending(1))[1].startswith("rank 3 on h3 failed")
+    assert diagnosed(tmp_path, ending(1))[1].startswith("rank 3 on h3 failed")
 
 
 def test_a_signal_is_the_cause_of_what_the_others_report(tmp_path):
     """A rank that the launcher names as killed goes before a reported ``PeerLeftError``."""
     report(tmp_path, 0, "PeerLeftError", "rank 2 has left", 10.0)
-    code, first, second, _ = verdict(tmp_path, ending(137), recorded.OPEN_MPI_5_KILLED)
+    code, first, second, _ = diagnosed(tmp_path, ending(137), recorded.OPEN_MPI_5_KILLED)
     assert (code, first) == (137, "rank 2 on vm was killed by signal 9 (SIGKILL)")
     assert second == "then: rank 0 on h0 failed (exit code 1): PeerLeftError: rank 2 has left"
 
@@ -75,13 +75,13 @@ def test_a_signal_is_the_cause_of_what_the_others_report(tmp_path):
 def test_a_rank_that_reported_before_it_was_killed_is_believed(tmp_path):
     """An abort may end in a signal; the exception says more."""
     report(tmp_path, 2, "ValueError", "loss is nan", 10.0)
-    lines = verdict(tmp_path, ending(137), recorded.OPEN_MPI_5_KILLED)
+    lines = diagnosed(tmp_path, ending(137), recorded.OPEN_MPI_5_KILLED)
     assert lines == (1, "rank 2 on h2 failed (exit code 1): ValueError: loss is nan")
 
 
 def test_out_of_memory_is_thought_of(tmp_path):
     """After a SIGKILL a line mentions that memory may have run out."""
-    assert "out of memory" in verdict(tmp_path, ending(137), recorded.OPEN_MPI_5_KILLED)[2]
+    assert "out of memory" in diagnosed(tmp_path, ending(137), recorded.OPEN_MPI_5_KILLED)[2]
 
 
 @pytest.mark.parametrize(
@@ -90,13 +90,13 @@ def test_out_of_memory_is_thought_of(tmp_path):
 def test_where_the_launcher_names_nobody_the_first_that_was_lost_is(tmp_path, vendor, said):
     """If the launcher names no rank, the one lost first is named, else "a rank"."""
     words = getattr(recorded, said)
-    assert "rank 3" in verdict(tmp_path, ending(9, lost=(3, 0, 1)), words, vendor)[1]
-    assert verdict(tmp_path, ending(9), words, vendor)[1].startswith("a rank")
+    assert "rank 3" in diagnosed(tmp_path, ending(9, lost=(3, 0, 1)), words, vendor)[1]
+    assert diagnosed(tmp_path, ending(9), words, vendor)[1].startswith("a rank")
 
 
 def test_without_reports_the_launchers_words_serve(tmp_path):
     """Without reports rank and exit code are those of the launcher's message."""
-    assert verdict(tmp_path, ending(1), recorded.OPEN_MPI_5_EXIT) == (
+    assert diagnosed(tmp_path, ending(1), recorded.OPEN_MPI_5_EXIT) == (
         3,
         "rank 2 ended with exit code 3",
     )
@@ -105,7 +105,7 @@ def test_without_reports_the_launchers_words_serve(tmp_path):
 def test_an_exit_code_without_a_reason_is_not_dressed_up(tmp_path):
     """A ``SystemExit`` with a number is told as an exit code, without an exception."""
     report(tmp_path, 1, "SystemExit", "3", 1.0, 3)
-    assert verdict(tmp_path, ending(3)) == (3, "rank 1 on h1 ended with exit code 3")
+    assert diagnosed(tmp_path, ending(3)) == (3, "rank 1 on h1 ended with exit code 3")
 
 
 @pytest.mark.parametrize(("code", "expected"), [(1, 1), (-11, 139)])
@@ -130,23 +130,23 @@ def test_a_lost_host_is_a_failure_even_where_the_launcher_calls_it_a_success(
 def test_a_rank_that_mpi_ended_over_a_closed_connection_is_not_taken_for_the_cause(tmp_path):
     """Over TCP, a rank may notice that its peer was killed before the launcher does."""
     said = recorded.OPEN_MPI_5_CONNECTION_CLOSED
-    code, line = verdict(tmp_path, ending(14, lost=(1, 0)), said)
+    code, line = diagnosed(tmp_path, ending(14, lost=(1, 0)), said)
     assert code == 14
     assert line.startswith("rank 1 was lost first, killed or ended without a report")
-    (line,) = verdict(tmp_path, ending(14), said)[1:]
+    (line,) = diagnosed(tmp_path, ending(14), said)[1:]
     assert line == (
         "rank 0 on h1 was ended by MPI itself: another rank was lost, or the network failed"
     )
     report(tmp_path, 1, "ValueError", "loss is nan", 1.0)
-    assert verdict(tmp_path, ending(14), said)[1].startswith("rank 1 on h1 failed")
+    assert diagnosed(tmp_path, ending(14), said)[1].startswith("rank 1 on h1 failed")
 
 
 def test_signals_and_limits_of_ours_come_first(tmp_path):
-    """The run's own signal or time limit is the verdict, before any report."""
+    """The run's own signal or time limit is the diagnosis, before any report."""
     report(tmp_path, 1, "KeyboardInterrupt", "", 1.0, 130)
-    assert verdict(tmp_path, ending(1, signal=2)) == (130, "ended by signal 2 (SIGINT)")
+    assert diagnosed(tmp_path, ending(1, signal=2)) == (130, "ended by signal 2 (SIGINT)")
     late = ending(143, timed_out=True)
-    assert verdict(tmp_path, late, timeout=90.0) == (
+    assert diagnosed(tmp_path, late, timeout=90.0) == (
         124,
         "ended after 90 s, the limit set by --timeout",
     )
@@ -156,8 +156,8 @@ def test_many_ranks_do_not_bury_the_first(tmp_path):
     """Of eight different failures four have their own lines; a last one names the rest."""
     for rank in range(8):
         report(tmp_path, rank, "ValueError", "abcdefgh"[rank], float(rank))
-    assert verdict(tmp_path, ending(1))[-1] == "and ranks 4\u20137"
-    assert len(verdict(tmp_path, ending(1))) == 6
+    assert diagnosed(tmp_path, ending(1))[-1] == "and ranks 4\u20137"
+    assert len(diagnosed(tmp_path, ending(1))) == 6
 
 
 def test_ranks_that_fail_alike_are_told_of_in_one_line(tmp_path):
@@ -169,7 +169,7 @@ def test_ranks_that_fail_alike_are_told_of_in_one_line(tmp_path):
         report(tmp_path, rank, "WaitTimeoutError", words, float(rank), host="h1")
     report(tmp_path, 4, "WaitTimeoutError", "rank 4: broadcast was not done in 3.1 s", 9.0)
     said = "allreduce was not done in 3.0 s; missing: rank 9"
-    assert verdict(tmp_path, ending(1)) == (
+    assert diagnosed(tmp_path, ending(1)) == (
         1,
         f"ranks 0\u20133, 5 on h1 failed alike (exit code 1): WaitTimeoutError: rank 0: {said}",
         "then 9.0 s later: rank 4 on h4 failed (exit code 1): WaitTimeoutError: rank 4: broadcast "
@@ -191,37 +191,37 @@ def test_who_was_refused_by_the_rank_that_failed_is_no_cause_of_its_own(tmp_path
         origin=2,
     )
     report(tmp_path, 2, "WaitTimeoutError", cause, 1.2)
-    (line,) = verdict(tmp_path, ending(1))[1:]
+    (line,) = diagnosed(tmp_path, ending(1))[1:]
     assert line == f"ranks 0\u20132 failed alike (exit code 1): WaitTimeoutError: {cause}"
 
 
 def test_a_rank_that_left_before_the_end_is_named(tmp_path):
     """By os._exit(0), of which Open MPI speaks, and where nobody says a word."""
     said = recorded.OPEN_MPI_5_UNFINISHED
-    assert verdict(tmp_path, ending(1), said) == (
+    assert diagnosed(tmp_path, ending(1), said) == (
         1,
         "rank 1 on vm ended with exit code 0 before MPI was finalized, as by os._exit(0)",
     )
-    code, line = verdict(tmp_path, ending(1, lost=(3, 0)))
+    code, line = diagnosed(tmp_path, ending(1, lost=(3, 0)))
     assert code == 1
     assert line == (
         "rank 3 was lost first, killed or ended without a report, as by os._exit(); the launcher "
         "ended with exit code 1"
     )
     report(tmp_path, 0, "WaitTimeoutError", "nobody came", 1.0)
-    lines = verdict(tmp_path, ending(1, lost=(3,)))
+    lines = diagnosed(tmp_path, ending(1, lost=(3,)))
     assert lines[2].startswith("before that, rank 3 was lost, killed or ended without a report")
 
 
 def test_who_left_while_others_waited_in_init_is_named(tmp_path):
     """If ranks wait in ``init()``, those lost or ended without calling it are named."""
     away = ending(143, waiting_in_init=(0, 2), lost=(1, 0, 2))
-    assert verdict(tmp_path, away)[1] == (
+    assert diagnosed(tmp_path, away)[1] == (
         "rank 1 was lost, killed or ended without a report, as by os._exit(), while ranks 0, 2 "
         "waited for it in init()"
     )
     done = ending(143, waiting_in_init=(0,), ended=(1, 2, 3))
-    assert verdict(tmp_path, done)[1] == (
+    assert diagnosed(tmp_path, done)[1] == (
         "ranks 1\u20133 came to the end of the script without calling init(), while rank 0 waited "
         "for it in init()"
     )
@@ -235,8 +235,8 @@ def test_a_report_that_was_cut_short_is_left_out(tmp_path):
     assert read_failure_reports(tmp_path) == []
 
 
-def test_the_roll_knows_who_left_without_signing_out(tmp_path):
-    """A rank of this host is lost if its process ends with neither end mark nor report."""
+def test_the_tracker_knows_which_ranks_are_lost(tmp_path):
+    """A rank of this host is lost if its process ends with neither end file nor report."""
     children = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) for _ in range(4)]
     for rank, child in enumerate(children[:3]):
         record_start(str(tmp_path), str(rank))
@@ -245,31 +245,31 @@ def test_the_roll_knows_who_left_without_signing_out(tmp_path):
     (tmp_path / "started-4").write_text(f"{children[3].pid} {os.uname().nodename}")
     children[3].kill()
     children[3].communicate()
-    roll = RankTracker(tmp_path)
-    assert sorted(roll.new_processes()) == [0, 1, 2]
-    assert roll.lost == [4], "it had ended before the first look"
-    assert roll.new_processes() == {}
-    assert roll.waiting_in_init() == ()
+    tracker = RankTracker(tmp_path)
+    assert sorted(tracker.new_processes()) == [0, 1, 2]
+    assert tracker.lost == [4], "it had ended before the first look"
+    assert tracker.new_processes() == {}
+    assert tracker.waiting_in_init() == ()
     (tmp_path / "joining-2").touch()
-    assert roll.waiting_in_init() == (2,)
+    assert tracker.waiting_in_init() == (2,)
     record_end(str(tmp_path), "0")
-    assert roll.ended() == (), "its process is still there"
+    assert tracker.ended() == (), "its process is still there"
     children[1].send_signal(signal.SIGKILL)
     for child in children:
         child.communicate()
     for rank in (0, 1):
-        assert roll.on_process_exit(rank) is False
-    assert roll.lost == [4, 1]
-    assert roll.ended() == (0,)
+        assert tracker.on_process_exit(rank) is False
+    assert tracker.lost == [4, 1]
+    assert tracker.ended() == (0,)
     (tmp_path / "joined-1").touch()
-    assert not roll.is_lost_for_good(), "rank 2 may do something of worth"
+    assert not tracker.is_lost_for_good(), "rank 2 may do something of worth"
     (tmp_path / "rank-2.json").touch()
-    roll.on_process_exit(2)
-    assert roll.lost == [4, 1], "what comes after a report is no news"
-    assert roll.is_lost_for_good()
+    tracker.on_process_exit(2)
+    assert tracker.lost == [4, 1], "what comes after a report is no news"
+    assert tracker.is_lost_for_good()
     (tmp_path / "joined-1").unlink()
-    assert not roll.is_lost_for_good(), "ranks that are no part of MPI end as they like"
-    roll.close()
+    assert not tracker.is_lost_for_good(), "ranks that are no part of MPI end as they like"
+    tracker.close()
 
 
 LAUNCHER_THAT_STAYS = """
@@ -296,8 +296,8 @@ def test_a_launcher_that_stays_after_its_ranks_were_lost_is_ended(tmp_path, monk
     assert outcome == ending(-signal.SIGTERM, lost=(0,))
 
 
-def test_signing_in_where_the_folder_is_on_another_machine_does_nothing(tmp_path):
-    """Marks of start and end in a folder that does not exist raise and create nothing."""
+def test_recording_where_the_folder_is_on_another_machine_does_nothing(tmp_path):
+    """Recording start or end in a folder that does not exist raises and creates nothing."""
     record_start(str(tmp_path / "nowhere"), "0")
     record_end(str(tmp_path / "nowhere"), "0")
     assert list(tmp_path.iterdir()) == []

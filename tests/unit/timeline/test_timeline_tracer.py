@@ -100,7 +100,7 @@ def test_a_folder_or_a_prefix(where, name, tmp_path, monkeypatch):
     assert trace_path(where, 2) == Path(name)
 
 
-def test_a_file_that_cannot_be_made_is_a_mistake_at_the_door(tmp_path):
+def test_a_file_that_cannot_be_made_is_refused_at_once(tmp_path):
     """It names the variable, what was expected, and why."""
     (tmp_path / "file").write_text("")
     config = Config(timeline=f"{tmp_path}/file/")

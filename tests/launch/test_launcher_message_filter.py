@@ -1,4 +1,4 @@
-"""A launcher's words about a failure are taken out of a stream, and nothing else ever is."""
+"""The launcher message filter removes a launcher's failure messages, and nothing else ever."""
 
 import pytest
 import recorded
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from asyncddp.launch.launcher_message_filter import LauncherMessageFilter, WaitWarningAggregator
 from asyncddp.launch.launchers import LAUNCHERS
 
-NOISY = [
+FAILURE_MESSAGES = [
     ("open_mpi_5", recorded.OPEN_MPI_5_KILLED),
     ("open_mpi_5", recorded.OPEN_MPI_5_EXIT),
     ("open_mpi_5", recorded.OPEN_MPI_5_ABORT),
@@ -39,16 +39,17 @@ USERS = [
 
 def through(vendor, chunks):
     """What comes out, at once and at the end."""
-    sieve = LauncherMessageFilter(LAUNCHERS[vendor].output_patterns)
-    return b"".join([*(sieve.feed(chunk) for chunk in chunks), sieve.flush()]), sieve.launcher_lines
+    message_filter = LauncherMessageFilter(LAUNCHERS[vendor].output_patterns)
+    out = b"".join([*(message_filter.feed(chunk) for chunk in chunks), message_filter.flush()])
+    return out, message_filter.launcher_lines
 
 
-@pytest.mark.parametrize(("vendor", "said"), NOISY)
-def test_the_launchers_words_are_taken_out(vendor, said):
-    """A launcher's message about a failed rank is removed and noted, the rest is kept."""
-    out, notes = through(vendor, [b"before\n", said.encode(), b"after\n"])
+@pytest.mark.parametrize(("vendor", "said"), FAILURE_MESSAGES)
+def test_a_failure_message_is_removed(vendor, said):
+    """A launcher's message about a failed rank is removed and recorded, the rest is kept."""
+    out, recorded_lines = through(vendor, [b"before\n", said.encode(), b"after\n"])
     assert out == b"before\nafter\n"
-    assert notes == said.splitlines()
+    assert recorded_lines == said.splitlines()
 
 
 @pytest.mark.parametrize("vendor", list(LAUNCHERS))
@@ -59,7 +60,7 @@ def test_what_a_user_writes_comes_through_unchanged(vendor, text):
     assert through(vendor, [data]) == (data, [])
 
 
-def test_a_launchers_complaint_that_is_no_ranks_failure_comes_through():
+def test_a_launchers_message_that_is_no_ranks_failure_comes_through():
     """Too few slots, a missing program: the user must read that."""
     data = recorded.OPEN_MPI_5_NO_SLOTS.encode()
     assert through("open_mpi_5", [data]) == (data, [])
@@ -67,10 +68,10 @@ def test_a_launchers_complaint_that_is_no_ranks_failure_comes_through():
 
 @st.composite
 def streams(draw):
-    """A launcher's and a user's words in any order, cut anywhere."""
+    """Failure messages and a user's output in any order, cut into chunks anywhere."""
     vendor = draw(st.sampled_from(list(LAUNCHERS)))
     pieces = st.one_of(
-        st.sampled_from([said for of, said in NOISY if of == vendor]),
+        st.sampled_from([said for of, said in FAILURE_MESSAGES if of == vendor]),
         st.sampled_from(USERS).map(lambda text: text.rstrip("\n") + "\n"),
         st.text("-=\nab[ ", max_size=90).map(lambda text: text + "\n"),
     )
@@ -81,62 +82,64 @@ def streams(draw):
 
 @given(streams())
 def test_where_the_stream_is_cut_makes_no_difference(stream):
-    """What comes through and what is noted do not depend on how the stream is cut."""
+    """What comes through and what is recorded do not depend on how the stream is cut."""
     vendor, data, chunks = stream
     assert through(vendor, chunks) == through(vendor, [data])
 
 
 @given(streams())
-def test_every_byte_either_comes_through_in_order_or_is_noted(stream):
-    """What comes through is a subsequence of the input, and the rest of its bytes is noted."""
+def test_every_byte_either_comes_through_in_order_or_is_recorded(stream):
+    """What comes through is a subsequence of the input, and the rest of its bytes is recorded."""
     vendor, data, chunks = stream
-    out, notes = through(vendor, chunks)
-    assert len(out) + sum(len(note.encode("latin-1")) + 1 for note in notes) == len(data)
+    out, recorded_lines = through(vendor, chunks)
+    assert len(out) + sum(len(line.encode("latin-1")) + 1 for line in recorded_lines) == len(data)
     rest = iter(data)
     assert all(byte in rest for byte in out), "what came through is no subsequence of what went in"
 
 
 @given(st.binary(max_size=300))
-def test_without_noise_everything_comes_through_at_once(data):
+def test_without_patterns_everything_comes_through_at_once(data):
     """A filter without patterns returns each chunk at once."""
     assert LauncherMessageFilter().feed(data) == data
 
 
 def test_an_unfinished_line_is_held_only_where_it_may_be_the_launchers():
     """The start of a line is held back only while it may begin a launcher's message."""
-    sieve = LauncherMessageFilter(LAUNCHERS["open_mpi_5"].output_patterns)
-    assert sieve.feed(b"Password: ") == b"Password: "
-    assert sieve.feed(b"\n10%") == b"\n10%"
-    assert sieve.feed(b"\n------") == b"\n"
-    assert sieve.has_pending
-    assert sieve.flush() == b"------"
-    assert not sieve.has_pending
-    assert sieve.feed(b"|##  | 50%--") == b"|##  | 50%"
+    message_filter = LauncherMessageFilter(LAUNCHERS["open_mpi_5"].output_patterns)
+    assert message_filter.feed(b"Password: ") == b"Password: "
+    assert message_filter.feed(b"\n10%") == b"\n10%"
+    assert message_filter.feed(b"\n------") == b"\n"
+    assert message_filter.has_pending
+    assert message_filter.flush() == b"------"
+    assert not message_filter.has_pending
+    assert message_filter.feed(b"|##  | 50%--") == b"|##  | 50%"
 
 
-def test_a_progress_bar_may_stand_before_the_launchers_words():
-    """It ends with no newline, so the launcher's fence follows on the same line."""
+def test_a_progress_bar_may_stand_before_a_failure_message():
+    """It ends with no newline, so the delimiter of the message follows on the same line."""
     bar, said = b"\r 50%|#####     |", recorded.OPEN_MPI_5_KILLED
     for chunks in ([bar + said.encode()], [bar, said.encode()], [bar + b"-", said[1:].encode()]):
         assert through("open_mpi_5", chunks) == (bar, said.splitlines())
 
 
-def test_words_that_are_kept_are_noted_all_the_same():
-    """With ``pass_through`` the launcher's message comes through and is noted as well."""
+def test_messages_that_pass_through_are_recorded_all_the_same():
+    """With ``pass_through`` the launcher's message comes through and is recorded as well."""
     data = b"before\n" + recorded.OPEN_MPI_5_KILLED.encode() + b"after\n"
-    sieve = LauncherMessageFilter(LAUNCHERS["open_mpi_5"].output_patterns, pass_through=True)
-    assert sieve.feed(data) == data
-    assert sieve.launcher_lines == recorded.OPEN_MPI_5_KILLED.splitlines()
+    message_filter = LauncherMessageFilter(
+        LAUNCHERS["open_mpi_5"].output_patterns, pass_through=True
+    )
+    assert message_filter.feed(data) == data
+    assert message_filter.launcher_lines == recorded.OPEN_MPI_5_KILLED.splitlines()
 
 
 def test_it_is_known_whether_a_line_is_unfinished():
     """``at_line_start`` tells whether the output so far ends with a newline or is empty."""
-    sieve = LauncherMessageFilter(LAUNCHERS["open_mpi_5"].output_patterns)
-    assert sieve.at_line_start
-    sieve.feed(b" 50%|##  |" + recorded.OPEN_MPI_5_KILLED.encode())
-    assert not sieve.at_line_start
-    sieve.feed(b"\n")
-    assert sieve.at_line_start
+    message_filter = LauncherMessageFilter(LAUNCHERS["open_mpi_5"].output_patterns)
+    assert message_filter.at_line_start
+    message_filter.feed(b" 50%|##  |" + recorded.OPEN_MPI_5_KILLED.encode())
+    assert not message_filter.at_line_start
+    message_filter.feed(b"\n")
+    assert message_filter.at_line_start
 
 
 def test_a_block_without_an_end_is_given_back():
@@ -152,12 +155,12 @@ def waits(rank, missing, seconds=60, more=""):
 
 
 def gathered(*lines):
-    sieve = LauncherMessageFilter(
+    message_filter = LauncherMessageFilter(
         LAUNCHERS["open_mpi_5"].output_patterns, wait_warnings=WaitWarningAggregator()
     )
-    through = sieve.feed("".join(lines).encode())
-    assert sieve.due_warnings() == b"", "not yet"
-    return (through + sieve.due_warnings(at_end=True)).decode()
+    through = message_filter.feed("".join(lines).encode())
+    assert message_filter.due_warnings() == b"", "not yet"
+    return (through + message_filter.due_warnings(at_end=True)).decode()
 
 
 def test_ranks_that_wait_for_one_another_and_in_the_end_for_one_are_told_of_once():
@@ -186,19 +189,19 @@ def test_ranks_that_wait_for_one_another_and_in_the_end_for_one_are_told_of_once
 )
 def test_what_has_no_common_cause_comes_through_as_it_was(lines):
     """One warning, a cycle, one with a hint, and other lines come through unchanged."""
-    sieve = LauncherMessageFilter(
+    message_filter = LauncherMessageFilter(
         LAUNCHERS["open_mpi_5"].output_patterns, wait_warnings=WaitWarningAggregator()
     )
-    out = b"".join(sieve.feed(line.encode()) for line in lines) + sieve.flush()
-    assert (out + sieve.due_warnings(at_end=True)).decode() == "".join(lines)
+    out = b"".join(message_filter.feed(line.encode()) for line in lines) + message_filter.flush()
+    assert (out + message_filter.due_warnings(at_end=True)).decode() == "".join(lines)
 
 
 def test_a_warning_begins_a_line_of_its_own():
     """A warning after an unfinished line begins on a new line."""
-    sieve = LauncherMessageFilter(wait_warnings=WaitWarningAggregator())
+    message_filter = LauncherMessageFilter(wait_warnings=WaitWarningAggregator())
     out = (
-        sieve.feed(waits(0, "rank 1").encode())
-        + sieve.feed(b"50%|#")
-        + sieve.due_warnings(at_end=True)
+        message_filter.feed(waits(0, "rank 1").encode())
+        + message_filter.feed(b"50%|#")
+        + message_filter.due_warnings(at_end=True)
     )
     assert out.decode() == f"50%|#\n{waits(0, 'rank 1')}"

@@ -1,0 +1,47 @@
+"""The program that each rank runs: a script, a module, or any other program."""
+
+import sys
+
+import pytest
+
+from asyncddp.errors import ArgumentError
+from asyncddp.launch.job_builder import build_rank_program
+
+RANK = (sys.executable, "-m", "asyncddp.launch.rank")
+
+
+@pytest.mark.parametrize(
+    ("words", "module", "expected"),
+    [
+        (["train.py", "--lr", "1"], False, (*RANK, "train.py", "--lr", "1")),
+        (["pkg.train", "-x"], True, (*RANK, "-m", "pkg.train", "-x")),
+        ([sys.executable, "train.py"], False, (*RANK, "train.py")),
+        ([sys.executable, "-u", "train.py"], False, (*RANK, "train.py")),
+        ([sys.executable, "-m", "pkg"], False, (*RANK, "-m", "pkg")),
+        ([sys.executable, "-c", "pass"], False, (sys.executable, "-c", "pass")),
+        ([sys.executable], False, (sys.executable,)),
+        (["/other/bin/python3", "train.py"], False, ("/other/bin/python3", "train.py")),
+        (["./solver", "train.py"], False, ("./solver", "train.py")),
+    ],
+)
+def test_what_each_rank_runs(words, module, expected):
+    """Scripts and modules run under ``asyncddp.launch.rank``, any other program as it is."""
+    assert build_rank_program(words, module=module, here=False) == expected
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [("nowhere.py", "no such script: 'nowhere.py' .looked in"), ("nowhere", "no such program")],
+)
+def test_what_is_not_there_is_named_before_anything_is_started(word, message):
+    """A script or program that does not exist is refused with its name."""
+    with pytest.raises(ArgumentError, match=message):
+        build_rank_program([word], module=False)
+
+
+def test_what_is_on_other_machines_only_is_not_looked_for_here():
+    """A script of a run on other machines need not exist on this one."""
+    assert (
+        build_rank_program(["/shared/nowhere.py"], module=False, here=False)[-1]
+        == "/shared/nowhere.py"
+    )
