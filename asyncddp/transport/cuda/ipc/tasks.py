@@ -95,7 +95,7 @@ class ImportTask(ReceiveTask):
     def tensor(self) -> torch.Tensor:
         """The tensor, once done."""
         if self._tensor is None:
-            raise RuntimeError("expected a loan that is done and was not released yet")
+            raise RuntimeError("expected an imported tensor that is done and not yet released")
         return self._tensor
 
     def set_tensor(

@@ -50,7 +50,9 @@ def test_an_import_that_nobody_wants_completes_its_export(small, when):
     if when != "before it comes":
         imported.abandon()
     both.finish(exported, imported)
-    with pytest.raises(RuntimeError, match="expected a loan that is done and was not released yet"):
+    with pytest.raises(
+        RuntimeError, match="expected an imported tensor that is done and not yet released"
+    ):
         imported.tensor  # noqa: B018
 
 
