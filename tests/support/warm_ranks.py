@@ -116,7 +116,8 @@ class WarmServer:
                 text = _FORWARD.format(program=program)
                 self._install(f"environment/bin/{launcher}", text)
         for held in here.iterdir():
-            if held.name != "bin":
+            # without our scripts' notes it is the user's own to them, used as it is
+            if held.name not in {"bin", ".asyncddp"}:
                 (tools.parent / held.name).symlink_to(held)
         return str(tools.parent)
 
