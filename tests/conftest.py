@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import random
 import signal
@@ -17,6 +16,7 @@ from asyncddp.testing.process_pool import MpiProcessPool
 from tests.support.leaks import Traces
 from tests.support.marks import parameters
 from tests.support.processes import warm_server
+from tests.support.warm_ranks import freeze
 from tests.support.worlds import WORLDS, World, open_transport
 
 # A shared machine is slow now and then, which is no fault of the code under test.
@@ -43,8 +43,7 @@ def pytest_collection_finish() -> None:
     in every fourth test.
     """
     gc.collect()
-    gc.freeze()
-    atexit.register(gc.unfreeze)  # else Triton reports what is left of it at the end
+    freeze()
 
 
 @pytest.fixture

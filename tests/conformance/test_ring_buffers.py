@@ -184,11 +184,11 @@ def read_late(shape):
         "src_weights": dict.fromkeys(SOURCES[me], 0.5 / len(SOURCES[me])),
         "dst_weights": TARGETS[me],
     }
-    x = bf.empty_shared(shape, dtype=torch.float64)
+    x = bf.empty_shared(shape, dtype=torch.float32)
     for k in range(8):
 
         def of(rank, k=k):
-            return held(rank, shape, torch.float64, seed=k)
+            return held(rank, shape, torch.float32, seed=k)
 
         x.copy_(of(me))
         if me == 2 and k >= 4:
@@ -313,7 +313,7 @@ def on_graph(name):
                 lag(mine)
                 form = "in place" if k % 2 else "blocking"
                 round_ = k + (0 if place is ordinary else uses)
-                checked(form, shape, torch.float64, round_, f"{shape}", place, k=round_)
+                checked(form, shape, torch.float32, round_, f"{shape}", place, k=round_)
         assert through_rings(f"{shape}", 0)
         assert through_rings(f"{shape}", 1)
 
@@ -335,12 +335,12 @@ def by_hand(alike):
     others = [rank for rank in range(n) if rank != me]
     src = {rank: 0.1 + 0.2 * rank for rank in others}
     dst = {rank: factor(me, rank, alike) for rank in others}
-    shapes, forms = [(), (5,), (CHUNK + 1,), (3 * CHUNK,)], ("blocking", "in place", "nonblocking")
+    shapes, forms = [(), (5,), (CHUNK + 1,), (5 * CHUNK,)], ("blocking", "in place", "nonblocking")
     for shape, place, form in pairs_of(shapes, (ordinary, shared, shared_strided), forms):
         for k in range(4):
 
             def of(rank, k=k, shape=shape):
-                return held(rank, shape, torch.float64, seed=k)
+                return held(rank, shape, torch.float32, seed=k)
 
             x = place(of(me))
             weights = {"self_weight": 0.3, "src_weights": src, "dst_weights": dst}
@@ -365,7 +365,7 @@ def one_way():
             for k in range(8):
 
                 def of(rank, k=k, shape=shape):
-                    return held(rank, shape, torch.float64, seed=k)
+                    return held(rank, shape, torch.float32, seed=k)
 
                 out = {"self_weight": 1.0, "src_weights": {}, "dst_weights": others}
                 into = {"self_weight": 0.25, "src_weights": {0: 0.75}, "dst_weights": []}

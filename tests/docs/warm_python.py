@@ -6,8 +6,6 @@ the script's exit code.
 
 from __future__ import annotations
 
-import atexit
-import gc
 import json
 import os
 import runpy
@@ -46,8 +44,8 @@ if __name__ == "__main__":
 
     import asyncddp
     import topology
+    from tests.support.warm_ranks import freeze
 
     loaded = [torch, topology, *(getattr(asyncddp, name) for name in asyncddp.__all__)]
-    gc.freeze()  # what is here already is not collected again by each script
-    atexit.register(gc.unfreeze)  # Triton reports what is left of it at the end
+    freeze()
     become(*wait_for_a_script())

@@ -35,7 +35,7 @@ def trained(method, bound=None):
 
 def go_on(method, step):
     start, before, rounds = time.monotonic(), step(), 0
-    while time.monotonic() - start < 0.7 or rounds < 10:
+    while time.monotonic() - start < 0.2 or rounds < 10:
         rounds = step() - before
     print(f"rank {bf.rank()}: {method} {rounds}\\n", end="", flush=True)
 

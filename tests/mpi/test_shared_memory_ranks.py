@@ -235,7 +235,7 @@ def soak(verbs, seed):
 @on("shared_memory-4")
 def test_random_verbs_through_ring_buffers(world):
     """Names with signatures that come and go, on graphs that change, with delays."""
-    verbs = 600
+    verbs = 320
     assert world.run(soak, verbs, 2026, settings={"timeout": 60}) == [verbs] * world.size
 
 

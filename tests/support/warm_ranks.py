@@ -272,6 +272,18 @@ def prepare(given: dict[str, Any]) -> None:
         stream.reconfigure(line_buffering=stream is sys.stderr or os.isatty(1))
 
 
+def freeze() -> None:
+    """Let the garbage collector leave out all that is here already, such as torch.
+
+    Where Triton would report at the end what is left of it, all is collected then: this takes a
+    forked process most of a second, since each page that the collector looks at is copied.
+    """
+    gc.freeze()
+    triton = sys.modules.get("triton")
+    if triton and tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9):
+        atexit.register(gc.unfreeze)
+
+
 def import_all() -> None:
     """Import what scripts of ranks use, and freeze it for the collector."""
     import torch
@@ -281,8 +293,7 @@ def import_all() -> None:
     for name in asyncddp.__all__:
         getattr(asyncddp, name)
     torch.optim.SGD([torch.zeros(1)], lr=0.1)  # the first optimizer imports torch._dynamo
-    gc.freeze()  # what is here already is not collected again by each rank
-    atexit.register(gc.unfreeze)  # else Triton reports what is left of it at a rank's end
+    freeze()
 
 
 if __name__ == "__main__":
