@@ -100,7 +100,7 @@ def main(
     """Measure the named benches, modules of this folder; rank 0 reports."""
     bf.init()
     world = baselines.join()
-    session = BenchSession(world, rounds or (5 if quick else 30), 0.001 if quick else 0.005)
+    session = BenchSession(world, rounds or (5 if quick else 30), 0.0002 if quick else 0.005)
     facts = {**header(world), "rounds": session.rounds}
     if quick:
         facts["quick"] = "small sizes, few rounds: shows that it runs, and measures nothing"

@@ -28,7 +28,7 @@ _KB, _MB = 1024, 1024 * 1024
 _INF = float("inf")
 _SIZES = tuple(4 * 4**power for power in range(14))  # 4 B … 256 MB
 _BUFFERS = 16  # of the largest size that the rivals of a table hold on each rank, all in all
-_QUICK = (4, 4 * _KB, 256 * _KB, 4 * _MB)
+_QUICK = (4 * _KB, 4 * _MB)
 
 # Of BlueFog's calls, measured on two cores of the same kind of machine: 0.55 ms and 52 ms.
 _ONE_PEER_AIMS = (

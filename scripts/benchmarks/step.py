@@ -33,11 +33,7 @@ def tables(world: RankGroup, *, quick: bool) -> Sequence[TimingTable]:
     """The tables of this bench."""
     mlp, conv, former = narrow_mlp(), convnet(), transformer()
     if quick:
-        mlp, conv, former = (
-            narrow_mlp(4, layers=20),
-            convnet(2, channels=16),
-            transformer(1, 2, 128),
-        )
+        mlp, conv, former = narrow_mlp(4, layers=20), convnet(2, channels=8), transformer(1, 1, 64)
     judged = not oversubscribed(world)  # each on its own core; else computing is slowed down too
     return [
         step_table(world, mlp, (_OVERHEAD,) if judged else ()),

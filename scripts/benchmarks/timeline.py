@@ -70,7 +70,7 @@ def tables(world: RankGroup, *, quick: bool) -> Sequence[TimingTable]:
     """The tables of this bench."""
     mlp, conv = narrow_mlp(), convnet()
     if quick:
-        mlp, conv = narrow_mlp(4, layers=20), convnet(2, channels=16)
+        mlp, conv = narrow_mlp(4, layers=20), convnet(2, channels=8)
     return [_steps(world, mlp), _steps(world, conv), _small(world)]
 
 

@@ -21,7 +21,7 @@ __all__ = ["tables"]
 
 _KB, _MB = 1024, 1024 * 1024
 _SIZES = tuple(4 * 4**power for power in range(13))  # 4 B … 64 MB
-_QUICK = (4, 4 * _KB, 256 * _KB, 4 * _MB)
+_QUICK = (4 * _KB, 4 * _MB)
 _OURS, _PUT, _UPDATE = "win_put + win_update", "win_put", "win_update"
 _AVERAGE, _IN_PLACE = "neighbor_allreduce", "neighbor_allreduce_ (in place)"
 _RMA = "MPI.Win: Put, Flush + lerp"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 
 import pytest
 
 from tests.docs.blocks import REPO
 from tests.docs.conftest import environment
+from tests.support.processes import warm_server
 
 TASKS = {
     "my ranks differ in speed": "guides/stragglers",
@@ -130,8 +130,9 @@ def test_what_is_missing_is_named(tmp_path):
     code = (REPO / "docs" / "conf.py").read_text(encoding="utf-8")
     code = code.replace("Path(__file__)", f"Path({str(REPO / 'docs' / 'conf.py')!r})")
     (tmp_path / "conf.py").write_text(code, encoding="utf-8")
+    folders = (tmp_path, tmp_path / "site")
     done = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", tmp_path, tmp_path / "site"],
+        warm_server().command("-m", "sphinx", "-qW", "--keep-going", *map(str, folders)),
         env=environment(),
         capture_output=True,
         text=True,

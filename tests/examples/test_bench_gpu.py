@@ -105,7 +105,7 @@ class TestOneCommand:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_the_bench_says_so_in_one_sentence(tmp_path):
     """Without a GPU the bench exits with 2, prints no table and names --stand-in on stderr."""
-    command = [sys.executable, "-m", "benchmarks.gpu", "--quick"]
+    command = warm_server().command("-m", "benchmarks.gpu", "--quick")
     done = run_to_end(command, cwd=tmp_path, environ={"PYTHONPATH": PATH})
     assert (done.code, done.stdout) == (2, "")
     assert done.stderr == (
@@ -175,7 +175,7 @@ def test_the_model_is_a_resnet_50(scripts):
 
 def run_gpu(*arguments: str, cwd: Path, **environ: str):
     command = [str(REPO / "scripts" / "gpu"), *arguments]
-    return run_to_end(command, cwd=cwd, environ={"PYTHON": sys.executable, **environ})
+    return run_to_end(command, cwd=cwd, environ={"PYTHON": warm_server().python, **environ})
 
 
 def test_a_dry_run_prints_the_steps_and_does_nothing(tmp_path):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 
 import pytest
 
-from tests.support.processes import REPO, run_to_end
+from tests.support.processes import REPO, run_to_end, warm_python, warm_server
 
 PATH = os.pathsep.join((str(REPO / "scripts"), str(REPO)))
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -17,7 +16,7 @@ MB = 1 << 20
 
 def in_fresh_process(script: str, cwd) -> dict:
     """What a script prints as JSON, from a process whose memory nobody has used before."""
-    command = [sys.executable, "-c", script]
+    command = warm_server().command("-c", script)
     done = run_to_end(command, cwd=cwd, environ={"PYTHONPATH": PATH})
     assert done.code == 0, done
     return json.loads(done.stdout)
@@ -25,7 +24,7 @@ def in_fresh_process(script: str, cwd) -> dict:
 
 def test_quick_run_prints_the_table_and_writes_json_and_plot(tmp_path):
     """A local step holds next to nothing beyond the three models; AWC more, and it is judged."""
-    command = [sys.executable, "-m", "benchmarks.memory", "--quick", "--rounds", "4"]
+    command = [warm_python(), "-m", "benchmarks.memory", "--quick", "--rounds", "4"]
     command += ["--json", "out.json", "--plot", "out.png"]
     done = run_to_end(command, cwd=tmp_path, environ={"PYTHONPATH": PATH})
     assert done.code == 0, done

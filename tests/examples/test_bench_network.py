@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.processes import REPO, environment, run_to_end, warm_python
+from tests.support.processes import REPO, environment, run_to_end, warm_python, warm_server
 
 SCRIPTS = str(REPO / "scripts")
 PATH = os.pathsep.join((SCRIPTS, str(REPO)))
@@ -115,7 +115,7 @@ def test_where_no_hosts_can_be_made_it_says_why_and_ends_with_1(tmp_path):
         place = next(p for p in ("/bin", "/usr/bin") if (Path(p) / tool).exists())
         (tmp_path / tool).symlink_to(Path(place) / tool)
     environ = {"PYTHONPATH": PATH, "PATH": str(tmp_path)}
-    done = run_to_end(COMMAND, cwd=tmp_path, environ=environ)
+    done = run_to_end(warm_server().command(*COMMAND[1:]), cwd=tmp_path, environ=environ)
     assert done.code == 1
     assert "network measures between hosts of its own, and no hosts can be made here" in done.stderr
     assert "needs " in done.stderr

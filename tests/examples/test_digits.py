@@ -71,64 +71,66 @@ def check_sentence(done: Finished) -> None:
 
 
 @pytest.fixture(scope="module")
-def smoke(tmp_path_factory):
-    """One short run on 4 ranks with a timeline, and the folder it ran in."""
-    folder = tmp_path_factory.mktemp("smoke")
-    return run_digits(4, "--smoke", "--target", "60", cwd=folder, run=("--timeline", "out")), folder
+def whole(tmp_path_factory):
+    """One run on 4 ranks with a timeline, and the folder it ran in: long enough to learn."""
+    folder = tmp_path_factory.mktemp("whole")
+    return run_digits(4, "--seconds", "9", cwd=folder, run=("--timeline", "out")), folder
 
 
+@pytest.mark.slow
 @pytest.mark.mpi(4)
-class TestSmokeOnFourRanks:
-    def test_ends_well_and_leaves_no_process(self, smoke):
-        """A smoke run on four ranks exits with 0, and no process outlives it."""
-        done, _ = smoke
+class TestWholeRunOnFourRanks:
+    def test_ends_well_and_leaves_no_process(self, whole):
+        """A run on four ranks exits with 0, and no process outlives it."""
+        done, _ = whole
         assert done.code == 0, done
         assert not done.left
 
-    def test_columns_are_the_three_trainings(self, smoke):
+    def test_columns_are_the_three_trainings(self, whole):
         """The table's columns are DDP, adapt_then_combine and win_put, in that order."""
-        assert table_of(smoke[0])[""] == METHODS
+        assert table_of(whole[0])[""] == METHODS
 
-    def test_ranks_that_wait_go_at_the_pace_of_the_slow_one(self, smoke):
+    def test_ranks_that_wait_go_at_the_pace_of_the_slow_one(self, whole):
         """They make as many steps, in a time that differs by less than one."""
-        table = table_of(smoke[0])
+        table = table_of(whole[0])
         *waiting, _ = map(number, table["steps per second"])
         *paces, _ = map(number, table["… of the slow rank"])
         assert waiting == pytest.approx(paces, rel=0.25)
 
-    def test_models_have_learnt(self, smoke):
-        """Fifty steps are enough to be far above chance; others have a second for theirs."""
-        *waiting, free = map(number, table_of(smoke[0])["accuracy at the end"])
-        assert min(waiting) > 60
-        assert free > 20
+    def test_all_learn_and_who_does_not_wait_makes_many_more_steps(self, whole):
+        """All methods learn the digits, and the ranks that do not wait make many more steps."""
+        table = table_of(whole[0])
+        assert all(number(cell) > 93 for cell in table["accuracy at the end"])
+        ddp, _, free = map(number, table["steps per second"])
+        assert free > 2 * ddp
 
-    def test_each_training_says_how_far_it_is(self, smoke):
+    def test_each_training_says_how_far_it_is(self, whole):
         """Each training prints rank 0's accuracy at 0 s and 0 steps, in order."""
         lines = re.findall(
-            r"^(\w+) +0\.0 s +0 steps  accuracy of rank 0", smoke[0].stdout, re.MULTILINE
+            r"^(\w+) +0\.0 s +0 steps  accuracy of rank 0", whole[0].stdout, re.MULTILINE
         )
         assert lines == ["ddp", "adapt_then_combine", "win_put"]
 
-    def test_sentence_has_the_figures_of_this_run(self, smoke):
-        """The sentence holds the table's figures and the target that was given."""
-        check_sentence(smoke[0])
-        assert "reaches 60 % accuracy after" in sentence_of(smoke[0])
+    def test_sentence_has_the_figures_of_this_run(self, whole):
+        """The sentence holds the table's figures and the target of 95 %."""
+        check_sentence(whole[0])
+        assert "reaches 95 % accuracy after" in sentence_of(whole[0])
 
-    def test_picture_is_in_the_current_folder_and_holds_the_sentence(self, smoke):
+    def test_picture_is_in_the_current_folder_and_holds_the_sentence(self, whole):
         """Wide enough to read, with something in each of its panels."""
         from PIL import Image
 
-        picture = smoke[1] / "digits.png"
-        assert Image.open(picture).text["Description"] == sentence_of(smoke[0])
+        picture = whole[1] / "digits.png"
+        assert Image.open(picture).text["Description"] == sentence_of(whole[0])
         pixels = imread(picture)[..., :3]
         assert pixels.shape[1] > 1200
         for half in (pixels[:, : pixels.shape[1] // 2], pixels[:, -pixels.shape[1] // 4 :]):
             colours = {tuple(colour) for colour in (half.reshape(-1, 3) * 255).astype(int)}
             assert {(0xD5, 0x5E, 0x00), (0x00, 0x72, 0xB2)} <= colours
 
-    def test_timeline_is_merged_and_reported(self, smoke):
+    def test_timeline_is_merged_and_reported(self, whole):
         """Two commands more show what happened in it: steps, messages, and who waited for whom."""
-        trace, folder = "t.json", smoke[1]
+        trace, folder = "t.json", whole[1]
         for command in (
             ("merge", "out", "-o", trace),
             ("report", trace, "--skip", "0", "--json", "r.json", "--plot", "r.png"),
@@ -140,7 +142,7 @@ class TestSmokeOnFourRanks:
         assert min(event["ts"] for event in events if "ts" in event) >= 0
         found = json.loads((folder / "r.json").read_text())
         for rank in found["ranks"]:
-            assert rank["steps"] > 50  # of adapt_then_combine, and some of win_put
+            assert rank["steps"] > 45  # of adapt_then_combine, and some of win_put
             assert min(rank["compute"], rank["exposed"]) > 0
         assert (folder / "r.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
         assert "Waited for most: rank " in done.stdout
@@ -171,16 +173,3 @@ def test_one_rank_has_nobody_to_wait_for(tmp_path):
     assert done.stderr == (
         "digits.py: one rank has nobody to wait for; asyncddp run -np 4 starts four\n"
     )
-
-
-@pytest.mark.slow
-@pytest.mark.mpi(4)
-def test_the_whole_run_shows_what_the_readme_says(tmp_path):
-    """All methods learn the digits, and the ranks that do not wait make many more steps."""
-    done = run_digits(4, cwd=tmp_path)
-    assert done.code == 0, done
-    check_sentence(done)
-    table = table_of(done)
-    assert all(number(cell) > 93 for cell in table["accuracy at the end"])
-    ddp, _, free = map(number, table["steps per second"])
-    assert free > 2 * ddp

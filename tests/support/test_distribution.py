@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 
 import pytest
 
 from tests.support import run_to_end
 from tests.support.marks import parameters
-from tests.support.processes import REPO
+from tests.support.processes import REPO, warm_server
 from tests.support.worlds import WORLDS
 
 pytest.importorskip("xdist", reason="pytest-xdist is not installed: pip install pytest-xdist")
@@ -186,8 +185,8 @@ def folder(tmp_path_factory):
 
 
 def run_inner(folder, *options):
-    command = [sys.executable, "-m", "pytest", f"--rootdir={folder}", "-c", "/dev/null"]
-    return run_to_end([*command, *options], cwd=folder)
+    words = ("-m", "pytest", f"--rootdir={folder}", "-c", "/dev/null", *options)
+    return run_to_end(warm_server().command(*words), cwd=folder)
 
 
 def runs(folder):

@@ -21,7 +21,7 @@ from tests.support import (
     run_to_end,
 )
 from tests.support.leaks import Traces
-from tests.support.processes import REPO, Finished
+from tests.support.processes import REPO, Finished, warm_server
 
 BOTH = on("loopback-2", "mpi-2")
 
@@ -95,7 +95,7 @@ def inner(tmp_path_factory) -> Finished:
     test.write_text(INNER, encoding="utf-8")
     options = [f"--rootdir={folder}", f"--config-file={REPO}/pyproject.toml"]
     options += ["-p", "no:cacheprovider", "-W", "ignore::ResourceWarning", "-v"]
-    return run_to_end([sys.executable, "-m", "pytest", str(test), *options])
+    return run_to_end(warm_server().command("-m", "pytest", str(test), *options))
 
 
 @BOTH
