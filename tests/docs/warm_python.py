@@ -6,6 +6,7 @@ the script's exit code.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import runpy
