@@ -388,6 +388,7 @@ def get_after_puts():
     bf.win_get("x")
     for j in sources:
         assert_is(bf.win_read_neighbor("x", j), 100.0 + j)
+    bf.barrier()  # who left earlier could not be read any more
 
 
 def test_gets_follow_what_a_neighbor_does(world):
