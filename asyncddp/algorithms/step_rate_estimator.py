@@ -26,7 +26,7 @@ _JUMP = 32.0
 
 
 class StepRateEstimator:
-    r"""Estimator of how often each rank steps, and of the scale that evens out its updates.
+    r"""Estimates how often ranks step, and the factor on updates that lets all count alike.
 
     With :math:`r_j` the steps that rank j makes per step of this rank, averaged over some 200
     steps, an update is scaled by

@@ -18,7 +18,7 @@ from asyncddp.algorithms.averaging_round import (
     TwoSidedRound,
 )
 from asyncddp.algorithms.communication import Communication
-from asyncddp.algorithms.join_coordinator import CollectiveKind
+from asyncddp.algorithms.join_coordinator import JoinCollective
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.engine import Handle
@@ -68,7 +68,7 @@ class TwoSidedCommunication(Communication):
         plan = self.plan_round(averager, schedule, number)
         if plan is not None and averager.join_coordinator is not None:
             active_ranks = averager.join_coordinator.notify(
-                averager.label, CollectiveKind.AVERAGING_ROUND
+                averager.label, JoinCollective.AVERAGING_ROUND
             )
             if len(active_ranks) < averager.context.size:
                 plan = self.plan_partial_round(averager, schedule, active_ranks)

@@ -23,7 +23,7 @@ _WHOLE = ChunkLayout.single((), torch.uint8)
 
 
 class ChunkReceiver:
-    """Receiver of one peer's chunks; a wait condition, true once the current chunk is here."""
+    """Receives one peer's tensor in chunks; a wait condition, done when the current one is here."""
 
     def __init__(self, exchange: ChunkedExchange, peer: int) -> None:
         self._exchange, self.peer = exchange, peer

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from asyncddp.engine.active_messages import ActiveMessages
-from asyncddp.engine.announced_tensors import AnnouncedTensors
+from asyncddp.engine.announced_tensor_receiver import AnnouncedTensorReceiver
 from asyncddp.engine.exchange_request import ExchangeRequest
 from asyncddp.engine.messages import (
     Ack,
@@ -59,7 +59,7 @@ class MessageMatcher:
         self.rank, self.size = transport.rank, transport.size
         self.channels = ChannelTable(transport.shared_memory_group, self.rank, tracing)
         self.sends = SendQueue(transport, self.channels)
-        self._announced = AnnouncedTensors(self.rank, self.channels, self.sends)
+        self._announced = AnnouncedTensorReceiver(self.rank, self.channels, self.sends)
         self.active_messages = ActiveMessages(transport, self.sends, self.channels.fail_next_call)
         self._use_counts = {} if uses is None else uses
         self._suspects: set[tuple[int, MatchKey]] = set()  # unexpected when rings were last scanned

@@ -23,8 +23,8 @@ from asyncddp.timeline.tracks import TRANSFER_TRACK
 from asyncddp.transport.base import Request
 
 
-class _ExchangeFields(Protocol):
-    """Interface of an exchange: the fields that tracing records in the timeline."""
+class _TracedExchange(Protocol):
+    """Interface of one rank's part in a send or receive: the fields that tracing records."""
 
     @property
     def key(self) -> MatchKey: ...
@@ -63,7 +63,7 @@ class EngineTracing:
     def transfer(
         self,
         kind: str,
-        exchange: _ExchangeFields,
+        exchange: _TracedExchange,
         peer: int,
         nbytes: int,
         begun: int,
@@ -83,7 +83,7 @@ class EngineTracing:
         record()
         return None
 
-    def collective(self, exchange: _ExchangeFields, ranks: Sequence[int], begun: int) -> None:
+    def collective(self, exchange: _TracedExchange, ranks: Sequence[int], begun: int) -> None:
         """Record a collective that has just ended."""
         if self._tracer is None:
             return
@@ -96,7 +96,7 @@ class EngineTracing:
         self._tracer.record(Span("collective", "collective", TRANSFER_TRACK, begun, now, args))
 
     def average(
-        self, exchange: _ExchangeFields, begun: int, chunk: torch.Tensor, sources: tuple[int, ...]
+        self, exchange: _TracedExchange, begun: int, chunk: torch.Tensor, sources: tuple[int, ...]
     ) -> None:
         """Record that a chunk has just been averaged with those of its sources."""
         if self._tracer is not None:

@@ -1,4 +1,4 @@
-"""Fast path of neighbour averages that records its calls, waits and averages in the timeline."""
+"""Neighbour averages that bypass the engine, with their spans recorded in the timeline."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from asyncddp.algorithms import AveragedQuantity, CommunicationPattern
-from asyncddp.algorithms.join_coordinator import CollectiveKind, JoinCoordinator
+from asyncddp.algorithms.join_coordinator import JoinCollective, JoinCoordinator
 from asyncddp.algorithms.phases.update_in_backward import UpdateInBackwardPhase
 from asyncddp.context import Context
 from asyncddp.context.context import use
@@ -168,7 +168,7 @@ def _shadow_active_ranks(members: list[_JoinableOptimizer], coordinator: JoinCoo
         member.averager.windows.conclude()
     by_label = {member.averager.label: member for member in members}
     while (notification := coordinator.wait_for_notification()).active_ranks:
-        if notification.collective is CollectiveKind.LOSS_MEAN:
+        if notification.collective is JoinCollective.LOSS_MEAN:
             coordinator.shadow_loss_average(notification)
         else:
             by_label[notification.label].shadow_round(notification.active_ranks)

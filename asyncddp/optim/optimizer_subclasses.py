@@ -17,7 +17,7 @@ _Models = torch.nn.Module | Iterable[torch.nn.Module]
 
 
 class OptimizerOptions(TypedDict, total=False):
-    """Keyword arguments of :class:`asyncddp.DistributedOptimizer` that these classes take, too."""
+    """Options of :class:`asyncddp.DistributedOptimizer` that its subclasses here take, too."""
 
     topology: GraphOrSchedule | None
     bucket_size_in_mb: float

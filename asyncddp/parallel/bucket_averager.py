@@ -17,7 +17,7 @@ from topology import GraphOrSchedule, TopologyError, as_schedule, describe
 
 
 class _PreviousStepAveraging(Algorithm):
-    """Averaging of ``adapt_with_combine``: uses the neighbours' buckets of the previous step."""
+    """Averages with the neighbours' parameters of the previous step: ``adapt_with_combine``."""
 
     name = "DecentralizedDataParallel"
     how = (CommunicationPattern.NEIGHBORS,)
@@ -25,7 +25,7 @@ class _PreviousStepAveraging(Algorithm):
 
 
 class _Asynchronous(Algorithm):
-    """Averaging of ``adapt_with_combine``: uses the buckets that neighbours have put last."""
+    """Averages with the parameters that neighbours have put last, whenever that was."""
 
     name = "DecentralizedDataParallel"
     how = (CommunicationPattern.PUT,)

@@ -1,4 +1,4 @@
-"""The reducer, which averages, updates and sends each bucket of a model in the backward pass."""
+"""Reducer: in the backward pass it averages each bucket of parameters, updates and sends it."""
 
 from __future__ import annotations
 

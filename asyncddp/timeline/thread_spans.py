@@ -1,4 +1,4 @@
-"""Timeline spans of one thread: its averages, its calls of operations, and its waits."""
+"""Records the timeline spans of one thread: averages, operation calls and waits."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from asyncddp.errors import EnvironmentProblem, UnknownNameError
 from asyncddp.transport import DEFAULT_TRANSPORT, DEVICE_TRANSPORTS, TRANSPORTS
 from asyncddp.transport.base import Scope, Transport
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities
-from asyncddp.transport.cuda.device_selection import FALLBACK, select_for_group
+from asyncddp.transport.cuda.device_transport_selection import FALLBACK, select_for_group
 from asyncddp.transport.startup_deadline import StartupDeadline
 
 

@@ -67,7 +67,7 @@ class InitArrivalTracker:
 
 @dataclass
 class StartupDeadline:
-    """Deadline of one rank's ``init()``, with the settings that all ranks must share."""
+    """Deadline of one rank's ``init()``: warns of ranks that are late, and makes the error."""
 
     rank: int
     size: int

@@ -35,7 +35,7 @@ class RefCountedBuffer:
             self.holds -= 1
 
 
-class Snapshot(NamedTuple):
+class PublishedSnapshot(NamedTuple):
     """What a rank has published to a neighbour: ``weight * tensor``, and the push-sum weight p."""
 
     version: int  # number of puts and accumulates along the edge
@@ -102,11 +102,11 @@ class EdgeReader(ABC):
     taken = 0  # the version up to which everything was taken
 
     @abstractmethod
-    def look(self) -> Snapshot | None:
+    def look(self) -> PublishedSnapshot | None:
         """Return a snapshot of what was published last; None if it was taken."""
 
     @abstractmethod
-    def take(self) -> Snapshot | None:
+    def take(self) -> PublishedSnapshot | None:
         """Return a snapshot as :meth:`look` does, and mark it as taken: later sums start anew."""
 
     def release(self) -> None:  # noqa: B027 - a copy needs none

@@ -20,7 +20,7 @@ from asyncddp.shm.arena import SharedMemoryHandle
 from asyncddp.tensors.free_list import FreeList
 from asyncddp.torch_modes import refuse_transforms
 from asyncddp.windows.device_staging import DeviceResources
-from asyncddp.windows.edge import Snapshot
+from asyncddp.windows.edge import PublishedSnapshot
 from asyncddp.windows.message_edge import (
     ADD,
     ARRIVED,
@@ -254,7 +254,7 @@ class WindowManager:
         ticket, clock, tensor = facts
         request = self._pending_gets.get(ticket)
         if request is not None and tensor is not None:
-            request.reply = Snapshot(0, 0, 1.0, 0.0, clock, time.monotonic(), tensor)
+            request.reply = PublishedSnapshot(0, 0, 1.0, 0.0, clock, time.monotonic(), tensor)
 
     def _handle_freed(self, window: Window, peer: int, word: str, facts: list[Any]) -> None:
         window.end = PeerError(

@@ -19,7 +19,7 @@ from typing_extensions import override
 from asyncddp.engine import ProgressEngine
 from asyncddp.kernels.weighted_sum import weighted_sum
 from asyncddp.tensors.allocation import empty
-from asyncddp.windows.edge import EdgeReader, EdgeWriter, RefCountedBuffer, Snapshot
+from asyncddp.windows.edge import EdgeReader, EdgeWriter, PublishedSnapshot, RefCountedBuffer
 
 PUT, ADD, ARRIVED, TAKEN, TICK = "put", "add", "arrived", "taken", "tick"
 
@@ -129,7 +129,7 @@ class MessageEdgeReader(EdgeReader):
 
     def __init__(self, tell: Callable[[int], None]) -> None:
         self._lock, self._tell = threading.Lock(), tell
-        self._snapshot: Snapshot | None = None
+        self._snapshot: PublishedSnapshot | None = None
         self._clock = 0
 
     def receive(self, kind: str, facts: Sequence[Any], tensor: torch.Tensor) -> None:
@@ -142,15 +142,17 @@ class MessageEdgeReader(EdgeReader):
                 weighted_sum(total, [(known.tensor, known.weight), (tensor, weight)])
                 tensor, weight, p, floor = total, 1.0, known.p + p, known.floor
             self._clock = clock
-            self._snapshot = Snapshot(version, floor, weight, p, clock, time.monotonic(), tensor)
+            self._snapshot = PublishedSnapshot(
+                version, floor, weight, p, clock, time.monotonic(), tensor
+            )
 
     @override
-    def look(self) -> Snapshot | None:
+    def look(self) -> PublishedSnapshot | None:
         snapshot = self._snapshot  # whose tensor is never changed
         return None if snapshot is None or snapshot.version <= self.taken else snapshot
 
     @override
-    def take(self) -> Snapshot | None:
+    def take(self) -> PublishedSnapshot | None:
         with self._lock:
             snapshot = self.look()
             if snapshot is not None:

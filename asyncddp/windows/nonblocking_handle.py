@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 from asyncddp.context import Context
-from asyncddp.windows.edge import Snapshot
+from asyncddp.windows.edge import PublishedSnapshot
 from asyncddp.windows.staging import PendingPublish, SentMessages
 
 
 class PendingGet:
     """Pending get: a request for the tensor of a rank on another machine, and its reply."""
 
-    reply: Snapshot | None = None
+    reply: PublishedSnapshot | None = None
 
     def has_reply(self) -> bool:
         """Return True once the reply is here."""

@@ -11,7 +11,7 @@ import torch
 from asyncddp.kernels.weighted_sum import WeightedTensor, weighted_sum
 from asyncddp.tensors.allocation import empty
 from asyncddp.windows.departure_detector import CONCLUDED
-from asyncddp.windows.edge import EdgeReader, Snapshot
+from asyncddp.windows.edge import EdgeReader, PublishedSnapshot
 
 
 class Staleness(NamedTuple):
@@ -64,7 +64,7 @@ class ReceiveBuffers:
         self._base_values = {source: _BaseValue(first, 0.0, 0) for source in edges}
         self._updated = dict.fromkeys(edges, 0)
         self._gets_made = dict.fromkeys(edges, 0)
-        self._read: dict[int, Snapshot] = {}
+        self._read: dict[int, PublishedSnapshot] = {}
         self._made = time.monotonic()
 
     def content(self, source: int, *, take: bool) -> WeightedTerms:
@@ -99,7 +99,7 @@ class ReceiveBuffers:
             raise
         return found
 
-    def store_get_result(self, source: int, snapshot: Snapshot, weight: float) -> None:
+    def store_get_result(self, source: int, snapshot: PublishedSnapshot, weight: float) -> None:
         """Replace the value of a neighbour's buffer by a tensor that was got; p stays."""
         try:
             _, p = self.content(source, take=True)

@@ -40,7 +40,7 @@ from asyncddp.shm.arena import (
     store_fence,
 )
 from asyncddp.tensors.allocation import empty
-from asyncddp.windows.edge import EdgeReader, EdgeWriter, RefCountedBuffer, Snapshot
+from asyncddp.windows.edge import EdgeReader, EdgeWriter, PublishedSnapshot, RefCountedBuffer
 
 _LINE = 8  # words of 8 bytes in a line of a processor's cache
 WORDS = 8 * _LINE
@@ -177,17 +177,17 @@ class SharedMemoryReader(EdgeReader):
         self.taken = 0
 
     @override
-    def look(self) -> Snapshot | None:
+    def look(self) -> PublishedSnapshot | None:
         return self._read(take=False)
 
     @override
-    def take(self) -> Snapshot | None:
+    def take(self) -> PublishedSnapshot | None:
         snapshot = self._read(take=True)
         if snapshot is not None:
             self.taken = self._words[_TAKEN] = snapshot.version
         return snapshot
 
-    def _read(self, *, take: bool) -> Snapshot | None:
+    def _read(self, *, take: bool) -> PublishedSnapshot | None:
         """Mark the newest version as held, read it, and check that it is still the newest."""
         words = self._words
         while (version := words[_NEWEST]) > self.taken:
@@ -209,7 +209,9 @@ class SharedMemoryReader(EdgeReader):
                         tensor = self._tensors.get(known)
                         if tensor is None:
                             tensor = self._open_tensor(known)
-                        return Snapshot(version, floor, weight, p, clock, when / 1e9, tensor)
+                        return PublishedSnapshot(
+                            version, floor, weight, p, clock, when / 1e9, tensor
+                        )
                 raise RuntimeError(f"{self._what}: version {version} does not follow upon {after}")
         return None
 

@@ -10,7 +10,7 @@ import torch
 from typing_extensions import override
 
 from asyncddp.timeline.tracer import Tracer
-from asyncddp.windows.edge import RefCountedBuffer, Snapshot
+from asyncddp.windows.edge import PublishedSnapshot, RefCountedBuffer
 from asyncddp.windows.nonblocking_handle import WindowHandle
 from asyncddp.windows.staging import UndeliveredMessage
 from asyncddp.windows.window import Window
@@ -75,7 +75,7 @@ class TracedWindow(Window):
         return messages
 
     @override
-    def store_get_result(self, source: int, snapshot: Snapshot, weight: float) -> None:
+    def store_get_result(self, source: int, snapshot: PublishedSnapshot, weight: float) -> None:
         begun = time.monotonic_ns()
         super().store_get_result(source, snapshot, weight)
         self._record_span("win_get", begun, [source])

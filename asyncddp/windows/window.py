@@ -14,7 +14,7 @@ from asyncddp.kernels.weighted_sum import WeightedTensor
 from asyncddp.tensors.allocation import detached_copy
 from asyncddp.windows.departure_detector import CONCLUDED
 from asyncddp.windows.device_staging import DeviceResources, DeviceStaging
-from asyncddp.windows.edge import RefCountedBuffer, Snapshot
+from asyncddp.windows.edge import PublishedSnapshot, RefCountedBuffer
 from asyncddp.windows.mutex import WindowMutex
 from asyncddp.windows.nonblocking_handle import WindowHandle
 from asyncddp.windows.receive_buffers import ReceiveBuffers, Staleness
@@ -204,7 +204,7 @@ class Window:
             finally:
                 edge.release()
 
-    def store_get_result(self, source: int, snapshot: Snapshot, weight: float) -> None:
+    def store_get_result(self, source: int, snapshot: PublishedSnapshot, weight: float) -> None:
         """Replace the value of a neighbour's buffer by a tensor that was got; p stays."""
         with self.lock:
             self.require_open()

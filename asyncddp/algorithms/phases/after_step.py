@@ -1,4 +1,4 @@
-"""Communication phases that average parameters after the step: as they are, or by push-sum."""
+"""Communication phases that average after the optimizer's step: plainly, or by push-sum."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class AfterStepPhase(ParameterAveragingPhase):
 
 
 class PushSumPhase(AfterStepPhase):
-    r"""Phase of push-sum: a step on parameters multiplied by the push-sum weight, then averaging.
+    r"""Communication phase of ``push_sum``: averages after a step on the biased parameters.
 
     .. math:: x \leftarrow p z, \qquad x \leftarrow x - s\, U(g(z)), \qquad
               (x, p) \leftarrow \mathrm{mix}(x, p), \qquad z \leftarrow x / p

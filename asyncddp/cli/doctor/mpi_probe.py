@@ -57,7 +57,7 @@ def _report_machine() -> None:
 def _list_device_transports() -> list[dict[str, Any]]:
     """List the transports for GPU tensors, and why some are not usable."""
     from asyncddp.config import Config
-    from asyncddp.transport.cuda.device_selection import parse_transport_names
+    from asyncddp.transport.cuda.device_transport_selection import parse_transport_names
     from asyncddp.transport.cuda.negotiation import detect_capabilities
     from asyncddp.transport.selection import list_device_transports
 

@@ -24,13 +24,13 @@ from asyncddp.transport.cuda.capabilities import (
     detect_device,
 )
 from asyncddp.transport.cuda.composite import CompositeTransport
-from asyncddp.transport.cuda.device_selection import (
+from asyncddp.transport.cuda.device_transport import DeviceTransport
+from asyncddp.transport.cuda.device_transport_selection import (
     FALLBACK,
     parse_transport_names,
     require_same_device_kind,
     select_for_group,
 )
-from asyncddp.transport.cuda.device_transport import DeviceTransport
 from asyncddp.transport.cuda.staged_transport import device_transport_for
 
 logger = logging.getLogger("asyncddp")

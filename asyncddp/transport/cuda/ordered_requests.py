@@ -1,4 +1,4 @@
-"""Progress of a device transport's requests; those with equal order keys advance in order."""
+"""Drives a GPU transport's requests; those of one queue advance in the order of posting."""
 
 from __future__ import annotations
 

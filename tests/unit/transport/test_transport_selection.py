@@ -17,7 +17,10 @@ from asyncddp.transport.cuda.capabilities import (
     DeviceCapabilities,
     default_device_index,
 )
-from asyncddp.transport.cuda.device_selection import parse_transport_names, select_for_group
+from asyncddp.transport.cuda.device_transport_selection import (
+    parse_transport_names,
+    select_for_group,
+)
 from asyncddp.transport.cuda.negotiation import negotiate_transport
 from asyncddp.transport.cuda.staged_transport import CudaStagedTransport, device_transport_for
 from asyncddp.transport.loopback import LoopbackTransport

@@ -9,7 +9,7 @@ from asyncddp.transport.cuda.nccl.coordination_messages import RequestDescriptor
 
 
 class RequestMatch(NamedTuple):
-    """Match of a send and a receive: one of the lower rank, which leads, and one of its peer."""
+    """Send on one of two ranks with its receive on the other, found by the lower of them."""
 
     local: RequestDescriptor
     remote: RequestDescriptor

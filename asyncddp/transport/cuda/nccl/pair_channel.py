@@ -37,7 +37,7 @@ _NOTHING = empty((0,), torch.uint8)
 
 @dataclass(eq=False)
 class SharedChannelResources(ABC):
-    """Resources that a rank's NCCL channels to all peers share: streams, limits and transport."""
+    """What a rank's NCCL connections to all peers share, such as CUDA streams and cupy."""
 
     rank: int
     streams: DeviceStreams

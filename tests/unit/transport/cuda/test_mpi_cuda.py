@@ -21,7 +21,7 @@ from asyncddp.transport import DEVICE_TRANSPORTS
 from asyncddp.transport.cuda import cuda_aware_mpi as mpi_cuda
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities
 from asyncddp.transport.cuda.cuda_aware_mpi import MPI, CudaAwareMPITransport, query_cuda_support
-from asyncddp.transport.cuda.device_selection import parse_transport_names
+from asyncddp.transport.cuda.device_transport_selection import parse_transport_names
 from asyncddp.transport.cuda.negotiation import (
     detect_capabilities,
     negotiate_from_config,

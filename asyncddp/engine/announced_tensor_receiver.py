@@ -1,4 +1,4 @@
-"""Receipt of the tensors that peers announce; those that are mismatched or late are dropped."""
+"""Receives tensors that follow a peer's header; drops those that do not fit or are late."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DISCARD_STREAMS = HostStreams()
 """Streams for bytes that come from a device and are dropped on the host."""
 
 
-class AnnouncedTensors:
+class AnnouncedTensorReceiver:
     """Receiver of the tensors whose headers peers have sent to one rank."""
 
     def __init__(self, rank: int, channels: ChannelTable, sends: SendQueue) -> None:
