@@ -14,10 +14,9 @@ import pytest
 from tests.notebook.conftest import Marked
 from tests.support.processes import REPO, run_to_end, warm_python
 
-nbformat = pytest.importorskip("nbformat")
-pytest.importorskip("nbclient")
-if importlib.util.find_spec("sklearn") is None:  # importing it takes each worker seconds
-    pytest.skip("could not import 'sklearn'", allow_module_level=True)
+for needed in ("nbformat", "nbclient", "sklearn"):  # importing them takes each worker seconds
+    if importlib.util.find_spec(needed) is None:
+        pytest.skip(f"could not import {needed!r}", allow_module_level=True)
 
 FOLDER = REPO / "examples" / "notebooks"
 NAMES = ("1_average_consensus", "2_designing_a_topology", "3_least_squares", "4_digits")
@@ -62,6 +61,8 @@ def the_script():
 
 
 def saved(name):
+    import nbformat
+
     return nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
 
 
@@ -97,6 +98,8 @@ class Ran:
     """
 
     def __init__(self, name, path, environment):
+        import nbformat
+
         lines = QUESTIONS[name].strip("\n").splitlines()
         margin = len(lines[0]) - len(lines[0].lstrip())
         question = "\n".join(["import json", *(line[margin:] for line in lines)])
