@@ -5,21 +5,21 @@ from .context import current as current
 from .context import init as init
 from .context import is_initialized as is_initialized
 from .context import shutdown as shutdown
-from .context.queries import in_neighbor_machine_ranks as in_neighbor_machine_ranks
-from .context.queries import in_neighbor_ranks as in_neighbor_ranks
-from .context.queries import is_homogeneous as is_homogeneous
-from .context.queries import load_machine_topology as load_machine_topology
-from .context.queries import load_topology as load_topology
-from .context.queries import local_rank as local_rank
-from .context.queries import local_size as local_size
-from .context.queries import machine_rank as machine_rank
-from .context.queries import machine_size as machine_size
-from .context.queries import out_neighbor_machine_ranks as out_neighbor_machine_ranks
-from .context.queries import out_neighbor_ranks as out_neighbor_ranks
-from .context.queries import rank as rank
-from .context.queries import set_machine_topology as set_machine_topology
-from .context.queries import set_topology as set_topology
-from .context.queries import size as size
+from .context.ranks_and_topology import in_neighbor_machine_ranks as in_neighbor_machine_ranks
+from .context.ranks_and_topology import in_neighbor_ranks as in_neighbor_ranks
+from .context.ranks_and_topology import is_homogeneous as is_homogeneous
+from .context.ranks_and_topology import load_machine_topology as load_machine_topology
+from .context.ranks_and_topology import load_topology as load_topology
+from .context.ranks_and_topology import local_rank as local_rank
+from .context.ranks_and_topology import local_size as local_size
+from .context.ranks_and_topology import machine_rank as machine_rank
+from .context.ranks_and_topology import machine_size as machine_size
+from .context.ranks_and_topology import out_neighbor_machine_ranks as out_neighbor_machine_ranks
+from .context.ranks_and_topology import out_neighbor_ranks as out_neighbor_ranks
+from .context.ranks_and_topology import rank as rank
+from .context.ranks_and_topology import set_machine_topology as set_machine_topology
+from .context.ranks_and_topology import set_topology as set_topology
+from .context.ranks_and_topology import size as size
 from .context.timeline_activities import timeline_context as timeline_context
 from .context.timeline_activities import timeline_end_activity as timeline_end_activity
 from .context.timeline_activities import timeline_start_activity as timeline_start_activity
@@ -128,13 +128,13 @@ from .optim import consensus_distance as consensus_distance
 from .optim.accum_adam import AccumAdam as AccumAdam
 from .optim.accum_adam import AccumAdamW as AccumAdamW
 from .optim.join import join as join
-from .optim.optim_fn import (
+from .optim.optimizer_factories import (
     lr_scheduler_fn_cosine_with_warmup as lr_scheduler_fn_cosine_with_warmup,
 )
-from .optim.optim_fn import optim_fn_accum_adam as optim_fn_accum_adam
-from .optim.optim_fn import optim_fn_accum_adamw as optim_fn_accum_adamw
-from .optim.optim_fn import optim_fn_adam as optim_fn_adam
-from .optim.optim_fn import optim_fn_adamw as optim_fn_adamw
+from .optim.optimizer_factories import optim_fn_accum_adam as optim_fn_accum_adam
+from .optim.optimizer_factories import optim_fn_accum_adamw as optim_fn_accum_adamw
+from .optim.optimizer_factories import optim_fn_adam as optim_fn_adam
+from .optim.optimizer_factories import optim_fn_adamw as optim_fn_adamw
 from .parallel import DecentralizedDataParallel as DecentralizedDataParallel
 from .parallel.random_batch_sampler import (
     LocalStepRandomBatchSampler as LocalStepRandomBatchSampler,

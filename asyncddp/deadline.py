@@ -12,7 +12,7 @@ logger = logging.getLogger("asyncddp")
 
 
 class Deadline:
-    """Deadline of a wait that begins now, by the timeouts of the configuration."""
+    """Deadline of one wait: when to warn and when to give up, by the configured timeouts."""
 
     def __init__(self, config: Config) -> None:
         self._config, self._warned = config, False

@@ -49,7 +49,7 @@ class DtypeError(UsageError, TypeError):
 
 
 class PeerError(AsyncDDPError, RuntimeError):
-    """Calls of this rank and another one contradict each other, or the other rank is gone.
+    """Error between ranks: their calls contradict each other, or the other rank is gone.
 
     Attributes:
         origin: The rank where the error began, if known: the one that timed out, has left or found

@@ -1,4 +1,4 @@
-"""Guards calls against torch's modes: inference mode, ``torch.func`` and ``torch.compile``."""
+"""Makes calls safe inside torch's inference mode, ``torch.func`` and ``torch.compile``."""
 
 from __future__ import annotations
 

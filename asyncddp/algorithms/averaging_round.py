@@ -45,7 +45,7 @@ class WeightOverrides:
     dst_machine_weights: Weights | Iterable[int] | None = None
 
 
-class AveragerState:
+class SharedRoundState:
     """State that the averaging rounds of one optimizer share: windows, weights and counters.
 
     Attributes:
@@ -113,7 +113,7 @@ class AveragingRound(ABC):
 
 
 @dataclass(frozen=True)
-class BucketOperations:
+class BucketAveragingFunctions:
     """Functions by which an averaging round averages one bucket and counts the bytes sent.
 
     Attributes:
@@ -131,7 +131,7 @@ class BucketOperations:
 class TwoSidedRound(AveragingRound):
     """Averaging round by messages: the ranks that average wait for each other."""
 
-    def __init__(self, averager: AveragerState, plan: BucketOperations) -> None:
+    def __init__(self, averager: SharedRoundState, plan: BucketAveragingFunctions) -> None:
         self._averager, self._plan = averager, plan
         self._pending: dict[int, tuple[torch.Tensor, Handle[torch.Tensor]]] = {}
         self._fast_paths: dict[int, tuple[torch.Tensor, Callable[[], bool]]] = {}

@@ -21,7 +21,7 @@ from topology import Schedule
 
 
 class BucketWindow:
-    """One-sided window of one flat bucket, with this rank's record of gets and puts.
+    """One-sided window of one flat bucket; records the gets and puts that this rank has made.
 
     Attributes:
         pending_gets: Handles of gets that have not completed, by neighbour.

@@ -1,4 +1,4 @@
-"""Ways to average with other ranks, such as allreduce: their base class, and the registry."""
+"""Ways to average with other ranks, such as allreduce: base class, and look-up by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 
 from asyncddp.algorithms.algorithm import CommunicationPattern
-from asyncddp.algorithms.averaging_round import AveragerState, AveragingRound, WeightOverrides
+from asyncddp.algorithms.averaging_round import AveragingRound, SharedRoundState, WeightOverrides
 from asyncddp.context import Context
 from asyncddp.ops.weight_resolver import Weights
 from asyncddp.registry import Registry
@@ -55,7 +55,7 @@ class Communication(ABC):
 
     @abstractmethod
     def begin_round(
-        self, averager: AveragerState, schedule: Schedule | None, number: int
+        self, averager: SharedRoundState, schedule: Schedule | None, number: int
     ) -> AveragingRound | None:
         """Begin round ``number`` of an averager; returns None where nothing is to be sent.
 
@@ -63,7 +63,7 @@ class Communication(ABC):
         """
 
     def shadow_round(  # noqa: B027 - optional hook
-        self, averager: AveragerState, flats: Sequence[torch.Tensor], active_ranks: Sequence[int]
+        self, averager: SharedRoundState, flats: Sequence[torch.Tensor], active_ranks: Sequence[int]
     ) -> None:
         """Take part in a round of the active ranks on a joined rank, whose buckets stay unchanged.
 

@@ -16,7 +16,7 @@ from asyncddp.ops.uneven_inputs import average_active_ranks
 from asyncddp.tensors.allocation import make_tensor, zeros
 
 
-class JoinCollective(Enum):
+class JoinCollectiveKind(Enum):
     """Kind of collective operation that the active ranks are about to run inside ``join``."""
 
     AVERAGING_ROUND = "begin a round"
@@ -30,7 +30,7 @@ class NextCollectiveAnnouncement(NamedTuple):
     """The ranks that still train, ascending; empty when all have joined."""
     label: str
     """Label of the optimizer whose operation it is."""
-    collective: JoinCollective
+    collective: JoinCollectiveKind
 
 
 class JoinCoordinator:
@@ -43,11 +43,11 @@ class JoinCoordinator:
 
     def __init__(self, context: Context, labels: Sequence[str]) -> None:
         self._context = context
-        self._operations = [(label, kind) for label in labels for kind in JoinCollective]
+        self._operations = [(label, kind) for label in labels for kind in JoinCollectiveKind]
         self.participation_counts = [0] * context.size
         self._name = f"join of {', '.join(labels)}"
 
-    def notify(self, label: str, collective: JoinCollective) -> tuple[int, ...]:
+    def notify(self, label: str, collective: JoinCollectiveKind) -> tuple[int, ...]:
         """Announce the next operation of this active rank."""
         return self._exchange_codes(1 + self._operations.index((label, collective))).active_ranks
 
@@ -62,7 +62,7 @@ class JoinCoordinator:
                 "join: expected a closure that gives one number as its loss, got a tensor of shape "
                 f"{tuple(loss.shape)}"
             )
-        active_ranks = self.notify(label, JoinCollective.LOSS_MEAN)
+        active_ranks = self.notify(label, JoinCollectiveKind.LOSS_MEAN)
         with use(self._context):
             if len(active_ranks) == self._context.size:
                 return allreduce(loss)
@@ -88,7 +88,7 @@ class JoinCoordinator:
         codes = [row[0] for row in self.allgather_integers([code])]
         active_ranks = tuple(rank for rank, code in enumerate(codes) if code)
         if not active_ranks:
-            return NextCollectiveAnnouncement((), "", JoinCollective.AVERAGING_ROUND)
+            return NextCollectiveAnnouncement((), "", JoinCollectiveKind.AVERAGING_ROUND)
         first = codes[active_ranks[0]]
         for rank in active_ranks:
             if codes[rank] != first:

@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import CommunicationPattern
 from asyncddp.algorithms.averaging_round import (
-    AveragerState,
     AveragingRound,
+    SharedRoundState,
     WeightOverrides,
 )
 from asyncddp.algorithms.bucket_windows import BucketWindow, BucketWindowSet
@@ -34,7 +34,7 @@ class OneSidedCommunication(Communication):
     nodes = "ranks"
 
     def begin_round(
-        self, averager: AveragerState, schedule: Schedule | None, number: int
+        self, averager: SharedRoundState, schedule: Schedule | None, number: int
     ) -> AveragingRound | None:
         """Begin a round through windows; collective where they have to be created."""
         schedule = schedule or averager.context.topologies.ranks
@@ -89,7 +89,7 @@ class OneSidedRound(AveragingRound):
     """Averaging round that publishes buckets in windows and averages what neighbours published."""
 
     def __init__(
-        self, averager: AveragerState, how: OneSidedCommunication, row: WeightRow, number: int
+        self, averager: SharedRoundState, how: OneSidedCommunication, row: WeightRow, number: int
     ) -> None:
         self._averager, self._communication, self._row = averager, how, row
         self._step = number + 1

@@ -26,7 +26,7 @@ _JUMP = 32.0
 
 
 class StepRateEstimator:
-    r"""Estimates how often ranks step, and the factor on updates that lets all count alike.
+    r"""Estimates how often each rank steps, to scale updates so that all ranks count equally.
 
     With :math:`r_j` the steps that rank j makes per step of this rank, averaged over some 200
     steps, an update is scaled by

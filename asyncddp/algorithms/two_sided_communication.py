@@ -12,13 +12,13 @@ from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import CommunicationPattern
 from asyncddp.algorithms.averaging_round import (
-    AveragerState,
     AveragingRound,
-    BucketOperations,
+    BucketAveragingFunctions,
+    SharedRoundState,
     TwoSidedRound,
 )
 from asyncddp.algorithms.communication import Communication
-from asyncddp.algorithms.join_coordinator import JoinCollective
+from asyncddp.algorithms.join_coordinator import JoinCollectiveKind
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.engine import Handle
@@ -48,13 +48,13 @@ class TwoSidedCommunication(Communication):
 
     @abstractmethod
     def plan_round(
-        self, averager: AveragerState, schedule: Schedule | None, number: int
-    ) -> BucketOperations | None:
+        self, averager: SharedRoundState, schedule: Schedule | None, number: int
+    ) -> BucketAveragingFunctions | None:
         """Plan this rank's part of round ``number``; returns None where nothing is to be sent."""
 
     def plan_partial_round(
-        self, averager: AveragerState, schedule: Schedule | None, active_ranks: Collection[int]
-    ) -> BucketOperations | None:
+        self, averager: SharedRoundState, schedule: Schedule | None, active_ranks: Collection[int]
+    ) -> BucketAveragingFunctions | None:
         """Plan this rank's part of the next round inside ``join``, where some ranks are done."""
         raise UsageError(
             f"join: {self.name} needs all ranks in every round; expected a communication that "
@@ -62,20 +62,20 @@ class TwoSidedCommunication(Communication):
         )
 
     def begin_round(
-        self, averager: AveragerState, schedule: Schedule | None, number: int
+        self, averager: SharedRoundState, schedule: Schedule | None, number: int
     ) -> AveragingRound | None:
         """Begin a round of messages; inside ``join`` only among the active ranks."""
         plan = self.plan_round(averager, schedule, number)
         if plan is not None and averager.join_coordinator is not None:
             active_ranks = averager.join_coordinator.notify(
-                averager.label, JoinCollective.AVERAGING_ROUND
+                averager.label, JoinCollectiveKind.AVERAGING_ROUND
             )
             if len(active_ranks) < averager.context.size:
                 plan = self.plan_partial_round(averager, schedule, active_ranks)
         return None if plan is None else TwoSidedRound(averager, plan)
 
     def shadow_round(
-        self, averager: AveragerState, flats: Sequence[torch.Tensor], active_ranks: Sequence[int]
+        self, averager: SharedRoundState, flats: Sequence[torch.Tensor], active_ranks: Sequence[int]
     ) -> None:
         """Exchange this joined rank's messages of the active ranks' round, and count the round."""
         plan = self.plan_partial_round(averager, None, active_ranks)
@@ -106,32 +106,32 @@ class NeighborAllreduceCommunication(TwoSidedCommunication):
 
     @override
     def plan_round(
-        self, averager: AveragerState, schedule: Schedule | None, number: int
-    ) -> BucketOperations | None:
+        self, averager: SharedRoundState, schedule: Schedule | None, number: int
+    ) -> BucketAveragingFunctions | None:
         return self._plan(averager.context, self._row(averager, schedule, number))
 
     @override
     def plan_partial_round(
-        self, averager: AveragerState, schedule: Schedule | None, active_ranks: Collection[int]
-    ) -> BucketOperations | None:
+        self, averager: SharedRoundState, schedule: Schedule | None, active_ranks: Collection[int]
+    ) -> BucketAveragingFunctions | None:
         if averager.context.rank not in active_ranks:
-            return BucketOperations(skip_round_nonblocking, lambda flat: 0)
+            return BucketAveragingFunctions(skip_round_nonblocking, lambda flat: 0)
         row = renormalise(self._row(averager, schedule, averager.round), active_ranks)
         return self._plan(averager.context, row)
 
-    def _row(self, averager: AveragerState, schedule: Schedule | None, number: int) -> WeightRow:
+    def _row(self, averager: SharedRoundState, schedule: Schedule | None, number: int) -> WeightRow:
         given, rank = self.relevant_overrides(averager.overrides), averager.context.rank
         schedule = schedule or averager.context.topologies.ranks
         return WeightResolver(self.name, schedule, rank, given, number).row_at(number)
 
-    def _plan(self, context: Context, row: WeightRow) -> BucketOperations:
+    def _plan(self, context: Context, row: WeightRow) -> BucketAveragingFunctions:
         start = partial(
             neighbor_allreduce_nonblocking,
             self_weight=row.self_weight,
             src_weights=row.src_weights,
             dst_weights=row.dst_weights,
         )
-        return BucketOperations(
+        return BucketAveragingFunctions(
             start,
             lambda flat: len(row.dst_weights) * flat.nbytes,
             partial(find_fast_path, context, row),
@@ -148,8 +148,8 @@ class HierarchicalNeighborAllreduceCommunication(TwoSidedCommunication):
 
     @override
     def plan_round(
-        self, averager: AveragerState, schedule: Schedule | None, number: int
-    ) -> BucketOperations | None:
+        self, averager: SharedRoundState, schedule: Schedule | None, number: int
+    ) -> BucketAveragingFunctions | None:
         context, given = averager.context, self.relevant_overrides(averager.overrides)
         by_hand = given["dst_machine_weights"] is not None
         schedule = schedule or machine_schedule(context, by_hand=by_hand)
@@ -162,7 +162,9 @@ class HierarchicalNeighborAllreduceCommunication(TwoSidedCommunication):
             dst_machine_weights=row.dst_weights,
         )
         copies = 3 * (local - 1) + len(row.dst_weights)
-        return BucketOperations(start, lambda flat: round(copies * _summed_bytes(flat) / local))
+        return BucketAveragingFunctions(
+            start, lambda flat: round(copies * _summed_bytes(flat) / local)
+        )
 
 
 class AllreduceCommunication(TwoSidedCommunication):
@@ -174,17 +176,17 @@ class AllreduceCommunication(TwoSidedCommunication):
 
     @override
     def plan_round(
-        self, averager: AveragerState, schedule: Schedule | None, number: int
-    ) -> BucketOperations | None:
+        self, averager: SharedRoundState, schedule: Schedule | None, number: int
+    ) -> BucketAveragingFunctions | None:
         size = averager.context.size
-        return BucketOperations(
+        return BucketAveragingFunctions(
             allreduce_nonblocking, lambda flat: round(2 * (size - 1) * _summed_bytes(flat) / size)
         )
 
     @override
     def plan_partial_round(
-        self, averager: AveragerState, schedule: Schedule | None, active_ranks: Collection[int]
-    ) -> BucketOperations | None:
+        self, averager: SharedRoundState, schedule: Schedule | None, active_ranks: Collection[int]
+    ) -> BucketAveragingFunctions | None:
         def start(flat: torch.Tensor, *, name: str) -> Handle[torch.Tensor]:
             given = flat if averager.context.rank in active_ranks else zeros_like(flat)
             return average_active_ranks_nonblocking(given, len(active_ranks), name=name)
@@ -202,14 +204,14 @@ class NoCommunication(TwoSidedCommunication):
 
     @override
     def plan_round(
-        self, averager: AveragerState, schedule: Schedule | None, number: int
-    ) -> BucketOperations | None:
+        self, averager: SharedRoundState, schedule: Schedule | None, number: int
+    ) -> BucketAveragingFunctions | None:
         return None
 
     @override
     def plan_partial_round(
-        self, averager: AveragerState, schedule: Schedule | None, active_ranks: Collection[int]
-    ) -> BucketOperations | None:
+        self, averager: SharedRoundState, schedule: Schedule | None, active_ranks: Collection[int]
+    ) -> BucketAveragingFunctions | None:
         return None
 
 

@@ -1,4 +1,4 @@
-"""Setup shared by optimizer and model wrappers: name in errors, bucket size, model checks."""
+"""Setup of optimizer and model wrappers: bucket size, checks of models, names for errors."""
 
 from __future__ import annotations
 

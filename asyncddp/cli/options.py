@@ -37,7 +37,7 @@ class IntegerParamType(_ExplainedParamType, click.IntRange):
 
 
 class NumberParamType(_ExplainedParamType, click.FloatRange):
-    """click parameter type of a real number, positive on request."""
+    """Type of a command-line argument that is a real number, which may have to be positive."""
 
     def __init__(self, *, positive: bool = False) -> None:
         super().__init__(min=0 if positive else None, min_open=positive)

@@ -20,8 +20,8 @@ from asyncddp.launch.job_builder import build_job
 from asyncddp.launch.launcher_discovery import InstalledLauncher, find_launcher
 from asyncddp.launch.launcher_message_filter import LauncherMessageFilter, WaitWarningAggregator
 from asyncddp.launch.supervisor import REPORT_DIR, supervise
-from asyncddp.listening_sockets import confine_while_it_runs
 from asyncddp.rank_lists import list_ranks
+from asyncddp.restrict_listening_sockets import confine_while_it_runs
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})

@@ -36,7 +36,7 @@ class DeviceEvent(Protocol):
 
 
 class InterprocessEvent(DeviceEvent, Protocol):
-    """Interface of a reusable event that other processes of this machine can wait for."""
+    """Interface of a device (GPU) event that other processes of this machine can wait for."""
 
     handle: bytes
     """What :meth:`DeviceStreams.import_event` takes in another process."""
@@ -118,7 +118,7 @@ class _ReachedEvent:
 
 
 class HostStreams(DeviceStreams):
-    """Streams for tensors in host memory: what a peer's GPU sends is received on the host.
+    """Streams of the host, where all work is done at once, with the interface of a device's.
 
     Example:
         >>> streams, out = HostStreams(), torch.zeros(1)

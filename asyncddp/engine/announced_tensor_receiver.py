@@ -22,7 +22,7 @@ _DISCARD_STREAMS = HostStreams()
 
 
 class AnnouncedTensorReceiver:
-    """Receiver of the tensors whose headers peers have sent to one rank."""
+    """Receives the tensors that peers have announced to this rank by sending a header first."""
 
     def __init__(self, rank: int, channels: ChannelTable, sends: SendQueue) -> None:
         self._rank, self._channels, self._sends = rank, channels, sends

@@ -23,7 +23,7 @@ _WHOLE = ChunkLayout.single((), torch.uint8)
 
 
 class ChunkReceiver:
-    """Receives one peer's tensor in chunks; a wait condition, done when the current one is here."""
+    """Receives one peer's tensor in chunks; as a wait condition, met once the next one has come."""
 
     def __init__(self, exchange: ChunkedExchange, peer: int) -> None:
         self._exchange, self.peer = exchange, peer

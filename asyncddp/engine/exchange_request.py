@@ -142,7 +142,7 @@ class SendCompletion:
 
 
 class SendBuffersReleased(SendCompletion):
-    """Condition that work queued next on the device's stream can safely overwrite send buffers."""
+    """Condition: work queued on the device's stream from now on may overwrite the send buffers."""
 
     @override
     def done(self) -> bool:

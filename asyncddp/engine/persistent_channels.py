@@ -1,4 +1,4 @@
-"""Persistent channels: ring buffers that ranks keep to exchange tensors of one name repeatedly.
+"""Persistent channels: ring buffers reused whenever a tensor of the same name is exchanged.
 
 The first exchange of a name goes by message: header, bytes, acknowledgement. With the second one a
 rank offers its peers on this machine a ring buffer; from the third one on, tensors of that name and

@@ -1,4 +1,4 @@
-"""Tracing of the engine: hooks at its calls, waits, transfers and ring buffers that record them."""
+"""Hooks that trace the engine: its calls, waits, transfers and use of ring buffers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from asyncddp.timeline.tracks import TRANSFER_TRACK
 from asyncddp.transport.base import Request
 
 
-class _TracedExchange(Protocol):
-    """Interface of one rank's part in a send or receive: the fields that tracing records."""
+class _TraceableExchange(Protocol):
+    """Interface of a send or receive in progress: the fields that the timeline records of it."""
 
     @property
     def key(self) -> MatchKey: ...
@@ -32,7 +32,7 @@ class _TracedExchange(Protocol):
     def signature(self) -> ExchangeSignature: ...
 
 
-class _SpecFields(Protocol):
+class _TraceableSpec(Protocol):
     """Interface of an operation's specification: the fields that tracing records."""
 
     @property
@@ -48,7 +48,7 @@ class EngineTracing:
         self._tracer = tracer
 
     def call(
-        self, spec: _SpecFields, about: Sequence[object]
+        self, spec: _TraceableSpec, about: Sequence[object]
     ) -> AbstractContextManager[object] | None:
         """Return a context manager that records a call with arguments ``about``, or None."""
         if self._tracer is None:
@@ -56,14 +56,14 @@ class EngineTracing:
         nbytes = next((one.nbytes for one in about if isinstance(one, torch.Tensor)), 0)
         return self._tracer.enqueue_span(spec.verb, spec.label, nbytes)
 
-    def wait(self, spec: _SpecFields) -> WaitSpan | None:
+    def wait(self, spec: _TraceableSpec) -> WaitSpan | None:
         """Return the timeline span of a wait that begins now, for the caller to end, or None."""
         return None if self._tracer is None else self._tracer.start_wait(spec.verb, spec.label)
 
     def transfer(
         self,
         kind: str,
-        exchange: _TracedExchange,
+        exchange: _TraceableExchange,
         peer: int,
         nbytes: int,
         begun: int,
@@ -83,7 +83,7 @@ class EngineTracing:
         record()
         return None
 
-    def collective(self, exchange: _TracedExchange, ranks: Sequence[int], begun: int) -> None:
+    def collective(self, exchange: _TraceableExchange, ranks: Sequence[int], begun: int) -> None:
         """Record a collective that has just ended."""
         if self._tracer is None:
             return
@@ -96,7 +96,11 @@ class EngineTracing:
         self._tracer.record(Span("collective", "collective", TRANSFER_TRACK, begun, now, args))
 
     def average(
-        self, exchange: _TracedExchange, begun: int, chunk: torch.Tensor, sources: tuple[int, ...]
+        self,
+        exchange: _TraceableExchange,
+        begun: int,
+        chunk: torch.Tensor,
+        sources: tuple[int, ...],
     ) -> None:
         """Record that a chunk has just been averaged with those of its sources."""
         if self._tracer is not None:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import torch
 
-from asyncddp.kernels.weighted_sum import WEIGHT_TOLERANCE
+from asyncddp.kernels.cpu_weighted_sum import WEIGHT_TOLERANCE
 from asyncddp.tensors.dtypes import DTYPES, DtypeKind
 
 

@@ -18,7 +18,7 @@ _EXPECTED = "a name, an IPv4 address or an [IPv6] address, with an optional :slo
 
 @dataclass(frozen=True)
 class Host:
-    """A machine that runs ranks: its name or address, and the ranks that it takes, if given."""
+    """A machine that runs ranks: its name or address, and how many ranks it takes, if given."""
 
     name: str
     slots: int | None = None

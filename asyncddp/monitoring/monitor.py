@@ -27,7 +27,7 @@ from asyncddp.monitoring.report_collector import (
 )
 from asyncddp.monitoring.sinks.sink_factory import Sink, sink_constructors
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
-from asyncddp.optim.model_average import squared_deviation
+from asyncddp.optim.average_models import squared_deviation
 from asyncddp.rank_lists import list_ranks
 
 logger = logging.getLogger("asyncddp")

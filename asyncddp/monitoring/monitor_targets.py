@@ -21,7 +21,7 @@ MONITORS_KEY = "monitors"
 
 
 class MonitorTarget(ABC):
-    """Interface through which a monitor watches an optimizer or module and its model averager."""
+    """Interface through which a monitor reads steps and parameters of an optimizer or module."""
 
     def __init__(
         self, watched: DistributedOptimizer | DecentralizedDataParallel, averager: ModelAverager

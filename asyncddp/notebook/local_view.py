@@ -1,4 +1,4 @@
-"""View of all ranks of a local world, which are threads, and ``%%px`` cells that run on them."""
+"""View of ranks that are threads, as ipyparallel has of engines, and their ``%%px`` cells."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from asyncddp.context import Context, current
 from asyncddp.device.stream_registry import stream_ordering_of
 from asyncddp.engine import Handle, OperationExchanges, OperationSpec, Steps
 from asyncddp.kernels.weight_row import WeightRow
-from asyncddp.ops.fast_path import FastPath
+from asyncddp.ops.shared_memory_fast_path import FastPath
 from asyncddp.ops.traced_fast_path import TracedFastPath
 from asyncddp.ops.validation import (
     averaging_dtype,

@@ -12,8 +12,8 @@ from asyncddp.engine import Handle
 from asyncddp.engine.pairwise_averaging import PairwiseAveraging
 from asyncddp.engine.tracing import TracedReceiveRingBuffer
 from asyncddp.kernels.weight_row import WeightRow
-from asyncddp.ops.deferred_work import SentAverage
-from asyncddp.ops.fast_path import FastPath
+from asyncddp.ops.deferred_average import SentAverage
+from asyncddp.ops.shared_memory_fast_path import FastPath
 from asyncddp.timeline.tracer import Tracer
 
 

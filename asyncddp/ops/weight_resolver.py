@@ -1,4 +1,4 @@
-"""Weights of one averaging call: checked at the call, resolved once its graph is known."""
+"""Weights of one averaging call: validated at once, computed when the call's graph is known."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Weights: TypeAlias = Mapping[int, float]
 
 
 class WeightResolver:
-    """Resolver of an averaging call's weights: the caller's, or the topology's for its round.
+    """Chooses the weights of an averaging call: those the caller gave, or the topology's.
 
     ``place`` is this rank or, with the topology of machines, this machine; ``given`` holds the
     verb's three weight arguments by name: own, sources, targets.

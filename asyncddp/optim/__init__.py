@@ -1,7 +1,7 @@
 """DistributedOptimizer and its variants; synchronisation and averaging of models and states."""
 
+from asyncddp.optim.average_models import average_model, consensus_distance
 from asyncddp.optim.distributed_optimizer import DistributedOptimizer
-from asyncddp.optim.model_average import average_model, consensus_distance
 from asyncddp.optim.optimizer_subclasses import (
     DistributedAdaptThenCombineOptimizer,
     DistributedAdaptWithCombineOptimizer,

@@ -16,7 +16,7 @@ _MEAN, _SQUARE, _SUM = "exp_avg", "exp_avg_sq", "accum_grad"
 
 
 class AccumAdam(torch.optim.Optimizer):
-    r"""Adam that steps with every gradient, and updates its moments with the mean of K gradients.
+    r"""Adam that updates parameters at every gradient, its moments with the mean of K gradients.
 
     With g the gradient of step t, :math:`g \leftarrow g + \lambda x`, and k = ⌈t / K⌉:
 

@@ -30,7 +30,7 @@ from asyncddp.optim.optimizer_arguments import (
     checked_staleness,
     describe_settings,
 )
-from asyncddp.optim.optimizer_wrapper import TransparentOptimizerWrapper, WindowControlsMixin
+from asyncddp.optim.optimizer_wrapper import TransparentOptimizerWrapper, WindowMethodsMixin
 from asyncddp.torch_modes import uncompiled
 from topology import GraphOrSchedule
 
@@ -38,7 +38,7 @@ _KEY = "asyncddp"
 _NAME = "DistributedOptimizer"
 
 
-class DistributedOptimizer(WindowControlsMixin, TransparentOptimizerWrapper):
+class DistributedOptimizer(WindowMethodsMixin, TransparentOptimizerWrapper):
     r"""Wrap an optimizer so that its steps also average models or gradients with other ranks.
 
     .. math:: X^{+} = W X - U(G(X)), \qquad X^{+} = W (X - U(G(X))), \qquad

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from asyncddp.algorithms import AveragedQuantity, CommunicationPattern
-from asyncddp.algorithms.join_coordinator import JoinCollective, JoinCoordinator
+from asyncddp.algorithms.join_coordinator import JoinCollectiveKind, JoinCoordinator
 from asyncddp.algorithms.phases.update_in_backward import UpdateInBackwardPhase
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError, UsageError
-from asyncddp.ops.average_tensors import AVERAGED_BYTES
+from asyncddp.ops.allreduce_tensors import AVERAGED_BYTES
 from asyncddp.ops.uneven_inputs import average_active_ranks
 from asyncddp.optim.distributed_optimizer import DistributedOptimizer
 from asyncddp.optim.parameter_sync import broadcast_parameters
@@ -168,7 +168,7 @@ def _shadow_active_ranks(members: list[_JoinableOptimizer], coordinator: JoinCoo
         member.averager.windows.conclude()
     by_label = {member.averager.label: member for member in members}
     while (notification := coordinator.wait_for_notification()).active_ranks:
-        if notification.collective is JoinCollective.LOSS_MEAN:
+        if notification.collective is JoinCollectiveKind.LOSS_MEAN:
             coordinator.shadow_loss_average(notification)
         else:
             by_label[notification.label].shadow_round(notification.active_ranks)

@@ -1,4 +1,4 @@
-"""Subclasses of DistributedOptimizer, each with the algorithm or communication in its name."""
+"""Subclasses of DistributedOptimizer; each fixes one algorithm or one way to communicate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Models = torch.nn.Module | Iterable[torch.nn.Module]
 
 
 class OptimizerOptions(TypedDict, total=False):
-    """Options of :class:`asyncddp.DistributedOptimizer` that its subclasses here take, too."""
+    """Options of :class:`asyncddp.DistributedOptimizer` that its subclasses pass on to it."""
 
     topology: GraphOrSchedule | None
     bucket_size_in_mb: float
@@ -26,8 +26,8 @@ class OptimizerOptions(TypedDict, total=False):
     scale_steps: bool | None
 
 
-class _AdaptCombineOptimizer(DistributedOptimizer):
-    """Base class of optimizer wrappers whose algorithm is a class attribute."""
+class _FixedAlgorithmOptimizer(DistributedOptimizer):
+    """Base class of optimizer wrappers; each subclass names its averaging algorithm."""
 
     _algorithm: ClassVar[str]
 
@@ -49,8 +49,8 @@ class _AdaptCombineOptimizer(DistributedOptimizer):
         )
 
 
-class DistributedAdaptWithCombineOptimizer(_AdaptCombineOptimizer):
-    """Optimizer wrapper that averages parameters during forward and backward.
+class DistributedAdaptWithCombineOptimizer(_FixedAlgorithmOptimizer):
+    """Optimizer wrapper for adapt-with-combine: averages parameters during forward and backward.
 
     It is :class:`DistributedOptimizer` with ``algorithm="adapt_with_combine"``.
     """
@@ -58,8 +58,8 @@ class DistributedAdaptWithCombineOptimizer(_AdaptCombineOptimizer):
     _algorithm = "adapt_with_combine"
 
 
-class DistributedAdaptThenCombineOptimizer(_AdaptCombineOptimizer):
-    """Optimizer wrapper that averages parameters after the optimizer's step.
+class DistributedAdaptThenCombineOptimizer(_FixedAlgorithmOptimizer):
+    """Optimizer wrapper for adapt-then-combine: averages parameters after the optimizer's step.
 
     It is :class:`DistributedOptimizer` with ``algorithm="adapt_then_combine"``.
     """
@@ -171,7 +171,7 @@ class DistributedPullGetOptimizer(_PresetOptimizer):
 
 
 class DistributedPushSumOptimizer(_PresetOptimizer):
-    """Optimizer wrapper that averages parameters by push-sum, on any connected digraph.
+    """Optimizer wrapper that averages parameters by push-sum, on strongly connected digraphs.
 
     It is :class:`DistributedOptimizer` with ``algorithm="push_sum"``.
     """

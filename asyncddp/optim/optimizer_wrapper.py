@@ -1,4 +1,4 @@
-"""Base classes of DistributedOptimizer: the wrapped optimizer's attributes, window controls."""
+"""Base classes of DistributedOptimizer, which show the wrapped optimizer and its windows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncddp.algorithms.model_averager import NeighborProgressMixin
 
 
 class TransparentOptimizerWrapper(torch.optim.Optimizer):
-    """Optimizer wrapper whose ``param_groups``, ``state`` and ``defaults`` are the wrapped ones."""
+    """Wrapper of an optimizer that shares its ``param_groups``, ``state`` and ``defaults``."""
 
     _initialized = False
     """Set by a subclass at the end of its constructor: what torch's assigns before is ignored."""
@@ -76,7 +76,7 @@ class TransparentOptimizerWrapper(torch.optim.Optimizer):
         )
 
 
-class WindowControlsMixin(NeighborProgressMixin):
+class WindowMethodsMixin(NeighborProgressMixin):
     """Mixin of DistributedOptimizer: barriers, staleness and freeing of its one-sided windows.
 
     With algorithms that use no windows it has no effect.

@@ -1,4 +1,4 @@
-"""Averaging of a model's buckets with neighbours, each in the step after it was sent."""
+"""Averages a model's buckets with neighbours; a result is used one step after it was sent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _PreviousStepAveraging(Algorithm):
 
 
 class _Asynchronous(Algorithm):
-    """Averages with the parameters that neighbours have put last, whenever that was."""
+    """Asynchronous averaging: uses the newest parameters that neighbours have put, however old."""
 
     name = "DecentralizedDataParallel"
     how = (CommunicationPattern.PUT,)

@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from asyncddp.context.context import use
 from asyncddp.errors import UsageError
-from asyncddp.ops.average_tensors import average_module, dense_floats
+from asyncddp.ops.allreduce_tensors import average_module, dense_floats
 from asyncddp.parallel.reducer import Reducer
 from asyncddp.tensors.allocation import TensorBackup
 
@@ -64,7 +64,7 @@ class TransparentModuleWrapper(torch.nn.Module):
 
 
 class AverageModelWrapper(TransparentModuleWrapper):
-    """Base class of module wrappers that can show the average of all ranks' models."""
+    """Base class of module wrappers that give access to the average of all ranks' models."""
 
     _reducer: Reducer
     _averages_buffers: bool  # beside parameters

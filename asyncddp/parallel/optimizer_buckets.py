@@ -1,4 +1,4 @@
-"""Buckets of parameters that are sent in one message and have an optimizer of their own."""
+"""Buckets of parameters: each is sent as one message and updated by an optimizer of its own."""
 
 from __future__ import annotations
 

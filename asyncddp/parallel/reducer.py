@@ -31,8 +31,8 @@ from asyncddp.parallel.optimizer_buckets import (
 )
 
 
-class ReducerObserver(Protocol):
-    """Interface of an observer that a reducer tells of updates and steps, such as a monitor."""
+class TrainingObserver(Protocol):
+    """Interface of observers, such as a monitor, that are told of a model's updates and steps."""
 
     def before_update(self, bucket: OptimizerBucket) -> None:
         """Handle that the optimizer of a bucket is about to use its gradients."""
@@ -66,7 +66,7 @@ class Reducer:
         self.named_parameters, self.bucket_averager = named, bucket_averager
         self._config, self._tracer = config, tracer
         self.buckets: list[OptimizerBucket] = []
-        self.observer: ReducerObserver | None = None
+        self.observer: TrainingObserver | None = None
         self.training, self.accumulating = True, False
         self._gradient_counts: dict[int, int] = {}
         """How many gradients each parameter got in the first pass, in the order of their last."""

@@ -60,7 +60,7 @@ class SharedMemoryHandle(NamedTuple):
 
 
 class MappedChunk:
-    """A chunk of memory that is mapped into this process, and shared with others or not."""
+    """Chunk of memory mapped into this process, shared with other processes or private."""
 
     def __init__(self, mapping: mmap.mmap) -> None:
         self._map, self.size = mapping, len(mapping)

@@ -201,7 +201,7 @@ class SendRingBuffer(_RingBufferLayout):
 
 
 class ReceiveRingBuffer(_RingBufferLayout):
-    """Reading end of a peer's ring buffer in shared memory, as this rank maps it."""
+    """Reading end of a peer's ring buffer, mapped from shared memory into this process."""
 
     def __init__(
         self, view: MappedChunk, offset: int, ranks: tuple[int, ...], rank: int, layout: ChunkLayout

@@ -35,7 +35,7 @@ def partition(tensors: Iterable[torch.Tensor], cap: int) -> list[list[int]]:
 
 
 class FlatBucket:
-    """A flat tensor that holds several tensors of one dtype and device, each a view of its shape.
+    """Flat tensor that stores several tensors of one dtype and device, each as a view into it.
 
     Dense tensors keep their strides (``channels_last`` stays what it is), all others lie
     contiguously. The padding between them is zero. ``make`` allocates the flat tensor for tensors

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
-from asyncddp.timeline.tracks import TRANSFER_TRACK, TRANSFERS, TransferTracks
+from asyncddp.timeline.tracks import TRANSFER_TRACK, TRANSFERS, TransferTrackAllocator
 
 Args: TypeAlias = Mapping[str, Any] | None
 
@@ -30,8 +30,8 @@ class Span(NamedTuple):
     message: str = ""  # identifier of the message, equal at both ends of the arrow
 
 
-class PointEvent(NamedTuple):
-    """Trace event at one time: the begin or the end of an activity, or metadata."""
+class TimestampedEvent(NamedTuple):
+    """Trace event with one time stamp: the begin or end of an activity, or metadata."""
 
     phase: str  # "B", "E" or "M"
     name: str
@@ -40,14 +40,14 @@ class PointEvent(NamedTuple):
     args: Args = None
 
 
-TraceEvent: TypeAlias = Span | PointEvent
+TraceEvent: TypeAlias = Span | TimestampedEvent
 
 
-def track_title(track: int, title: str) -> tuple[PointEvent, PointEvent]:
+def track_title(track: int, title: str) -> tuple[TimestampedEvent, TimestampedEvent]:
     """Return the metadata events that give a track its title and position."""
     return (
-        PointEvent("M", "thread_name", track, None, {"name": title}),
-        PointEvent("M", "thread_sort_index", track, None, {"sort_index": track}),
+        TimestampedEvent("M", "thread_name", track, None, {"name": title}),
+        TimestampedEvent("M", "thread_sort_index", track, None, {"sort_index": track}),
     )
 
 
@@ -70,7 +70,7 @@ class ChromeTraceFormatter:
     """Formatter of one rank's trace events as lines of a Chrome trace (JSON)."""
 
     def __init__(self, rank: int) -> None:
-        self._rank, self._tracks = rank, TransferTracks()
+        self._rank, self._tracks = rank, TransferTrackAllocator()
         self._next_track = TRANSFERS
 
     def format(self, event: TraceEvent) -> list[str]:
@@ -102,7 +102,7 @@ class ChromeTraceFormatter:
             )
         return lines
 
-    def _point(self, event: PointEvent) -> str:
+    def _point(self, event: TimestampedEvent) -> str:
         phase, name, track, time, args = event
         cat = '"cat": "activity", ' if phase in "BE" else ""
         when = "" if time is None else f'"ts": {time / 1e3:.3f}, '

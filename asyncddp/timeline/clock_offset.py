@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class ClockSample(NamedTuple):
-    """Measured offset of rank 0's clock at a time of this rank's clock, in nanoseconds."""
+    """Offset of rank 0's clock from this rank's, with the time at which it was measured, in ns."""
 
     time: int
     offset: int

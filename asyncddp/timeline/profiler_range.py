@@ -14,7 +14,7 @@ def profiler_enabled() -> bool:
 
 
 class ProfilerRange:
-    """Context manager that names its block in torch's profiler and, by NVTX, in NVIDIA's."""
+    """Context manager that marks its block as a range in torch's profiler and for NVTX."""
 
     def __init__(self, name: str, *, nvtx: bool = False) -> None:
         self._name, self._nvtx = name, nvtx

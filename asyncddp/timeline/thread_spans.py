@@ -23,7 +23,7 @@ class _Mix(NamedTuple):
 
 
 class ThreadTracingState:
-    """Tracing state of a thread: its track, the innermost wait under way, how often it averaged."""
+    """Tracing state of a thread: its row in the timeline, its innermost wait, its averages."""
 
     def __init__(self, track: int, record: Callable[[Span], None]) -> None:
         self.track, self.record = track, record

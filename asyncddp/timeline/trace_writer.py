@@ -21,7 +21,7 @@ _LINES = 512  # lines in one write
 
 
 class TraceWriter:
-    """Queue of trace events from any thread, with a thread that writes them as whole lines.
+    """Writer of trace events from all threads; a thread of its own writes them to a file.
 
     An event is in the file 0.05 seconds later, so that a rank that is killed leaves a readable
     file. Where the disk is full, one warning says so, and nothing is recorded any more.

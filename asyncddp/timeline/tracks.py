@@ -18,7 +18,7 @@ def thread_track(number: int) -> int:
     return 50 + number if number < 50 else 20_000 + number
 
 
-class TransferTracks:
+class TransferTrackAllocator:
     """Allocator of timeline tracks (rows), such that transfers on one track never overlap."""
 
     def __init__(self) -> None:

@@ -83,7 +83,7 @@ def list_routes(
 
 @dataclass(frozen=True)
 class DeviceTransportStatus:
-    """Availability of one transport for tensors on GPUs, and the reason."""
+    """Whether one GPU transport can be used on this machine, and the reason."""
 
     transport: str
     state: str  # "in use", "can be asked for" or "cannot be used"

@@ -67,7 +67,7 @@ class InitArrivalTracker:
 
 @dataclass
 class StartupDeadline:
-    """Deadline of one rank's ``init()``: warns of ranks that are late, and makes the error."""
+    """Deadline of ``init()``: warns which ranks are late, and makes the error once it passes."""
 
     rank: int
     size: int

@@ -22,7 +22,7 @@ from asyncddp.device.stream_registry import streams_of
 from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamOrdering, StreamRole, empty_on
 from asyncddp.engine import ProgressEngine
 from asyncddp.errors import AsyncDDPError
-from asyncddp.kernels.weighted_sum import WeightedTensor, mean_divisor, uses_lerp, weighted_sum
+from asyncddp.kernels.cpu_weighted_sum import WeightedTensor, mean_divisor, uses_lerp, weighted_sum
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.byte_views import dense
 from asyncddp.tensors.dtypes import DTYPES, DtypeKind
@@ -33,7 +33,7 @@ from asyncddp.windows.staging import (
     PendingPublish,
     PublishCallback,
     SentMessages,
-    TensorStaging,
+    SynchronousTensorStaging,
     scalar_for,
 )
 
@@ -56,7 +56,7 @@ class _ActionAfterEvent(NamedTuple):
     pinned: torch.Tensor | None = None
 
 
-class DeviceStaging(TensorStaging):
+class DeviceStaging(SynchronousTensorStaging):
     """Asynchronous copies, through pinned host memory, for a window whose tensor is on a device.
 
     The engine publishes, on whichever thread drives it, under the window's lock.

@@ -17,7 +17,7 @@ import torch
 from typing_extensions import override
 
 from asyncddp.engine import ProgressEngine
-from asyncddp.kernels.weighted_sum import weighted_sum
+from asyncddp.kernels.cpu_weighted_sum import weighted_sum
 from asyncddp.tensors.allocation import empty
 from asyncddp.windows.edge import EdgeReader, EdgeWriter, PublishedSnapshot, RefCountedBuffer
 

@@ -21,7 +21,7 @@ class PendingGet:
 
 
 class WindowInterface(Protocol):
-    """Interface of a window that its handles need."""
+    """Interface of a window: the methods that the handles of its operations call."""
 
     context: Context
     name: str

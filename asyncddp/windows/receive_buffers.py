@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import torch
 
-from asyncddp.kernels.weighted_sum import WeightedTensor, weighted_sum
+from asyncddp.kernels.cpu_weighted_sum import WeightedTensor, weighted_sum
 from asyncddp.tensors.allocation import empty
 from asyncddp.windows.departure_detector import CONCLUDED
 from asyncddp.windows.edge import EdgeReader, PublishedSnapshot
 
 
 class Staleness(NamedTuple):
-    """Age of the value that was last read from a neighbour.
+    """Age of the value that was last read from a neighbour's window, in versions and in seconds.
 
     Attributes:
         version: How many times the neighbour had published to this rank; 0: nothing was read yet.
@@ -31,14 +31,14 @@ class Staleness(NamedTuple):
 
 
 class WeightedTerms(NamedTuple):
-    """Receive buffer as terms of a weighted sum, not yet added, with its push-sum weight p."""
+    """Content of a receive buffer as weights and tensors to be summed, with its push-sum weight."""
 
     terms: list[WeightedTensor]
     p: float
 
 
 class _BaseValue(NamedTuple):
-    """Base value to which a neighbour's accumulates are added: initial, or read by a get."""
+    """Value to which a neighbour's accumulated updates are added: the first, or one just read."""
 
     tensor: torch.Tensor | None
     p: float

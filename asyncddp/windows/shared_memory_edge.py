@@ -31,7 +31,7 @@ import torch
 from typing_extensions import override
 
 from asyncddp.errors import PeerLeftError
-from asyncddp.kernels.weighted_sum import weighted_sum
+from asyncddp.kernels.cpu_weighted_sum import weighted_sum
 from asyncddp.shm.arena import (
     Arena,
     MappedChunk,

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import torch
 
-from asyncddp.kernels.weighted_sum import WeightedTensor, weighted_sum
+from asyncddp.kernels.cpu_weighted_sum import WeightedTensor, weighted_sum
 from asyncddp.shm.arena import Arena, SharedMemoryHandle, full_memory_fence
 from asyncddp.tensors.allocation import empty, empty_like
 from asyncddp.windows.edge import EdgeWriter, RefCountedBuffer
@@ -70,7 +70,7 @@ class BufferPool:
 
 
 class PendingPublish:
-    """Pending publication of a tensor, which may wait for a copy from a device.
+    """Publication of a tensor in a window, still pending; it may wait for a copy from the GPU.
 
     ``messages`` were sent, None before that; ``problem`` is the error if it could not be published.
     """
@@ -82,7 +82,7 @@ class PendingPublish:
         self.problem: Exception | None = None
 
 
-class TensorStaging:
+class SynchronousTensorStaging:
     """Synchronous copies between a window's tensor and host buffers, under the window's lock."""
 
     def __init__(self, pool: BufferPool) -> None:
@@ -123,7 +123,7 @@ class TensorStaging:
         r"""Form :math:`w_0 x + \sum_k w_k b_k`, into x, or into a new tensor for ``clone``.
 
         ``terms`` are tensors on the host, which are not needed afterwards, and ``shares`` is how
-        many tensors are averaged, as for :func:`~asyncddp.kernels.weighted_sum.weighted_sum`.
+        many tensors are averaged, as for :func:`~asyncddp.kernels.cpu_weighted_sum.weighted_sum`.
         """
         values = own.detach() if own.requires_grad else own
         direct = own.is_cpu and own.is_contiguous()

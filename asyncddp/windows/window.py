@@ -10,7 +10,7 @@ import torch
 
 from asyncddp.context import Context
 from asyncddp.errors import AsyncDDPError, PeerLeftError
-from asyncddp.kernels.weighted_sum import WeightedTensor
+from asyncddp.kernels.cpu_weighted_sum import WeightedTensor
 from asyncddp.tensors.allocation import detached_copy
 from asyncddp.windows.departure_detector import CONCLUDED
 from asyncddp.windows.device_staging import DeviceResources, DeviceStaging
@@ -22,7 +22,7 @@ from asyncddp.windows.staging import (
     BufferPool,
     PendingPublish,
     SentMessages,
-    TensorStaging,
+    SynchronousTensorStaging,
     UndeliveredMessage,
 )
 from asyncddp.windows.window_edges import SendFunction, WindowEdges
@@ -63,7 +63,7 @@ class Window:
         self.holds_integers = not tensor.is_floating_point()
         group, what = context.transport.window_group, f"window {name!r}"
         self._pool = BufferPool(None if group is None else group.arena, self.shape, self.dtype)
-        self._staging = TensorStaging(self._pool)
+        self._staging = SynchronousTensorStaging(self._pool)
         if device is not None:
             self._staging = DeviceStaging(self._pool, device, context.engine, self.lock, what)
         self._zero_init = zero_init

@@ -8,10 +8,10 @@ import sys
 import psutil
 import pytest
 
-from asyncddp import listening_sockets as listening
+from asyncddp import restrict_listening_sockets as listening
 from asyncddp.launch.job import Job
 from asyncddp.launch.launcher_discovery import find_launcher
-from asyncddp.listening_sockets import (
+from asyncddp.restrict_listening_sockets import (
     confine,
     inodes,
     listeners,
@@ -86,7 +86,7 @@ if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
     from mpi4py import MPI
 import socket, torch
 import asyncddp as bf
-from asyncddp.listening_sockets import listeners
+from asyncddp.restrict_listening_sockets import listeners
 def device(one):
     with socket.socket(fileno=os.dup(one.descriptor)) as copy:
         return copy.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16)

@@ -6,7 +6,7 @@ import socket
 
 import psutil
 
-from asyncddp.listening_sockets import listeners
+from asyncddp.restrict_listening_sockets import listeners
 
 _PIDFD_GETFD = 438
 _NAME = 16  # bytes of an interface's name

@@ -1,4 +1,4 @@
-"""``adapt_then_combine``: make the optimizer's step, then average with the neighbours."""
+"""``adapt_then_combine``: the optimizer's step, then average parameters with the neighbours."""
 
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements

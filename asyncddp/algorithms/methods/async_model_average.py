@@ -1,4 +1,4 @@
-"""``async_model_average``: average copies in the background, add the change to the model."""
+"""``async_model_average``: average a copy of the model meanwhile, then add the difference."""
 
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements

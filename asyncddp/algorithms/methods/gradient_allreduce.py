@@ -9,7 +9,7 @@ from asyncddp.algorithms.algorithm import (
 
 
 class GradientAllreduce(Algorithm):
-    r"""Centralised data-parallel SGD, as Horovod and DistributedDataParallel do it.
+    r"""Data-parallel SGD that averages gradients over all ranks by allreduce, as DDP does.
 
     .. math:: x^{+} = x - U\Big(\frac{1}{n} \sum_i g_i(x)\Big)
 

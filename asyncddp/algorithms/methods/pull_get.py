@@ -1,4 +1,4 @@
-"""``pull_get``: read the neighbours' parameters from their windows when they are needed."""
+"""``pull_get``: read the neighbours' parameters from their windows, and average with them."""
 
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements

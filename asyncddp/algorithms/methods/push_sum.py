@@ -1,4 +1,4 @@
-"""``push_sum``: stochastic gradient push, which averages over any connected directed graph."""
+"""``push_sum``: stochastic gradient push, which averages parameters over a directed graph."""
 
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements

@@ -1,4 +1,4 @@
-"""Communication phases that average after the optimizer's step: plainly, or by push-sum."""
+"""Communication phases that average parameters after the optimizer's step, or by push-sum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from asyncddp.algorithms.phases.communication_phase import (
 
 
 class AfterStepPhase(ParameterAveragingPhase):
-    """Communication phase of ``adapt_then_combine``: averages after the optimizer's step.
+    """Communication phase of ``adapt_then_combine``: averages parameters after the step.
 
     The optimizer steps as it does without the wrapper, so that clipping, scaling, accumulation and
     closures work unchanged; then all buckets are sent at once, and averaged as messages arrive.
@@ -38,7 +38,7 @@ class AfterStepPhase(ParameterAveragingPhase):
 
 
 class PushSumPhase(AfterStepPhase):
-    r"""Communication phase of ``push_sum``: averages after a step on the biased parameters.
+    r"""Communication phase of ``push_sum``: steps on the biased parameters, then averages them.
 
     .. math:: x \leftarrow p z, \qquad x \leftarrow x - s\, U(g(z)), \qquad
               (x, p) \leftarrow \mathrm{mix}(x, p), \qquad z \leftarrow x / p

@@ -14,7 +14,7 @@ from asyncddp.tensors.allocation import empty_like
 
 
 class OverlappedPhase(ParameterAveragingPhase):
-    """Communication phase of ``adapt_with_combine``: averages during forward and backward.
+    """Communication phase of ``adapt_with_combine``: averages parameters while gradients are made.
 
     The first forward pass in training mode after a step starts the round, or else ``step()`` does.
     The average is written just before the update. A forward pass after ``zero_grad()`` with neither
@@ -129,7 +129,7 @@ class OverlappedPhase(ParameterAveragingPhase):
 
 
 class BackgroundAveragingPhase(OverlappedPhase):
-    r"""Communication phase of ``async_model_average``: averages copies while training goes on.
+    r"""Communication phase of ``async_model_average``: averages copies of parameters meanwhile.
 
     The first forward pass in training mode after an averaging sends a copy s of the parameters x,
     or else ``step()`` does. Steps go on updating x; then the change of the copy is added:

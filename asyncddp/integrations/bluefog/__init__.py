@@ -36,8 +36,8 @@ differs, since BlueFog is wrong there or does without:
 from asyncddp.integrations.bluefog import (
     basics,
     collective_verbs,
+    distributed_optimizers,
     neighbor_verbs,
-    optimizer_functions,
     topology_settings,
     topology_util,
     verb_variants,
@@ -45,8 +45,8 @@ from asyncddp.integrations.bluefog import (
 )
 from asyncddp.integrations.bluefog.basics import *  # noqa: F403
 from asyncddp.integrations.bluefog.collective_verbs import *  # noqa: F403
+from asyncddp.integrations.bluefog.distributed_optimizers import *  # noqa: F403
 from asyncddp.integrations.bluefog.neighbor_verbs import *  # noqa: F403
-from asyncddp.integrations.bluefog.optimizer_functions import *  # noqa: F403
 from asyncddp.integrations.bluefog.topology_settings import *  # noqa: F403
 from asyncddp.integrations.bluefog.topology_util import *  # noqa: F403
 from asyncddp.integrations.bluefog.verb_variants import *  # noqa: F403
@@ -54,6 +54,6 @@ from asyncddp.integrations.bluefog.window_verbs import *  # noqa: F403
 
 __all__ = [
     "topology_util", *basics.__all__, *collective_verbs.__all__, *neighbor_verbs.__all__,
-    *optimizer_functions.__all__, *topology_settings.__all__, *topology_util.__all__,
+    *distributed_optimizers.__all__, *topology_settings.__all__, *topology_util.__all__,
     *verb_variants.__all__, *window_verbs.__all__,
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import networkx as nx
 
-from asyncddp.context import current, is_initialized, lifecycle, queries
+from asyncddp.context import current, is_initialized, lifecycle, ranks_and_topology
 from asyncddp.context.timeline_activities import (
     timeline_context,
     timeline_end_activity,
@@ -26,13 +26,13 @@ __all__ = [
     "unified_mpi_window_model_supported",
 ]  # fmt: skip
 
-rank = translate_errors()(queries.rank)
-size = translate_errors()(queries.size)
-local_rank = translate_errors()(queries.local_rank)
-local_size = translate_errors()(queries.local_size)
-machine_rank = translate_errors()(queries.machine_rank)
-machine_size = translate_errors()(queries.machine_size)
-is_homogeneous = translate_errors()(queries.is_homogeneous)
+rank = translate_errors()(ranks_and_topology.rank)
+size = translate_errors()(ranks_and_topology.size)
+local_rank = translate_errors()(ranks_and_topology.local_rank)
+local_size = translate_errors()(ranks_and_topology.local_size)
+machine_rank = translate_errors()(ranks_and_topology.machine_rank)
+machine_size = translate_errors()(ranks_and_topology.machine_size)
+is_homogeneous = translate_errors()(ranks_and_topology.is_homogeneous)
 shutdown = lifecycle.shutdown
 
 

@@ -1,4 +1,4 @@
-"""State of BlueFog's API on one rank: pending handles, graphs set by the user, and switches."""
+"""State of BlueFog's API on one rank: pending handles, graphs that the user set, and options."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class UserTopology(NamedTuple):
 
 @dataclass
 class BluefogState:
-    """State of BlueFog's API on one rank, kept in its context: handles, graphs and switches."""
+    """State of BlueFog's API on one rank, kept in its context: handles, graphs and options."""
 
     topology: UserTopology | None = None
     machine_topology: UserTopology | None = None

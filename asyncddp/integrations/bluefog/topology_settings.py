@@ -7,7 +7,7 @@ from functools import partial
 
 import networkx as nx
 
-from asyncddp.context import current, queries
+from asyncddp.context import current, ranks_and_topology
 from asyncddp.errors import ArgumentError
 from asyncddp.integrations.bluefog.bluefog_state import UserTopology, current_state
 from asyncddp.integrations.bluefog.error_translation import translate_errors
@@ -28,10 +28,10 @@ __all__ = [
 
 logger = logging.getLogger("asyncddp")
 
-in_neighbor_ranks = translate_errors()(queries.in_neighbor_ranks)
-out_neighbor_ranks = translate_errors()(queries.out_neighbor_ranks)
-in_neighbor_machine_ranks = translate_errors()(queries.in_neighbor_machine_ranks)
-out_neighbor_machine_ranks = translate_errors()(queries.out_neighbor_machine_ranks)
+in_neighbor_ranks = translate_errors()(ranks_and_topology.in_neighbor_ranks)
+out_neighbor_ranks = translate_errors()(ranks_and_topology.out_neighbor_ranks)
+in_neighbor_machine_ranks = translate_errors()(ranks_and_topology.in_neighbor_machine_ranks)
+out_neighbor_machine_ranks = translate_errors()(ranks_and_topology.out_neighbor_machine_ranks)
 
 
 @translate_errors()
@@ -44,8 +44,8 @@ def set_topology(topology: nx.DiGraph[int] | None = None, is_weighted: bool = Fa
         True; False while there are windows, which lie along the edges of the graph in use. That
         graph with those weights may be set again all the same.
     """
-    chosen = ExponentialGraph(queries.size()) if topology is None else topology
-    _check_graph("set_topology", chosen, queries.size(), "size()")
+    chosen = ExponentialGraph(ranks_and_topology.size()) if topology is None else topology
+    _check_graph("set_topology", chosen, ranks_and_topology.size(), "size()")
     kept, context = current_state(), current()
     same = _same(chosen, load_topology()) and is_weighted == is_topo_weighted()
     if same and (kept.topology is not None or context.topologies.pinned):
@@ -73,9 +73,11 @@ def set_machine_topology(
     if topology is None:
         raise ArgumentError(
             "set_machine_topology: argument topology: expected a graph, got None; for example "
-            f"ExponentialTwoGraph({queries.machine_size()})"
+            f"ExponentialTwoGraph({ranks_and_topology.machine_size()})"
         )
-    _check_graph("set_machine_topology", topology, queries.machine_size(), "machine_size()")
+    _check_graph(
+        "set_machine_topology", topology, ranks_and_topology.machine_size(), "machine_size()"
+    )
     if not _same(topology, load_machine_topology()) or is_weighted != is_machine_topo_weighted():
         given = UserTopology(topology, is_weighted, _schedule(topology, weighted=is_weighted))
         current_state().machine_topology = given

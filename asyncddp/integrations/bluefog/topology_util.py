@@ -12,8 +12,8 @@ import networkx as nx
 import numpy as np
 
 import topology
-from asyncddp.context.queries import rank as own_rank
-from asyncddp.context.queries import size
+from asyncddp.context.ranks_and_topology import rank as own_rank
+from asyncddp.context.ranks_and_topology import size
 from asyncddp.integrations.bluefog.bluefog_state import active_state
 from asyncddp.integrations.bluefog.error_translation import TopologyAssertionError, translate_errors
 from asyncddp.ops.object_collectives import gather_records

@@ -20,7 +20,7 @@ R = TypeVar("R")
 Options = dict[str, Any]
 
 
-class _Verb(NamedTuple):
+class _OperationMapping(NamedTuple):
     """Operation of asyncddp that implements one of BlueFog's, and how arguments are mapped.
 
     A prefix is put before names, so that different verbs may share one, as in BlueFog.
@@ -56,10 +56,12 @@ def blocking(
     run: Callable[..., torch.Tensor], start: Callable[..., Handle[torch.Tensor]]
 ) -> Callable[[Callable[P, Options]], Callable[P, torch.Tensor]]:
     """Make a blocking verb from a function that returns the arguments of asyncddp's verb."""
-    return lambda plan: _make_blocking(_Verb(run, start, plan.__name__.replace("_", "."), plan))
+    return lambda plan: _make_blocking(
+        _OperationMapping(run, start, plan.__name__.replace("_", "."), plan)
+    )
 
 
-def _make_blocking(verb: _Verb) -> Callable[..., torch.Tensor]:
+def _make_blocking(verb: _OperationMapping) -> Callable[..., torch.Tensor]:
     @translate_errors()
     @functools.wraps(verb.plan)
     def variant(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -72,7 +74,7 @@ def _make_blocking(verb: _Verb) -> Callable[..., torch.Tensor]:
 
 def nonblocking(variant: Callable[P, torch.Tensor]) -> Callable[P, int]:
     """Make the non-blocking variant of a blocking verb."""
-    verb: _Verb = variant.verb  # type: ignore[attr-defined]
+    verb: _OperationMapping = variant.verb  # type: ignore[attr-defined]
 
     @translate_errors()
     @functools.wraps(verb.plan)
@@ -88,7 +90,7 @@ def nonblocking(variant: Callable[P, torch.Tensor]) -> Callable[P, int]:
 
 def in_place(variant: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
     """Make the variant of a blocking verb whose result replaces the tensor."""
-    verb: _Verb = variant.verb  # type: ignore[attr-defined]
+    verb: _OperationMapping = variant.verb  # type: ignore[attr-defined]
 
     @functools.wraps(verb.plan)
     def plan(*args: P.args, **kwargs: P.kwargs) -> Options:

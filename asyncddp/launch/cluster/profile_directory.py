@@ -1,4 +1,4 @@
-"""IPython profile directory of a notebook cluster: connection files, logs, lock and record."""
+"""IPython profile directory of a notebook cluster: connections, logs, lock, started processes."""
 
 from __future__ import annotations
 

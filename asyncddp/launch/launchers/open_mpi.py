@@ -17,7 +17,7 @@ from asyncddp.launch.launchers.launcher import (
     earliest_match,
     rank_exit_from,
 )
-from asyncddp.listening_sockets import local_open_mpi
+from asyncddp.restrict_listening_sockets import local_open_mpi
 
 _VERSION = re.compile(r"\((?:Open MPI|OpenRTE)\) (?P<version>(?P<major>\d+)\.[\w.]+)")
 _PROGRAM = r"(?:mpirun|mpiexec|orterun|prterun|prun)(?:\.openmpi)?"

@@ -1,4 +1,4 @@
-"""Sinks for monitor records (a file, TensorBoard, a function), and their choice by the user."""
+"""Creates the sinks of monitor records that the user chose: file, TensorBoard, function."""
 
 from __future__ import annotations
 

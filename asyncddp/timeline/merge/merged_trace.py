@@ -34,7 +34,7 @@ _NO_PROGRESS: FileProgressCallback = lambda path, count: None  # noqa: E731
 
 
 class FlowArrowMatcher:
-    """Matcher of sends with receives; numbers a message's arrow once both of its ends are found.
+    """Matches sends with receives in all ranks' traces, to draw each message as an arrow.
 
     Perfetto drops arrows whose ids are not numbers. The end that comes first is held until the
     other is found; the oldest is dropped where more than ``held`` are held. ``kept`` counts the

@@ -57,7 +57,7 @@ class RankSpans:
 
 
 class TimelineSpans:
-    """Spans of all ranks, read from a merged timeline, and facts about the run."""
+    """Spans of time of all ranks, read from a merged timeline, with what it says of the run."""
 
     def __init__(self) -> None:
         self.ranks = defaultdict[int, RankSpans](RankSpans)

@@ -1,4 +1,4 @@
-"""Pairs of MPI communicators, for control messages and tensors, that the next ``init()`` reuses.
+"""Pairs of MPI communicators, one for control messages and one for tensors, to be reused.
 
 A communicator is never freed while a message on it may be in flight: MPI would give its context id
 to the next one, which would then receive that message. New ones for each ``init()`` would take some

@@ -13,7 +13,12 @@ from typing import Any, ParamSpec, TypeVar
 from asyncddp.config import tune_open_mpi
 from asyncddp.errors import EnvironmentProblem, PeerError, PeerLeftError
 from asyncddp.install_commands import install_command
-from asyncddp.listening_sockets import confine, inodes, local_open_mpi, ranks_of_one_machine
+from asyncddp.restrict_listening_sockets import (
+    confine,
+    inodes,
+    local_open_mpi,
+    ranks_of_one_machine,
+)
 
 tune_open_mpi(os.environ)
 _ranks_here = ranks_of_one_machine(os.environ)

@@ -10,7 +10,7 @@ from torch import nn
 
 import asyncddp as bf
 import topology
-from asyncddp.integrations.bluefog.optimizers import BluefogOptimizer
+from asyncddp.integrations.bluefog.bluefog_optimizer import BluefogOptimizer
 from tests.support import BEFORE_DEADLINE, LoopbackWorld
 from tests.unit.optim.optim_reference import (
     METHODS,

@@ -21,7 +21,7 @@ from asyncddp.engine.pairwise_averaging import PairwiseAveraging, poll_briefly
 from asyncddp.engine.persistent_channels import PersistentChannel
 from asyncddp.errors import PeerError
 from asyncddp.kernels.weight_row import WeightRow
-from asyncddp.ops.deferred_work import DeferredWork, SentAverage, detached
+from asyncddp.ops.deferred_average import DeferredAverageHandle, SentAverage, detached
 from asyncddp.ops.weighted_exchange import average_chunks
 from asyncddp.tensors.allocation import empty
 from asyncddp.timeline.profiler_range import ProfilerRange
@@ -126,7 +126,9 @@ class FastPath:
         sent_chunks = int(send_ring is None or send_ring.try_send(step, row.targets, own))
         average = step, row, own, None if out is None else detached(out), sent_chunks
         handles = self._engine.deferred
-        return DeferredWork(channel, handles, average, out, self.finish, self._hand_to_engine)
+        return DeferredAverageHandle(
+            channel, handles, average, out, self.finish, self._hand_to_engine
+        )
 
     def _run_profiled(self, path: Callable[..., R], *args: Any) -> R:
         """Call a method inside a range of torch's profiler."""

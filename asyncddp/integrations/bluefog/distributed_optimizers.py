@@ -6,7 +6,11 @@ import warnings
 
 import torch
 
-from asyncddp.integrations.bluefog.optimizers import BluefogOptimizer, CommunicationType, Models
+from asyncddp.integrations.bluefog.bluefog_optimizer import (
+    BluefogOptimizer,
+    CommunicationType,
+    Models,
+)
 
 __all__ = [
     "CommunicationType", "DistributedAdaptThenCombineOptimizer",

@@ -24,7 +24,7 @@ def detached(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach() if tensor.requires_grad else tensor
 
 
-class DeferredWork(Handle[torch.Tensor]):
+class DeferredAverageHandle(Handle[torch.Tensor]):
     """Handle of an average: the tensor is sent at once, but polling or waiting computes it.
 
     If the caller does not wait soon, the engine completes it, so that neighbours need not wait.

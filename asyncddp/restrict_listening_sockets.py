@@ -1,4 +1,4 @@
-"""Finds a process's listening TCP sockets and closes them to other machines (Linux only).
+"""Finds listening TCP sockets of a process, and binds them to the loopback device (Linux).
 
 Open MPI's launcher and its TCP module listen on all interfaces, whichever one names. Where all
 ranks are on one machine no other machine has to reach them: a socket that is bound to the loopback
@@ -34,7 +34,7 @@ _SIZE_VARIABLES = (  # pairs: the number of ranks, and that on this machine
 
 @dataclass(frozen=True)
 class ListeningSocketInfo:
-    """Listening TCP socket of a process; its inode identifies it among all of the machine."""
+    """Listening TCP socket of a process, identified on its machine by its inode number."""
 
     descriptor: int
     inode: int

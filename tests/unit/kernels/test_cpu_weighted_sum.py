@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from asyncddp.kernels.weighted_sum import weighted_sum
+from asyncddp.kernels.cpu_weighted_sum import weighted_sum
 from asyncddp.tensors.dtypes import DTYPES, DtypeKind
 from tests.support.oracle import held
 

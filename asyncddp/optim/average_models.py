@@ -13,7 +13,7 @@ from asyncddp.algorithms.gradient_hooks import wait_for_reads
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.allreduce import allreduce
-from asyncddp.ops.average_tensors import AVERAGED_BYTES, average_module
+from asyncddp.ops.allreduce_tensors import AVERAGED_BYTES, average_module
 from asyncddp.ops.settings_agreement import require_equal_tensors, tensors_of
 from asyncddp.tensors.allocation import TensorBackup, make_tensor, zeros
 from asyncddp.tensors.buckets import partition

@@ -141,7 +141,7 @@ def _warn_of_passes(optimizer: Any, args: Any, kwargs: Any) -> None:
         )
 
 
-class _TolerantAlgorithm(Algorithm):
+class _WarnOnUnsuitableGraph(Algorithm):
     """Base class of algorithm variants that warn of an unsuitable graph instead of raising."""
 
     def check(self, graph_or_schedule: GraphOrSchedule) -> None:
@@ -156,4 +156,4 @@ class _TolerantAlgorithm(Algorithm):
 def tolerant_algorithm(name: str) -> type[Algorithm]:
     """Create the variant of a method, by its name, that accepts any graph."""
     method = ALGORITHMS[name]
-    return type(method.__name__, (_TolerantAlgorithm, method), {"__doc__": method.__doc__})
+    return type(method.__name__, (_WarnOnUnsuitableGraph, method), {"__doc__": method.__doc__})
