@@ -6,12 +6,7 @@ import threading
 
 from asyncddp.device.streams import DeviceStreams
 
-
-class _ThisThread(threading.local):
-    unbound = False
-
-
-_this_thread = _ThisThread()
+_this_thread = threading.local()
 
 
 def mark_library_thread() -> None:
@@ -21,6 +16,6 @@ def mark_library_thread() -> None:
 
 def bind_library_thread(streams: DeviceStreams) -> None:
     """Bind this thread to a device on first use, if it is the library's; never a user's thread."""
-    if _this_thread.unbound:
+    if getattr(_this_thread, "unbound", False):
         _this_thread.unbound = False
         streams.bind_thread()
