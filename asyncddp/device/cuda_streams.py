@@ -17,7 +17,6 @@ from asyncddp.tensors.allocation import empty
 from asyncddp.torch_modes import normal_mode
 
 logger = logging.getLogger("asyncddp")
-_RELAXED = 2  # cudaStreamCaptureModeRelaxed
 
 
 class _StorageIpcHandle(NamedTuple):
@@ -78,8 +77,8 @@ class CudaArrayView:
 def use_stream(stream: torch.cuda.Stream) -> Iterator[None]:
     """Make a stream and its device this thread's current ones.
 
-    On a thread whose current device is another one, ``torch.cuda.stream`` alone would end with
-    ``cudaSetDevice``, which makes a context on that device; ``torch.cuda.device`` does not.
+    Leaving ``torch.cuda.stream`` alone would make a context on the device that was current before;
+    leaving ``torch.cuda.device`` does not.
     """
     with torch.cuda.device(stream.device), torch.cuda.stream(stream):
         yield
@@ -108,15 +107,12 @@ class CudaStreams(DeviceStreams):
     def bind_thread(self) -> None:
         """Make the device the thread's current one, and let its calls invalidate no stream capture.
 
-        A new thread is on device 0. Under ``cudaStreamCaptureModeGlobal``, torch's default, event
-        queries of any thread whose own mode is not relaxed end a capture with an error.
-
-        References:
-            CUDA Driver API, ``cuThreadExchangeStreamCaptureMode``, which torch does not offer.
+        A new thread is on device 0, and its event queries end every capture in torch's default
+        mode ("cuThreadExchangeStreamCaptureMode", CUDA Driver API, which torch does not offer).
         """
         torch.cuda.set_device(self.device)
         try:
-            driver, mode = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(_RELAXED)
+            driver, mode = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(2)  # relaxed
             problem = driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
         except (OSError, AttributeError) as error:
             problem = error

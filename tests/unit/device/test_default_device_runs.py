@@ -20,19 +20,23 @@ FACTORIES = {factory.__name__ for factory in _device_constructors()}
 ON_THE_DEFAULT_DEVICE = {("testing/oracle.py", "torch.tensor")}
 """Asks for the caller's default device, and so must not name one."""
 
-PROGRAM = """
-import sys
+
+def program(device):
+    """A program that sets a default device, as users do, before it imports the library."""
+    return f"""
 import torch
-torch.set_default_device("DEVICE")
+torch.set_default_device("{device}")
 import asyncddp as bf
+from tests.gpu.thread_cases import verbs_on_default
 from tests.unit.device.test_default_device_runs import whole_run
-bf.init(ranks_per_machine=1, timeout=60.0)
+bf.init(timeout=60.0)
 whole_run()
+if "{device}" == "cuda":
+    verbs_on_default()
 rank = bf.rank()
 bf.shutdown()
-print(f"rank {rank} is done", flush=True)
+print(f"rank {{rank}} is done", flush=True)
 """
-"""A program that sets a default device, as users do, before it imports and starts the library."""
 
 
 def trained():
@@ -94,8 +98,7 @@ def test_ranks_that_are_threads():
 def test_ranks_that_are_processes(tmp_path, transports):
     """Under another default device from before init on, a whole run gives the host's results."""
     environ = {} if transports is None else {"ASYNCDDP_DEVICE_WIRES": transports}
-    program = PROGRAM.replace("DEVICE", "meta")
-    done = run_on_mpirun(2, program, tmp_path, environ=environ, timeout=120.0)
+    done = run_on_mpirun(2, program("meta"), tmp_path, environ=environ, timeout=120.0)
     assert done.code == 0, done
     assert {"rank 0 is done", "rank 1 is done"} <= set(done.stdout.splitlines()), done
 
