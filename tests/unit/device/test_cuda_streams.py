@@ -6,6 +6,7 @@ import ctypes
 import threading
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -247,11 +248,7 @@ def test_a_thread_of_the_library_is_bound_before_all_else(cuda, driver, use):
     """On a marked thread the device and the capture mode are set before the first use, once."""
     streams = CudaStreams(DEVICE)
     event = streams.record_event(StreamRole.CALLER)
-
-    def first():
-        use(streams, event)
-
-    asked = on_a_thread(cuda, mark_library_thread, first, first)
+    asked = on_a_thread(cuda, mark_library_thread, *2 * [lambda: use(streams, event)])
     assert asked[:2] == BOUND
     assert not set(BOUND) & set(asked[2:])
 
@@ -270,12 +267,8 @@ def test_without_the_driver_s_function_a_thread_is_bound_all_the_same(
     cuda, driver, monkeypatch, caplog, missing
 ):
     """What keeps the capture mode as it was is told at debug level only."""
-
-    def no_library(name):
-        raise OSError(f"{name}: cannot open shared object file")
-
     if missing == "library":
-        monkeypatch.setattr(ctypes, "CDLL", no_library)
+        monkeypatch.setattr(ctypes, "CDLL", Mock(side_effect=OSError("no libcuda.so.1")))
     elif missing == "function":
         del driver.cuThreadExchangeStreamCaptureMode
     else:
