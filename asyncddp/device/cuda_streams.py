@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import ctypes
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
 import torch
 
+from asyncddp.device.library_threads import bind_library_thread
 from asyncddp.device.streams import DeviceEvent, DeviceStreams, InterprocessEvent, StreamRole
 from asyncddp.serialization import pack, unpack
 from asyncddp.tensors.allocation import empty
 from asyncddp.torch_modes import normal_mode
+
+logger = logging.getLogger("asyncddp")
 
 
 class _StorageIpcHandle(NamedTuple):
@@ -27,18 +32,21 @@ class _StorageIpcHandle(NamedTuple):
 
 
 class _CudaEvent:
-    def __init__(self, event: torch.cuda.Event) -> None:
-        self.event = event
-        self.done: Callable[[], bool] = event.query
+    def __init__(self, streams: CudaStreams, event: torch.cuda.Event) -> None:
+        self._streams, self.event = streams, event
+
+    def done(self) -> bool:
+        bind_library_thread(self._streams)
+        return bool(self.event.query())  # type: ignore[no-untyped-call]
 
 
 class _CudaInterprocessEvent(_CudaEvent):
     """A CUDA event that other processes can open by its CUDA IPC handle."""
 
     def __init__(self, streams: CudaStreams) -> None:
-        super().__init__(torch.cuda.Event(interprocess=True))  # type: ignore[no-untyped-call]
-        self.handle: bytes = self.event.ipc_handle()  # type: ignore[no-untyped-call]
-        self._streams = streams
+        event = torch.cuda.Event(interprocess=True)  # type: ignore[no-untyped-call]
+        super().__init__(streams, event)
+        self.handle: bytes = event.ipc_handle()  # type: ignore[no-untyped-call]
 
     def record(self, role: StreamRole) -> None:
         self.event.record(self._streams.stream(role))
@@ -65,6 +73,17 @@ class CudaArrayView:
         }
 
 
+@contextmanager
+def use_stream(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Make a stream and its device this thread's current ones.
+
+    Leaving ``torch.cuda.stream`` alone would make a context on the device that was current before;
+    leaving ``torch.cuda.device`` does not.
+    """
+    with torch.cuda.device(stream.device), torch.cuda.stream(stream):
+        yield
+
+
 class CudaStreams(DeviceStreams):
     """Streams of a CUDA device: the library's own side streams, and the caller's current stream.
 
@@ -85,8 +104,24 @@ class CudaStreams(DeviceStreams):
             if role is not StreamRole.CALLER
         }
 
+    def bind_thread(self) -> None:
+        """Make the device the thread's current one, and let its calls invalidate no stream capture.
+
+        A new thread is on device 0, and its event queries end every capture in torch's default
+        mode ("cuThreadExchangeStreamCaptureMode", CUDA Driver API, which torch does not offer).
+        """
+        torch.cuda.set_device(self.device)
+        try:
+            driver, mode = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(2)  # relaxed
+            problem = driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        except (OSError, AttributeError) as error:
+            problem = error
+        if problem:
+            logger.debug("captures of CUDA graphs must be thread-local: %s", problem)
+
     def stream(self, role: StreamRole) -> torch.cuda.Stream:
         """Return torch's stream of a role."""
+        bind_library_thread(self)
         if role is StreamRole.CALLER:
             return torch.cuda.current_stream(self.device)
         return self._side[role]
@@ -95,7 +130,7 @@ class CudaStreams(DeviceStreams):
         """Record a new event on a stream."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self.stream(role))
-        return _CudaEvent(event)
+        return _CudaEvent(self, event)
 
     def wait_event(self, role: StreamRole, event: DeviceEvent) -> None:
         """Make the stream wait for the event."""
@@ -104,11 +139,11 @@ class CudaStreams(DeviceStreams):
 
     def stream_context(self, role: StreamRole) -> AbstractContextManager[None]:
         """Make the stream and its device this thread's current ones."""
-        return torch.cuda.stream(self.stream(role))
+        return use_stream(self.stream(role))
 
     def copy(self, out: torch.Tensor, source: torch.Tensor, role: StreamRole) -> None:
         """Enqueue a copy that does not block the host."""
-        with torch.cuda.stream(self.stream(role)):
+        with self.stream_context(role):
             out.copy_(source, non_blocking=True)
 
     def record_stream(self, tensor: torch.Tensor, role: StreamRole) -> None:
@@ -170,4 +205,4 @@ class CudaStreams(DeviceStreams):
     def import_event(self, handle: bytes) -> DeviceEvent:
         """Open another process's event handle on this device."""
         imported = torch.cuda.Event.from_ipc_handle
-        return _CudaEvent(imported(self.device, handle))  # type: ignore[no-untyped-call]
+        return _CudaEvent(self, imported(self.device, handle))  # type: ignore[no-untyped-call]

@@ -56,6 +56,9 @@ class DeviceStreams(ABC):
     kind: ClassVar[str]  # the device type that peers are told
     device: torch.device
 
+    def bind_thread(self) -> None:  # noqa: B027 - nothing to do on the host
+        """Prepare a thread that the library has started for work on the device; never a user's."""
+
     @abstractmethod
     def record_event(self, role: StreamRole) -> DeviceEvent:
         """Record a new event on a stream."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncddp.config import Config
+from asyncddp.device.library_threads import mark_library_thread
 from asyncddp.engine.lost_peers import LostPeers
 from asyncddp.engine.message_matching import MessageMatcher
 from asyncddp.engine.messages import DECODE_ERRORS, MatchKey
@@ -219,6 +220,7 @@ class ProgressThread:
             self._thread.join()
 
     def _run(self) -> None:
+        mark_library_thread()
         self._tracing.mark_progress_thread()
         attempt = 0
         while not self._stopping:

@@ -41,7 +41,8 @@ class SelfTestData:
 
     def of(self, rank: int) -> torch.Tensor:
         """Return a rank's input, in float64 on the host."""
-        return (rank + 1) * (torch.arange(self.count, dtype=torch.float64) % 33 - 16) / 4
+        numbers = torch.arange(self.count, dtype=torch.float64, device="cpu")
+        return (rank + 1) * (numbers % 33 - 16) / 4
 
     def own(self) -> torch.Tensor:
         """Return this rank's input, in float32 on its device."""

@@ -46,6 +46,10 @@ class Place(ABC):
         """What does ``compute()`` again, captured as one graph where there are such."""
 
     @abstractmethod
+    def captured(self, compute, meanwhile):
+        """Like :meth:`graph`, in the default mode, while ``meanwhile()`` runs on the host."""
+
+    @abstractmethod
     def ends(self):
         """Wait for all that was queued."""
 
@@ -87,6 +91,14 @@ class GPU(Place):
         bf.barrier()
         return captured.replay
 
+    def captured(self, compute, meanwhile):
+        """For ranks that are processes: the mode forbids unsafe calls to all other threads."""
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            compute()
+            meanwhile()
+        return captured.replay
+
     def ends(self):
         torch.cuda.synchronize(self.device)
 
@@ -117,6 +129,11 @@ class PretendedGPU(Place):
         """Copies of the pretended GPU are late by themselves."""
 
     def graph(self, compute):
+        return compute
+
+    def captured(self, compute, meanwhile):
+        compute()
+        meanwhile()
         return compute
 
     def ends(self):

@@ -30,6 +30,7 @@ class LazyStreams(SimulatedStreams):
 
     def advance(self, queue):
         """A question to one queue lets all of them move on."""
+        self._note_use()
         with self._lock:
             self.questions += 1
             self._asked[queue] += 1

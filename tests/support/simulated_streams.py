@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
+from asyncddp.device.library_threads import bind_library_thread
 from asyncddp.device.streams import DeviceEvent, DeviceStreams, InterprocessEvent, StreamRole
 from asyncddp.serialization import pack, unpack
 from asyncddp.shm.arena import Arena, SharedMemoryHandle
@@ -25,7 +28,7 @@ from tests.support.simulated_events import (
     InterprocessSimulatedEvent,
     SimulatedEvent,
 )
-from tests.support.simulated_queues import SimulatedTaskQueues
+from tests.support.simulated_queues import SimulatedTaskQueues, _always
 
 
 class SimulatedStreams(SimulatedTaskQueues, DeviceStreams):
@@ -39,6 +42,8 @@ class SimulatedStreams(SimulatedTaskQueues, DeviceStreams):
     Attributes:
         questions: Number of queries of events.
         copied: Number of bytes copied.
+        bound: How often each thread was bound, by its name.
+        unbound_uses: How often each thread has used the streams before it was bound.
 
     Example:
         >>> streams, out = SimulatedStreams(laziness=1), torch.zeros(1)
@@ -55,6 +60,37 @@ class SimulatedStreams(SimulatedTaskQueues, DeviceStreams):
         super().__init__(laziness, pace)
         self._arena: Arena | None = None
         self.copied = 0
+        self.bound: Counter[str] = Counter()
+        self.unbound_uses: Counter[str] = Counter()
+
+    # threads, bound as by the streams of CUDA: whatever a thread does first
+
+    def bind_thread(self) -> None:
+        """Count the binding."""
+        self.bound[threading.current_thread().name] += 1
+
+    def _note_use(self) -> None:
+        bind_library_thread(self)
+        name = threading.current_thread().name
+        if not self.bound[name]:
+            self.unbound_uses[name] += 1
+
+    def later(
+        self,
+        role: StreamRole,
+        work: Callable[[], None],
+        ready: Callable[[], bool] = _always,
+        *,
+        quick: bool = False,
+    ) -> None:
+        """Enqueue a task on a stream, as this thread."""
+        self._note_use()
+        super().later(role, work, ready, quick=quick)
+
+    def advance(self, role: StreamRole) -> None:
+        """Query an event, as this thread."""
+        self._note_use()
+        super().advance(role)
 
     # events and copies
 
@@ -140,6 +176,7 @@ class SimulatedStreams(SimulatedTaskQueues, DeviceStreams):
         return ImportedSimulatedEvent.open(self._shared(), handle, self._note_question)
 
     def _note_question(self) -> None:
+        self._note_use()
         self.questions += 1
 
     def _shared(self) -> Arena:

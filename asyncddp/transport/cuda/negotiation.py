@@ -74,7 +74,8 @@ def negotiate_from_config(
     index = default_device_index(local_rank, torch.cuda.device_count())
     streams = None if index is None else streams_of_device(torch.device("cuda", index))
     timeout = min(config.timeout, _TIMEOUT)
-    return negotiate_transport(transport, wanted, mine, streams, timeout, part)
+    with torch.cuda.device(-1 if index is None else index):  # opening makes no other context
+        return negotiate_transport(transport, wanted, mine, streams, timeout, part)
 
 
 def negotiate_transport(

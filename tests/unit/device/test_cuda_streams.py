@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import ctypes
+import threading
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from asyncddp.device.cuda_streams import CudaStreams
+from asyncddp.device.library_threads import mark_library_thread
 from asyncddp.device.streams import StreamRole
 
 
@@ -15,7 +20,7 @@ class FakeStream:
     def __init__(self, log, name):
         self.log, self.name = log, name
 
-    cuda_stream = 4711
+    cuda_stream, device = 4711, torch.device("cuda", 0)
 
     def wait_event(self, event):
         self.log.append((self.name, "waits for", event.place))
@@ -51,6 +56,7 @@ def cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", lambda: FakeEvent(log))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
     monkeypatch.setattr(torch.cuda, "stream", entered)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", refused)
     return log
 
@@ -197,3 +203,94 @@ def test_cuda_s_events_are_shown_without_being_recorded_first(cuda, monkeypatch)
         ("record on", "work"),
         ("work", "waits for", (where, b"handle")),
     ]
+
+
+# threads
+
+
+@pytest.fixture
+def driver(cuda, monkeypatch):
+    """torch.cuda.set_device and CUDA's driver, which note what a thread asks of them."""
+
+    def exchange(mode):
+        cuda.append(("capture mode", mode._obj.value))
+        return 0
+
+    found = SimpleNamespace(cuThreadExchangeStreamCaptureMode=exchange)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: {"libcuda.so.1": found}[name])
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: cuda.append(("set", device)))
+    return found
+
+
+DEVICE = torch.device("cuda", 1)
+BOUND = [("set", DEVICE), ("capture mode", 2)]
+FIRST_USES = {
+    "record": lambda streams, _: streams.record_event(StreamRole.COMPUTE),
+    "wait": lambda streams, event: streams.wait_event(StreamRole.COMPUTE, event),
+    "query": lambda _, event: event.done(),
+    "context": lambda streams, _: streams.stream_context(StreamRole.COMPUTE).__enter__(),
+    "copy": lambda streams, _: streams.copy(torch.zeros(1), torch.ones(1), StreamRole.COMPUTE),
+    "pointer": lambda streams, _: streams.stream_pointer(StreamRole.COMPUTE),
+}
+
+
+def on_a_thread(cuda, *calls):
+    """What is asked of CUDA by a new thread that makes these calls."""
+    before = len(cuda)
+    thread = threading.Thread(target=lambda: [call() for call in calls])
+    thread.start()
+    thread.join()
+    return cuda[before:]
+
+
+@pytest.mark.parametrize("use", FIRST_USES.values(), ids=list(FIRST_USES))
+def test_a_thread_of_the_library_is_bound_before_all_else(cuda, driver, use):
+    """On a marked thread the device and the capture mode are set before the first use, once."""
+    streams = CudaStreams(DEVICE)
+    event = streams.record_event(StreamRole.CALLER)
+    asked = on_a_thread(cuda, mark_library_thread, *2 * [lambda: use(streams, event)])
+    assert asked[:2] == BOUND
+    assert not set(BOUND) & set(asked[2:])
+
+
+@pytest.mark.parametrize("use", FIRST_USES.values(), ids=list(FIRST_USES))
+def test_a_thread_of_the_user_keeps_its_device_and_capture_mode(cuda, driver, use):
+    """On a thread that is not marked no use sets the device or the capture mode."""
+    streams = CudaStreams(DEVICE)
+    event = streams.record_event(StreamRole.CALLER)
+    asked = on_a_thread(cuda, lambda: use(streams, event))
+    assert not set(BOUND) & set(asked)
+
+
+@pytest.mark.parametrize("missing", ["library", "function", "refused"])
+def test_without_the_driver_s_function_a_thread_is_bound_all_the_same(
+    cuda, driver, monkeypatch, caplog, missing
+):
+    """What keeps the capture mode as it was is told at debug level only."""
+    if missing == "library":
+        monkeypatch.setattr(ctypes, "CDLL", Mock(side_effect=OSError("no libcuda.so.1")))
+    elif missing == "function":
+        del driver.cuThreadExchangeStreamCaptureMode
+    else:
+        driver.cuThreadExchangeStreamCaptureMode = lambda mode: 1
+    with caplog.at_level("DEBUG", "asyncddp"):
+        CudaStreams(DEVICE).bind_thread()
+    assert cuda == [("set", DEVICE)]
+    assert [record.levelname for record in caplog.records] == ["DEBUG"]
+
+
+def test_a_stream_is_left_within_its_own_device(cuda, monkeypatch):
+    """torch.cuda.stream is left before torch.cuda.device, so that it finds its own device."""
+
+    @contextmanager
+    def noted(kind):
+        cuda.append(("enter", kind))
+        yield
+        cuda.append(("leave", kind))
+
+    monkeypatch.setattr(torch.cuda, "device", lambda device: noted(device))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: noted(stream.name))
+    with CudaStreams(DEVICE).stream_context(StreamRole.COMPUTE):
+        pass
+    device = FakeStream.device
+    assert cuda == [("enter", device), ("enter", "work"), ("leave", "work"), ("leave", device)]

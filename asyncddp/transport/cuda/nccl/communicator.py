@@ -105,7 +105,7 @@ class NCCLCommunicator:
         """Abort the communicator and its work on the device."""
         if self.why is None:
             self.why = why
-            run_in_threads([self._handle.abort])
+            run_in_threads([self._handle.abort], self._streams)
 
     def closer(self) -> Callable[[], None]:
         """Return the call that frees it: ``destroy``, or ``abort`` while work is under way.
@@ -120,9 +120,17 @@ class NCCLCommunicator:
         return end
 
 
-def run_in_threads(calls: Iterable[Callable[[], None]], timeout: float = _CLOSE_TIMEOUT) -> None:
+def run_in_threads(
+    calls: Iterable[Callable[[], None]], streams: DeviceStreams, timeout: float = _CLOSE_TIMEOUT
+) -> None:
     """Run calls concurrently, each on its own thread, and wait for them until a timeout."""
-    threads = [threading.Thread(target=call, name="asyncddp-nccl", daemon=True) for call in calls]
+
+    def run(call: Callable[[], None]) -> None:
+        streams.bind_thread()
+        call()
+
+    name = "asyncddp-nccl"
+    threads = [threading.Thread(target=run, args=[call], name=name, daemon=True) for call in calls]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + timeout
@@ -170,12 +178,15 @@ def open_connected_pair(
     return made
 
 
-def open_in_thread(make: Callable[[], NCCLCommunicator]) -> Future[NCCLCommunicator]:
+def open_in_thread(
+    make: Callable[[], NCCLCommunicator], streams: DeviceStreams
+) -> Future[NCCLCommunicator]:
     """Open a communicator on a thread of its own, since that waits for its other ranks."""
     opening: Future[NCCLCommunicator] = Future()
 
     def run() -> None:
         try:
+            streams.bind_thread()
             opening.set_result(make())
         except RuntimeError as problem:  # NCCL's, or ours for a peer
             opening.set_exception(problem)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from asyncddp.device.cuda_streams import use_stream
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.install_commands import install_command
 
@@ -56,7 +57,7 @@ def library() -> CupyBindings:
             made = Stream(non_blocking=True)
         _KEPT_STREAMS.append(made)  # torch's allocator may use it after its communicator's end
         wrapped = torch.cuda.ExternalStream(made.ptr, device)  # type: ignore[no-untyped-call]
-        return lambda: torch.cuda.stream(wrapped)
+        return lambda: use_stream(wrapped)
 
     return CupyBindings(nccl, stream)
 

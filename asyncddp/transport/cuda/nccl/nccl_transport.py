@@ -148,7 +148,7 @@ class NCCLTransport(CudaStagedTransport):
     def free(self) -> None:
         """Free all communicators; waits a few seconds at most, whatever the peers do."""
         self.pairs.close()
-        run_in_threads([self.collectives.communicator.closer()])
+        run_in_threads([self.collectives.communicator.closer()], self.streams)
 
     def close(self) -> None:
         """Free all communicators, and close the host transports."""

@@ -202,7 +202,7 @@ class PairChannel(ABC):
         """Have a thread open the communicator, since that waits for the other rank."""
         library, streams = self._resources.library, self._resources.streams
         self._opening = open_in_thread(
-            partial(open_connected_pair, library, streams, unique_id, self.pair_rank)
+            partial(open_connected_pair, library, streams, unique_id, self.pair_rank), streams
         )
 
     def _enter(self, communicator: NCCLCommunicator, requests: Sequence[MessageRequest]) -> None:

@@ -70,5 +70,5 @@ class NCCLPointToPoint(SharedChannelResources):
         if self.closed:
             return
         self.closed = True
-        run_in_threads([pair.closer() for pair in self._pairs.values()])
+        run_in_threads([pair.closer() for pair in self._pairs.values()], self.streams)
         self.message_transport.close()

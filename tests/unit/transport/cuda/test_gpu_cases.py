@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from asyncddp.device.streams import StreamOrdering
-from tests.gpu import cases, conformance, short_run
+from tests.gpu import cases, conformance, short_run, thread_cases
 from tests.gpu.places import PretendedGPU, on_a_pretended_gpu
 from tests.gpu.pretended import Pretended, pretended_gpu, waits
-from tests.support import LoopbackWorld, RanksFailedError, on
+from tests.support import FileEvent, LoopbackWorld, RanksFailedError, on
 
 pytestmark = pytest.mark.training
 
@@ -83,6 +83,11 @@ def test_a_verb_that_keeps_to_no_order_is_found(place, ranks, monkeypatch):
 def test_a_graph_between_two_verbs(place, ranks):
     """A replayed graph reads what the verb before it wrote, and the next verb its result."""
     ranks.run(cases.graphed, place, 3)
+
+
+def test_a_capture_beside_a_verb(place, ranks, tmp_path):
+    """The progress thread serves a verb from start to end while its caller does other work."""
+    ranks.run(thread_cases.beside_a_capture, place, FileEvent(tmp_path / "begun"))
 
 
 def test_no_verb_makes_the_host_wait(place, ranks):

@@ -265,7 +265,7 @@ def test_a_stream_is_nobody_else_s_blocks_nothing_and_is_kept(monkeypatch):
     monkeypatch.setattr(nccl_library, "_KEPT_STREAMS", kept)
     monkeypatch.setattr(torch.cuda, "device", Device)
     monkeypatch.setattr(torch.cuda, "ExternalStream", lambda *given: given)
-    monkeypatch.setattr(torch.cuda, "stream", lambda given: ("current", given))
+    monkeypatch.setattr(nccl_library, "use_stream", lambda given: ("current", given))
     device = torch.device("cuda", 3)
     current = library().stream(device)
     assert seen == [device, ("made", True), "left"]

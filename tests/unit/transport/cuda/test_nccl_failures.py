@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from asyncddp.device.streams import HostStreams
 from asyncddp.errors import MismatchError, PeerError
 from asyncddp.transport.cuda.nccl.communicator import communicator_budget, run_in_threads
 from asyncddp.transport.cuda.nccl.cupy_bindings import CHANNELS
@@ -264,7 +265,7 @@ def test_what_takes_too_long_is_left_to_its_thread():
     """``run_in_threads`` returns at its timeout and leaves calls that still run."""
     forever = threading.Event()
     begun = time.monotonic()
-    run_in_threads([forever.wait, forever.wait, lambda: None], timeout=0.1)
+    run_in_threads([forever.wait, forever.wait, lambda: None], HostStreams(), timeout=0.1)
     assert 0.1 <= time.monotonic() - begun < SECONDS / 2
     forever.set()
 

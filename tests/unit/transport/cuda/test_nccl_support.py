@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 import torch
 
-from asyncddp.device.streams import StreamRole
+from asyncddp.device.streams import HostStreams, StreamRole
 from asyncddp.transport.cuda.nccl.communicator import BYTE, nccl_group, open_in_thread
 from asyncddp.transport.cuda.nccl.coordination_messages import RequestDescriptor
 from asyncddp.transport.cuda.nccl.match_table import MatchTable
@@ -30,7 +30,7 @@ class Ranks:
         for one, other in pairs:
             identity = self.bindings[one].nccl.get_unique_id()
             openings = [
-                open_in_thread(partial(self._made, rank, identity, place))
+                open_in_thread(partial(self._made, rank, identity, place), HostStreams())
                 for place, rank in enumerate((one, other))
             ]
             while not all(opening.done() for opening in openings):
