@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+import itertools
 
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from asyncddp.serialization import pack, unpack
 from asyncddp.transport.cuda.ipc.ipc_transport import CudaIPCTransport
 from asyncddp.transport.loopback import LoopbackTransport
 from tests.support.simulated_streams import SimulatedStreams
@@ -15,15 +19,34 @@ NEVER = 10**9
 
 
 class Device(SimulatedStreams):
-    """A device beside others: while one is waited for all of them go on."""
+    """A device beside others: while one is waited for all of them go on.
 
-    def __init__(self, laziness, beside):
+    It holds its ranks to the rules of CUDA IPC: what was exported is not freed while a peer has it
+    open, and a token is opened once. Memory whose size is in ``long`` has a long token.
+    """
+
+    def __init__(self, laziness, beside, exports):
         super().__init__(laziness)
-        self.beside = beside
+        self.beside, self.exports, self.long = beside, exports, set()
         beside.append(self)
 
     def go_on(self):
+        for number, (memory, openings) in self.exports.items():
+            mapped = not all(opening.expired() for opening in openings)
+            assert not (mapped and memory.expired()), f"export {number} was freed while it is open"
         return any([SimulatedStreams.go_on(device) for device in self.beside])
+
+    def export_memory(self, tensor):
+        inner, number = super().export_memory(tensor), len(self.exports)
+        self.exports[number] = StorageWeakRef(tensor.untyped_storage()), []
+        return pack((number, inner, b"x" * (5000 if tensor.nbytes in self.long else 0)))
+
+    def import_memory(self, token):
+        number, inner, _ = unpack(token, tuple[int, bytes, bytes], "a token")
+        assert not self.exports[number][1], f"the token of export {number} was opened before"
+        memory = super().import_memory(inner)
+        self.exports[number][1].append(StorageWeakRef(memory.untyped_storage()))
+        return memory
 
 
 class Pair:
@@ -31,9 +54,9 @@ class Pair:
 
     def __init__(self, near=(0, 1), laziness=0, size=2):
         ends, notes, answers = (LoopbackTransport.group(size) for _ in range(3))
-        self.devices = []
+        self.devices, exports = [], {}
         for _ in range(size):
-            Device(laziness, self.devices)
+            Device(laziness, self.devices, exports)
         self.transports = [
             CudaIPCTransport(
                 ends[place], streams, set(near) - {place}, notes[place], answers[place]
@@ -44,6 +67,12 @@ class Pair:
     def work(self):
         """The devices do one thing each; whether there was one."""
         return self.devices[0].go_on()
+
+    def drive(self, *ranks):
+        """Let some ranks handle their messages, as any request of theirs does."""
+        for _, rank in itertools.product(range(4), ranks or range(len(self.transports))):
+            self.transports[rank]._drive_tasks()
+            self.work()
 
     def finish(self, *transfers):
         """Wait for transfers while the devices work."""

@@ -17,7 +17,7 @@ each stage in order. A send ends with TRANSFER, a receive begins with it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -42,58 +42,51 @@ class PipelineStage(Enum):
 
 
 class StagingPlan(NamedTuple):
-    """Plan of a transfer through pinned memory: what is read, transferred and written, and how."""
+    """Plan of a transfer through pinned memory: what is read, transferred and written, and how.
 
-    read: torch.Tensor | None  # bytes on the device, flat
-    write: torch.Tensor | None  # bytes on the device, flat
-    piece_bytes: int  # of a piece, or of its columns; 0 for all at once, in buffers apart
-    start_transfer: Callable[[torch.Tensor, torch.Tensor], Request]
-    """Starts the transfer of a piece: takes the bytes that were read and those to write next, in
-    pinned memory; the same bytes where there are several pieces."""
+    Piece k is bytes ``k * piece_bytes`` to ``(k + 1) * piece_bytes`` of every part that is read
+    or written; parts that have ended before add none.
+    """
+
+    read: Sequence[torch.Tensor]  # parts of one tensor on the device, as flat bytes
+    write: Sequence[torch.Tensor]
+    piece_bytes: int
+    start_transfer: Callable[[StagedPiece], Request]
     order_key: Hashable  # requests with equal keys are transferred one after the other
     must_finish: bool = False  # True if it goes on when abandoned: its receiver counts on it
-    parts: int = 0
-    """Into how many equal parts what is read is cut, where a piece is the same columns of each, and
-    is written as one such part; 0 where pieces lie one behind the other."""
+    apart: bool = False  # True if what is read and what is written may not share pinned memory
 
     @property
     def stages(self) -> tuple[PipelineStage, ...]:
         """The stages of each piece."""
-        first = () if self.read is None else (PipelineStage.READ,)
-        last = () if self.write is None else (PipelineStage.WRITE,)
+        first = (PipelineStage.READ,) if self.read else ()
+        last = (PipelineStage.WRITE,) if self.write else ()
         return (*first, PipelineStage.TRANSFER, *last)
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """Numbers of bytes read and written; where one is none, that of the other."""
-        sizes = [side.nbytes for side in (self.read, self.write) if side is not None] or [0]
-        return sizes[0], sizes[-1]
 
     @property
     def pieces(self) -> int:
         """Number of pieces, at least one."""
-        return max(1, -(-self.width // self.piece_bytes)) if self.piece_bytes else 1
-
-    @property
-    def width(self) -> int:
-        """Bytes of what is cut into pieces: of a part, or of all."""
-        return self.sizes[0] // (self.parts or 1)
+        longest = max([part.nbytes for part in (*self.read, *self.write)], default=0)
+        return max(1, -(-longest // self.piece_bytes))
 
 
-class _StagedPiece:
+class StagedPiece:
+    """One piece of a transfer: its parts on the device, and the pinned memory for them."""
+
     def __init__(self, plan: StagingPlan, number: int, pool: FreeList[torch.Tensor]) -> None:
-        rows, width = plan.parts or 1, plan.width
-        self.number, self.start = number, number * plan.piece_bytes
-        columns = min(plan.piece_bytes, width - self.start) if plan.piece_bytes else width
-        send_bytes = rows * columns
-        apart = plan.piece_bytes == 0 or plan.parts > 0  # what is read, and what is written
-        offset = -(-send_bytes // _ALIGNMENT) * _ALIGNMENT if apart else 0
-        receive_bytes = columns if plan.piece_bytes else plan.sizes[1]
+        start, end = number * plan.piece_bytes, (number + 1) * plan.piece_bytes
+        self.number = number
+        self.read = [part[start:end] for part in plan.read]
+        self.write = [part[start:end] for part in plan.write]
+        send_bytes, receive_bytes = (
+            sum(min(part.nbytes, plan.piece_bytes) for part in side)  # of the first, the largest
+            for side in (plan.read, plan.write)
+        )
+        offset = -(-send_bytes // _ALIGNMENT) * _ALIGNMENT if plan.apart else 0
         size = max(_MIN_BUFFER_BYTES, send_bytes, offset + receive_bytes)
         self.buffer = pool.take(1 << (size - 1).bit_length())  # the pool holds few sizes
-        self.send_buffer = self.buffer[:send_bytes]
-        self.receive_buffer = self.buffer[offset : offset + receive_bytes]
-        self.rows = self.send_buffer.view(rows, columns)
+        self.send_buffer = self.buffer[: sum(part.nbytes for part in self.read)]
+        self.receive_buffer = self.buffer[offset:][: sum(part.nbytes for part in self.write)]
         self.stage = -1
         self.waiting_for: DeviceEvent | Request | None = None
 
@@ -112,7 +105,7 @@ class StagedRequest:
         self.plan, self.order_key, self._streams, self._pool = plan, plan.order_key, streams, pool
         self._drive, self._on_abandon = drive, on_abandon
         self._stages, self._pieces = plan.stages, plan.pieces
-        self._in_flight: deque[_StagedPiece] = deque()
+        self._in_flight: deque[StagedPiece] = deque()
         self._transfers: dict[int, Request] = {}
         self._num_begun = self._num_ended = self.num_transferred = 0
         self._problem: PeerError | None = None
@@ -161,7 +154,7 @@ class StagedRequest:
     def _advance_all(self, first: bool) -> bool:
         """Start pieces up to the most in flight, and advance all; return if there is new room."""
         while self._num_begun < self._pieces and len(self._in_flight) < MAX_PIECES_IN_FLIGHT:
-            piece = _StagedPiece(self.plan, self._num_begun, self._pool)
+            piece = StagedPiece(self.plan, self._num_begun, self._pool)
             self._num_begun += 1
             self._in_flight.append(piece)
             if self._stages[0] is PipelineStage.READ:
@@ -175,7 +168,7 @@ class StagedRequest:
             self._num_ended += 1
         return self._num_ended > before and not self.over
 
-    def _advance_piece(self, piece: _StagedPiece, first: bool) -> None:
+    def _advance_piece(self, piece: StagedPiece, first: bool) -> None:
         stages = self._stages
         while piece.stage < len(stages) and (piece.waiting_for is None or piece.waiting_for.done()):
             self._transfers.pop(piece.number, None)
@@ -188,24 +181,20 @@ class StagedRequest:
                 return
             self._enter_stage(piece)
 
-    def _enter_stage(self, piece: _StagedPiece) -> None:
+    def _enter_stage(self, piece: StagedPiece) -> None:
         piece.stage += 1
-        plan, stage = self.plan, self._stages[piece.stage]
+        stage, streams = self._stages[piece.stage], self._streams
         if stage is PipelineStage.TRANSFER:
             self.num_transferred += 1
-            piece.waiting_for = self._transfers[piece.number] = plan.start_transfer(
-                piece.send_buffer, piece.receive_buffer
-            )
-        elif stage is PipelineStage.READ and plan.read is not None:
-            for number, row in enumerate(piece.rows):
-                start = number * plan.width + piece.start
-                self._copy(row, plan.read[start : start + row.nbytes], StreamRole.DEVICE_TO_HOST)
-            piece.waiting_for = self._streams.record_event(StreamRole.DEVICE_TO_HOST)
-        elif plan.write is not None:
-            out = plan.write[piece.start : piece.start + piece.receive_buffer.nbytes]
-            self._copy(out, piece.receive_buffer, StreamRole.HOST_TO_DEVICE)
-            piece.waiting_for = self._streams.record_event(StreamRole.HOST_TO_DEVICE)
-
-    def _copy(self, out: torch.Tensor, source: torch.Tensor, role: StreamRole) -> None:
-        if out.nbytes:
-            self._streams.copy(out, source, role)
+            piece.waiting_for = self._transfers[piece.number] = self.plan.start_transfer(piece)
+            return
+        reads = stage is PipelineStage.READ
+        role = StreamRole.DEVICE_TO_HOST if reads else StreamRole.HOST_TO_DEVICE
+        parts, pinned = (
+            (piece.read, piece.send_buffer) if reads else (piece.write, piece.receive_buffer)
+        )
+        rooms = torch.split(pinned, [part.nbytes for part in parts])
+        for part, room in zip(parts, rooms, strict=True):
+            if part.nbytes:
+                streams.copy(room if reads else part, part if reads else room, role)
+        piece.waiting_for = streams.record_event(role)

@@ -17,7 +17,7 @@ from asyncddp.tensors.free_list import FreeList
 from asyncddp.transport.base import Request, Transport
 from asyncddp.transport.cuda.device_transport import DeviceTransport
 from asyncddp.transport.cuda.ordered_requests import OrderedRequests
-from asyncddp.transport.cuda.staged_pipeline import StagedRequest, StagingPlan
+from asyncddp.transport.cuda.staged_pipeline import StagedPiece, StagedRequest, StagingPlan
 
 _PIECE = 1 << 22  # bytes; the same on all ranks
 _PIECE_ALIGNMENT = 64  # bytes: whole elements of every dtype, and where parts of a buffer begin
@@ -56,18 +56,18 @@ class CudaStagedTransport(DeviceTransport):
     def isend(self, data: torch.Tensor, peer: int, tag: int) -> Request:
         """Send in pieces, each once it has been copied to the host."""
 
-        def transfer(send_buffer: torch.Tensor, _: torch.Tensor) -> Request:
-            return self.base.isend(send_buffer, peer, tag)
+        def transfer(piece: StagedPiece) -> Request:
+            return self.base.isend(piece.send_buffer, peer, tag)
 
-        return self._start(as_bytes(data), None, transfer, ("to", peer, tag), must_finish=True)
+        return self._start([as_bytes(data)], [], transfer, ("to", peer, tag), must_finish=True)
 
     def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Request:
         """Receive the same pieces, and copy each to the device once it has arrived."""
 
-        def transfer(_: torch.Tensor, receive_buffer: torch.Tensor) -> Request:
-            return self.base.irecv(receive_buffer, peer, tag)
+        def transfer(piece: StagedPiece) -> Request:
+            return self.base.irecv(piece.receive_buffer, peer, tag)
 
-        return self._start(None, as_bytes(out), transfer, ("from", peer, tag))
+        return self._start([], [as_bytes(out)], transfer, ("from", peer, tag))
 
     def iallreduce(
         self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
@@ -75,74 +75,78 @@ class CudaStagedTransport(DeviceTransport):
         """Sum over ranks piece by piece."""
         into, dtype = tensor if out is None else out, tensor.dtype
         return self._start(
-            as_bytes(tensor),
-            as_bytes(into),
-            lambda send_buffer, _: self.base.iallreduce(send_buffer.view(dtype), None, divisor),
+            [as_bytes(tensor)],
+            [as_bytes(into)],
+            lambda piece: self.base.iallreduce(piece.send_buffer.view(dtype), None, divisor),
         )
 
     def ireduce_scatter(
         self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
     ) -> Request:
-        """Sum the same columns of all parts, piece by piece."""
+        """Sum piece by piece, each of which is the same elements of all parts."""
         dtype = tensor.dtype
         return self._start(
-            as_bytes(tensor),
-            as_bytes(out),
-            lambda send_buffer, receive_buffer: self.base.ireduce_scatter(
-                send_buffer.view(dtype), receive_buffer.view(dtype), divisor
+            torch.split(as_bytes(tensor), [out.nbytes] * self.size),
+            [as_bytes(out)],
+            lambda piece: self.base.ireduce_scatter(
+                piece.send_buffer.view(dtype), piece.receive_buffer.view(dtype), divisor
             ),
-            parts=self.size,
+            apart=True,
         )
 
     def ibroadcast(self, tensor: torch.Tensor, root: int) -> Request:
         """Broadcast piece by piece: the root only reads, the others only write."""
-        flat, mine = as_bytes(tensor), root == self.rank
+        flat, mine = [as_bytes(tensor)], root == self.rank
         return self._start(
-            flat if mine else None,
-            None if mine else flat,
-            lambda send_buffer, _: self.base.ibroadcast(send_buffer, root),
+            flat if mine else [],
+            [] if mine else flat,
+            lambda piece: self.base.ibroadcast(
+                piece.send_buffer if mine else piece.receive_buffer, root
+            ),
         )
 
     def iallgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
-        """Gather all at once."""
-        dtype = tensor.dtype
+        """Gather piece by piece, each of which is the same elements of every rank's part."""
+        dtype, size = tensor.dtype, tensor.element_size()
         return self._start(
-            as_bytes(tensor),
-            as_bytes(out),
-            lambda send_buffer, receive_buffer: self.base.iallgather(
-                send_buffer.view(dtype), receive_buffer.view(dtype), counts
+            [as_bytes(tensor)],
+            torch.split(as_bytes(out), [count * size for count in counts]),
+            lambda piece: self.base.iallgather(
+                piece.send_buffer.view(dtype),
+                piece.receive_buffer.view(dtype),
+                [part.nbytes // size for part in piece.write],
             ),
-            whole=True,
+            apart=True,
         )
 
     def ibarrier(self) -> Request:
         """Start a barrier of the host transport, in order with the collectives."""
-        return self._start(None, None, lambda *_: self.base.ibarrier())
+        return self._start([], [], lambda _: self.base.ibarrier())
 
     def _start(
         self,
-        read: torch.Tensor | None,
-        write: torch.Tensor | None,
-        start_transfer: Callable[[torch.Tensor, torch.Tensor], Request],
+        read: Sequence[torch.Tensor],
+        write: Sequence[torch.Tensor],
+        start_transfer: Callable[[StagedPiece], Request],
         order_key: Hashable = "collective",
         *,
-        whole: bool = False,
         must_finish: bool = False,
-        parts: int = 0,
+        apart: bool = False,
     ) -> Request:
         if order_key == "collective":
             self.require_collectives()
         streams = self.streams
         preceding = streams.record_event(StreamRole.COMPUTE)
-        for tensor, role in ((read, StreamRole.DEVICE_TO_HOST), (write, StreamRole.HOST_TO_DEVICE)):
-            if tensor is not None:
+        for parts, role in ((read, StreamRole.DEVICE_TO_HOST), (write, StreamRole.HOST_TO_DEVICE)):
+            if parts:
                 streams.wait_event(role, preceding)
-                streams.record_stream(tensor, role)
-        room = _PIECE // (parts + 1)  # what is read and what is written share a buffer
-        piece_bytes = 0 if whole else max(_PIECE_ALIGNMENT, room - room % _PIECE_ALIGNMENT)
-        plan = StagingPlan(read, write, piece_bytes, start_transfer, order_key, must_finish, parts)
-        drive = self._requests.advance
-        staged = StagedRequest(plan, streams, self.pool, drive, self._note_abandoned)
+                streams.record_stream(parts[0], role)  # holds the memory of all of them
+        room = _PIECE // (len(read) + len(write)) if apart else _PIECE
+        piece_bytes = max(_PIECE_ALIGNMENT, room - room % _PIECE_ALIGNMENT)
+        plan = StagingPlan(read, write, piece_bytes, start_transfer, order_key, must_finish, apart)
+        staged = StagedRequest(
+            plan, streams, self.pool, self._requests.advance, self._note_abandoned
+        )
         self._requests.append(staged)
         self._requests.advance()
         return staged

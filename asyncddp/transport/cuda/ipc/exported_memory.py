@@ -1,11 +1,20 @@
-"""GPU memory that peers can map by CUDA IPC: pooled buffers, and user tensors sent repeatedly."""
+"""GPU memory that peers can map by CUDA IPC: pooled buffers, and user tensors sent repeatedly.
+
+What CUDA does is undefined where memory is freed by ``cudaFree`` while a peer has it mapped.
+Buffers are therefore kept until all importers have closed them. A user's tensor cannot be kept:
+exporting its own storage would end its ``record_stream``, and an alias does not hold memory. Once
+it is freed, its importers are told to close it when any request is driven; until then torch's
+allocator keeps its segment, unless ``torch.cuda.empty_cache()``, which has no hook and begins each
+capture of a graph, or a failed allocation frees it. The mappings that are left then are not read,
+as those that UCX keeps, and CUDA gives new memory at that address another handle. Memory of
+expandable segments lives as long as its last mapping.
+"""
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,6 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from asyncddp.device.streams import DeviceEvent, DeviceStreams, InterprocessEvent, StreamRole
 from asyncddp.tensors.free_list import FreeList
+from asyncddp.transport.cuda.ipc.ipc_messages import ALL_MEMORY, MAX_TOKEN_BYTES
 
 logger = logging.getLogger("asyncddp")
 
@@ -47,14 +57,19 @@ class ExportedMemory:
 
     memory: torch.Tensor  # the bytes of a whole storage
     memory_id: int  # by which peers identify it
-    tokens: dict[int, bytes] = field(default_factory=dict)  # for each peer that was told of it
+    tokens: dict[int, bytes] = field(default_factory=dict)  # for each peer that may map it
     reads: list[EventPair] = field(default_factory=list)  # acknowledged, but not waited for yet
     pending_acks: int = 0  # done messages to come
 
     def token(self, peer: int, streams: DeviceStreams) -> bytes:
-        """Return the export token of the memory for one peer."""
+        """Return the export token of the memory for one peer; a RuntimeError if there is none."""
         if peer not in self.tokens:
-            self.tokens[peer] = streams.export_memory(self.memory)
+            token = streams.export_memory(self.memory)
+            if len(token) > MAX_TOKEN_BYTES:
+                raise RuntimeError(
+                    f"expected a handle of at most {MAX_TOKEN_BYTES} bytes, got {len(token)}"
+                )
+            self.tokens[peer] = token
         return self.tokens[peer]
 
 
@@ -68,14 +83,18 @@ class _SentStorage(NamedTuple):
 
 
 class ExportedMemoryPool:
-    """Pool of the GPU memory that one rank lets its peers map and read by CUDA IPC."""
+    """Pool of the GPU memory that one rank lets its peers map and read by CUDA IPC.
 
-    def __init__(self, streams: DeviceStreams) -> None:
-        self._streams = streams
+    ``request_close`` tells a peer to close the memory of an id.
+    """
+
+    def __init__(self, streams: DeviceStreams, request_close: Callable[[int, int], None]) -> None:
+        self._streams, self._request_close = streams, request_close
         self._memory_ids = itertools.count()
         self.buffers = FreeList(self._allocate, oldest_first=True)  # peers have time to read
         self._sent_storages: dict[int, _SentStorage] = {}
-        self.retired: dict[int, list[int]] = defaultdict(list)  # ids that peers must be told of
+        self.retired: dict[int, ExportedMemory] = {}  # by id, until all importers have closed it
+        self.left: set[int] = set()  # peers that import nothing any more
 
     def take(self, size: int, pending_acks: int) -> ExportedMemory:
         """Take a buffer of at least ``size`` bytes, which the compute stream may write.
@@ -112,8 +131,7 @@ class ExportedMemoryPool:
             self._forget(key)
             known = None
         if known is None:
-            for gone in [key for key, sent in self._sent_storages.items() if sent.weak.expired()]:  # type: ignore[no-untyped-call]
-                self._forget(gone)
+            self.retire_freed(len(self._sent_storages))
             self._sent_storages[key] = _SentStorage(StorageWeakRef(storage), place)  # type: ignore[no-untyped-call]
             return None
         if known.not_exportable:
@@ -131,13 +149,32 @@ class ExportedMemoryPool:
         self._sent_storages[key] = known._replace(exported=exported)
         return exported
 
+    def retire_freed(self, most: int = 1) -> None:
+        """Retire exported storages that no longer exist, of ``most`` that were checked last."""
+        for key in list(itertools.islice(self._sent_storages, most)):
+            if self._sent_storages[key].weak.expired():  # type: ignore[no-untyped-call]
+                self._forget(key)
+            else:
+                self._sent_storages[key] = self._sent_storages.pop(key)
+
+    def confirm_closed(self, peer: int, memory_id: int) -> None:
+        """Note that a peer has closed memory, or all of it."""
+        if memory_id == ALL_MEMORY:
+            self.left.add(peer)
+        for number, exported in list(self.retired.items()):
+            if memory_id in (number, ALL_MEMORY):
+                exported.tokens.pop(peer, None)
+                if not exported.tokens:
+                    del self.retired[number]
+
     def close(self) -> None:
         """Free the buffers and exported storages."""
         self.buffers.clear()
         self._sent_storages.clear()
+        self.retired.clear()
 
     def _forget(self, key: int) -> None:
-        """Drop a storage that no longer exists, and schedule notice to peers."""
+        """Drop a storage that no longer exists."""
         known = self._sent_storages.pop(key)
         if known.exported is not None:
             self._retire(known.exported)
@@ -148,5 +185,10 @@ class ExportedMemoryPool:
         buffer.reads.clear()
 
     def _retire(self, exported: ExportedMemory) -> None:
-        for peer in exported.tokens:
-            self.retired[peer].append(exported.memory_id)
+        """Have the importers close memory that is not used again, and keep it until they have."""
+        peers = exported.tokens.keys() - self.left
+        exported.tokens = {peer: exported.tokens[peer] for peer in peers}
+        if peers:
+            self.retired[exported.memory_id] = exported
+        for peer in peers:
+            self._request_close(peer, exported.memory_id)

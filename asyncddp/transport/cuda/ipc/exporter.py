@@ -10,6 +10,7 @@ import torch
 
 from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamRole
 from asyncddp.errors import PeerError
+from asyncddp.serialization import pack, unpack
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.transport.base import Request, Transport
 from asyncddp.transport.cuda.device_transport import ExportRequest
@@ -18,7 +19,7 @@ from asyncddp.transport.cuda.ipc.exported_memory import (
     ExportedMemory,
     ExportedMemoryPool,
 )
-from asyncddp.transport.cuda.ipc.ipc_messages import MAX_RETIRED_IDS, DoneMessage, ReadyMessage
+from asyncddp.transport.cuda.ipc.ipc_messages import DoneMessage, ReadyMessage
 from asyncddp.transport.cuda.ipc.tasks import SendTask, TaskSteps
 from asyncddp.transport.cuda.ordered_requests import OrderedRequests
 
@@ -36,11 +37,11 @@ class PendingReadByPeer:
     peer: int
     event_pair: EventPair
     send_request: Request  # of the ready message
-    done_request: Request  # of the done message, which comes into the message buffer
+    done_request: Request  # of the done message, if one will come into the message buffer
     message_buffer: torch.Tensor
     buffer: ExportedMemory | None  # None where the user's tensor is exported itself
-    over: bool = False
     problem: PeerError | None = None
+    over: bool = False
 
     def poll(self) -> bool:
         """Return whether the done message has come, or never will."""
@@ -61,7 +62,8 @@ class MemoryExporter:
     """Exports GPU tensors, or copies of them, by CUDA IPC for peers to read in place.
 
     It announces memory to a peer by a ready message and waits for the peer's done message. Both
-    kinds go by a host transport each.
+    kinds go by a host transport each; control messages beside them name memory to close, and
+    memory that the peer has closed.
     """
 
     def __init__(
@@ -72,8 +74,11 @@ class MemoryExporter:
         tasks: OrderedRequests,
         drive: Callable[[], None],
     ) -> None:
-        self._streams, self.memory = streams, ExportedMemoryPool(streams)
+        self._streams = streams
         self._ready_transport, self._done_transport = ready_transport, done_transport
+        self.memory = ExportedMemoryPool(
+            streams, lambda peer, memory_id: ready_transport.post(peer, pack(memory_id))
+        )
         self._tasks, self._drive_all = tasks, drive
         self._event_pairs: dict[int, list[EventPair]] = defaultdict(list)
         self._made: list[EventPair] = []
@@ -103,29 +108,38 @@ class MemoryExporter:
         """
         event_pair = self._take_event_pair(peer)
         event_pair.ready.record(StreamRole.COMPUTE)
-        retired = self.memory.retired[peer]
+        token, problem = b"", None
+        try:
+            token = b"" if exported is None else exported.token(peer, self._streams)
+        except (RuntimeError, OSError) as error:
+            problem = PeerError(
+                f"GPU memory cannot be exported to rank {peer}: {error}. "
+                "Leave cuda_ipc out of ASYNCDDP_DEVICE_WIRES"
+            )
         message = ReadyMessage(
             event_pair=event_pair.number,
             ready=event_pair.ready.handle,
             memory_id=-1 if exported is None else exported.memory_id,
-            token=b"" if exported is None else exported.token(peer, self._streams),
+            token=token,
             offset=offset,
             size=size,
             last=last,
-            retired=tuple(retired[:MAX_RETIRED_IDS]),
         )
-        del retired[:MAX_RETIRED_IDS]
         answer = DoneMessage.allocate_buffer()
-        done_request = self._done_transport.irecv(answer, peer, tag)
         sent = self._ready_transport.isend(message.encode(), peer, tag)
+        done = self._done_transport.irecv(answer, peer, tag) if problem is None else sent
         pending_read = PendingReadByPeer(
-            peer, event_pair, sent, done_request, answer, exported if buffer else None
+            peer, event_pair, sent, done, answer, exported if buffer else None, problem
         )
         self._pending_reads.append(pending_read)
         return pending_read
 
     def drive(self) -> None:
-        """Handle the done messages that have come."""
+        """Handle the messages that have come, and retire memory that no longer exists."""
+        for peer, message in self._done_transport.poll():
+            closed = unpack(message, int, f"what rank {peer} says of memory that it had open")
+            self.memory.confirm_closed(peer, closed)
+        self.memory.retire_freed()
         ended = [pending_read for pending_read in self._pending_reads if pending_read.poll()]
         if not ended:
             return

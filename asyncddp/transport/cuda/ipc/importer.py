@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from asyncddp.device.streams import (
     DeviceEvent,
@@ -17,22 +17,23 @@ from asyncddp.device.streams import (
     empty_on,
 )
 from asyncddp.errors import PeerError
+from asyncddp.serialization import pack, unpack
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.transport.base import Request, Transport, has_ended
-from asyncddp.transport.cuda.ipc.ipc_messages import DoneMessage, ReadyMessage
+from asyncddp.transport.cuda.ipc.ipc_messages import ALL_MEMORY, DoneMessage, ReadyMessage
 from asyncddp.transport.cuda.ipc.tasks import ImportTask, ReceiveTask, TaskSteps
 from asyncddp.transport.cuda.ordered_requests import OrderedRequests
 
 _ReceiveTaskT = TypeVar("_ReceiveTaskT", ReceiveTask, ImportTask)
-_MAX_OPEN = 512  # pieces of memory that are kept open
 
 
 @dataclass(eq=False)
 class _ImportedMemory:
-    """GPU memory of a peer that is mapped into this process."""
+    """GPU memory of a peer that is mapped into this process, until its owner retires it."""
 
     memory: torch.Tensor
+    storage: StorageWeakRef
     users: int = 0  # ready messages about it without a done message yet
     read: DeviceEvent | None = None  # after which nothing reads it
 
@@ -40,11 +41,18 @@ class _ImportedMemory:
         """Return whether the device has done all reads that were recorded."""
         return self.read is None or self.read.done()
 
+    def close(self) -> bool:
+        """Close the memory if nothing reads it; return whether it is closed."""
+        if not self.users and self.reads_ended():
+            self.memory = empty((0,), torch.uint8)
+        return bool(self.storage.expired())  # type: ignore[no-untyped-call]
+
 
 class MemoryImporter:
     """Importer of peers' GPU tensors, which it copies or lets the caller read in mapped memory.
 
     It receives ready messages, and tells the peers once all reads of their memory are queued.
+    ``imported`` has what is mapped, by peer and number.
     """
 
     def __init__(
@@ -57,15 +65,11 @@ class MemoryImporter:
     ) -> None:
         self._streams, self._tasks, self._drive_all = streams, tasks, drive
         self._ready_transport, self._done_transport = ready_transport, done_transport
-        self._imported: OrderedDict[tuple[int, int], _ImportedMemory] = OrderedDict()
-        self._closing: list[_ImportedMemory] = []
+        self.imported: dict[tuple[int, int], _ImportedMemory] = {}
+        self._retired: list[tuple[int, int]] = []  # by their owners, and not closed yet
         self._ready: dict[tuple[int, int], tuple[bytes, DeviceEvent]] = {}
         self._read_events: dict[tuple[int, int], InterprocessEvent] = {}
         self._outgoing: list[Request] = []
-
-    def __len__(self) -> int:
-        """Return the number of imported pieces of memory."""
-        return len(self._imported) + len(self._closing)
 
     def take(self, peer: int, message: ReadyMessage) -> torch.Tensor:
         """Import the bytes of a ready message; the compute stream waits until they are ready."""
@@ -77,8 +81,6 @@ class MemoryImporter:
                 f"the memory that rank {peer} shows on its device cannot be opened: {error}. "
                 "Leave cuda_ipc out of ASYNCDDP_DEVICE_WIRES"
             ) from error
-        for memory_id in message.retired:
-            self._close((peer, memory_id))
         return source
 
     def acknowledge(self, peer: int, tag: int, message: ReadyMessage) -> None:
@@ -88,41 +90,55 @@ class MemoryImporter:
         if read_event is None:
             read_event = self._read_events[key] = self._streams.create_interprocess_event()
         read_event.record(StreamRole.COMPUTE)
-        imported = self._imported.get((peer, message.memory_id))
+        imported = self.imported.get((peer, message.memory_id))
         if imported is not None:
             imported.users, imported.read = imported.users - 1, read_event
         answer = DoneMessage(message.event_pair, read_event.handle).encode()
         self._outgoing.append(self._done_transport.isend(answer, peer, tag))
 
     def drive(self) -> None:
-        """Advance done messages, and close memory that nothing reads any more."""
+        """Advance done messages, and close retired memory that nothing reads any more."""
         if self._outgoing:
             self._outgoing = [transfer for transfer in self._outgoing if not has_ended(transfer)]
-        if self._closing:
-            with self._streams.stream_context(StreamRole.HOST_TO_DEVICE):  # which is idle
-                self._closing = [one for one in self._closing if not one.reads_ended()]
+        for peer, message in self._ready_transport.poll():
+            memory_id = unpack(message, int, f"what rank {peer} says of its memory")
+            self._retired.append((peer, memory_id))
+        if self._retired:
+            self._close(self._retired)
+            closed = [key for key in self._retired if key not in self.imported]
+            self._retired = [key for key in self._retired if key in self.imported]
+            for peer, memory_id in closed:
+                self._done_transport.post(peer, pack(memory_id))
 
-    def close(self) -> None:
-        """Close all memory that nothing reads any more."""
-        for key in list(self._imported):
-            self._close(key)
-        self.drive()
+    def close(self, peers: Collection[int]) -> None:
+        """Close all memory that nothing reads any more, and tell peers that nothing is open."""
+        self._close(list(self.imported))
+        for peer in set(peers) - {peer for peer, _ in self.imported}:
+            self._done_transport.post(peer, pack(ALL_MEMORY))
+
+    def _close(self, keys: Collection[tuple[int, int]]) -> None:
+        """Close the memory of keys that nothing reads any more, and forget it."""
+        with self._streams.stream_context(StreamRole.HOST_TO_DEVICE):  # which is idle
+            for key in keys:
+                if key in self.imported and self.imported[key].close():
+                    del self.imported[key]
 
     @property
     def busy(self) -> bool:
         """True if done messages or reads are pending."""
-        return bool(self._outgoing) or not all(one.reads_ended() for one in self._imported.values())
+        return bool(self._outgoing) or not all(one.reads_ended() for one in self.imported.values())
 
     def _bytes(self, peer: int, message: ReadyMessage) -> torch.Tensor:
         if message.memory_id < 0:
             return empty((0,), torch.uint8, self._streams.device)
         key = peer, message.memory_id
-        imported = self._imported.get(key)
+        imported = self.imported.get(key)
         if imported is None:
+            if not message.token:
+                raise RuntimeError("its device's libraries cannot export it")
             memory = self._streams.import_memory(message.token)
-            imported = self._imported[key] = _ImportedMemory(memory)
-            self._make_room()
-        self._imported.move_to_end(key)
+            storage = StorageWeakRef(memory.untyped_storage())  # type: ignore[no-untyped-call]
+            imported = self.imported[key] = _ImportedMemory(memory, storage)
         imported.users += 1
         return imported.memory[message.offset : message.offset + message.size]
 
@@ -133,17 +149,6 @@ class MemoryImporter:
             event = self._streams.import_event(message.ready)
             self._ready[key] = message.ready, event
         return event
-
-    def _make_room(self) -> None:
-        """Close the least recently used memory, where too much is open."""
-        for key in list(self._imported)[: max(0, len(self._imported) - _MAX_OPEN)]:
-            if not self._imported[key].users and self._imported[key].read is not None:
-                self._close(key)
-
-    def _close(self, key: tuple[int, int]) -> None:
-        imported = self._imported.pop(key, None)
-        if imported is not None:
-            self._closing.append(imported)
 
     def copy(self, out: torch.Tensor, peer: int, tag: int) -> ReceiveTask:
         """Start to copy the tensor that a peer exports; done once it has been copied."""

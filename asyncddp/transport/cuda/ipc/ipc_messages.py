@@ -11,7 +11,6 @@ from typing_extensions import Self
 from asyncddp.serialization import pack, unpack
 from asyncddp.tensors.allocation import empty, make_tensor
 
-MAX_RETIRED_IDS = 100  # in one ready message, so that the handles fit
 _LENGTH_BYTES = 4  # of the length prefix
 
 
@@ -57,11 +56,16 @@ class ReadyMessage(_IPCMessageBase):
     event_pair: int  # its number, between these two ranks in this direction
     ready: bytes  # handle of the event after which the memory can be read
     memory_id: int  # the sender's number of the memory; -1 for an empty tensor
-    token: bytes  # by which the receiver imports the memory
+    token: bytes  # by which the receiver imports the memory; empty if it cannot be exported
     offset: int  # in bytes
     size: int  # in bytes
     last: bool  # whether these are the last bytes of the tensor
-    retired: tuple[int, ...]  # ids of discarded memory, to be closed
+
+
+MAX_TOKEN_BYTES = ReadyMessage.nbytes - 512
+"""Most bytes of a token in a ready message; expandable segments of gigabytes have longer ones."""
+ALL_MEMORY = -1
+"""In place of an id where a rank has closed all memory of a peer, since it leaves."""
 
 
 class DoneMessage(_IPCMessageBase):

@@ -11,7 +11,7 @@ staged. Not run on a GPU yet; tests run it between processes with shared host me
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 import torch
@@ -133,33 +133,35 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
     # progress
 
     def _drive_tasks(self) -> None:
-        self._exporter.drive()
-        self._importer.drive()
-        self._tasks.advance()
+        if not self._closed:
+            self._exporter.drive()
+            self._importer.drive()
+            self._tasks.advance()
 
     def close(self) -> None:
-        """Wait a second at most for peers to read exported memory, and close all transports."""
+        """Wait a second at most for peers to read and close memory, and close all transports."""
         if not self._closed:
-            self._closed = True
+            deadline = time.monotonic() + _CLOSE_TIMEOUT
             with suppress(PeerError):  # an exited peer reads nothing
-                self._drain()
+                self._drive_until(
+                    lambda: not (self._exporter.busy or self._importer.busy), deadline
+                )
             self._tasks.clear()
-            self._importer.close()
-            if not self._exporter.busy:
+            with suppress(PeerError):
+                self._importer.close(self._reachable)
+                self._drive_until(lambda: self._reachable <= self.memory.left, deadline)
+            self._closed = True
+            if self._reachable <= self.memory.left:
                 self.memory.close()
             self._ready_transport.close()
             self._done_transport.close()
         super().close()
 
-    def _drain(self) -> None:
-        """Wait until the peers no longer use exported memory and events, or for the timeout."""
-        missing, attempt, deadline = set(self._reachable), 0, time.monotonic() + _CLOSE_TIMEOUT
-        for peer in self._reachable:
-            self._ready_transport.post(peer, b"")
-        while time.monotonic() < deadline:
-            self._drive_tasks()
-            missing -= {peer for peer, _ in self._ready_transport.poll()}
-            if not (missing or self._exporter.busy or self._importer.busy):
-                return
+    def _drive_until(self, condition: Callable[[], bool], deadline: float) -> None:
+        """Drive all tasks until a condition holds, or until the deadline."""
+        attempt = 0
+        self._drive_tasks()
+        while not condition() and time.monotonic() < deadline:
             self.base.backoff(attempt)
             attempt += 1
+            self._drive_tasks()

@@ -96,7 +96,7 @@ def test_a_lasting_tensor_is_read_where_it_lies_from_the_second_time_on(small):
             pass
         assert torch.equal(mixed, data)
     assert (one.streams.copied, one.memory.buffers.num_allocated) == (4000, 1)
-    assert len(other._importer) == 2, "the copy's buffer and the tensor, each opened once"
+    assert len(other._importer.imported) == 2, "the copy's buffer and the tensor, each opened once"
 
 
 def test_memory_that_cannot_be_exported_is_copied_and_not_tried_again(small, monkeypatch):
@@ -114,39 +114,6 @@ def test_memory_that_cannot_be_exported_is_copied_and_not_tried_again(small, mon
         both.finish(exported)
     assert one.streams.copied == 4 * data.nbytes
     assert len([memory for memory in tried if memory.data_ptr() == data.data_ptr()]) == 1
-
-
-def test_a_tensor_that_is_gone_is_closed_with_the_next_message(small):
-    """Memory freed at the sender is closed at the peer with the next message to it."""
-    both = Pair()
-    one, other = both.transports
-    data = exportable(one, torch.randn(1000))
-    for step in range(2):
-        exported = one.export_tensor(data, {1: step}, lasting=True)[1]
-        both.receive(data, step)
-        both.finish(exported)
-    assert len(other._importer) == 2
-    del data, exported
-    fresh = torch.randn(1000)
-    one.export_tensor(fresh, {1: 9}, lasting=True)
-    both.receive(fresh, 9)
-    assert len(one.memory._sent_storages) == 1
-    other._drive_tasks()
-    assert len(other._importer) == one.memory.buffers.num_allocated == 1, "the buffer is kept open"
-
-
-def test_a_peer_keeps_little_open(small, monkeypatch):
-    """A peer bounds how much memory it keeps open; what it opens again is read right."""
-    monkeypatch.setattr("asyncddp.transport.cuda.ipc.importer._MAX_OPEN", 3)
-    both = Pair()
-    one, other = both.transports
-    tensors = [exportable(one, torch.randn(1000)) for _ in range(6)]
-    for step in range(30):
-        data = tensors[step % 6]
-        exported = one.export_tensor(data, {1: step}, lasting=True)[1]
-        assert torch.equal(both.receive(data, step), data)
-        both.finish(exported)
-    assert len(other._importer) <= 4
 
 
 # order

@@ -113,7 +113,7 @@ def test_an_answer_that_cannot_be_opened_fails_its_own_transfer(monkeypatch):
 def test_handles_that_do_not_fit_are_refused():
     """A message that exceeds its fixed size is refused with that size."""
     with pytest.raises(RuntimeError, match="fit in 4096 bytes, got 5"):
-        ReadyMessage(0, b"", 0, b"x" * 5000, 0, 0, True, ()).encode()
+        ReadyMessage(0, b"", 0, b"x" * 5000, 0, 0, True).encode()
     with pytest.raises(RuntimeError, match="fit in 512 bytes"):
         DoneMessage(0, b"x" * 600).encode()
 

@@ -241,6 +241,6 @@ def test_ranks_that_leave_together_keep_what_is_read_until_then():
             transport.streams.copy(out, imported.tensor, StreamRole.COMPUTE)
             imported.release()
             transport.close()
-            return len(transport._importer)
+            return len(transport._importer.imported)
 
         assert world.run(leave) == [10.0, 0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 
 import pytest
 import torch
@@ -83,17 +82,21 @@ class RecordedStreams(DeviceStreams):
         return torch.zeros(size, dtype=torch.uint8)
 
 
+def parts_of(side):
+    return [] if side is None else [side]
+
+
 def staged(log, *, read=None, write=None, step=100, free=True):
     """A transfer whose transport notes what it carries."""
     streams, carried = RecordedStreams(log), []
 
-    def carry(given, taken):
-        log.append(("carry", given.nbytes))
+    def carry(piece):
+        log.append(("carry", piece.send_buffer.nbytes))
         carried.append(Happening(log, "carried"))
         return carried[-1]
 
     transfer = StagedRequest(
-        StagingPlan(read, write, step, carry, "line"),
+        StagingPlan(parts_of(read), parts_of(write), step, carry, "line"),
         streams,
         FreeList(streams.allocate_pinned),
         lambda: transfer.advance(first=free),
@@ -202,32 +205,32 @@ def test_a_transfer_that_has_no_turn_reads_and_does_not_carry():
 def test_the_stages_follow_from_what_is_read_and_written(read, write, stages):
     """A plan always transfers, and reads or writes only where it has bytes for it."""
     side = torch.zeros(1, dtype=torch.uint8)
-    plan = StagingPlan(side if read else None, side if write else None, 1, lambda *_: None, "line")
+    plan = StagingPlan([side] * read, [side] * write, 1, lambda _: None, "line")
     assert plan.stages == stages
 
 
 @pytest.mark.parametrize(
-    ("size", "step", "pieces"), [(0, 10, 1), (9, 10, 1), (10, 10, 1), (11, 10, 2), (11, 0, 1)]
+    ("sizes", "pieces"),
+    [([], 1), ([0], 1), ([9], 1), ([10], 1), ([11], 2), ([0, 21, 3], 3), ([10, 10], 1)],
 )
-def test_the_number_of_pieces(size, step, pieces):
-    """Nothing is one piece as well, since the peer waits for it."""
-    side = torch.zeros(size, dtype=torch.uint8)
-    assert StagingPlan(side, None, step, lambda *_: None, "line").pieces == pieces
+def test_the_number_of_pieces(sizes, pieces):
+    """The longest part decides; nothing is one piece as well, since the peer waits for it."""
+    parts = [torch.zeros(size, dtype=torch.uint8) for size in sizes]
+    assert StagingPlan(parts, [], 10, lambda _: None, "line").pieces == pieces
+    assert StagingPlan([], parts, 10, lambda _: None, "line").pieces == pieces
 
 
-def test_a_piece_of_several_parts_is_the_same_columns_of_each():
-    """Three parts of a hundred bytes, forty columns at a time; one part is written."""
-    log, streams, carried = [], RecordedStreams([]), []
-    read, write = torch.arange(300).to(torch.uint8), torch.zeros(100, dtype=torch.uint8)
+def transferred(read, write, carry):
+    """A transfer of forty bytes of each part at a time, to its end; what was copied."""
+    streams = RecordedStreams([])
 
-    def carry(given, taken):
-        carried.append(given.view(3, -1).clone())
-        taken.copy_(given.view(3, -1).sum(dim=0))
-        happened = Happening(log, "carried")
+    def carried(piece):
+        carry(piece)
+        happened = Happening([], "carried")
         happened.ended = True
         return happened
 
-    plan = StagingPlan(read, write, 40, carry, "line", parts=3)
+    plan = StagingPlan(read, write, 40, carried, "line", apart=True)
     transfer = StagedRequest(
         plan, streams, FreeList(streams.allocate_pinned), lambda: transfer.advance(first=True)
     )
@@ -239,10 +242,42 @@ def test_a_piece_of_several_parts_is_the_same_columns_of_each():
             happening.ended = True
         transfer.done()
     assert transfer.done()
-    assert copies(streams.log, StreamRole.DEVICE_TO_HOST) == [40] * 3 + [40] * 3 + [20] * 3
-    assert copies(streams.log, StreamRole.HOST_TO_DEVICE) == [40, 40, 20]
-    assert torch.equal(torch.cat(carried, dim=1), read.view(3, 100))
+    return [
+        copies(streams.log, queue)
+        for queue in (StreamRole.DEVICE_TO_HOST, StreamRole.HOST_TO_DEVICE)
+    ]
+
+
+def test_a_piece_of_several_parts_is_the_same_columns_of_each():
+    """Three parts of a hundred bytes, forty columns at a time; one part is written."""
+    read, write = torch.arange(300).to(torch.uint8), torch.zeros(100, dtype=torch.uint8)
+    seen = []
+
+    def carry(piece):
+        seen.append(piece.send_buffer.view(3, -1).clone())
+        piece.receive_buffer.copy_(seen[-1].sum(dim=0))
+
+    out, back = transferred(read.split(100), [write], carry)
+    assert (out, back) == ([40] * 3 + [40] * 3 + [20] * 3, [40, 40, 20])
+    assert torch.equal(torch.cat(seen, dim=1), read.view(3, 100))
     assert torch.equal(write, read.view(3, 100).sum(dim=0).to(torch.uint8))
+
+
+def test_a_piece_is_scattered_to_parts_of_unequal_lengths():
+    """Parts that have ended get nothing more, and each byte goes to its own place."""
+    sizes, whole = [50, 0, 90, 7], torch.zeros(147, dtype=torch.uint8)
+    expected = torch.arange(147).to(torch.uint8)
+    given = [part.split(40) for part in expected.split(sizes)]
+    came = iter(range(3))
+
+    def carry(piece):
+        number = next(came)
+        parts = [part[number] for part in given if number < len(part)]
+        piece.receive_buffer.copy_(torch.cat(parts))
+
+    out, back = transferred([expected[:50]], whole.split(sizes), carry)
+    assert (out, back) == ([40, 10], [40, 40, 7, 10, 40, 10])
+    assert torch.equal(whole, expected)
 
 
 def test_what_fails_on_the_transport_is_raised_by_its_own_transfer_alone():
@@ -348,28 +383,6 @@ def test_pinned_buffers_are_used_again():
         cuda_staged._PIECE = before
     assert one.pool.num_allocated <= MAX_PIECES_IN_FLIGHT
     assert other.pool.num_allocated <= MAX_PIECES_IN_FLIGHT
-
-
-def test_what_is_read_and_written_of_several_parts_shares_a_buffer():
-    """No buffer is larger than a piece."""
-    log, ends = [], LoopbackTransport.group(2)
-    streams = SimulatedStreams()
-    streams.allocate_pinned = lambda size: log.append(size) or torch.zeros(size, dtype=torch.uint8)
-    before, cuda_staged._PIECE = cuda_staged._PIECE, 8192
-    try:
-        transports = [CudaStagedTransport(end, streams) for end in ends]
-        x, outs = torch.arange(20_000.0), torch.zeros(2, 10_000)
-        summing = [
-            transport.ireduce_scatter(x, out)
-            for transport, out in zip(transports, outs, strict=True)
-        ]
-        deadline = time.monotonic() + 60
-        while not all([transfer.done() for transfer in summing]):
-            assert time.monotonic() < deadline
-    finally:
-        cuda_staged._PIECE = before
-    assert torch.equal(outs.view(-1), 2 * x)
-    assert log == [8192] * 2 * MAX_PIECES_IN_FLIGHT
 
 
 def test_collectives_after_one_that_was_given_up_before_it_began_fail_in_words():
