@@ -33,7 +33,8 @@ _HOST_FLAGS = {
 }
 _PORTS = range(20000, 30000)  # below those that systems give to connections by themselves
 _TRIES = 100
-_LIBRARY_PREFIXES = ("ASYNCDDP_", "FI_", "NCCL_", "UCX_")
+_LIBRARY_PREFIXES = ("ASYNCDDP_", "CUDA_", "FI_", "NCCL_", "PYTORCH_", "UCX_")
+_PER_MACHINE = "CUDA_VISIBLE_DEVICES"  # numbers GPUs of one machine; Slurm sets it for each task
 
 
 def parse_exports(items: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
@@ -113,6 +114,9 @@ def _free_port() -> int:
 
 
 def forwarded_variables(environment: Mapping[str, str], exports: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of the variables to forward to other machines; others may hold secrets."""
+    """Return the names of the variables to forward to other machines; others may hold secrets.
+
+    ``CUDA_VISIBLE_DEVICES`` is forwarded only where it is one of the ``exports``.
+    """
     names = {n for n in environment if n in _NEEDED or n.startswith(_LIBRARY_PREFIXES)}
-    return tuple(sorted(names | set(exports)))
+    return tuple(sorted(names - {_PER_MACHINE} | set(exports)))
