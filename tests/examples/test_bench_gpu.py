@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from tests.support.processes import REPO, run_to_end, warm_server
 
@@ -161,6 +162,44 @@ def test_the_aims_of_the_transports(scripts, transport, limit, ratio, words):
         assert target_result.words.startswith(words)
     (open_one,) = check_table_targets(table, rows[:2])
     assert open_one.met is None
+
+
+@pytest.mark.parametrize(
+    ("transport", "copy"),
+    [
+        ("cuda_ipc", "limit: copy on the device"),
+        ("cuda_staged", "pinned copy, the slower direction"),
+        ("mpi_cuda", "limit: copy on the device"),
+        ("nccl", "limit: copy on the device"),
+    ],
+)
+def test_a_rate_that_cannot_be_right_is_told(scripts, transport, copy):
+    """From 64 MB on, too many times the copy is told with both times; one that is near is not."""
+    from benchmarks.gpu.rate_floors import FLOORS, below_floors
+
+    most, table, large = FLOORS[transport][1], f"{transport}_4", 64 << 20
+    limit = row(table, copy, large, 0.001)
+    near = row(table, transport, large, 0.00099 * most)
+    slow = row(table, f"{transport}, in place", large, 0.00202 * most)
+    small = [row(table, copy, 1 << 20, 1e-6), row(table, transport, 1 << 20, 1.0)]
+    (told,) = below_floors([limit, near, slow, *small])
+    assert told.startswith(f"{transport}, in place, 4 ranks, 64 MB: ")
+    assert f"is {2.02 * most:.0f} times the {copy} (1 ms), and {most} times are the most" in told
+    assert below_floors([near, slow]) == [], "where the copy did not run, nothing is judged"
+
+
+def test_such_a_rate_fails_the_bench_after_its_report(scripts, tmp_path):
+    """The command writes its tables and its file, and ends with 1 and the sentence."""
+    from benchmarks.standalone_command import BenchFigures, command
+
+    figures = BenchFigures(
+        {"gpu": "one"}, [], lambda path: None, failures=["nccl: 9 s is too long"]
+    )
+    made = command("gpu", lambda options, advance: figures)
+    done = CliRunner().invoke(made, ["--json", str(tmp_path / "found.json")])
+    assert done.exit_code == 1
+    assert "Error: nccl: 9 s is too long" in done.output
+    assert json.loads((tmp_path / "found.json").read_text())["results"] == []
 
 
 def test_the_model_is_a_resnet_50(scripts):
