@@ -152,6 +152,16 @@ def test_ranks_that_stage_though_nothing_speaks_against_the_transport_fail():
 
 
 @on("mpi-2")
+def test_processes_tell_their_transport_and_what_speaks_against_another(world):
+    """Each rank gets the transport it has, and which condition of the wanted one is not met."""
+    for transport, obstacle in world.run(on_a_pretended_gpu, agreed.agreement, "nccl"):
+        assert transport == "cuda_staged"
+        assert obstacle
+    case = on_a_pretended_gpu, agreed.on_transport, "cuda_staged", bf.rank
+    assert world.run(*case) == [0, 1]
+
+
+@on("mpi-2")
 def test_conformance_between_processes(world):
     """Gossip and handles keep their conformance between processes on a pretended GPU."""
     some = [case for case in conformance.CASES if case.module in ("pair_gossip", "handles")]
