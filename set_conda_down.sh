@@ -120,18 +120,37 @@ exists() {
 # or `deactivate`d.
 script_of() { printf '%s/etc/conda/%s.d/asyncddp.sh\n' "$prefix" "$1"; }
 
-# store_settings: what the user has set already stays.
+# store_settings: what the user has set already stays, also when the environment is left: only what
+# activation has set is unset again, which a variable for each notes.
 store_settings() {
-    local setting variable
+    local setting name
     mkdir -p -- "$prefix/etc/conda/activate.d" "$prefix/etc/conda/deactivate.d"
     for setting in "${settings[@]}"; do
-        variable=${setting%%=*}
-        printf "export %s=\"\${%s-%s}\"\n" "$variable" "$variable" "${setting#*=}"
+        name=${setting%%=*}
+        printf "[ -n \"\${%s+x}\" ] || export %s _ASYNCDDP_SET_%s=1\n" "$name" "$setting" "$name"
     done >"$(script_of activate)"
-    printf 'unset %s\n' "${settings[@]%%=*}" >"$(script_of deactivate)"
+    for name in "${settings[@]%%=*}"; do
+        printf "[ -z \"\${_ASYNCDDP_SET_%s+x}\" ] || unset %s _ASYNCDDP_SET_%s\n" "$name" "$name" "$name"
+    done >"$(script_of deactivate)"
 }
 
 forget_settings() { rm -f -- "$(script_of activate)" "$(script_of deactivate)"; }
+
+# look_for_cuda_in_ucx: says whether UCX takes GPU memory here; that it does not is no failure.
+look_for_cuda_in_ucx() {
+    local found
+    found=$("$conda" run --name "$name" ucx_info -d) || {
+        printf 'ucx_info -d does not run in %s: it is not known whether UCX takes GPU memory\n' "$name"
+        return
+    }
+    found=$(sed -n 's/^.*Transport: *\(cuda[a-z_]*\).*$/\1/p; s/^.*Transport: *\(gdr_copy\).*$/\1/p' <<<"$found" | sort -u | tr '\n' ' ')
+    if [[ $found == *cuda* ]]; then
+        printf 'UCX takes GPU memory, by %s\n' "${found% }"
+    else
+        printf 'ucx_info -d shows no transport for CUDA. Without a GPU that is so everywhere: ask again on a machine with one. '
+        printf 'There it means that messages out of GPU memory cannot go by UCX: leave mpi_cuda out of ASYNCDDP_DEVICE_WIRES\n'
+    fi
+}
 
 parse "$@"
 find_conda
@@ -157,5 +176,10 @@ else
 fi
 run "installing asyncddp from $repo" "$conda" run --name "$name" \
     python -m pip install --no-deps --no-build-isolation --editable "$repo"
+if [[ -n $dry_run && -z $cpu ]]; then
+    show "$conda" run --name "$name" ucx_info -d
+elif [[ -z $cpu ]]; then
+    run "looking for CUDA in UCX: ucx_info -d" look_for_cuda_in_ucx
+fi
 run "self-test: asyncddp doctor --check" "$conda" run --name "$name" asyncddp doctor --check
 [[ -n $dry_run ]] || printf '\nReady. Now: %s activate %s\n' "$(basename -- "$conda")" "$name"

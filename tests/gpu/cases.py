@@ -12,9 +12,6 @@ import torch
 
 import asyncddp as bf
 import topology
-from asyncddp.context import current
-from asyncddp.device.stream_registry import streams_of_device
-from asyncddp.transport.cuda.staged_transport import device_transport_for
 from tests.support.oracle import held, options
 
 SHAPES = [(), (0,), (1,), (5,), (3, 4), (70_001,), (3_000_000,)]
@@ -230,8 +227,3 @@ def mixed_devices(place):
         except bf.MismatchError as error:
             return str(error)
     return "no error"
-
-
-def agreed_transport(place):
-    """The transport that serves this rank's device."""
-    return device_transport_for(current().transport, streams_of_device(place.device)).name

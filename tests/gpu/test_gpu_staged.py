@@ -10,7 +10,7 @@ import torch
 from asyncddp.device.stream_registry import streams_of
 from asyncddp.device.streams import StreamRole
 from tests.gpu import cases, conformance
-from tests.support import LoopbackWorld
+from tests.gpu.agreed import StagedWorld
 from tests.support.oracle import AVERAGING
 
 SETTINGS = {"ranks_per_machine": 2}
@@ -70,5 +70,5 @@ def test_host_memory_is_pinned(device):
 
 def test_a_rank_on_the_host_beside_one_on_a_gpu_is_named(place):
     """Both ranks raise MismatchError, which tells both kinds of device."""
-    for message in LoopbackWorld(2).run(cases.mixed_devices, place):
+    for message in StagedWorld(2).run(cases.mixed_devices, place):
         assert re.search(r"rank \d.* 'x'.*expected a tensor on c\w+, got one on c\w+", message)

@@ -11,37 +11,21 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tests.gpu import cases, conformance
-from tests.gpu.places import GPU
+from tests.gpu.agreed import runner
 from tests.support import on
 
 pytestmark = on("mpi-2", "mpi-4")
 TRANSPORTS = ["cuda_staged", "cuda_ipc", "mpi_cuda", "nccl"]
-LIMIT = 240.0
 BY_MODULE = {
     name: list(group)
     for name, group in itertools.groupby(conformance.CASES, key=lambda case: case.module)
 }
-_agreed = {}
 
 
 @pytest.fixture(params=TRANSPORTS)
 def run(request, world):
-    """Runs a case on ranks that agree on a transport; skips where they do not, and says so."""
-    transport, asked = request.param, (world, request.param)
-    settings = {"device_wires": transport}
-    if asked not in _agreed:
-        _agreed[asked] = set(
-            world.run(cases.agreed_transport, GPU(), settings=settings, limit=LIMIT)
-        )
-    if _agreed[asked] != {transport}:
-        pytest.skip(
-            f"asked for {transport}, the ranks agreed on {_agreed[asked]}: see asyncddp doctor"
-        )
-
-    def run_there(case, *args, **more):
-        return world.run(case, GPU(), *args, settings={**settings, **more}, limit=LIMIT)
-
-    return run_there
+    """Runs a case on ranks that use a transport, and asserts it in each."""
+    return runner(world, request.param)
 
 
 @pytest.mark.parametrize("module", BY_MODULE)

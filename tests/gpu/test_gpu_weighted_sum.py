@@ -11,7 +11,7 @@ import asyncddp as bf
 import topology
 from asyncddp.kernels import device_weighted_sum
 from asyncddp.kernels.weight_row import WeightRow
-from tests.support import LoopbackWorld
+from tests.gpu.agreed import StagedWorld
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -117,4 +117,4 @@ def test_threads_that_first_need_it_at_once(kernel, device):
         x = torch.full((50_001,), float(bf.rank()), device=device)
         return bf.neighbor_allreduce(x).unique().tolist()
 
-    assert LoopbackWorld(4).run(averaged) == [[1.5]] * 4
+    assert StagedWorld(4).run(averaged) == [[1.5]] * 4

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.gpu import conformance, windows_cases
+from tests.gpu.agreed import on_transport
 from tests.gpu.places import GPU
 from tests.support import on
 
@@ -42,7 +43,8 @@ def in_a_process(names, side):
 @on("mpi-2", "shared_memory-4")
 def test_processes_that_share_a_gpu(world):
     """By messages, and through memory that they see alike."""
-    world.run(in_a_process, ("put_and_update", "get_after_puts", "many_outstanding"), side=True)
+    case = on_transport, GPU(), "cuda_staged", in_a_process
+    world.run(*case, ("put_and_update", "get_after_puts", "many_outstanding"), side=True)
 
 
 def test_nobody_waits_for_the_device(ranks, place):

@@ -29,9 +29,10 @@ class Hosts:
         self.folder = folder
         self.mark = uuid.uuid4().hex
 
-    def start(self, *arguments, script=None, hosts="h1:2,h2:2", warm=True):
-        """Start a run; h1's shell begins with an empty environment, as after a login."""
-        words = [sys.executable, "-m", "asyncddp", "run", "-H", hosts]
+    def start(self, *arguments, script=None, hosts="h1:2,h2:2", warm=True, environ=None):
+        """Start a run; h1's shell has ``environ`` alone, as after a login."""
+        words = ["env", *(f"{name}={value}" for name, value in (environ or {}).items())]
+        words += [sys.executable, "-m", "asyncddp", "run", "-H", hosts]
         words += ["--remote-shell", str(SCRIPT), "-x", f"ASYNCDDP_TEST_MARK={self.mark}"]
         words += arguments
         if script is not None:

@@ -78,6 +78,16 @@ def test_what_was_asked_for_reaches_the_other_host_unchanged(hosts):
         assert int(one["environment"]["OMP_NUM_THREADS"]) >= 1
 
 
+def test_variables_of_gpu_libraries_reach_the_other_host(hosts):
+    """CUDA_*, NCCL_* and PYTORCH_* are on all hosts; which GPUs are visible is each host's own."""
+    told = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "NCCL_DEBUG": "WARN", "PYTORCH_ALLOC_CONF": "a:1"}
+    given = {**told, "CUDA_VISIBLE_DEVICES": "1"}
+    for one in seen(hosts.run(*NETWORK, script=WHERE, environ=given)):
+        assert told.items() <= one["environment"].items(), one["host"]
+        visible = "1" if one["host"] == "h1" else None
+        assert one["environment"].get("CUDA_VISIBLE_DEVICES") == visible, one["host"]
+
+
 def test_machines_are_real_ones(hosts):
     """Ranks of a host are one machine: local and machine ranks follow the hosts."""
     script = (

@@ -5,7 +5,9 @@ import sys
 import pytest
 
 from asyncddp.errors import ArgumentError
-from asyncddp.launch.job_builder import build_rank_program
+from asyncddp.launch.job import RunOptions
+from asyncddp.launch.job_builder import build_job, build_rank_program
+from asyncddp.launch.launchers import LAUNCHERS
 
 RANK = (sys.executable, "-m", "asyncddp.launch.rank")
 
@@ -45,3 +47,23 @@ def test_what_is_on_other_machines_only_is_not_looked_for_here():
         build_rank_program(["/shared/nowhere.py"], module=False, here=False)[-1]
         == "/shared/nowhere.py"
     )
+
+
+@pytest.mark.parametrize(
+    ("launcher", "flag"),
+    [("open_mpi_4", "-x {}"), ("open_mpi_5", "-x {}"), ("mpich", ",{}"), ("intel_mpi", ",{}")],
+)
+def test_variables_of_cuda_nccl_and_torch_are_on_the_command_line_of_a_remote_run(launcher, flag):
+    """Each launcher is told to forward them, and not which GPUs are visible on this machine."""
+    environment = {
+        "ASYNCDDP_TIMEOUT": "9",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+        "CUDA_VISIBLE_DEVICES": "2,3",
+        "NCCL_DEBUG": "INFO",
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    }
+    job = build_job(RunOptions(hosts="far1:1,far2:1"), ["./solver"], environment)
+    words = " ".join(LAUNCHERS[launcher].build_command("mpirun", job).arguments)
+    for name in environment.keys() - {"CUDA_VISIBLE_DEVICES"}:
+        assert flag.format(name) in words.replace("-genvlist ", ","), name
+    assert "CUDA_VISIBLE_DEVICES" not in words

@@ -29,12 +29,14 @@ def test_only_what_is_needed_goes_to_other_machines():
     environment = {
         "ASYNCDDP_CHECK": "1",
         "AWS_SECRET_ACCESS_KEY": "hunter2",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "HOME": "/home/ada",
         "LD_LIBRARY_PATH": "/lib",
         "NCCL_DEBUG": "INFO",
         "OMP_NUM_THREADS": "2",
         "PATH": "/bin",
         "PYTHONPATH": "/src",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
         "SSH_AUTH_SOCK": "/tmp/agent",
         "UCX_TLS": "tcp",
         "VIRTUAL_ENV": "/venv",
@@ -42,15 +44,25 @@ def test_only_what_is_needed_goes_to_other_machines():
     }
     assert forwarded_variables(environment, ["LR"]) == (
         "ASYNCDDP_CHECK",
+        "CUDA_DEVICE_ORDER",
         "LD_LIBRARY_PATH",
         "LR",
         "NCCL_DEBUG",
         "OMP_NUM_THREADS",
         "PATH",
         "PYTHONPATH",
+        "PYTORCH_CUDA_ALLOC_CONF",
         "UCX_TLS",
         "VIRTUAL_ENV",
     )
+
+
+def test_each_machine_has_its_own_visible_gpus_unless_they_are_named():
+    """``CUDA_VISIBLE_DEVICES`` of this machine stays here; with ``-x`` it goes to all machines."""
+    environment = {"CUDA_VISIBLE_DEVICES": "2,3", "CUDA_MODULE_LOADING": "LAZY"}
+    assert forwarded_variables(environment, []) == ("CUDA_MODULE_LOADING",)
+    named = parse_exports(["CUDA_VISIBLE_DEVICES"], environment)
+    assert forwarded_variables(environment, named) == tuple(sorted(environment))
 
 
 def test_threads_are_set_where_all_ranks_are_here_and_the_user_has_not():

@@ -83,7 +83,13 @@ asyncddp() {
     echo "doctor: OMPI_MCA_opal_cuda_support=${OMPI_MCA_opal_cuda_support-unset}"
     echo "doctor: OMPI_MCA_pml=${OMPI_MCA_pml-unset} UCX_MEMTYPE_CACHE=${UCX_MEMTYPE_CACHE-unset}"
 }
-for program in python asyncddp; do
+ucx_info() {
+    [[ "$*" == -d ]] || { echo "ucx_info: unexpected $*" >&2; exit 2; }
+    for transport in ${UCX_HAS-cuda_copy cuda_ipc cuda_copy tcp}; do
+        printf '#      Transport: %s\n#         Device: memory\n' "$transport"
+    done
+}
+for program in python asyncddp ucx_info; do
     { echo "#!$BASH"; declare -f "$program"; echo "$program \"\$@\""; } >"$prefix/bin/$program"
     chmod +x "$prefix/bin/$program"
 done

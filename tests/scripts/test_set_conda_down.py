@@ -46,7 +46,7 @@ def test_fresh_creates_stores_settings_installs_and_tests_itself(machine, down):
     """Without the environment: create, settings, this clone without its dependencies, doctor."""
     done = down()
     assert done.returncode == 0, done.stderr
-    create, prefix, install, doctor = conda_calls(machine)
+    create, prefix, install, ucx, doctor = conda_calls(machine)
     assert create[:6] == [
         "create", "--yes", "--name", "asyncddp", "--override-channels", "--channel",
     ]  # fmt: skip
@@ -56,6 +56,7 @@ def test_fresh_creates_stores_settings_installs_and_tests_itself(machine, down):
     assert prefix[:5] == ["run", "--name", "asyncddp", "python", "-c"]
     assert install[:3] == ["run", "--name", "asyncddp"]
     assert install[-4:] == ["--no-deps", "--no-build-isolation", "--editable", str(REPO)]
+    assert ucx == ["run", "--name", "asyncddp", "ucx_info", "-d"]
     assert doctor == ["run", "--name", "asyncddp", "asyncddp", "doctor", "--check"]
     assert done.stdout.endswith("Ready. Now: conda activate asyncddp\n")
 
@@ -72,12 +73,49 @@ def test_a_setting_of_the_users_own_stays(down):
     assert "doctor: OMPI_MCA_pml=ob1 UCX_MEMTYPE_CACHE=n" in down(OMPI_MCA_pml="ob1").stdout
 
 
-def test_leaving_the_environment_forgets_the_settings(machine, down):
-    """What is run on deactivation unsets each of them, and nothing else."""
+@pytest.mark.parametrize("own", ["", "UCX_MEMTYPE_CACHE=y", "OMPI_MCA_pml="])
+@pytest.mark.parametrize("times", [1, 2])
+def test_leaving_the_environment_restores_what_was_set_before(machine, down, own, times):
+    """After activation and deactivation, once or twice, every variable is as the user had it."""
     down()
-    leave = activation(machine).parents[1] / "deactivate.d" / "asyncddp.sh"
-    names = [setting.split("=")[0] for setting in SETTINGS.split()]
-    assert leave.read_text().splitlines() == [f"unset {name}" for name in names]
+    enter = activation(machine)
+    leave = enter.parents[1] / "deactivate.d" / "asyncddp.sh"
+    seen = "compgen -e | grep -E 'ASYNCDDP|OMPI|UCX' | while read -r v; do echo \"$v=${!v}\"; done"
+    text = f"set -eu\n{seen}\necho --\n"
+    text += f". {enter}\n{seen}\necho --\n. {leave}\n" * times + seen
+    done = machine.run("-c", text, **dict(word.split("=") for word in filter(None, [own])))
+    before, within, *_, after = done.stdout.split("--\n")
+    assert done.returncode == 0, done.stderr
+    assert before == after == (f"{own}\n" if own else "")
+    expected = dict(word.split("=") for word in [*SETTINGS.split(), *filter(None, [own])])
+    found = dict(line.split("=") for line in within.splitlines())
+    assert {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("has", "words"),
+    [
+        ("cuda_copy cuda_ipc gdr_copy tcp", "UCX takes GPU memory, by cuda_copy cuda_ipc gdr_copy"),
+        (
+            "self tcp",
+            "ucx_info -d shows no transport for CUDA. Without a GPU that is so everywhere",
+        ),
+    ],
+)
+def test_what_ucx_can_do_is_told(down, has, words):
+    """The transports of ucx_info -d for CUDA are named; where there are none, what that means."""
+    done = down(UCX_HAS=has)
+    assert done.returncode == 0, done.stderr
+    assert words in done.stdout
+    assert "UCX takes" not in down("--cpu").stdout
+
+
+def test_a_ucx_info_that_does_not_run_is_no_failure(down):
+    """The user is told that it is not known, and the self-test follows."""
+    done = down(FAKE_FAILS="ucx_info")
+    assert done.returncode == 0, done.stderr
+    assert "it is not known whether UCX takes GPU memory" in done.stdout
+    assert done.stdout.endswith("Ready. Now: conda activate asyncddp\n")
 
 
 def test_second_run_updates_in_place(machine, down):
@@ -146,7 +184,7 @@ def test_without_a_driver_the_cuda_packages_come_all_the_same(machine, down, has
     [
         ("create", "creating the environment asyncddp", 1),
         ("pip install", f"installing asyncddp from {REPO}", 3),
-        ("doctor", "self-test: asyncddp doctor --check", 4),
+        ("doctor", "self-test: asyncddp doctor --check", 5),
     ],
 )
 def test_a_failing_step_ends_it_with_a_sentence(machine, down, failing, step, calls):

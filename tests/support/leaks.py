@@ -14,8 +14,11 @@ from asyncddp.testing.process_pool import LAUNCHER_PIDS
 
 __all__ = ["Traces"]
 
-_NOT_OURS = ("PYTEST_", "OMPI_", "PMIX_", "PRTE_", "HYPOTHESIS_", "TORCHINDUCTOR_")
-"""Variables that pytest, MPI, hypothesis and torch set for themselves."""
+_NOT_OURS = (
+    *("CUDA_", "HYPOTHESIS_", "OMPI_", "PMIX_", "PRTE_", "PYTEST_"),
+    "TORCHINDUCTOR_",
+)
+"""Variables that pytest, MPI, hypothesis and torch set for themselves, and torch for CUDA."""
 
 
 def _children() -> set[int]:

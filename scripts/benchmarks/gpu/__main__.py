@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from benchmarks.gpu.device import gpus
+from benchmarks.gpu.rate_floors import below_floors
 from benchmarks.gpu.verb_tables import COPY, SLOWER
 from benchmarks.json_tables import JsonTable
 from benchmarks.standalone_command import BenchFigures, BenchOptions, command
@@ -133,6 +134,7 @@ def figures(
         lambda path: _drawn(path, rows, caption),
         rows,
         [*advice(rows), *missing],
+        [] if pretend else below_floors(rows),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ from asyncddp.transport.cuda import negotiation
 from asyncddp.transport.cuda.capabilities import (
     DeviceCapabilities,
     default_device_index,
+    detect_device,
 )
 from asyncddp.transport.cuda.device_transport_selection import (
     parse_transport_names,
@@ -73,6 +75,19 @@ def test_each_condition_that_fails_is_the_reason_why_a_transport_is_not_taken(
     assert routing.transport_between(GOOD, other) == "cuda_staged"
     assert routing.refused[transport].startswith(reason)
     assert routing.used_transports([GOOD, other]) == ()
+
+
+def test_ranks_that_each_see_their_own_gpu_alone_do_not_share_it(monkeypatch):
+    """With Slurm's --gpus-per-task each rank has cuda:0: by UUID they are two, out of reach."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    ranks = []
+    for rank in range(2):
+        own = SimpleNamespace(uuid=f"GPU-{rank}")
+        monkeypatch.setattr("torch.cuda.get_device_properties", lambda index, own=own: own)
+        ranks.append(replace(detect_device(rank, 0, rank), cupy="13.6.0", nccl=22703))
+    routing = select_for_group(ranks, ["cuda_ipc", "nccl"])
+    assert routing.transport_between(*ranks) == "nccl"
+    assert routing.refused["cuda_ipc"].startswith("rank 0 and rank 1 do not read each other's GPU")
 
 
 def test_both_ranks_come_to_the_same_transport_whatever_their_facts():

@@ -11,9 +11,11 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from _pytest.outcomes import Failed, Skipped
 
+import asyncddp as bf
 from asyncddp.device.streams import StreamOrdering
-from tests.gpu import cases, conformance, short_run, thread_cases
+from tests.gpu import agreed, cases, conformance, short_run, thread_cases
 from tests.gpu.places import PretendedGPU, on_a_pretended_gpu
 from tests.gpu.pretended import Pretended, pretended_gpu, waits
 from tests.support import FileEvent, LoopbackWorld, RanksFailedError, on
@@ -125,11 +127,43 @@ def test_a_rank_on_the_host_beside_one_on_a_gpu_is_named(place, ranks):
 
 
 def test_the_transport_of_threads_is_the_one_that_always_works(place, ranks):
-    """Ranks that are threads use ``cuda_staged``."""
-    assert ranks.run(cases.agreed_transport, place) == ["cuda_staged"] * 2
+    """Ranks that are threads use ``cuda_staged``, and a case of another transport is not begun."""
+    assert ranks.run(agreed.on_transport, place, "cuda_staged", bf.rank) == [0, 1]
+    with pytest.raises(RanksFailedError, match="of nccl, and this rank has cuda_staged"):
+        ranks.run(agreed.on_transport, place, "nccl", bf.rank)
+
+
+class StagedInSilence:
+    """A world whose ranks agree on ``cuda_staged``, whatever speaks against the transport."""
+
+    size = 2
+
+    def __init__(self, obstacle):
+        self.obstacle = obstacle
+
+    def run(self, *_, **__):
+        return [("cuda_staged", self.obstacle)] * 2
+
+
+def test_ranks_that_stage_though_nothing_speaks_against_the_transport_fail():
+    """An unmet condition skips the test with its words; without one it fails, and names both."""
+    with pytest.raises(Skipped, match="nccl cannot be had on 2 ranks here: they share one GPU"):
+        agreed.runner(StagedInSilence("they share one GPU"), "nccl")
+    with pytest.raises(Failed, match=r"asked for nccl, .* agreed on \['cuda_staged'\]; asyncddp d"):
+        agreed.runner(StagedInSilence(None), "nccl")
 
 
 # ranks that are processes
+
+
+@on("mpi-2")
+def test_processes_tell_their_transport_and_what_speaks_against_another(world):
+    """Each rank gets the transport it has, and which condition of the wanted one is not met."""
+    for transport, obstacle in world.run(on_a_pretended_gpu, agreed.agreement, "nccl"):
+        assert transport == "cuda_staged"
+        assert obstacle
+    case = on_a_pretended_gpu, agreed.on_transport, "cuda_staged", bf.rank
+    assert world.run(*case) == [0, 1]
 
 
 @on("mpi-2")
