@@ -7,9 +7,9 @@ import re
 import pytest
 import torch
 
-from tests.gpu import cases, thread_cases
-from tests.gpu.places import GPU
-from tests.gpu.test_gpu_transports import LIMIT, TRANSPORTS
+from tests.gpu import thread_cases
+from tests.gpu.agreed import LIMIT, runner
+from tests.gpu.test_gpu_transports import TRANSPORTS
 from tests.support import FileEvent, on, run_on_mpirun
 from tests.unit.device.test_default_device_runs import program
 
@@ -49,19 +49,14 @@ def test_a_rank_has_a_context_on_its_own_gpu_alone(tmp_path, transport):
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_capture_in_the_default_mode_beside_a_verb(world, tmp_path, transport):
     """A capture stays valid while the progress thread serves a verb from start to end."""
-    settings, begun = {"device_wires": transport}, FileEvent(tmp_path / "begun")
-    skip_unless(world.run(cases.agreed_transport, GPU(), settings=settings, limit=LIMIT), transport)
-    world.run(thread_cases.beside_a_capture, GPU(), begun, settings=settings, limit=LIMIT)
+    runner(world, transport)(thread_cases.beside_a_capture, FileEvent(tmp_path / "begun"))
 
 
 @on("mpi-2")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_thread_of_the_user_keeps_its_device_and_capture_mode(world, transport):
     """After blocking verbs the caller is on the device, and in the capture mode, of before."""
-    settings = {"device_wires": transport}
-    skip_unless(world.run(cases.agreed_transport, GPU(), settings=settings, limit=LIMIT), transport)
-    told = world.run(thread_cases.threads_of_the_user, GPU(), settings=settings, limit=LIMIT)
-    assert told == [(0, 0)] * 2
+    assert runner(world, transport)(thread_cases.threads_of_the_user) == [(0, 0)] * 2
 
 
 @pytest.mark.parametrize("transports", ["cuda_staged", "auto"])

@@ -8,7 +8,8 @@ import torch
 
 import asyncddp as bf
 import topology
-from tests.gpu.cases import agreed_transport, prepare, verbs
+from tests.gpu.agreed import agreed_transport
+from tests.gpu.cases import prepare, verbs
 from tests.gpu.places import GPU
 from tests.support import until
 from tests.support.oracle import held
