@@ -169,32 +169,27 @@ def _open_on_all_ranks(
 ) -> tuple[DeviceTransport | None, str]:
     """Open a transport on all ranks of ``base`` and try it, or free it on all; collective.
 
-    Returns the transport, or None and why a rank cannot use it; ``rank`` is what errors call this
-    one. ``make`` and the trial take ``timeout`` seconds at most, and may raise on some ranks.
+    Returns the transport, and else why a rank cannot use it; errors call this rank ``rank``. Both
+    ``make`` and the trial take ``timeout`` seconds at most, and may raise anything on some ranks.
     """
-    opened, problem = _attempt(base, rank, make, timeout)
-    if opened is not None and not problem:
-        _, problem = _attempt(base, rank, partial(run_trial, opened, timeout, peers), timeout)
-    if opened is not None and problem:
-        opened.free()
-        return None, problem
-    return opened, problem
-
-
-def _attempt(
-    base: Transport, rank: int, step: Callable[[], T], timeout: float
-) -> tuple[T | None, str]:
-    """Take a step on all ranks; return its result, and the first error of any rank; collective."""
-    result, failure = None, (False, "")
-    try:
-        result = step()
-    except Exception as error:  # noqa: BLE001 - the others must hear of it, whatever it is
-        words = str(error).removeprefix(f"rank {base.rank}: ")
-        failure = isinstance(error, TimeoutError), f"rank {rank}: {words}"
-    # a rank that fails at once waits for one whose step takes all its time
-    told = _gather(base, failure, tuple[bool, str], 2 * timeout)
-    failures = [(late, peer, words) for peer, (late, words) in enumerate(told) if words]
-    return result, min(failures)[-1] if failures else ""
+    opened = None
+    for step in ("open", "try"):
+        late, problem = False, ""
+        try:
+            if step == "open":
+                opened = make()
+            elif opened is not None:
+                run_trial(opened, timeout, peers)
+        except Exception as error:  # noqa: BLE001 - the other ranks must hear of it, whatever it is
+            late = isinstance(error, TimeoutError)
+            problem = f"rank {rank}: {str(error).removeprefix(f'rank {base.rank}: ')}"
+        # a rank that has failed at once waits for one that takes all its time
+        told = _gather(base, (late, rank, problem), tuple[bool, int, str], 2 * timeout)
+        if problems := sorted(found for found in told if found[-1]):
+            if opened is not None:
+                opened.free()
+            return None, problems[0][-1]  # an error rather than its consequence
+    return opened, ""
 
 
 def close_device_transports(*transports: Transport) -> None:

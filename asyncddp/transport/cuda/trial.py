@@ -45,7 +45,7 @@ def run_trial(transport: DeviceTransport, timeout: float, peers: Collection[int]
         with streams.stream_context(StreamRole.COMPUTE):
             for rank in range(transport.size):
                 total -= sent_by(rank)[:_SUMMED]
-            right = right and not torch.count_nonzero(total)
+            right = right and not total.any()
     if not right:
         raise PeerError("a trial out of GPU memory did not arrive as it was sent")
 
@@ -58,7 +58,8 @@ def _arrivals(
 ) -> Iterator[tuple[int, torch.Tensor]]:
     if not isinstance(transport, DirectReadTransport):
         ahead, behind = ((transport.rank + step) % transport.size for step in (1, -1))
-        out = zeros_like(data)
+        with transport.streams.stream_context(StreamRole.COMPUTE):
+            out = zeros_like(data)
         arriving = [transport.irecv(out, behind, 0)] if behind in peers else []
         sending = [transport.isend(data, ahead, 0)] if ahead in peers else []
         for request in (*arriving, *sending):

@@ -131,7 +131,6 @@ class NCCLTransport(CudaStagedTransport):
         shared = make_tensor(list(own), torch.uint8)
         base.broadcast(shared, 0, timeout)
         unique_id, deadline = bytes(shared.tolist()), time.monotonic() + timeout
-        budget = communicator_budget(streams.device) if budget is None else budget
         with ExitStack() as undo:
             message_transport = base.split(0, base.rank)
             undo.callback(message_transport.close)
@@ -140,6 +139,7 @@ class NCCLTransport(CudaStagedTransport):
             arguments = bindings, streams, base.size, unique_id, base.rank
             communicator = _open_by(deadline, base, partial(NCCLCommunicator.open, *arguments))
             undo.callback(communicator.abort, "its ranks did not connect")
+            budget = communicator_budget(streams.device) if budget is None else budget
             transport = cls(base, streams, bindings, communicator, message_transport, budget)
             _open_by(deadline, base, partial(transport._connect, timeout))
             undo.pop_all()
