@@ -208,15 +208,12 @@ def _open_by(
     deadline: float, base: Transport, make: Callable[[], NCCLCommunicator]
 ) -> NCCLCommunicator:
     """Open a communicator on a thread, where NCCL may wait for other ranks; raise what fails."""
-    opening, who = open_in_thread(make), f"rank {base.rank}: NCCL"
+    opening, what = open_in_thread(make), f"communicator of {base.size} ranks"
     if not wait([opening], max(0.0, deadline - time.monotonic())).done:
         abort_when_open(opening)
-        raise WaitTimeoutError(
-            f"{who}'s communicator of {base.size} ranks was not open in time: not all have come"
-        )
-    if (problem := opening.exception()) is not None:
-        raise EnvironmentProblem(
-            f"{who} makes no communicator of {base.size} ranks ({problem}); NCCL_DEBUG=WARN has it "
-            "say more"
-        ) from problem
+        late = "was not open in time: not all of them have come"
+        raise WaitTimeoutError(f"rank {base.rank}: NCCL's {what} {late}")
+    if problem := opening.exception():
+        text = f"NCCL makes no {what} ({problem}); NCCL_DEBUG=WARN has it say more"
+        raise EnvironmentProblem(f"rank {base.rank}: {text}") from problem
     return opening.result()

@@ -160,7 +160,7 @@ def test_a_rank_that_never_comes_has_all_stage_by_the_deadline(ranks, wanted, mo
     ranks.module(3).NcclCommunicator = late
     choice, names = ranks.ask(wanted)
     assert names == [["cuda_staged"] * 2] * RANKS
-    words = "rank 0: NCCL's communicator of 4 ranks was not open in time: not all have come"
+    words = "rank 0: NCCL's communicator of 4 ranks was not open in time: not all of them have come"
     assert choice.refused["nccl"] == words
     comes.set()
     ranks.ended()

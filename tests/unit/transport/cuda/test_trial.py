@@ -47,8 +47,8 @@ def test_all_waits_of_a_trial_share_its_timeout(monkeypatch):
 def far_and_near(base):
     """Rank 0 reaches nobody; the others have a trial around the ring."""
     transport = CudaStagedTransport(base, SimulatedStreams())
-    sent = []
-    transport.isend = lambda data, peer, tag: sent.append(peer) or base.isend(data, peer, tag)
+    sent, isend = [], transport.isend
+    transport.isend = lambda data, peer, tag: sent.append(peer) or isend(data, peer, tag)
     run_trial(transport, SECONDS, [1, 2] if base.rank else [])
     return sent
 
