@@ -19,6 +19,7 @@ from asyncddp.errors import NotInitializedError
 from asyncddp.tensors.allocation import make_tensor
 from asyncddp.timeline.tracer import create_tracer
 from asyncddp.transport import Transport
+from asyncddp.transport.cuda.capabilities import default_device_index
 from asyncddp.transport.cuda.negotiation import close_device_transports, negotiate_from_config
 
 
@@ -28,19 +29,21 @@ class MachineLayout:
 
     members: tuple[tuple[int, ...], ...]  # machines by their first rank, their ranks ascending
     recording: tuple[int, ...] = ()  # ranks that have a timeline, ascending
+    rank_on_host: int = 0  # ranks before this one that share its host, also where it simulates some
 
     @classmethod
     def of(cls, transport: Transport, config: Config) -> MachineLayout:
         """Gather from all ranks which machine each is on, and whether it records; collective."""
-        per, rank = config.ranks_per_machine, transport.rank
-        mine = rank // per if per is not None else transport.machine_id()
-        facts = make_tensor([mine, int(config.timeline is not None)], torch.int64)
-        found = transport.allgather(facts, [2] * transport.size, config.timeout).tolist()
+        per, rank, host = config.ranks_per_machine, transport.rank, transport.machine_id()
+        mine = rank // per if per is not None else host
+        facts = make_tensor([mine, int(config.timeline is not None), host], torch.int64)
+        found = transport.allgather(facts, [3] * transport.size, config.timeout).tolist()
         members: dict[int, list[int]] = {}
-        for other, machine in enumerate(found[::2]):
+        for other, machine in enumerate(found[::3]):
             members.setdefault(machine, []).append(other)
-        recording = tuple(compress(range(transport.size), found[1::2]))
-        return cls(tuple(map(tuple, members.values())), recording)
+        recording = tuple(compress(range(transport.size), found[1::3]))
+        rank_on_host = found[2 : 3 * rank : 3].count(host)
+        return cls(tuple(map(tuple, members.values())), recording, rank_on_host)
 
     @property
     def homogeneous(self) -> bool:
@@ -87,7 +90,7 @@ class Context:
             transport,
             config,
             machine=self.machine_rank,
-            local_rank=self.local_rank,
+            rank_on_host=self.machines.rank_on_host,
             part=self.local_transport,
         )
         self.topologies = Topologies(self.size, self.machine_size, self.rank)
@@ -97,6 +100,11 @@ class Context:
         self.extensions: dict[str, Any] = {}  # per-rank state of higher layers, by their name
         # of higher layers, which wait for pending messages before this rank leaves
         self.exit_callbacks: list[Callable[[], None]] = []
+
+    @property
+    def default_gpu(self) -> int | None:
+        """Index of the GPU that this rank uses by default; None where torch sees none."""
+        return default_device_index(self.machines.rank_on_host, torch.cuda.device_count())
 
     def close(self, reason: str) -> None:
         """Close all transports; harmless when called twice, and in a forked process."""

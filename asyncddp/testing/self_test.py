@@ -19,7 +19,6 @@ from asyncddp.cli.doctor.mpi_probe import print_answer
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.ops.object_collectives import gather_records
 from asyncddp.testing.oracle import oracle
-from asyncddp.transport.cuda.capabilities import default_device_index
 
 _COUNTS = {"cpu": (6, 200_003), "cuda": (6, 2_500_003)}
 """Elements for each kind of device: in one message, and in several pieces."""
@@ -177,7 +176,7 @@ def _difference(got: torch.Tensor, expected: torch.Tensor, device: torch.device)
 def _device(kind: str) -> torch.device:
     if kind == "cpu":
         return torch.device("cpu")
-    index = default_device_index(bf.local_rank(), torch.cuda.device_count())
+    index = bf.current().default_gpu
     if index is None:
         raise EnvironmentProblem(
             f"rank {bf.rank()} sees no GPU; look at CUDA_VISIBLE_DEVICES and nvidia-smi there"
@@ -201,6 +200,7 @@ def main(words: Sequence[str]) -> None:
             "problems": [problem for rank in found for problem in rank],
             "device_transport": choice.transport,
             "refused": dict(choice.refused),
+            "failed": choice.failed,
             "seconds": time.monotonic() - start,
         }
         print_answer(answer)

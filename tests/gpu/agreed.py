@@ -34,8 +34,8 @@ def on_transport(place, transport, case, *args, **kwargs):
 
 def agreement(place, wanted):
     """The transport of this rank's device, and which condition of the wanted one is not met."""
-    mine = detect_capabilities(bf.rank(), bf.machine_rank(), bf.local_rank())
-    group = bf.allgather_object(mine)
+    on_host = current().machines.rank_on_host
+    group = bf.allgather_object(detect_capabilities(bf.rank(), bf.machine_rank(), on_host))
     return agreed_transport(place), select_for_group(group, [wanted]).refused.get(wanted)
 
 

@@ -55,11 +55,11 @@ class Place(ABC):
 
 
 class GPU(Place):
-    """The GPU that a rank takes: its number on the machine, around the visible ones."""
+    """The GPU that the library takes for a rank, also where machines are pretended."""
 
     @property
     def device(self):
-        return torch.device("cuda", bf.local_rank() % torch.cuda.device_count())
+        return torch.device("cuda", bf.current().default_gpu)
 
     @contextmanager
     def there(self):

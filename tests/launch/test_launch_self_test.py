@@ -15,7 +15,14 @@ from asyncddp.testing.self_test import CHECKS, SelfTestData, problems
 from asyncddp.transport import DEVICE_TRANSPORTS
 
 CPU = torch.device("cpu")
-GOOD = {"ranks": 2, "checks": 11, "problems": [], "device_transport": "cuda_staged", "refused": {}}
+GOOD = {
+    "ranks": 2,
+    "checks": 11,
+    "problems": [],
+    "device_transport": "cuda_staged",
+    "refused": {},
+    "failed": [],
+}
 
 
 class Ranks:
@@ -79,6 +86,14 @@ def test_a_transport_that_the_ranks_cannot_take_is_not_run_and_says_why():
     }
     row = rows(has_gpus=True, nccl=shared)["nccl"]
     assert (row["result"], row["what"]) == ("not run", "rank 0 and rank 1 share one GPU")
+
+
+def test_a_transport_that_a_rank_cannot_open_has_failed_with_its_words():
+    """A device transport that no rank refuses, and one cannot open, has failed, with the reason."""
+    words = "rank 1: NCCL makes no communicator of 2 ranks (NCCL_ERROR_SYSTEM_ERROR)"
+    broken = {"device_transport": "cuda_staged", "refused": {"nccl": words}, "failed": ["nccl"]}
+    row = rows(has_gpus=True, nccl=broken)["nccl"]
+    assert (row["result"], row["what"]) == ("failed", words)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def _report_ranks() -> None:
         "host": socket.gethostname(),
         "machine": asyncddp.machine_rank(),
         "devices": _list_devices(),
-        "GPU": _describe_gpu(asyncddp.local_rank()),
+        "GPU": _describe_gpu(asyncddp.current().default_gpu),
     }
     ranks = gather_records(me, dict[str, Any], "doctor")
     if asyncddp.rank() == 0:
@@ -85,13 +85,9 @@ def _report_ranks() -> None:
     asyncddp.shutdown()
 
 
-def _describe_gpu(local_rank: int) -> str:
-    """Return the GPU of a rank if the user selects it by local rank, as documented."""
-    from asyncddp.transport.cuda.capabilities import default_device_index
-
-    visible = len(list_gpus()) if torch_cuda_version() else 0
-    index = default_device_index(local_rank, visible)
-    return "none" if index is None else f"{index} of {visible} by local_rank"
+def _describe_gpu(index: int | None) -> str:
+    """Describe the GPU that a rank takes by default."""
+    return "none" if index is None else f"{index} of {len(list_gpus())} by local_rank"
 
 
 def _rank_pairs(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -50,7 +50,8 @@ def _test_transport(
         return "failed", str(answer["mpi"]["problem"])
     if device == "cuda" and answer["device_transport"] != transport:
         chosen = f"the ranks chose {answer['device_transport']}"
-        return "not run", answer["refused"].get(transport, chosen)
+        result = "failed" if transport in answer["failed"] else "not run"
+        return result, answer["refused"].get(transport, chosen)
     if answer["problems"]:
         first, more = answer["problems"][0], len(answer["problems"]) - 1
         return "failed", f"{first} (and {more} more)" if more else first

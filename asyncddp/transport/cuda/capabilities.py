@@ -23,9 +23,9 @@ class DeviceCapabilities:
     reaches: tuple[str, ...] = ()  # UUIDs of the other visible GPUs whose memory it can access
 
 
-def detect_device(rank: int, machine: int, local_rank: int) -> DeviceCapabilities:
+def detect_device(rank: int, machine: int, rank_on_host: int) -> DeviceCapabilities:
     """Detect the device that this rank would use, and which others it can access, from torch."""
-    index = default_device_index(local_rank, torch.cuda.device_count())
+    index = default_device_index(rank_on_host, torch.cuda.device_count())
     if index is None:
         return DeviceCapabilities(rank, machine)
     others = [other for other in range(torch.cuda.device_count()) if other != index]
@@ -39,8 +39,8 @@ def _gpu_uuid(index: int) -> str:
     return str(getattr(torch.cuda.get_device_properties(index), "uuid", ""))
 
 
-def default_device_index(local_rank: int, visible: int) -> int | None:
-    """Return the GPU that a rank uses by default: its local rank modulo the visible GPUs.
+def default_device_index(rank_on_host: int, visible: int) -> int | None:
+    """Return the GPU that a rank uses by default: its number on its host modulo the visible GPUs.
 
     None where there is no GPU. The library never calls ``torch.cuda.set_device``.
 
@@ -48,7 +48,7 @@ def default_device_index(local_rank: int, visible: int) -> int | None:
         >>> [default_device_index(rank, 2) for rank in range(4)], default_device_index(0, 0)
         ([0, 1, 0, 1], None)
     """
-    return local_rank % visible if visible else None
+    return rank_on_host % visible if visible else None
 
 
 def have_peer_access(one: DeviceCapabilities, other: DeviceCapabilities) -> bool:

@@ -9,14 +9,12 @@ from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import torch
 
-from asyncddp.device.streams import DeviceStreams, StreamRole
+from asyncddp.device.streams import DeviceStreams
 from asyncddp.errors import ArgumentError
-from asyncddp.tensors.allocation import make_tensor, zeros_like
 from asyncddp.transport.base import Request, Transport
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities
 
 F = TypeVar("F", bound=Callable[..., Any])
-_TRIAL_BYTES = 1 << 16
 
 
 def forward_to(attribute: str, method: F) -> F:
@@ -80,44 +78,17 @@ class DeviceTransport(Transport):
         """Open the transport between all ranks of a host transport, or raise; collective.
 
         ``reachable`` are the other ranks to which there is no :meth:`obstacle`; ``timeout`` has the
-        seconds for the ranks to find each other.
+        seconds for the ranks to find each other. A rank that raises has taken part in all of the
+        collectives of ``base`` before, and the others raise after ``timeout`` if they need it.
         """
         return cls(base, streams)
 
-    def for_subgroup(self, base: Transport) -> DeviceTransport | None:
+    def for_subgroup(self, base: Transport, timeout: float) -> DeviceTransport | None:
         """Open the same transport for the ranks of a subgroup; collective; None if it cannot."""
         return None
 
     def free(self) -> None:
         """Free the transport's resources if it is not used after all; ``base`` stays open."""
-
-    def verify(self, timeout: float, *, messages: bool = True) -> bool:
-        """Verify with trial data that the transport moves and sums tensors rightly; collective.
-
-        A pattern goes around the ring and a sum is formed; without ``messages`` the sum alone.
-        """
-        streams = self.streams
-
-        def made(rank: int) -> torch.Tensor:
-            pattern = make_tensor(range(_TRIAL_BYTES), torch.int64, streams.device)
-            return pattern.mul_(2 * rank + 1).to(torch.uint8)
-
-        ahead, behind = (self.rank + 1) % self.size, (self.rank - 1) % self.size
-        with streams.stream_context(StreamRole.COMPUTE):
-            data, expected = made(self.rank), made(behind)
-            out = zeros_like(expected) if messages else expected
-            total = data.to(torch.float32)
-        try:
-            if messages:
-                arriving, sending = self.irecv(out, behind, 0), self.isend(data, ahead, 0)
-                self.finish(arriving, timeout, "trial")
-                self.finish(sending, timeout, "trial")
-            self.finish(self.iallreduce(total), timeout, "trial")
-        except RuntimeError:  # a peer's error, or that of a library
-            return False
-        with streams.stream_context(StreamRole.COMPUTE):
-            exact = torch.stack([made(rank).to(torch.float32) for rank in range(self.size)]).sum(0)
-            return bool(torch.equal(out, expected) and torch.equal(total, exact))
 
     def for_device(self, streams: DeviceStreams) -> DeviceTransport:
         """Return this transport for its device; raise an ArgumentError for another one.
@@ -128,8 +99,8 @@ class DeviceTransport(Transport):
             return self
         raise ArgumentError(
             f"rank {self.rank}: expected tensors on {self.streams.device}, for which {self.name} "
-            f"was opened, got one on {streams.device}; use the GPU of that number, local_rank() "
-            "modulo the visible ones, or leave ASYNCDDP_DEVICE_WIRES unset"
+            f"was opened, got one on {streams.device}; use that GPU, whose number is this rank's "
+            "on its host modulo the visible ones, or leave ASYNCDDP_DEVICE_WIRES unset"
         )
 
 

@@ -6,8 +6,10 @@ Without ``ASYNCDDP_DEVICE_WIRES`` nothing is sent, and tensors are staged throug
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import torch
 
@@ -32,7 +34,9 @@ from asyncddp.transport.cuda.device_transport_selection import (
     select_for_group,
 )
 from asyncddp.transport.cuda.staged_transport import device_transport_for
+from asyncddp.transport.cuda.trial import run_trial
 
+T = TypeVar("T")
 logger = logging.getLogger("asyncddp")
 _TIMEOUT = 60.0  # seconds: the first use of a GPU may take long
 
@@ -43,11 +47,12 @@ class TransportChoice:
 
     transport: str
     refused: Mapping[str, str]
+    failed: tuple[str, ...] = ()  # of those, what could not be opened or failed in its trial
 
 
-def detect_capabilities(rank: int, machine: int, local_rank: int) -> DeviceCapabilities:
+def detect_capabilities(rank: int, machine: int, rank_on_host: int) -> DeviceCapabilities:
     """Detect the capabilities of this rank's device and of the libraries of all transports."""
-    facts = detect_device(rank, machine, local_rank)
+    facts = detect_device(rank, machine, rank_on_host)
     for transport in DEVICE_TRANSPORTS.values() if facts.device == "cuda" else ():
         facts = transport.detect(facts)
     return facts
@@ -58,7 +63,7 @@ def negotiate_from_config(
     config: Config,
     *,
     machine: int,
-    local_rank: int,
+    rank_on_host: int,
     part: Transport | None = None,
 ) -> TransportChoice:
     """Negotiate the transport if ``ASYNCDDP_DEVICE_WIRES`` is set; collective.
@@ -70,8 +75,8 @@ def negotiate_from_config(
     wanted = () if config.device_wires is None else parse_transport_names(config.device_wires)
     if not wanted or transport.scope is Scope.PROCESS:
         return TransportChoice(FALLBACK, {})
-    mine = detect_capabilities(transport.rank, machine, local_rank)
-    index = default_device_index(local_rank, torch.cuda.device_count())
+    mine = detect_capabilities(transport.rank, machine, rank_on_host)
+    index = default_device_index(rank_on_host, torch.cuda.device_count())
     streams = None if index is None else streams_of_device(torch.device("cuda", index))
     timeout = min(config.timeout, _TIMEOUT)
     with torch.cuda.device(-1 if index is None else index):  # opening makes no other context
@@ -89,18 +94,20 @@ def negotiate_transport(
     """Negotiate the transport between all ranks from their capabilities; collective.
 
     The choice is the same on all ranks. It is installed in ``transport``, and in ``part``, which
-    connects some of the ranks, where the chosen transport can serve subgroups. Ranks with and
-    without GPUs are a MismatchError.
+    connects some of the ranks, where the chosen transport can serve subgroups. What one rank
+    cannot open, or what fails in a trial, is freed on all ranks, and the next best is chosen. Ranks
+    with and without GPUs are a MismatchError.
     """
-    group = _gather_capabilities(transport, mine, timeout)
+    group = _gather(transport, mine, DeviceCapabilities, timeout)
     require_same_device_kind(group)
     if streams is None:
         return TransportChoice(FALLBACK, {})
     others = [facts for facts in group if facts.rank != mine.rank]
     refused: dict[str, str] = {}
+    failed: dict[str, str] = {}
     opened: dict[str, DeviceTransport] = {}
     while True:
-        selected = select_for_group(group, [name for name in wanted if name not in refused])
+        selected = select_for_group(group, [name for name in wanted if name not in failed])
         refused.update(selected.refused)
         used = selected.used_transports(group)
         missing = next((name for name in used if name not in opened), None)
@@ -108,19 +115,19 @@ def negotiate_transport(
             break
         kind = DEVICE_TRANSPORTS[missing]
         reachable = [facts.rank for facts in others if kind.obstacle(mine, facts) is None]
-        made = kind.open(transport, streams, reachable, timeout)
-        if all(_allgather_number(transport, made.verify(timeout), timeout)):
-            opened[missing] = made
+        make = partial(kind.open, transport, streams, reachable, timeout)
+        made, problem = _open_on_all_ranks(transport, mine.rank, make, timeout, reachable)
+        if made is None:
+            failed[missing] = problem
         else:
-            refused[missing] = "a trial out of GPU memory did not arrive as it was sent"
-            made.free()
+            opened[missing] = made
     if used:
         peers = {facts.rank: selected.transport_between(mine, facts) for facts in others}
         every = {name: opened[name] for name in used}
         whole = CompositeTransport.combine(every, peers, selected.collectives)
         _install(transport, whole)
         _open_for_subgroup(part, whole, timeout)
-    choice = TransportChoice("+".join(used) or FALLBACK, refused)
+    choice = TransportChoice("+".join(used) or FALLBACK, refused | failed, tuple(failed))
     _log_choice(transport.rank, choice, [opened[name].doubt(mine) for name in used])
     return choice
 
@@ -142,15 +149,48 @@ def _install(transport: Transport, opened: DeviceTransport) -> None:
 
 def _open_for_subgroup(part: Transport | None, whole: DeviceTransport, timeout: float) -> None:
     """Open the same transport in a subgroup, where it supports that; collective in the subgroup."""
-    opened = None if part is None or part.size == 1 else whole.for_subgroup(part)
-    if part is None or opened is None:
+    if part is None or part.size == 1:
         return
-    works = opened.verify(timeout, messages=False)
-    if all(_allgather_number(part, works, timeout)):
+    make = partial(whole.for_subgroup, part, timeout)
+    opened, problem = _open_on_all_ranks(part, whole.rank, make, timeout)
+    if opened is not None:
         _install(part, opened)
-    else:
-        logger.warning("sums inside a machine go by %s: a trial by %s failed", FALLBACK, whole.name)
-        opened.free()
+    elif problem and part.rank == 0:
+        logger.warning(
+            "sums inside a machine go by %s, not by %s: %s", FALLBACK, whole.name, problem
+        )
+
+
+def _open_on_all_ranks(
+    base: Transport,
+    rank: int,
+    make: Callable[[], DeviceTransport | None],
+    timeout: float,
+    peers: Collection[int] = (),
+) -> tuple[DeviceTransport | None, str]:
+    """Open a transport on all ranks of ``base`` and try it, or free it on all; collective.
+
+    Returns the transport, and else why a rank cannot use it; errors call this rank ``rank``. Both
+    ``make`` and the trial take ``timeout`` seconds at most, and may raise anything on some ranks.
+    """
+    opened = None
+    for step in ("open", "try"):
+        late, problem = False, ""
+        try:
+            if step == "open":
+                opened = make()
+            elif opened is not None:
+                run_trial(opened, timeout, peers)
+        except Exception as error:  # noqa: BLE001 - the other ranks must hear of it, whatever it is
+            late = isinstance(error, TimeoutError)
+            problem = f"rank {rank}: {str(error).removeprefix(f'rank {base.rank}: ')}"
+        # a rank that has failed at once waits for one that takes all its time
+        told = _gather(base, (late, rank, problem), tuple[bool, int, str], 2 * timeout)
+        if problems := sorted(found for found in told if found[-1]):
+            if opened is not None:
+                opened.free()
+            return None, problems[0][-1]  # an error rather than its consequence
+    return opened, ""
 
 
 def close_device_transports(*transports: Transport) -> None:
@@ -160,19 +200,13 @@ def close_device_transports(*transports: Transport) -> None:
             opened.close()
 
 
-def _gather_capabilities(
-    transport: Transport, mine: DeviceCapabilities, timeout: float
-) -> list[DeviceCapabilities]:
+def _gather(transport: Transport, mine: T, kind: type[T], timeout: float) -> list[T]:
+    """Gather a value of every rank; collective."""
     data = make_tensor(list(pack(mine)), torch.uint8)
-    sizes = _allgather_number(transport, data.numel(), timeout)
+    length = make_tensor([data.numel()], torch.int64)
+    sizes: list[int] = transport.allgather(length, [1] * transport.size, timeout).tolist()
     whole = transport.allgather(data, sizes, timeout)
     return [
-        unpack(part.numpy().tobytes(), DeviceCapabilities, f"what rank {peer} says of its GPU")
+        unpack(part.numpy().tobytes(), kind, f"what rank {peer} says of its GPU")
         for peer, part in enumerate(torch.split(whole, sizes))
     ]
-
-
-def _allgather_number(transport: Transport, mine: int, timeout: float) -> list[int]:
-    number = make_tensor([mine], torch.int64)
-    every: list[int] = transport.allgather(number, [1] * transport.size, timeout).tolist()
-    return every

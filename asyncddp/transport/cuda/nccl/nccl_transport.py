@@ -8,14 +8,18 @@ checks its arguments, works late, and detects deadlocks between ranks.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import wait
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 import torch
 from typing_extensions import override
 
 from asyncddp.device.streams import DeviceStreams
-from asyncddp.errors import EnvironmentProblem
+from asyncddp.errors import EnvironmentProblem, WaitTimeoutError
 from asyncddp.install_commands import install_command
 from asyncddp.tensors.allocation import make_tensor
 from asyncddp.transport.base import Request, Transport
@@ -23,7 +27,9 @@ from asyncddp.transport.cuda.capabilities import DeviceCapabilities, ranks_witho
 from asyncddp.transport.cuda.device_transport import forward_to
 from asyncddp.transport.cuda.nccl.communicator import (
     NCCLCommunicator,
+    abort_when_open,
     communicator_budget,
+    open_in_thread,
     run_in_threads,
 )
 from asyncddp.transport.cuda.nccl.cupy_bindings import (
@@ -112,38 +118,43 @@ class NCCLTransport(CudaStagedTransport):
     ) -> NCCLTransport:
         """Open the transport, with a communicator of all ranks of ``base``; collective.
 
-        Without NCCL, or where it refuses this group, that is an EnvironmentProblem.
+        What NCCL refuses is an EnvironmentProblem, and a WaitTimeoutError where ranks do not come.
         """
-        if bindings is None:
-            limit_channels()
-            bindings = library()
-        own = create_unique_id(bindings.nccl) if base.rank == 0 else bytes(_ID_BYTES)
+        own, problem = bytes(_ID_BYTES), "the first rank has made no unique id of NCCL"
+        try:
+            if bindings is None:
+                limit_channels()
+                bindings = library()
+            own = create_unique_id(bindings.nccl) if base.rank == 0 else own
+        except Exception as error:  # noqa: BLE001 - told below, where no peer waits for this rank
+            problem = str(error)
         shared = make_tensor(list(own), torch.uint8)
         base.broadcast(shared, 0, timeout)
-        unique_id = bytes(shared.tolist())
-        try:
-            communicator = NCCLCommunicator.open(bindings, streams, base.size, unique_id, base.rank)
-        except RuntimeError as problem:
-            raise EnvironmentProblem(
-                f"rank {base.rank}: NCCL makes no communicator of {base.size} ranks ({problem}). "
-                "It refuses two ranks on one GPU; leave it out of ASYNCDDP_DEVICE_WIRES then"
-            ) from problem
-        message_transport = base.split(0, base.rank)
-        budget = communicator_budget(streams.device) if budget is None else budget
-        transport = cls(base, streams, bindings, communicator, message_transport, budget)
-        transport.finish(transport.collectives.warm_up(), timeout, "the first collectives of NCCL")
+        unique_id, deadline = bytes(shared.tolist()), time.monotonic() + timeout
+        with ExitStack() as undo:
+            message_transport = base.split(0, base.rank)
+            undo.callback(message_transport.close)
+            if bindings is None or not any(unique_id):
+                raise EnvironmentProblem(f"rank {base.rank}: {problem}")
+            arguments = bindings, streams, base.size, unique_id, base.rank
+            communicator = _open_by(
+                deadline, base, streams, partial(NCCLCommunicator.open, *arguments)
+            )
+            undo.callback(communicator.abort, "its ranks did not connect")
+            budget = communicator_budget(streams.device) if budget is None else budget
+            transport = cls(base, streams, bindings, communicator, message_transport, budget)
+            _open_by(deadline, base, streams, partial(transport._connect, timeout))
+            undo.pop_all()
         return transport
 
-    def for_subgroup(self, base: Transport) -> NCCLTransport:
-        """Open the transport for a subgroup, with a communicator of its own; collective in it."""
-        return NCCLTransport.open(base, self.streams, bindings=self._bindings, budget=self._budget)
+    def _connect(self, timeout: float) -> NCCLCommunicator:
+        self.finish(self.collectives.warm_up(), timeout, "the first collectives of NCCL")
+        return self.collectives.communicator
 
-    def split(self, color: int, key: int) -> Transport:
-        """Split the host transport, and open a communicator for each part of several ranks."""
-        base = self.base.split(color, key)
-        if base.size == 1:
-            return CudaStagedTransport(base, self.streams, self.pool)
-        return self.for_subgroup(base)
+    def for_subgroup(self, base: Transport, timeout: float = _OPEN_TIMEOUT) -> NCCLTransport:
+        """Open the transport for a subgroup, with a communicator of its own; collective in it."""
+        shared = self._bindings, self._budget
+        return NCCLTransport.open(base, self.streams, (), timeout, *shared)
 
     def free(self) -> None:
         """Free all communicators; waits a few seconds at most, whatever the peers do."""
@@ -193,3 +204,21 @@ class NCCLTransport(CudaStagedTransport):
 
     ibroadcast = forward_to("collectives", Transport.ibroadcast)
     iallgather = forward_to("collectives", Transport.iallgather)
+
+
+def _open_by(
+    deadline: float,
+    base: Transport,
+    streams: DeviceStreams,
+    make: Callable[[], NCCLCommunicator],
+) -> NCCLCommunicator:
+    """Open a communicator on a thread, where NCCL may wait for other ranks; raise what fails."""
+    opening, what = open_in_thread(make, streams), f"communicator of {base.size} ranks"
+    if not wait([opening], max(0.0, deadline - time.monotonic())).done:
+        abort_when_open(opening)
+        late = "was not open in time: not all of them have come"
+        raise WaitTimeoutError(f"rank {base.rank}: NCCL's {what} {late}")
+    if problem := opening.exception():
+        text = f"NCCL makes no {what} ({problem}); NCCL_DEBUG=WARN has it say more"
+        raise EnvironmentProblem(f"rank {base.rank}: {text}") from problem
+    return opening.result()

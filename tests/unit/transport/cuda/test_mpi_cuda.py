@@ -340,7 +340,7 @@ def test_a_transport_that_there_is_not_ends_init_on_all_ranks(world):
 def test_ranks_that_are_threads_stage():
     """Ranks that are threads use ``cuda_staged`` whatever is asked for, with no refusals."""
     config = Config.from_environment({"ASYNCDDP_DEVICE_WIRES": "mpi_cuda"})
-    choice = negotiate_from_config(LoopbackTransport.group(2)[0], config, machine=0, local_rank=0)
+    choice = negotiate_from_config(LoopbackTransport.group(2)[0], config, machine=0, rank_on_host=0)
     assert (choice.transport, dict(choice.refused)) == ("cuda_staged", {})
 
 

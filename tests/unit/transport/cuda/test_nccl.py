@@ -86,19 +86,20 @@ def test_collectives_come_after_the_work_that_was_queued_before_them(seed):
 
 
 def parts(transport):
-    part = transport.split(transport.rank // 3, transport.rank)
+    base = transport.base.split(transport.rank // 3, transport.rank)
+    part = transport.for_subgroup(base)
     x = torch.ones(2)
     part.allreduce(x, SECONDS)
     part.close()
     return part.name, x[0].item()
 
 
-def test_a_part_has_a_communicator_of_its_own_and_a_rank_that_is_alone_stages():
-    """A split has its own communicator; one of a single rank is ``cuda_staged``."""
+def test_a_subgroup_has_a_communicator_of_its_own():
+    """A subgroup opens a communicator of its ranks beside that of all ranks."""
     world = NcclWorld(4)
-    assert world.run_bare(parts) == [("nccl", 3.0)] * 3 + [("cuda_staged", 1.0)]
+    assert world.run_bare(parts) == [("nccl", 3.0)] * 3 + [("nccl", 1.0)]
     made = [[comm.group.size for comm in world.nccl.modules[rank].made] for rank in range(4)]
-    assert made == [[4, 3]] * 3 + [[4]]
+    assert made == [[4, 3]] * 3 + [[4, 1]]
     assert all(c.ended == "destroy" for m in world.nccl.modules.values() for c in m.made)
 
 
@@ -149,8 +150,8 @@ def test_a_call_that_nccl_refuses_is_an_error_of_ours():
         transport.ibroadcast(torch.ones(2), 0)
 
 
-def test_two_ranks_on_one_gpu_are_explained():
-    """A communicator refused as invalid usage raises EnvironmentProblem that says why."""
+def test_what_nccl_refuses_is_told_in_its_words():
+    """A communicator that NCCL refuses raises EnvironmentProblem with NCCL's reason."""
     (end,), nccl = LoopbackTransport.group(1), FakeNccl(LateDevice())
     bindings = nccl.library(0)
 
@@ -161,8 +162,8 @@ def test_two_ranks_on_one_gpu_are_explained():
     with pytest.raises(EnvironmentProblem) as caught:
         NCCLTransport.open(end, nccl.device, (), SECONDS, bindings)
     assert str(caught.value) == (
-        "rank 0: NCCL makes no communicator of 1 ranks (NCCL_ERROR_INVALID_USAGE: invalid usage). "
-        "It refuses two ranks on one GPU; leave it out of ASYNCDDP_DEVICE_WIRES then"
+        "rank 0: NCCL makes no communicator of 1 ranks (NCCL_ERROR_INVALID_USAGE: invalid usage); "
+        "NCCL_DEBUG=WARN has it say more"
     )
 
 

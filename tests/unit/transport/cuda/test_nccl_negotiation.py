@@ -12,8 +12,9 @@ from asyncddp.config import Config
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.device.stream_registry import use_streams_on_cpu
+from asyncddp.errors import PeerError
+from asyncddp.transport.cuda import negotiation
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities
-from asyncddp.transport.cuda.device_transport import DeviceTransport
 from asyncddp.transport.cuda.nccl import nccl_transport as nccl
 from asyncddp.transport.cuda.nccl.nccl_transport import NCCLTransport
 from asyncddp.transport.cuda.negotiation import close_device_transports, negotiate_transport
@@ -72,24 +73,33 @@ def test_a_machine_s_ranks_get_a_communicator_of_their_own_and_a_rank_alone_stag
 
 def test_a_part_in_which_the_trial_fails_is_staged(monkeypatch, caplog):
     """Where only a machine's trial fails, its sums are staged with a warning."""
-    true = DeviceTransport.verify
+    true = negotiation.run_trial
 
-    def fails(self, timeout, *, messages=True):
-        return true(self, timeout, messages=messages) and messages
+    def fails(transport, timeout, peers):
+        true(transport, timeout, peers)
+        if not peers and transport.rank == 1:
+            raise PeerError("a trial did not arrive")
 
-    monkeypatch.setattr(DeviceTransport, "verify", fails)
-    told, _ = ask(monkeypatch, 2)
-    assert told == [("nccl", ["nccl", "cuda_staged"], [2.0, 2.0])] * 2
-    assert "sums inside a machine go by cuda_staged: a trial by nccl failed" in caplog.text
+    monkeypatch.setattr(negotiation, "run_trial", fails)
+    told, made = ask(monkeypatch, 4)
+    assert told == [("nccl", ["nccl", "cuda_staged"], [4.0, 2.0])] * 4
+    assert {comm.ended for comms in made for comm in comms} == {"destroy"}
+    words = "sums inside a machine go by cuda_staged, not by nccl: rank {}: a trial did not arrive"
+    told = sorted(record.getMessage() for record in caplog.records)
+    assert told == [words.format(1), words.format(3)], "each machine's first rank tells"
 
 
 def test_a_transport_whose_trial_fails_is_given_back(monkeypatch, caplog):
     """Where the trial fails, NCCL's communicators are destroyed and ranks stage."""
-    monkeypatch.setattr(DeviceTransport, "verify", lambda *_, **__: False)
+
+    def fails(transport, *_):
+        raise PeerError(f"rank {transport.rank}: a trial did not arrive")
+
+    monkeypatch.setattr(negotiation, "run_trial", fails)
     told, made = ask(monkeypatch, 2)
     assert told == [("cuda_staged", ["cuda_staged", "cuda_staged"], [2.0, 2.0])] * 2
     assert [[comm.ended for comm in comms] for comms in made] == [["destroy"], ["destroy"]]
-    assert "tensors on GPUs do not go by nccl: a trial" in caplog.text
+    assert "tensors on GPUs do not go by nccl: rank 0: a trial did not arrive; " in caplog.text
 
 
 @pytest.mark.parametrize("wanted", ["nccl", "cuda_staged"])
