@@ -53,7 +53,7 @@ class _CudaInterprocessEvent(_CudaEvent):
 
 
 class CudaArrayView:
-    """View of device memory by the CUDA array interface, as torch and MPI for Python take it.
+    """View of device memory by the CUDA array interface, as MPI for Python takes it.
 
     In version 2 of the interface nobody waits for a stream. The view keeps its owner alive.
 
@@ -164,17 +164,6 @@ class CudaStreams(DeviceStreams):
         """Allocate device memory on the compute stream."""
         with self.stream_context(StreamRole.COMPUTE):
             return empty((size,), torch.uint8, self.device)
-
-    def alias_storage(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Make a tensor of the storage's bytes by the CUDA array interface.
-
-        What is exported gets another deleter, and from then on ``record_stream`` passes over it in
-        silence: so the alias is exported, never the user's own tensor.
-        """
-        storage = tensor.untyped_storage()
-        with normal_mode():
-            raw = CudaArrayView(storage.data_ptr(), storage.nbytes())
-            return torch.as_tensor(raw, device=self.device)
 
     def export_memory(self, tensor: torch.Tensor) -> bytes:
         """Export a CUDA IPC memory handle, as ``torch.multiprocessing`` does.

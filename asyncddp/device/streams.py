@@ -91,10 +91,6 @@ class DeviceStreams(ABC):
         """Allocate ``size`` bytes on the device that can be exported to other processes."""
         raise NotImplementedError
 
-    def alias_storage(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Make a tensor of all bytes of a tensor's storage that does not keep them alive."""
-        raise NotImplementedError
-
     def export_memory(self, tensor: torch.Tensor) -> bytes:
         """Export a tensor's storage: make a token by which one process can import it.
 

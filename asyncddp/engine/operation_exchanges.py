@@ -146,17 +146,12 @@ class OperationExchanges:
             self._matcher.sends.send(request, peer, tensor)
 
     def export(
-        self,
-        exchange: ExchangeRequest,
-        targets: Mapping[int, float],
-        tensor: torch.Tensor,
-        *,
-        lasting: bool,
+        self, exchange: ExchangeRequest, targets: Mapping[int, float], tensor: torch.Tensor
     ) -> None:
         """Let targets read multiples of a device tensor, by :meth:`SendQueue.export`."""
         for factor in sorted(set(targets.values())):
             peers = sorted(peer for peer, other in targets.items() if other == factor)
-            self._matcher.sends.export(exchange, peers, tensor, factor, lasting=lasting)
+            self._matcher.sends.export(exchange, peers, tensor, factor)
 
     def collective(
         self, group: Sequence[int], signature: ExchangeSignature, start: Callable[[], Request]

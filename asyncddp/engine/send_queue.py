@@ -76,13 +76,10 @@ class SendQueue:
         peers: Sequence[int],
         tensor: torch.Tensor,
         factor: float = 1.0,
-        *,
-        lasting: bool,
     ) -> None:
         """Let peers read a multiple of a contiguous device tensor in this rank's memory.
 
-        Where the transport cannot do that, the tensor is sent as usual. A ``lasting`` one stays
-        unchanged until the exchange is over.
+        Where the transport cannot do that, the tensor is sent as usual.
         """
         transport = self.transport_for(exchange.streams)
         if not isinstance(transport, DirectReadTransport):
@@ -93,7 +90,7 @@ class SendQueue:
         begun = time.monotonic_ns()
         tags = {peer: self._announce_tensor(exchange, peer, tensor, inline=False) for peer in peers}
         self.flush()
-        exports = transport.export_tensor(tensor, tags, factor=factor, lasting=lasting)
+        exports = transport.export_tensor(tensor, tags, factor)
         for peer, export in exports.items():
             exchange.exports.append(export)
             self._track(exchange, peer, tensor.nbytes, begun, export)

@@ -55,8 +55,8 @@ def _exchange_on_device(
 ) -> Steps[torch.Tensor]:
     """Send a tensor, receive the neighbours', and return the weighted sum.
 
-    Where the transport lets ranks read each other's memory nothing is copied, or once where the
-    result replaces the tensor: neighbours then read a copy. Elsewhere tensors are received first.
+    Where the transport lets ranks read each other's memory, neighbours read a copy. Elsewhere
+    tensors are received first.
     """
     own = dense(tensor)
     into = out.detach() if out is not None and can_write_result(out, own) else empty_like(own)
@@ -65,7 +65,7 @@ def _exchange_on_device(
     rows = row.describe_rows() if op.check else None
     targets = row.dst_weights
     request = op.exchange(form, row.sources, targets, streams, peer_access=True, rows=rows)
-    op.export(request, row.dst_weights, own, lasting=not in_place)
+    op.export(request, row.dst_weights, own)
     for peer in row.sources:
         yield request.receives[peer]
     if in_place:

@@ -77,10 +77,7 @@ def handles_round_trip(base, make_streams):
 
 
 def comes_and_goes(place, rounds):
-    """Averages of tensors that are freed and made anew, of other sizes, between empty_cache().
-
-    Each is averaged three times: copied first, and then read where it lies.
-    """
+    """Averages of tensors that are freed and made anew, of other sizes, between empty_cache()."""
     bf.set_topology(topology.ring(bf.size()))
     sizes = [300_000, 2_000_000, 700_000, 1, 5_000_000]
     for step, size in enumerate(sizes * rounds):

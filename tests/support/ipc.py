@@ -12,7 +12,7 @@ from asyncddp.transport.cuda.ipc.ipc_transport import CudaIPCTransport
 from asyncddp.transport.loopback import LoopbackTransport
 from tests.support.simulated_streams import SimulatedStreams
 
-__all__ = ["NEVER", "Device", "Pair", "all_done", "exportable"]
+__all__ = ["NEVER", "Device", "Pair", "all_done"]
 
 NEVER = 10**9
 """A stand-in that is asked so often makes its next copy."""
@@ -101,13 +101,3 @@ def all_done(*transfers):
     for _ in range(3):
         ended = all([transfer.done() for transfer in transfers])
     return ended
-
-
-def exportable(transport, data):
-    """A tensor in memory that peers can be shown, as all memory of a GPU can."""
-    return (
-        transport.streams.allocate_exportable(data.nbytes)
-        .view(data.dtype)
-        .view(data.shape)
-        .copy_(data)
-    )

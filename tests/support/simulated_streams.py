@@ -8,7 +8,6 @@ those of a device do; what torch computes at once waits in their stead.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 from collections import Counter
@@ -22,7 +21,6 @@ from asyncddp.device.streams import DeviceEvent, DeviceStreams, InterprocessEven
 from asyncddp.serialization import pack, unpack
 from asyncddp.shm.arena import Arena, SharedMemoryHandle
 from asyncddp.tensors.allocation import empty
-from asyncddp.torch_modes import normal_mode
 from tests.support.simulated_events import (
     ImportedSimulatedEvent,
     InterprocessSimulatedEvent,
@@ -145,13 +143,6 @@ class SimulatedStreams(SimulatedTaskQueues, DeviceStreams):
     def allocate_exportable(self, size: int) -> torch.Tensor:
         """Allocate shared memory, which the processes of this machine can map."""
         return self._shared().empty((size,), torch.uint8)
-
-    def alias_storage(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Make a tensor over the bytes at the storage's address."""
-        storage = tensor.untyped_storage()
-        raw = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
-        with normal_mode():
-            return torch.frombuffer(raw, dtype=torch.uint8)
 
     def export_memory(self, tensor: torch.Tensor) -> bytes:
         """Encode this process's id and the tensor's shared-memory handle."""

@@ -105,7 +105,7 @@ class DeviceTransport(Transport):
 
 
 class ExportRequest(Request, Protocol):
-    """Request for a peer to read a tensor in place; complete once the peer has queued its reads."""
+    """Request for a peer to read a tensor's copy; complete once the peer has queued its reads."""
 
     def reusable(self) -> bool:
         """Return True once the tensor may be overwritten; the peer may not have read it yet."""
@@ -130,7 +130,7 @@ class ImportRequest(Request, Protocol):
 
 
 class DirectReadTransport(ABC):
-    """Interface of a transport by which peers read a rank's GPU tensors in place.
+    """Interface of a transport by which peers read copies of tensors in a rank's GPU memory.
 
     A completed request holds for all work that is queued on the COMPUTE stream from then on: the
     host never waits for the device. Both ``irecv`` and :meth:`import_tensor` receive what
@@ -139,18 +139,9 @@ class DirectReadTransport(ABC):
 
     @abstractmethod
     def export_tensor(
-        self,
-        data: torch.Tensor,
-        tags: Mapping[int, int],
-        *,
-        factor: float = 1.0,
-        lasting: bool = False,
+        self, data: torch.Tensor, tags: Mapping[int, int], factor: float = 1.0
     ) -> dict[int, ExportRequest]:
-        """Export a contiguous tensor, or its product with a factor, to peers, each under a tag.
-
-        A ``lasting`` one stays unchanged until all requests are complete; of others a copy is
-        exported.
-        """
+        """Export a copy of a tensor, or its product with a factor, to peers, each under a tag."""
 
     @abstractmethod
     def import_tensor(

@@ -13,7 +13,7 @@ from asyncddp.tensors.allocation import make_tensor, zeros_like
 from asyncddp.transport.base import Request
 from asyncddp.transport.cuda.device_transport import DeviceTransport, DirectReadTransport
 
-_BYTES = 1 << 20  # from which on a tensor that is sent again is read in place
+_BYTES = 1 << 20  # of the tensor that is sent
 _SUMMED = 1 << 16  # elements of the sum
 
 
@@ -21,8 +21,8 @@ def run_trial(transport: DeviceTransport, timeout: float, peers: Collection[int]
     """Send a megabyte to peers, and sum over all ranks where collectives go by it; collective.
 
     ``peers`` are the ranks that the transport reaches. The tensor goes around the ring; where peers
-    read memory in place, all of them read it twice: a copy, and then the tensor itself. Raises a
-    RuntimeError for wrong data, for an error of a library, and after ``timeout`` seconds in all.
+    map each other's memory, all of them read it twice. Raises a RuntimeError for wrong data,
+    for an error of a library, and after ``timeout`` seconds in all.
     """
     streams, deadline = transport.streams, time.monotonic() + timeout
 
@@ -66,10 +66,8 @@ def _arrivals(
             finish(request)
         yield from [(behind, out)] if arriving else []
         return
-    with transport.streams.stream_context(StreamRole.COMPUTE):
-        data = transport.streams.allocate_exportable(_BYTES).copy_(data)
     for _ in range(2):
-        exports = transport.export_tensor(data, dict.fromkeys(peers, 0), lasting=True)
+        exports = transport.export_tensor(data, dict.fromkeys(peers, 0))
         for peer in peers:
             imported = transport.import_tensor(data.shape, data.dtype, peer, 0)
             finish(imported)

@@ -141,30 +141,6 @@ def test_cuda_s_memory_is_shown_to_other_processes_as_torch_shows_it(cuda, monke
     assert cuda == [("entered", "in"), "shown", ("entered", "in")], "its own event holds nobody up"
 
 
-def test_what_a_user_holds_is_shown_by_an_alias(cuda, monkeypatch):
-    """Else record_stream would pass over it from then on."""
-    seen = []
-
-    class Tensor:
-        def untyped_storage(self):
-            return Storage(cuda)
-
-    def as_tensor(source, *, device):
-        seen.append((source.__cuda_array_interface__, device))
-        return "alias"
-
-    monkeypatch.setattr(torch, "as_tensor", as_tensor)
-    streams = CudaStreams(torch.device("cuda", 1))
-    assert streams.alias_storage(Tensor()) == "alias"
-    ((described, device),) = seen
-    assert device == streams.device
-    assert (described["data"], described["shape"], described["typestr"]) == (
-        (4711, False),
-        (12,),
-        "|u1",
-    )
-
-
 def test_cuda_s_events_are_shown_without_being_recorded_first(cuda, monkeypatch):
     """Their handle is taken on their own device, and opened on that of whoever waits."""
 

@@ -56,7 +56,6 @@ MADE = {
     "bucket": lambda: FlatBucket([LIKE]).flat,
     "view": lambda: FlatBucket([LIKE]).views[0],
     "bytes": lambda: from_bytes(bytes(8), torch.float32, (2,)),
-    "alias": lambda: SimulatedStreams().alias_storage(LIKE),
     "exportable": lambda: SimulatedStreams().allocate_exportable(64),
     "pinned": lambda: SimulatedStreams().allocate_pinned(64),
 }

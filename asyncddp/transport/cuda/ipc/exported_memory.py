@@ -1,31 +1,23 @@
-"""GPU memory that peers can map by CUDA IPC: pooled buffers, and user tensors sent repeatedly.
+"""GPU memory that peers can map by CUDA IPC: buffers in a pool, into which tensors are copied.
 
 What CUDA does is undefined where memory is freed by ``cudaFree`` while a peer has it mapped.
-Buffers are therefore kept until all importers have closed them. A user's tensor cannot be kept:
-exporting its own storage would end its ``record_stream``, and an alias does not hold memory. Once
-it is freed, its importers are told to close it when any request is driven; until then torch's
-allocator keeps its segment, unless ``torch.cuda.empty_cache()``, which has no hook and begins each
-capture of a graph, or a failed allocation frees it. The mappings that are left then are not read,
-as those that UCX keeps, and CUDA gives new memory at that address another handle. Memory of
-expandable segments lives as long as its last mapping.
+Buffers are therefore kept until all importers have closed them. Users' own tensors are not
+exported: ``torch.cuda.empty_cache()``, which has no hook and also begins each capture of a graph,
+would free their memory while peers have it mapped, and a copy within a GPU costs little beside one
+between GPUs.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from asyncddp.device.streams import DeviceEvent, DeviceStreams, InterprocessEvent, StreamRole
 from asyncddp.tensors.free_list import FreeList
 from asyncddp.transport.cuda.ipc.ipc_messages import ALL_MEMORY, MAX_TOKEN_BYTES
-
-logger = logging.getLogger("asyncddp")
 
 _MIN_BUFFER_BYTES = 1 << 12  # bytes of a buffer
 
@@ -73,15 +65,6 @@ class ExportedMemory:
         return self.tokens[peer]
 
 
-class _SentStorage(NamedTuple):
-    """Record of a user's tensor storage that was sent: where it lies, and how it was exported."""
-
-    weak: StorageWeakRef
-    place: tuple[int, int]  # its address and size
-    exported: ExportedMemory | None = None
-    not_exportable: bool = False
-
-
 class ExportedMemoryPool:
     """Pool of the GPU memory that one rank lets its peers map and read by CUDA IPC.
 
@@ -92,7 +75,6 @@ class ExportedMemoryPool:
         self._streams, self._request_close = streams, request_close
         self._memory_ids = itertools.count()
         self.buffers = FreeList(self._allocate, oldest_first=True)  # peers have time to read
-        self._sent_storages: dict[int, _SentStorage] = {}
         self.retired: dict[int, ExportedMemory] = {}  # by id, until all importers have closed it
         self.left: set[int] = set()  # peers that import nothing any more
 
@@ -119,44 +101,6 @@ class ExportedMemoryPool:
             self._wait_for_reads(buffer)
             self._retire(buffer)
 
-    def export_if_resent(self, data: torch.Tensor, peers: Collection[int]) -> ExportedMemory | None:
-        """Export a tensor's storage if it was sent before and can be exported to all these peers.
-
-        Opening memory costs a peer more than one copy, so that what is sent once is copied.
-        """
-        storage = data.untyped_storage()
-        key, place = storage._cdata, (storage.data_ptr(), storage.nbytes())
-        known = self._sent_storages.get(key)
-        if known is not None and known.place != place:
-            self._forget(key)
-            known = None
-        if known is None:
-            self.retire_freed(len(self._sent_storages))
-            self._sent_storages[key] = _SentStorage(StorageWeakRef(storage), place)  # type: ignore[no-untyped-call]
-            return None
-        if known.not_exportable:
-            return None
-        try:
-            exported = known.exported or ExportedMemory(
-                self._streams.alias_storage(data), next(self._memory_ids)
-            )
-            for peer in peers:
-                exported.token(peer, self._streams)
-        except RuntimeError as error:  # memory of another allocator, or of another process
-            logger.info("a tensor's memory cannot be shown to peers, and is copied: %s", error)
-            self._sent_storages[key] = known._replace(not_exportable=True, exported=None)
-            return None
-        self._sent_storages[key] = known._replace(exported=exported)
-        return exported
-
-    def retire_freed(self, most: int = 1) -> None:
-        """Retire exported storages that no longer exist, of ``most`` that were checked last."""
-        for key in list(itertools.islice(self._sent_storages, most)):
-            if self._sent_storages[key].weak.expired():  # type: ignore[no-untyped-call]
-                self._forget(key)
-            else:
-                self._sent_storages[key] = self._sent_storages.pop(key)
-
     def confirm_closed(self, peer: int, memory_id: int) -> None:
         """Note that a peer has closed memory, or all of it."""
         if memory_id == ALL_MEMORY:
@@ -168,16 +112,9 @@ class ExportedMemoryPool:
                     del self.retired[number]
 
     def close(self) -> None:
-        """Free the buffers and exported storages."""
+        """Free the buffers."""
         self.buffers.clear()
-        self._sent_storages.clear()
         self.retired.clear()
-
-    def _forget(self, key: int) -> None:
-        """Drop a storage that no longer exists."""
-        known = self._sent_storages.pop(key)
-        if known.exported is not None:
-            self._retire(known.exported)
 
     def _wait_for_reads(self, buffer: ExportedMemory) -> None:
         for event_pair in buffer.reads:

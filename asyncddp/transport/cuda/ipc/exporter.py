@@ -1,4 +1,4 @@
-"""Export of GPU memory by CUDA IPC: lets peers read a tensor, or a copy of it, in place."""
+"""Export of GPU memory by CUDA IPC: lets peers map and read copies of tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ MAX_COPY_BYTES = 1 << 28
 """Most bytes of a tensor that is copied as a whole; larger ones are copied in pieces."""
 _PIECE = 1 << 26  # bytes of the pieces of a larger one
 _DEPTH = 2  # most unread pieces
-_MIN_IN_PLACE_BYTES = 1 << 20  # from which a tensor is exported in place where that is safe
 
 
 @dataclass(eq=False)
@@ -39,7 +38,7 @@ class PendingReadByPeer:
     send_request: Request  # of the ready message
     done_request: Request  # of the done message, if one will come into the message buffer
     message_buffer: torch.Tensor
-    buffer: ExportedMemory | None  # None where the user's tensor is exported itself
+    buffer: ExportedMemory | None  # None for a tensor without bytes
     problem: PeerError | None = None
     over: bool = False
 
@@ -59,7 +58,7 @@ class PendingReadByPeer:
 
 
 class MemoryExporter:
-    """Exports GPU tensors, or copies of them, by CUDA IPC for peers to read in place.
+    """Exports copies of GPU tensors by CUDA IPC, which peers read in this rank's memory.
 
     It announces memory to a peer by a ready message and waits for the peer's done message. Both
     kinds go by a host transport each; control messages beside them name memory to close, and
@@ -95,22 +94,20 @@ class MemoryExporter:
         self,
         peer: int,
         tag: int,
-        exported: ExportedMemory | None,
-        offset: int,
+        buffer: ExportedMemory | None,
         size: int,
         *,
         last: bool = True,
-        buffer: bool = True,
     ) -> PendingReadByPeer:
         """Announce bytes to a peer, which it can read after earlier work of the compute stream.
 
-        A tensor without bytes has no memory; a ``buffer`` is reused once the peer has read it.
+        A tensor without bytes has no buffer; one is reused once all its peers have read it.
         """
         event_pair = self._take_event_pair(peer)
         event_pair.ready.record(StreamRole.COMPUTE)
         token, problem = b"", None
         try:
-            token = b"" if exported is None else exported.token(peer, self._streams)
+            token = b"" if buffer is None else buffer.token(peer, self._streams)
         except (RuntimeError, OSError) as error:
             problem = PeerError(
                 f"GPU memory cannot be exported to rank {peer}: {error}. "
@@ -119,27 +116,23 @@ class MemoryExporter:
         message = ReadyMessage(
             event_pair=event_pair.number,
             ready=event_pair.ready.handle,
-            memory_id=-1 if exported is None else exported.memory_id,
+            memory_id=-1 if buffer is None else buffer.memory_id,
             token=token,
-            offset=offset,
             size=size,
             last=last,
         )
         answer = DoneMessage.allocate_buffer()
         sent = self._ready_transport.isend(message.encode(), peer, tag)
         done = self._done_transport.irecv(answer, peer, tag) if problem is None else sent
-        pending_read = PendingReadByPeer(
-            peer, event_pair, sent, done, answer, exported if buffer else None, problem
-        )
+        pending_read = PendingReadByPeer(peer, event_pair, sent, done, answer, buffer, problem)
         self._pending_reads.append(pending_read)
         return pending_read
 
     def drive(self) -> None:
-        """Handle the messages that have come, and retire memory that no longer exists."""
+        """Handle the messages that have come."""
         for peer, message in self._done_transport.poll():
             closed = unpack(message, int, f"what rank {peer} says of memory that it had open")
             self.memory.confirm_closed(peer, closed)
-        self.memory.retire_freed()
         ended = [pending_read for pending_read in self._pending_reads if pending_read.poll()]
         if not ended:
             return
@@ -174,26 +167,20 @@ class MemoryExporter:
         return event_pair
 
     def export_tensor(
-        self, data: torch.Tensor, tags: Mapping[int, int], factor: float, *, lasting: bool
+        self, data: torch.Tensor, tags: Mapping[int, int], factor: float
     ) -> dict[int, SendTask]:
-        """Export a tensor, or a multiple of one that is no larger than ``MAX_COPY_BYTES``."""
+        """Export a copy of a tensor, or a multiple of one of at most ``MAX_COPY_BYTES``."""
         self._streams.record_stream(data, StreamRole.COMPUTE)
         tasks: dict[int, SendTask] = {}
-        exported = buffer = None
-        if lasting and factor == 1.0 and data.nbytes >= _MIN_IN_PLACE_BYTES:
-            exported = self.memory.export_if_resent(data, tags)
-        if exported is None and 0 < data.nbytes <= MAX_COPY_BYTES:
-            buffer = self._make_copy(data, factor, len(tags))
+        whole = 0 < data.nbytes <= MAX_COPY_BYTES
+        buffer = self._make_copy(data, factor, len(tags)) if whole else None
         for peer, tag in tags.items():
             task = tasks[peer] = SendTask(("to", peer, tag), self._drive_all)
-            if exported is not None:
-                start = data.data_ptr() - data.untyped_storage().data_ptr()
-                task.steps = self._export_whole(exported, start, data.nbytes, peer, tag, data)
-            elif data.nbytes > MAX_COPY_BYTES:
+            if data.nbytes > MAX_COPY_BYTES:
                 task.steps = self._export_in_pieces(task, as_bytes(data), peer, tag)
             else:
                 task.copied = True
-                task.steps = self._export_whole(buffer, 0, data.nbytes, peer, tag)
+                task.steps = self._export_whole(buffer, data.nbytes, peer, tag)
             self._tasks.append(task)
         self._drive_all()
         return tasks
@@ -209,16 +196,9 @@ class MemoryExporter:
         return buffer
 
     def _export_whole(
-        self,
-        exported: ExportedMemory | None,
-        offset: int,
-        size: int,
-        peer: int,
-        tag: int,
-        in_place: torch.Tensor | None = None,
+        self, buffer: ExportedMemory | None, size: int, peer: int, tag: int
     ) -> TaskSteps:
-        """Export all at once; a tensor exported in place is kept until the peer has read it."""
-        pending_read = self.announce(peer, tag, exported, offset, size, buffer=in_place is None)
+        pending_read = self.announce(peer, tag, buffer, size)
         yield None
         yield pending_read
 
@@ -233,7 +213,7 @@ class MemoryExporter:
             piece = flat[first : first + _PIECE]
             buffer = self._make_copy(piece, 1.0, 1)
             last = first + _PIECE >= flat.numel()
-            pending_reads.append(self.announce(peer, tag, buffer, 0, piece.numel(), last=last))
+            pending_reads.append(self.announce(peer, tag, buffer, piece.numel(), last=last))
         task.copied = True
         yield None
         yield from pending_reads

@@ -140,7 +140,7 @@ class MemoryImporter:
             storage = StorageWeakRef(memory.untyped_storage())  # type: ignore[no-untyped-call]
             imported = self.imported[key] = _ImportedMemory(memory, storage)
         imported.users += 1
-        return imported.memory[message.offset : message.offset + message.size]
+        return imported.memory[: message.size]
 
     def _ready_event(self, peer: int, message: ReadyMessage) -> DeviceEvent:
         key = peer, message.event_pair

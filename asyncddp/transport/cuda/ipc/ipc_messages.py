@@ -57,7 +57,6 @@ class ReadyMessage(_IPCMessageBase):
     ready: bytes  # handle of the event after which the memory can be read
     memory_id: int  # the sender's number of the memory; -1 for an empty tensor
     token: bytes  # by which the receiver imports the memory; empty if it cannot be exported
-    offset: int  # in bytes
     size: int  # in bytes
     last: bool  # whether these are the last bytes of the tensor
 

@@ -1,7 +1,7 @@
 """``cuda_ipc``: transport between processes of one machine that read each other's GPU memory.
 
-The sender exports its tensor, or a copy of one that may be overwritten meanwhile, records an event,
-and sends a ready message with handles of both. The receiver makes its stream wait for that event,
+The sender copies its tensor into a buffer, records an event, and sends a ready message with handles
+of both. The receiver makes its stream wait for that event,
 enqueues the work that reads the memory in place, records an event after it, and sends a done
 message; the sender makes its stream wait for that event before it reuses the memory. The host never
 waits for a GPU. Messages to GPUs without peer access, and collectives, use other transports or are
@@ -93,12 +93,7 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
         return CopiedSendRequest(self.export_tensor(data, {peer: tag})[peer], self.streams)
 
     def export_tensor(
-        self,
-        data: torch.Tensor,
-        tags: Mapping[int, int],
-        *,
-        factor: float = 1.0,
-        lasting: bool = False,
+        self, data: torch.Tensor, tags: Mapping[int, int], factor: float = 1.0
     ) -> dict[int, ExportRequest]:
         """Export a tensor to peers with access, and send it to the others."""
         near = {peer: tag for peer, tag in tags.items() if peer in self._reachable}
@@ -106,12 +101,11 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
         if factor != 1.0 and (far or data.nbytes > MAX_COPY_BYTES):
             with self.streams.stream_context(StreamRole.COMPUTE):
                 data, factor = data * factor, 1.0
-            lasting = False
         requests: dict[int, ExportRequest] = {}
         for peer, tag in far.items():
             requests[peer] = StagedExportRequest(super().isend(data, peer, tag))
         if near:
-            requests |= self._exporter.export_tensor(data, near, factor, lasting=lasting)
+            requests |= self._exporter.export_tensor(data, near, factor)
         return requests
 
     # receiving

@@ -12,7 +12,7 @@ from asyncddp.transport.cuda.ipc import exporter as cuda_ipc_sending
 from asyncddp.transport.cuda.ipc.ipc_transport import CudaIPCTransport
 from tests.conformance import test_transports as transports
 from tests.support import on
-from tests.support.ipc import NEVER, Pair, all_done, exportable
+from tests.support.ipc import NEVER, Pair, all_done
 from tests.support.simulated_streams import SimulatedStreams
 
 
@@ -47,7 +47,6 @@ def test_the_contract_of_transports_between_processes(world, case):
 @pytest.fixture
 def small(monkeypatch):
     """What is large elsewhere has a few hundred bytes."""
-    monkeypatch.setattr(cuda_ipc_sending, "_MIN_IN_PLACE_BYTES", 256)
     monkeypatch.setattr(cuda_ipc_sending, "MAX_COPY_BYTES", 1 << 12)
     monkeypatch.setattr("asyncddp.transport.cuda.ipc.ipc_transport.MAX_COPY_BYTES", 1 << 12)
     monkeypatch.setattr(cuda_ipc_sending, "_PIECE", 1 << 10)
@@ -76,44 +75,22 @@ def test_nobody_waits_for_a_device_between_a_tensor_and_the_sum_with_it():
     assert torch.equal(mixed, data)
 
 
-def test_a_lasting_tensor_is_read_where_it_lies_from_the_second_time_on(small):
-    """What is sent once is copied, since to open its memory would cost more."""
+def test_a_tensor_is_copied_each_time_into_buffers_that_are_opened_once():
+    """What peers map is memory of the transport alone, however often a tensor is sent."""
     both = Pair()
     one, other = both.transports
-    data = exportable(one, torch.randn(1000))
+    data, shown = torch.randn(1000), set()
+    export = one.streams.export_memory
+    one.streams.export_memory = lambda memory: shown.add(memory.data_ptr()) or export(memory)
     for step in range(4):
         data.add_(1.0)
-        exported = one.export_tensor(data, {1: step}, lasting=True)[1]
-        imported = other.import_tensor((1000,), torch.float32, 0, step)
-        both.finish(imported)
-        mixed = torch.empty(1000)
-        other.streams.copy(mixed, imported.tensor, StreamRole.COMPUTE)
-        assert exported.reusable() == (step == 0)
-        imported.release()
-        both.finish(exported)
-        assert exported.reusable()
-        while both.work():
-            pass
-        assert torch.equal(mixed, data)
-    assert (one.streams.copied, one.memory.buffers.num_allocated) == (4000, 1)
-    assert len(other._importer.imported) == 2, "the copy's buffer and the tensor, each opened once"
-
-
-def test_memory_that_cannot_be_exported_is_copied_and_not_tried_again(small, monkeypatch):
-    """Memory whose export fails once is copied for each message and not exported again."""
-    both = Pair()
-    one, _ = both.transports
-    data, tried = torch.randn(1000), []
-    export = one.streams.export_memory
-    monkeypatch.setattr(
-        one.streams, "export_memory", lambda memory: tried.append(memory) or export(memory)
-    )
-    for step in range(4):
-        exported = one.export_tensor(data, {1: step}, lasting=True)[1]
+        exported = one.export_tensor(data, {1: step})[1]
+        assert exported.reusable(), "what is queued next comes after the copy"
         assert torch.equal(both.receive(data, step), data)
         both.finish(exported)
     assert one.streams.copied == 4 * data.nbytes
-    assert len([memory for memory in tried if memory.data_ptr() == data.data_ptr()]) == 1
+    assert len(shown) == len(other._importer.imported) == one.memory.buffers.num_allocated == 1
+    assert data.data_ptr() not in shown
 
 
 # order
@@ -237,13 +214,13 @@ def some_tensors(draw, kept, number):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_whatever_is_sent_in_whatever_order_arrives(small, seed):
+def test_whatever_is_sent_in_whatever_order_arrives(seed):
     """Exported and sent, imported and received, of any dtype and size, released at any time."""
     draw = random.Random(seed)
     both = Pair(laziness=draw.choice([0, 1, 5]))
     one, other = both.transports
     torch.manual_seed(seed)
-    kept = [exportable(one, torch.randn(draw.choice([100, 300]))) for _ in range(3)]
+    kept = [torch.randn(draw.choice([100, 300])) for _ in range(3)]
     tensors = list(some_tensors(draw, kept, 40))
     got = [torch.empty_like(data) for data in tensors]
     jobs = [(what, tag) for tag in range(40) for what in ("send", "take")]
@@ -254,7 +231,7 @@ def test_whatever_is_sent_in_whatever_order_arrives(small, seed):
         if what == "send" and direct:
             under_way.append(one.isend(tensors[tag], 1, tag))
         elif what == "send":
-            under_way.append(one.export_tensor(tensors[tag], {1: tag}, lasting=True)[1])
+            under_way.append(one.export_tensor(tensors[tag], {1: tag})[1])
         elif direct:
             under_way.append(other.irecv(got[tag], 0, tag))
         else:

@@ -113,7 +113,7 @@ def test_an_answer_that_cannot_be_opened_fails_its_own_transfer(monkeypatch):
 def test_handles_that_do_not_fit_are_refused():
     """A message that exceeds its fixed size is refused with that size."""
     with pytest.raises(RuntimeError, match="fit in 4096 bytes, got 5"):
-        ReadyMessage(0, b"", 0, b"x" * 5000, 0, 0, True).encode()
+        ReadyMessage(0, b"", 0, b"x" * 5000, 0, True).encode()
     with pytest.raises(RuntimeError, match="fit in 512 bytes"):
         DoneMessage(0, b"x" * 600).encode()
 
@@ -178,11 +178,14 @@ class Spoilt(SimulatedStreams):
         return super().export_memory(self.allocate_exportable(tensor.nbytes).fill_(7))
 
 
-class SpoiltInPlace(SimulatedStreams):
-    """A device that shows copies rightly, and a tensor that is sent again wrongly."""
+class SpoiltAgain(SimulatedStreams):
+    """A device whose second copy of a tensor is wrong."""
 
-    def alias_storage(self, tensor):
-        return self.allocate_exportable(tensor.untyped_storage().nbytes()).fill_(7)
+    copies = 0
+
+    def copy(self, out, source, role):
+        self.copies += 1
+        super().copy(out, source if self.copies < 2 else torch.full_like(source, 7), role)
 
 
 TABLE = {
@@ -228,6 +231,6 @@ def test_ranks_that_share_a_gpu_agree(world):
 def test_a_trial_that_does_not_arrive_as_it_was_sent_keeps_all_ranks_from_the_transport(world):
     """One rank sees it, all of them stage, and each is told which one it is."""
     reason = {"cuda_ipc": "rank 0: a trial out of GPU memory did not arrive as it was sent"}
-    for spoilt in (Spoilt, SpoiltInPlace):
+    for spoilt in (Spoilt, SpoiltAgain):
         told = world.run_bare(agreed, spoilt)
         assert told == [("cuda_staged", reason, "CudaStagedTransport")] * 2

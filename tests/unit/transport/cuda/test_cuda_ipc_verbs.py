@@ -18,7 +18,6 @@ from asyncddp.context.context import use
 from asyncddp.device.stream_registry import use_streams_on_cpu
 from asyncddp.device.streams import StreamRole
 from asyncddp.ops import weighted_exchange
-from asyncddp.transport.cuda.ipc import exporter as cuda_ipc_sending
 from asyncddp.transport.cuda.ipc import ipc_transport
 from asyncddp.transport.cuda.ipc.ipc_transport import CudaIPCTransport
 from asyncddp.transport.loopback import LoopbackTransport
@@ -36,15 +35,12 @@ def on_a_device(base, near=None, laziness=3):
     near = [rank for rank in range(base.size) if rank != base.rank] if near is None else near
     transport = CudaIPCTransport.open(base, streams, near)
     base.device_transport_factory = transport.for_device
-    combine, lasting = (
-        weighted_exchange.weighted_sum_on_device,
-        cuda_ipc_sending._MIN_IN_PLACE_BYTES,
-    )
+    combine = weighted_exchange.weighted_sum_on_device
 
     def late(mixing, dtype, own, others, out):
         streams.later(StreamRole.COMPUTE, partial(combine, mixing, dtype, own, list(others), out))
 
-    weighted_exchange.weighted_sum_on_device, cuda_ipc_sending._MIN_IN_PLACE_BYTES = late, 1000
+    weighted_exchange.weighted_sum_on_device = late
     try:
         with use_streams_on_cpu(streams):
             context = Context(base, Config(**DEFAULT_SETTINGS))
@@ -52,10 +48,7 @@ def on_a_device(base, near=None, laziness=3):
                 yield streams, transport
             context.close("the case has ended")
     finally:
-        weighted_exchange.weighted_sum_on_device, cuda_ipc_sending._MIN_IN_PLACE_BYTES = (
-            combine,
-            lasting,
-        )
+        weighted_exchange.weighted_sum_on_device = combine
 
 
 def held(rank, step):
@@ -87,10 +80,9 @@ def averages(base, in_place):
 
 @on("mpi-2", "mpi-4")
 @pytest.mark.parametrize("in_place", [False, True], ids=["new", "in place"])
-def test_a_tensor_that_lasts_is_never_copied_and_one_that_does_not_once(world, in_place):
-    """Where it lasts: once at first, when it is not known whether it will come again."""
-    expected = [1] * STEPS if in_place else [1] + [0] * (STEPS - 1)
-    assert world.run_bare(averages, in_place) == [expected] * world.size
+def test_a_tensor_is_copied_once_for_all_neighbours(world, in_place):
+    """One copy on the sender's device, which they read where it lies; none on theirs."""
+    assert world.run_bare(averages, in_place) == [[1] * STEPS] * world.size
 
 
 def goes_around(base):

@@ -74,7 +74,7 @@ class RecordedStreams(DeviceStreams):
     def allocate_exportable(self, size):
         raise AssertionError("a staged transport shows nobody its device's memory")
 
-    export_memory = import_memory = alias_storage = allocate_exportable
+    export_memory = import_memory = allocate_exportable
     import_event = create_interprocess_event = allocate_exportable
 
     def allocate_pinned(self, size):
