@@ -9,6 +9,7 @@ import torch
 
 import asyncddp as bf
 import topology
+from asyncddp.engine import OperationSpec
 from tests.support import BEFORE_DEADLINE, on, until
 
 REASON = "it raised ValueError: boom; end and restart the run"
@@ -75,15 +76,15 @@ def test_no_call_waits_for_its_deadline(world, how, late):
 
 def step_fails_unexpectedly():
     """An exception that no verb raises, in the steps of one operation."""
-    from asyncddp.engine import OperationSpec
 
     def steps(op):
         yield from ()
         raise KeyError("boom")
 
-    engine = bf.current().engine
+    handle = bf.current().engine.submit(OperationSpec("strange", steps, "x"))
+    until(handle.poll)
     with pytest.raises(KeyError, match="boom"):
-        engine.run(OperationSpec("strange", steps, "x"))
+        handle.wait()
     assert bf.allreduce(torch.ones(1)).item() == 1.0
 
 
