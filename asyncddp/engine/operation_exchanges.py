@@ -197,15 +197,10 @@ class OperationExchanges:
 
     def count_moves(self) -> int:
         """Count what pieces of the transfers have done; while it changes, they make progress."""
-        count = 0
-        for request in self._requests:
-            count += getattr(request, "moves", 0)
+        requests: list[Request | None] = [*self._requests]
         for exchange in self._exchanges:
-            for request in exchange.sends:
-                count += getattr(request, "moves", 0)
-            for receive in exchange.receives.values():
-                count += getattr(receive.request, "moves", 0)
-        return count
+            requests += [*exchange.sends, *(one.request for one in exchange.receives.values())]
+        return sum(getattr(request, "moves", 0) for request in requests)
 
     def close(self, error: PeerError | None) -> None:
         """End all exchanges, with the error that ended the operation if there was one."""

@@ -179,12 +179,9 @@ class ProgressEngine(ProgressLoop):
         """Tell all peers that this rank submits nothing more, so that none of them waits for it."""
         with self.lock:
             self.progress()
+            counts = {name: self._use_counts[name] for name in (COLLECTIVE, MACHINE_COLLECTIVE)}
             if not self.closed:
-                self._tell_peers(self._farewell(reason))
-
-    def _farewell(self, reason: str) -> PeerExit:
-        counts = {name: self._use_counts[name] for name in (COLLECTIVE, MACHINE_COLLECTIVE)}
-        return PeerExit(reason, counts)
+                self._tell_peers(PeerExit(reason, counts))
 
     def readmit_peers(self) -> None:
         """Take back :meth:`announce_exit` of all ranks, while none of them submits anything."""
@@ -223,9 +220,9 @@ class ProgressEngine(ProgressLoop):
             if self.closed:
                 return
             self.submit_deferred(0.0)
-            self.progress()
+            self.announce_exit(reason)
             if not self.closed:
-                self._end(self._farewell(reason), "shut down before its end")
+                self._end("shut down before its end")
         if self._channels.late_error is not None:
             raise self._channels.late_error
 

@@ -17,7 +17,13 @@ from asyncddp.engine.messages import DECODE_ERRORS, MatchKey, PeerExit
 from asyncddp.engine.tracing import EngineTracing
 from asyncddp.engine.watchdog import Watchdog
 from asyncddp.engine.work import Work
-from asyncddp.errors import AsyncDDPError, NotInitializedError, PeerError, WaitTimeoutError
+from asyncddp.errors import (
+    AsyncDDPError,
+    NotInitializedError,
+    PeerError,
+    PeerLeftError,
+    WaitTimeoutError,
+)
 from asyncddp.transport.base import Transport
 
 _SCAN_EVERY = 256  # rounds without progress after which the peers' rings are scanned
@@ -57,10 +63,7 @@ class ProgressLoop:
         self.thread = ProgressThread(self, transport) if threaded else None
 
     def ensure_open(self, what: str) -> None:
-        """Raise NotInitializedError after shutdown and in a forked process.
-
-        After :meth:`fail_all` it is a PeerError, with the cause.
-        """
+        """Raise PeerError after :meth:`fail_all`, NotInitializedError after shutdown or a fork."""
         if self.closed:
             raise self._closed_error(what, self.closed_because)
 
@@ -83,8 +86,8 @@ class ProgressLoop:
         """Make one round of progress, and tell whether anything moved.
 
         It receives messages, advances operations, runs hooks, and sends what these have queued.
-        ``scan``: it also scans the peers' rings for unexpected tensors. An unexpected exception
-        fails all operations of this rank, and its peers are told.
+        With ``scan`` it looks for unexpected tensors in the peers' rings. It raises that MPI has
+        found a failed process; any other exception fails all operations of this rank for good.
         """
         with self.lock:
             if self.closed:
@@ -105,6 +108,8 @@ class ProgressLoop:
                 moved = (bool(self.hooks) and self._run_hooks()) or moved
                 moved = self.matcher.active_messages.progress() or moved
                 return self.matcher.sends.flush() or moved
+            except PeerLeftError:  # of MPI: windows in shared memory go on
+                raise
             except Exception as error:  # noqa: BLE001 - the error of all operations
                 what = f"{type(error).__name__}: {error}"
                 self.fail_all(f"it raised {what}; end and restart the run", error)
@@ -144,10 +149,7 @@ class ProgressLoop:
             self.lost_peers.mark_unreadable(peer, error, tell_next_verb=not expected)
 
     def _advance(self) -> bool:
-        """Advance the operations that may go on, of the ordered ones only the first.
-
-        Tell whether any made progress.
-        """
+        """Advance the operations that may go on; of the ordered ones only the first."""
         moved = blocked = False
         for work in list(self.active):
             if blocked and work.spec.ordered:
@@ -178,15 +180,15 @@ class ProgressLoop:
         with self.lock, suppress(Exception):  # whatever broke may break this, too
             if not self.closed:
                 self._failure = reason, cause
-                self._end(PeerExit(reason, {}), reason)
+                self._end(reason)
+                self._tell_peers(PeerExit(reason, {}))
 
-    def _end(self, farewell: PeerExit, closed_because: str) -> None:
-        """Fail all operations in progress and tell all peers, for good."""
+    def _end(self, closed_because: str) -> None:
         self.closed = True
         self._fail_submitted(closed_because)
         self.hooks.clear()
-        self._tell_peers(farewell)
         self.matcher.active_messages.close()
+        self.matcher.sends.flush()
 
     def _fail_submitted(self, closed_because: str) -> None:
         while self.queue or self.active:
@@ -287,7 +289,9 @@ class ProgressThread:
             if loop.watchdog.has_driver or self._stopping:
                 continue
             scan = idle or attempt % _SCAN_EVERY == _SCAN_EVERY - 1
-            moved = loop.progress(scan=scan)
+            moved = False
+            with suppress(PeerLeftError):  # raised where somebody waits
+                moved = loop.progress(scan=scan)
             attempt = 0 if moved else attempt + 1
             if loop.busy and not moved:
                 self._transport.backoff(attempt, background=True)
