@@ -68,7 +68,7 @@ class Config:
     """Settings of one rank, from environment variables and the arguments of ``init()``.
 
     Attributes:
-        timeout: ``ASYNCDDP_TIMEOUT``: seconds after which a wait raises.
+        timeout: ``ASYNCDDP_TIMEOUT``: seconds without progress after which a wait raises.
         warn_after: ``ASYNCDDP_WARN_AFTER``: seconds after which a wait warns once.
         check: ``ASYNCDDP_CHECK``: confirm every exchange with the peers before it completes.
         transport: ``ASYNCDDP_TRANSPORT``: name of the transport to use instead of the default.

@@ -16,13 +16,16 @@ class Deadline:
 
     def __init__(self, config: Config) -> None:
         self._config, self._warned = config, False
-        self.started = time.monotonic()
-        self.due = self.started + min(
-            config.warn_after, config.timeout
-        )  # for a warning or the error
+        self._patience = min(config.warn_after, config.timeout)  # until the warning or the error
+        self._begun = time.monotonic()
+        self.renew(self._begun)
+
+    def renew(self, now: float) -> None:
+        """Count the wait from ``now`` on, since what is waited for has made progress."""
+        self.started, self.due = now, now + self._patience
 
     def waited(self) -> float:
-        """Return the seconds since the wait began."""
+        """Return the seconds since the wait began or was renewed."""
         return time.monotonic() - self.started
 
     def has_passed(self, waited: float) -> bool:
@@ -35,7 +38,8 @@ class Deadline:
 
     def mark_warned(self) -> None:
         """Note that the warning has been given."""
-        self._warned, self.due = True, self.started + self._config.timeout
+        self._warned, self._patience = True, self._config.timeout
+        self.due = self.started + self._patience
 
     def warn(self, subject: str, waited: float, missing: str) -> None:
         """Log that a subject, such as ``rank 0: init()``, has been waiting, and what is missing."""
@@ -45,6 +49,7 @@ class Deadline:
     def error(self, subject: str, waited: float, missing: str) -> WaitTimeoutError:
         """Build the error of a wait whose deadline has passed."""
         return WaitTimeoutError(
-            f"{subject} was not done in {waited:.1f} s "
+            f"{subject} was not done in {waited:.1f} s"
+            f"{' after its last progress' if self.started > self._begun + 1.0 else ''} "
             f"(ASYNCDDP_TIMEOUT={self._config.timeout:g}); {missing}"
         )

@@ -8,7 +8,16 @@ from typing import Any, TypeAlias
 
 import torch
 
-from asyncddp.engine.messages import DECODE_ERRORS, INLINE_BYTES, ActiveMessage, HandlerArguments
+from asyncddp.engine.announced_tensor_receiver import RECEIVE_ERRORS, AnnouncedTensorReceiver
+from asyncddp.engine.messages import (
+    DECODE_ERRORS,
+    INLINE_BYTES,
+    ActiveMessage,
+    HandlerArguments,
+    MatchKey,
+    Nack,
+)
+from asyncddp.engine.persistent_channels import ChannelTable
 from asyncddp.engine.send_queue import SendQueue
 from asyncddp.errors import AsyncDDPError, PeerError
 from asyncddp.tensors.allocation import empty
@@ -25,17 +34,19 @@ class ActiveMessages:
     """Active messages of one rank: sends them, and runs the handlers of those received.
 
     The engine's lock guards it. ``handlers`` are by name, and run on whichever thread drives the
-    engine; their errors go to ``fail_next_call``, for the next operation to raise.
+    engine; their errors are raised by the next operation, here and where the message was sent. So
+    is that of a tensor for which there is no memory; its handler gets None.
     """
 
     def __init__(
         self,
         transport: Transport,
         send_queue: SendQueue,
-        fail_next_call: Callable[[PeerError], None],
+        announced: AnnouncedTensorReceiver,
+        channels: ChannelTable,
     ) -> None:
         self._transport, self._queue = transport, send_queue
-        self._fail_next_call = fail_next_call
+        self._announced, self._channels = announced, channels
         self.handlers: dict[str, ActiveMessageHandler] = {}
         self._sends: list[tuple[Request, torch.Tensor]] = []
         self._received: dict[int, deque[_Received]] = {}
@@ -79,8 +90,13 @@ class ActiveMessages:
             if message.payload is not None:
                 tensor = from_bytes(message.payload, dtype, message.shape)
             else:
-                tensor = empty(message.shape, dtype)
-                request = self._transport.irecv(tensor, peer, message.tag)
+                try:
+                    tensor = empty(message.shape, dtype)
+                    request = self._transport.irecv(tensor, peer, message.tag)
+                except RECEIVE_ERRORS as error:
+                    self._fail(peer, message, error)
+                    self._announced.discard(peer, message)
+                    tensor = None
         self._received.setdefault(peer, deque()).append((message, tensor, request))
         self._deliver(peer)
 
@@ -112,13 +128,19 @@ class ActiveMessages:
                 if message.handler in self.handlers:
                     self.handlers[message.handler](peer, message.arguments, tensor)
             except (AsyncDDPError, *DECODE_ERRORS) as error:
-                problem = f"what rank {peer} sent to {message.handler} could not be taken"
-                failure = PeerError(f"{problem}: {type(error).__name__}: {error}")
-                failure.__cause__ = error
-                self._fail_next_call(failure)
+                self._fail(peer, message, error)
         if not waiting:
             del self._received[peer]
         return delivered
+
+    def _fail(self, peer: int, message: ActiveMessage, cause: Exception) -> None:
+        """Fail the next operation of this rank, and of the peer that has sent a message."""
+        problem = f"what rank {peer} sent to {message.handler} could not be taken"
+        error = PeerError(f"{problem}: {type(cause).__name__}: {cause}")
+        error.__cause__ = cause
+        self._channels.fail_next_call(error)
+        key = MatchKey(message.handler, -1)
+        self._queue.put(peer, Nack.of(self._transport.rank, key, error))
 
     def _complete(self, request: Request, waiting: deque[_Received]) -> bool:
         """Tell whether a tensor is here; drop all messages of a peer that has failed."""

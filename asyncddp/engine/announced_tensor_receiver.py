@@ -9,14 +9,23 @@ import torch
 
 from asyncddp.device.streams import HostStreams, empty_on
 from asyncddp.engine.exchange_request import ExchangeRequest, PendingReceive
-from asyncddp.engine.messages import SIGNATURE_ONLY, Ack, TensorMessage, mismatch_found_by
+from asyncddp.engine.messages import (
+    SIGNATURE_ONLY,
+    Ack,
+    ActiveMessage,
+    TensorMessage,
+    mismatch_found_by,
+)
 from asyncddp.engine.persistent_channels import ChannelTable
 from asyncddp.engine.send_queue import SendQueue
+from asyncddp.errors import PeerError
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.byte_views import from_bytes
 from asyncddp.transport.base import Request, has_ended
 from asyncddp.transport.cuda.device_transport import DirectReadTransport
 
+RECEIVE_ERRORS = (RuntimeError, OSError, MemoryError)
+"""Exceptions of a receive that cannot begin, as where there is no memory for the tensor."""
 _DISCARD_STREAMS = HostStreams()
 """Streams for bytes that come from a device and are dropped on the host."""
 
@@ -26,10 +35,28 @@ class AnnouncedTensorReceiver:
 
     def __init__(self, rank: int, channels: ChannelTable, sends: SendQueue) -> None:
         self._rank, self._channels, self._sends = rank, channels, sends
+        self._unwanted: list[tuple[int, TensorMessage | ActiveMessage]] = []  # not yet received
         self._discards: list[tuple[Request, torch.Tensor | None]] = []
 
     def accept(self, exchange: ExchangeRequest, peer: int, message: TensorMessage) -> None:
-        """Receive a tensor that a peer has announced for an exchange; acknowledge it if asked."""
+        """Receive a tensor that a peer has announced for an exchange; acknowledge it if asked.
+
+        Where that fails, as without memory for it, the exchange fails.
+        """
+        try:
+            self._accept(exchange, peer, message)
+        except RECEIVE_ERRORS as cause:
+            nbytes = math.prod(message.shape) * getattr(torch, message.dtype).itemsize
+            error = PeerError(
+                f"rank {self._rank}, {exchange.signature.verb} {exchange.key}: {nbytes} bytes of "
+                f"rank {peer} could not be received ({type(cause).__name__}: {cause}). Where "
+                "memory is short, use smaller tensors or batches; later calls work"
+            )
+            error.origin, error.__cause__ = self._rank, cause
+            exchange.fail(error, str(error))
+            self.discard(peer, message)
+
+    def _accept(self, exchange: ExchangeRequest, peer: int, message: TensorMessage) -> None:
         receive, dtype = exchange.receives[peer], getattr(torch, message.dtype)
         begun = time.monotonic_ns()
         if message.send_ring is not None and exchange.channel is not None:
@@ -66,19 +93,27 @@ class AnnouncedTensorReceiver:
         receive.tensor = empty_on(exchange.streams, message.shape, dtype)
         receive.request = transport.irecv(receive.tensor, peer, message.tag)
 
-    def discard(self, peer: int, message: TensorMessage) -> None:
+    def discard(self, peer: int, message: TensorMessage | ActiveMessage) -> None:
         """Receive and drop the bytes of an unwanted tensor, so that its sender can go on."""
-        if message.payload is not None:
-            return
+        if message.payload is None and not self._begin_discard(peer, message):
+            self._unwanted.append((peer, message))  # tried again later
+
+    def _begin_discard(self, peer: int, message: TensorMessage | ActiveMessage) -> bool:
+        """Begin to receive an unwanted tensor; False if that fails, as without memory for it."""
         dtype = getattr(torch, message.dtype)
-        transport = self._sends.transport_for(None if message.device == "cpu" else _DISCARD_STREAMS)
-        if isinstance(transport, DirectReadTransport):
-            import_request = transport.import_tensor(message.shape, dtype, peer, message.tag)
-            import_request.release()
-            self._discards.append((import_request, None))
-            return
-        scratch = empty(message.shape, dtype)
-        self._discards.append((transport.irecv(scratch, peer, message.tag), scratch))
+        on_host = getattr(message, "device", "cpu") == "cpu"
+        try:
+            transport = self._sends.transport_for(None if on_host else _DISCARD_STREAMS)
+            if isinstance(transport, DirectReadTransport):
+                import_request = transport.import_tensor(message.shape, dtype, peer, message.tag)
+                import_request.release()
+                self._discards.append((import_request, None))
+            else:
+                scratch = empty(message.shape, dtype)
+                self._discards.append((transport.irecv(scratch, peer, message.tag), scratch))
+        except RECEIVE_ERRORS:
+            return False
+        return True
 
     def discard_receive(self, receive: PendingReceive) -> None:
         """Drop a tensor of a failed exchange once it has been received."""
@@ -86,6 +121,8 @@ class AnnouncedTensorReceiver:
             self._discards.append((receive.request, receive.tensor))
 
     def free_discards(self) -> None:
-        """Free the buffers of unwanted tensors that have been received."""
+        """Free the buffers of unwanted tensors that have been received; receive further ones."""
+        if self._unwanted:
+            self._unwanted = [one for one in self._unwanted if not self._begin_discard(*one)]
         if self._discards:
             self._discards = [pair for pair in self._discards if not has_ended(pair[0])]

@@ -60,7 +60,7 @@ class MessageMatcher:
         self.channels = ChannelTable(transport.shared_memory_group, self.rank, tracing)
         self.sends = SendQueue(transport, self.channels)
         self._announced = AnnouncedTensorReceiver(self.rank, self.channels, self.sends)
-        self.active_messages = ActiveMessages(transport, self.sends, self.channels.fail_next_call)
+        self.active_messages = ActiveMessages(transport, self.sends, self._announced, self.channels)
         self._use_counts = {} if uses is None else uses
         self._suspects: set[tuple[int, MatchKey]] = set()  # unexpected when rings were last scanned
         self._posted: dict[MatchKey, ExchangeRequest] = {}
@@ -229,7 +229,10 @@ class MessageMatcher:
     def _receive_nack(self, peer: int, nack: Nack) -> None:
         """Fail the exchange that a peer has refused, or keep the nack until it is requested."""
         finished = self._finished_exchange(nack.key)
-        if nack.key in self._posted:
+        if nack.key.step < 0:  # of an active message
+            what = f"message to {nack.key.name}"
+            self.channels.fail_next_call(nack.to_error(self.rank, what, peer))
+        elif nack.key in self._posted:
             self._fail_by_nack(self._posted[nack.key], peer, nack)
         elif finished is None:
             self._early_nacks[nack.key] = (peer, nack)

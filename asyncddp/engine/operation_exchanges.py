@@ -190,6 +190,13 @@ class OperationExchanges:
         for exchange in self._exchanges:
             exchange.raise_if_failed()
 
+    def count_moves(self) -> int:
+        """Count what pieces of the transfers have done; while it changes, they make progress."""
+        requests: list[Request | None] = [*self._requests]
+        for exchange in self._exchanges:
+            requests += [*exchange.sends, *(one.request for one in exchange.receives.values())]
+        return sum(getattr(request, "moves", 0) for request in requests)
+
     def close(self, error: PeerError | None) -> None:
         """End all exchanges, with the error that ended the operation if there was one."""
         for request in self._requests:

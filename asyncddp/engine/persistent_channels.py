@@ -172,6 +172,13 @@ class ChannelTable:
         """Store an error for the next operation to raise, unless one is stored already."""
         self.late_error = self.late_error or error
 
+    def raise_late_error(self) -> None:
+        """Raise the error stored for the next operation, if there is one, once."""
+        error = self.late_error
+        if error is not None:
+            self.discard_error(error)
+            raise error
+
     def discard_error(self, error: PeerError) -> None:
         """Discard a late error that has been raised, so that nothing raises it again."""
         if self.late_error is error:

@@ -19,7 +19,7 @@ from asyncddp.engine.operation_exchanges import OperationExchanges
 from asyncddp.engine.progress_loop import ProgressLoop
 from asyncddp.engine.tracing import NO_TRACING, EngineTracing
 from asyncddp.engine.work import OperationSpec, Work
-from asyncddp.errors import ArgumentError, NotInitializedError, PeerError
+from asyncddp.errors import ArgumentError, NotInitializedError
 from asyncddp.timeline.tracer import Tracer
 from asyncddp.transport.base import Transport
 
@@ -53,7 +53,6 @@ class ProgressEngine(ProgressLoop):
         self._submit_lock = threading.Lock()  # so that submitting never waits for a round
         self._round_counts: dict[tuple[str, str], int] = defaultdict(int)
         self._last_caller = 0  # the thread that submitted last
-        self._failure: str | None = None
         self.fast_paths: dict[Any, Any] = {}
         _LIVE_ENGINES.add(self)
 
@@ -74,7 +73,7 @@ class ProgressEngine(ProgressLoop):
 
     def _submit(self, spec: OperationSpec[R], key: MatchKey | None) -> Handle[R]:
         work = self._enqueue(spec, key)
-        if self.thread is None:
+        if self.thread is None or self.closed:
             self.progress()
         else:
             self.thread.wake()
@@ -141,14 +140,10 @@ class ProgressEngine(ProgressLoop):
         if thread != self._last_caller:
             self.watchdog.callers.add(threading.current_thread())
             self._last_caller = thread
-        if self._failure is not None:
-            raise PeerError(f"rank {self.transport.rank}: {verb}: {self._failure}")
         if self.closed:
             self.ensure_open(verb)
-        error = self._channels.late_error
-        if error is not None:
-            self._channels.discard_error(error)
-            raise error
+        if self._channels.late_error is not None:
+            self._channels.raise_late_error()
         step, rounds = self._use_counts[name], self._round_counts[verb, label]
         self._use_counts[name] = step + 1
         self._round_counts[verb, label] = rounds + 1
@@ -160,8 +155,7 @@ class ProgressEngine(ProgressLoop):
     def active_messages(self) -> Iterator[ActiveMessages]:
         """Give access to the active messages under the engine's lock, and flush them at the end."""
         with self.lock:
-            if self.closed:
-                raise NotInitializedError(self.closed_because)
+            self.ensure_open("a one-sided operation")
             yield self.matcher.active_messages
             self.matcher.sends.flush()
 
@@ -186,26 +180,14 @@ class ProgressEngine(ProgressLoop):
         with self.lock:
             self.progress()
             counts = {name: self._use_counts[name] for name in (COLLECTIVE, MACHINE_COLLECTIVE)}
-            for peer in range(self.transport.size):
-                if peer != self.transport.rank:
-                    self.matcher.sends.put(peer, PeerExit(reason, counts))
-            self.matcher.sends.flush()
+            if not self.closed:
+                self._tell_peers(PeerExit(reason, counts))
 
     def readmit_peers(self) -> None:
         """Take back :meth:`announce_exit` of all ranks, while none of them submits anything."""
         with self.lock:
             self.progress()
             self.lost_peers.readmit()
-
-    def fail_all(self, reason: str) -> None:
-        """Fail all operations in progress and every later call, for a reason."""
-        with self.lock:
-            self._failure = reason
-            error = PeerError(f"rank {self.transport.rank}: {reason}")
-            for work in (*self.active, *list(self.queue)):
-                work.fail(error)
-            self.active.clear()
-            self.queue.clear()
 
     def detach_after_fork(self) -> None:
         """Close the engine in a forked child process, leaving the rank to the parent process.
@@ -238,13 +220,9 @@ class ProgressEngine(ProgressLoop):
             if self.closed:
                 return
             self.submit_deferred(0.0)
-            self.progress()
-            for work in (*self.active, *list(self.queue)):
-                work.fail(NotInitializedError(f"{work.describe()}: shut down before its end"))
             self.announce_exit(reason)
-            self.matcher.active_messages.close()
-            self.hooks.clear()
-            self.closed = True
+            if not self.closed:
+                self._end("shut down before its end")
         if self._channels.late_error is not None:
             raise self._channels.late_error
 

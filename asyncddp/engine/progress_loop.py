@@ -7,17 +7,24 @@ import time
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from asyncddp.config import Config
 from asyncddp.device.library_threads import mark_library_thread
 from asyncddp.engine.lost_peers import LostPeers
 from asyncddp.engine.message_matching import MessageMatcher
-from asyncddp.engine.messages import DECODE_ERRORS, MatchKey
+from asyncddp.engine.messages import DECODE_ERRORS, MatchKey, PeerExit
 from asyncddp.engine.tracing import EngineTracing
 from asyncddp.engine.watchdog import Watchdog
 from asyncddp.engine.work import Work
-from asyncddp.errors import AsyncDDPError, NotInitializedError, WaitTimeoutError
+from asyncddp.errors import (
+    AsyncDDPError,
+    NotInitializedError,
+    PeerError,
+    PeerLeftError,
+    WaitTimeoutError,
+)
 from asyncddp.transport.base import Transport
 
 _SCAN_EVERY = 256  # rounds without progress after which the peers' rings are scanned
@@ -52,13 +59,22 @@ class ProgressLoop:
         self._next_scan = 0.0
         self.closed = False
         self.closed_because = "called after shutdown(); call init() first"
+        self._failure: tuple[str, BaseException | None] | None = None  # of :meth:`fail_all`
         threaded = transport.size > 1 and transport.allows_threads
         self.thread = ProgressThread(self, transport) if threaded else None
 
     def ensure_open(self, what: str) -> None:
-        """Raise NotInitializedError for a call, after shutdown and in a forked process."""
+        """Raise PeerError after :meth:`fail_all`, NotInitializedError after shutdown or a fork."""
         if self.closed:
-            raise NotInitializedError(f"{what}: {self.closed_because}")
+            raise self._closed_error(what, self.closed_because)
+
+    def _closed_error(self, what: str, closed_because: str) -> AsyncDDPError:
+        if self._failure is None:
+            return NotInitializedError(f"{what}: {closed_because}")
+        reason, cause = self._failure
+        error = PeerError(f"rank {self.transport.rank}: {what}: {reason}")
+        error.__cause__ = cause
+        return error
 
     @property
     def busy(self) -> bool:
@@ -67,37 +83,45 @@ class ProgressLoop:
 
     # one round
 
-    def progress(self) -> bool:
+    def progress(self, *, scan: bool = False) -> bool:
         """Make one round of progress, and tell whether anything moved.
 
         It receives messages, advances operations, runs hooks, and sends what these have queued.
+        With ``scan`` it looks for unexpected tensors in the peers' rings. It raises that MPI has
+        found a failed process; any other exception fails all operations of this rank for good.
         """
         with self.lock:
             if self.closed:
+                self._fail_submitted(self.closed_because)  # meanwhile, by another thread
                 return False
-            moved = False
-            for peer, bundle in self.transport.poll():
-                moved = True
-                self._receive(peer, bundle)
-            while self.queue:
-                self.active.append(self.queue[0])  # first, so that it is always in one of them
-                self.queue.popleft()
-                moved = True
-            moved = self._advance() or moved
-            moved = (bool(self.hooks) and self._run_hooks()) or moved
-            moved = self.matcher.active_messages.progress() or moved
-            return self.matcher.sends.flush() or moved
+            try:
+                if scan:
+                    self._scan()
+                moved = False
+                for peer, bundle in self.transport.poll():
+                    moved = True
+                    self._receive(peer, bundle)
+                while self.queue:
+                    self.active.append(self.queue[0])  # first, so that it is always in one of them
+                    self.queue.popleft()
+                    moved = True
+                moved = self._advance() or moved
+                moved = (bool(self.hooks) and self._run_hooks()) or moved
+                moved = self.matcher.active_messages.progress() or moved
+                return self.matcher.sends.flush() or moved
+            except PeerLeftError:  # of MPI: windows in shared memory go on
+                raise
+            except Exception as error:  # noqa: BLE001 - the error of all operations
+                what = f"{type(error).__name__}: {error}"
+                self.fail_all(f"it raised {what}; end and restart the run", error)
+                return True
 
-    def progress_and_scan(self) -> bool:
-        """Make one round of progress, and scan the peers' rings for unexpected tensors."""
-        with self.lock:
-            now = time.monotonic()
-            if not self.closed and now >= self._next_scan:
-                self.matcher.scan_rings()
-                self._next_scan = now + 50 * (time.monotonic() - now)  # 2 % of the time at most
-            if not self.closed:
-                self.submit_deferred(_MAX_DEFERRED_AGE)
-            return self.progress()
+    def _scan(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_scan:
+            self.matcher.scan_rings()
+            self._next_scan = now + 50 * (time.monotonic() - now)  # 2 % of the time at most
+        self.submit_deferred(_MAX_DEFERRED_AGE)
 
     def progress_unthreaded(self) -> None:
         """Make one round of progress where there is no progress thread."""
@@ -127,17 +151,17 @@ class ProgressLoop:
 
     def _advance(self) -> bool:
         """Advance the operations that may go on; of the ordered ones only the first."""
-        ended = blocked = False
+        moved = blocked = False
         for work in list(self.active):
             if blocked and work.spec.ordered:
                 continue
             if not work.advance():
                 blocked = blocked or work.spec.ordered
-                self.watchdog.check(work)
+                moved = self.watchdog.check(work) or moved
             if work.finished.is_set():
                 self.active.remove(work)
-                ended = True
-        return ended
+                moved = True
+        return moved
 
     def _run_hooks(self) -> bool:
         """Call all progress hooks, remove those that are finished, and tell whether any were."""
@@ -149,6 +173,35 @@ class ProgressLoop:
     def _submitted(self, key: MatchKey) -> bool:
         waiting = (*list(self.queue), *self.active)
         return self.matcher.has_submitted(key) or any(work.key == key for work in waiting)
+
+    # end
+
+    def fail_all(self, reason: str, cause: BaseException | None = None) -> None:
+        """Fail all operations in progress and every later call, for a reason; peers are told."""
+        with self.lock, suppress(Exception):  # whatever broke may break this, too
+            if not self.closed:
+                self._failure = reason, cause
+                self._end(reason)
+                self._tell_peers(PeerExit(reason, {}))
+
+    def _end(self, closed_because: str) -> None:
+        self.closed = True
+        self._fail_submitted(closed_because)
+        self.hooks.clear()
+        self.matcher.active_messages.close()
+        self.matcher.sends.flush()
+
+    def _fail_submitted(self, closed_because: str) -> None:
+        while self.queue or self.active:
+            work = self.active.pop() if self.active else self.queue.popleft()
+            with suppress(Exception):  # the others are to fail all the same
+                work.fail(self._closed_error(work.describe(), closed_because))
+
+    def _tell_peers(self, message: PeerExit) -> None:
+        for peer in range(self.transport.size):
+            if peer != self.transport.rank:
+                self.matcher.sends.put(peer, message)
+        self.matcher.sends.flush()
 
     # waiting
 
@@ -170,7 +223,7 @@ class ProgressLoop:
                     if span is not None and attempt:
                         span.note_missing([peer for peer, _ in work.missing()])
                     if attempt % _SCAN_EVERY == _SCAN_EVERY - 1:
-                        self.progress_and_scan()
+                        self.progress(scan=True)
                     if not work.finished.is_set():
                         self.transport.backoff(attempt)
         finally:
@@ -183,11 +236,13 @@ class ProgressLoop:
         """Wait until a condition holds, making progress meanwhile; for one-sided operations.
 
         ``what`` names the condition in messages, and ``peers`` returns the ranks that hold it up.
-        It raises after shutdown, when one of these ranks has left, and after the deadline.
+        It raises after shutdown, when one of these ranks has left, after the deadline, and what a
+        message of this rank, or to it, has failed with.
         """
         attempt, check = 0, self.watchdog.wait_guard(what)
         while not done():
             self.ensure_open(what)
+            self.matcher.channels.raise_late_error()
             check(peers())
             attempt = 0 if self.progress() else attempt + 1
             self.transport.backoff(attempt)
@@ -225,7 +280,7 @@ class ProgressThread:
         attempt = 0
         while not self._stopping:
             loop = self._loop()
-            if loop is None:
+            if loop is None or loop.closed:
                 return
             idle = loop.watchdog.has_driver or not loop.busy
             if idle:
@@ -236,7 +291,9 @@ class ProgressThread:
             if loop.watchdog.has_driver or self._stopping:
                 continue
             scan = idle or attempt % _SCAN_EVERY == _SCAN_EVERY - 1
-            moved = loop.progress_and_scan() if scan else loop.progress()
+            moved = False
+            with suppress(PeerLeftError):  # raised where somebody waits
+                moved = loop.progress(scan=scan)
             attempt = 0 if moved else attempt + 1
-            if loop.busy:
+            if loop.busy and not moved:
                 self._transport.backoff(attempt, background=True)

@@ -137,6 +137,11 @@ class TracedRequest:
         self._request = request
         self._record: Callable[[], None] | None = record
 
+    @property
+    def moves(self) -> int:
+        """The request's count of what its pieces have done."""
+        return getattr(self._request, "moves", 0)
+
     def done(self) -> bool:
         """Tell whether the request has completed."""
         completed = self._request.done()

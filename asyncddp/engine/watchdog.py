@@ -154,13 +154,18 @@ class Watchdog:
 
     # operations
 
-    def check(self, work: Work[Any]) -> None:
-        """Check one waiting operation: fail it, warn, or probe its peers for a deadlock."""
-        now, deadline = time.monotonic(), work.deadline
+    def check(self, work: Work[Any]) -> bool:
+        """Check one waiting operation: fail it, warn, or probe its peers for a deadlock.
+
+        Return True if it has made progress, from which on its deadline counts.
+        """
+        now, deadline, moved = time.monotonic(), work.deadline, work.has_moved()
         if self._lost_peers.any and (
             error := self._lost_peers.error_of(self.describe_work(work), work.missing(), now)
         ):
             work.fail(error)
+        elif moved or (now > deadline.due and work.has_moved(on_host=True)):
+            deadline.renew(now)
         elif now > deadline.due:
             waited = now - deadline.started
             if deadline.has_passed(waited):
@@ -172,6 +177,7 @@ class Watchdog:
             work.next_probe = now + min(10.0, max(PROBE_AFTER, now - deadline.started))
             for peer, probe in deadlock.start_probes(self._rank, work.spec.verb, work.missing()):
                 self._matcher.sends.put(peer, probe)
+        return moved
 
     def _note_waiting(self, peer: int, key: MatchKey) -> None:
         """Note a rank that waits in the newest collective of a kind, as its probe has told."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Event
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
@@ -13,7 +14,7 @@ from asyncddp.deadline import Deadline
 from asyncddp.device.streams import StreamOrdering
 from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, MatchKey
 from asyncddp.engine.operation_exchanges import OperationExchanges
-from asyncddp.errors import AsyncDDPError, NotInitializedError, PeerError, PeerLeftError
+from asyncddp.errors import NotInitializedError, PeerError, PeerLeftError
 from asyncddp.torch_modes import inference_mode
 
 PROBE_AFTER = 0.25
@@ -77,6 +78,7 @@ class Work(Generic[R]):
         steps, stream_ordering = spec.steps(operation), spec.stream_ordering
         self._steps = steps if stream_ordering is None else _in_order(stream_ordering, steps)
         self._waiting: WaitCondition | None = None
+        self._moved, self._moves = False, 0  # since it was last asked: by a step, by pieces so far
         self._inference = torch.is_inference_mode_enabled()
 
     @property
@@ -105,15 +107,28 @@ class Work(Generic[R]):
                 self.operation.raise_if_failed()
                 while self._waiting is None or self._waiting.done():
                     self._waiting = next(self._steps)
+                    self._moved = True
             except StopIteration as stop:
                 self._end(stop.value, None)
-            except (AsyncDDPError, RuntimeError, ValueError, TypeError, MemoryError) as error:
+            except Exception as error:  # noqa: BLE001 - raised where the call is waited for
                 self.fail(error)
         return self.finished.is_set()
 
+    def has_moved(self, *, on_host: bool = False) -> bool:
+        """Tell whether steps or pieces of tensors have moved since the last call.
+
+        Pieces on the host count only ``on_host``: asking for them takes longer than their steps.
+        """
+        moved, self._moved = self._moved, False
+        if on_host or self.spec.stream_ordering is not None:
+            before, self._moves = self._moves, self.operation.count_moves()
+            moved = moved or self._moves != before
+        return moved
+
     def fail(self, error: BaseException) -> None:
         """End the operation with an error, and tell the peers."""
-        self._steps.close()
+        with suppress(Exception):  # a device that has failed refuses this, too
+            self._steps.close()
         self._end(None, error)
 
     def end_after_fork(self, error: BaseException) -> None:
@@ -126,8 +141,10 @@ class Work(Generic[R]):
         if error is not None and not isinstance(error, PeerError):  # peers raise one all the same
             left = isinstance(error, NotInitializedError)
             error = (PeerLeftError if left else PeerError)(str(error))
-        self.operation.close(error)
-        self.finished.set()
+        try:
+            self.operation.close(error)
+        finally:
+            self.finished.set()
 
 
 def _in_order(stream_ordering: StreamOrdering, steps: Steps[R]) -> Steps[R]:

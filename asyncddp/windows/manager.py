@@ -235,9 +235,11 @@ class WindowManager:
             if isinstance(edge, MessageEdgeReader):
                 edge.handle_clock(facts[0])
             return
-        if isinstance(edge, MessageEdgeReader) and tensor is not None:
-            edge.receive(word, facts, tensor)
-        self._send(peer, window.number, ARRIVED, facts[-1])
+        try:
+            if isinstance(edge, MessageEdgeReader) and tensor is not None:
+                edge.receive(word, facts, tensor)
+        finally:  # also where there was no memory for it: the writer has been told, and goes on
+            self._send(peer, window.number, ARRIVED, facts[-1])
 
     def _handle_reader(self, window: Window, peer: int, word: str, facts: list[Any]) -> None:
         edge = window.edges.outgoing[peer]

@@ -54,12 +54,12 @@ class _CudaMPIRequest:
 
     def advance(self, *, first: bool) -> None:
         """Start the MPI requests once the device is ready."""
-        if first and self._requests is None and self._ready.done():
-            try:
+        try:
+            if first and self._requests is None and self._ready.done():
                 self._requests = self._start()
-            except MPI.Exception as error:
-                self._requests = []
-                self._problem = PeerError(f"a message between GPUs could not be started: {error}")
+        except RuntimeError as error:  # of MPI, or of the device
+            self._requests = []
+            self._problem = PeerError(f"a message between GPUs could not be started: {error}")
 
     def done(self) -> bool:
         self._drive()

@@ -24,7 +24,6 @@ from typing import NamedTuple
 import torch
 
 from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamRole
-from asyncddp.errors import PeerError
 from asyncddp.tensors.free_list import FreeList
 from asyncddp.transport.base import Request
 
@@ -108,13 +107,18 @@ class StagedRequest:
         self._in_flight: deque[StagedPiece] = deque()
         self._transfers: dict[int, Request] = {}
         self._num_begun = self._num_ended = self.num_transferred = 0
-        self._problem: PeerError | None = None
+        self._problem: Exception | None = None
         self._given_up = False
 
     @property
     def over(self) -> bool:
         """True if the request has ended: done, failed or abandoned."""
         return self._num_ended == self._pieces or self._problem is not None or self._given_up
+
+    @property
+    def moves(self) -> int:
+        """Number of stages that pieces have entered or left so far."""
+        return self._num_begun + self.num_transferred + self._num_ended
 
     @property
     def next_may_start(self) -> bool:
@@ -147,7 +151,7 @@ class StagedRequest:
         try:
             while self._advance_all(first):
                 pass
-        except PeerError as problem:
+        except (RuntimeError, MemoryError) as problem:  # a peer's, or for want of memory
             self._problem = problem
             self._release()
 

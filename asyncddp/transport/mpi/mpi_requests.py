@@ -14,15 +14,15 @@ class MPIRequest:
 
     def __init__(self, pair: CommunicatorPair, requests: list[MPI.Request], keep: Any) -> None:
         self._pair, self._requests, self._keep = pair, requests, keep
-        self._ended = 0
+        self.moves = 0  # requests that have ended
 
     @translate_mpi_errors
     def done(self) -> bool:
         """Test the MPI requests in the order in which they were started."""
-        while self._ended < len(self._requests):
-            if not self._requests[self._ended].Test():
+        while self.moves < len(self._requests):
+            if not self._requests[self.moves].Test():
                 return False
-            self._ended += 1
+            self.moves += 1
         return True
 
     def abandon(self) -> None:

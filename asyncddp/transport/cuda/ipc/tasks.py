@@ -27,16 +27,22 @@ class TransferTask:
         self._wait: DeviceEvent | None = None
         self._problem: Exception | None = None
         self.next_may_start = self.over = False
+        self.moves = 0  # how often it went on
 
     def advance(self, *, first: bool) -> None:
         """Advance as far as possible without waiting, where it is the first with its key."""
         try:
             while first and not self.over and (self._wait is None or self._wait.done()):
                 self._wait = next(self.steps)
+                self.moves += 1
                 self.next_may_start = self.next_may_start or self._wait is None
         except StopIteration:
             self._end()
-        except (RuntimeError, OSError) as problem:  # a peer's, or one of the device's libraries
+        except (
+            RuntimeError,
+            OSError,
+            MemoryError,
+        ) as problem:  # a peer's, or one of the device's libraries
             self._problem = problem
             self._end()
 
