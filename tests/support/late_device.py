@@ -109,9 +109,7 @@ class LateDevice(DeviceStreams):
         self.held = {}
         self.problem = None
         self.room = room
-        self._random = random.Random(seed)
-        self._here = threading.local()
-        self._idle = 0
+        self._random, self._here, self._idle = random.Random(seed), threading.local(), 0
         self._places = itertools.count()
         self._hardware_queues, self._shared, self._owners = hardware_queues, {}, {}
 
@@ -278,8 +276,8 @@ class LateDevice(DeviceStreams):
         if stuck:
             text = "ranks wait in a circle:"
             for late in stuck:
-                text += f"\n{late.what} waits for "
-                text += ", ".join(other.what for other in late.needs()) or "room"
+                others = ", ".join(other.what for other in late.needs()) or "room"
+                text += f"\n{late.what} waits for {others}"
             self.problem = AssertionError(text)
             raise self.problem
 
