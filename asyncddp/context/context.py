@@ -86,6 +86,7 @@ class Context:
         self.local_size = len(self.local_ranks)
         self.local_rank = self.local_ranks.index(self.rank)
         self.local_transport = transport.split(self.machine_rank, self.rank)
+        transport.device_watches = self.local_transport.device_watches = []
         self.device_choice = negotiate_from_config(
             transport,
             config,
@@ -105,6 +106,15 @@ class Context:
     def default_gpu(self) -> int | None:
         """Index of the GPU that this rank uses by default; None where torch sees none."""
         return default_device_index(self.machines.rank_on_host, torch.cuda.device_count())
+
+    def connect_neighbors(self) -> None:
+        """Start to connect with the neighbours of all rounds, where GPU transports need to."""
+        schedule = self.topologies.ranks
+        for device_transport in (self.transport.device_transports or {}).values():
+            for k in range(schedule.period or 1):
+                near = schedule.neighbors(self.rank, k)
+                with self.engine.lock:
+                    device_transport.connect((*near.src_weights, *near.dst_ranks))
 
     def close(self, reason: str) -> None:
         """Close all transports; harmless when called twice, and in a forked process."""

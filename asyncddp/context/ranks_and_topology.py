@@ -105,7 +105,9 @@ def set_topology(topology: Topology | None = None) -> None:
         ...     world.run(lambda: bf.set_topology(topology.ring(4)) or bf.in_neighbor_ranks())
         [[1, 3], [0, 2], [1, 3], [0, 2]]
     """
-    current().topologies.set(topology)
+    context = current()
+    context.topologies.set(topology)
+    context.connect_neighbors()
 
 
 def load_topology() -> Topology:

@@ -56,7 +56,7 @@ class ProgressLoop:
         self.hooks: deque[Callable[[], bool]] = deque()
         self.deferred: dict[int, Any] = {}
         self.idle_interval = _IDLE_INTERVAL  # seconds between polls while nothing is in progress
-        self._next_scan = 0.0
+        self._next_scan, self._timeout = 0.0, config.timeout
         self.closed = False
         self.closed_because = "called after shutdown(); call init() first"
         self._failure: tuple[str, BaseException | None] | None = None  # of :meth:`fail_all`
@@ -101,6 +101,8 @@ class ProgressLoop:
                 for peer, bundle in self.transport.poll():
                     moved = True
                     self._receive(peer, bundle)
+                for watch in self.transport.device_watches or ():
+                    watch(self._timeout)
                 while self.queue:
                     self.active.append(self.queue[0])  # first, so that it is always in one of them
                     self.queue.popleft()

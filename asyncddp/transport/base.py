@@ -92,6 +92,8 @@ class Transport(ABC):
     """True if several threads of this rank may call the transport, one at a time."""
     shared_memory_group: SharedMemoryGroup | None = None
     """Ranks that exchange tensors through shared memory, which bypasses the calls below."""
+    device_watches: list[Callable[[float], object]] | None = None
+    """Called in every round of progress with the deadline, in seconds, for work on devices."""
     device_transports: dict[DeviceStreams, Transport] | None = None
     """Transports for device tensors that are built on this one, by the streams of each device."""
     device_transport_factory: Callable[[DeviceStreams], Transport] | None = None
@@ -109,6 +111,10 @@ class Transport(ABC):
     def window_group(self) -> SharedMemoryGroup | None:
         """Ranks that read each other's window memory directly, this rank among them."""
         return self.shared_memory_group
+
+    def connect(self, peers: Iterable[int]) -> None:
+        """Start to connect with peers before the first message, where that takes long."""
+        return
 
     @abstractmethod
     def post(self, peer: int, message: bytes) -> None:

@@ -1,13 +1,16 @@
 """Streams of a device that does everything late, in any order that its streams and events allow.
 
 One more thing is done whenever somebody asks an event. What NCCL is handed waits here for the
-other ranks, as its kernels do, and streams that wait for each other in a circle are found.
+other ranks, as its kernels do, and streams that wait for each other in a circle are found. Streams
+can share hardware queues, where what was queued first must have begun before the next one may.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
+import time
 from collections import deque
 from contextlib import contextmanager
 from functools import partial
@@ -19,6 +22,8 @@ from asyncddp.device.streams import DeviceStreams, StreamRole
 
 __all__ = ["Late", "LateDevice"]
 
+SECONDS = 60.0
+
 
 class Late:
     """Something queued.
@@ -28,7 +33,7 @@ class Late:
         run: Does it.
     """
 
-    rank = None
+    rank, resident, key, place = None, False, None, 0
 
     def __init__(self, what, run=None):
         self.what, self._run, self.over = what, run, False
@@ -79,6 +84,8 @@ class _Deferred(TorchDispatchMode):
         self._queue = queue
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.empty.memory_format:
+            return func(*args, **(kwargs or {}))
         assert func._schema.name.endswith("_"), f"{func} would make a tensor on a late stream"
         self._queue.append(Late(str(func), partial(func, *args, **(kwargs or {}))))
         return args[0]
@@ -90,27 +97,39 @@ class LateDevice(DeviceStreams):
     Args:
         seed: Of the order in which things are done.
         room: Kernels that wait for other ranks and fit on one rank's device at a time.
+        hardware_queues: Of a rank's device, shared by its streams in turn; by default one for each.
     """
 
     kind = "stand-in"
     device = torch.device("cpu")
 
-    def __init__(self, seed=0, room=64):
+    def __init__(self, seed=0, room=64, hardware_queues=None):
         self.lock = threading.RLock()
         self.queues = {}
         self.held = {}
         self.problem = None
         self.room = room
-        self._random = random.Random(seed)
-        self._here = threading.local()
-        self._idle = 0
+        self._random, self._here, self._idle = random.Random(seed), threading.local(), 0
+        self._places = itertools.count()
+        self._hardware_queues, self._shared, self._owners = hardware_queues, {}, {}
+
+    def be_rank(self, rank):
+        """Give this thread streams of a rank's own, where ranks are threads."""
+        self._here.rank = rank
 
     def key(self, queue):
         """The stream that a queue is for this thread."""
-        return getattr(self._here, "key", "caller") if queue is StreamRole.CALLER else queue
+        start, _, number = threading.current_thread().name.rpartition("-")
+        of_thread = int(number) if start == "asyncddp-progress" else None
+        rank = getattr(self._here, "rank", of_thread)
+        own = queue if rank is None else (queue, rank)
+        return (self._inside or own) if queue is StreamRole.CALLER else own
 
-    def stream(self, number):
-        """A stream of its own: what makes it the current one."""
+    _inside = property(lambda self: getattr(self._here, "key", None), doc="The current stream.")
+
+    def stream(self, number, rank=0):
+        """A stream of a rank's own: what makes it the current one."""
+        self._owners[number] = rank
 
         @contextmanager
         def current():
@@ -121,7 +140,7 @@ class LateDevice(DeviceStreams):
 
     @contextmanager
     def _being(self, key):
-        before, self._here.key = getattr(self._here, "key", "caller"), key
+        before, self._here.key = self._inside, key
         try:
             yield
         finally:
@@ -129,11 +148,15 @@ class LateDevice(DeviceStreams):
 
     def _of(self, key):
         with self.lock:
+            if key not in self.queues and self._hardware_queues is not None:
+                rank = self._owners[key] if isinstance(key, int) else key[1]
+                streams = sum(owner == rank for owner, _ in self._shared.values())
+                self._shared[key] = rank, streams % self._hardware_queues
             return self.queues.setdefault(key, deque())
 
     def append(self, key, late):
-        """Queue something."""
         with self.lock:
+            late.key, late.place = key, next(self._places)
             self._of(key).append(late)
             self._skip(key)
 
@@ -151,9 +174,22 @@ class LateDevice(DeviceStreams):
 
     def wait_event(self, queue, event):
         self.append(self.key(queue), _Wait(event))
+        if queue is StreamRole.CALLER and self._inside is None:
+            self._reach(self.key(queue))
 
+    @contextmanager
     def stream_context(self, queue):
-        return self._being(self.key(queue))
+        self._reach(self.key(queue))
+        with self._being(self.key(queue)):
+            yield
+
+    def _reach(self, key):
+        """Do what is queued on a stream, since what torch does there at once comes after it."""
+        deadline, reached = time.monotonic() + SECONDS, _Mark(self)
+        self.append(key, reached)
+        while not reached.done():
+            assert time.monotonic() < deadline, f"{key} waits for {self.queues[key][0].what}"
+            time.sleep(0)
 
     def copy(self, out, source, queue):
         self.append(self.key(queue), Late("copy", lambda: out.copy_(source)))
@@ -177,7 +213,7 @@ class LateDevice(DeviceStreams):
                 raise self.problem
             for key in self._random.sample(sorted(self.queues, key=str), len(self.queues)):
                 waiting = self.queues[key]
-                if waiting and self._fits(waiting[0]) and waiting[0].ready():
+                if waiting and self._may_be_done(waiting[0]):
                     self._idle = 0
                     try:
                         waiting.popleft().run()
@@ -189,6 +225,21 @@ class LateDevice(DeviceStreams):
             self._idle += 1
             if self._idle % 20 == 0:
                 self._look_for_circles()
+
+    def _may_be_done(self, late):
+        return not self._before(late) and self._fits(late) and late.ready()
+
+    def _before(self, late):
+        """What came before in the hardware queue, of other streams, and has not begun."""
+        if late.resident or late.key not in self._shared:
+            return []
+        return [
+            other
+            for key, shared in self._shared.items()
+            if key != late.key and shared == self._shared[late.key]
+            for other in self.queues[key]
+            if other.place < late.place and not other.resident
+        ]
 
     def _fits(self, late):
         """Let a kernel that waits for other ranks onto its rank's device, if there is room."""
@@ -202,7 +253,7 @@ class LateDevice(DeviceStreams):
 
     def _skip(self, key):
         waiting = self.queues[key]
-        while waiting and isinstance(waiting[0], _Mark | _Wait) and waiting[0].ready():
+        while waiting and isinstance(waiting[0], _Mark | _Wait) and self._may_be_done(waiting[0]):
             waiting.popleft().run()
 
     def _look_for_circles(self):
@@ -223,11 +274,11 @@ class LateDevice(DeviceStreams):
                     moved = True
         stuck = [waiting[free[key]] for key, waiting in queues.items() if free[key] < len(waiting)]
         if stuck:
-            lines = [
-                f"{late.what} waits for {', '.join(o.what for o in late.needs()) or 'room'}"
-                for late in stuck
-            ]
-            self.problem = AssertionError("ranks wait in a circle:\n" + "\n".join(lines))
+            text = "ranks wait in a circle:"
+            for late in stuck:
+                others = ", ".join(other.what for other in late.needs()) or "room"
+                text += f"\n{late.what} waits for {others}"
+            self.problem = AssertionError(text)
             raise self.problem
 
     def _can_end(self, late, where, free, queues):
@@ -235,7 +286,9 @@ class LateDevice(DeviceStreams):
             key, place = where.get(other, (None, 0))
             if key is None:
                 continue
-            if place > free[key]:
+            if place > free[key] or any(
+                free[where[one][0]] <= where[one][1] for one in self._before(other)
+            ):
                 return False
             if other.rank is not None and not other.resident:
                 there = self._resident(other.rank)

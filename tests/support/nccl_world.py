@@ -23,7 +23,7 @@ class NcclWorld(LoopbackWorld):
     Args:
         size: Number of ranks.
         seed: Of the order in which the device does things; an odd one comes with cupy 13.
-        room: Kernels that wait for other ranks and fit on a rank's device.
+        room, hardware_queues: Of a rank's device, as of LateDevice.
 
     Attributes:
         nccl: The stand-in of the last run.
@@ -31,12 +31,12 @@ class NcclWorld(LoopbackWorld):
 
     transport = "nccl"
 
-    def __init__(self, size, seed=0, room=64):
+    def __init__(self, size, seed=0, room=64, hardware_queues=None):
         super().__init__(size)
-        self._seed, self._room = seed, room
+        self._seed, self._device = seed, (seed, room, hardware_queues)
 
     def _fresh(self):
-        device = LateDevice(self._seed, self._room)
+        device = LateDevice(*self._device)
         self.nccl = FakeNccl(device, cupy=14 - self._seed % 2)
         return device
 
@@ -45,9 +45,11 @@ class NcclWorld(LoopbackWorld):
 
         def body():
             transport = current().transport
-            device_transport = NCCLTransport.open(
-                transport, device, (), SECONDS, self.nccl.library(bf.rank())
-            )
+            device.be_rank(bf.rank())
+            with current().engine.lock:
+                device_transport = NCCLTransport.open(
+                    transport, device, (), SECONDS, self.nccl.library(bf.rank())
+                )
             opened.append(device_transport)
             transport.device_transport_factory = device_transport.for_device
             return case(*args, **kwargs)
@@ -63,6 +65,7 @@ class NcclWorld(LoopbackWorld):
 
         def body():
             base = ends[bf.rank()]
+            device.be_rank(bf.rank())
             transport = NCCLTransport.open(base, device, (), SECONDS, self.nccl.library(bf.rank()))
             try:
                 return case(transport, *args, **kwargs)

@@ -6,7 +6,7 @@ collectives. Not run on a GPU yet.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from typing_extensions import override
@@ -54,6 +54,11 @@ class CompositeTransport(DeviceTransport):
         for transport in {*self._messages.values(), self._collectives, self._staged}:
             transport.close()
         super().close()
+
+    @override
+    def connect(self, peers: Iterable[int]) -> None:
+        for peer in self._messages.keys() & set(peers):
+            self._messages[peer].connect([peer])
 
     @override
     def isend(self, data: torch.Tensor, peer: int, tag: int) -> Request:

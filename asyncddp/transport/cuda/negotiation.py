@@ -33,6 +33,7 @@ from asyncddp.transport.cuda.device_transport_selection import (
     require_same_device_kind,
     select_for_group,
 )
+from asyncddp.transport.cuda.nccl.cupy_bindings import prepare_cuda
 from asyncddp.transport.cuda.staged_transport import device_transport_for
 from asyncddp.transport.cuda.trial import run_trial
 
@@ -75,6 +76,8 @@ def negotiate_from_config(
     wanted = () if config.device_wires is None else parse_transport_names(config.device_wires)
     if not wanted or transport.scope is Scope.PROCESS:
         return TransportChoice(FALLBACK, {})
+    if "nccl" in wanted:
+        prepare_cuda()
     mine = detect_capabilities(transport.rank, machine, rank_on_host)
     index = default_device_index(rank_on_host, torch.cuda.device_count())
     streams = None if index is None else streams_of_device(torch.device("cuda", index))

@@ -6,9 +6,10 @@ that the caller does not wait.
 
 from __future__ import annotations
 
-import os
+import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -18,11 +19,20 @@ import torch
 
 from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamRole
 from asyncddp.errors import PeerError
-from asyncddp.tensors.allocation import zeros
-from asyncddp.transport.cuda.nccl.cupy_bindings import CHANNELS, CupyBindings, StreamContext
+from asyncddp.tensors.allocation import empty
+from asyncddp.transport.cuda.nccl.cupy_bindings import (
+    CHANNELS,
+    HARDWARE_QUEUES,
+    CupyBindings,
+    StreamContext,
+    positive_setting,
+)
 
+logger = logging.getLogger("asyncddp")
 BYTE = 1  # ncclUint8
 _DEFAULT_BUDGET = 8  # communicators where it is not known how large a GPU is
+_DEFAULT_QUEUES = 8  # that CUDA opens unless it is told how many
+_OTHER_STREAMS = 6  # the caller's, three of the library, two of collectives
 _CLOSE_TIMEOUT = 2.0  # seconds for NCCL to end; then it is left to its thread
 
 NCCLCall: TypeAlias = Callable[[Any, int], None]
@@ -30,13 +40,23 @@ NCCLCall: TypeAlias = Callable[[Any, int], None]
 
 
 def communicator_budget(device: torch.device) -> threading.Semaphore:
-    """Count the communicators that a rank may open: one, or half of a GPU's multiprocessors."""
+    """Count the communicators that a rank may open for pairs, as ``point_to_point`` explains."""
     if device.type != "cuda":
         return threading.Semaphore(_DEFAULT_BUDGET)
-    text = os.environ.get("NCCL_MAX_P2P_NCHANNELS", "")
-    channels = int(text) if text.isdecimal() and int(text) > 0 else CHANNELS
+    channels = positive_setting("NCCL_MAX_P2P_NCHANNELS", CHANNELS)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return threading.Semaphore(max(1, processors // (2 * channels)))
+    fitting, queues = (
+        max(1, processors // (2 * channels)),
+        positive_setting("CUDA_DEVICE_MAX_CONNECTIONS", _DEFAULT_QUEUES),
+    )
+    queued = max(0, queues - _OTHER_STREAMS)
+    if queued < fitting:
+        logger.warning(
+            "CUDA_DEVICE_MAX_CONNECTIONS is %d, so messages go by NCCL to %d peers at most; set it "
+            "to %d in the environment of all ranks, or call init() before CUDA is used",
+            *(queues, queued, HARDWARE_QUEUES),
+        )
+    return threading.Semaphore(min(fitting, queued))
 
 
 class NCCLCommunicator:
@@ -51,6 +71,8 @@ class NCCLCommunicator:
     def __init__(self, streams: DeviceStreams, current: StreamContext, handle: Any) -> None:
         self._streams, self._current, self._handle = streams, current, handle
         self._last: DeviceEvent | None = None
+        self._watched: deque[tuple[str, DeviceEvent]] = deque()
+        self._progressed = 0.0  # when the first of them became the first
         self.why: str | None = None
 
     @classmethod
@@ -92,6 +114,33 @@ class NCCLCommunicator:
             self._last = streams.record_event(StreamRole.CALLER)
         return self._last
 
+    def order_compute(self, what: str, event: DeviceEvent) -> None:
+        """Make the compute stream wait for a call that all its ranks have posted; watch it."""
+        self._streams.wait_event(StreamRole.COMPUTE, event)
+        if not self._watched:
+            self._progressed = time.monotonic()
+        self._watched.append((what, event))
+
+    def watch(self, timeout: float) -> bool:
+        """Return whether the device has yet to end calls; queries one event at most.
+
+        After an error of NCCL, or ``timeout`` seconds in which none has ended, it aborts.
+        """
+        if self._watched and self._watched[0][1].done():
+            self._watched.popleft()
+            self._progressed = time.monotonic()
+        if not self._watched or self.failed() is not None:
+            return False
+        if time.monotonic() - self._progressed > timeout:
+            what = self._watched[0][0]
+            self.abort(f"{what}, which all its ranks had posted, has not ended in {timeout:g} s")
+        return self.why is None
+
+    def allocate(self, size: int) -> torch.Tensor:
+        """Allocate bytes on the communicator's stream, for which nothing needs to be waited."""
+        with self._current():
+            return empty((size,), torch.uint8, self._streams.device)
+
     def failed(self) -> str | None:
         """Check NCCL's asynchronous errors, and abort after one; return the reason."""
         if self.why is None:
@@ -105,6 +154,7 @@ class NCCLCommunicator:
         """Abort the communicator and its work on the device."""
         if self.why is None:
             self.why = why
+            self._watched.clear()
             run_in_threads([self._handle.abort], self._streams)
 
     def closer(self) -> Callable[[], None]:
@@ -171,10 +221,9 @@ def open_connected_pair(
     NCCL connects two ranks in their first exchange, for which it waits as it does in opening.
     """
     made = NCCLCommunicator.open(library, streams, 2, unique_id, pair_rank)
-    with streams.stream_context(StreamRole.COMPUTE):
-        both = zeros((2,), torch.uint8, streams.device)
+    both = made.allocate(2)
     first = exchange(library.nccl, pair_rank, [(True, both[:1]), (False, both[1:])])
-    made.enter("the first exchange", first, [both], [streams.record_event(StreamRole.COMPUTE)])
+    made.enter("the first exchange", first, [both], [])
     return made
 
 

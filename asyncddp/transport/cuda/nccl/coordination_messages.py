@@ -57,15 +57,9 @@ class SizeMismatchMessage(_CoordinationMessageBase):
 
 
 class CancelMessage(_CoordinationMessageBase):
-    """Request of the follower (higher rank) to the leader to cancel a receive not yet launched."""
+    """Notice of the follower (higher rank) that it has given up a receive."""
 
-    number: int
-
-
-class CancelConfirmedMessage(_CoordinationMessageBase):
-    """Confirmation by the leader (lower rank) that a receive was cancelled before its launch."""
-
-    number: int
+    descriptor: RequestDescriptor
 
 
 class CommunicatorFailedMessage(_CoordinationMessageBase):
@@ -82,7 +76,6 @@ CoordinationMessage: TypeAlias = (
     | GroupLaunchMessage
     | SizeMismatchMessage
     | CancelMessage
-    | CancelConfirmedMessage
     | CommunicatorFailedMessage
 )
 

@@ -20,6 +20,9 @@ from asyncddp.install_commands import install_command
 CHANNELS = 8
 """Channels of a communicator for messages, each of which takes one multiprocessor of the GPU."""
 
+HARDWARE_QUEUES = 32
+"""Queues between the host and a GPU that CUDA can open; each holds the work of several streams."""
+
 _WHEELS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
 _KEPT_STREAMS: list[Any] = []
 
@@ -68,8 +71,31 @@ def create_unique_id(nccl: Any) -> bytes:
 
 
 def limit_channels() -> None:
-    """Set ``NCCL_MAX_P2P_NCHANNELS`` to 8 unless it is set, as ``point_to_point`` explains."""
+    """Set NCCL's variables that the user has not set, before a communicator is opened.
+
+    ``NCCL_MAX_P2P_NCHANNELS`` is 8, as ``point_to_point`` explains. ``NCCL_RUNTIME_CONNECT=0`` has
+    NCCL connect all ranks for every algorithm as it opens: since version 2.22 it does so in the
+    first collective that needs one, whose calling thread then waits for the other ranks. Messages
+    are connected by their first exchange in any version.
+    """
     os.environ.setdefault("NCCL_MAX_P2P_NCHANNELS", str(CHANNELS))
+    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
+
+
+def prepare_cuda() -> None:
+    """Set CUDA's variables that the user has not set, unless CUDA has read them already.
+
+    There is a hardware queue for each stream then, and kernels are loaded when CUDA starts.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(HARDWARE_QUEUES))
+        os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+
+
+def positive_setting(name: str, default: int) -> int:
+    """Return the number in an environment variable; the default where it has none."""
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() and int(text) > 0 else default
 
 
 def versions() -> tuple[str | None, int | None]:

@@ -7,6 +7,7 @@ import time
 from typing_extensions import override
 
 from asyncddp.transport.cuda.nccl import coordination_messages as messages
+from asyncddp.transport.cuda.nccl.communicator import NCCLCommunicator
 from asyncddp.transport.cuda.nccl.cupy_bindings import create_unique_id
 from asyncddp.transport.cuda.nccl.match_table import MatchTable, RequestMatch
 from asyncddp.transport.cuda.nccl.pair_channel import PairChannel, SharedChannelResources
@@ -29,9 +30,8 @@ class PairChannelLeader(PairChannel):
         self._match_table.add_local(descriptor)
 
     @override
-    def cancelled(self, number: int) -> None:
-        self._match_table.cancel(number, local=True)
-        del self._waiting[number]
+    def cancel(self, descriptor: messages.RequestDescriptor) -> None:
+        self._match_table.cancel(descriptor, local=True)
 
     @override
     def follow(self, message: messages.CoordinationMessage) -> None:
@@ -40,8 +40,8 @@ class PairChannelLeader(PairChannel):
                 self._answer_open(message)
             case messages.RequestDescriptor():
                 self._match_table.add_remote(message)
-            case messages.CancelMessage() if self._match_table.cancel(message.number, local=False):
-                self._resources.tell(self._peer, messages.CancelConfirmedMessage(message.number))
+            case messages.CancelMessage():
+                self._match_table.cancel(message.descriptor, local=False)
 
     def _answer_open(self, message: messages.OpenCommunicatorMessage) -> None:
         if not (message.has_budget and self._resources.budget.acquire(blocking=False)):
@@ -58,9 +58,9 @@ class PairChannelLeader(PairChannel):
 
     @override
     def move(self) -> None:
-        if self._communicator is not None and self.failure is None and self._launch_is_due():
-            self._launch_group(self._match_table.take())
         super().move()
+        if self._communicator is not None and self.failure is None and self._launch_is_due():
+            self._launch_group(self._communicator, self._match_table.take())
 
     def _launch_is_due(self) -> bool:
         """Return whether to launch the matches; delayed where the other direction may join."""
@@ -74,7 +74,7 @@ class PairChannelLeader(PairChannel):
         self._waiting_since = None
         return True
 
-    def _launch_group(self, matches: list[RequestMatch]) -> None:
+    def _launch_group(self, communicator: NCCLCommunicator, matches: list[RequestMatch]) -> None:
         requests, numbers = [], []
         for local, remote in matches:
             request = self._waiting.pop(local.number)
@@ -86,9 +86,8 @@ class PairChannelLeader(PairChannel):
                     self._peer, messages.SizeMismatchMessage(remote.number, local.size)
                 )
                 self.fail_size_mismatch(request, remote.size)
-        if requests:
+        if requests and self.launch(communicator, requests):
             self._resources.tell(self._peer, messages.GroupLaunchMessage(tuple(numbers)))
-            self._launches.append(requests)
 
 
 class PairChannelFollower(PairChannel):
@@ -99,17 +98,19 @@ class PairChannelFollower(PairChannel):
     """Whether this rank may open the communicator; None until it has asked for one."""
 
     @override
-    def announce(self, descriptor: messages.RequestDescriptor) -> None:
+    def connect(self) -> None:
         if self._has_budget is None:
             self._has_budget = self._resources.budget.acquire(blocking=False)
             self._resources.tell(self._peer, messages.OpenCommunicatorMessage(self._has_budget))
+
+    @override
+    def announce(self, descriptor: messages.RequestDescriptor) -> None:
+        self.connect()
         self._resources.tell(self._peer, descriptor)
 
     @override
-    def cancelled(self, number: int) -> None:
-        # it stays listed until the leader confirms: a group launch that comes before that includes
-        # it, and its bytes are dropped
-        self._resources.tell(self._peer, messages.CancelMessage(number))
+    def cancel(self, descriptor: messages.RequestDescriptor) -> None:
+        self._resources.tell(self._peer, messages.CancelMessage(descriptor))
 
     @override
     def follow(self, message: messages.CoordinationMessage) -> None:
@@ -124,5 +125,3 @@ class PairChannelFollower(PairChannel):
                 self._launches.append([self._waiting.pop(number) for number in message.numbers])
             case messages.SizeMismatchMessage():
                 self.fail_size_mismatch(self._waiting.pop(message.number), message.size)
-            case messages.CancelConfirmedMessage():
-                del self._waiting[message.number]

@@ -36,17 +36,13 @@ class MatchTable:
         """Add a request of the follower."""
         self._remote.setdefault((not descriptor.sends, descriptor.tag), deque()).append(descriptor)
 
-    def cancel(self, number: int, *, local: bool) -> bool:
-        """Remove a request that one rank has cancelled; False if it has been matched."""
-        side = self._local if local else self._remote
-        for key, waiting in side.items():
-            for descriptor in waiting:
-                if descriptor.number == number:
-                    waiting.remove(descriptor)
-                    if not waiting:
-                        del side[key]
-                    return True
-        return False
+    def cancel(self, one: RequestDescriptor, *, local: bool) -> None:
+        """Remove a request that one rank has given up, unless it has been matched."""
+        side, key = (self._local if local else self._remote), (one.sends == local, one.tag)
+        if one in side.get(key, ()):
+            side[key].remove(one)
+            if not side[key]:
+                del side[key]
 
     def _matching_keys(self) -> list[_MatchKey]:
         return [key for key in self._local if key in self._remote]

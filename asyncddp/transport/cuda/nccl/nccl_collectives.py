@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamRole
 from asyncddp.errors import PeerError
 from asyncddp.tensors.allocation import zeros
 from asyncddp.tensors.byte_views import as_bytes
-from asyncddp.transport.base import COLLECTIVE_GIVEN_UP, Request, collectives_broken
+from asyncddp.transport.base import COLLECTIVE_GIVEN_UP, Request, Transport, collectives_broken
 from asyncddp.transport.cuda.nccl.communicator import BYTE, NCCLCall, NCCLCommunicator, nccl_group
 
 _SUM, _MAX = 0, 2
@@ -44,44 +45,55 @@ def has_sum(dtype: torch.dtype) -> bool:
 
 
 class _CollectiveRequest:
-    """Request of an NCCL collective; done once the GPU has done this rank's part."""
+    """Request of an NCCL collective; complete once all ranks have enqueued it on their devices.
+
+    What is enqueued on the compute stream from then on follows it; the host waits for no device.
+    """
 
     def __init__(
-        self, owner: NCCLCollectives, event: DeviceEvent, keep: Sequence[torch.Tensor]
+        self, owner: NCCLCollectives, what: str, event: DeviceEvent, entered: Request
     ) -> None:
-        self._owner, self._event, self._keep = owner, event, keep
+        self._owner, self.what, self.event, self.entered = owner, what, event, entered
+        self.complete = False
 
     def done(self) -> bool:
-        """Query the event; where it is pending, check NCCL for errors."""
-        if self._event.done():
-            return True
+        """Return whether all ranks have enqueued it; a PeerError after an error of NCCL."""
         self._owner.raise_if_failed()
-        return False
+        self._owner.advance()
+        return self.complete
 
     def abandon(self) -> None:
-        """Abort the communicator, so that the device goes on."""
-        self._owner.communicator.abort(COLLECTIVE_GIVEN_UP)
+        """Abort the communicator unless all ranks have come, so that the device goes on."""
+        if not self.complete:
+            self.entered.abandon()
+            self._owner.communicator.abort(COLLECTIVE_GIVEN_UP)
 
 
 class NCCLCollectives:
-    """Collectives of NCCL among the ranks of one communicator."""
+    """Collectives of NCCL among the ranks of one communicator.
+
+    A barrier of a host transport tells when all ranks have enqueued a collective.
+    """
 
     def __init__(
-        self,
-        streams: DeviceStreams,
-        nccl: Any,
-        communicator: NCCLCommunicator,
-        rank: int,
-        size: int,
+        self, streams: DeviceStreams, nccl: Any, communicator: NCCLCommunicator, host: Transport
     ) -> None:
         self._streams, self._nccl, self.communicator = streams, nccl, communicator
-        self._rank, self._size = rank, size
+        self._host, self._rank, self._size = host, host.rank, host.size
+        self._entered: deque[_CollectiveRequest] = deque()  # by this rank, not known to be by all
 
     def raise_if_failed(self) -> None:
         """Raise a PeerError that says what has broken the communicator, if anything has."""
         why = self.communicator.failed()
         if why is not None:
             raise collectives_broken(why)
+
+    def advance(self) -> None:
+        """Complete the collectives that all ranks have entered, in their order."""
+        while self._entered and self._entered[0].entered.done():
+            request = self._entered.popleft()
+            self.communicator.order_compute(request.what, request.event)
+            request.complete = True
 
     def _enter(self, what: str, call: NCCLCall, tensors: Sequence[torch.Tensor]) -> Request:
         self.raise_if_failed()
@@ -91,7 +103,8 @@ class NCCLCollectives:
         except PeerError:
             self.raise_if_failed()
             raise
-        return _CollectiveRequest(self, event, tensors)
+        self._entered.append(_CollectiveRequest(self, what, event, self._host.ibarrier()))
+        return self._entered[-1]
 
     def reduce(
         self, what: str, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
@@ -142,8 +155,9 @@ class NCCLCollectives:
     def warm_up(self) -> Request:
         """Run each collective once, in several sizes, to set up NCCL's connections; collective.
 
-        NCCL connects ranks in the first call that needs it, and the calling thread waits for them:
-        later for ever, where they need something of this rank before they come.
+        NCCL can connect ranks in the first call that needs it, for which the calling thread waits:
+        for ever, where they need something of this rank before they come. ``limit_channels`` says
+        from which version a variable spares that.
         """
         with self._streams.stream_context(StreamRole.COMPUTE):
             for size in _WARM_UP_BYTES:

@@ -53,8 +53,10 @@ class NCCLTransport(CudaStagedTransport):
     """Transport for tensors on GPUs by NCCL: collectives and point-to-point messages.
 
     Collectives run on one stream and messages on one for each peer, after the work enqueued before
-    them. Staged are dtypes that NCCL cannot sum, and messages to more peers than the GPU has room
-    for. Coordination messages go by a host transport between the same ranks.
+    them. A completed request holds for all work that is queued on the COMPUTE stream from then on:
+    the host waits until all ranks concerned have posted theirs, never for the device. Staged are
+    dtypes that NCCL cannot sum, and messages to more peers than the GPU has room for. Coordination
+    messages go by a host transport between the same ranks.
 
     References:
         NCCL's documentation, "Types", "Point-to-point communication" and "Using multiple NCCL
@@ -75,12 +77,13 @@ class NCCLTransport(CudaStagedTransport):
     ) -> None:
         super().__init__(base, streams)
         self._bindings, self._budget = bindings, budget
-        self.collectives = NCCLCollectives(
-            streams, bindings.nccl, communicator, base.rank, base.size
-        )
+        self.collectives = NCCLCollectives(streams, bindings.nccl, communicator, message_transport)
         self.pairs = NCCLPointToPoint(
             base.rank, streams, bindings, message_transport, budget, self._stage
         )
+        self._timeout = _OPEN_TIMEOUT
+        if base.device_watches is not None:
+            base.device_watches.append(self.watch)
 
     @staticmethod
     @override
@@ -156,8 +159,30 @@ class NCCLTransport(CudaStagedTransport):
         shared = self._bindings, self._budget
         return NCCLTransport.open(base, self.streams, (), timeout, *shared)
 
+    # work of the device that no request waits for any more
+
+    def watch(self, timeout: float) -> bool:
+        """Advance all messages; return whether the device has yet to end what all ranks posted.
+
+        A communicator in which nothing has ended for ``timeout`` seconds is aborted, so that no
+        device stays blocked behind a peer that has gone; later calls raise what broke it.
+        """
+        self._timeout = timeout
+        messages = self.pairs.watch(timeout)
+        return self.collectives.communicator.watch(timeout) or messages
+
+    @override
+    def finish(self, request: Request, timeout: float, what: str) -> None:
+        """Wait until a request has completed, and the device has ended what all ranks posted."""
+        super().finish(request, timeout, what)
+        while self.watch(timeout):
+            self.backoff(0)
+        self.collectives.raise_if_failed()
+
     def free(self) -> None:
-        """Free all communicators; waits a few seconds at most, whatever the peers do."""
+        """Free all communicators, once the device has ended its work or its deadline has passed."""
+        while self.watch(self._timeout):
+            self.backoff(0)
         self.pairs.close()
         run_in_threads([self.collectives.communicator.closer()], self.streams)
 
@@ -202,6 +227,7 @@ class NCCLTransport(CudaStagedTransport):
             return super().ireduce_scatter(tensor, out, divisor)
         return self.collectives.reduce("reduce_scatter", tensor, out, divisor)
 
+    connect = forward_to("pairs", Transport.connect)
     ibroadcast = forward_to("collectives", Transport.ibroadcast)
     iallgather = forward_to("collectives", Transport.iallgather)
 

@@ -13,7 +13,7 @@ from itertools import chain
 
 import torch
 
-from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamRole
+from asyncddp.device.streams import DeviceEvent, DeviceStreams
 from asyncddp.errors import MismatchError, PeerError
 from asyncddp.serialization import pack
 from asyncddp.tensors.allocation import empty
@@ -61,8 +61,8 @@ class SharedChannelResources(ABC):
 class MessageRequest:
     """Request of one send or receive between two ranks, carried out by NCCL.
 
-    It waits until the other rank has its counterpart, is launched by both, and ends on the device.
-    Where the pair has no communicator a staged request is used instead.
+    It completes once both ranks have posted it and this one has launched it: the compute stream
+    waits for its end. Where the pair has no communicator a staged request is used instead.
     """
 
     def __init__(
@@ -73,44 +73,25 @@ class MessageRequest:
         ready: DeviceEvent,
     ) -> None:
         self._channel, self.descriptor, self.flat, self.ready = channel, descriptor, flat, ready
-        self.event: DeviceEvent | None = None
         self.staged: Request | None = None
         self.problem: PeerError | None = None
-        self.abandoned = self._finished = False
-
-    @property
-    def over(self) -> bool:
-        """True if the request has ended, with success or an error."""
-        return self.problem is not None or self.finished()
-
-    def finished(self) -> bool:
-        """Return whether the device has completed it."""
-        if not self._finished and self.event is not None and self.event.done():
-            self.finish()
-        return self._finished
-
-    def finish(self) -> None:
-        """Mark the request as completed, and release its tensor."""
-        self._finished, self.flat = True, _NOTHING
+        self.abandoned = self.launched = False
 
     def done(self) -> bool:
         """Advance all requests of the transport; return whether this one is completed."""
         self._channel.drive()
         if self.problem is not None:
             raise self.problem
-        return self.finished() if self.staged is None else self.staged.done()
+        return self.launched if self.staged is None else self.staged.done()
 
     def abandon(self) -> None:
-        """Abandon the request.
-
-        A send goes all the same, since its receiver counts on it. A receive is cancelled unless
-        both sides have launched it; then NCCL knows no other way than to abort the communicator.
-        """
-        again, self.abandoned = self.abandoned, True
+        """Cancel a receive, or drop its bytes if it is matched; a send goes all the same."""
+        self.abandoned = True
         if self.staged is not None:
             self.staged.abandon()
-        elif not (again or self.descriptor.sends or self.over):
-            self._channel.cancel(self)
+        elif not (self.descriptor.sends or self.launched):
+            self.flat = _NOTHING
+            self._channel.cancel(self.descriptor)
 
 
 class PairChannel(ABC):
@@ -122,7 +103,6 @@ class PairChannel(ABC):
         self._resources, self._peer = resources, peer
         self.drive = resources.drive
         self._waiting: dict[int, MessageRequest] = {}
-        self._launched: list[MessageRequest] = []
         self._next = 0
         self._opening: Future[NCCLCommunicator] | None = None
         self._communicator: NCCLCommunicator | None = None
@@ -136,25 +116,34 @@ class PairChannel(ABC):
         """Post a send or receive that follows an event; a PeerError if the channel is broken."""
         if self.failure is not None:
             raise self.failure
-        if self.staged:
-            return self._resources.stage(flat, self._peer, tag, sends)
         descriptor = RequestDescriptor(self._next, sends, tag, flat.numel())
         self._next += 1
         request = self._waiting[descriptor.number] = MessageRequest(self, descriptor, flat, ready)
-        self.announce(descriptor)
-        self.drive()
+        if self.staged:
+            self.stage_all()
+        else:
+            self.announce(descriptor)
+            self.drive()
         return request
 
-    def cancel(self, request: MessageRequest) -> None:
-        """Cancel a receive, or break the channel where both ranks have launched it."""
-        descriptor = request.descriptor
-        if descriptor.number in self._waiting:
-            self.cancelled(descriptor.number)
-            return
-        self.fail(
-            f"rank {self._resources.rank} has given up a receive of {descriptor.size} bytes, tag "
-            f"{descriptor.tag}, that both had entered"
-        )
+    def connect(self) -> None:
+        """Start to open the communicator, where this rank is the one to ask for it."""
+        return
+
+    def watch(self, timeout: float) -> bool:
+        """Return whether the device has yet to end messages; break the channel where it cannot."""
+        if self._communicator is None:
+            return False
+        busy = self._communicator.watch(timeout)
+        if self._communicator.why is not None:
+            self.fail(f"rank {self._resources.rank}: {self._communicator.why}")
+        return busy
+
+    def leave(self) -> None:
+        """Break the channel before this rank leaves, where the peer may have launched messages."""
+        waiting = any(not request.abandoned for request in self._waiting.values())
+        if not self.staged and (waiting or self._launches):
+            self.fail(f"rank {self._resources.rank} has left")
 
     def handle_message(self, message: CoordinationMessage) -> None:
         """Handle a message of the other rank."""
@@ -170,8 +159,8 @@ class PairChannel(ABC):
         """Announce a request that this rank has posted."""
 
     @abstractmethod
-    def cancelled(self, number: int) -> None:
-        """Give up a request of this rank that is not launched yet."""
+    def cancel(self, descriptor: RequestDescriptor) -> None:
+        """Take a receive back, unless it has been matched."""
 
     @abstractmethod
     def follow(self, message: CoordinationMessage) -> None:
@@ -189,12 +178,7 @@ class PairChannel(ABC):
                     f"({problem})"
                 )
         while self._communicator is not None and self._launches and self.failure is None:
-            self._enter(self._communicator, self._launches.popleft())
-        self._launched = [request for request in self._launched if not request.over]
-        if self._launched and self._communicator is not None:
-            why = self._communicator.failed()
-            if why is not None:
-                self.fail(f"rank {self._resources.rank}: {why}")
+            self.launch(self._communicator, self._launches.popleft())
 
     # what both do alike
 
@@ -205,31 +189,28 @@ class PairChannel(ABC):
             partial(open_connected_pair, library, streams, unique_id, self.pair_rank), streams
         )
 
-    def _enter(self, communicator: NCCLCommunicator, requests: Sequence[MessageRequest]) -> None:
-        """Enqueue a group of requests on the device; those without bytes are done at once."""
-        streams, parts = self._resources.streams, []
+    def launch(self, communicator: NCCLCommunicator, requests: Sequence[MessageRequest]) -> bool:
+        """Enqueue a group of requests on the device, and complete them; False if NCCL refuses."""
+        device, parts = self._resources.streams.device, []
         after = [request.ready for request in requests]
         for request in requests:
             flat, sends = request.flat, request.descriptor.sends
-            if not request.descriptor.size:
-                request.finish()
-                continue
-            if flat.device != streams.device or (request.abandoned and not sends):  # dropped bytes
-                with streams.stream_context(StreamRole.COMPUTE):
-                    flat = empty(flat.shape, flat.dtype, streams.device)
-                after.append(streams.record_event(StreamRole.COMPUTE))
-            parts.append((sends, flat))
-        if not parts:
-            return
-        self._launched += [request for request in requests if request.descriptor.size]
-        call = exchange(self._resources.library.nccl, self.pair_rank, parts)
-        try:
-            event = communicator.enter("messages", call, [flat for _, flat in parts], after)
-        except PeerError as problem:
-            self.fail(f"rank {self._resources.rank}: {problem}")
-            return
+            if flat.device != device or (request.abandoned and not sends):  # dropped bytes
+                flat = communicator.allocate(request.descriptor.size)
+            if flat.numel():
+                parts.append((sends, flat))
+        if parts:
+            call = exchange(self._resources.library.nccl, self.pair_rank, parts)
+            try:
+                event = communicator.enter("messages", call, [flat for _, flat in parts], after)
+            except PeerError as problem:
+                self._launches.appendleft(requests)
+                self.fail(f"rank {self._resources.rank}: {problem}")
+                return False
+            communicator.order_compute(f"a group of {len(parts)} messages", event)
         for request in requests:
-            request.event = event
+            request.launched, request.flat = True, _NOTHING  # its stream keeps the tensor
+        return True
 
     def stage_all(self) -> None:
         """Stage all messages between the two from now on, also the waiting ones, in order."""
@@ -261,12 +242,10 @@ class PairChannel(ABC):
             f"cannot go on: {why}. End and restart the run, or leave nccl out of "
             "ASYNCDDP_DEVICE_WIRES."
         )
-        for request in (*self._waiting.values(), *chain(*self._launches), *self._launched):
-            if not request.over:
-                request.problem = problem
+        for request in (*self._waiting.values(), *chain(*self._launches)):
+            request.problem = problem
         self._waiting.clear()
         self._launches.clear()
-        self._launched.clear()
         if self._communicator is not None:
             self._communicator.abort(why)
         elif self._opening is not None:

@@ -4,22 +4,31 @@ NCCL's sends and receives match by order, and ours by peer and tag in any order.
 a pair agree by :mod:`~asyncddp.transport.cuda.nccl.coordination_messages` what both launch next:
 what is ready on both sides, as one group, in both directions.
 
-**Why ranks cannot deadlock.** A kernel of NCCL occupies its GPU until its peer has joined it. With
-several communicators, one that finds no room could hold up the rank that others wait for. Here
+**Why ranks cannot deadlock.** A kernel of NCCL occupies its GPU until its peers have joined it, so
+no work may wait, on any rank, for a kernel that waits for this work. One communicator for all would
+need rounds on which all ranks agree; with one for each pair it is enough that
 
-- the host never waits: opening a communicator and its first exchange, in which NCCL connects the
-  two ranks, have a thread of their own, and each rank launches a group as soon as it hears of it;
-- every pair has a stream to itself, so that no group waits behind another pair's;
-- the kernels of all pairs fit on the GPU at once: messages take at most ``NCCL_MAX_P2P_NCHANNELS``
-  channels (8 unless set), a channel takes one multiprocessor, and a rank opens no more
-  communicators than fill half of them. What goes to further peers is staged.
+- nothing waits for a kernel before all its ranks have posted it: a rank posts a message or a
+  collective by an event on the compute stream, and makes that stream wait for the kernel only once
+  two ranks have matched a message, or all have entered a collective. All that a kernel waits for
+  was posted earlier, by which no circle can close;
+- the host never waits for a device, and launches a group as soon as it hears of it; opening a
+  communicator and its first exchange, in which NCCL connects the two, have a thread of their own;
+- every pair has a stream and a hardware queue to itself, for streams that share a queue run in the
+  order of their launches: ``CUDA_DEVICE_MAX_CONNECTIONS`` is set to 32 (CUDA's default is 8);
+- all kernels fit on the GPU at once: messages take at most ``NCCL_MAX_P2P_NCHANNELS`` channels (8
+  unless set), each one multiprocessor, and all pairs half of them. A rank opens no more
+  communicators than there are queues and room for; what goes to further peers is staged;
+- loading a kernel on first use may wait for the device: ``CUDA_MODULE_LOADING`` is set to EAGER.
 
-Messages can still pass their deadline where a call of CUDA inside NCCL's opening waits for the
-device, or with ``NCCL_LAUNCH_ORDER_IMPLICIT=1``.
+Both variables count only if CUDA is first used after ``init()``. ``set_topology`` begins to open
+pairs, best while the GPU is idle. Messages can pass their deadline, at which the pair is aborted,
+where a call of CUDA waits for the device, as in opening a pair or loading what Triton has compiled.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -46,6 +55,17 @@ class NCCLPointToPoint(SharedChannelResources):
         ready = self.streams.record_event(StreamRole.COMPUTE)
         return self._pair_with(peer).begin(as_bytes(data), tag, ready, sends=sends)
 
+    def connect(self, peers: Iterable[int]) -> None:
+        """Start to open communicators for messages with some peers, as far as there is room."""
+        for peer in peers:
+            self._pair_with(peer).connect()
+        self.drive()
+
+    def watch(self, timeout: float) -> bool:
+        """Advance all; return whether the device has yet to end any, by a communicator's watch."""
+        self.drive()
+        return any([pair.watch(timeout) for pair in self._pairs.values()])
+
     def _pair_with(self, peer: int) -> PairChannel:
         if peer not in self._pairs:
             side = PairChannelLeader if self.rank < peer else PairChannelFollower
@@ -69,6 +89,8 @@ class NCCLPointToPoint(SharedChannelResources):
         """Free all communicators; waits two seconds at most."""
         if self.closed:
             return
+        for pair in self._pairs.values():
+            pair.leave()
         self.closed = True
         run_in_threads([pair.closer() for pair in self._pairs.values()], self.streams)
         self.message_transport.close()

@@ -18,6 +18,7 @@ from asyncddp.transport.cuda.nccl.cupy_bindings import (
     describe_conflict,
     library,
     limit_channels,
+    prepare_cuda,
     versions,
 )
 from asyncddp.transport.cuda.nccl.nccl_transport import NCCLTransport
@@ -117,25 +118,45 @@ def test_an_error_that_nccl_reports_later_is_raised_by_whoever_waits(monkeypatch
     transport, comm = alone()
     monkeypatch.setattr(transport.streams, "step", lambda: None)
     under_way = transport.iallreduce(torch.ones(2))
-    assert not under_way.done()
+    assert under_way.done()
+    assert transport.watch(SECONDS)
     comm.problem = "NCCL_ERROR_SYSTEM_ERROR: unhandled system error"
+    assert not transport.watch(SECONDS)
+    assert comm.ended == "abort"
     words = "collectives cannot go on: NCCL reports: NCCL_ERROR_SYSTEM_ERROR: unhandled system"
     with pytest.raises(PeerError, match=words):
         under_way.done()
-    assert comm.ended == "abort"
     with pytest.raises(PeerError, match=words):
         transport.iallreduce(torch.ones(2))
 
 
-def test_a_collective_past_its_deadline_aborts_the_communicator(monkeypatch):
-    """Else the device would wait for the missing rank for ever."""
+def test_a_device_that_does_not_end_a_collective_is_freed_at_the_deadline(monkeypatch):
+    """Without progress for so long the communicator is aborted, which names the collective."""
     transport, comm = alone()
     monkeypatch.setattr(transport.streams, "step", lambda: None)
-    with pytest.raises(bf.WaitTimeoutError, match=r"rank 0: allreduce was not done in 0\.05 s"):
+    words = "allreduce, which all its ranks had posted, has not ended in 0.05 s"
+    with pytest.raises(PeerError, match=words):
         transport.allreduce(torch.ones(2), 0.05)
     assert comm.ended == "abort"
-    with pytest.raises(PeerError, match="an earlier collective was given up"):
+    with pytest.raises(PeerError, match=words):
         transport.ibroadcast(torch.ones(2), 0)
+
+
+def without_the_last(transport):
+    """Rank 1 never enters the collective of rank 0."""
+    if transport.rank == 0:
+        with pytest.raises(bf.WaitTimeoutError, match=r"rank 0: allreduce was not done in 0\.2 s"):
+            transport.allreduce(torch.ones(2), 0.2)
+        with pytest.raises(PeerError, match="an earlier collective was given up"):
+            transport.ibroadcast(torch.ones(2), 0)
+    transport.base.barrier(SECONDS)
+    return transport.collectives.communicator.why
+
+
+def test_a_collective_that_a_rank_never_enters_is_aborted_at_its_deadline():
+    """It completes on no rank before all have entered it; giving it up frees the device."""
+    why = "an earlier collective was given up while some ranks had not joined it"
+    assert NcclWorld(2).run_bare(without_the_last) == [why, None]
 
 
 def test_a_call_that_nccl_refuses_is_an_error_of_ours():
@@ -195,12 +216,23 @@ def test_closing_gives_the_communicator_back_once():
 
 
 def test_closing_aborts_what_is_under_way(monkeypatch):
-    """Closing with a collective under way aborts the communicator."""
+    """Closing aborts a communicator whose work has not ended at its deadline."""
     transport, comm = alone()
     monkeypatch.setattr(transport.streams, "step", lambda: None)
-    transport.iallreduce(torch.ones(2))
+    assert transport.iallreduce(torch.ones(2)).done()
+    assert transport.watch(0.05)
     transport.close()
     assert comm.ended == "abort"
+
+
+def test_closing_waits_for_what_the_device_has_yet_to_do():
+    """Results of completed collectives are right though the transport is closed at once."""
+    transport, comm = alone()
+    data = torch.zeros(3)
+    transport.streams.copy(data, torch.ones(3), StreamRole.COMPUTE)
+    assert transport.iallreduce(data).done()
+    transport.close()
+    assert (comm.ended, data.tolist()) == ("destroy", [1.0] * 3)
 
 
 # cupy
@@ -274,16 +306,25 @@ def test_a_stream_is_nobody_else_s_blocks_nothing_and_is_kept(monkeypatch):
     assert [stream.ptr for stream in kept] == [77]
 
 
-@pytest.mark.parametrize("set_before", [None, "32"])
-def test_channels_are_limited_unless_the_user_has_said_how_many(monkeypatch, set_before):
-    """NCCL's channels are limited to 8 unless the environment sets their number."""
-    monkeypatch.setenv("NCCL_MAX_P2P_NCHANNELS", set_before or "")
-    if set_before is None:
-        monkeypatch.delenv("NCCL_MAX_P2P_NCHANNELS")
-    environment = dict(nccl_library.os.environ)
+VARIABLES = {
+    "NCCL_MAX_P2P_NCHANNELS": "8",
+    "NCCL_RUNTIME_CONNECT": "0",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+    "CUDA_MODULE_LOADING": "EAGER",
+}
+
+
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("given", [{}, dict.fromkeys(VARIABLES, "7")])
+def test_variables_of_nccl_and_cuda_are_set_unless_the_user_has_set_them(monkeypatch, given, used):
+    """Those of CUDA only if it has not read them yet: then the user's process has begun it."""
+    environment = dict(given)
     monkeypatch.setattr(nccl_library.os, "environ", environment)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used)
     limit_channels()
-    assert environment["NCCL_MAX_P2P_NCHANNELS"] == (set_before or "8")
+    prepare_cuda()
+    added = {name: value for name, value in VARIABLES.items() if not used or "NCCL" in name}
+    assert environment == {**added, **given}
 
 
 MAPS = """

@@ -11,6 +11,7 @@ import torch
 
 from asyncddp.device.streams import HostStreams
 from asyncddp.errors import MismatchError, PeerError
+from asyncddp.transport.cuda.nccl import communicator
 from asyncddp.transport.cuda.nccl.communicator import communicator_budget, run_in_threads
 from asyncddp.transport.cuda.nccl.cupy_bindings import CHANNELS
 from asyncddp.transport.cuda.nccl.point_to_point import NCCLPointToPoint
@@ -65,8 +66,13 @@ class Two:
             *(self.send(0, torch.ones(2)), self.send(1, torch.ones(2))),
         ]:
             self.until(transfer.done)
+        self.settle()
         assert one.tolist() == two.tolist() == [1.0, 1.0]
         return self
+
+    def settle(self):
+        """Let both sides go on until the device has ended all messages."""
+        self.until(lambda: not any([side.watch(SECONDS) for side in self.sides]))
 
     @property
     def comms(self):
@@ -104,6 +110,7 @@ def test_sizes_that_differ_are_told_on_both_sides_and_the_next_message_goes(send
     assert isinstance(sending.problem, MismatchError)
     again = two.send(sender, torch.ones(3), 7), two.receive(1 - sender, out, 7)
     two.until(lambda: all([transfer.done() for transfer in again]))
+    two.settle()
     assert out.tolist() == [1.0] * 3
     assert two.close() == ["destroy", "destroy"]
 
@@ -118,6 +125,7 @@ def test_a_receive_that_was_given_up_in_time_takes_nothing(receiver):
         two.sides[1].drive()
     sending, arriving = two.send(1 - receiver, torch.ones(3)), two.receive(receiver, out)
     two.until(lambda: all([sending.done(), arriving.done()]))
+    two.settle()
     assert (forgotten.tolist(), out.tolist()) == ([0.0] * 3, [1.0] * 3)
     assert two.close() == ["destroy", "destroy"]
 
@@ -126,12 +134,12 @@ def test_a_receive_that_is_given_up_when_its_sender_has_begun_is_dropped():
     """The leader has entered its send; the follower's tensor stays as it is all the same."""
     two, forgotten, out = Two().open(), torch.zeros(3), torch.zeros(3)
     arriving, sending = two.receive(1, forgotten), two.send(0, torch.ones(3))
-    two.until(lambda: sending.event is not None, 0)
+    two.until(lambda: sending.launched, 0)
     arriving.abandon()
     arriving.abandon()
-    two.until(sending.done)
     following = two.send(0, torch.full((3,), 2.0)), two.receive(1, out)
     two.until(lambda: all([transfer.done() for transfer in following]))
+    two.settle()
     assert (forgotten.tolist(), out.tolist()) == ([0.0] * 3, [2.0] * 3)
     assert two.close() == ["destroy", "destroy"]
 
@@ -143,31 +151,49 @@ def test_a_send_that_was_given_up_goes_all_the_same(sender):
     two.send(sender, torch.ones(3)).abandon()
     arriving = two.receive(1 - sender, out)
     two.until(arriving.done)
+    two.settle()
     assert out.tolist() == [1.0] * 3
 
 
-@pytest.mark.parametrize("receiver", [0, 1])
-def test_a_receive_that_is_given_up_on_the_device_ends_the_pair_with_words(receiver, monkeypatch):
-    """Abandoning a launched receive aborts both communicators and fails the pair for good."""
+@pytest.mark.parametrize("rank", [0, 1])
+def test_messages_that_the_device_does_not_end_break_the_pair_with_words(rank, monkeypatch):
+    """Launched messages are complete; at the deadline both abort, and later messages raise."""
     two = Two().open()
     monkeypatch.setattr(two.nccl.device, "step", lambda: None)
-    sending, arriving = (
-        two.send(1 - receiver, torch.ones(3), 5),
-        two.receive(receiver, torch.ones(3), 5),
-    )
-    two.until(lambda: arriving.event is not None and sending.event is not None)
-    arriving.abandon()
+    sending, arriving = two.send(0, torch.ones(3)), two.receive(1, torch.ones(3))
+    two.until(lambda: all([sending.done(), arriving.done()]))
+    waiting = two.receive(1 - rank, torch.zeros(3), 9)
+    two.until(lambda: two.sides[rank].watch(0.05) is False, rank)
     words = (
-        f"by NCCL cannot go on: rank {receiver} has given up a receive of 12 bytes, tag 5, that "
-        "both had entered. End and restart the run, or leave nccl out of ASYNCDDP_DEVICE_WIRES."
+        f"by NCCL cannot go on: rank {rank}: a group of 1 messages, which all its ranks had "
+        "posted, has not ended in 0.05 s. End and restart the run, or leave nccl out of "
+        "ASYNCDDP_DEVICE_WIRES."
     )
-    assert f"messages between rank {receiver} and rank {1 - receiver} {words}" == told(arriving)
-    assert f"messages between rank {1 - receiver} and rank {receiver} {words}" == told(sending)
-    assert [comm.ended for comm in two.comms] == ["abort", "abort"]
-    for rank in (0, 1):
-        with pytest.raises(PeerError, match="has given up a receive of 12 bytes"):
-            two.send(rank, torch.ones(1))
+    assert f"messages between rank {1 - rank} and rank {rank} {words}" == told(waiting)
+    for side in (0, 1):
+        with pytest.raises(PeerError, match=r"has not ended in 0\.05 s"):
+            two.send(side, torch.ones(1))
     assert two.close() == ["abort", "abort"]
+
+
+def test_pieces_that_end_count_as_progress(monkeypatch):
+    """The deadline is that of the oldest group, counted from the end of the one before it."""
+    two, now = Two().open(), [0.0]
+    monkeypatch.setattr(communicator.time, "monotonic", lambda: now[0])
+    for number in range(3):
+        sending, arriving = (
+            two.send(0, torch.ones(3), number),
+            two.receive(1, torch.ones(3), number),
+        )
+        while not (sending.done() and arriving.done()):
+            now[0] += 1e-3
+    events = two.sides[0]._pairs[1]._communicator._watched
+    while events:
+        now[0] += 0.9
+        left = len(events)
+        while len(events) == left:
+            two.sides[0].watch(1.0)
+        assert two.comms[0].ended is None
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -175,14 +201,13 @@ def test_an_error_that_nccl_reports_later_is_told_on_both_sides(rank, monkeypatc
     """An asynchronous error aborts both communicators and fails all transfers of the pair."""
     two = Two().open()
     monkeypatch.setattr(two.nccl.device, "step", lambda: None)
-    waiting = two.receive(1, torch.zeros(3), 9)
+    waiting = [two.receive(side, torch.zeros(3), 9) for side in (0, 1)]
     sending, arriving = two.send(rank, torch.ones(3)), two.receive(1 - rank, torch.ones(3))
-    two.until(lambda: arriving.event is not None and sending.event is not None)
+    two.until(lambda: arriving.launched and sending.launched)
     two.comms[rank].problem = "NCCL_ERROR_SYSTEM_ERROR: unhandled system error"
-    words = f"rank {rank}: NCCL reports: NCCL_ERROR_SYSTEM_ERROR"
-    assert words in told(sending)
-    assert words in told(arriving)
-    assert words in told(waiting)
+    assert not two.sides[rank].watch(SECONDS)
+    for transfer in waiting:
+        assert f"rank {rank}: NCCL reports: NCCL_ERROR_SYSTEM_ERROR" in told(transfer)
     assert [comm.ended for comm in two.comms] == ["abort", "abort"]
 
 
@@ -239,7 +264,7 @@ def test_closing_aborts_what_is_under_way(monkeypatch):
     two = Two().open()
     monkeypatch.setattr(two.nccl.device, "step", lambda: None)
     sending, arriving = two.send(0, torch.ones(3)), two.receive(1, torch.ones(3))
-    two.until(lambda: arriving.event is not None and sending.event is not None)
+    two.until(lambda: arriving.launched and sending.launched)
     assert two.close() == ["abort", "abort"]
     assert two.close() == ["abort", "abort"]
 
@@ -258,7 +283,7 @@ def test_closing_does_not_wait_for_a_peer_that_never_opens():
     while any(comm.ended != "abort" for comm in two.comms):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert not arriving.finished()
+    assert not arriving.launched
 
 
 def test_what_takes_too_long_is_left_to_its_thread():
@@ -272,11 +297,12 @@ def test_what_takes_too_long_is_left_to_its_thread():
 
 @pytest.mark.parametrize(
     ("processors", "channels", "expected"),
-    [(132, None, 8), (132, "16", 4), (132, "many", 8), (20, None, 1), (4, None, 1)],
+    [(132, None, 8), (132, "16", 4), (132, "many", 8), (20, None, 1), (4, None, 1)],  # of 32 queues
 )
 def test_pairs_take_half_of_a_gpu_at_most(processors, channels, expected, monkeypatch):
     """Pairs' channels take at most half of a GPU, but one communicator may always open."""
     monkeypatch.delenv("NCCL_MAX_P2P_NCHANNELS", raising=False)
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     if channels is not None:
         monkeypatch.setenv("NCCL_MAX_P2P_NCHANNELS", channels)
     facts = SimpleNamespace(multi_processor_count=processors)
@@ -286,3 +312,21 @@ def test_pairs_take_half_of_a_gpu_at_most(processors, channels, expected, monkey
         taken += 1
     assert taken == expected
     assert taken == 1 or taken * int(channels if channels == "16" else CHANNELS) <= processors / 2
+
+
+@pytest.mark.parametrize(("queues", "expected"), [(None, 2), ("8", 2), ("1", 0), ("14", 8)])
+def test_pairs_take_no_more_streams_than_there_are_hardware_queues(
+    queues, expected, monkeypatch, caplog
+):
+    """With fewer queues than pairs would take a warning says how to get more."""
+    monkeypatch.delenv("NCCL_MAX_P2P_NCHANNELS", raising=False)
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    if queues is not None:
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", queues)
+    facts = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
+    assert communicator_budget(torch.device("cuda", 0))._value == expected
+    told = (
+        f"CUDA_DEVICE_MAX_CONNECTIONS is {queues or 8}, so messages go by NCCL to {expected} peers"
+    )
+    assert (told in caplog.text) == (expected < 8)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 import time
+from functools import partial
 
 import pytest
 import torch
 
+from asyncddp.device.streams import StreamRole
 from asyncddp.tensors.dtypes import DTYPES
 from asyncddp.transport.cuda.nccl import communicator
 from asyncddp.transport.cuda.nccl import leader_follower as nccl_sides
-from asyncddp.transport.cuda.nccl import point_to_point as nccl_pairs
 from tests.conformance import test_transports as transports
 from tests.support.nccl_world import NcclWorld
 
@@ -85,6 +86,99 @@ def test_peers_for_whom_there_is_no_room_are_staged(seed, monkeypatch):
     assert len({group.name for group in pairs if group.size == 2}) <= 2
 
 
+STAGED, BY_NCCL = [(0, 2), (1, 3)], [(0, 3), (1, 2)]
+
+
+def in_a_ring(transport):
+    """Ranks 0 and 1 wait for staged messages of 2 and 3, which wait for theirs by NCCL."""
+    rank, streams, base = transport.rank, transport.streams, transport.base
+    (staged,), (by_nccl,) = (
+        [sum(pair) - rank for pair in pairs if rank in pair] for pairs in (STAGED, BY_NCCL)
+    )
+    for peer in (by_nccl, staged):
+        sending = transport.isend(torch.ones(1), peer, 0)
+        transports.finish_all(transport, [transport.irecv(torch.zeros(1), peer, 0), sending])
+        base.barrier(SECONDS)
+    streams.step = lambda: None  # the device does nothing until all messages are begun
+    base.barrier(SECONDS)
+    source, target = (staged, by_nccl) if rank < 2 else (by_nccl, staged)
+    sending = transport.isend(torch.ones(1), target, 1)
+    base.barrier(SECONDS)
+    arriving = transport.irecv(torch.zeros(1), source, 1)
+    base.barrier(SECONDS)
+    streams.__dict__.pop("step", None)
+    base.barrier(SECONDS)
+    for request in (arriving, sending):
+        deadline = time.monotonic() + SECONDS
+        while not request.done():
+            assert time.monotonic() < deadline, f"rank {rank} waits for rank {source} for ever"
+    return [peer for peer, pair in transport.pairs._pairs.items() if pair.staged]
+
+
+def test_staged_messages_and_those_by_nccl_go_on_while_a_rank_waits_for_either(monkeypatch):
+    """A wait for a staged message launches what peers send by NCCL, who stage for others."""
+    monkeypatch.setattr(communicator, "_DEFAULT_BUDGET", 1)
+    assert NcclWorld(4).run_bare(in_a_ring) == [[2], [3], [0], [1]]
+
+
+def under_stress(transport, seed, rounds=4):
+    """Messages with all ranks and sums, begun in an order of this rank's own, with pauses.
+
+    What is sent in a round is what came in the round before, which the device may yet have to do.
+    """
+    draw, streams = random.Random(100 * seed + transport.rank), transport.streams
+    peers = sorted(set(range(transport.size)) - {transport.rank})
+    data, kept = torch.full((100,), float(transport.rank)), []
+    for number in range(rounds):
+        outs, total = {peer: torch.zeros(100) for peer in peers}, data.clone() * 0
+        streams.copy(total, data, StreamRole.COMPUTE)
+        begin = [
+            *(partial(transport.isend, data, peer, number) for peer in peers),
+            *(partial(transport.irecv, outs[peer], peer, number) for peer in peers),
+            partial(transport.iallreduce, total),
+        ]
+        draw.shuffle(begin)
+        pending = []
+        for one in begin:
+            pending.append(one())
+            time.sleep(draw.random() * 1e-3)
+            pending[draw.randrange(len(pending))].done()
+        while pending:
+            pending = [request for request in pending if not request.done()]
+            transport.watch(SECONDS)
+        kept.append((data, outs, total))
+        data = torch.zeros(100)
+        streams.copy(data, outs[peers[number % len(peers)]], StreamRole.COMPUTE)
+    transport.barrier(SECONDS)
+    while transport.watch(SECONDS):
+        pass
+    expected = [float(rank) for rank in range(transport.size)]
+    for number, (_, outs, total) in enumerate(kept):
+        assert {peer: out[0].item() for peer, out in outs.items()} == {
+            peer: expected[peer] for peer in peers
+        }
+        assert total[0].item() == sum(expected)
+        others = [[r for r in range(transport.size) if r != rank] for rank in range(transport.size)]
+        expected = [expected[ranks[number % len(ranks)]] for ranks in others]
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("hardware_queues", [8, communicator.HARDWARE_QUEUES])
+def test_ranks_under_stress_do_not_wait_for_each_other_for_ever(hardware_queues, seed, monkeypatch):
+    """As many pairs are opened as there are hardware queues for; what is left is staged."""
+    fitting = min(7, hardware_queues - communicator._OTHER_STREAMS)
+    monkeypatch.setattr(communicator, "_DEFAULT_BUDGET", fitting)
+    world = NcclWorld(8, seed, hardware_queues=hardware_queues)
+    world.run_bare(under_stress, seed)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_streams_that_share_hardware_queues_would_wait_in_a_circle(seed):
+    """With a communicator for every pair and 8 queues the same stress ends in a deadlock."""
+    with pytest.raises(Exception, match="ranks wait in a circle"):
+        NcclWorld(8, seed, hardware_queues=8).run_bare(under_stress, seed)
+
+
 def exchange(transport, ways):
     """Send to each other, or one way only; how long it took."""
     begun, transfers, out = time.monotonic(), [], torch.zeros(5)
@@ -152,9 +246,7 @@ def test_a_rank_sends_to_itself():
 def late(transport):
     """What is sent is made late, by what was queued before."""
     data, out, peer = torch.zeros(1000), torch.zeros(1000), 1 - transport.rank
-    transport.streams.copy(
-        data, torch.full((1000,), transport.rank + 1.0), nccl_pairs.StreamRole.COMPUTE
-    )
+    transport.streams.copy(data, torch.full((1000,), transport.rank + 1.0), StreamRole.COMPUTE)
     sending = transport.isend(data, peer, 0)
     del data
     transport.receive(out, peer, 0, SECONDS)

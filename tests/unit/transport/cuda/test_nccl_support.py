@@ -165,12 +165,14 @@ def test_offers_of_one_line_meet_in_order_whatever_came_between(seed):
         begun[side, sends, tag].append(offer)
         (book.add_remote if side else book.add_local)(offer)
         if draw.random() < 0.2:
-            waiting = begun[draw.choice(list(begun))]
-            place = draw.choice(waiting) if waiting else None
-            side_of = next(k[0] for k, v in begun.items() if v is waiting)
-            if place is not None and book.cancel(place.number, local=side_of == 0):
-                waiting.remove(place)
-                gone.add((side_of, place.number))
+            side_of, *way = draw.choice(list(begun))
+            line, matched = begun[(side_of, *way)], {tuple(m)[side_of].number for m in met}
+            place = draw.choice(line) if line else None
+            if place is not None:
+                book.cancel(place, local=side_of == 0)
+                if place.number not in matched:
+                    line.remove(place)
+                    gone.add((side_of, place.number))
         if draw.random() < 0.3:
             met += book.take()
             assert not book.has_matches()
