@@ -9,11 +9,7 @@ import torch
 from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import CommunicationPattern
-from asyncddp.algorithms.averaging_round import (
-    AveragingRound,
-    SharedRoundState,
-    WeightOverrides,
-)
+from asyncddp.algorithms.averaging_round import AveragingRound, SharedRoundState, WeightOverrides
 from asyncddp.algorithms.bucket_windows import BucketWindow, BucketWindowSet
 from asyncddp.algorithms.communication import Communication
 from asyncddp.context.context import use

@@ -12,10 +12,7 @@ from weakref import WeakValueDictionary, ref
 import torch
 from torch.autograd import Variable
 from torch.autograd.graph import Node
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 

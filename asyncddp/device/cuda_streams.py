@@ -1,4 +1,4 @@
-"""CUDA implementation of device streams and events; not run on a GPU yet, see ``docs/gpu.md``."""
+"""CUDA implementation of device streams and events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger("asyncddp")
 
 
 class _StorageIpcHandle(NamedTuple):
-    """CUDA IPC handle of a tensor's storage, with the fields that torch exports."""
+    """CUDA IPC handle of a tensor's storage, as torch exports it: of its memory and its event."""
 
     handle: bytes
     nbytes: int

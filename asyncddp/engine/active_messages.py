@@ -30,7 +30,7 @@ ActiveMessageHandler: TypeAlias = Callable[[int, tuple[Any, ...], torch.Tensor |
 _Received: TypeAlias = tuple[ActiveMessage, torch.Tensor | None, Request | None]
 
 
-class ActiveMessages:
+class ActiveMessageDispatcher:
     """Active messages of one rank: sends them, and runs the handlers of those received.
 
     The engine's lock guards it. ``handlers`` are by name, and run on whichever thread drives the

@@ -10,7 +10,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from asyncddp.engine.active_messages import ActiveMessages
+from asyncddp.engine.active_messages import ActiveMessageDispatcher
 from asyncddp.engine.announced_tensor_receiver import AnnouncedTensorReceiver
 from asyncddp.engine.exchange_request import ExchangeRequest
 from asyncddp.engine.messages import (
@@ -60,7 +60,9 @@ class MessageMatcher:
         self.channels = ChannelTable(transport.shared_memory_group, self.rank, tracing)
         self.sends = SendQueue(transport, self.channels)
         self._announced = AnnouncedTensorReceiver(self.rank, self.channels, self.sends)
-        self.active_messages = ActiveMessages(transport, self.sends, self._announced, self.channels)
+        self.active_messages = ActiveMessageDispatcher(
+            transport, self.sends, self._announced, self.channels
+        )
         self._use_counts = {} if uses is None else uses
         self._suspects: set[tuple[int, MatchKey]] = set()  # unexpected when rings were last scanned
         self._posted: dict[MatchKey, ExchangeRequest] = {}

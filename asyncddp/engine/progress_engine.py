@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from asyncddp.config import Config
 from asyncddp.deadline import Deadline
-from asyncddp.engine.active_messages import ActiveMessages
+from asyncddp.engine.active_messages import ActiveMessageDispatcher
 from asyncddp.engine.handle import Handle
 from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, MatchKey, PeerExit
 from asyncddp.engine.operation_exchanges import OperationExchanges
@@ -59,10 +59,7 @@ class ProgressEngine(ProgressLoop):
     # submitting
 
     def submit(
-        self,
-        spec: OperationSpec[R],
-        key: MatchKey | None = None,
-        about: Sequence[object] = (),
+        self, spec: OperationSpec[R], key: MatchKey | None = None, about: Sequence[object] = ()
     ) -> Handle[R]:
         """Queue an operation for the progress thread; ``key`` is that of a use counted before."""
         span = self.tracing.call(spec, about) if key is None else None
@@ -152,7 +149,7 @@ class ProgressEngine(ProgressLoop):
     # one-sided operations
 
     @contextmanager
-    def active_messages(self) -> Iterator[ActiveMessages]:
+    def active_messages(self) -> Iterator[ActiveMessageDispatcher]:
         """Give access to the active messages under the engine's lock, and flush them at the end."""
         with self.lock:
             self.ensure_open("a one-sided operation")

@@ -19,12 +19,7 @@ from asyncddp.monitoring.monitor_targets import (
 )
 from asyncddp.monitoring.random_projection import RandomProjection
 from asyncddp.monitoring.rank_record import Record
-from asyncddp.monitoring.report_collector import (
-    ROOT,
-    MonitorReport,
-    ReportCollector,
-    ReportSender,
-)
+from asyncddp.monitoring.report_collector import ROOT, MonitorReport, ReportCollector, ReportSender
 from asyncddp.monitoring.sinks.sink_factory import Sink, sink_constructors
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 from asyncddp.optim.average_models import squared_deviation

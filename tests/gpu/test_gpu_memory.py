@@ -9,7 +9,7 @@ import torch
 import asyncddp as bf
 import topology
 from tests.conformance.test_out_of_memory import RECEIVER, error_of
-from tests.gpu.cases import agreed_transport
+from tests.gpu.agreed import agreed_transport
 from tests.gpu.places import GPU
 from tests.support import BEFORE_DEADLINE, on
 

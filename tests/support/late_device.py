@@ -148,7 +148,8 @@ class LateDevice(DeviceStreams):
 
     def _of(self, key):
         with self.lock:
-            if key not in self.queues and self._hardware_queues is not None:
+            of_rank = not isinstance(key, StreamRole)  # else of a thread that opens communicators
+            if of_rank and key not in self.queues and self._hardware_queues is not None:
                 rank = self._owners[key] if isinstance(key, int) else key[1]
                 streams = sum(owner == rank for owner, _ in self._shared.values())
                 self._shared[key] = rank, streams % self._hardware_queues

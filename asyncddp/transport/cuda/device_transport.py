@@ -1,4 +1,4 @@
-"""Abstract base classes of GPU transports, and of those whose ranks read GPU memory of peers."""
+"""Base classes of GPU transports, and of those by which ranks read GPU memory of peers."""
 
 from __future__ import annotations
 

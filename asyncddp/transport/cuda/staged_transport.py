@@ -16,7 +16,7 @@ from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.tensors.free_list import FreeList
 from asyncddp.transport.base import Request, Transport
 from asyncddp.transport.cuda.device_transport import DeviceTransport
-from asyncddp.transport.cuda.ordered_requests import OrderedRequests
+from asyncddp.transport.cuda.request_queue import RequestQueue
 from asyncddp.transport.cuda.staged_pipeline import StagedPiece, StagedRequest, StagingPlan
 
 _PIECE = 1 << 22  # bytes; the same on all ranks
@@ -42,7 +42,7 @@ class CudaStagedTransport(DeviceTransport):
     ) -> None:
         super().__init__(base, streams)
         self.pool = FreeList(streams.allocate_pinned) if pool is None else pool
-        self._requests = OrderedRequests()
+        self._requests = RequestQueue()
 
     def split(self, color: int, key: int) -> Transport:
         """Split the host transport; the parts use the same pool of pinned buffers."""

@@ -21,7 +21,7 @@ from asyncddp.transport.cuda.ipc.exported_memory import (
 )
 from asyncddp.transport.cuda.ipc.ipc_messages import DoneMessage, ReadyMessage
 from asyncddp.transport.cuda.ipc.tasks import SendTask, TaskSteps
-from asyncddp.transport.cuda.ordered_requests import OrderedRequests
+from asyncddp.transport.cuda.request_queue import RequestQueue
 
 MAX_COPY_BYTES = 1 << 28
 """Most bytes of a tensor that is copied as a whole; larger ones are copied in pieces."""
@@ -70,7 +70,7 @@ class MemoryExporter:
         streams: DeviceStreams,
         ready_transport: Transport,
         done_transport: Transport,
-        tasks: OrderedRequests,
+        tasks: RequestQueue,
         drive: Callable[[], None],
     ) -> None:
         self._streams = streams
@@ -91,13 +91,7 @@ class MemoryExporter:
         return bool(self._pending_reads) or not read
 
     def announce(
-        self,
-        peer: int,
-        tag: int,
-        buffer: ExportedMemory | None,
-        size: int,
-        *,
-        last: bool = True,
+        self, peer: int, tag: int, buffer: ExportedMemory | None, size: int, *, last: bool = True
     ) -> PendingReadByPeer:
         """Announce bytes to a peer, which it can read after earlier work of the compute stream.
 
@@ -224,13 +218,16 @@ class CopiedSendRequest:
 
     def __init__(self, export: ExportRequest, streams: DeviceStreams) -> None:
         self._export, self._streams = export, streams
+        self.moves = 0
         self._made: DeviceEvent | None = None
 
     def done(self) -> bool:
         """Return whether the copy was made and the peer has enqueued its read."""
         if self._made is None and self._export.reusable():
             self._made = self._streams.record_event(StreamRole.COMPUTE)
-        return self._export.done() and self._made is not None and self._made.done()
+        ended = self._export.done()
+        self.moves = getattr(self._export, "moves", 0)
+        return ended and self._made is not None and self._made.done()
 
     def abandon(self) -> None:
         """Abandon the export request."""

@@ -1,4 +1,4 @@
-"""Import of peers' GPU memory by CUDA IPC: copies their tensors, or has them read in place."""
+"""Maps peers' GPU memory by CUDA IPC, to copy tensors from it or to read them there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.transport.base import Request, Transport, has_ended
 from asyncddp.transport.cuda.ipc.ipc_messages import ALL_MEMORY, DoneMessage, ReadyMessage
 from asyncddp.transport.cuda.ipc.tasks import ImportTask, ReceiveTask, TaskSteps
-from asyncddp.transport.cuda.ordered_requests import OrderedRequests
+from asyncddp.transport.cuda.request_queue import RequestQueue
 
 _ReceiveTaskT = TypeVar("_ReceiveTaskT", ReceiveTask, ImportTask)
 
@@ -60,7 +60,7 @@ class MemoryImporter:
         streams: DeviceStreams,
         ready_transport: Transport,
         done_transport: Transport,
-        tasks: OrderedRequests,
+        tasks: RequestQueue,
         drive: Callable[[], None],
     ) -> None:
         self._streams, self._tasks, self._drive_all = streams, tasks, drive

@@ -33,7 +33,7 @@ from asyncddp.transport.cuda.ipc.exporter import (
     StagedExportRequest,
 )
 from asyncddp.transport.cuda.ipc.importer import MemoryImporter
-from asyncddp.transport.cuda.ordered_requests import OrderedRequests
+from asyncddp.transport.cuda.request_queue import RequestQueue
 
 _CLOSE_TIMEOUT = 1.0  # seconds for peers to read exported memory
 
@@ -60,7 +60,7 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
         super().__init__(base, streams)
         self._reachable, self._closed = frozenset(reachable), False
         self._ready_transport, self._done_transport = ready_transport, done_transport
-        self._tasks = OrderedRequests()
+        self._tasks = RequestQueue()
         shared = streams, ready_transport, done_transport, self._tasks, self._drive_tasks
         self._exporter, self._importer = MemoryExporter(*shared), MemoryImporter(*shared)
         self.memory = self._exporter.memory

@@ -25,17 +25,17 @@ class OpenCommunicatorMessage(_CoordinationMessageBase):
 
 
 class UniqueIdMessage(_CoordinationMessageBase):
-    """NCCL unique id of the leader (lower rank), with which both ranks open a communicator."""
+    """Message of the lower rank with the NCCL unique id, by which both open a communicator."""
 
     unique_id: bytes
 
 
 class OpenRefusedMessage(_CoordinationMessageBase):
-    """Leader's (lower rank's) refusal of a communicator: messages go through host memory."""
+    """Lower rank's refusal to open a communicator: messages go through host memory instead."""
 
 
 class RequestDescriptor(_CoordinationMessageBase):
-    """Descriptor of a send or receive that one of two ranks has posted, under its own number."""
+    """Describes a send or receive that one of two ranks has posted, under that rank's number."""
 
     number: int
     sends: bool

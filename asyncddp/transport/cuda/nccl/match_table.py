@@ -9,7 +9,7 @@ from asyncddp.transport.cuda.nccl.coordination_messages import RequestDescriptor
 
 
 class RequestMatch(NamedTuple):
-    """Send on one of two ranks with its receive on the other, found by the lower of them."""
+    """Matched pair of two ranks' requests: a send of one and the receive of the other."""
 
     local: RequestDescriptor
     remote: RequestDescriptor

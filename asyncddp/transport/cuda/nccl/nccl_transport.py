@@ -233,10 +233,7 @@ class NCCLTransport(CudaStagedTransport):
 
 
 def _open_by(
-    deadline: float,
-    base: Transport,
-    streams: DeviceStreams,
-    make: Callable[[], NCCLCommunicator],
+    deadline: float, base: Transport, streams: DeviceStreams, make: Callable[[], NCCLCommunicator]
 ) -> NCCLCommunicator:
     """Open a communicator on a thread, where NCCL may wait for other ranks; raise what fails."""
     opening, what = open_in_thread(make, streams), f"communicator of {base.size} ranks"

@@ -1,4 +1,4 @@
-"""Message channel of two ranks over NCCL, in which both launch sends and receives in one order."""
+"""Message channel between two ranks over NCCL; both launch their operations in one order."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class SharedChannelResources(ABC):
         """Handle all coordination messages, and advance all channels."""
 
 
-class MessageRequest:
+class PointToPointRequest:
     """Request of one send or receive between two ranks, carried out by NCCL.
 
     It completes once both ranks have posted it and this one has launched it: the compute stream
@@ -95,18 +95,18 @@ class MessageRequest:
 
 
 class PairChannel(ABC):
-    """Base class of the NCCL channel to one peer; one of the two ranks orders the launches."""
+    """Base class of a rank's NCCL channel to a peer; the lower rank decides the order."""
 
     pair_rank: int  # in the communicator, 0 or 1
 
     def __init__(self, resources: SharedChannelResources, peer: int) -> None:
         self._resources, self._peer = resources, peer
         self.drive = resources.drive
-        self._waiting: dict[int, MessageRequest] = {}
+        self._waiting: dict[int, PointToPointRequest] = {}
         self._next = 0
         self._opening: Future[NCCLCommunicator] | None = None
         self._communicator: NCCLCommunicator | None = None
-        self._launches: deque[Sequence[MessageRequest]] = deque()
+        self._launches: deque[Sequence[PointToPointRequest]] = deque()
         self.staged = False  # True once messages go through the host, without a communicator
         self.failure: PeerError | None = None  # what has broken the channel
 
@@ -118,7 +118,9 @@ class PairChannel(ABC):
             raise self.failure
         descriptor = RequestDescriptor(self._next, sends, tag, flat.numel())
         self._next += 1
-        request = self._waiting[descriptor.number] = MessageRequest(self, descriptor, flat, ready)
+        request = self._waiting[descriptor.number] = PointToPointRequest(
+            self, descriptor, flat, ready
+        )
         if self.staged:
             self.stage_all()
         else:
@@ -189,7 +191,9 @@ class PairChannel(ABC):
             partial(open_connected_pair, library, streams, unique_id, self.pair_rank), streams
         )
 
-    def launch(self, communicator: NCCLCommunicator, requests: Sequence[MessageRequest]) -> bool:
+    def launch(
+        self, communicator: NCCLCommunicator, requests: Sequence[PointToPointRequest]
+    ) -> bool:
         """Enqueue a group of requests on the device, and complete them; False if NCCL refuses."""
         device, parts = self._resources.streams.device, []
         after = [request.ready for request in requests]
@@ -223,7 +227,7 @@ class PairChannel(ABC):
                     request.flat, self._peer, request.descriptor.tag, sends
                 )
 
-    def fail_size_mismatch(self, request: MessageRequest, theirs: int) -> None:
+    def fail_size_mismatch(self, request: PointToPointRequest, theirs: int) -> None:
         """Fail a request whose size differs from its counterpart's."""
         here, there = (self._resources.rank, request.descriptor.size), (self._peer, theirs)
         sender, receiver = (here, there) if request.descriptor.sends else (there, here)

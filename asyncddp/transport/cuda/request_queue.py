@@ -1,4 +1,4 @@
-"""Drives a GPU transport's requests; those of one queue advance in the order of posting."""
+"""Requests in progress on a GPU transport, advanced in the order in which they were posted."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Hashable
 from typing import Protocol
 
 
-class OrderedRequest(Protocol):
-    """Non-blocking request; those with equal order keys advance in the order of their start."""
+class QueuedRequest(Protocol):
+    """Interface of a request in a queue; those with equal order keys advance in turn."""
 
     order_key: Hashable
     """Requests with equal keys are transferred one after the other."""
@@ -27,8 +27,8 @@ class OrderedRequest(Protocol):
         ...
 
 
-class OrderedRequests(list[OrderedRequest]):
-    """Requests of one transport that are not over, in the order in which they were started."""
+class RequestQueue(list[QueuedRequest]):
+    """Requests in progress on one transport, in the order in which they were started."""
 
     def advance(self) -> None:
         """Advance all requests, and drop those that are over."""
