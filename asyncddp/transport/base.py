@@ -93,7 +93,7 @@ class Transport(ABC):
     shared_memory_group: SharedMemoryGroup | None = None
     """Ranks that exchange tensors through shared memory, which bypasses the calls below."""
     device_watches: list[Callable[[float], object]] | None = None
-    """Called in every round of progress with the deadline, in seconds, for work on devices."""
+    """Their :meth:`watch`, called in every round of progress with the deadline, in seconds."""
     device_transports: dict[DeviceStreams, Transport] | None = None
     """Transports for device tensors that are built on this one, by the streams of each device."""
     device_transport_factory: Callable[[DeviceStreams], Transport] | None = None
@@ -115,6 +115,14 @@ class Transport(ABC):
     def connect(self, peers: Iterable[int]) -> None:
         """Start to connect with peers before the first message, where that takes long."""
         return
+
+    def watch(self, timeout: float) -> object:
+        """Advance all requests, also those that nobody waits for; called often.
+
+        Work on a device that all ranks have posted, and of which nothing has ended for ``timeout``
+        seconds, is aborted, where the transport can.
+        """
+        return None
 
     @abstractmethod
     def post(self, peer: int, message: bytes) -> None:

@@ -49,11 +49,19 @@ class CompositeTransport(DeviceTransport):
         top._collectives = delegates.get(collectives, top._staged)
         return top
 
+    @property
+    def _delegates(self) -> set[DeviceTransport]:
+        return {*self._messages.values(), self._collectives, self._staged}
+
     @override
     def close(self) -> None:
-        for transport in {*self._messages.values(), self._collectives, self._staged}:
+        for transport in self._delegates:
             transport.close()
         super().close()
+
+    @override
+    def watch(self, timeout: float) -> object:
+        return [transport.watch(timeout) for transport in self._delegates]
 
     @override
     def connect(self, peers: Iterable[int]) -> None:

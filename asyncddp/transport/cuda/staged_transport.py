@@ -44,6 +44,11 @@ class CudaStagedTransport(DeviceTransport):
         self.pool = FreeList(streams.allocate_pinned) if pool is None else pool
         self._requests = RequestQueue()
 
+    def watch(self, timeout: float) -> object:
+        """Advance all staged requests."""
+        self._requests.advance()
+        return None
+
     def split(self, color: int, key: int) -> Transport:
         """Split the host transport; the parts use the same pool of pinned buffers."""
         return CudaStagedTransport(self.base.split(color, key), self.streams, self.pool)
@@ -164,5 +169,7 @@ def device_transport_for(transport: Transport, streams: DeviceStreams) -> Transp
     known = transport.device_transports
     if streams not in known:
         make = transport.device_transport_factory or partial(CudaStagedTransport, transport)
-        known[streams] = make(streams)
+        known[streams] = made = make(streams)
+        if transport.device_watches is not None:
+            transport.device_watches.append(made.watch)
     return known[streams]

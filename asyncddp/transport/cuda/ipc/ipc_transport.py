@@ -132,6 +132,11 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
             self._importer.drive()
             self._tasks.advance()
 
+    def watch(self, timeout: float) -> object:
+        """Advance all tasks, and those of the transports to other peers."""
+        self._drive_tasks()
+        return super().watch(timeout)
+
     def close(self) -> None:
         """Wait a second at most for peers to read and close memory, and close all transports."""
         if not self._closed:

@@ -82,8 +82,6 @@ class NCCLTransport(CudaStagedTransport):
             base.rank, streams, bindings, message_transport, budget, self._stage
         )
         self._timeout = _OPEN_TIMEOUT
-        if base.device_watches is not None:
-            base.device_watches.append(self.watch)
 
     @staticmethod
     @override
@@ -161,13 +159,14 @@ class NCCLTransport(CudaStagedTransport):
 
     # work of the device that no request waits for any more
 
+    @override
     def watch(self, timeout: float) -> bool:
         """Advance all messages; return whether the device has yet to end what all ranks posted.
 
-        A communicator in which nothing has ended for ``timeout`` seconds is aborted, so that no
-        device stays blocked behind a peer that has gone; later calls raise what broke it.
+        After ``timeout`` the communicator is aborted: later calls raise what broke it.
         """
-        self._timeout = timeout
+        super().watch(timeout)
+        self._timeout = min(timeout, _OPEN_TIMEOUT)
         messages = self.pairs.watch(timeout)
         return self.collectives.communicator.watch(timeout) or messages
 

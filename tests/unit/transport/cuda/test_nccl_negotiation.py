@@ -136,7 +136,6 @@ def between_processes(base, seed):
     base.device_transport_factory = transport.for_device
     with use_streams_on_cpu(device):
         context = Context(base, Config(**DEFAULT_SETTINGS))
-        base.device_watches.append(transport.watch)
         with use(context):
             neighbors.averages_shapes(torch.bfloat16, SHAPES)
             handles.any_order(3, 20)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
 import torch
 
+import asyncddp as bf
+from asyncddp.context import current
+from asyncddp.device.stream_registry import streams_of, use_streams_on_cpu
 from asyncddp.device.streams import DeviceStreams, StreamRole
 from asyncddp.errors import PeerError, WaitTimeoutError
 from asyncddp.tensors.byte_views import as_bytes
@@ -20,6 +24,7 @@ from asyncddp.transport.cuda.staged_pipeline import (
 )
 from asyncddp.transport.cuda.staged_transport import CudaStagedTransport, device_transport_for
 from asyncddp.transport.loopback import LoopbackTransport
+from tests.support import LoopbackWorld
 from tests.support.simulated_streams import SimulatedStreams
 
 
@@ -403,3 +408,37 @@ def test_there_is_one_transport_for_each_device_and_transport():
         first, SimulatedStreams()
     )
     assert device_transport_for(first, streams) is not device_transport_for(second, streams)
+
+
+# progress of what nobody waits for
+
+
+def sends_and_forgets():
+    """Rank 0 never asks for its request; rank 1 returns what it has received."""
+    context = current()
+    staged = device_transport_for(context.transport, streams_of(torch.zeros(1)))
+    data = torch.arange(40_000.0)
+    if context.rank == 0:
+        with context.engine.lock:
+            staged.isend(data, 1, 5)
+        bf.barrier()
+        return True
+    out = torch.empty_like(data)
+    with context.engine.lock:
+        arriving = staged.irecv(out, 0, 5)
+    deadline = time.monotonic() + 60.0
+    while True:
+        with context.engine.lock:
+            if arriving.done():
+                break
+        assert time.monotonic() < deadline, "its pieces do not go on"
+        time.sleep(1e-3)
+    bf.barrier()
+    return torch.equal(out, data)
+
+
+def test_pieces_go_on_though_nobody_asks_for_the_request(monkeypatch):
+    """The engine advances all requests of a device transport, whatever the rank waits for."""
+    monkeypatch.setattr(cuda_staged, "_PIECE", 1 << 12)
+    with use_streams_on_cpu(SimulatedStreams(2)):
+        assert LoopbackWorld(2).run(sends_and_forgets) == [True, True]
