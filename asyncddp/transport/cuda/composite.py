@@ -81,5 +81,4 @@ class CompositeTransport(DeviceTransport):
     ibroadcast = forward_to("_collectives", Transport.ibroadcast)
     iallgather = forward_to("_collectives", Transport.iallgather)
     ibarrier = forward_to("_collectives", Transport.ibarrier)
-    split = forward_to("_collectives", Transport.split)
     for_subgroup = forward_to("_collectives", DeviceTransport.for_subgroup)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -137,11 +137,6 @@ class CudaAwareMPITransport(CudaStagedTransport):
     def for_device(self, streams: DeviceStreams) -> CudaAwareMPITransport:
         """Make the same transport for another device of this rank."""
         return CudaAwareMPITransport(self.base, streams, self._comm)
-
-    def split(self, color: int, key: int) -> Transport:
-        """Split the MPI communicator."""
-        part = cast("MPI.Intracomm", self._comm.Split(color, key))
-        return CudaAwareMPITransport(self.base.split(color, key), self.streams, part)
 
     def close(self) -> None:
         """Drop staged requests; messages keep their tensors, which MPI may still use."""

@@ -46,6 +46,7 @@ class DeviceTransport(Transport):
     post = forward_to("base", Transport.post)
     poll = forward_to("base", Transport.poll)
     machine_id = forward_to("base", Transport.machine_id)
+    split = forward_to("base", Transport.split)
     backoff = forward_to("base", Transport.backoff)
     abort = forward_to("base", Transport.abort)
     close = forward_to("base", Transport.close)

@@ -37,21 +37,15 @@ class CudaStagedTransport(DeviceTransport):
     name = "cuda_staged"
     local_path = "in pieces through pinned host memory, mixed on the GPU"
 
-    def __init__(
-        self, base: Transport, streams: DeviceStreams, pool: FreeList[torch.Tensor] | None = None
-    ) -> None:
+    def __init__(self, base: Transport, streams: DeviceStreams) -> None:
         super().__init__(base, streams)
-        self.pool = FreeList(streams.allocate_pinned) if pool is None else pool
+        self.pool = FreeList(streams.allocate_pinned)
         self._requests = RequestQueue()
 
     def watch(self, timeout: float) -> object:
         """Advance all staged requests."""
         self._requests.advance()
         return None
-
-    def split(self, color: int, key: int) -> Transport:
-        """Split the host transport; the parts use the same pool of pinned buffers."""
-        return CudaStagedTransport(self.base.split(color, key), self.streams, self.pool)
 
     def close(self) -> None:
         """Drop all requests, and close the host transport."""

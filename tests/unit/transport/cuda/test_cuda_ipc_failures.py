@@ -5,16 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-import asyncddp as bf
 from asyncddp.errors import ArgumentError, PeerError
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities, have_peer_access
 from asyncddp.transport.cuda.ipc import exporter as cuda_ipc_sending
 from asyncddp.transport.cuda.ipc.ipc_messages import DoneMessage, ReadyMessage
-from asyncddp.transport.cuda.ipc.ipc_transport import CudaIPCTransport
 from asyncddp.transport.cuda.negotiation import negotiate_transport
 from asyncddp.transport.cuda.staged_transport import device_transport_for
-from asyncddp.transport.loopback import LoopbackTransport
-from tests.support import DEFAULT_SETTINGS, on
+from tests.support import on
 from tests.support.ipc import Pair
 from tests.support.simulated_streams import SimulatedStreams
 
@@ -141,20 +138,6 @@ def test_a_transport_serves_one_gpu_of_its_rank():
     strange.device = torch.device("cuda", 1)
     with pytest.raises(ArgumentError, match="expected tensors on cpu, for which cuda_ipc was"):
         one.for_device(strange)
-
-
-def test_parts_of_a_group_are_staged():
-    """A split of ``cuda_ipc`` is ``cuda_staged``."""
-    with bf.local_world(2, **DEFAULT_SETTINGS) as world:
-        ends = LoopbackTransport.group(2)
-        names = world.run(
-            lambda: (
-                CudaIPCTransport.open(ends[bf.rank()], SimulatedStreams(), [1 - bf.rank()])
-                .split(0, 0)
-                .name
-            )
-        )
-    assert names == ["cuda_staged"] * 2
 
 
 # agreement and trial
