@@ -44,7 +44,7 @@ nitpick_ignore_regex = [
     (r"py:class", r"(asyncddp\..*\.)?(M|R|P|_Models|Array|Axes|DiGraph|Figure|Weights)"),
     (
         r"py:class",
-        r"(LRSchedulerFn|OptimFn|Window|EdgeWriter|Topology|.*\.(Sink|MonitorTarget|Transport|ProgressLoop|Work|WindowInterface|PendingPublish|PendingGet))",
+        r"(LRSchedulerFn|OptimFn|Window|EdgeWriter|Topology|.*\.(Sink|MonitorTarget|Transport|ProgressLoop|Work|WindowForHandles|PendingPublish|PendingGet))",
     ),
 ]
 

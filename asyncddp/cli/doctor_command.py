@@ -20,7 +20,7 @@ from asyncddp.cli.doctor.mpi_probe import find_answer
 from asyncddp.cli.doctor.package_checks import check_packages, torch_cuda_version
 from asyncddp.cli.doctor.transport_self_test import self_test, summarise_self_test
 from asyncddp.cli.options import placement_options
-from asyncddp.launch.job import RunOptions
+from asyncddp.launch.job_options import RunOptions
 
 _CHECKED_RANKS = 2
 _PROBE = "asyncddp.cli.doctor.mpi_probe"

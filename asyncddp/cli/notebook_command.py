@@ -20,7 +20,7 @@ from asyncddp.launch.cluster.control import (
 )
 from asyncddp.launch.cluster.profile_directory import ProfileDirectory
 from asyncddp.launch.cluster.spec import build_cluster_spec
-from asyncddp.launch.job import RunOptions
+from asyncddp.launch.job_options import RunOptions
 from asyncddp.launch.supervisor import termination_handler
 
 _BLUEFOG = "bluefog"

@@ -103,4 +103,4 @@ placement_options = add_options(*_PLACEMENT_OPTIONS)
 cluster_options = add_options(*_PLACEMENT_OPTIONS, *_PROGRAM_OPTIONS)
 """Adds the options for ranks that stay: placement, variables and launcher arguments."""
 run_options = add_options(*_PLACEMENT_OPTIONS, *_LAUNCH_OPTIONS)
-"""Adds all options of :class:`~asyncddp.launch.job.RunOptions` to a click command."""
+"""Adds all options of :class:`~asyncddp.launch.job_options.RunOptions` to a click command."""

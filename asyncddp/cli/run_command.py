@@ -15,8 +15,8 @@ import click
 from asyncddp.cli.options import run_options
 from asyncddp.errors import ArgumentError
 from asyncddp.launch.diagnosis import Diagnosis, diagnose, group_by_failure, read_failure_reports
-from asyncddp.launch.job import Job, LaunchCommand, RunOptions
 from asyncddp.launch.job_builder import build_job
+from asyncddp.launch.job_options import Job, LaunchCommand, RunOptions
 from asyncddp.launch.launcher_discovery import InstalledLauncher, find_launcher
 from asyncddp.launch.launcher_message_filter import LauncherMessageFilter, WaitWarningAggregator
 from asyncddp.launch.supervisor import REPORT_DIR, supervise

@@ -17,7 +17,7 @@ from asyncddp.engine.messages import (
     MatchKey,
     Nack,
 )
-from asyncddp.engine.persistent_channels import ChannelTable
+from asyncddp.engine.persistent_channels import PersistentChannelTable
 from asyncddp.engine.send_queue import SendQueue
 from asyncddp.errors import AsyncDDPError, PeerError
 from asyncddp.tensors.allocation import empty
@@ -43,7 +43,7 @@ class ActiveMessageDispatcher:
         transport: Transport,
         send_queue: SendQueue,
         announced: AnnouncedTensorReceiver,
-        channels: ChannelTable,
+        channels: PersistentChannelTable,
     ) -> None:
         self._transport, self._queue = transport, send_queue
         self._announced, self._channels = announced, channels

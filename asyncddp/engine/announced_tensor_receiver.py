@@ -16,7 +16,7 @@ from asyncddp.engine.messages import (
     TensorMessage,
     mismatch_found_by,
 )
-from asyncddp.engine.persistent_channels import ChannelTable
+from asyncddp.engine.persistent_channels import PersistentChannelTable
 from asyncddp.engine.send_queue import SendQueue
 from asyncddp.errors import PeerError
 from asyncddp.tensors.allocation import empty
@@ -33,7 +33,7 @@ _DISCARD_STREAMS = HostStreams()
 class AnnouncedTensorReceiver:
     """Receives the tensors that peers have announced to this rank by sending a header first."""
 
-    def __init__(self, rank: int, channels: ChannelTable, sends: SendQueue) -> None:
+    def __init__(self, rank: int, channels: PersistentChannelTable, sends: SendQueue) -> None:
         self._rank, self._channels, self._sends = rank, channels, sends
         self._unwanted: list[tuple[int, TensorMessage | ActiveMessage]] = []  # not yet received
         self._discards: list[tuple[Request, torch.Tensor | None]] = []

@@ -13,7 +13,7 @@ import torch
 
 from asyncddp.engine.exchange_request import ExchangeRequest, PendingReceive, SendCompletion
 from asyncddp.engine.messages import ExchangeSignature, MatchKey
-from asyncddp.engine.persistent_channels import ChannelTable, PersistentChannel
+from asyncddp.engine.persistent_channels import PersistentChannel, PersistentChannelTable
 from asyncddp.errors import MismatchError
 from asyncddp.shm.arena import SharedMemoryHandle
 from asyncddp.shm.ring_buffer import ChunkLayout, SendRingBuffer
@@ -99,7 +99,7 @@ class ChunkedExchange:
 
     def __init__(
         self,
-        channels: ChannelTable,
+        channels: PersistentChannelTable,
         channel: PersistentChannel | None,
         key: MatchKey,
         layout: ChunkLayout | None,

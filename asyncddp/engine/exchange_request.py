@@ -111,9 +111,9 @@ class ExchangeRequest:
         """Return the ranks from which a tensor is expected."""
         return frozenset(self.receives)
 
-    def buffers_free(self) -> SendBuffersReleased:
+    def buffers_free(self) -> SendBuffersReusable:
         """Return the condition that the buffers of sent tensors may be overwritten."""
-        return SendBuffersReleased(self)
+        return SendBuffersReusable(self)
 
     def sent(self) -> SendCompletion:
         """Return the condition that all sends are complete, and acknowledged where asked for."""
@@ -141,7 +141,7 @@ class SendCompletion:
         return [(peer, exchange.key) for peer in sorted(peers)]
 
 
-class SendBuffersReleased(SendCompletion):
+class SendBuffersReusable(SendCompletion):
     """Condition: work queued on the device's stream from now on may overwrite the send buffers."""
 
     @override

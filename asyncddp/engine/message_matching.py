@@ -24,7 +24,7 @@ from asyncddp.engine.messages import (
     decode,
     mismatch_found_by,
 )
-from asyncddp.engine.persistent_channels import ChannelTable
+from asyncddp.engine.persistent_channels import PersistentChannelTable
 from asyncddp.engine.send_queue import SendQueue
 from asyncddp.engine.tracing import NO_TRACING, EngineTracing
 from asyncddp.errors import MismatchError, PeerError
@@ -57,7 +57,7 @@ class MessageMatcher:
         tracing: EngineTracing = NO_TRACING,
     ) -> None:
         self.rank, self.size = transport.rank, transport.size
-        self.channels = ChannelTable(transport.shared_memory_group, self.rank, tracing)
+        self.channels = PersistentChannelTable(transport.shared_memory_group, self.rank, tracing)
         self.sends = SendQueue(transport, self.channels)
         self._announced = AnnouncedTensorReceiver(self.rank, self.channels, self.sends)
         self.active_messages = ActiveMessageDispatcher(

@@ -92,7 +92,7 @@ class Ack(_MessageBase, frozen=True, tag=1):
 
 
 class Nack(_MessageBase, frozen=True, tag=2):
-    """Negative acknowledgement: tells a peer that the sender's part of an exchange has failed."""
+    """Negative acknowledgement: tells a peer that this rank's part of an exchange has failed."""
 
     key: MatchKey
     reason: str

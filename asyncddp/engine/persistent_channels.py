@@ -59,8 +59,8 @@ class PersistentChannel:
         return None
 
 
-class ChannelTable:
-    """Table of one rank's persistent channels, by name and signature (operation, dtype, shape).
+class PersistentChannelTable:
+    """One rank's persistent channels (ring buffers of repeated exchanges), by name and signature.
 
     ``shared_memory_group`` has the ranks with which it shares memory, and ``late_error`` is that of
     an exchange which had already ended here, for the next operation to raise.

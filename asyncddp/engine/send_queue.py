@@ -11,7 +11,7 @@ import torch
 from asyncddp.device.streams import DeviceStreams
 from asyncddp.engine.exchange_request import ExchangeRequest
 from asyncddp.engine.messages import INLINE_BYTES, SIGNATURE_ONLY, Message, TensorMessage, encode
-from asyncddp.engine.persistent_channels import ChannelTable
+from asyncddp.engine.persistent_channels import PersistentChannelTable
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.transport.base import Request, Transport
 from asyncddp.transport.cuda.device_transport import DirectReadTransport
@@ -24,7 +24,7 @@ _BYTES_AHEAD = 256 << 20  # bytes after which a sender waits: they may lie in th
 class SendQueue:
     """Queue of one rank's outgoing messages and tensors; the engine's lock guards it."""
 
-    def __init__(self, transport: Transport, channels: ChannelTable) -> None:
+    def __init__(self, transport: Transport, channels: PersistentChannelTable) -> None:
         self._transport, self._channels, self._tracing = transport, channels, channels.tracing
         self._queued: dict[int, list[Message]] = defaultdict(list)
         self._unacknowledged_bytes: dict[int, int] = defaultdict(int)

@@ -20,7 +20,7 @@ from asyncddp.launch.hosts import (
     parse_hostfile,
     parse_hosts,
 )
-from asyncddp.launch.job import Job, RunOptions
+from asyncddp.launch.job_options import Job, RunOptions
 from asyncddp.launch.rank_environment import (
     forwarded_variables,
     launch_variables,

@@ -14,7 +14,7 @@ from asyncddp.launch.cluster.cell_hooks import fail_further_operations, operatio
 from asyncddp.launch.cluster.control import StartedCluster, start_cluster, wait_for_engines
 from asyncddp.launch.cluster.profile_directory import ProfileDirectory, import_ipyparallel
 from asyncddp.launch.cluster.spec import build_cluster_spec
-from asyncddp.launch.job import RunOptions
+from asyncddp.launch.job_options import RunOptions
 from asyncddp.notebook.progress_line import progress_line
 from asyncddp.rank_lists import list_ranks
 

@@ -1,4 +1,4 @@
-"""View of ranks that are threads, as ipyparallel has of engines, and their ``%%px`` cells."""
+"""Runs ``%%px`` cells on ranks that are threads, like ipyparallel's views of engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks that all ranks have the same settings and tensors, made by comparing digests of them."""
+"""Checks, by comparing digests, that all ranks have equal settings, tensor names and shapes."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class _PreviousStepAveraging(Algorithm):
     needs = AdaptWithCombine.needs
 
 
-class _Asynchronous(Algorithm):
+class _AsynchronousAveraging(Algorithm):
     """Asynchronous averaging: uses the newest parameters that neighbours have put, however old."""
 
     name = "DecentralizedDataParallel"
@@ -44,7 +44,7 @@ class BucketAverager:
     def __init__(
         self, context: Context, label: str, topology: GraphOrSchedule | None, *, sync: bool
     ) -> None:
-        method = _PreviousStepAveraging() if sync else _Asynchronous()
+        method = _PreviousStepAveraging() if sync else _AsynchronousAveraging()
         self.averager = ModelAverager(context, method, None, None, label)
         self.averager.overlapping = True
         self.buckets: Sequence[OptimizerBucket] = ()

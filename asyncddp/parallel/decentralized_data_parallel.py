@@ -18,7 +18,7 @@ from asyncddp.ops.settings_agreement import require_equal_tensors, tensors_of
 from asyncddp.parallel.argument_validation import checked_config, checked_model, checked_parameters
 from asyncddp.parallel.bucket_averager import BucketAverager
 from asyncddp.parallel.bucket_optimizer_state import check_state
-from asyncddp.parallel.module_wrapper import AverageModelWrapper
+from asyncddp.parallel.module_wrapper import AveragedModelAccess
 from asyncddp.parallel.optimizer_buckets import LRSchedulerFn, OptimFn
 from asyncddp.parallel.reducer import Reducer
 from topology import GraphOrSchedule
@@ -26,7 +26,7 @@ from topology import GraphOrSchedule
 _NAME = "DecentralizedDataParallel"
 
 
-class DecentralizedDataParallel(NeighborProgressMixin, AverageModelWrapper):
+class DecentralizedDataParallel(NeighborProgressMixin, AveragedModelAccess):
     r"""Wrap a model so that its backward pass updates it and averages it with the neighbours'.
 
     .. math:: X_{k+1} = W_k X_k - U\big(X_k, G(X_k)\big)

@@ -63,7 +63,7 @@ class TransparentModuleWrapper(torch.nn.Module):
         return f"{type(self).__name__}({self.module!r})"
 
 
-class AverageModelWrapper(TransparentModuleWrapper):
+class AveragedModelAccess(TransparentModuleWrapper):
     """Base class of module wrappers that give access to the average of all ranks' models."""
 
     _reducer: Reducer

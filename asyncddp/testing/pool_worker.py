@@ -9,8 +9,8 @@ import signal
 import sys
 from multiprocessing.connection import Client
 
-from asyncddp.testing.distributed_case import run_case
 from asyncddp.testing.outcome import Outcome
+from asyncddp.testing.rank_function_call import run_case
 from asyncddp.transport.mpi.runtime import MPI, initialize_mpi
 
 

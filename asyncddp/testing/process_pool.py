@@ -24,10 +24,10 @@ from typing import IO, Any
 import psutil
 
 import asyncddp
-from asyncddp.launch.job import Job
+from asyncddp.launch.job_options import Job
 from asyncddp.launch.launcher_discovery import find_launcher
-from asyncddp.testing.distributed_case import DistributedTestCase
 from asyncddp.testing.outcome import Outcome
+from asyncddp.testing.rank_function_call import RankFunctionCall
 
 LAUNCHER_PIDS: set[int] = set()
 """Process ids of the pools' running ``mpirun`` processes."""
@@ -64,7 +64,7 @@ class MpiProcessPool:
         """Return the command that starts Python in a rank."""
         return (sys.executable,)
 
-    def run_case(self, case: DistributedTestCase, limit: float = 120.0) -> list[Outcome]:
+    def run_case(self, case: RankFunctionCall, limit: float = 120.0) -> list[Outcome]:
         """Run a case on all ranks; raise if one dies, or has not ended after ``limit`` seconds."""
         if self._process is None:
             self._start()

@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 
 from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.install_commands import install_command
-from asyncddp.testing.distributed_case import RANK_FUNCTION
 from asyncddp.testing.outcome import Outcome, returned_values
+from asyncddp.testing.rank_function_call import RANK_FUNCTION
 from asyncddp.testing.worlds import World, world_of
 from asyncddp.transport import TRANSPORTS
 

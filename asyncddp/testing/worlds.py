@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import asyncddp as bf
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.install_commands import install_command
-from asyncddp.testing.distributed_case import DEFAULT_SETTINGS, DistributedTestCase, capture_outcome
 from asyncddp.testing.outcome import Outcome, returned_values
+from asyncddp.testing.rank_function_call import DEFAULT_SETTINGS, RankFunctionCall, capture_outcome
 from asyncddp.transport import TRANSPORTS
 from asyncddp.transport.loopback import LoopbackTransport
 
@@ -140,8 +140,8 @@ class PoolWorld(World):
         *,
         bare: bool = False,
     ) -> list[Outcome]:
-        name, path = DistributedTestCase.name_of(case), tuple(sys.path)
-        task = DistributedTestCase(name, args, kwargs, self.transport, bare, settings, path)
+        name, path = RankFunctionCall.name_of(case), tuple(sys.path)
+        task = RankFunctionCall(name, args, kwargs, self.transport, bare, settings, path)
         return self._pool.run_case(task, limit)
 
     def run_bare(self, case: Case, *args: Any, limit: float = 120.0, **kwargs: Any) -> list[Any]:

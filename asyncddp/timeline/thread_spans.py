@@ -23,7 +23,7 @@ class _Mix(NamedTuple):
 
 
 class ThreadTracingState:
-    """Tracing state of a thread: its row in the timeline, its innermost wait, its averages."""
+    """Tracing state of a thread: its row in the timeline, innermost wait and number of averages."""
 
     def __init__(self, track: int, record: Callable[[Span], None]) -> None:
         self.track, self.record = track, record

@@ -22,7 +22,7 @@ from asyncddp.transport.startup_deadline import StartupDeadline
 _CollectiveFunction = Callable[[list[Any]], list[Any] | None]
 
 
-class _LoopbackRequest:
+class _ThreadRankRequest:
     """Send, receive or collective between ranks that are threads of this process."""
 
     def __init__(self) -> None:
@@ -53,9 +53,11 @@ class _LoopbackSharedState:
         self.lock = threading.Lock()
         self.wakeups = [threading.Event() for _ in range(size)]
         self.inboxes: list[deque[tuple[int, bytes]]] = [deque() for _ in range(size)]
-        self.sends: dict[tuple[int, int, int], deque[tuple[torch.Tensor, _LoopbackRequest]]] = {}
-        self.receives: dict[tuple[int, int, int], deque[tuple[torch.Tensor, _LoopbackRequest]]] = {}
-        self.collectives: dict[int, dict[int, tuple[str, Any, _LoopbackRequest]]] = {}
+        self.sends: dict[tuple[int, int, int], deque[tuple[torch.Tensor, _ThreadRankRequest]]] = {}
+        self.receives: dict[
+            tuple[int, int, int], deque[tuple[torch.Tensor, _ThreadRankRequest]]
+        ] = {}
+        self.collectives: dict[int, dict[int, tuple[str, Any, _ThreadRankRequest]]] = {}
         self.numbers = [itertools.count() for _ in range(size)]  # of each rank's collectives
         self.size = size
         processes = dict.fromkeys(range(size), os.getpid())
@@ -63,10 +65,10 @@ class _LoopbackSharedState:
 
     def match_message(
         self, data: torch.Tensor, source: int, target: int, tag: int, *, sends: bool
-    ) -> _LoopbackRequest:
+    ) -> _ThreadRankRequest:
         """Match a send with its receive; whichever is posted second copies the data."""
         mine, theirs = (self.sends, self.receives) if sends else (self.receives, self.sends)
-        key, request = (source, target, tag), _LoopbackRequest()
+        key, request = (source, target, tag), _ThreadRankRequest()
         with self.lock:
             waiting = theirs.get(key)
             while waiting and waiting[0][1].abandoned:
@@ -92,9 +94,9 @@ class _LoopbackSharedState:
 
     def enter_collective(
         self, rank: int, kind: str, value: Any, compute: _CollectiveFunction
-    ) -> _LoopbackRequest:
+    ) -> _ThreadRankRequest:
         """Enter a rank's next collective; the last rank to enter computes the result for all."""
-        request, number = _LoopbackRequest(), next(self.numbers[rank])
+        request, number = _ThreadRankRequest(), next(self.numbers[rank])
         with self.lock:
             entered = self.collectives.setdefault(number, {})
             entered[rank] = (kind, value, request)

@@ -13,7 +13,7 @@ _USUAL = 20  # … and as a multiple of the rounds that it usually takes for a s
 
 
 @dataclass
-class _NeighborProgress:
+class _NeighborStepCount:
     """A neighbour's step count, and the round of this rank in which it last changed."""
 
     step: int
@@ -34,7 +34,7 @@ class DepartureDetector:
     def __init__(self, gone: Callable[[int], bool]) -> None:
         self._gone = gone
         self._rounds = 0
-        self._known: dict[int, _NeighborProgress] = {}
+        self._known: dict[int, _NeighborStepCount] = {}
         self.now: tuple[int, ...] = ()
 
     def look(self, own: int, steps: Mapping[int, int]) -> tuple[int, ...]:
@@ -50,7 +50,7 @@ class DepartureDetector:
         concluded, step = divmod(step, CONCLUDED)
         known = self._known.get(rank)
         if known is None:
-            known = self._known[rank] = _NeighborProgress(step, self._rounds, self._rounds)
+            known = self._known[rank] = _NeighborStepCount(step, self._rounds, self._rounds)
         if step != known.step:
             known.steps += max(1, step - known.step)
             known.step, known.since = step, self._rounds

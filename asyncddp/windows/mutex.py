@@ -1,4 +1,4 @@
-"""Distributed mutex of a window: a lock for each rank and in-neighbour, taken by messages.
+"""Distributed mutex of a window: one lock for each pair of neighbours, taken by messages.
 
 Rank h has one *slot* for each in-neighbour w. Whoever holds slot (h, w), be it h or w, excludes the
 other; two writers of one rank do not exclude each other. The slots are kept by the holder's engine,

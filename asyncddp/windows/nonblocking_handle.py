@@ -20,8 +20,8 @@ class PendingGet:
         return self.reply is not None
 
 
-class WindowInterface(Protocol):
-    """Interface of a window: the methods that the handles of its operations call."""
+class WindowForHandles(Protocol):
+    """Interface of a window as its operations' handles see it: name, context, if it is open."""
 
     context: Context
     name: str
@@ -39,7 +39,7 @@ class WindowHandle:
 
     def __init__(
         self,
-        window: WindowInterface,
+        window: WindowForHandles,
         verb: str,
         pending: PendingPublish | None = None,
         finish: Callable[[], None] | None = None,

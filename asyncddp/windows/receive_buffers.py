@@ -38,7 +38,7 @@ class WeightedTerms(NamedTuple):
 
 
 class _BaseValue(NamedTuple):
-    """Value to which a neighbour's accumulated updates are added: the first, or one just read."""
+    """Base of a neighbour's accumulated updates: its first value, or the value last read."""
 
     tensor: torch.Tensor | None
     p: float

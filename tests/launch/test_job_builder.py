@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from asyncddp.errors import ArgumentError
-from asyncddp.launch.job import RunOptions
 from asyncddp.launch.job_builder import build_job, build_rank_program
+from asyncddp.launch.job_options import RunOptions
 from asyncddp.launch.launchers import LAUNCHERS
 
 RANK = (sys.executable, "-m", "asyncddp.launch.rank")

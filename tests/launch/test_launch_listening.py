@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from asyncddp import restrict_listening_sockets as listening
-from asyncddp.launch.job import Job
+from asyncddp.launch.job_options import Job
 from asyncddp.launch.launcher_discovery import find_launcher
 from asyncddp.restrict_listening_sockets import (
     confine,

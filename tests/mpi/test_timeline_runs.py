@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from asyncddp.cli.run_command import timeline_pattern
-from asyncddp.launch.job import RunOptions
+from asyncddp.launch.job_options import RunOptions
 from tests.support import run_on_mpirun, run_to_end
 from tests.support.timelines import assert_balanced, assert_nested, read, spans
 

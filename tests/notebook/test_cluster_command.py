@@ -15,7 +15,7 @@ from asyncddp.launch.cluster.control import start_cluster, wait_for_engines
 from asyncddp.launch.cluster.profile_directory import ProfileDirectory
 from asyncddp.launch.cluster.spec import build_cluster_spec, controller_address
 from asyncddp.launch.hosts import parse_hosts
-from asyncddp.launch.job import RunOptions
+from asyncddp.launch.job_options import RunOptions
 from asyncddp.launch.launcher_discovery import find_launcher
 from asyncddp.notebook import Cluster
 from tests.support import RUN_LIMIT, until

@@ -34,9 +34,9 @@ wait for it; what is to end at once is compared with the deadline that it did no
 
 from __future__ import annotations
 
-from asyncddp.testing.distributed_case import DEFAULT_SETTINGS
 from asyncddp.testing.outcome import Outcome, RanksFailedError
 from asyncddp.testing.process_pool import ProcessPoolError
+from asyncddp.testing.rank_function_call import DEFAULT_SETTINGS
 from asyncddp.testing.worlds import WORLDS, LoopbackWorld, PoolWorld, World, open_transport
 from tests.support.events import BEFORE_DEADLINE, DELAY, PATIENCE, FileEvent, deadline_of, until
 from tests.support.marks import on

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import asyncddp as bf
-from asyncddp.testing.distributed_case import DEFAULT_SETTINGS
+from asyncddp.testing.rank_function_call import DEFAULT_SETTINGS
 
 __all__ = ["BEFORE_DEADLINE", "DELAY", "PATIENCE", "FileEvent", "deadline_of", "until"]
 

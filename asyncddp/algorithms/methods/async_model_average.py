@@ -1,4 +1,4 @@
-"""``async_model_average``: average a copy of the model meanwhile, then add the difference."""
+"""``async_model_average``: averages a copy while training goes on, then adds the change."""
 
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements

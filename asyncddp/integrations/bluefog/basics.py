@@ -13,7 +13,7 @@ from asyncddp.context.timeline_activities import (
     timeline_end_activity,
     timeline_start_activity,
 )
-from asyncddp.integrations.bluefog import bluefog_variables
+from asyncddp.integrations.bluefog import bluefog_environment
 from asyncddp.integrations.bluefog.bluefog_state import current_state
 from asyncddp.integrations.bluefog.error_translation import translate_errors
 from asyncddp.integrations.bluefog.topology_settings import set_topology
@@ -52,11 +52,11 @@ def init(
         >>> bf.shutdown()
     """
     if not is_initialized():
-        bluefog_variables.read_log_level()
-        machines, where = bluefog_variables.read_ranks_per_machine(), bluefog_variables.timeline()
-        lifecycle.init(ranks_per_machine=machines, timeline=where)
+        bluefog_environment.read_log_level()
+        machines = bluefog_environment.read_ranks_per_machine()
+        lifecycle.init(ranks_per_machine=machines, timeline=bluefog_environment.timeline())
         if rank() == 0:
-            bluefog_variables.warn_of_others()
+            bluefog_environment.warn_of_others()
     set_topology(None if topology_fn is None else topology_fn(size()), is_weighted)
 
 

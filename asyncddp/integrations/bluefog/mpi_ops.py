@@ -1,3 +1,3 @@
-"""BlueFog's module ``mpi_ops``: all of its operations, also those that it does not export."""
+"""Replacement of BlueFog's ``mpi_ops``: all its operations, also those it does not export."""
 
 from asyncddp.integrations.bluefog import *  # noqa: F403

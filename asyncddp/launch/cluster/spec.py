@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.launch.cluster.profile_directory import missing_package
 from asyncddp.launch.hosts import Host, is_this_machine
-from asyncddp.launch.job import RunOptions
 from asyncddp.launch.job_builder import build_job
+from asyncddp.launch.job_options import RunOptions
 from asyncddp.launch.launcher_discovery import find_launcher
 
 ENGINE_MODULE = "asyncddp.launch.cluster.rank_engine"

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from asyncddp.errors import ArgumentError
-from asyncddp.launch.job import Job, LaunchCommand
+from asyncddp.launch.job_options import Job, LaunchCommand
 from asyncddp.launch.launchers.launcher import (
     FailedRank,
     Launcher,

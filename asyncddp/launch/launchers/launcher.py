@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from asyncddp.launch.job import Job, LaunchCommand
+from asyncddp.launch.job_options import Job, LaunchCommand
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from asyncddp.launch.job import Job, LaunchCommand
+from asyncddp.launch.job_options import Job, LaunchCommand
 from asyncddp.launch.launchers.launcher import (
     FailedRank,
     Launcher,

@@ -9,7 +9,7 @@ import re
 import signal
 
 from asyncddp.errors import ArgumentError
-from asyncddp.launch.job import Job, LaunchCommand
+from asyncddp.launch.job_options import Job, LaunchCommand
 from asyncddp.launch.launchers.launcher import FailedRank, Launcher, LauncherOutputPatterns
 
 _BINDING = {"none": "none", "core": "cores", "socket": "sockets", "numa": "ldoms"}

@@ -106,7 +106,7 @@ class DeviceTransport(Transport):
 
 
 class ExportRequest(Request, Protocol):
-    """Request for a peer to read a tensor's copy; complete once the peer has queued its reads."""
+    """Request of an exported tensor; complete once the peer has queued its reads of the copy."""
 
     def reusable(self) -> bool:
         """Return True once the tensor may be overwritten; the peer may not have read it yet."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class QueuedRequest(Protocol):
-    """Interface of a request in a queue; those with equal order keys advance in turn."""
+    """Interface of a queued request; those with the same order key advance in posting order."""
 
     order_key: Hashable
     """Requests with equal keys are transferred one after the other."""

@@ -41,7 +41,7 @@ class PipelineStage(Enum):
 
 
 class StagingPlan(NamedTuple):
-    """Plan of a transfer through pinned memory: tensors to read and write, pieces, and transfers.
+    """Plan of staging through pinned host memory: the tensors read and written, cut into pieces.
 
     Piece k is bytes ``k * piece_bytes`` to ``(k + 1) * piece_bytes`` of every part that is read
     or written; parts that have ended before add none.

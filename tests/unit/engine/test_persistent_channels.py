@@ -9,7 +9,7 @@ import torch
 
 from asyncddp.engine import persistent_channels as module
 from asyncddp.engine.messages import COLLECTIVE, ExchangeSignature, MatchKey
-from asyncddp.engine.persistent_channels import ChannelTable
+from asyncddp.engine.persistent_channels import PersistentChannelTable
 from asyncddp.shm.arena import Arena
 from asyncddp.transport.base import SharedMemoryGroup
 
@@ -21,7 +21,10 @@ def ranks():
     """Ranks 0, 1 and 2, which see each other's memory; rank 3 lives elsewhere."""
     arenas = [Arena() for _ in range(3)]
     processes = dict.fromkeys(range(3), os.getpid())
-    yield [ChannelTable(SharedMemoryGroup(arena, processes), r) for r, arena in enumerate(arenas)]
+    yield [
+        PersistentChannelTable(SharedMemoryGroup(arena, processes), r)
+        for r, arena in enumerate(arenas)
+    ]
     for arena in arenas:
         arena.close()
 
@@ -94,7 +97,7 @@ def test_a_tensor_without_elements_has_no_ring(ranks):
 
 def test_without_shared_memory_there_are_no_channels():
     """Without shared memory there are no channels, no handles and no unexpected tensors."""
-    alone = ChannelTable(None, 0)
+    alone = PersistentChannelTable(None, 0)
     assert alone.find_or_open(MatchKey("w", 9), SIGNATURE, [1]) is None
     assert alone.handle_of(torch.ones(3)) is None
     assert alone.unexpected_tensors() == []
@@ -105,7 +108,7 @@ def test_a_machine_of_more_ranks_than_masks_hold_goes_by_message():
     arena = Arena()
     for count, found in ((256, True), (257, False)):
         near = SharedMemoryGroup(arena, dict.fromkeys(range(count), os.getpid()))
-        channel = ChannelTable(near, 0).find_or_open(MatchKey("w", 1), SIGNATURE, [1])
+        channel = PersistentChannelTable(near, 0).find_or_open(MatchKey("w", 1), SIGNATURE, [1])
         assert (channel is not None and channel.send_ring is not None) == found
     arena.close()
 

@@ -12,7 +12,7 @@ import torch
 import asyncddp
 import asyncddp.integrations.bluefog as bf
 from asyncddp.context.timeline_activities import warn_timeline_off_once
-from asyncddp.integrations.bluefog import bluefog_optimizer, bluefog_variables, mpi_ops
+from asyncddp.integrations.bluefog import bluefog_environment, bluefog_optimizer, mpi_ops
 from asyncddp.integrations.bluefog.bluefog_state import HandleTable
 from asyncddp.integrations.bluefog.util import env
 from tests.support import LoopbackWorld
@@ -187,19 +187,19 @@ def test_a_name_is_free_again_when_its_verb_has_ended():
 
 def test_variables_that_have_a_meaning():
     """Machines may be simulated, and the log be louder."""
-    assert bluefog_variables.read_ranks_per_machine({}) is None
-    assert bluefog_variables.read_ranks_per_machine({"BLUEFOG_NODES_PER_MACHINE": "4"}) == 4
+    assert bluefog_environment.read_ranks_per_machine({}) is None
+    assert bluefog_environment.read_ranks_per_machine({"BLUEFOG_NODES_PER_MACHINE": "4"}) == 4
     with pytest.raises(ValueError, match=r"BLUEFOG_NODES_PER_MACHINE: expected .* got '0'"):
-        bluefog_variables.read_ranks_per_machine({"BLUEFOG_NODES_PER_MACHINE": "0"})
+        bluefog_environment.read_ranks_per_machine({"BLUEFOG_NODES_PER_MACHINE": "0"})
     logger = logging.getLogger("asyncddp")
     before = logger.level
     try:
-        bluefog_variables.read_log_level({"BLUEFOG_LOG_LEVEL": "debug"})
+        bluefog_environment.read_log_level({"BLUEFOG_LOG_LEVEL": "debug"})
         assert logger.level == logging.DEBUG
     finally:
         logger.setLevel(before)
     with pytest.raises(ValueError, match=r"BLUEFOG_LOG_LEVEL: expected one of .* got 'loud'"):
-        bluefog_variables.read_log_level({"BLUEFOG_LOG_LEVEL": "loud"})
+        bluefog_environment.read_log_level({"BLUEFOG_LOG_LEVEL": "loud"})
 
 
 def test_env_sets_variables_for_a_block_and_puts_them_back(monkeypatch):
@@ -217,9 +217,9 @@ def test_env_sets_variables_for_a_block_and_puts_them_back(monkeypatch):
 
 def test_other_variables_are_named_in_one_warning(caplog):
     """With what there is instead."""
-    bluefog_variables.warn_of_others({"PATH": "x"})
+    bluefog_environment.warn_of_others({"PATH": "x"})
     assert not caplog.records
-    bluefog_variables.warn_of_others({"BLUEFOG_WIN_TIMEOUT_S": "3", "BLUEFOG_CYCLE_TIME": "1"})
+    bluefog_environment.warn_of_others({"BLUEFOG_WIN_TIMEOUT_S": "3", "BLUEFOG_CYCLE_TIME": "1"})
     assert len(caplog.records) == 1
     assert "BLUEFOG_WIN_TIMEOUT_S: ASYNCDDP_TIMEOUT" in caplog.text
     assert "BLUEFOG_CYCLE_TIME: nothing" in caplog.text
@@ -241,11 +241,11 @@ def test_the_timeline_says_once_that_it_is_off(caplog):
 def test_the_prefix_of_timelines():
     """Every prefix is one, whatever it looks like."""
     assert (
-        bluefog_variables.timeline({})
-        is bluefog_variables.timeline({"BLUEFOG_TIMELINE": ""})
+        bluefog_environment.timeline({})
+        is bluefog_environment.timeline({"BLUEFOG_TIMELINE": ""})
         is None
     )
-    assert bluefog_variables.timeline({"BLUEFOG_TIMELINE": "out/"}) == "out/{rank}.json"
+    assert bluefog_environment.timeline({"BLUEFOG_TIMELINE": "out/"}) == "out/{rank}.json"
 
 
 # optimizers

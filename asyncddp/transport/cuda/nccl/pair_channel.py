@@ -95,7 +95,7 @@ class PointToPointRequest:
 
 
 class PairChannel(ABC):
-    """Base class of a rank's NCCL channel to a peer; the lower rank decides the order."""
+    """Base class of a rank's NCCL channel to a peer; the lower rank orders what both launch."""
 
     pair_rank: int  # in the communicator, 0 or 1
 

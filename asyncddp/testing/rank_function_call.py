@@ -1,4 +1,4 @@
-"""Distributed test cases: a function to run on every rank, and its execution on one rank."""
+"""Call of a test's function on every rank, described for other processes, and its execution."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ DEFAULT_SETTINGS = {"timeout": 90.0, "warn_after": 75.0}
 
 
 @dataclass(frozen=True)
-class DistributedTestCase:
-    """Test case for several ranks: a function that each rank runs, arguments and transport.
+class RankFunctionCall:
+    """Call of a test's function on each rank: the function, its arguments and the transport.
 
     Attributes:
         function: ``"module:qualified.name"``; where ``bare``, its first argument is a transport.
@@ -81,7 +81,7 @@ def capture_outcome(
     return value
 
 
-def run_case(rank: int, case: DistributedTestCase) -> Outcome:
+def run_case(rank: int, case: RankFunctionCall) -> Outcome:
     """Run a case on this process's rank, in a fresh context."""
     outcomes: dict[int, Outcome] = {}
     started = time.monotonic()
