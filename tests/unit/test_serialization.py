@@ -88,8 +88,7 @@ def test_anything_else_is_an_error_that_says_whose_it_is(data, kind):
         nccl_notes.RequestDescriptor(1, True, 2, 3),
         nccl_notes.GroupLaunchMessage((1, 2)),
         nccl_notes.SizeMismatchMessage(1, 2),
-        nccl_notes.CancelMessage(1),
-        nccl_notes.CancelConfirmedMessage(1),
+        nccl_notes.CancelMessage(nccl_notes.RequestDescriptor(1, False, 2, 3)),
         nccl_notes.CommunicatorFailedMessage("why"),
     ],
 )
