@@ -119,8 +119,7 @@ class ProgressLoop:
                 return True
 
     def _scan(self) -> None:
-        now = time.monotonic()
-        if now >= self._next_scan:
+        if (now := time.monotonic()) >= self._next_scan:
             self.matcher.scan_rings()
             self._next_scan = now + 50 * (time.monotonic() - now)  # 2 % of the time at most
         self.submit_deferred(_MAX_DEFERRED_AGE)
