@@ -18,6 +18,8 @@ from asyncddp.launch.job_options import RunOptions
 from asyncddp.notebook.progress_line import progress_line
 from asyncddp.rank_lists import list_ranks
 
+_OUTPUT_TIMEOUT = 10.0  # seconds for output of the ranks to arrive at first
+_OUTPUT_INTERVAL = 1.0  # seconds after which output is asked for again
 _INTERRUPT_INTERVAL = 2.0  # seconds until an engine that goes on is interrupted again
 _IDLE_TIMEOUT = 1.0  # seconds for the controller to know that a cell has ended
 _EXIT_TIMEOUT = 2.0  # seconds for the whole cluster to end after an engine has
@@ -128,7 +130,17 @@ class Cluster:
         self._profile_directory, self._cluster_process = directory, cluster_process
         self._process, self._stopped = os.getpid(), False
         atexit.register(self.stop)
+        self._wait_for_output()
         self.activate()
+
+    def _wait_for_output(self) -> None:
+        """Wait until output of idle ranks arrives: ipyparallel waits for ever for lost output."""
+        until = time.monotonic() + _OUTPUT_TIMEOUT
+        if self._busy():
+            return
+        while not self.view.execute("", block=False).wait_for_output(_OUTPUT_INTERVAL):
+            if time.monotonic() > until:
+                return  # somebody else's cell runs there
 
     def activate(self) -> None:
         """Register ``%%px`` for this cluster in IPython, if there is one, as ``Cluster()`` does."""

@@ -37,6 +37,22 @@ def test_an_engine_is_its_rank(cluster, session):
     assert cluster.view.pull(["rank", "size"]) == [[rank, 4] for rank in range(4)]
 
 
+def test_a_client_opens_once_output_arrives_and_not_before(cluster):
+    """Output that is lost at first, as while a client connects, is asked for again."""
+    client = cluster.client
+    client._io_loop.add_callback(client._iopub_socket.unsubscribe, b"")
+    lost = cluster.view.execute("", block=False)
+    assert not lost.wait_for_output(2.0)
+    opening = threading.Thread(target=cluster._wait_for_output, daemon=True)
+    opening.start()
+    opening.join(1.5)
+    assert opening.is_alive()
+    client._io_loop.add_callback(client._iopub_socket.subscribe, b"")
+    opening.join(PATIENCE)
+    assert not opening.is_alive()
+    cluster.view.execute("")  # which waits for output, without an end
+
+
 def test_verbs_run_in_cells_and_names_last_from_cell_to_cell(cluster, session):
     """Verbs run in cells, on names that earlier cells or ``push`` have set."""
     cluster.view.push({"factor": 10.0})
