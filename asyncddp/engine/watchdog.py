@@ -157,14 +157,18 @@ class Watchdog:
     def check(self, work: Work[Any]) -> bool:
         """Check one waiting operation: fail it, warn, or probe its peers for a deadlock.
 
-        Return True if it has made progress, from which on its deadline counts.
+        Return True if it has made progress, from which on its deadline counts. Whether pieces have
+        moved takes long to ask on the host: there it is asked once the deadline is due.
         """
-        now, deadline, moved = time.monotonic(), work.deadline, work.has_moved()
+        now, deadline, moved = time.monotonic(), work.deadline, work.has_stepped
+        work.has_stepped = False
+        if work.spec.stream_ordering is not None:
+            moved = work.pieces_moved() or moved
         if self._lost_peers.any and (
             error := self._lost_peers.error_of(self.describe_work(work), work.missing(), now)
         ):
             work.fail(error)
-        elif moved or (now > deadline.due and work.has_moved(on_host=True)):
+        elif moved or (now > deadline.due and work.pieces_moved()):
             deadline.renew(now)
         elif now > deadline.due:
             waited = now - deadline.started

@@ -78,7 +78,7 @@ class Work(Generic[R]):
         steps, stream_ordering = spec.steps(operation), spec.stream_ordering
         self._steps = steps if stream_ordering is None else _in_order(stream_ordering, steps)
         self._waiting: WaitCondition | None = None
-        self._moved, self._moves = False, 0  # since it was last asked: by a step, by pieces so far
+        self.has_stepped, self._moves = False, 0  # since it was last asked; by pieces so far
         self._inference = torch.is_inference_mode_enabled()
 
     @property
@@ -107,23 +107,17 @@ class Work(Generic[R]):
                 self.operation.raise_if_failed()
                 while self._waiting is None or self._waiting.done():
                     self._waiting = next(self._steps)
-                    self._moved = True
+                    self.has_stepped = True
             except StopIteration as stop:
                 self._end(stop.value, None)
             except Exception as error:  # noqa: BLE001 - raised where the call is waited for
                 self.fail(error)
         return self.finished.is_set()
 
-    def has_moved(self, *, on_host: bool = False) -> bool:
-        """Tell whether steps or pieces of tensors have moved since the last call.
-
-        Pieces on the host count only ``on_host``: asking for them takes longer than their steps.
-        """
-        moved, self._moved = self._moved, False
-        if on_host or self.spec.stream_ordering is not None:
-            before, self._moves = self._moves, self.operation.count_moves()
-            moved = moved or self._moves != before
-        return moved
+    def pieces_moved(self) -> bool:
+        """Tell whether pieces of tensors have moved since the last call."""
+        before, self._moves = self._moves, self.operation.count_moves()
+        return self._moves != before
 
     def fail(self, error: BaseException) -> None:
         """End the operation with an error, and tell the peers."""
