@@ -88,4 +88,4 @@ class RankError(AsyncDDPError):
 
 
 class EnvironmentProblem(AsyncDDPError, RuntimeError):  # noqa: N818 - not the fault of any call
-    """Something on this machine is missing or unsuitable; the message says what to do."""
+    """Error: something on this machine is missing or unsuitable; the message says what to do."""

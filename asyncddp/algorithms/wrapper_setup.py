@@ -1,4 +1,4 @@
-"""Setup of optimizer and model wrappers: bucket size, checks of models, names for errors."""
+"""Helpers that set up optimizer and model wrappers: bucket size, model checks, error texts."""
 
 from __future__ import annotations
 

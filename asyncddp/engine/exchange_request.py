@@ -142,7 +142,7 @@ class SendCompletion:
 
 
 class SendBuffersReusable(SendCompletion):
-    """Condition: work queued on the device's stream from now on may overwrite the send buffers."""
+    """Wait condition, met when work queued next on the device stream may reuse the send buffers."""
 
     @override
     def done(self) -> bool:

@@ -1,4 +1,4 @@
-"""Message exchanges and collectives of one running operation, closed when it ends."""
+"""Opens the message exchanges and collectives of one operation, and closes them at its end."""
 
 from __future__ import annotations
 

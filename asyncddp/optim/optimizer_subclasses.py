@@ -50,7 +50,7 @@ class _FixedAlgorithmOptimizer(DistributedOptimizer):
 
 
 class DistributedAdaptWithCombineOptimizer(_FixedAlgorithmOptimizer):
-    """Optimizer wrapper for adapt-with-combine: averages parameters during forward and backward.
+    """Optimizer wrapper that averages, in any way chosen, during forward and backward.
 
     It is :class:`DistributedOptimizer` with ``algorithm="adapt_with_combine"``.
     """

@@ -38,7 +38,7 @@ class WeightedTerms(NamedTuple):
 
 
 class _BaseValue(NamedTuple):
-    """Base of a neighbour's accumulated updates: its first value, or the value last read."""
+    """What a neighbour's later accumulates are added to: its first value, or the one last read."""
 
     tensor: torch.Tensor | None
     p: float

@@ -1,4 +1,4 @@
-"""Communication phases that average parameters after the optimizer's step, or by push-sum."""
+"""Communication phases after the optimizer's step: average parameters, plainly or by push-sum."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ class CommunicationPhase(ABC):
 
 
 class ParameterAveragingPhase(CommunicationPhase):
-    """Communication phase (base class) that averages parameters held in flat buckets."""
+    """Part of a training step that averages the parameters held in flat buckets (base class)."""
 
     def __init__(self, config: PhaseConfig) -> None:
         super().__init__(config)

@@ -129,7 +129,7 @@ class OverlappedPhase(ParameterAveragingPhase):
 
 
 class BackgroundAveragingPhase(OverlappedPhase):
-    r"""Communication phase of ``async_model_average``: averages copies of parameters meanwhile.
+    r"""Phase of ``async_model_average``: averages copies of parameters while training goes on.
 
     The first forward pass in training mode after an averaging sends a copy s of the parameters x,
     or else ``step()`` does. Steps go on updating x; then the change of the copy is added:

@@ -57,7 +57,7 @@ class RankSpans:
 
 
 class TimelineSpans:
-    """Spans of time of all ranks, read from a merged timeline, with what it says of the run."""
+    """Time spans of all ranks, read from a merged timeline, and its metadata about the run."""
 
     def __init__(self) -> None:
         self.ranks = defaultdict[int, RankSpans](RankSpans)

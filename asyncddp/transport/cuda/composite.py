@@ -18,7 +18,7 @@ from asyncddp.transport.cuda.staged_transport import CudaStagedTransport
 
 
 class CompositeTransport(DeviceTransport):
-    """Transport of GPU tensors that uses one of several transports, chosen by the peer.
+    """Transport of GPU tensors that forwards each message to the transport chosen for its peer.
 
     Collectives go to a transport of their own. What has no delegate is staged.
     """

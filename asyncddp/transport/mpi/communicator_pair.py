@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class CommunicatorPair:
-    """Two MPI communicators between the same ranks, with counts of the messages sent on them.
+    """Two MPI communicators of the same ranks: one for control messages, one for tensors.
 
     ``comm`` is for control messages and collectives, ``bulk`` for tensors. ``sent`` and
     ``received`` count messages to and from each rank, through ``comm`` and through ``bulk``; they

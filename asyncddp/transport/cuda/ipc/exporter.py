@@ -235,7 +235,7 @@ class CopiedSendRequest:
 
 
 class StagedExportRequest:
-    """Export request whose tensor is sent through host memory instead of read in place."""
+    """Export request to a rank out of reach: the tensor is sent through host memory instead."""
 
     def __init__(self, transfer: Request) -> None:
         self._transfer = transfer

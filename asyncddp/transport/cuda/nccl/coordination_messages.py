@@ -35,7 +35,7 @@ class OpenRefusedMessage(_CoordinationMessageBase):
 
 
 class RequestDescriptor(_CoordinationMessageBase):
-    """Describes a send or receive that one of two ranks has posted, under that rank's number."""
+    """Posted send or receive of one of two ranks, identified by that rank's request number."""
 
     number: int
     sends: bool
