@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 import time
 from contextlib import contextmanager
 
@@ -41,18 +42,29 @@ def finish_all(transport, transfers):
         transport.finish(transfer, SECONDS, "transfer")
 
 
+_pieces = threading.Lock(), {}  # by module: ranks that cut smaller pieces, and its own size
+
+
 @contextmanager
 def pieces_of(transport, size):
-    """Where a transport cuts bulk transfers, cut them at ``size`` bytes."""
+    """Where a transport cuts bulk transfers, cut them at ``size`` bytes; ranks may be threads."""
     modules = {sys.modules[kind.__module__] for kind in type(transport).__mro__}
-    before = {module: module._PIECE for module in modules if hasattr(module, "_PIECE")}
-    for module in before:
-        module._PIECE = size
+    modules = [module for module in modules if hasattr(module, "_PIECE")]
+    lock, used = _pieces
+    with lock:
+        for module in modules:
+            users, before = used.get(module, (0, module._PIECE))
+            used[module], module._PIECE = (users + 1, before), size
     try:
         yield
     finally:
-        for module, piece in before.items():
-            module._PIECE = piece
+        with lock:
+            for module in modules:
+                users, before = used.pop(module)
+                if users == 1:
+                    module._PIECE = before
+                else:
+                    used[module] = users - 1, before
 
 
 def test_every_transport_of_the_registry_is_tested():

