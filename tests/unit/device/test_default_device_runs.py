@@ -94,6 +94,7 @@ def test_ranks_that_are_threads():
         world.run(case)
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("transports", [None, "auto"], ids=["default", "negotiated"])
 def test_ranks_that_are_processes(tmp_path, transports):
     """Under another default device from before init on, a whole run gives the host's results."""

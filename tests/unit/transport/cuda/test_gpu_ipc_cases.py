@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.gpu import ipc_cases
 from tests.gpu.places import PretendedGPU
 from tests.gpu.pretended import pretended_gpu
@@ -19,6 +21,7 @@ def test_event_and_memory_handles_between_two_processes(world):
     assert world.run_bare(ipc_cases.handles_round_trip, simulated) == [True, True]
 
 
+@pytest.mark.slow
 def test_tensors_that_come_and_go_between_averages():
     """The case passes on ``cuda_staged``, which shows nobody any memory."""
     with pretended_gpu():

@@ -162,6 +162,7 @@ def under_stress(transport, seed, rounds=4):
         expected = [expected[ranks[number % len(ranks)]] for ranks in others]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("hardware_queues", [8, communicator.HARDWARE_QUEUES])
 def test_ranks_under_stress_do_not_wait_for_each_other_for_ever(hardware_queues, seed, monkeypatch):
