@@ -1,10 +1,15 @@
-"""Install commands for optional packages, to quote in messages where one is missing.
+"""Install commands for optional packages, and the error that quotes one where one is missing.
 
 The commands name packages of the package index, not extras of this library, so that they work for
 a clone, a wheel and an installation from the index alike.
 """
 
 from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from asyncddp.errors import EnvironmentProblem
 
 _REQUIREMENTS = {
     "torch": ("torch>=2.6",),
@@ -36,3 +41,14 @@ def install_command(*needed: str) -> str:
         "pip install " + " ".join(f"'{requirement}'" for requirement in _REQUIREMENTS[name])
         for name in needed
     )
+
+
+@contextlib.contextmanager
+def needed_package(need: str, *extras: str) -> Iterator[None]:
+    """Raise an ImportError of the block as an EnvironmentProblem with the install command."""
+    try:
+        yield
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"{need} ({error}); install it with {install_command(*extras)}"
+        ) from error

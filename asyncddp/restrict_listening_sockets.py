@@ -99,7 +99,6 @@ def confine(process: int | None = None, known: frozenset[int] = frozenset()) -> 
 
 
 def _duplicate(process: int | None, descriptor: int) -> int:
-    """Duplicate a socket of another process into this one and return its descriptor."""
     if process is None:
         return os.dup(descriptor)
     pidfd = os.pidfd_open(process)
@@ -123,7 +122,6 @@ def confine_while_it_runs(process: int) -> None:
 
 
 def _confine_until_exit(process: int, pidfd: int) -> None:
-    """Confine the new listening sockets of a process again and again, until it ends."""
     known: frozenset[int] = frozenset()
     pause = _FIRST_PAUSE
     try:
@@ -162,15 +160,8 @@ def local_open_mpi(environment: Mapping[str, str], ranks: int, *, all_told: bool
     names = ("btl", "btl_tcp_if_include", "btl_tcp_if_exclude")
     if any(f"OMPI_MCA_{name}" in environment for name in names):
         return {}
-    if _free_shared_memory(environment) >= ranks * _SEGMENT_BYTES:
-        return {"OMPI_MCA_btl": "^tcp"} if all_told else {}
+    folder = environment.get("OMPI_MCA_btl_sm_backing_directory", "/dev/shm")
+    with contextlib.suppress(OSError):
+        if shutil.disk_usage(folder).free >= ranks * _SEGMENT_BYTES:
+            return {"OMPI_MCA_btl": "^tcp"} if all_told else {}
     return {"OMPI_MCA_btl_tcp_if_include": "127.0.0.0/8"}
-
-
-def _free_shared_memory(environment: Mapping[str, str]) -> int:
-    """Return the bytes that are free in Open MPI's shared-memory directory."""
-    try:
-        folder = environment.get("OMPI_MCA_btl_sm_backing_directory", "/dev/shm")
-        return shutil.disk_usage(folder).free
-    except OSError:
-        return 0

@@ -7,7 +7,6 @@ import ctypes
 import importlib
 import threading
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 from asyncddp.config import Config
@@ -37,12 +36,7 @@ class LocalWorld:
         )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         late: list[PeerError] = []
         for context in self.contexts:
             try:
@@ -111,7 +105,9 @@ class LocalWorld:
 
         def release(rank: int, error: BaseException) -> None:
             for context in self.contexts:
-                context.engine.mark_peer_failed(rank, f"it raised {type(error).__name__}: {error}")
+                context.engine.lost_peers.mark_failed(
+                    rank, f"it raised {type(error).__name__}: {error}"
+                )
 
         for context in self.contexts:
             context.engine.readmit_peers()

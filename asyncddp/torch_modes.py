@@ -1,4 +1,4 @@
-"""Makes calls safe inside torch's inference mode, ``torch.func`` and ``torch.compile``."""
+"""How verbs behave in torch's inference mode, ``torch.compile`` and (refused) ``torch.func``."""
 
 from __future__ import annotations
 

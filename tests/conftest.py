@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +28,10 @@ hypothesis.settings.load_profile("patient")
 # A shell that starts the tests in the background lets them, and all that they start, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A killed mpirun leaves files that keep a later one, with the same process id, from starting.
+_SESSIONS = tempfile.TemporaryDirectory(prefix="mpirun-", ignore_cleanup_errors=True)
+os.environ["PRTE_MCA_prte_tmpdir_base"] = _SESSIONS.name  # noqa: SIM112 - its name
 
 # The ranks of pools are forked of a process that has imported torch, in place of a Python each.
 MpiProcessPool.python = staticmethod(lambda: warm_server().command())

@@ -74,7 +74,8 @@ class Algorithm:
         how: Communication patterns that it allows; the first is the default.
         needs: Properties that the topology must have; others are refused.
         exact: Whether the ranks reach the optimum of the average loss with a constant step size
-            though their data differ (with full gradients and a small enough step size).
+            though their data differ (with full gradients and a small enough step size); not
+            unless a method says so.
         scales_steps: Whether updates are scaled, unless the user says otherwise, so that ranks of
             different speeds count equally; else the optimum is weighted by step rates.
 
@@ -96,7 +97,7 @@ class Algorithm:
     when: ClassVar[CommunicationTiming]
     how: ClassVar[tuple[CommunicationPattern, ...]]
     needs: ClassVar[TopologyRequirements] = TopologyRequirements()
-    exact: ClassVar[bool]
+    exact: ClassVar[bool] = False
     scales_steps: ClassVar[bool] = False
 
     @property

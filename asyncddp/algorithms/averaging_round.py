@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import perf_counter
+from typing import TypeAlias
 
 import torch
 from typing_extensions import override
@@ -17,6 +18,7 @@ from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.engine import Handle
 from asyncddp.ops.weight_resolver import Weights
+from topology import Schedule
 
 
 class CumulativeTimer:
@@ -49,6 +51,7 @@ class SharedRoundState:
     """State that the averaging rounds of one optimizer share: windows, weights and counters.
 
     Attributes:
+        schedule: The optimizer's own topology; None for the context's.
         round: Rounds completed so far, which is the index of the schedule's next round.
         bytes_sent: Payload bytes sent to peers so far.
         exposed_time: Time that rounds took on the caller's thread, to send, wait and average.
@@ -62,6 +65,7 @@ class SharedRoundState:
     def __init__(self, context: Context, algorithm: Algorithm, label: str) -> None:
         self.context, self.algorithm, self.label = context, algorithm, label
         self.overrides = WeightOverrides()
+        self.schedule: Schedule | None = None
         self.round = 0
         self.bytes_sent = 0
         self.exposed_time = CumulativeTimer()
@@ -70,6 +74,15 @@ class SharedRoundState:
         self.force_barrier = False
         self.max_staleness: int | None = None
         self.overlapping = False
+
+    @property
+    def schedule_of_ranks(self) -> Schedule:
+        """Topology of ranks that is in use."""
+        return self.schedule or self.context.topologies.ranks
+
+
+BeforeWrite: TypeAlias = Callable[[int], None]
+"""Called with the index of each bucket before its average is written."""
 
 
 class AveragingRound(ABC):
@@ -89,8 +102,7 @@ class AveragingRound(ABC):
     def leave_out_departed(self) -> None:  # noqa: B027 - only one-sided rounds need it
         """Move the weights of neighbours that have left the averaging to this rank."""
 
-    @abstractmethod
-    def wait_for_reads(self) -> None:
+    def wait_for_reads(self) -> None:  # noqa: B027 - of one-sided rounds peers read copies
         """Wait until no message or peer reads a bucket any more."""
 
     @property
@@ -99,17 +111,12 @@ class AveragingRound(ABC):
         return True
 
     @abstractmethod
-    def finish_bucket(
-        self, index: int, flat: torch.Tensor, before_write: Callable[[], None] | None = None
-    ) -> None:
+    def finish_bucket(self, index: int, before_write: BeforeWrite | None = None) -> None:
         """Write the average of one bucket, where rounds overlap."""
 
     @abstractmethod
-    def finish(self, before_write: Callable[[int], None] | None = None) -> None:
-        """Write the averages of all buckets, and end the round.
-
-        ``before_write`` is called with the index of each bucket before its average is written.
-        """
+    def finish(self, before_write: BeforeWrite | None = None) -> None:
+        """Write the averages of all buckets, and end the round."""
 
 
 @dataclass(frozen=True)
@@ -168,18 +175,17 @@ class TwoSidedRound(AveragingRound):
         return all([handle.poll() for _, handle in self._pending.values()])
 
     @override
-    def finish_bucket(
-        self, index: int, flat: torch.Tensor, before_write: Callable[[], None] | None = None
-    ) -> None:
+    def finish_bucket(self, index: int, before_write: BeforeWrite | None = None) -> None:
+        flat, handle = self._pending[index]
         with self._averager.exposed_time, torch.no_grad():
-            mixed = self._pending[index][1].wait()
+            mixed = handle.wait()
             if before_write is not None:
-                before_write()
+                before_write(index)
             self._averager.algorithm.incoming(flat, mixed)
         del self._pending[index]
 
     @override
-    def finish(self, before_write: Callable[[int], None] | None = None) -> None:
+    def finish(self, before_write: BeforeWrite | None = None) -> None:
         averager = self._averager
         with averager.exposed_time, torch.no_grad():
             for index, (flat, fast_path) in self._fast_paths.items():
@@ -189,9 +195,6 @@ class TwoSidedRound(AveragingRound):
                     with use(averager.context):
                         handle = self._plan.start(flat, name=f"{averager.label}.bucket{index}")
                     averager.algorithm.incoming(flat, handle.wait())
-            for index, (flat, handle) in self._pending.items():
-                mixed = handle.wait()
-                if before_write is not None:
-                    before_write(index)
-                averager.algorithm.incoming(flat, mixed)
+        for index in list(self._pending):
+            self.finish_bucket(index, before_write)
         averager.round += 1

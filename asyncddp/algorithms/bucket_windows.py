@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -28,23 +28,23 @@ class BucketWindow:
         received_from: Neighbours from which a get has completed since the last reset.
     """
 
-    def __init__(self, window: Window, algorithm: Algorithm) -> None:
-        self.window, self._algorithm = window, algorithm
+    def __init__(self, window: Window, algorithm: Algorithm, flat: torch.Tensor) -> None:
+        self.window, self._algorithm, self._flat = window, algorithm, flat
         self.pending_gets: dict[int, WindowHandle] = {}
         self.received_from: set[int] = set()
         self._versions_at_reset = dict.fromkeys(window.edges.incoming, 0)
 
-    def pack(self, flat: torch.Tensor) -> None:
+    def pack(self) -> None:
         """Write the outgoing tensor of the bucket into the window."""
         if not self._algorithm.plain:
-            self.window.tensor.copy_(as_real(self._algorithm.outgoing(flat)))
+            self.window.tensor.copy_(as_real(self._algorithm.outgoing(self._flat)))
 
-    def unpack(self, flat: torch.Tensor) -> None:
+    def unpack(self) -> None:
         """Update the bucket from the averaged tensor in the window."""
         if not self._algorithm.plain:
             mixed = self.window.tensor
-            mixed = torch.view_as_complex(mixed) if flat.is_complex() else mixed
-            self._algorithm.incoming(flat, mixed)
+            mixed = torch.view_as_complex(mixed) if self._flat.is_complex() else mixed
+            self._algorithm.incoming(self._flat, mixed)
 
     def has_put_from(self, source: int) -> bool:
         """Return whether a neighbour has put a tensor here since the last reset."""
@@ -100,6 +100,11 @@ class BucketWindowSet:
         """Return the in-neighbours of any round, ascending."""
         return sorted({source for one in self._windows for source in one.window.edges.incoming})
 
+    @property
+    def targets(self) -> list[int]:
+        """Return the out-neighbours of any round, ascending."""
+        return sorted({target for one in self._windows for target in one.window.edges.outgoing})
+
     def update_departures(self, *, got: bool) -> tuple[int, ...]:
         """Find out which in-neighbours have departed; called once in each round."""
         if not self._windows:
@@ -131,7 +136,7 @@ class BucketWindowSet:
                         "optimizer a prefix of its own, or free that window"
                     )
                 window = windows_of(self._context).find("DistributedOptimizer", name)
-                bucket_windows.append(BucketWindow(window, self._algorithm))
+                bucket_windows.append(BucketWindow(window, self._algorithm, flat))
             if self.scales_steps:
                 self.step_rates = StepRateEstimator(self._context, self._label, schedule)
         self._windows, self.first_round = bucket_windows, None
@@ -150,18 +155,6 @@ class BucketWindowSet:
                 if name in there:
                     win_free(name)
         self._windows, self.step_rates = [], None
-
-    def check_neighbors(self, argument: str, ranks: Iterable[int], *, outgoing: bool) -> None:
-        """Raise an error for ranks that are not neighbours along the windows' edges."""
-        for one in self._windows:
-            known = sorted(one.window.edges.outgoing if outgoing else one.window.edges.incoming)
-            unknown = sorted(set(ranks) - set(known))
-            if unknown:
-                what = "an out-neighbour" if outgoing else "an in-neighbour"
-                raise ArgumentError(
-                    f"{self._label}: argument {argument}: rank {unknown[0]} is not {what} in the "
-                    f"topology along which the windows were made; those are {known}"
-                )
 
     def publish_to_all(self, step: int) -> int:
         """Put all tensors to the neighbours of any round, and wait for all ranks; collective."""
@@ -207,9 +200,8 @@ class BucketWindowSet:
         worst: dict[int, Staleness] = {}
         for one in self._windows:
             for source, found in one.window.staleness().items():
-                known = worst.get(source)
-                if known is None or (found.lag, found.seconds) > (known.lag, known.seconds):
-                    worst[source] = found
+                known = worst.get(source, found)
+                worst[source] = max(known, found, key=lambda age: (age.lag, age.seconds))
         return worst
 
 

@@ -10,10 +10,8 @@ import torch
 
 from asyncddp.algorithms.algorithm import CommunicationPattern
 from asyncddp.algorithms.averaging_round import AveragingRound, SharedRoundState, WeightOverrides
-from asyncddp.context import Context
 from asyncddp.ops.weight_resolver import Weights
 from asyncddp.registry import Registry
-from topology import GraphOrSchedule, Schedule
 
 
 class Communication(ABC):
@@ -34,19 +32,6 @@ class Communication(ABC):
     nodes: ClassVar[Literal["ranks", "machines"] | None] = None
     override_names: ClassVar[tuple[str, ...]] = ()
 
-    def node_count(self, context: Context) -> int | None:
-        """Return the number of nodes that its topology must have; None if it uses no topology."""
-        if self.nodes is None:
-            return None
-        return context.size if self.nodes == "ranks" else context.machine_size
-
-    def context_topology(self, context: Context) -> GraphOrSchedule | None:
-        """Return the topology set on the context that it uses; None if there is none."""
-        if self.nodes is None:
-            return None
-        topologies = context.topologies
-        return topologies.load() if self.nodes == "ranks" else topologies.load_machine()
-
     def relevant_overrides(
         self, overrides: WeightOverrides
     ) -> Mapping[str, float | Weights | Iterable[int] | None]:
@@ -54,13 +39,8 @@ class Communication(ABC):
         return {name: getattr(overrides, name) for name in self.override_names}
 
     @abstractmethod
-    def begin_round(
-        self, averager: SharedRoundState, schedule: Schedule | None, number: int
-    ) -> AveragingRound | None:
-        """Begin round ``number`` of an averager; returns None where nothing is to be sent.
-
-        ``schedule`` is the averager's own topology; None for the context's.
-        """
+    def begin_round(self, averager: SharedRoundState, number: int) -> AveragingRound | None:
+        """Begin round ``number`` of an averager; returns None where nothing is to be sent."""
 
     def shadow_round(  # noqa: B027 - optional hook
         self, averager: SharedRoundState, flats: Sequence[torch.Tensor], active_ranks: Sequence[int]

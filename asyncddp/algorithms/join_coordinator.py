@@ -67,14 +67,14 @@ class JoinCoordinator:
             if len(active_ranks) == self._context.size:
                 return allreduce(loss)
             on_host = loss.cpu().double().reshape(())  # joined ranks know no other device
-            mean = average_active_ranks(on_host, len(active_ranks), name=label)
+            mean = average_active_ranks(on_host, active_ranks, name=label)
         return mean.to(loss).reshape(loss.shape)
 
     def shadow_loss_average(self, notification: NextCollectiveAnnouncement) -> None:
         """Take part in the average of a loss, on a joined rank, with weight zero."""
         active_ranks, label, _ = notification
         with use(self._context):
-            average_active_ranks(zeros((), torch.float64), len(active_ranks), name=label)
+            average_active_ranks(zeros((), torch.float64), active_ranks, name=label)
 
     def allgather_integers(self, numbers: Sequence[int]) -> list[list[int]]:
         """Gather integers from all ranks: element r of the result is rank r's list."""

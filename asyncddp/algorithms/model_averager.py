@@ -102,41 +102,48 @@ class ModelAverager(SharedRoundState):
 
     def topology_in_use(self, topology: GraphOrSchedule | None) -> GraphOrSchedule | None:
         """Return a topology, or the context's for None, which may be None if there is none."""
-        return self.communication.context_topology(self.context) if topology is None else topology
+        topologies, nodes = self.context.topologies, self.communication.nodes
+        if topology is not None or nodes is None:
+            return topology
+        return topologies.given if nodes == "ranks" else topologies.machine_given
 
     def set_buckets(self, flats: Sequence[torch.Tensor]) -> None:
         """Set the flat buckets that rounds average; collective where there are windows."""
         if not self.single_rank:
             self.windows.set_buckets(flats)
             if self.communication.uses_windows:
-                self.windows.ensure_created(self.own_schedule() or self.context.topologies.ranks)
+                self._choose_schedule()
+                self.windows.ensure_created(self.schedule_of_ranks)
 
     def begin_round(self, ahead: int = 0) -> AveragingRound | None:
         """Begin the round after ``ahead`` incomplete ones; returns None where nothing is sent."""
         if self.single_rank:
             return None
         self.context.engine.ensure_open(self.label)
-        return self.communication.begin_round(self, self.own_schedule(), self.round + ahead)
+        self._choose_schedule()
+        return self.communication.begin_round(self, self.round + ahead)
 
-    def own_schedule(self) -> Schedule | None:
-        """Return the averager's own topology, None for the context's; check the one in use."""
+    def _choose_schedule(self) -> None:
+        """Take the averager's own topology or the context's, and check it."""
         overrides = self.communication.relevant_overrides(self.overrides)
         if not any(value is not None for value in overrides.values()):
             given = self.topology_in_use(self.topology)
             if given is not None and given is not self._checked_topology:
                 self._check_topology(given)
-        return None if self.topology is None else self._schedule
+        self.schedule = None if self.topology is None else self._schedule
 
     def _check_topology(self, given: GraphOrSchedule) -> None:
         """Check a topology against ranks and algorithm, once, when it is first used."""
-        nodes = self.communication.node_count(self.context)
+        nodes = self.communication.nodes
         if nodes is None:
             return
         schedule = as_schedule(given)
-        if schedule.n != nodes:
+        count = self.context.size if nodes == "ranks" else self.context.machine_size
+        if schedule.n != count:
             raise TopologyError(
                 f"argument topology: {describe(given)} has {schedule.n} nodes, but "
-                f"{self.communication.name} averages among {nodes} here; build it with n={nodes}"
+                f"{self.communication.name} averages among {count} {nodes} here; build it with "
+                f"n={count}"
             )
         self.algorithm.check(given)
         self._checked_topology, self._schedule = given, schedule

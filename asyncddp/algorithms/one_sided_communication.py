@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import CommunicationPattern
-from asyncddp.algorithms.averaging_round import AveragingRound, SharedRoundState, WeightOverrides
-from asyncddp.algorithms.bucket_windows import BucketWindow, BucketWindowSet
+from asyncddp.algorithms.averaging_round import AveragingRound, BeforeWrite, SharedRoundState
+from asyncddp.algorithms.bucket_windows import BucketWindow
 from asyncddp.algorithms.communication import Communication
 from asyncddp.context.context import use
 from asyncddp.errors import PeerLeftError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.barrier import barrier
 from asyncddp.windows.nonblocking_handle import WindowHandle
-from topology import Neighbors, Schedule
+from topology import Neighbors
 
 
 class OneSidedCommunication(Communication):
@@ -29,14 +29,12 @@ class OneSidedCommunication(Communication):
     uses_windows = True
     nodes = "ranks"
 
-    def begin_round(
-        self, averager: SharedRoundState, schedule: Schedule | None, number: int
-    ) -> AveragingRound | None:
+    def begin_round(self, averager: SharedRoundState, number: int) -> AveragingRound | None:
         """Begin a round through windows; collective where they have to be created."""
-        schedule = schedule or averager.context.topologies.ranks
+        schedule = averager.schedule_of_ranks
         averager.windows.ensure_created(schedule)
         near = schedule.neighbors(averager.context.rank, number)
-        row = self.weight_row(averager.overrides, near, averager.windows)
+        row = self.weight_row(averager, near)
         begun = OneSidedRound(averager, self, row, number)
         if not averager.force_barrier and not averager.overlapping:
             begun.leave_out_departed()
@@ -45,9 +43,7 @@ class OneSidedCommunication(Communication):
         return begun
 
     @abstractmethod
-    def weight_row(
-        self, overrides: WeightOverrides, near: Neighbors, windows: BucketWindowSet
-    ) -> WeightRow:
+    def weight_row(self, averager: SharedRoundState, near: Neighbors) -> WeightRow:
         """Return this rank's weights of a round: the overrides, or else the topology's."""
 
     def without(self, row: WeightRow, departed: Collection[int]) -> WeightRow:
@@ -60,7 +56,6 @@ class OneSidedCommunication(Communication):
 
     def asynchronous_row(self, bucket: BucketWindow, row: WeightRow) -> WeightRow:
         """Adapt the weights to publish with, in rounds without barriers."""
-        del bucket
         return row
 
     def fetch(self, bucket: BucketWindow, sources: Iterable[int]) -> None:
@@ -91,7 +86,7 @@ class OneSidedRound(AveragingRound):
         self._step = number + 1
         if averager.windows.first_round is None:
             averager.windows.first_round = number
-        self._flats: dict[int, torch.Tensor] = {}
+        self._started: set[int] = set()
         self._published: list[WindowHandle] = []
 
     def start(self, index: int, flat: torch.Tensor) -> None:
@@ -99,7 +94,7 @@ class OneSidedRound(AveragingRound):
         averager, communication, row = self._averager, self._communication, self._row
         bucket = averager.windows[index]
         with averager.exposed_time, use(averager.context), torch.no_grad():
-            bucket.pack(flat)
+            bucket.pack()
             if not averager.force_barrier:
                 row = communication.asynchronous_row(bucket, row)
             handle = communication.publish(bucket, row, self._step)
@@ -110,11 +105,11 @@ class OneSidedRound(AveragingRound):
             if not averager.force_barrier:
                 communication.fetch(bucket, self._row.src_weights)
         averager.bytes_sent += communication.transfer_count(row) * flat.nbytes
-        self._flats[index] = flat
+        self._started.add(index)
 
     @override
     def has_started(self, index: int) -> bool:
-        return index in self._flats
+        return index in self._started
 
     @override
     def leave_out_departed(self) -> None:
@@ -122,21 +117,16 @@ class OneSidedRound(AveragingRound):
         departed = self._averager.windows.update_departures(got=got)
         self._row = self._communication.without(self._row, departed)
 
-    def wait_for_reads(self) -> None:
-        """Return at once, since peers read copies and never the buckets."""
-
     @override
-    def finish_bucket(
-        self, index: int, flat: torch.Tensor, before_write: Callable[[], None] | None = None
-    ) -> None:
+    def finish_bucket(self, index: int, before_write: BeforeWrite | None = None) -> None:
         averager = self._averager
         with averager.exposed_time, use(averager.context), torch.no_grad():
             if before_write is not None:
-                before_write()
-            self._write_average(index, flat)
-        self._flats.pop(index, None)
+                before_write(index)
+            self._write_average(index)
+        self._started.discard(index)
 
-    def _write_average(self, index: int, flat: torch.Tensor) -> None:
+    def _write_average(self, index: int) -> None:
         """Average a bucket, leaving out neighbours whose memory can no longer be read."""
         bucket, row = self._averager.windows[index], self._row
         try:
@@ -144,27 +134,26 @@ class OneSidedRound(AveragingRound):
         except PeerLeftError:
             gone = bucket.window.unreadable(row.src_weights)
             self._communication.mix(bucket, row.without(gone))
-        bucket.unpack(flat)
+        bucket.unpack()
 
-    def finish(self, before_write: Callable[[int], None] | None = None) -> None:
+    def finish(self, before_write: BeforeWrite | None = None) -> None:
         """Average in what has arrived by now, and end the round."""
         averager = self._averager
         with averager.exposed_time, use(averager.context), torch.no_grad():
             if before_write is not None:
-                for index in self._flats:
+                for index in sorted(self._started):
                     before_write(index)
             self._wait_for_late_neighbors()
             if averager.force_barrier:
                 self._synchronize()
-            for index, flat in self._flats.items():
-                self._write_average(index, flat)
+            for index in sorted(self._started):
+                self._write_average(index)
             if averager.force_barrier:
                 barrier()
         averager.round += 1
 
     def _synchronize(self) -> None:
-        """Wait until all ranks have published, and fetch what neighbours have published."""
-        buckets = [self._averager.windows[index] for index in self._flats]
+        buckets = [self._averager.windows[index] for index in self._started]
         for handle in self._published:
             handle.wait()
         for bucket in buckets:
@@ -176,7 +165,6 @@ class OneSidedRound(AveragingRound):
             bucket.wait()
 
     def _wait_for_late_neighbors(self) -> None:
-        """Wait for neighbours that are more than ``max_staleness`` steps behind."""
         averager, bound = self._averager, self._averager.max_staleness
         first = averager.windows.first_round or 0
         if bound is None or self._step - bound <= first:
@@ -185,7 +173,7 @@ class OneSidedRound(AveragingRound):
 
         def behind() -> list[int]:
             late: set[int] = set()
-            for index in self._flats:
+            for index in self._started:
                 one = averager.windows[index]
                 late.update(self._communication.late_neighbors(one, sources, latest))
             return sorted(late)

@@ -7,7 +7,6 @@ import time
 from functools import cache, partial
 from itertools import count
 from typing import Any
-from weakref import WeakValueDictionary, ref
 
 import torch
 from torch.autograd import Variable
@@ -32,21 +31,11 @@ class BackwardPassTracer:
     """
 
     def __init__(self, tracer: Tracer) -> None:
-        self._tracer, self._models = tracer, count()
+        self._tracer, self.model_numbers = tracer, count()
         self._open: list[tuple[str, str, int]] = []
-
-    @classmethod
-    def for_tracer(cls, tracer: Tracer) -> BackwardPassTracer:
-        """Return the backward pass tracer that belongs to a rank's tracer."""
-        return _backward_tracers.setdefault(tracer, cls(tracer))
-
-    def new_root(self) -> str:
-        """Return a new root path, for another model."""
-        return str(next(self._models))
 
     def enter_modules(self, paths: list[tuple[str, str]], gradients: Any) -> None:
         """Record that the pass reaches the output of nested modules; a hook of autograd's nodes."""
-        del gradients
         now = time.monotonic_ns()
         if not self._open:
             Variable._execution_engine.queue_callback(self.end)
@@ -65,9 +54,6 @@ class BackwardPassTracer:
             self._tracer.record_span("backward", name, start, now, None, COMPUTATION)
 
 
-_backward_tracers: WeakValueDictionary[Tracer, BackwardPassTracer] = WeakValueDictionary()
-
-
 class ForwardPassTracer:
     """Tracer of one model's forward passes: records spans of the model and its modules.
 
@@ -79,8 +65,7 @@ class ForwardPassTracer:
         self, tracer: Tracer, model: torch.nn.Module, backward: BackwardPassTracer
     ) -> None:
         self._tracer, self._backward = tracer, backward
-        self._model = ref(model)
-        self._model_name, self._root = type(model).__name__, backward.new_root()
+        self._model_name, self._root = type(model).__name__, str(next(backward.model_numbers))
         self._paths: dict[torch.nn.Module, str] = {}
         self._hooks: list[RemovableHandle] = []
         self._open: list[tuple[torch.nn.Module, int]] = []
@@ -88,20 +73,12 @@ class ForwardPassTracer:
         self._last: tuple[Node, list[tuple[str, str]]] | None = None
         self.traced_module_count = 0
 
-    @property
-    def model(self) -> torch.nn.Module:
-        """Return the model, which is kept by weak reference."""
-        model = self._model()
-        if model is None:
-            raise RuntimeError("the model is gone")
-        return model
-
-    def begin(self, *, modules: bool) -> None:
+    def begin(self, model: torch.nn.Module, *, modules: bool) -> None:
         """Begin a forward pass."""
         self._last, self._open = None, []
         self._unhook()
         if modules:
-            self._paths = {one: path for path, one in self.model.named_modules() if path}
+            self._paths = {one: path for path, one in model.named_modules() if path}
             self._hooks = [
                 register_module_forward_pre_hook(self._begin_module),
                 register_module_forward_hook(self._leave),
@@ -124,12 +101,10 @@ class ForwardPassTracer:
         self._paths = {}
 
     def _begin_module(self, module: torch.nn.Module, args: Any) -> None:
-        del args
         if module in self._paths:
             self._open.append((module, time.monotonic_ns()))
 
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        del args
         now, path = time.monotonic_ns(), self._paths.get(module)
         while self._open and path is not None:
             inner, start = self._open.pop()
@@ -141,8 +116,9 @@ class ForwardPassTracer:
 
     def _hook_output(self, path: tuple[str, str], output: Any) -> None:
         """Register a pre-hook that reports when a backward pass reaches a module's output."""
-        found = output if isinstance(output, torch.Tensor) else _first_differentiable(output)
-        node = None if found is None else found.grad_fn
+        leaves = (output,) if isinstance(output, torch.Tensor) else tree_leaves(output)
+        nodes = (leaf.grad_fn for leaf in leaves if isinstance(leaf, torch.Tensor))
+        node = next(filter(None, nodes), None)
         if node is None:
             return
         if self._last is not None and self._last[0] is node:  # the output of the last inner module
@@ -151,14 +127,6 @@ class ForwardPassTracer:
         paths = [path]
         node.register_prehook(partial(self._backward.enter_modules, paths))
         self._last = node, paths
-
-
-def _first_differentiable(output: Any) -> torch.Tensor | None:
-    """Return the first tensor in an output that has a gradient function."""
-    for leaf in tree_leaves(output):
-        if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
-            return leaf
-    return None
 
 
 def has_compiled() -> bool:
@@ -178,7 +146,7 @@ def module_tracing_cost() -> float:
     took: dict[bool, list[int]] = {False: [], True: []}
     for modules in (False, True) * _REPEATS:
         start = time.thread_time_ns()
-        forward_tracer.begin(modules=modules)
+        forward_tracer.begin(model, modules=modules)
         x = inputs
         for one in model:
             x = one(x * 1.0)

@@ -11,7 +11,7 @@ from asyncddp.context.context import use
 from asyncddp.errors import PeerLeftError
 from asyncddp.ops.windows.creation import create_along
 from asyncddp.tensors.allocation import detached_copy, make_tensor, zeros, zeros_like
-from asyncddp.windows import Window, windows_of
+from asyncddp.windows import windows_of
 from asyncddp.windows.departure_detector import CONCLUDED, DepartureDetector
 from topology import Schedule
 
@@ -51,16 +51,13 @@ class StepRateEstimator:
         with use(context):
             create_along(schedule, zeros_like(self._counts), self.name, zero_init=True)
 
-    @property
-    def _window(self) -> Window:
-        return windows_of(self._context).find("DistributedOptimizer", self.name)
-
     def count(self) -> None:
         """Count a step of this rank; every few steps, exchange counts and update the scale."""
         self._made += 1
         if self._made % _EVERY:
             return
-        window, before = self._window, detached_copy(self._counts)
+        window = windows_of(self._context).find("DistributedOptimizer", self.name)
+        before = detached_copy(self._counts)
         for source in window.edges.incoming:
             with suppress(PeerLeftError):  # it has ended, and its last counts were never read
                 torch.maximum(self._counts, window.read_buffer(source), out=self._counts)

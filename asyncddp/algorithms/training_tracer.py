@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from typing_extensions import override
@@ -28,6 +29,7 @@ from asyncddp.timeline.tracks import COMPUTATION
 _SHARE = 0.01
 """Largest share of the time that tracing modules may take on average."""
 _FIRST = 2  # the first step whose modules are traced, whatever that costs
+_backward_tracers: WeakValueDictionary[Tracer, BackwardPassTracer] = WeakValueDictionary()
 _REMEMBERED = 8  # durations of steps that are kept
 
 
@@ -46,12 +48,11 @@ class NullTrainingTracer:
 
     enabled: bool | None = None
 
-    def attach_hooks(self) -> None:
+    def attach_hooks(self, models: Sequence[torch.nn.Module]) -> None:
         """Hook the models' forward passes, after all hooks that exist already."""
 
     def update(self, step: Callable[..., Any], bucket: int | None = None) -> Callable[..., Any]:
         """Wrap an optimizer's step, of one bucket or all parameters, to record each call."""
-        del bucket
         return step
 
     def end_step(self) -> None:
@@ -77,27 +78,28 @@ class TrainingTracer(NullTrainingTracer):
         self._step_start: int | None = None
         self._cost = 0.0
         self._step_durations: deque[int] = deque(maxlen=_REMEMBERED)
-        self._backward_tracer = BackwardPassTracer.for_tracer(tracer)
+        self._backward_tracer = _backward_tracers.setdefault(tracer, BackwardPassTracer(tracer))
         self._forward_tracers = [
             ForwardPassTracer(tracer, model, self._backward_tracer) for model in models
         ]
 
     @override
-    def attach_hooks(self) -> None:
+    def attach_hooks(self, models: Sequence[torch.nn.Module]) -> None:
         self._cost = module_tracing_cost()
-        for one in self._forward_tracers:
-            one.model.register_forward_pre_hook(WeakMethodHook(self._begin_forward, one))
-            one.model.register_forward_hook(WeakMethodHook(self._end_forward, one))
+        for model, one in zip(models, self._forward_tracers, strict=True):
+            model.register_forward_pre_hook(WeakMethodHook(self._begin_forward, one))
+            model.register_forward_hook(WeakMethodHook(self._end_forward, one))
 
     # passes
 
-    def _begin_forward(self, forward_tracer: ForwardPassTracer, *passed: Any) -> None:
-        del passed
+    def _begin_forward(
+        self, forward_tracer: ForwardPassTracer, model: torch.nn.Module, *passed: Any
+    ) -> None:
         if not self.enabled:
             return
         if self._step_start is None:
             self._step_start = time.monotonic_ns()
-        forward_tracer.begin(modules=self._traces_modules)
+        forward_tracer.begin(model, modules=self._traces_modules)
 
     def _end_forward(self, forward_tracer: ForwardPassTracer, *passed: Any) -> None:
         forward_tracer.end(passed[-1])

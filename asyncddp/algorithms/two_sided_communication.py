@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import torch
@@ -19,11 +18,9 @@ from asyncddp.algorithms.averaging_round import (
 )
 from asyncddp.algorithms.communication import Communication
 from asyncddp.algorithms.join_coordinator import JoinCollectiveKind
-from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.engine import Handle
 from asyncddp.errors import UsageError
-from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.allreduce import allreduce_nonblocking
 from asyncddp.ops.hierarchical_neighbor_allreduce import (
     hierarchical_neighbor_allreduce_nonblocking,
@@ -36,9 +33,7 @@ from asyncddp.ops.uneven_inputs import (
     skip_round_nonblocking,
 )
 from asyncddp.ops.weight_resolver import WeightResolver
-from asyncddp.tensors.allocation import zeros_like
 from asyncddp.tensors.dtypes import DTYPES
-from topology import Schedule
 
 
 class TwoSidedCommunication(Communication):
@@ -48,37 +43,31 @@ class TwoSidedCommunication(Communication):
 
     @abstractmethod
     def plan_round(
-        self, averager: SharedRoundState, schedule: Schedule | None, number: int
+        self, averager: SharedRoundState, number: int, active_ranks: Collection[int] | None = None
     ) -> BucketAveragingFunctions | None:
-        """Plan this rank's part of round ``number``; returns None where nothing is to be sent."""
+        """Plan this rank's part of round ``number``; returns None where nothing is to be sent.
 
-    def plan_partial_round(
-        self, averager: SharedRoundState, schedule: Schedule | None, active_ranks: Collection[int]
-    ) -> BucketAveragingFunctions | None:
-        """Plan this rank's part of the next round inside ``join``, where some ranks are done."""
-        raise UsageError(
-            f"join: {self.name} needs all ranks in every round; expected a communication that "
-            "can go on without those that are done, such as neighbor_allreduce or allreduce"
-        )
+        ``active_ranks`` are given inside ``join``, where some ranks are done.
+        """
 
-    def begin_round(
-        self, averager: SharedRoundState, schedule: Schedule | None, number: int
-    ) -> AveragingRound | None:
-        """Begin a round of messages; inside ``join`` only among the active ranks."""
-        plan = self.plan_round(averager, schedule, number)
+    @override
+    def begin_round(self, averager: SharedRoundState, number: int) -> AveragingRound | None:
+        plan = self.plan_round(averager, number)
         if plan is not None and averager.join_coordinator is not None:
             active_ranks = averager.join_coordinator.notify(
                 averager.label, JoinCollectiveKind.AVERAGING_ROUND
             )
             if len(active_ranks) < averager.context.size:
-                plan = self.plan_partial_round(averager, schedule, active_ranks)
+                self._require_join()
+                plan = self.plan_round(averager, number, active_ranks)
         return None if plan is None else TwoSidedRound(averager, plan)
 
     def shadow_round(
         self, averager: SharedRoundState, flats: Sequence[torch.Tensor], active_ranks: Sequence[int]
     ) -> None:
         """Exchange this joined rank's messages of the active ranks' round, and count the round."""
-        plan = self.plan_partial_round(averager, None, active_ranks)
+        self._require_join()
+        plan = self.plan_round(averager, averager.round, active_ranks)
         if plan is None:
             return
         with use(averager.context), torch.no_grad():
@@ -90,6 +79,13 @@ class TwoSidedCommunication(Communication):
             handle.wait()
         averager.bytes_sent += sum(map(plan.send_bytes, flats))
         averager.round += 1
+
+    def _require_join(self) -> None:
+        if not self.supports_join:
+            raise UsageError(
+                f"join: {self.name} needs all ranks in every round; expected a communication that "
+                "can go on without those that are done, such as neighbor_allreduce or allreduce"
+            )
 
 
 class NeighborAllreduceCommunication(TwoSidedCommunication):
@@ -106,25 +102,15 @@ class NeighborAllreduceCommunication(TwoSidedCommunication):
 
     @override
     def plan_round(
-        self, averager: SharedRoundState, schedule: Schedule | None, number: int
+        self, averager: SharedRoundState, number: int, active_ranks: Collection[int] | None = None
     ) -> BucketAveragingFunctions | None:
-        return self._plan(averager.context, self._row(averager, schedule, number))
-
-    @override
-    def plan_partial_round(
-        self, averager: SharedRoundState, schedule: Schedule | None, active_ranks: Collection[int]
-    ) -> BucketAveragingFunctions | None:
-        if averager.context.rank not in active_ranks:
+        context, given = averager.context, self.relevant_overrides(averager.overrides)
+        if active_ranks is not None and context.rank not in active_ranks:
             return BucketAveragingFunctions(skip_round_nonblocking, lambda flat: 0)
-        row = renormalise(self._row(averager, schedule, averager.round), active_ranks)
-        return self._plan(averager.context, row)
-
-    def _row(self, averager: SharedRoundState, schedule: Schedule | None, number: int) -> WeightRow:
-        given, rank = self.relevant_overrides(averager.overrides), averager.context.rank
-        schedule = schedule or averager.context.topologies.ranks
-        return WeightResolver(self.name, schedule, rank, given, number).row_at(number)
-
-    def _plan(self, context: Context, row: WeightRow) -> BucketAveragingFunctions:
+        schedule, rank = averager.schedule_of_ranks, context.rank
+        row = WeightResolver(self.name, schedule, rank, given, number).row_at(number)
+        if active_ranks is not None:
+            row = renormalise(row, active_ranks)
         start = partial(
             neighbor_allreduce_nonblocking,
             self_weight=row.self_weight,
@@ -148,11 +134,11 @@ class HierarchicalNeighborAllreduceCommunication(TwoSidedCommunication):
 
     @override
     def plan_round(
-        self, averager: SharedRoundState, schedule: Schedule | None, number: int
+        self, averager: SharedRoundState, number: int, active_ranks: Collection[int] | None = None
     ) -> BucketAveragingFunctions | None:
         context, given = averager.context, self.relevant_overrides(averager.overrides)
         by_hand = given["dst_machine_weights"] is not None
-        schedule = schedule or machine_schedule(context, by_hand=by_hand)
+        schedule = averager.schedule or machine_schedule(context, by_hand=by_hand)
         place, local = context.machine_rank, context.local_size
         row = WeightResolver(self.name, schedule, place, given, number).row_at(number)
         start = partial(
@@ -176,23 +162,15 @@ class AllreduceCommunication(TwoSidedCommunication):
 
     @override
     def plan_round(
-        self, averager: SharedRoundState, schedule: Schedule | None, number: int
+        self, averager: SharedRoundState, number: int, active_ranks: Collection[int] | None = None
     ) -> BucketAveragingFunctions | None:
         size = averager.context.size
+        start: Callable[..., Handle[torch.Tensor]] = allreduce_nonblocking
+        if active_ranks is not None:
+            start = partial(average_active_ranks_nonblocking, active_ranks=active_ranks)
         return BucketAveragingFunctions(
-            allreduce_nonblocking, lambda flat: round(2 * (size - 1) * _summed_bytes(flat) / size)
+            start, lambda flat: round(2 * (size - 1) * _summed_bytes(flat) / size)
         )
-
-    @override
-    def plan_partial_round(
-        self, averager: SharedRoundState, schedule: Schedule | None, active_ranks: Collection[int]
-    ) -> BucketAveragingFunctions | None:
-        def start(flat: torch.Tensor, *, name: str) -> Handle[torch.Tensor]:
-            given = flat if averager.context.rank in active_ranks else zeros_like(flat)
-            return average_active_ranks_nonblocking(given, len(active_ranks), name=name)
-
-        plan = self.plan_round(averager, schedule, averager.round)
-        return None if plan is None else replace(plan, start=start)
 
 
 class NoCommunication(TwoSidedCommunication):
@@ -204,13 +182,7 @@ class NoCommunication(TwoSidedCommunication):
 
     @override
     def plan_round(
-        self, averager: SharedRoundState, schedule: Schedule | None, number: int
-    ) -> BucketAveragingFunctions | None:
-        return None
-
-    @override
-    def plan_partial_round(
-        self, averager: SharedRoundState, schedule: Schedule | None, active_ranks: Collection[int]
+        self, averager: SharedRoundState, number: int, active_ranks: Collection[int] | None = None
     ) -> BucketAveragingFunctions | None:
         return None
 

@@ -7,13 +7,14 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
 from asyncddp.algorithms.algorithm import CommunicationPattern
-from asyncddp.algorithms.averaging_round import WeightOverrides
-from asyncddp.algorithms.bucket_windows import BucketWindow, BucketWindowSet
+from asyncddp.algorithms.averaging_round import SharedRoundState
+from asyncddp.algorithms.bucket_windows import BucketWindow
 from asyncddp.algorithms.one_sided_communication import OneSidedCommunication
 from asyncddp.errors import ArgumentError, PeerLeftError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.weight_resolver import require_finite
 from asyncddp.ops.windows.get_and_update import win_get_nonblocking
+from asyncddp.ops.windows.locking import weights_by_rank
 from asyncddp.windows.nonblocking_handle import WindowHandle
 from topology import Neighbors
 
@@ -31,12 +32,10 @@ class WindowPutCommunication(OneSidedCommunication):
     how = CommunicationPattern.PUT
     override_names = ("self_weight", "src_weights", "dst_weights")
 
-    def weight_row(
-        self, overrides: WeightOverrides, near: Neighbors, windows: BucketWindowSet
-    ) -> WeightRow:
+    def weight_row(self, averager: SharedRoundState, near: Neighbors) -> WeightRow:
         """Return the topology's weights, with factors of 1 for puts."""
-        targets = _send_weights(self.name, overrides, near, windows, 1.0)
-        return WeightRow(*_receive_weights(overrides, near, windows), targets)
+        targets = _send_weights(self.name, averager, near, 1.0)
+        return WeightRow(*_receive_weights(averager, near), targets)
 
     def publish(self, bucket: BucketWindow, row: WeightRow, step: int) -> WindowHandle | None:
         """Put the tensor into the neighbours' windows."""
@@ -62,11 +61,9 @@ class WindowGetCommunication(OneSidedCommunication):
     how = CommunicationPattern.GET
     override_names = ("self_weight", "src_weights")
 
-    def weight_row(
-        self, overrides: WeightOverrides, near: Neighbors, windows: BucketWindowSet
-    ) -> WeightRow:
+    def weight_row(self, averager: SharedRoundState, near: Neighbors) -> WeightRow:
         """Return the topology's weights."""
-        return WeightRow(*_receive_weights(overrides, near, windows), {})
+        return WeightRow(*_receive_weights(averager, near), {})
 
     def publish(self, bucket: BucketWindow, row: WeightRow, step: int) -> WindowHandle | None:
         """Publish the tensor locally, for neighbours to get."""
@@ -86,7 +83,6 @@ class WindowGetCommunication(OneSidedCommunication):
         self._collect_gets(bucket)
 
     def _collect_gets(self, bucket: BucketWindow) -> None:
-        """Record the gets that have completed."""
         pending = bucket.pending_gets
         for source in [source for source, handle in pending.items() if handle.poll()]:
             del pending[source]
@@ -129,16 +125,15 @@ class WindowAccumulateCommunication(OneSidedCommunication):
     how = CommunicationPattern.ACCUMULATE
     override_names = ("self_weight", "dst_weights")
 
-    def weight_row(
-        self, overrides: WeightOverrides, near: Neighbors, windows: BucketWindowSet
-    ) -> WeightRow:
+    def weight_row(self, averager: SharedRoundState, near: Neighbors) -> WeightRow:
         """Return equal shares for this rank and its out-neighbours, or the overrides."""
+        overrides = averager.overrides
         targets = near.dst_ranks if overrides.dst_weights is None else overrides.dst_weights
         count = len(list(targets))
         share = 1.0 / (count + 1)
         if overrides.self_weight is not None and count:
             share = (1.0 - overrides.self_weight) / count
-        shares = _send_weights(self.name, overrides, near, windows, share)
+        shares = _send_weights(self.name, averager, near, share)
         given = math.fsum(shares.values())
         own = 1.0 - given if overrides.self_weight is None else overrides.self_weight
         if not own > 0.0 or min(shares.values(), default=0.0) < 0.0 or abs(own + given - 1) > 1e-9:
@@ -146,11 +141,15 @@ class WindowAccumulateCommunication(OneSidedCommunication):
                 f"{self.name}: arguments self_weight, dst_weights: expected a share above 0 to "
                 f"keep, and shares of others, which sum to 1 with it, got {own:.6g} and {shares}"
             )
-        return WeightRow(own, dict.fromkeys(windows.sources, 1.0), shares)
+        return WeightRow(own, dict.fromkeys(averager.windows.sources, 1.0), shares)
 
     def without(self, row: WeightRow, departed: Collection[int]) -> WeightRow:
         """Keep the shares of departed neighbours; what they gave before is still collected."""
-        return _withhold_shares(row, departed)
+        kept = [share for peer, share in row.dst_weights.items() if peer in departed]
+        if not kept:
+            return row
+        given = {peer: share for peer, share in row.dst_weights.items() if peer not in departed}
+        return WeightRow(math.fsum([row.self_weight, *kept]), row.src_weights, given)
 
     def publish(self, bucket: BucketWindow, row: WeightRow, step: int) -> WindowHandle | None:
         """Add the shares to the neighbours' windows."""
@@ -160,7 +159,7 @@ class WindowAccumulateCommunication(OneSidedCommunication):
     def asynchronous_row(self, bucket: BucketWindow, row: WeightRow) -> WeightRow:
         """Keep the shares of neighbours that have not collected the last one yet."""
         edges, shares = bucket.window.edges.outgoing, row.dst_weights
-        return _withhold_shares(row, [peer for peer in shares if edges[peer].has_unread()])
+        return self.without(row, [peer for peer in shares if edges[peer].has_unread()])
 
     def mix(self, bucket: BucketWindow, row: WeightRow) -> None:
         """Collect the shares received, each once."""
@@ -168,9 +167,10 @@ class WindowAccumulateCommunication(OneSidedCommunication):
 
 
 def _receive_weights(
-    overrides: WeightOverrides, near: Neighbors, windows: BucketWindowSet
+    averager: SharedRoundState, near: Neighbors
 ) -> tuple[float, Mapping[int, float]]:
     """Return the weights for averaging: of the own tensor, and by source rank."""
+    overrides, known = averager.overrides, averager.windows.sources
     if overrides.src_weights is None:
         if overrides.self_weight is not None:
             raise ArgumentError(
@@ -178,30 +178,20 @@ def _receive_weights(
                 "self_weight alone"
             )
         return near.self_weight, near.src_weights
-    given = overrides.src_weights.items()
-    sources = {int(rank): require_finite("win_update", "src_weights", w) for rank, w in given}
-    windows.check_neighbors("src_weights", sources, outgoing=False)
+    sources = weights_by_rank(
+        "win_update", "src_weights", overrides.src_weights, known, "an in-neighbour"
+    )
     if overrides.self_weight is None:
         return 1.0 - math.fsum(sources.values()), sources
     return require_finite("win_update", "self_weight", overrides.self_weight), sources
 
 
 def _send_weights(
-    verb: str, overrides: WeightOverrides, near: Neighbors, windows: BucketWindowSet, default: float
+    verb: str, averager: SharedRoundState, near: Neighbors, default: float
 ) -> dict[int, float]:
     """Return the factors for publishing, by target rank."""
-    given = overrides.dst_weights
+    given, known = averager.overrides.dst_weights, averager.windows.targets
     if given is None:
         return dict.fromkeys(near.dst_ranks, default)
     factors = given if isinstance(given, Mapping) else dict.fromkeys(given, default)
-    windows.check_neighbors("dst_weights", factors, outgoing=True)
-    return {int(r): require_finite(verb, "dst_weights", f) for r, f in factors.items()}
-
-
-def _withhold_shares(row: WeightRow, ranks: Collection[int]) -> WeightRow:
-    """Move the shares of some target ranks to the own tensor."""
-    kept = [share for peer, share in row.dst_weights.items() if peer in ranks]
-    if not kept:
-        return row
-    given = {peer: share for peer, share in row.dst_weights.items() if peer not in ranks}
-    return WeightRow(math.fsum([row.self_weight, *kept]), row.src_weights, given)
+    return weights_by_rank(verb, "dst_weights", factors, known, "an out-neighbour")

@@ -10,9 +10,7 @@ import torch
 
 from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.context import Context
-from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError
-from asyncddp.ops.broadcast import broadcast_nonblocking_
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 from topology import as_schedule
 
@@ -85,12 +83,3 @@ def _describe_weights(averager: ModelAverager) -> str:
     weights: list[Any] = [sorted(graph.edges(data="weight")) for graph in graphs]
     digest = hashlib.sha256(repr(weights).encode()).hexdigest()[:12]
     return f"topology {schedule.name} with the weights {digest}"
-
-
-def broadcast_tensors(context: Context, tensors: Iterable[torch.Tensor]) -> None:
-    """Overwrite the tensors of all ranks with those of rank 0; collective."""
-    if context.size > 1:
-        with use(context):
-            handles = [broadcast_nonblocking_(tensor.detach(), 0) for tensor in tensors]
-        for handle in handles:
-            handle.wait()

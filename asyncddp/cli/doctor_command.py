@@ -61,7 +61,6 @@ def doctor_command(check: bool, as_json: bool, **where: Any) -> None:
 
 
 def _run_checks(where: dict[str, Any], *, check: bool) -> dict[str, Any]:
-    """Run all checks and return their results as plain data."""
     environment = dict(os.environ)
     found_gpus = list_gpus()
     launcher, about_launcher = check_launcher(where["launcher"], environment)

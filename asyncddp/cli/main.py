@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
@@ -73,10 +73,9 @@ def main() -> None:
     """Train PyTorch models on many processes without a central average."""
 
 
-def bfrun() -> NoReturn:
+def bfrun() -> None:
     """Run ``bfrun …``, BlueFog's name for ``asyncddp run …``."""
     arguments = sys.argv[1:]
     if arguments in (["-v"], ["--version"]):
         main(["--version"], prog_name="asyncddp")
     main(["run", *arguments], prog_name="bfrun")
-    sys.exit()

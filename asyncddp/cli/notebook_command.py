@@ -12,12 +12,7 @@ import click
 
 from asyncddp.cli.main import HELP_OPTIONS, SuggestingCommandGroup
 from asyncddp.cli.options import PORT_NUMBER, NumberParamType, add_options, cluster_options
-from asyncddp.launch.cluster.control import (
-    StartedCluster,
-    start_cluster,
-    stop_cluster,
-    wait_for_engines,
-)
+from asyncddp.launch.cluster.control import StartedCluster, start_cluster, stop_cluster
 from asyncddp.launch.cluster.profile_directory import ProfileDirectory
 from asyncddp.launch.cluster.spec import build_cluster_spec
 from asyncddp.launch.job_options import RunOptions
@@ -113,11 +108,8 @@ def _await_engines(cluster_process: StartedCluster, timeout: float) -> None:
         Console(stderr=True).status("") as status,
     ):
         ranks = cluster_process.spec.ranks
-        wait_for_engines(
-            cluster_process,
-            client,
-            timeout=timeout,
-            progress=lambda count: status.update(f"{count} of {ranks} engines answer"),
+        cluster_process.wait_for_engines(
+            client, timeout, lambda count: status.update(f"{count} of {ranks} engines answer")
         )
 
 

@@ -6,14 +6,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from asyncddp.cli.console import format_bytes, make_console, make_table
-
-if TYPE_CHECKING:
-    from asyncddp.cli.report.monitor_log import MonitorLog, RankSummary
+from asyncddp.cli.report.monitor_log import (
+    MonitorLog,
+    RankSummary,
+    read_monitor_log,
+    slowest_rank,
+    summarise_ranks,
+)
+from asyncddp.cli.report.plot_curves import draw_curves
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -36,8 +40,6 @@ def report_command(file: Path, plot: Path | None, as_json: bool) -> None:
     Stale is how many steps the oldest of what a rank mixed was behind, for methods that do not
     wait. A share for monitoring above 1 % asks for a larger `every`.
     """  # noqa: D301 - click reads the \b
-    from asyncddp.cli.report.monitor_log import read_monitor_log, slowest_rank, summarise_ranks
-
     run = read_monitor_log(file)
     every = summarise_ranks(run)
     slowest = slowest_rank(every)
@@ -54,8 +56,6 @@ def report_command(file: Path, plot: Path | None, as_json: bool) -> None:
 
 
 def _write_plot(run: MonitorLog, file: Path, plot: Path) -> None:
-    from asyncddp.cli.report.plot_curves import draw_curves
-
     try:
         draw_curves(run, file.name).savefig(plot)
     except (OSError, ValueError) as error:

@@ -74,14 +74,13 @@ def timeline_pattern(options: RunOptions) -> str | None:
 
 
 def _build_command(found: InstalledLauncher, job: Job) -> LaunchCommand:
-    launcher = found.launcher
     ipv6 = [str(host) for host in job.hosts if host.is_ipv6]
-    if ipv6 and not launcher.ipv6_hosts:
+    if ipv6:
         raise ArgumentError(
-            f"{', '.join(ipv6)}: {launcher.title} takes no IPv6 address as a host. Give it a name "
-            "in /etc/hosts or DNS, and use that."
+            f"{', '.join(ipv6)}: {found.launcher.title} takes no IPv6 address as a host. Give it a "
+            "name in /etc/hosts or DNS, and use that."
         )
-    return launcher.build_command(found.executable, job)
+    return found.launcher.build_command(found.executable, job)
 
 
 def _format_command(command: LaunchCommand, options: RunOptions) -> str:
@@ -127,7 +126,6 @@ def _run_supervised(
 
 
 def _show_tracebacks(report_directory: Path) -> None:
-    """Print the traceback of each failure once, however many ranks have reported it."""
     groups = group_by_failure(read_failure_reports(report_directory))
     groups = [group for group in groups if group[0].traceback]
     groups = [group for group in groups if not group[0].is_consequence] or groups[:1]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,8 +20,7 @@ from asyncddp.rank_lists import list_ranks
 if TYPE_CHECKING:
     from asyncddp.timeline.merge.merged_trace import MergedTrace
     from asyncddp.timeline.report.trace_spans import TimelineSpans
-
-    Advance: TypeAlias = Callable[[Path, int], object]
+    from asyncddp.timeline.trace_files import ProgressCallback
 
 _LONG = 30_000_000  # bytes to read from which on progress is shown
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -119,20 +118,18 @@ def timeline_report_command(
             figure.savefig(plot)
 
 
-def _read_recording(sources: tuple[str, ...], advance: Advance) -> TimelineSpans:
-    """Read the spans of a merged file, or merge the ranks' files and return theirs."""
+def _read_recording(sources: tuple[str, ...], advance: ProgressCallback) -> TimelineSpans:
     from asyncddp.timeline.merge.merged_trace import open_traces
     from asyncddp.timeline.report.trace_spans import collect_spans
     from asyncddp.timeline.trace_files import is_merged, read_events
 
     only = Path(sources[0])
     if len(sources) == 1 and only.is_file() and is_merged(only):
-        return collect_spans(read_events(only, lambda behind: advance(only, behind)))
+        return collect_spans(read_events(only, advance))
     return collect_spans(open_traces(sources, advance).events(advance))
 
 
 def _merge_notes(merge: MergedTrace) -> Iterator[str]:
-    """Yield notes on a merge: missing ranks, and errors of the clocks."""
     for path in merge.silent:
         yield f"{path} is empty: its rank was ended before it wrote an event."
     if merge.missing:
@@ -151,13 +148,12 @@ def _merge_notes(merge: MergedTrace) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _progress_bar(sources: tuple[str, ...]) -> Iterator[Advance]:
-    """Show a progress bar on a terminal if there is much to read."""
-    from asyncddp.timeline.trace_files import find_trace_files
+def _progress_bar(sources: tuple[str, ...]) -> Iterator[ProgressCallback]:
+    from asyncddp.timeline.trace_files import find_trace_files, no_progress
 
     total = 2 * sum(path.stat().st_size for path in find_trace_files(sources))
     if total < _LONG or not sys.stderr.isatty():
-        yield lambda _path, _behind: None
+        yield no_progress
         return
     from rich.console import Console
     from rich.progress import Progress

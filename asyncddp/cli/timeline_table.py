@@ -93,7 +93,6 @@ def _table(report: TimelineReport, columns: Columns, title: str | None = None) -
 
 
 def _notable_ranks(report: TimelineReport, per: str) -> list[str]:
-    """Return sentences on the slowest rank and on the rank waited for most."""
     ranks = {one.rank: one for one in report.ranks}
 
     def slow(words: str, rank: int | None, name: str) -> str | None:

@@ -108,7 +108,6 @@ def topology_command(
 
 
 def _find_builder(name: str, parameter: str) -> Builder:
-    """Return the function that builds a graph or schedule family."""
     from topology import GRAPHS, SCHEDULES
 
     known: Mapping[str, Builder] = GRAPHS if parameter == "--graph" else {**GRAPHS, **SCHEDULES}
@@ -122,7 +121,6 @@ def _find_builder(name: str, parameter: str) -> Builder:
 
 
 def _parameters(builder: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a family besides the number of ranks."""
     every = inspect.signature(builder).parameters
     return {name: parameter for name, parameter in every.items() if name != "n"}
 
@@ -145,7 +143,6 @@ def _check_options(options: Iterable[str], builders: Mapping[str, Builder]) -> N
 
 
 def _build(builder: Builder, n: int, options: Mapping[str, Any]) -> GraphOrSchedule:
-    """Build one family with the options that it takes."""
     arguments: dict[str, Any] = {
         name: options.get(name, _DEFAULTS.get(name))
         for name, parameter in _parameters(builder).items()
@@ -161,7 +158,6 @@ def _build(builder: Builder, n: int, options: Mapping[str, Any]) -> GraphOrSched
 
 
 def _draw(built: Mapping[str, GraphOrSchedule], draw: Path) -> None:
-    """Write a picture of each graph; names are appended to several files."""
     import topology
 
     for name, graph in built.items():
@@ -171,7 +167,6 @@ def _draw(built: Mapping[str, GraphOrSchedule], draw: Path) -> None:
 
 
 def _list_families(builders: Mapping[str, Builder], title: str) -> Table:
-    """Return a table of the families with their options and one-line descriptions."""
     from rich.table import Table
     from rich.text import Text
 
@@ -185,7 +180,6 @@ def _list_families(builders: Mapping[str, Builder], title: str) -> Table:
 def _comparison_table(
     built: Mapping[str, GraphOrSchedule], n: int, link: tuple[float, float, float]
 ) -> Table:
-    """Return a table with one row of figures per graph or schedule."""
     from rich.text import Text
 
     table = make_table(f"{n} rank{'s'[: n != 1]}", [
@@ -230,7 +224,6 @@ time        of a step, relative to a ring allreduce: {nbytes / 1e6:g} MB, {laten
 
 
 def _random_schedule_legend(graphs: Iterable[GraphOrSchedule]) -> str:
-    """Explain rate and gap of random schedules, and the budget of matcha."""
     from topology import Schedule, describe
 
     names = [describe(g) for g in graphs if isinstance(g, Schedule) and g.period is None]

@@ -17,8 +17,7 @@ import torch
 from asyncddp.engine import ProgressEngine
 from asyncddp.errors import NotInitializedError
 from asyncddp.tensors.allocation import zeros
-from asyncddp.timeline.clock_offset import ClockSample, most_precise
-from asyncddp.timeline.tracer import Tracer
+from asyncddp.timeline.tracer import ClockSample, Tracer
 from asyncddp.transport import Transport
 
 _SERVICE = "clock"
@@ -53,7 +52,7 @@ def measure_clock_offset(
         transport.send(word, 0, _TAG, timeout)
         transport.receive(word, 0, _TAG, timeout)
         samples.append(ClockSample.from_round_trip(asked, int(word), time.monotonic_ns()))
-    return most_precise(samples)
+    return min(samples, key=lambda sample: sample.error)
 
 
 class ClockSync:
@@ -117,9 +116,8 @@ class ClockSync:
                 active_messages.send(peer, _SERVICE, (asked, time.monotonic_ns()))
 
     def _record_best(self) -> None:
-        """Record the most precise sample if it is precise enough."""
         found, self._found = self._found, []
         if found and self._tracer is not None and self._first is not None:
-            sample = most_precise(found)
+            sample = min(found, key=lambda sample: sample.error)
             if sample.error <= max(_MAX_ERROR, _MAX_ERROR_RATIO * self._first.error):
                 self._tracer.record_clock_offset(sample)

@@ -124,20 +124,17 @@ class Context:
             while self.exit_callbacks:
                 self.exit_callbacks.pop()()
         finally:
-            self._leave(reason)
-
-    def _leave(self, reason: str) -> None:
-        try:
-            if self._clock is not None:
-                self._clock.stop()
-            self.engine.close(reason)
-        finally:
-            self.extensions.clear()
-            close_device_transports(self.local_transport, self.transport)
-            self.local_transport.close()
-            self.transport.close()
-            if self.tracer is not None:
-                self.tracer.close()
+            try:
+                if self._clock is not None:
+                    self._clock.stop()
+                self.engine.close(reason)
+            finally:
+                self.extensions.clear()
+                close_device_transports(self.local_transport, self.transport)
+                self.local_transport.close()
+                self.transport.close()
+                if self.tracer is not None:
+                    self.tracer.close()
 
 
 class _CurrentContext(threading.local):

@@ -107,7 +107,7 @@ def end_run(error: BaseException) -> NoReturn:
     if _write_report(rank, code, error, text):  # asyncddp run says it, once for all
         wait = _REPORT_DELAY + 0.5 * elsewhere
     elif not isinstance(error, KeyboardInterrupt):
-        time.sleep(0.0 if quiet else min(0.15 * rank, 2.0) + 2.0 * elsewhere)
+        time.sleep(0.0 if quiet else min(0.4 * rank, 2.0) + 2.0 * elsewhere)
         sys.stderr.write(f"[asyncddp] rank {rank} of {size} failed: {summary}\n{text}")
     sys.stderr.flush()
     if context is not None and context.size > 1:

@@ -119,7 +119,7 @@ def load_topology() -> Topology:
         ...     world.run(lambda: topology.describe(bf.load_topology()))
         ['exponential_two(2)', 'exponential_two(2)']
     """
-    return current().topologies.load()
+    return current().topologies.given
 
 
 def set_machine_topology(topology: Topology | None = None) -> None:
@@ -152,7 +152,7 @@ def load_machine_topology() -> Topology | None:
         ...     world.run(bf.load_machine_topology)
         [None, None]
     """
-    return current().topologies.load_machine()
+    return current().topologies.machine_given
 
 
 def in_neighbor_ranks(round: int = 0) -> list[int]:  # noqa: A002 - the field's word
@@ -191,7 +191,7 @@ def in_neighbor_machine_ranks(round: int = 0) -> list[int]:  # noqa: A002 - the 
         [[], []]
     """
     context = current()
-    if context.topologies.load_machine() is None:
+    if context.topologies.machine_given is None:
         return []
     return list(context.topologies.machines.neighbors(context.machine_rank, round).src_weights)
 
@@ -206,6 +206,6 @@ def out_neighbor_machine_ranks(round: int = 0) -> list[int]:  # noqa: A002 - the
         [[], []]
     """
     context = current()
-    if context.topologies.load_machine() is None:
+    if context.topologies.machine_given is None:
         return []
     return list(context.topologies.machines.neighbors(context.machine_rank, round).dst_ranks)

@@ -19,6 +19,7 @@ class Topologies:
 
     Attributes:
         ranks: The topology between ranks, as a schedule.
+        given, machine_given: The topologies as they were set; None between machines before that.
         pinned: Names of windows, while there are any: they lie along the edges of the topology.
     """
 
@@ -27,36 +28,28 @@ class Topologies:
     def __init__(self, size: int, machines: int, rank: int) -> None:
         self._size, self._machines, self._rank = size, machines, rank
         self.pinned: set[str] = set()
-        self._given: Topology
+        self.given: Topology
         self.set(None)
-        self._machine_given: Topology | None = None
+        self.machine_given: Topology | None = None
         self._machine_schedule: topology.Schedule | None = None
 
     def set(self, given: Topology | None) -> None:
         """Set the topology between ranks; None takes ``exponential_two``."""
         chosen = topology.exponential_two(self._size) if given is None else given
-        if self.pinned and chosen is not self._given:
+        if self.pinned and chosen is not self.given:
             names = ", ".join(map(repr, sorted(self.pinned)))
             raise topology.TopologyError(
                 f"set_topology: the windows {names} lie along the edges of the topology in use; "
                 "call win_free() on all ranks before setting another"
             )
         self.ranks = self._checked_schedule(chosen, self._size, "ranks")
-        self._given = chosen
-
-    def load(self) -> Topology:
-        """Return the topology between ranks as it was set."""
-        return self._given
+        self.given = chosen
 
     def set_machine(self, given: Topology | None) -> None:
         """Set the topology between machines; None takes ``exponential_two``."""
         chosen = topology.exponential_two(self._machines) if given is None else given
         self._machine_schedule = self._checked_schedule(chosen, self._machines, "machines")
-        self._machine_given = chosen
-
-    def load_machine(self) -> Topology | None:
-        """Return the topology between machines as it was set, or None."""
-        return self._machine_given
+        self.machine_given = chosen
 
     @property
     def machines(self) -> topology.Schedule:

@@ -10,8 +10,13 @@ from typing import NamedTuple
 
 import torch
 
-from asyncddp.device.library_threads import bind_library_thread
-from asyncddp.device.streams import DeviceEvent, DeviceStreams, InterprocessEvent, StreamRole
+from asyncddp.device.streams import (
+    DeviceEvent,
+    DeviceStreams,
+    InterprocessEvent,
+    StreamRole,
+    bind_library_thread,
+)
 from asyncddp.serialization import pack, unpack
 from asyncddp.tensors.allocation import empty
 from asyncddp.torch_modes import normal_mode

@@ -7,6 +7,7 @@ stream waits for an event of the other. :class:`DeviceStreams` has one stream fo
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
@@ -16,6 +17,8 @@ import torch
 from typing_extensions import override
 
 from asyncddp.tensors.allocation import empty
+
+_this_thread = threading.local()
 
 
 class StreamRole(Enum):
@@ -111,13 +114,25 @@ class DeviceStreams(ABC):
         raise NotImplementedError
 
 
+def mark_library_thread() -> None:
+    """Mark this thread as one of the library's, bound to the first device that it uses."""
+    _this_thread.unbound = True
+
+
+def bind_library_thread(streams: DeviceStreams) -> None:
+    """Bind this thread to a device on first use, if it is the library's; never a user's thread."""
+    if getattr(_this_thread, "unbound", False):
+        _this_thread.unbound = False
+        streams.bind_thread()
+
+
 class _ReachedEvent:
     def done(self) -> bool:
         return True
 
 
 class HostStreams(DeviceStreams):
-    """Streams of the host, where all work is done at once, with the interface of a device's.
+    """Stand-in for a device's streams on the host: the same interface, synchronous calls.
 
     Example:
         >>> streams, out = HostStreams(), torch.zeros(1)

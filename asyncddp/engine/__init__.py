@@ -9,7 +9,7 @@ from asyncddp.engine.handle import Handle
 from asyncddp.engine.messages import ExchangeSignature
 from asyncddp.engine.operation_exchanges import OperationExchanges
 from asyncddp.engine.progress_engine import ProgressEngine
-from asyncddp.engine.work import OperationSpec, Steps, WaitCondition, Work
+from asyncddp.engine.work import OperationSpec, Steps
 
 __all__ = [
     "ChunkedExchange",
@@ -19,6 +19,4 @@ __all__ = [
     "OperationSpec",
     "ProgressEngine",
     "Steps",
-    "WaitCondition",
-    "Work",
 ]

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from asyncddp.engine.announced_tensor_receiver import RECEIVE_ERRORS, AnnouncedTensorReceiver
+from asyncddp.engine.announced_tensor_receiver import AnnouncedTensorReceiver
 from asyncddp.engine.messages import (
     DECODE_ERRORS,
     INLINE_BYTES,
@@ -22,7 +22,7 @@ from asyncddp.engine.send_queue import SendQueue
 from asyncddp.errors import AsyncDDPError, PeerError
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.byte_views import as_bytes, from_bytes
-from asyncddp.transport.base import Request, Transport, has_ended
+from asyncddp.transport.base import TRANSFER_ERRORS, Request, Transport, has_ended
 
 ActiveMessageHandler: TypeAlias = Callable[[int, tuple[Any, ...], torch.Tensor | None], None]
 """Function that is called with the sender's rank, the arguments, and the tensor sent along."""
@@ -85,18 +85,16 @@ class ActiveMessageDispatcher:
         """Receive a message of a peer, and its tensor if one follows, and run the handler."""
         tensor: torch.Tensor | None = None
         request: Request | None = None
-        if message.dtype:
-            dtype = getattr(torch, message.dtype)
-            if message.payload is not None:
-                tensor = from_bytes(message.payload, dtype, message.shape)
-            else:
-                try:
-                    tensor = empty(message.shape, dtype)
-                    request = self._transport.irecv(tensor, peer, message.tag)
-                except RECEIVE_ERRORS as error:
-                    self._fail(peer, message, error)
-                    self._announced.discard(peer, message)
-                    tensor = None
+        if message.payload is not None:
+            tensor = from_bytes(message.payload, getattr(torch, message.dtype), message.shape)
+        elif message.dtype:
+            try:
+                tensor = empty(message.shape, getattr(torch, message.dtype))
+                request = self._transport.irecv(tensor, peer, message.tag)
+            except TRANSFER_ERRORS as error:
+                self._fail(peer, message, error)
+                self._announced.discard(peer, message)
+                tensor = None
         self._received.setdefault(peer, deque()).append((message, tensor, request))
         self._deliver(peer)
 

@@ -21,11 +21,9 @@ from asyncddp.engine.send_queue import SendQueue
 from asyncddp.errors import PeerError
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.byte_views import from_bytes
-from asyncddp.transport.base import Request, has_ended
+from asyncddp.transport.base import TRANSFER_ERRORS, Request, has_ended
 from asyncddp.transport.cuda.device_transport import DirectReadTransport
 
-RECEIVE_ERRORS = (RuntimeError, OSError, MemoryError)
-"""Exceptions of a receive that cannot begin, as where there is no memory for the tensor."""
 _DISCARD_STREAMS = HostStreams()
 """Streams for bytes that come from a device and are dropped on the host."""
 
@@ -45,7 +43,7 @@ class AnnouncedTensorReceiver:
         """
         try:
             self._accept(exchange, peer, message)
-        except RECEIVE_ERRORS as cause:
+        except TRANSFER_ERRORS as cause:
             nbytes = math.prod(message.shape) * getattr(torch, message.dtype).itemsize
             error = PeerError(
                 f"rank {self._rank}, {exchange.signature.verb} {exchange.key}: {nbytes} bytes of "
@@ -74,7 +72,7 @@ class AnnouncedTensorReceiver:
         if message.tag != SIGNATURE_ONLY:
             nbytes = math.prod(message.shape) * dtype.itemsize
             receive.request = self._channels.tracing.transfer(
-                "receive", exchange, peer, nbytes, begun, receive.request
+                "receive", exchange.key, message.verb, peer, nbytes, begun, receive.request
             )
         answered = peer in exchange.targets - exchange.ring_targets and not message.weights
         if message.wants_ack and not answered:  # this rank's tensor acknowledges as well
@@ -83,7 +81,6 @@ class AnnouncedTensorReceiver:
             exchange.unacknowledged.discard(peer)
 
     def _begin(self, exchange: ExchangeRequest, peer: int, message: TensorMessage) -> None:
-        """Begin to receive a tensor, or to read it in the peer's memory."""
         receive, dtype = exchange.receives[peer], getattr(torch, message.dtype)
         transport = self._sends.transport_for(exchange.streams)
         if exchange.peer_access and isinstance(transport, DirectReadTransport):
@@ -111,7 +108,7 @@ class AnnouncedTensorReceiver:
             else:
                 scratch = empty(message.shape, dtype)
                 self._discards.append((transport.irecv(scratch, peer, message.tag), scratch))
-        except RECEIVE_ERRORS:
+        except TRANSFER_ERRORS:
             return False
         return True
 

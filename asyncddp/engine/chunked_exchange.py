@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from asyncddp.engine.exchange_request import ExchangeRequest, PendingReceive, SendCompletion
+from asyncddp.engine.exchange_request import ExchangeRequest, PendingReceive
 from asyncddp.engine.messages import ExchangeSignature, MatchKey
 from asyncddp.engine.persistent_channels import PersistentChannel, PersistentChannelTable
 from asyncddp.errors import MismatchError
@@ -93,7 +93,7 @@ class ChunkedExchange:
     """Exchange in which a rank sends its tensor to peers and receives theirs, chunk by chunk.
 
     As a wait condition it is done once the ring has room for the current chunk. ``targets`` are the
-    ranks that read this rank's ring; tensors stay whole without a ``layout``. An exchange that has
+    ranks that read this rank's ring; tensors stay whole without a ``channel``. An exchange that has
     ``begun`` is listed in the channel already, with so many of its chunks ``published``.
     """
 
@@ -102,15 +102,16 @@ class ChunkedExchange:
         channels: PersistentChannelTable,
         channel: PersistentChannel | None,
         key: MatchKey,
-        layout: ChunkLayout | None,
+        signature: ExchangeSignature,
         sources: Iterable[int],
         targets: Sequence[int],
         *,
         begun: bool = False,
         published: int = 0,
     ) -> None:
-        self.channels, self.channel, self.key = channels, channel, key
-        self.layout = layout or _WHOLE
+        self.channels, self.channel = channels, channel
+        self.key, self.signature = key, signature
+        self.layout = _WHOLE if channel is None else channel.layout
         self.sources = [ChunkReceiver(self, peer) for peer in sources]
         self.targets = tuple(targets)
         self.request: ExchangeRequest | None = None  # with which messages are matched, once made
@@ -119,14 +120,6 @@ class ChunkedExchange:
         self._mapped, self._published = False, published
         if channel is not None and not begun:
             channel.in_flight.append(key.step)
-
-    @property
-    def signature(self) -> ExchangeSignature:
-        """Operation, dtype, shape and device on which the peers agree."""
-        known = self.request or self.channel
-        if known is None:
-            raise RuntimeError(f"{self.key} was used before it was opened")
-        return known.signature
 
     @property
     def is_first_in_flight(self) -> bool:
@@ -201,10 +194,6 @@ class ChunkedExchange:
         else:
             torch.mul(chunk, factor, out=slot)
         send_ring.publish(step, number + 1)
-
-    def sent(self) -> SendCompletion | ChunkReadCompletion:
-        """Return the condition that all messages are sent, and acknowledged where asked for."""
-        return ChunkReadCompletion(self, None, 0) if self.request is None else self.request.sent()
 
     def chunks_read(self, number: int) -> ChunkReadCompletion:
         """Return the condition that all targets have read the first ``number`` chunks."""

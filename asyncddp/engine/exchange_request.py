@@ -111,10 +111,6 @@ class ExchangeRequest:
         """Return the ranks from which a tensor is expected."""
         return frozenset(self.receives)
 
-    def buffers_free(self) -> SendBuffersReusable:
-        """Return the condition that the buffers of sent tensors may be overwritten."""
-        return SendBuffersReusable(self)
-
     def sent(self) -> SendCompletion:
         """Return the condition that all sends are complete, and acknowledged where asked for."""
         return SendCompletion(self)

@@ -12,13 +12,17 @@ from asyncddp.errors import PeerError, PeerLeftError
 
 _GRACE = 0.5  # seconds for messages that a rank sent before its exit
 _RAISED = "it raised "  # begins the reason of a rank that has failed
+_ADVICE = (
+    "; if ranks have different numbers of batches, put the training loop inside "
+    "`with bf.join(optimizer):`"
+)
 
 
 class _ExitedPeer(NamedTuple):
     """Record of a rank that has exited: why, when, and after how many collectives of each kind."""
 
     reason: str
-    collective_counts: Mapping[str, int]
+    collective_counts: Mapping[str, int]  # of each kind, before its exit
     since: float
     failed: bool = False
 
@@ -81,19 +85,10 @@ class LostPeers:
             if exited is None or now - exited.since < _GRACE:
                 continue
             if key is None or key.step >= exited.collective_counts.get(key.base, 0):
-                return _peer_left_error(subject, peer, exited)
+                advice = "" if exited.reason.startswith(_RAISED) else _ADVICE
+                error = PeerLeftError(
+                    f"{subject}: rank {peer} has left ({exited.reason}), but is needed{advice}"
+                )
+                error.origin = peer
+                return error
         return None
-
-
-def _peer_left_error(subject: str, peer: int, exited: _ExitedPeer) -> PeerLeftError:
-    """Build the error of a rank that needs an exited peer, with advice on the likely cause."""
-    advice = (
-        "; if ranks have different numbers of batches, put the training loop inside "
-        "`with bf.join(optimizer):`"
-    )
-    error = PeerLeftError(
-        f"{subject}: rank {peer} has left ({exited.reason}), but is needed"
-        f"{'' if exited.reason.startswith(_RAISED) else advice}"
-    )
-    error.origin = peer
-    return error

@@ -125,11 +125,10 @@ class MessageMatcher:
 
     def has_submitted(self, key: MatchKey) -> bool:
         """Tell whether this rank has submitted an exchange with this key."""
-        known = key in self._posted or key in self._finished
-        return known or key.step < self._use_counts.get(key.base, 0)
+        counts = self._use_counts
+        return key.step < counts.get(key.name, counts.get(key.base, 0))
 
     def _finished_exchange(self, key: MatchKey) -> _FinishedExchange | None:
-        """Return the record of an exchange that has ended here, if it is remembered."""
         partners = self.channels.partners(key)
         return self._finished.get(key) or (_FinishedExchange(*partners, None) if partners else None)
 
@@ -167,7 +166,6 @@ class MessageMatcher:
         return others
 
     def _receive_tensor(self, peer: int, message: TensorMessage) -> None:
-        """Match a tensor's message with its request, or keep it as unexpected."""
         if message.key in self._posted:
             self._match(self._posted[message.key], peer, message)
         elif (finished := self._finished_exchange(message.key)) is not None:
@@ -256,7 +254,6 @@ class MessageMatcher:
 
 
 def _describe_neighbors(exchange: ExchangeRequest | _FinishedExchange) -> str:
-    """Describe an exchange's sources and targets, with advice, for the message of an error."""
     return (
         f"it receives from {sorted(exchange.sources)} and sends to {sorted(exchange.targets)}; let "
         "the sender's dst_weights and the receiver's src_weights name each other"

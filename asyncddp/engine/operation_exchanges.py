@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import TypeAlias
 
 import torch
 
@@ -14,10 +13,8 @@ from asyncddp.engine.exchange_request import ExchangeRequest, PendingReceive, Se
 from asyncddp.engine.message_matching import MessageMatcher
 from asyncddp.engine.messages import ExchangeSignature, MatchKey
 from asyncddp.errors import PeerError
+from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.transport.base import Request
-
-WeightRows: TypeAlias = tuple[str, Mapping[int, str]]
-"""This rank's row of mixing weights as text, and the row that each target should have."""
 
 _GRACE = 0.3  # seconds for a signature that explains an error of the transport
 
@@ -76,74 +73,69 @@ class OperationExchanges:
         streams: DeviceStreams | None = None,
         *,
         peer_access: bool = False,
-        rows: WeightRows | None = None,
+        row: WeightRow | None = None,
     ) -> ExchangeRequest:
         """Open an exchange with peers; an operation with several gives each a name of its own.
 
-        ``streams`` are of the tensors' device, None on the host, and ``rows`` are compared with the
-        peers'. It raises a MismatchError if an earlier message contradicts it.
+        ``streams`` are of the tensors' device, None on the host. In check mode peers compare the
+        row of weights. It raises a MismatchError if an earlier message contradicts it.
         """
         exchange = ExchangeRequest(
             self._next_key(), signature, sources, targets, peer_access=peer_access
         )
         exchange.streams = streams
-        exchange.row, exchange.rows = rows or ("", {})
-        return self._open(exchange)
+        return self._open(exchange, row)
 
     def chunked_exchange(
-        self,
-        signature: ExchangeSignature,
-        sources: Iterable[int],
-        targets: Mapping[int, float],
-        rows: WeightRows | None = None,
-    ) -> ChunkedExchange:
+        self, signature: ExchangeSignature, row: WeightRow
+    ) -> tuple[ChunkedExchange, ExchangeRequest]:
         """Open an exchange chunk by chunk, through ring buffers where these are set up.
 
-        ``targets`` come with the factor for each; those that do not read from the send ring must be
-        sent the tensor with :meth:`send`.
+        Targets that do not read from the send ring must be sent the tensor with :meth:`send`, as
+        part of the request.
         """
-        exchange = ExchangeRequest(self._next_key(), signature, sources, targets)
-        exchange.row, exchange.rows = rows or ("", {})
+        targets = row.dst_weights
+        exchange = ExchangeRequest(self._next_key(), signature, row.sources, targets)
         channels = self._matcher.channels
         exchange.channel = channel = channels.find_or_open(exchange.key, signature, targets)
         alike = len(set(targets.values())) == 1 and not self.check
         if channel is not None and channel.send_ring is not None and alike:
             exchange.ring_targets = exchange.targets & channel.readers
-        layout = None if channel is None else channel.layout
-        readers = sorted(exchange.ring_targets)
-        chunked_exchange = ChunkedExchange(
-            channels, channel, exchange.key, layout, exchange.receives, readers
+        chunked = ChunkedExchange(
+            channels,
+            channel,
+            exchange.key,
+            signature,
+            exchange.receives,
+            sorted(exchange.ring_targets),
         )
-        self._chunked_exchanges.append(chunked_exchange)
-        chunked_exchange.request = self._open(exchange)
-        return chunked_exchange
+        self._chunked_exchanges.append(chunked)
+        chunked.request = self._open(exchange, row)
+        return chunked, exchange
 
-    def adopt(self, chunked_exchange: ChunkedExchange, signature: ExchangeSignature) -> None:
+    def adopt(self, chunked: ChunkedExchange) -> None:
         """Take over a chunked exchange that the calling thread has begun without the engine."""
-        sources = [source.peer for source in chunked_exchange.sources]
-        key, targets = chunked_exchange.key, chunked_exchange.targets
-        exchange = ExchangeRequest(key, signature, sources, targets)
-        exchange.ring_targets, exchange.channel = exchange.targets, chunked_exchange.channel
-        self._chunked_exchanges.append(chunked_exchange)
-        chunked_exchange.request = self._open(exchange)
+        sources = [source.peer for source in chunked.sources]
+        exchange = ExchangeRequest(chunked.key, chunked.signature, sources, chunked.targets)
+        exchange.ring_targets, exchange.channel = exchange.targets, chunked.channel
+        self._chunked_exchanges.append(chunked)
+        chunked.request = self._open(exchange)
 
     def _next_key(self) -> MatchKey:
         name = self.key.name if self._part == 0 else f"{self.key.name}/{self._part}"
         self._part += 1
         return MatchKey(name, self.key.step)
 
-    def _open(self, exchange: ExchangeRequest) -> ExchangeRequest:
+    def _open(self, exchange: ExchangeRequest, row: WeightRow | None = None) -> ExchangeRequest:
+        if row is not None and self.check:
+            exchange.row, exchange.rows = row.describe_rows()
         self._matcher.open(exchange, check=self.check)
         self._exchanges.append(exchange)
         return exchange
 
-    def send(
-        self, exchange: ExchangeRequest | ChunkedExchange, peer: int, tensor: torch.Tensor
-    ) -> None:
+    def send(self, exchange: ExchangeRequest, peer: int, tensor: torch.Tensor) -> None:
         """Send a contiguous tensor to a target of an open exchange."""
-        request = exchange.request if isinstance(exchange, ChunkedExchange) else exchange
-        if request is not None:
-            self._matcher.sends.send(request, peer, tensor)
+        self._matcher.sends.send(exchange, peer, tensor)
 
     def export(
         self, exchange: ExchangeRequest, targets: Mapping[int, float], tensor: torch.Tensor
@@ -178,7 +170,7 @@ class OperationExchanges:
         request = start()
         self._requests.append(request)
         yield CollectiveCompletion(request, exchange, others)
-        self._matcher.channels.tracing.collective(exchange, group, begun)
+        self._matcher.channels.tracing.collective(exchange.key.name, signature, group, begun)
         self._requests.remove(request)
         for peer in sources:
             yield exchange.receives[peer]
@@ -201,8 +193,8 @@ class OperationExchanges:
         """End all exchanges, with the error that ended the operation if there was one."""
         for request in self._requests:
             request.abandon()
-        for chunked_exchange in self._chunked_exchanges:
-            chunked_exchange.close(failed=error is not None)
+        for chunked in self._chunked_exchanges:
+            chunked.close(failed=error is not None)
         for exchange in self._exchanges:
             self._matcher.close(exchange, error)
             exchange.receives.clear()  # they know each other: without this, memory waits for the gc

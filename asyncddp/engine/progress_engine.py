@@ -7,8 +7,11 @@ import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
+
+import torch
+from torch.autograd import profiler
 
 from asyncddp.config import Config
 from asyncddp.deadline import Deadline
@@ -20,6 +23,7 @@ from asyncddp.engine.progress_loop import ProgressLoop
 from asyncddp.engine.tracing import NO_TRACING, EngineTracing
 from asyncddp.engine.work import OperationSpec, Work
 from asyncddp.errors import ArgumentError, NotInitializedError
+from asyncddp.timeline.profiler_range import ProfilerRange
 from asyncddp.timeline.tracer import Tracer
 from asyncddp.transport.base import Transport
 
@@ -30,7 +34,6 @@ _LIVE_ENGINES: weakref.WeakSet[ProgressEngine] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Detach the engines that a child process inherited from its parent."""
     for engine in list(_LIVE_ENGINES):
         engine.detach_after_fork()
 
@@ -62,11 +65,10 @@ class ProgressEngine(ProgressLoop):
         self, spec: OperationSpec[R], key: MatchKey | None = None, about: Sequence[object] = ()
     ) -> Handle[R]:
         """Queue an operation for the progress thread; ``key`` is that of a use counted before."""
-        span = self.tracing.call(spec, about) if key is None else None
-        if span is None:
-            return self._submit(spec, key)
-        with span:
-            return self._submit(spec, None)
+        if key is None and (span := self._call_span(spec, about)) is not None:
+            with span:
+                return self._submit(spec, None)
+        return self._submit(spec, key)
 
     def _submit(self, spec: OperationSpec[R], key: MatchKey | None) -> Handle[R]:
         work = self._enqueue(spec, key)
@@ -78,11 +80,21 @@ class ProgressEngine(ProgressLoop):
 
     def run(self, spec: OperationSpec[R], about: Sequence[object] = ()) -> R:
         """Run an operation on the calling thread and return its result."""
-        span = self.tracing.call(spec, about)
+        span = self._call_span(spec, about)
         if span is None:
             return Handle(self, self._enqueue(spec)).wait()
         with span:
             return Handle(self, self._enqueue(spec)).wait()
+
+    def _call_span(
+        self, spec: OperationSpec[R], about: Sequence[object]
+    ) -> AbstractContextManager[object] | None:
+        """Return a context manager that records a call with arguments ``about``, or None."""
+        if self.tracer is None:
+            on = profiler._is_profiler_enabled
+            return ProfilerRange(f"ENQUEUE_{spec.verb.upper()}") if on else None
+        nbytes = next((one.nbytes for one in about if isinstance(one, torch.Tensor)), 0)
+        return self.tracer.enqueue_span(spec.verb, spec.label, nbytes)
 
     def _enqueue(self, spec: OperationSpec[R], key: MatchKey | None = None) -> Work[R]:
         name, rounds = spec.match_name, 0
@@ -106,18 +118,15 @@ class ProgressEngine(ProgressLoop):
         It is None where the name is in use by something that must end first.
         """
         with self._submit_lock:
-            if (self.queue or self.active) and self._is_in_progress(name):
-                return None
+            if self.queue or self.active:
+                every = (*list(self.active), *list(self.queue), *list(self.active))
+                if any(work.key.name == name for work in every):
+                    return None
             if self.matcher.is_refused(name):
                 return None
             step = self._count(verb, name, name)[0]
             in_flight.append(step)
             return step
-
-    def _is_in_progress(self, name: str) -> bool:
-        """Tell whether an operation of a name is queued or in progress."""
-        every = (*list(self.active), *list(self.queue), *list(self.active))
-        return any(work.key.name == name for work in every)
 
     def use_count(self, name: str) -> int:
         """Return how often a name was used, which is its next step."""
@@ -225,7 +234,6 @@ class ProgressEngine(ProgressLoop):
 
 
 def _check_name(verb: str, name: str) -> None:
-    """Raise if a name cannot be encoded in a message."""
     try:
         name.encode()
     except UnicodeEncodeError as error:

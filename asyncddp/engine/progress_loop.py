@@ -11,10 +11,10 @@ from contextlib import suppress
 from typing import Any
 
 from asyncddp.config import Config
-from asyncddp.device.library_threads import mark_library_thread
+from asyncddp.device.streams import mark_library_thread
 from asyncddp.engine.lost_peers import LostPeers
 from asyncddp.engine.message_matching import MessageMatcher
-from asyncddp.engine.messages import DECODE_ERRORS, MatchKey, PeerExit
+from asyncddp.engine.messages import DECODE_ERRORS, PeerExit
 from asyncddp.engine.tracing import EngineTracing
 from asyncddp.engine.watchdog import Watchdog
 from asyncddp.engine.work import Work
@@ -38,21 +38,18 @@ class ProgressLoop:
 
     ``hooks`` are called in every round until they return True, ``deferred`` handles have no thread
     that drives them, and ``closed_because`` says why nothing can be submitted once ``closed``.
-    ``wait_guard``, ``has_exited`` and ``mark_peer_failed`` are the watchdog's and the lost peers'.
     """
 
     def __init__(self, transport: Transport, config: Config, tracing: EngineTracing) -> None:
-        self.transport, self.tracing = transport, tracing
+        self.transport, self.tracing, self.tracer = transport, tracing, tracing.tracer
         self._use_counts: dict[str, int] = defaultdict(int)
         self.matcher = MessageMatcher(transport, self._use_counts, tracing)
         self.lock = threading.RLock()  # held for one round of progress
         self.queue: deque[Work[Any]] = deque()  # submitted
         self.active: list[Work[Any]] = []  # in progress
         self.lost_peers = LostPeers(self.matcher)
-        self.watchdog = Watchdog(config, self.matcher, self.lost_peers, self._submitted)
+        self.watchdog = Watchdog(config, self.matcher, self.lost_peers)
         self.has_exited = self.lost_peers.has_exited
-        self.mark_peer_failed = self.lost_peers.mark_failed
-        self.wait_guard = self.watchdog.wait_guard
         self.hooks: deque[Callable[[], bool]] = deque()
         self.deferred: dict[int, Any] = {}
         self.idle_interval = _IDLE_INTERVAL  # seconds between polls while nothing is in progress
@@ -165,15 +162,10 @@ class ProgressLoop:
         return moved
 
     def _run_hooks(self) -> bool:
-        """Call all progress hooks, remove those that are finished, and tell whether any were."""
         finished = [hook for hook in list(self.hooks) if hook()]
         for hook in finished:
             self.hooks.remove(hook)
         return bool(finished)
-
-    def _submitted(self, key: MatchKey) -> bool:
-        waiting = (*list(self.queue), *self.active)
-        return self.matcher.has_submitted(key) or any(work.key == key for work in waiting)
 
     # end
 
@@ -211,7 +203,8 @@ class ProgressLoop:
         if work.finished.is_set():
             return
         limit = None if timeout is None else time.monotonic() + timeout
-        attempt, span = 0, self.tracing.wait(work.spec)
+        attempt, spec, tracer = 0, work.spec, self.tracer
+        span = None if tracer is None else tracer.start_wait(spec.verb, spec.label)
         try:
             with self.watchdog.blocked(work, forever=limit is None):
                 while not work.finished.is_set():
@@ -257,7 +250,7 @@ class ProgressThread:
 
     def __init__(self, loop: ProgressLoop, transport: Transport) -> None:
         self._loop = weakref.ref(loop)
-        self._transport, self._tracing = transport, loop.tracing
+        self._transport, self._tracer = transport, loop.tracer
         self._awake = threading.Event()
         self._stopping = False
         name = f"asyncddp-progress-{transport.rank}"
@@ -277,7 +270,8 @@ class ProgressThread:
 
     def _run(self) -> None:
         mark_library_thread()
-        self._tracing.mark_progress_thread()
+        if self._tracer is not None:
+            self._tracer.mark_progress_thread()
         attempt = 0
         while not self._stopping:
             loop = self._loop()

@@ -136,7 +136,7 @@ class SendQueue:
     def _track(
         self, exchange: ExchangeRequest, peer: int, nbytes: int, begun: int, sent: Request | None
     ) -> None:
-        """Add a send to the exchange, and to the timeline if there is one."""
-        sent = self._tracing.transfer("send", exchange, peer, nbytes, begun, sent)
+        key, verb = exchange.key, exchange.signature.verb
+        sent = self._tracing.transfer("send", key, verb, peer, nbytes, begun, sent)
         if sent is not None:
             exchange.sends.append(sent)

@@ -1,13 +1,12 @@
-"""Hooks that trace the engine: its calls, waits, transfers and use of ring buffers."""
+"""Hooks that trace the engine: its transfers, collectives and use of ring buffers."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from typing_extensions import override
@@ -16,64 +15,32 @@ from asyncddp.engine.messages import ExchangeSignature, MatchKey
 from asyncddp.shm.arena import SharedMemoryHandle
 from asyncddp.shm.ring_buffer import ReceiveRingBuffer, SendRingBuffer
 from asyncddp.timeline.chrome_trace import Span
-from asyncddp.timeline.profiler_range import ProfilerRange, profiler_enabled
-from asyncddp.timeline.thread_spans import WaitSpan
 from asyncddp.timeline.tracer import Tracer
 from asyncddp.timeline.tracks import TRANSFER_TRACK
 from asyncddp.transport.base import Request
-
-
-class _TraceableExchange(Protocol):
-    """Interface of a send or receive in progress: the fields that the timeline records of it."""
-
-    @property
-    def key(self) -> MatchKey: ...
-    @property
-    def signature(self) -> ExchangeSignature: ...
-
-
-class _TraceableSpec(Protocol):
-    """Interface of an operation's specification: the fields that tracing records."""
-
-    @property
-    def verb(self) -> str: ...
-    @property
-    def label(self) -> str: ...
 
 
 class EngineTracing:
     """Hooks that the progress engine calls; while tracing is on, they record timeline events."""
 
     def __init__(self, tracer: Tracer | None) -> None:
-        self._tracer = tracer
-
-    def call(
-        self, spec: _TraceableSpec, about: Sequence[object]
-    ) -> AbstractContextManager[object] | None:
-        """Return a context manager that records a call with arguments ``about``, or None."""
-        if self._tracer is None:
-            return ProfilerRange(f"ENQUEUE_{spec.verb.upper()}") if profiler_enabled() else None
-        nbytes = next((one.nbytes for one in about if isinstance(one, torch.Tensor)), 0)
-        return self._tracer.enqueue_span(spec.verb, spec.label, nbytes)
-
-    def wait(self, spec: _TraceableSpec) -> WaitSpan | None:
-        """Return the timeline span of a wait that begins now, for the caller to end, or None."""
-        return None if self._tracer is None else self._tracer.start_wait(spec.verb, spec.label)
+        self.tracer = tracer
 
     def transfer(
         self,
         kind: str,
-        exchange: _TraceableExchange,
+        key: MatchKey,
+        verb: str,
         peer: int,
         nbytes: int,
         begun: int,
         request: Request | None,
     ) -> Request | None:
         """Record one tensor of an exchange: now, or once its request has completed."""
-        tracer = self._tracer
+        tracer = self.tracer
         if tracer is None:
             return request
-        (name, step), verb = exchange.key, exchange.signature.verb
+        name, step = key
 
         def record() -> None:
             tracer.record_transfer(kind, verb, name, peer, nbytes, begun, time.monotonic_ns(), step)
@@ -83,47 +50,39 @@ class EngineTracing:
         record()
         return None
 
-    def collective(self, exchange: _TraceableExchange, ranks: Sequence[int], begun: int) -> None:
+    def collective(
+        self, name: str, signature: ExchangeSignature, ranks: Sequence[int], begun: int
+    ) -> None:
         """Record a collective that has just ended."""
-        if self._tracer is None:
+        if self.tracer is None:
             return
-        signature = exchange.signature
         sizes = [size for size in signature.shape if size is not None]
         nbytes = math.prod(sizes) * getattr(torch, signature.dtype).itemsize
         verb = signature.verb.partition("(")[0].partition(" ")[0]
-        args = {"verb": verb, "name": exchange.key.name, "bytes": nbytes, "ranks": len(ranks)}
+        args = {"verb": verb, "name": name, "bytes": nbytes, "ranks": len(ranks)}
         now = time.monotonic_ns()
-        self._tracer.record(Span("collective", "collective", TRANSFER_TRACK, begun, now, args))
+        self.tracer.record(Span("collective", "collective", TRANSFER_TRACK, begun, now, args))
 
     def average(
-        self,
-        exchange: _TraceableExchange,
-        begun: int,
-        chunk: torch.Tensor,
-        sources: tuple[int, ...],
+        self, verb: str, name: str, begun: int, chunk: torch.Tensor, sources: tuple[int, ...]
     ) -> None:
         """Record that a chunk has just been averaged with those of its sources."""
-        if self._tracer is not None:
-            names = exchange.signature.verb, exchange.key.name
-            self._tracer.record_mix(*names, begun, time.monotonic_ns(), chunk.nbytes, sources)
-
-    def mark_progress_thread(self) -> None:
-        """Mark the calling thread as the progress thread."""
-        if self._tracer is not None:
-            self._tracer.mark_progress_thread()
+        if self.tracer is not None:
+            now, nbytes = time.monotonic_ns(), chunk.nbytes
+            self.tracer.record_mix(verb, name, begun, now, nbytes, sources)
 
     def send_ring(self, verb: str, name: str) -> Callable[..., SendRingBuffer]:
         """Return a function that makes the send ring buffer of an operation and name."""
-        if self._tracer is None:
+        if self.tracer is None:
             return SendRingBuffer
-        record = partial(self._tracer.record_transfer, "send", verb, name)
+        record = partial(self.tracer.record_transfer, "send", verb, name)
         return partial(TracedSendRingBuffer, record)
 
     def receive_ring(self, verb: str, name: str, peer: int) -> Callable[..., ReceiveRingBuffer]:
         """Return a function that makes the receive ring buffer of an operation, name and peer."""
-        if self._tracer is None:
+        if self.tracer is None:
             return ReceiveRingBuffer
-        record = partial(self._tracer.record_transfer, "read", verb, name, peer)
+        record = partial(self.tracer.record_transfer, "read", verb, name, peer)
         return partial(TracedReceiveRingBuffer, record)
 
 

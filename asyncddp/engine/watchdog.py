@@ -36,15 +36,8 @@ class Watchdog:
     The engine's lock guards it.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        matcher: MessageMatcher,
-        lost_peers: LostPeers,
-        submitted: Callable[[MatchKey], bool],
-    ) -> None:
-        self._config, self._matcher, self._submitted = config, matcher, submitted
-        self._lost_peers = lost_peers
+    def __init__(self, config: Config, matcher: MessageMatcher, lost_peers: LostPeers) -> None:
+        self._config, self._matcher, self._lost_peers = config, matcher, lost_peers
         self._rank, self._size = matcher.rank, matcher.size
         self._blocked: dict[int, Work[Any]] = {}  # by thread
         self._timed_waiters: set[int] = set()  # threads that wait with a time limit of their own
@@ -124,8 +117,9 @@ class Watchdog:
         work = self._blocking()
         if work is None:
             return None
-        missing, verb = work.missing(), work.spec.verb
-        onward, cycle = deadlock.forward_probe(probe, self._rank, verb, missing, self._submitted)
+        onward, cycle = deadlock.forward_probe(
+            probe, self._rank, work.spec.verb, work.missing(), self._matcher.has_submitted
+        )
         for peer, longer in onward:
             self._matcher.sends.put(peer, longer)
         if cycle is None:

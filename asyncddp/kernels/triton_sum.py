@@ -144,7 +144,6 @@ def _launch(
     divisor: int,
     dtype: torch.dtype,
 ) -> None:
-    """Launch the kernel once."""
     tensors = (out, first, *others)
     aligned = all(tensor.data_ptr() % _ALIGNMENT == 0 for tensor in tensors)
     spare = MAX_OTHERS - len(others)

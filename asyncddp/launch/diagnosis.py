@@ -67,7 +67,6 @@ def group_by_failure(reports: Iterable[FailureReport]) -> list[list[FailureRepor
 
 
 def _describe_group(group: Sequence[FailureReport]) -> str:
-    """Return one line about a group of ranks with the same failure."""
     first, hosts = group[0], {report.host for report in group}
     where = list_ranks(report.rank for report in group)
     where = f"{where} on {first.host}" if len(hosts) == 1 else where
@@ -169,7 +168,6 @@ def _diagnose_exit_codes(
 
 
 def _describe_wait_in_init(outcome: RunOutcome) -> str:
-    """Describe ranks that wait in ``init()`` for a rank that has ended."""
     waiting = f"while {list_ranks(outcome.waiting_in_init)} waited for it in init()"
     gone = [rank for rank in outcome.lost if rank not in outcome.waiting_in_init]
     if gone:
@@ -179,7 +177,6 @@ def _describe_wait_in_init(outcome: RunOutcome) -> str:
 
 
 def _diagnose_reports(reports: Sequence[FailureReport], lost: Sequence[int] = ()) -> Diagnosis:
-    """Return a diagnosis from the ranks' own reports, the first failure first."""
     main, *others = group_by_failure(reports)
     lines = [_describe_group(main)]
     if lost:
@@ -191,7 +188,6 @@ def _diagnose_reports(reports: Sequence[FailureReport], lost: Sequence[int] = ()
 def _describe_others(
     reports: Sequence[FailureReport], main: FailureReport | None = None
 ) -> tuple[str, ...]:
-    """Return lines about further failures, grouped, with the delay after the first."""
     groups, lines = group_by_failure(reports), []
     for group in groups[:_SHOWN]:
         delay = "" if main is None else f" {max(0.0, group[0].time - main.time):.1f} s later"

@@ -117,6 +117,16 @@ def assign_slots(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
     return tuple(replace(host, slots=each) if host.slots is None else host for host in hosts)
 
 
+def parse_placement(
+    hosts: str | None, hostfile: Path | None, ranks: int | None
+) -> tuple[Host, ...]:
+    """Parse ``-H`` or ``--hostfile``, of which one may be given, and assign slots to the hosts."""
+    if hosts is not None and hostfile is not None:
+        raise ArgumentError("-H and --hostfile: give one of them, not both.")
+    parsed = () if hosts is None else parse_hosts(hosts)
+    return assign_slots(parsed if hostfile is None else parse_hostfile(hostfile), ranks)
+
+
 def is_loopback(interface: str) -> bool:
     """Return whether all interfaces of ``--network-interface`` are loopback interfaces.
 

@@ -12,14 +12,7 @@ from pathlib import Path
 
 from asyncddp.errors import ArgumentError
 from asyncddp.launch.available_cpus import cores
-from asyncddp.launch.hosts import (
-    Host,
-    assign_slots,
-    is_loopback,
-    is_this_machine,
-    parse_hostfile,
-    parse_hosts,
-)
+from asyncddp.launch.hosts import is_loopback, is_this_machine, parse_placement
 from asyncddp.launch.job_options import Job, RunOptions
 from asyncddp.launch.rank_environment import (
     forwarded_variables,
@@ -32,14 +25,6 @@ from asyncddp.launch.rank_environment import (
 _RUNNER = ("-m", "asyncddp.launch.rank")
 
 
-def _hosts(options: RunOptions) -> tuple[Host, ...]:
-    if options.hosts is not None and options.hostfile is not None:
-        raise ArgumentError("-H and --hostfile: give one of them, not both.")
-    hosts = () if options.hosts is None else parse_hosts(options.hosts)
-    hosts = hosts if options.hostfile is None else parse_hostfile(options.hostfile)
-    return assign_slots(hosts, options.num_proc)
-
-
 def build_job(
     options: RunOptions,
     program: Sequence[str],
@@ -48,7 +33,7 @@ def build_job(
     module: bool = False,
 ) -> Job:
     """Build the job to start from the user's options and the environment variables."""
-    hosts = _hosts(options)
+    hosts = parse_placement(options.hosts, options.hostfile, options.num_proc)
     in_allocation = "SLURM_JOB_ID" in environment and not hosts
     remote = in_allocation or not all(is_this_machine(host) for host in hosts)
     slots = sum(host.slots or 0 for host in hosts)
@@ -79,7 +64,7 @@ def build_job(
         bind_to=options.bind_to, oversubscribe=over, tag_output=options.tag_output, live=live,
         environment=environment, set_environment={**ours, **added},
         forward=forwarded_variables({**environment, **added}, exports),
-        root=hasattr(os, "geteuid") and os.geteuid() == 0,
+        root=os.geteuid() == 0,
     )  # fmt: skip
 
 

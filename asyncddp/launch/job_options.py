@@ -68,9 +68,9 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)  # of the launcher, as it was
     root: bool = False
 
-    def has_flag(self, *flags: str) -> bool:
-        """Return whether the user's own launcher arguments contain one of these flags."""
-        return any(word == flag for word in self.extra for flag in flags)
+    def default_option(self, *names: str, value: str) -> list[str]:
+        """Return ``[names[0], value]``, or nothing if the user's own launcher arguments set it."""
+        return [] if set(names) & set(self.extra) else [names[0], value]
 
 
 @dataclass(frozen=True)

@@ -26,20 +26,15 @@ class InstalledLauncher:
     """An MPI launcher found on this machine: executable, implementation and version."""
 
     executable: str
-    family: str
+    launcher: Launcher
     version: str
 
-    @property
-    def launcher(self) -> Launcher:
-        """The description of its implementation: flags and output formats."""
-        return LAUNCHERS[self.family]
 
-
-def identify_launcher(version_output: str) -> tuple[str, str] | None:
+def identify_launcher(version_output: str) -> tuple[Launcher, str] | None:
     """Return implementation and version of a launcher from its ``--version`` output."""
-    for name, launcher in LAUNCHERS.items():
+    for launcher in LAUNCHERS.values():
         if (version := launcher.parse_version(version_output)) is not None:
-            return name, version
+            return launcher, version
     return None
 
 

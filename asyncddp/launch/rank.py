@@ -10,49 +10,37 @@ import io
 import os
 import runpy
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from asyncddp.config import tune_open_mpi
 
-_RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 _LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _TORCH_VARIABLES = {
-    "RANK": _RANK,
+    "RANK": RANK_VARIABLES,
     "WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"),
     "LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"),
     "LOCAL_WORLD_SIZE": _LOCAL_SIZE,
 }
 
 
-def _first(names: Sequence[str], environment: Mapping[str, str]) -> str | None:
-    return next((environment[name] for name in names if name in environment), None)
-
-
-def launched_rank(environment: Mapping[str, str]) -> int | None:
-    """Return the rank of a process as its launcher has set it; None if no launcher started it.
-
-    Example:
-        >>> launched_rank({"OMPI_COMM_WORLD_RANK": "3"})
-        3
-    """
-    rank = _first(_RANK, environment)
-    return None if rank is None else int(rank)
+def first_variable(names: Sequence[str]) -> str | None:
+    """Return the value of the first of these environment variables that is set; else None."""
+    return next((os.environ[name] for name in names if name in os.environ), None)
 
 
 @contextlib.contextmanager
 def _recorded_lifetime() -> Iterator[None]:
-    """Record this rank's start, and its regular end, in the report directory."""
-    report_directory, rank = os.environ.get("ASYNCDDP_REPORT_DIR"), _first(_RANK, os.environ)
+    report_directory, rank = os.environ.get("ASYNCDDP_REPORT_DIR"), first_variable(RANK_VARIABLES)
     if not (report_directory and rank and Path(report_directory).is_dir()):
         yield
         return
     from asyncddp.launch.process_cleanup import parent_death_setter
     from asyncddp.launch.rank_tracker import record_end, record_start
 
-    if (ask := parent_death_setter()) is not None:
-        ask()  # a launcher whose own parent was killed may end without ending its ranks
+    parent_death_setter()()  # a launcher whose parent was killed may end without ending its ranks
     record_start(report_directory, rank)
     process = os.getpid()
     yield
@@ -62,14 +50,14 @@ def _recorded_lifetime() -> Iterator[None]:
 
 def _set_variables() -> None:
     """Set OMP_NUM_THREADS, and torch.distributed's variables, unless the user has."""
-    size = _first(_LOCAL_SIZE, os.environ)
+    size = first_variable(_LOCAL_SIZE)
     if size is not None and "OMP_NUM_THREADS" not in os.environ:
         from asyncddp.launch.available_cpus import threads_per_rank
 
         os.environ["OMP_NUM_THREADS"] = str(threads_per_rank(int(size)))
     tune_open_mpi(os.environ)  # the script may start MPI before it imports the library
     if os.environ.keys().isdisjoint(_TORCH_VARIABLES):
-        found = {name: _first(names, os.environ) for name, names in _TORCH_VARIABLES.items()}
+        found = {name: first_variable(names) for name, names in _TORCH_VARIABLES.items()}
         os.environ.update({name: value for name, value in found.items() if value is not None})
 
 

@@ -60,7 +60,6 @@ class _OutputPipe:
         return bool(data)
 
     def flush_after_pause(self) -> None:
-        """Forward an unfinished line that nothing has followed for a while."""
         if self.output_filter.has_pending and time.monotonic() - self.quiet_since >= _PAUSE:
             _write(self.target, self.output_filter.flush())
         _write(self.target, self.output_filter.due_warnings())
@@ -78,37 +77,33 @@ class _LauncherTerminator:
 
     def __init__(self, child: subprocess.Popen[bytes], marker: str) -> None:
         self._child, self._marker = child, marker
-        self._next: list[Callable[[], None]] = []
+        self._stronger: list[signal.Signals] = []
         self.deadline = math.inf
         self.received: int | None = None
 
     def on_signal(self, number: int, _: FrameType | None) -> None:
         """Forward the first signal to the launcher; kill everything at the second."""
-        if self.received is not None:
-            self._kill()
-            return
-        self.received = number
-        self.begin(number)
+        if self.received is None:
+            self.received = number
+            self.begin(number)
+        else:
+            self._send(signal.SIGKILL)
 
     def begin(self, number: int) -> None:
-        """Send a signal to the launcher and schedule the escalation."""
-        self._next = [lambda: self._send(signal.SIGTERM), self._kill]
+        self._stronger = [signal.SIGTERM, signal.SIGKILL]
         self._send(number)
 
     def escalate(self) -> None:
-        """Send the next, stronger signal."""
         self.deadline = math.inf
-        if self._next:
-            self._next.pop(0)()
+        if self._stronger:
+            self._send(self._stronger.pop(0))
 
     def _send(self, number: int) -> None:
         self.deadline = time.monotonic() + _ESCALATION_INTERVAL
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, number)
-
-    def _kill(self) -> None:
-        self._send(signal.SIGKILL)
-        kill_processes(self._marker)
+        if number == signal.SIGKILL:
+            kill_processes(self._marker)
 
 
 @contextlib.contextmanager
@@ -200,7 +195,6 @@ class _SupervisorLoop:
             self._selector.register(pipe.source, selectors.EVENT_READ, pipe.forward)
 
     def close(self) -> None:
-        """Close the selector and the pidfds."""
         self._selector.close()
         self.tracker.close()
 
@@ -212,7 +206,6 @@ class _SupervisorLoop:
     def run(
         self, child: subprocess.Popen[bytes], terminator: _LauncherTerminator, ends: float
     ) -> None:
-        """Handle events until the launcher has ended."""
         reported = lost = math.inf
         while child.poll() is None:
             for rank, descriptor in self.tracker.new_processes().items():
@@ -237,7 +230,6 @@ class _SupervisorLoop:
         self._finish()
 
     def _step(self, until: float) -> None:
-        """Wait for events, at most until a time, and handle them."""
         if any(pipe.output_filter.has_pending for pipe in self._pipes):
             until = min(until, time.monotonic() + _PAUSE)
         for key, _ in self._selector.select(max(0.0, until - time.monotonic())):
@@ -247,7 +239,6 @@ class _SupervisorLoop:
             pipe.flush_after_pause()
 
     def _finish(self) -> None:
-        """Forward the remaining output after the launcher has ended."""
         last = time.monotonic() + _DRAIN
         sources = {pipe.source for pipe in self._pipes}
         registered = self._selector.get_map().values()  # a live view

@@ -11,12 +11,7 @@ from typing import Any
 from asyncddp.algorithms.averaging_round import CumulativeTimer
 from asyncddp.context.context import use
 from asyncddp.errors import UsageError
-from asyncddp.monitoring.monitor_targets import (
-    MONITORS_KEY,
-    MonitorTarget,
-    check_monitor_arguments,
-    find_target,
-)
+from asyncddp.monitoring.monitor_targets import MONITORS_KEY, MonitorTarget, find_target
 from asyncddp.monitoring.random_projection import RandomProjection
 from asyncddp.monitoring.rank_record import Record
 from asyncddp.monitoring.report_collector import ROOT, MonitorReport, ReportCollector, ReportSender
@@ -98,7 +93,7 @@ def monitor(
         distance; Achlioptas, "Database-friendly random projections", JCSS 2003.
     """
     target = find_target(watched)
-    check_monitor_arguments(target, every, consensus, first_step)
+    target.check_arguments(every, consensus, first_step)
     constructors = sink_constructors(to, append=first_step > 0)
     with ExitStack() as undo:
         sinks: list[Sink] = []
@@ -208,7 +203,7 @@ class Monitor:
         """Compute the exact consensus distance; collective."""
         if self._consensus != "exact":
             return None
-        if not self._target.all_ranks_step:
+        if self._target.averager.join_coordinator is not None:
             raise UsageError(
                 "monitor: consensus='exact' needs all ranks in every report, but inside join some "
                 "are done before others; use consensus='projection'"

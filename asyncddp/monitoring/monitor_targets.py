@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -39,10 +39,30 @@ class MonitorTarget(ABC):
     def parameters(self) -> list[torch.Tensor]:
         """The parameters that are trained."""
 
-    @property
-    def all_ranks_step(self) -> bool:
-        """True unless some ranks may be done while others train."""
-        return self.averager.join_coordinator is None
+    def check_arguments(self, every: int, consensus: str | None, first_step: int) -> None:
+        """Check the arguments of ``monitor``."""
+        for name, steps, least, expected in (
+            ("every", every, 1, "at least 1 step"),
+            ("first_step", first_step, 0, "the number of steps made before"),
+        ):
+            if not isinstance(steps, int) or steps < least:
+                raise ArgumentError(f"monitor: argument {name}: expected {expected}, got {steps!r}")
+        if consensus not in ("projection", "exact", None):
+            raise ArgumentError(
+                "monitor: argument consensus: expected 'projection', 'exact' or None, got "
+                f"{consensus!r}"
+            )
+        if consensus == "exact" and not self.in_step:
+            raise ArgumentError(
+                "monitor: argument consensus: 'exact' lets all ranks wait for each other, which a "
+                "one-sided method is there to avoid; use 'projection', or call consensus_distance "
+                "where ranks meet anyway"
+            )
+        if self.label in self.context.extensions.get(MONITORS_KEY, {}):
+            raise UsageError(
+                f"monitor: {self.label} is monitored already; give that monitor a list of places "
+                "as `to`, or close it first"
+            )
 
     def prepare(self) -> None:  # noqa: B027 - not all need it
         """Prepare for a step that will be reported."""
@@ -66,7 +86,7 @@ class OptimizerTarget(MonitorTarget):
     def __init__(self, optimizer: DistributedOptimizer) -> None:
         super().__init__(optimizer, optimizer._averager)
         self._optimizer = optimizer
-        self._squares: dict[int, torch.Tensor] = {}
+        self._norms: dict[int, torch.Tensor] = {}
         self._hooks: list[RemovableHandle] = []
 
     @property
@@ -80,16 +100,14 @@ class OptimizerTarget(MonitorTarget):
         self._remove_hooks()
         for parameter in self.parameters:
             if parameter.is_leaf:
-                hook = parameter.register_post_accumulate_grad_hook(self._add_square)  # type: ignore[no-untyped-call]
+                hook = parameter.register_post_accumulate_grad_hook(self._add_norm)  # type: ignore[no-untyped-call]
                 self._hooks.append(hook)
 
-    def _add_square(self, parameter: torch.Tensor) -> None:
-        if parameter.grad is not None:
-            norm = torch.linalg.vector_norm(_values(parameter.grad.detach())).double()
-            self._squares[id(parameter)] = norm.square()
+    def _add_norm(self, parameter: torch.Tensor) -> None:
+        self._norms.update((id(parameter), norm) for norm in _gradient_norms([parameter]))
 
     def _remove_hooks(self) -> None:
-        self._squares.clear()
+        self._norms.clear()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -100,13 +118,12 @@ class OptimizerTarget(MonitorTarget):
         # then it is the norm of what the step has used
         scale = getattr(self._optimizer, "grad_scale", None)
         unscaled = getattr(self._optimizer, "found_inf", None) is not None and scale is None
-        squares = list(self._squares.values())
+        norms = list(self._norms.values())
         self._remove_hooks()
-        if not squares or unscaled:
-            square = _squared_norm(parameter.grad for parameter in self.parameters)
-            return None if square is None else math.sqrt(square)
-        norm = math.sqrt(float(torch.stack([one.to(squares[0].device) for one in squares]).sum()))
-        return norm if scale is None else norm / float(scale)
+        if not norms or unscaled:
+            norms, scale = _gradient_norms(self.parameters), None
+        norm = math.sqrt(_sum_of_squares(norms)) if norms else None
+        return norm if norm is None or scale is None else norm / float(scale)
 
     @override
     def attach(self, on_step: Callable[[], None], is_reported: Callable[[], bool]) -> None:
@@ -148,10 +165,8 @@ class ModuleTarget(MonitorTarget):
 
     def before_update(self, bucket: OptimizerBucket) -> None:
         """Add the gradients of a bucket to the norm, if the step will be reported."""
-        if self._is_reported():
-            square = _squared_norm(parameter.grad for parameter in bucket.parameters)
-            if square is not None:
-                self._square = square + (self._square or 0.0)
+        if self._is_reported() and (norms := _gradient_norms(bucket.parameters)):
+            self._square = _sum_of_squares(norms) + (self._square or 0.0)
 
     def after_step(self) -> None:
         """Call the callback after a step."""
@@ -159,18 +174,17 @@ class ModuleTarget(MonitorTarget):
         self._square = None
 
 
-def _squared_norm(gradients: Iterable[torch.Tensor | None]) -> float | None:
-    """Sum the squares of all gradients; None where there is no gradient."""
-    there = [gradient.detach() for gradient in gradients if gradient is not None]
-    if not there:
-        return None
-    norms = [torch.linalg.vector_norm(_values(gradient)).double() for gradient in there]
+def _gradient_norms(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the norms of the gradients that are there, which may be sparse."""
+    gradients = (one.grad.detach() for one in parameters if one.grad is not None)
+    dense = (
+        one.coalesce().values() if one.layout == torch.sparse_coo else one for one in gradients
+    )
+    return [torch.linalg.vector_norm(values).double() for values in dense]
+
+
+def _sum_of_squares(norms: Sequence[torch.Tensor]) -> float:
     return float(torch.stack([norm.to(norms[0].device) for norm in norms]).square().sum())
-
-
-def _values(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the values of a gradient that may be sparse."""
-    return gradient.coalesce().values() if gradient.layout == torch.sparse_coo else gradient
 
 
 def find_target(watched: object) -> MonitorTarget:
@@ -185,31 +199,3 @@ def find_target(watched: object) -> MonitorTarget:
         "monitor: argument watched: expected a DistributedOptimizer or a "
         f"DecentralizedDataParallel, got {type(watched).__name__}; give {hint}"
     )
-
-
-def check_monitor_arguments(
-    target: MonitorTarget, every: int, consensus: str | None, first_step: int
-) -> None:
-    """Check the arguments of ``monitor``."""
-    for name, steps, least, expected in (
-        ("every", every, 1, "at least 1 step"),
-        ("first_step", first_step, 0, "the number of steps made before"),
-    ):
-        if not isinstance(steps, int) or steps < least:
-            raise ArgumentError(f"monitor: argument {name}: expected {expected}, got {steps!r}")
-    if consensus not in ("projection", "exact", None):
-        raise ArgumentError(
-            "monitor: argument consensus: expected 'projection', 'exact' or None, got "
-            f"{consensus!r}"
-        )
-    if consensus == "exact" and not target.in_step:
-        raise ArgumentError(
-            "monitor: argument consensus: 'exact' lets all ranks wait for each other, which a "
-            "one-sided method is there to avoid; use 'projection', or call consensus_distance "
-            "where ranks meet anyway"
-        )
-    if target.label in target.context.extensions.get(MONITORS_KEY, {}):
-        raise UsageError(
-            f"monitor: {target.label} is monitored already; give that monitor a list of places as "
-            "`to`, or close it first"
-        )

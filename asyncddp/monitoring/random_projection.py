@@ -69,7 +69,6 @@ class RandomProjection:
         return self._last @ y
 
     def _signs(self, number: int, flat: torch.Tensor) -> torch.Tensor:
-        """Return random bits, one for each element."""
         key = number, flat.numel(), flat.device
         if key not in self._bits:
             packed = np.frombuffer(self._random(1 + number, flat.numel()), np.uint8)
@@ -108,7 +107,6 @@ def _sign_table(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
 
 
 def _sum_modulo_width(piece: torch.Tensor) -> torch.Tensor:
-    """Add up elements whose indices are equal modulo the width."""
     whole = piece.numel() - piece.numel() % _WIDTH
     total = piece[:whole].view(-1, _WIDTH).sum(0)
     total[: piece.numel() - whole] += piece[whole:]

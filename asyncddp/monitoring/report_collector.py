@@ -61,8 +61,7 @@ class ReportCollector:
 
     def drain(self) -> list[list[Record]]:
         """Return the records of all incomplete steps."""
-        every = [self._waiting.pop(step) for step in sorted(self._waiting)]
-        return [self._finished(reports) for reports in every]
+        return [self._finished(self._waiting.pop(step)) for step in sorted(self._waiting)]
 
     def _complete(self) -> list[list[Record]]:
         steps = sorted(self._waiting)
@@ -78,7 +77,6 @@ class ReportCollector:
         return max(one.time for one in every) - min(one.time for one in every if one.step == step)
 
     def _finished(self, reports: Mapping[int, MonitorReport]) -> list[Record]:
-        """Return the records of one step, with distances."""
         own = {r: one.projection for r, one in reports.items() if one.projection is not None}
         projections = {**self._projections, **own}
         found = dict.fromkeys(projections, None)
@@ -138,7 +136,7 @@ class ReportSender:
     def has_left(self, peer: int) -> bool:
         """Return True if a rank has left the run."""
         try:
-            self._engine.wait_guard("monitoring")([peer])
+            self._engine.watchdog.wait_guard("monitoring")([peer])
         except PeerError:
             return True
         return False

@@ -11,7 +11,7 @@ from typing import Any
 
 from asyncddp.errors import ArgumentError, EnvironmentProblem, UsageError
 from asyncddp.launch.cluster.cell_hooks import fail_further_operations, operation_counts, resume
-from asyncddp.launch.cluster.control import StartedCluster, start_cluster, wait_for_engines
+from asyncddp.launch.cluster.control import StartedCluster, start_cluster
 from asyncddp.launch.cluster.profile_directory import ProfileDirectory, import_ipyparallel
 from asyncddp.launch.cluster.spec import build_cluster_spec
 from asyncddp.launch.job_options import RunOptions
@@ -83,7 +83,7 @@ class Cluster:
                 seconds = time.monotonic() - started
                 show(f"Starting {spec.ranks} ranks … {count} are there, after {seconds:.0f} s")
 
-            wait_for_engines(cluster_process, client, timeout=timeout, progress=progress)
+            cluster_process.wait_for_engines(client, timeout, progress)
             self._open(client, cluster_process.profile_directory, cluster_process)
             show(f"{spec.ranks} ranks are ready; cells that begin with %%px run on all of them.")
             undo.pop_all()

@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, TextIO, cast
+from typing import Any, TextIO, cast
 
 from ipyparallel.client.magics import ParallelMagics
 from ipyparallel.error import RemoteError
@@ -17,20 +17,10 @@ _STREAM_AFTER = 0.5  # seconds after which printed output is streamed
 _OUTPUT_TIMEOUT = 1.0  # seconds for printed output to arrive after the results
 
 
-class _CellMagicCluster(Protocol):
-    """Interface of the cluster on which the cell magics run cells."""
-
-    view: Any
-
-    def check(self) -> None: ...
-    def interrupt(self) -> list[int]: ...
-    def after_errors(self, *, died: bool = False) -> None: ...
-
-
 class ClusterCellMagics(ParallelMagics):  # type: ignore[misc]  # ipyparallel has no types
     """IPython magics ``%px``, ``%%px``, ``%pxresult`` and ``%autopx`` for a cluster's ranks."""
 
-    def __init__(self, shell: Any, cluster: _CellMagicCluster) -> None:
+    def __init__(self, shell: Any, cluster: Any) -> None:  # a Cluster, whose module imports this
         super().__init__(shell, cluster.view)
         self._cluster = cluster
 

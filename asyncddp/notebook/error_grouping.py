@@ -1,4 +1,4 @@
-"""Groups the errors of a notebook cell by rank: an error that ranks share is shown once."""
+"""Groups the ranks whose notebook cell raised the same error, so that it is shown once."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from asyncddp.context.context import current
 from asyncddp.errors import ArgumentError, RankError, UsageError
-from asyncddp.launch.cluster.profile_directory import missing_package
+from asyncddp.install_commands import needed_package
 from asyncddp.notebook.error_grouping import CellFailure, group_failures, with_traceback_lines
 from asyncddp.thread_world import LocalWorld
 
@@ -125,11 +125,9 @@ def activate(world: LocalWorld) -> LocalView:
         UsageError: This is no IPython session.
         EnvironmentProblem: IPython is not installed.
     """
-    try:
+    with needed_package("notebooks need IPython", "notebook"):
         from IPython.core.getipython import get_ipython
         from IPython.core.magic import no_var_expand
-    except ImportError as problem:
-        raise missing_package("IPython") from problem
     shell: Any = get_ipython()
     if shell is None:
         raise UsageError("activate: cells need IPython or a notebook; in a script use world.run()")
@@ -153,7 +151,6 @@ def activate(world: LocalWorld) -> LocalView:
 
 
 def _compile_cell(cell: str, file: str) -> tuple[Any, Any]:
-    """Compile a cell, and separately the expression at its end if there is one."""
     tree = ast.parse(cell, file)
     last: ast.Expression | None = None
     quiet = cell.rstrip().endswith(";")
@@ -163,7 +160,6 @@ def _compile_cell(cell: str, file: str) -> tuple[Any, Any]:
 
 
 def _make_failure(rank: int, error: BaseException, file: str) -> CellFailure:
-    """Describe an error of a cell, with its traceback from the cell on."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != file:
         trace = trace.tb_next
@@ -194,7 +190,6 @@ class _RankPrefixStream:
         return len(text)
 
     def flush_lines(self) -> None:
-        """Forward incomplete lines."""
         for rank, rest in sorted(self._open.items()):
             if rest:
                 self._target.write(f"[{self._name}:{rank}] {rest}\n")

@@ -40,13 +40,12 @@ def _in_notebook() -> Callable[[str], None]:
     from IPython.display import DisplayHandle
 
     handle: Any = DisplayHandle()  # type: ignore[no-untyped-call]
-    shown: list[str] = []
+    shown = ""
 
     def show(text: str) -> None:
-        if shown[-1:] == [text]:
-            return
-        data = {"text/plain": text}
-        (handle.update if shown else handle.display)(data, raw=True)
-        shown.append(text)
+        nonlocal shown
+        if text != shown:
+            (handle.update if shown else handle.display)({"text/plain": text}, raw=True)
+        shown = text
 
     return show

@@ -11,9 +11,8 @@ from asyncddp.device.stream_registry import stream_ordering_of, streams_of
 from asyncddp.device.streams import empty_on
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.ops.validation import (
-    averaging_dtype,
+    accumulation_dtype,
     can_write_result,
-    check_tensor,
     prepare_for_transport,
     signature_of,
     write_result,
@@ -96,10 +95,7 @@ def _program(
     out: torch.Tensor | None,
 ) -> OperationSpec[torch.Tensor]:
     context, local = current(), verb == "local_allreduce"
-    traits = check_tensor(verb, tensor)
-    dtype = traits.accumulate
-    if average:
-        dtype = averaging_dtype(verb, traits, round_integers=round_integers)
+    dtype = accumulation_dtype(verb, tensor, round_integers=round_integers, average=average)
     title = f"{verb}({'average' if average else 'sum'})" + (f" {name!r}" if name else "")
     group: Sequence[int] = context.local_ranks if local else range(context.size)
     transport = context.local_transport if local else context.transport
@@ -128,10 +124,8 @@ def sum_over_group(
     """Sum a tensor over a group in ``dtype``, and divide it; into ``out`` where possible."""
     own, transport = prepare_for_transport(transport, tensor)
     own = own.to(dtype)
-    if out is not None and can_write_result(out, own):
-        into = out.detach()
-    else:
-        into = empty_on(streams_of(tensor), own.shape, dtype)
+    total = out if can_write_result(out, own) else empty_on(streams_of(tensor), own.shape, dtype)
+    into = total.detach() if total is out else total
     form = signature_of(title, tensor)
     yield from op.collective(group, form, lambda: transport.iallreduce(own, into, divisor))
-    return out if out is not None and into.data_ptr() == out.data_ptr() else into
+    return total

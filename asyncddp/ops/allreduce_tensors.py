@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
+from asyncddp.engine import Handle
 from asyncddp.ops.allreduce import allreduce_nonblocking
 from asyncddp.ops.settings_agreement import tensors_of
 from asyncddp.tensors.allocation import detached_copy
@@ -15,11 +16,14 @@ AVERAGED_BYTES = 32 << 20
 """Most bytes of tensors that are averaged at a time."""
 
 
-def average_tensors(tensors: Sequence[torch.Tensor]) -> None:
+def average_tensors(
+    tensors: Sequence[torch.Tensor],
+    average: Callable[[torch.Tensor], Handle[torch.Tensor]] = allreduce_nonblocking,
+) -> None:
     r"""Replace tensors by their averages over ranks; collective.
 
     They are dense floats, alike on all ranks in number, shapes and dtypes, and are written through
-    their ``data``, which leaves autograd's records alone.
+    their ``data``, which leaves autograd's records alone. ``average`` starts that of one message.
     """
     content = [tensor.data for tensor in tensors]
     under_way = []
@@ -27,7 +31,7 @@ def average_tensors(tensors: Sequence[torch.Tensor]) -> None:
         bucket = FlatBucket([content[index] for index in indices])
         for view, index in zip(bucket.views, indices, strict=True):
             view.copy_(content[index])
-        under_way.append((bucket, indices, allreduce_nonblocking(bucket.flat)))
+        under_way.append((bucket, indices, average(bucket.flat)))
     for bucket, indices, handle in under_way:
         bucket.flat.copy_(handle.wait())
         for view, index in zip(bucket.views, indices, strict=True):
@@ -63,7 +67,6 @@ def average_module(model: torch.nn.Module, *, buffers: bool) -> None:
 
 
 def _statistics(model: torch.nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the pairs of running mean and variance buffers of a module's layers."""
     named = [
         dict(module.named_buffers(recurse=False))
         for _, module in sorted(model.named_modules(), key=lambda one: one[0])

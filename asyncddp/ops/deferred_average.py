@@ -25,7 +25,7 @@ def detached(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class DeferredAverageHandle(Handle[torch.Tensor]):
-    """Handle of an average: the tensor is sent at once, but polling or waiting computes it.
+    """Handle of an average: the tensor is sent at once; polling or waiting computes the average.
 
     If the caller does not wait soon, the engine completes it, so that neighbours need not wait.
     """
@@ -63,16 +63,14 @@ class DeferredAverageHandle(Handle[torch.Tensor]):
     @uncompiled
     def wait(self, timeout: float | None = None) -> torch.Tensor:
         """Wait for the average and return it."""
-        if self._found is None:
-            self.complete()
         found = self._found
+        if found is None:
+            found = self.complete()
         if isinstance(found, Handle):
             found = found.wait(timeout)
-        if found is None:
-            raise RuntimeError("a posted tensor was neither averaged nor handed over")
         return found if self._out is None else self._out
 
-    def complete(self) -> None:
+    def complete(self) -> torch.Tensor | Handle[torch.Tensor]:
         """Complete earlier averages of the channel and this one, or submit it to the engine."""
         if self._error is not None:
             raise self._error
@@ -83,6 +81,7 @@ class DeferredAverageHandle(Handle[torch.Tensor]):
             if self._found is None:
                 self._found = self._finish(self._average)
                 self._forget()
+            return self._found
 
     def hand_to_engine(self) -> None:
         """Submit the average to the engine, unless another thread is computing it."""

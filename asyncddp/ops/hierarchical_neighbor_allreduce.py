@@ -13,7 +13,7 @@ from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.allgather import gather_over_group
 from asyncddp.ops.allreduce import sum_over_group
-from asyncddp.ops.validation import averaging_dtype, check_tensor, write_result
+from asyncddp.ops.validation import accumulation_dtype, write_result
 from asyncddp.ops.variants import blocking, in_place, nonblocking
 from asyncddp.ops.weight_resolver import WeightResolver, Weights
 from asyncddp.ops.weighted_exchange import exchange_and_average
@@ -76,7 +76,7 @@ def hierarchical_neighbor_allreduce(
         [1.5, 1.5, 1.5, 1.5]
     """
     context = current()
-    dtype = averaging_dtype(_VERB, check_tensor(_VERB, tensor), round_integers=round_integers)
+    dtype = accumulation_dtype(_VERB, tensor, round_integers=round_integers)
     if not context.machines.homogeneous:
         sizes = [len(machine) for machine in context.machines.members]
         raise ArgumentError(
@@ -112,7 +112,7 @@ hierarchical_neighbor_allreduce_nonblocking_ = nonblocking(hierarchical_neighbor
 
 def machine_schedule(context: Context, *, by_hand: bool) -> Schedule:
     """Return the machine topology; it may be unset where the call gives all weights itself."""
-    if by_hand and context.topologies.load_machine() is None:
+    if by_hand and context.topologies.machine_given is None:
         return as_schedule(complete(context.machine_size))
     return context.topologies.machines
 

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 
 from asyncddp.context import Context, current
 from asyncddp.device.stream_registry import stream_ordering_of
-from asyncddp.engine import Handle, OperationExchanges, OperationSpec, Steps
+from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.shared_memory_fast_path import FastPath
 from asyncddp.ops.traced_fast_path import TracedFastPath
-from asyncddp.ops.validation import (
-    averaging_dtype,
-    can_write_result,
-    check_tensor,
-    signature_of,
-    write_result,
-)
-from asyncddp.ops.variants import blocking_with_fast_path, in_place, nonblocking
+from asyncddp.ops.validation import accumulation_dtype, can_write_result, signature_of, write_result
+from asyncddp.ops.variants import FastCall, blocking, in_place, nonblocking, with_fast_path
 from asyncddp.ops.weight_resolver import WeightResolver, Weights, refuse_scaling
 from asyncddp.ops.weighted_exchange import exchange_and_average
+from asyncddp.tensors.dtypes import DTYPES
 from asyncddp.torch_modes import transforming
 
 _VERB = "neighbor_allreduce"
@@ -39,8 +33,8 @@ def _find_fast_path(
     round_integers: bool = False,
     check: bool = False,
     out: torch.Tensor | None = None,
-) -> tuple[FastPath, WeightRow] | None:
-    """Return the fast path and the weights if this name, dtype and shape has a fast path."""
+) -> FastCall | None:
+    """Return the fast path if this name, dtype and shape has one, and what it needs to know."""
     del round_integers
     context = current()
     try:
@@ -57,33 +51,18 @@ def _find_fast_path(
         return None  # as the engine's path will report
     schedule = context.topologies.ranks
     if dst_weights is None and src_weights is None and self_weight is None:
-        return path, path.weight_row(schedule, round)
+        return path, path.weight_row(schedule, round), tensor, out
     given = {"self_weight": self_weight, "src_weights": src_weights, "dst_weights": dst_weights}
     weights = WeightResolver(_VERB, schedule, context.rank, given, round)
-    return path, weights.row_at(context.engine.round_count(_VERB, name or f"{_VERB}.noname"))
+    row = weights.row_at(context.engine.round_count(_VERB, name or f"{_VERB}.noname"))
+    return path, row, tensor, out
 
 
-def _run_fast_path(
-    tensor: torch.Tensor, *, out: torch.Tensor | None = None, **given: Any
-) -> torch.Tensor | None:
-    """Average on the fast path, or return None."""
-    found = _find_fast_path(tensor, out=out, **given)
-    return None if found is None else found[0].run(found[1], tensor, out)
+_find_fast_path.__qualname__ = _VERB  # by which Python calls it where an argument is wrong
 
 
-def _start_fast_path(
-    tensor: torch.Tensor, *, out: torch.Tensor | None = None, **given: Any
-) -> Handle[torch.Tensor] | None:
-    """Start averaging on the fast path, or return None."""
-    found = _find_fast_path(tensor, out=out, **given)
-    return None if found is None else found[0].start(found[1], tensor, out)
-
-
-for _function in (_find_fast_path, _run_fast_path, _start_fast_path):
-    _function.__qualname__ = _VERB  # by which Python calls it where an argument is wrong
-
-
-@blocking_with_fast_path(_run_fast_path, _start_fast_path)
+@blocking
+@with_fast_path(_find_fast_path)
 def neighbor_allreduce(
     tensor: torch.Tensor,
     *,
@@ -142,10 +121,9 @@ def neighbor_allreduce(
         NeurIPS 2021.
     """
     context = current()
-    traits = check_tensor(_VERB, tensor)
-    dtype = averaging_dtype(_VERB, traits, round_integers=round_integers)
-    if not traits.averages:
-        refuse_scaling(_VERB, "dst_weights", dst_weights, traits)
+    dtype = accumulation_dtype(_VERB, tensor, round_integers=round_integers)
+    if not DTYPES[tensor.dtype].averages:
+        refuse_scaling(_VERB, "dst_weights", dst_weights, tensor.dtype)
     given = {"self_weight": self_weight, "src_weights": src_weights, "dst_weights": dst_weights}
     weights = WeightResolver(_VERB, context.topologies.ranks, context.rank, given, round)
 
@@ -175,7 +153,7 @@ def _register_fast_path(
         return
     channel = context.engine.matcher.channels.get(name, signature_of(_VERB, tensor))
     if channel is not None and tensor.is_cpu:
-        facts = context, _VERB, name, channel
+        facts = context, channel
         fast_paths[key] = FastPath(*facts) if tracer is None else TracedFastPath(tracer, *facts)
 
 

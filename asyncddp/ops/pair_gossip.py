@@ -9,7 +9,7 @@ from asyncddp.device.stream_registry import stream_ordering_of
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
-from asyncddp.ops.validation import averaging_dtype, check_rank, check_tensor, write_result
+from asyncddp.ops.validation import accumulation_dtype, check_rank, write_result
 from asyncddp.ops.variants import blocking, in_place, nonblocking
 from asyncddp.ops.weight_resolver import require_finite
 from asyncddp.ops.weighted_exchange import exchange_and_average
@@ -61,7 +61,7 @@ def pair_gossip(
         [0.5, 0.5]
     """
     title, context = "pair_gossip", current()
-    dtype = averaging_dtype(title, check_tensor(title, tensor), round_integers=round_integers)
+    dtype = accumulation_dtype(title, tensor, round_integers=round_integers)
     peer = check_rank(title, "target_rank", target_rank, context.size, but=context.rank)
     if (self_weight is None) != (pair_weight is None):
         raise ArgumentError(

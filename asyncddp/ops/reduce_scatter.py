@@ -10,9 +10,9 @@ from asyncddp.device.streams import empty_on
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.validation import (
-    averaging_dtype,
+    accumulation_dtype,
     can_write_result,
-    check_tensor,
+    is_same_memory,
     prepare_for_transport,
     signature_of,
     write_result,
@@ -71,24 +71,24 @@ def reduce_scatter(
         MPI: A Message-Passing Interface Standard, ``MPI_Reduce_scatter_block``.
     """
     context = current()
-    traits = check_tensor(_NAME, tensor, min_ndim=1)
-    shape = _part_shape(tensor, context.size, out)
-    dtype = traits.accumulate
-    if average:
-        dtype = averaging_dtype(_NAME, traits, round_integers=round_integers)
+    dtype = accumulation_dtype(
+        _NAME, tensor, round_integers=round_integers, average=average, min_ndim=1
+    )
+    size = context.size
+    shape = _part_shape(tensor, size, out)
     title = f"{_NAME}({'average' if average else 'sum'})" + (f" {name!r}" if name else "")
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         own, transport = prepare_for_transport(context.transport, tensor)
         given = own.to(dtype)
         part = given[: shape[0]]
-        if out is not None and can_write_result(out, part) and out.data_ptr() != part.data_ptr():
+        if can_write_result(out, part) and not is_same_memory(out, part):
             total, into = out, out.detach()
         else:
             total = into = empty_on(streams_of(tensor), shape, dtype)
-        divisor = context.size if average else None
+        divisor = size if average else None
         yield from op.collective(
-            range(context.size),
+            range(size),
             signature_of(title, tensor),
             lambda: transport.ireduce_scatter(given.view(-1), into.view(-1), divisor),
         )

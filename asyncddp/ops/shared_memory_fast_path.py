@@ -33,14 +33,14 @@ R = TypeVar("R")
 class FastPath:
     """Fast path of one repeated neighbour average: runs on the calling thread, without the engine.
 
-    Its persistent channel belongs to the name that neighbours match, to a dtype and a shape.
+    Its persistent channel belongs to a verb, the name that neighbours match, a dtype and a shape.
     """
 
     _profiled = False
 
-    def __init__(self, context: Context, verb: str, name: str, channel: PersistentChannel) -> None:
-        self._engine, self._channel = context.engine, channel
-        self._rank, self._verb, self._name = context.rank, verb, name
+    def __init__(self, context: Context, channel: PersistentChannel) -> None:
+        self._engine, self._channel, self._rank = context.engine, channel, context.rank
+        self._verb, self._name = channel.signature.verb, channel.name
         self._channels = context.engine.matcher.channels
         self._schedule: Schedule | None = None
         self._rows: dict[int, WeightRow] = {}
@@ -131,7 +131,6 @@ class FastPath:
         )
 
     def _run_profiled(self, path: Callable[..., R], *args: Any) -> R:
-        """Call a method inside a range of torch's profiler."""
         self._profiled = True
         try:
             with ProfilerRange(f"ENQUEUE_{self._verb.upper()}"):
@@ -179,14 +178,12 @@ class FastPath:
         self, exchange: ChunkedExchange, rest: Steps[torch.Tensor]
     ) -> Handle[torch.Tensor]:
         """Submit what is left of an exchange to the engine, which adopts it where it stands."""
-        channel = self._channel
 
         def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-            op.adopt(exchange, channel.signature)
+            op.adopt(exchange)
             return (yield from rest)
 
-        spec = OperationSpec(channel.signature.verb, steps, channel.name)
-        return self._engine.submit(spec, exchange.key)
+        return self._engine.submit(OperationSpec(self._verb, steps, self._name), exchange.key)
 
     def _abort(self, step: int, row: WeightRow) -> None:
         """Fail an average that was interrupted, for example by Ctrl-C, and tell the peers."""
@@ -198,7 +195,6 @@ class FastPath:
     def _average_pairwise(
         self, step: int, row: WeightRow, own: torch.Tensor, out: torch.Tensor | None
     ) -> torch.Tensor | Handle[torch.Tensor]:
-        """Average a tensor of many chunks with that of one neighbour."""
         channel = self._channel
         result = empty(own.shape, own.dtype) if out is None else out
         pairwise = PairwiseAveraging(
@@ -254,9 +250,9 @@ class FastPath:
         return self._submit_rest(exchange, steps)
 
     def _make_exchange(self, step: int, row: WeightRow, sent_chunks: int) -> ChunkedExchange:
-        facts = MatchKey(self._name, step), self._channel.layout, row.sources, row.targets
-        channels, channel = self._channels, self._channel
-        return ChunkedExchange(channels, channel, *facts, begun=True, published=sent_chunks)
+        key, channel = MatchKey(self._name, step), self._channel
+        facts = key, channel.signature, row.sources, row.targets
+        return ChunkedExchange(self._channels, channel, *facts, begun=True, published=sent_chunks)
 
 
 def _raising(error: PeerError) -> Steps[torch.Tensor]:

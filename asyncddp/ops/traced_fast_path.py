@@ -94,6 +94,5 @@ class TracedFastPath(FastPath):
         return receive_ring if isinstance(receive_ring, TracedReceiveRingBuffer) else None
 
     def _record_mix(self, row: WeightRow, begun: int, over: int, count: int) -> None:
-        """Record the average of elements that were read and averaged in one go."""
         nbytes = count * self._channel.layout.dtype.itemsize
         self._tracer.record_mix(self._verb, self._name, begun, over, nbytes, row.sources)

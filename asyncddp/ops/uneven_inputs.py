@@ -12,8 +12,9 @@ from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.allreduce import sum_over_group
-from asyncddp.ops.validation import averaging_dtype, check_tensor, write_result
+from asyncddp.ops.validation import accumulation_dtype, write_result
 from asyncddp.ops.variants import blocking, nonblocking
+from asyncddp.tensors.allocation import zeros_like
 
 
 def renormalise(row: WeightRow, training: Collection[int]) -> WeightRow:
@@ -52,24 +53,25 @@ def skip_round(tensor: torch.Tensor, *, name: str) -> OperationSpec[torch.Tensor
 
 @blocking
 def average_active_ranks(
-    tensor: torch.Tensor, number: int, *, name: str
+    tensor: torch.Tensor, active_ranks: Collection[int], *, name: str
 ) -> OperationSpec[torch.Tensor]:
     r"""Average over the ranks that still train, while all ranks take part in the collective.
 
-    .. math:: y = \frac{1}{|T|} \sum_j x_j, \qquad x_j = 0\ (j \notin T)
+    .. math:: y = \frac{1}{|T|} \sum_{j \in T} x_j
 
-    T are the ``number`` ranks that still train; the others give zeros.
+    T are the ``active_ranks``, which still train; in place of the others' tensors zeros count.
     """
-    context, traits = current(), check_tensor("allreduce", tensor)
-    dtype = averaging_dtype("allreduce", traits, round_integers=False)
+    context, number = current(), len(active_ranks)
+    dtype = accumulation_dtype("allreduce", tensor, round_integers=False)
     title = f"allreduce(average over {number} that train) {name!r}"
+    given = tensor if context.rank in active_ranks else zeros_like(tensor)
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         group, transport = range(context.size), context.transport
-        total = yield from sum_over_group(op, group, transport, tensor, dtype, title, number)
+        total = yield from sum_over_group(op, group, transport, given, dtype, title, number)
         return write_result(total, tensor, None)
 
-    order = stream_ordering_of(tensor)
+    order = stream_ordering_of(given)
     return OperationSpec("allreduce", steps, name, ordered=True, stream_ordering=order)
 
 

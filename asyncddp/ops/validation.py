@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -55,12 +55,15 @@ def check_rank(verb: str, argument: str, rank: Any, size: int, *, but: int | Non
     return number
 
 
-def averaging_dtype(verb: str, traits: DtypeTraits, *, round_integers: bool) -> torch.dtype:
-    """Return the dtype in which a weighted average is accumulated.
+def accumulation_dtype(
+    verb: str, tensor: Any, *, round_integers: bool, average: bool = True, min_ndim: int = 0
+) -> torch.dtype:
+    """Check a tensor as :func:`check_tensor` does; return the dtype of its average or sum.
 
     Floats average in their own precision, halves in float32; integers in float64, if asked for.
     """
-    if traits.averages:
+    traits = check_tensor(verb, tensor, min_ndim=min_ndim)
+    if traits.averages or not average:
         return traits.accumulate
     if traits.kind is DtypeKind.INTEGER and round_integers:
         return torch.float64
@@ -89,7 +92,7 @@ def write_result(
     return out
 
 
-def can_write_result(out: torch.Tensor | None, own: torch.Tensor) -> bool:
+def can_write_result(out: torch.Tensor | None, own: torch.Tensor) -> TypeGuard[torch.Tensor]:
     """Return True if the average can be written directly into ``out``, chunk by chunk."""
     return (
         out is not None
@@ -97,12 +100,11 @@ def can_write_result(out: torch.Tensor | None, own: torch.Tensor) -> bool:
         and out.dtype == own.dtype
         and out.shape == own.shape
         and out.is_contiguous()
-        and (is_same_memory(out, own) or _storage(out) != _storage(own))
+        and (
+            is_same_memory(out, own)
+            or out.untyped_storage().data_ptr() != own.untyped_storage().data_ptr()
+        )
     )
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def is_same_memory(out: torch.Tensor | None, own: torch.Tensor) -> bool:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 import torch
 
 from asyncddp.context import current
 from asyncddp.engine import Handle, OperationSpec
+from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.ops.shared_memory_fast_path import FastPath
 from asyncddp.torch_modes import uncompiled
 
 P = ParamSpec("P")
@@ -22,37 +24,36 @@ R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+FastCall: TypeAlias = tuple[FastPath, WeightRow, torch.Tensor, torch.Tensor | None]
+"""A fast path that may take a call, and the arguments of its ``run`` and ``start``."""
+
+
+def with_fast_path(find: Callable[..., FastCall | None]) -> Callable[[F], F]:
+    """Give a verb a fast path outside the engine, before the variants are made.
+
+    ``find`` takes the verb's arguments; it returns None where the engine must do it.
+    """
+
+    def mark(plan: F) -> F:
+        plan.find_fast_path = find  # type: ignore[attr-defined]
+        return plan
+
+    return mark
+
+
 def blocking(plan: Callable[P, OperationSpec[R]]) -> Callable[P, R]:
     """Make the blocking variant of a verb from the function that builds its operation."""
-    return _make_blocking(plan, None, None)
+    find = getattr(plan, "find_fast_path", None)
 
-
-def blocking_with_fast_path(
-    shortcut: Callable[..., torch.Tensor | None],
-    starter: Callable[..., Handle[torch.Tensor] | None],
-) -> Callable[[Callable[P, OperationSpec[torch.Tensor]]], Callable[P, torch.Tensor]]:
-    """Make the blocking variant of a verb that has a fast path outside the engine.
-
-    ``shortcut`` takes the verb's arguments and returns the result, ``starter`` takes them and
-    returns a handle; both return None if they cannot.
-    """
-    return lambda plan: _make_blocking(plan, shortcut, starter)
-
-
-def _make_blocking(
-    plan: Callable[P, OperationSpec[R]],
-    shortcut: Callable[..., R | None] | None,
-    starter: Callable[..., Handle[R] | None] | None,
-) -> Callable[P, R]:
     @functools.wraps(plan)
     def variant(*args: P.args, **kwargs: P.kwargs) -> R:
-        if shortcut is not None:
-            result = shortcut(*args, **kwargs)
+        if find is not None and (call := find(*args, **kwargs)) is not None:
+            path, row, tensor, out = call
+            result: R | None = path.run(row, tensor, out)
             if result is not None:
                 return result
         return current().engine.run(plan(*args, **kwargs), about=args)
 
-    variant.fast_path_functions = shortcut, starter  # type: ignore[attr-defined]  # the other forms take them too
     returns = str(inspect.signature(plan).return_annotation).removeprefix("OperationSpec[")[:-1]
     return uncompiled(set_metadata(variant, plan.__name__, plan.__doc__, returns))
 
@@ -60,13 +61,13 @@ def _make_blocking(
 def nonblocking(variant: Callable[P, R]) -> Callable[P, Handle[R]]:
     """Make the non-blocking variant of a blocking one."""
     plan = cast("Callable[P, OperationSpec[R]]", inspect.unwrap(variant))
-    name = variant.__name__
-    _, starter = getattr(variant, "fast_path_functions", (None, None))
+    name, find = variant.__name__, getattr(plan, "find_fast_path", None)
 
     @functools.wraps(plan)
     def start(*args: P.args, **kwargs: P.kwargs) -> Handle[R]:
-        if starter is not None:
-            handle: Handle[R] | None = starter(*args, **kwargs)
+        if find is not None and (call := find(*args, **kwargs)) is not None:
+            path, row, tensor, out = call
+            handle: Handle[R] | None = path.start(row, tensor, out)
             if handle is not None:
                 return handle
         return current().engine.submit(plan(*args, **kwargs), about=args)
@@ -81,31 +82,26 @@ def in_place(
 ) -> Callable[Concatenate[torch.Tensor, P], R]:
     """Make the variant whose result replaces its first argument; the verb takes an ``out``."""
     plan = cast("Callable[..., OperationSpec[R]]", inspect.unwrap(variant))
+    find = getattr(plan, "find_fast_path", None)
 
     def inner(tensor: torch.Tensor, /, *args: P.args, **kwargs: P.kwargs) -> OperationSpec[R]:
         return plan(tensor, *args, **kwargs, out=tensor)
 
+    def find_in_place(
+        tensor: torch.Tensor, /, *args: P.args, **kwargs: P.kwargs
+    ) -> FastCall | None:
+        call: FastCall | None = find and find(tensor, *args, **kwargs, out=tensor)
+        return call
+
     signature = inspect.signature(plan)
     kept = [item for item in signature.parameters.values() if item.name != "out"]
     inner.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
-    shortcut, starter = getattr(variant, "fast_path_functions", (None, None))
-
-    def begin(tensor: torch.Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R] | None:
-        handle: Handle[R] | None = starter and starter(tensor, *args, **kwargs, out=tensor)
-        return handle
-
-    def run(tensor: torch.Tensor, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        if shortcut is not None:
-            result: R | None = shortcut(tensor, *args, **kwargs, out=tensor)
-            if result is not None:
-                return result
-        return current().engine.run(inner(tensor, *args, **kwargs), about=(tensor,))
-
-    run.__wrapped__ = inner  # type: ignore[attr-defined]
-    run.fast_path_functions = shortcut, None if starter is None else begin  # type: ignore[attr-defined]
-    run.__module__ = variant.__module__
-    doc = f":func:`{variant.__name__}` whose result replaces the tensor, which is returned."
-    return uncompiled(set_metadata(run, f"{variant.__name__}_", doc, "torch.Tensor"))
+    inner.__module__, inner.__name__ = plan.__module__, f"{variant.__name__}_"
+    inner.__qualname__ = find_in_place.__qualname__ = inner.__name__  # for Python's own errors
+    inner.__doc__ = (
+        f":func:`{variant.__name__}` whose result replaces the tensor, which is returned."
+    )
+    return blocking(inner if find is None else with_fast_path(find_in_place)(inner))
 
 
 def set_metadata(variant: F, name: str, doc: str | None, returns: object) -> F:

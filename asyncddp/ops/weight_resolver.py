@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
+import torch
+
 from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.validation import check_rank
-from asyncddp.tensors.dtypes import DtypeTraits
+from asyncddp.tensors.dtypes import DTYPES
 from topology import Schedule
 
 Weights: TypeAlias = Mapping[int, float]
@@ -94,13 +96,14 @@ class WeightResolver:
         return dict(sorted(checked.items()))
 
 
-def refuse_scaling(verb: str, argument: str, targets: object, traits: DtypeTraits) -> None:
+def refuse_scaling(verb: str, argument: str, targets: object, dtype: torch.dtype) -> None:
     """Require send factors of 1 for tensors of a dtype that cannot be scaled."""
     scaled = {r: w for r, w in targets.items() if w != 1} if isinstance(targets, Mapping) else {}
     if scaled:
+        name = DTYPES[dtype].name
         raise ArgumentError(
-            f"{verb}: argument {argument}: expected 1 for every rank, since {traits.name} values "
-            f"are sent as they are, got {scaled}; scale with src_weights, or cast to float first"
+            f"{verb}: argument {argument}: expected 1 for every rank, since {name} values are sent "
+            f"as they are, got {scaled}; scale with src_weights, or cast to float first"
         )
 
 

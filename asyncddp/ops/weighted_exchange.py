@@ -9,7 +9,7 @@ import torch
 from asyncddp.device.stream_registry import streams_of
 from asyncddp.device.streams import DeviceStreams
 from asyncddp.engine import ChunkedExchange, OperationExchanges, Steps
-from asyncddp.engine.chunked_exchange import ChunkReceiver
+from asyncddp.engine.exchange_request import SendBuffersReusable
 from asyncddp.kernels.device_weighted_sum import weighted_sum_on_device
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.validation import can_write_result, is_same_memory, signature_of
@@ -32,16 +32,15 @@ def exchange_and_average(
     if streams is not None:
         return (yield from _exchange_on_device(op, tensor, row, dtype, out, streams))
     own = on_host(tensor)
-    rows = row.describe_rows() if op.check else None
-    exchange = op.chunked_exchange(signature_of(op.verb, own), row.sources, row.dst_weights, rows)
+    exchange, request = op.chunked_exchange(signature_of(op.verb, own), row)
     by_message = [peer for peer in sorted(row.dst_weights) if peer not in exchange.targets]
     for peer in by_message:
         factor = row.dst_weights[peer]
-        op.send(exchange, peer, own if factor == 1.0 else own * factor)
+        op.send(request, peer, own if factor == 1.0 else own * factor)
     if by_message and can_write_result(out, own) and is_same_memory(out, own):
-        yield exchange.sent()
+        yield request.sent()
     result = yield from average_chunks(exchange, own, row, dtype, out)
-    yield exchange.sent()
+    yield request.sent()
     return result
 
 
@@ -59,24 +58,22 @@ def _exchange_on_device(
     tensors are received first.
     """
     own = dense(tensor)
-    into = out.detach() if out is not None and can_write_result(out, own) else empty_like(own)
-    in_place = into.data_ptr() == own.data_ptr()
-    form = signature_of(op.verb, own)
-    rows = row.describe_rows() if op.check else None
-    targets = row.dst_weights
-    request = op.exchange(form, row.sources, targets, streams, peer_access=True, rows=rows)
-    op.export(request, row.dst_weights, own)
+    total = out if can_write_result(out, own) else empty_like(own)
+    into = total.detach()
+    form, targets = signature_of(op.verb, own), row.dst_weights
+    request = op.exchange(form, row.sources, targets, streams, peer_access=True, row=row)
+    op.export(request, targets, own)
     for peer in row.sources:
         yield request.receives[peer]
-    if in_place:
-        yield request.buffers_free()
+    if is_same_memory(into, own):
+        yield SendBuffersReusable(request)
     others = [request.receives[peer].take() for peer in row.sources]
     weighted_sum_on_device(row, dtype, own, others, into)
     others.clear()
     for peer in row.sources:
         request.receives[peer].release()
     yield request.sent()  # peers have queued what reads ours
-    return out if out is not None and into.data_ptr() == out.data_ptr() else into
+    return total
 
 
 def average_chunks(
@@ -101,13 +98,15 @@ def average_chunks(
         exchange.send_chunk(number, flat, factor, place)
         others = []
         for source in exchange.sources:
-            others.append((yield from _receive_chunk(source, number)))
+            while not source.for_chunk(number).done():
+                yield source
+            others.append(source.take())
         result = _result_memory(exchange, own, row, dtype) if result is None else result
         into = result.detach().view(-1)
         begun = time.monotonic_ns()
         chunk = layout.chunk(into, number)
         row.weighted_sum_in(dtype, layout.chunk(flat, number), others, chunk)
-        tracing.average(exchange, begun, chunk, row.sources)
+        tracing.average(exchange.signature.verb, exchange.key.name, begun, chunk, row.sources)
         del others
         for source in exchange.sources:
             source.release()
@@ -116,13 +115,6 @@ def average_chunks(
         while not taken.done():
             yield taken
     return own if result is None else result
-
-
-def _receive_chunk(source: ChunkReceiver, number: int) -> Steps[torch.Tensor]:
-    """Wait for a chunk of a neighbour's tensor and return it."""
-    while not source.for_chunk(number).done():
-        yield source
-    return source.take()
 
 
 def _result_memory(

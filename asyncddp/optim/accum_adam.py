@@ -114,11 +114,10 @@ class AccumAdam(torch.optim.Optimizer):
         return loss
 
     def _update(self, group: dict[str, Any]) -> None:
-        """Step with the parameters of a group that have a gradient."""
         parameters = [p for p in group["params"] if p.grad is not None]
         if not parameters:
             return
-        gradients = [self._dense(parameter) for parameter in parameters]
+        gradients = [self._dense(parameter.grad) for parameter in parameters]
         states = [self._state_of(parameter) for parameter in parameters]
         for state in states:
             state["step"] += 1
@@ -153,7 +152,6 @@ class AccumAdam(torch.optim.Optimizer):
             torch._foreach_zero_(sums)
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return a parameter's state, created with its first gradient."""
         state: dict[str, torch.Tensor] = self.state[parameter]
         if not state:
             state["step"] = zeros((), torch.int64)
@@ -161,20 +159,18 @@ class AccumAdam(torch.optim.Optimizer):
                 state[key] = zeros_like(parameter)
         return state
 
-    def _dense(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return a parameter's gradient, and raise an error if it is sparse."""
-        gradient = parameter.grad
-        if gradient is None or gradient.layout != torch.strided:
+    def _dense(self, gradient: torch.Tensor) -> torch.Tensor:
+        if gradient.layout != torch.strided:
             raise ArgumentError(
                 f"{type(self).__name__}: the gradient of a parameter of shape "
-                f"{tuple(parameter.shape)} is {gradient if gradient is None else gradient.layout}; "
-                "expected a dense one. Build the embedding with sparse=False"
+                f"{tuple(gradient.shape)} is {gradient.layout}; expected a dense one. Build the "
+                "embedding with sparse=False"
             )
         return _real(gradient)
 
 
 class AccumAdamW(AccumAdam):
-    r"""``AdamW`` that accumulates gradients into its moments, as :class:`AccumAdam` does.
+    r"""``AdamW`` that, as :class:`AccumAdam`, updates its moments once per K gradients.
 
     Each step begins with :math:`x \leftarrow (1 - \gamma \lambda) x`, in place of
     :math:`g \leftarrow g + \lambda x`. With K = 1 it is ``torch.optim.AdamW`` bit for bit.

@@ -150,7 +150,7 @@ class DistributedOptimizer(WindowMethodsMixin, TransparentOptimizerWrapper):
         self._phase = phase_for(config, update_in_backward=update_in_backward)
         self._initialized = True
         claim_parameters((parameter for _, parameter in self._phase.named_parameters), self._phase)
-        self._training_tracer.attach_hooks()
+        self._training_tracer.attach_hooks(models)
 
     self_weight = WeightOverrideDescriptor("self_weight")
     src_weights = WeightOverrideDescriptor("src_weights")

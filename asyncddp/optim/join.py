@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
-
-import torch
 
 from asyncddp.algorithms import AveragedQuantity, CommunicationPattern
 from asyncddp.algorithms.join_coordinator import JoinCollectiveKind, JoinCoordinator
 from asyncddp.algorithms.phases.update_in_backward import UpdateInBackwardPhase
-from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError, UsageError
-from asyncddp.ops.allreduce_tensors import AVERAGED_BYTES
-from asyncddp.ops.uneven_inputs import average_active_ranks
+from asyncddp.ops.allreduce_tensors import average_tensors
+from asyncddp.ops.uneven_inputs import average_active_ranks_nonblocking
 from asyncddp.optim.distributed_optimizer import DistributedOptimizer
 from asyncddp.optim.parameter_sync import broadcast_parameters
 from asyncddp.optim.state_broadcast import broadcast_optimizer_state
-from asyncddp.tensors.buckets import FlatBucket, partition
 
 
 @contextmanager
@@ -87,7 +84,8 @@ def join(*optimizers: DistributedOptimizer, broadcast_last: bool = False) -> Ite
         _shadow_active_ranks(members, coordinator)
     finally:
         for member in members:
-            member.leave()
+            member.averager.join_coordinator = None
+            member.step_counter.remove()
     _synchronize_at_end(members, coordinator, broadcast_last=broadcast_last)
 
 
@@ -99,26 +97,13 @@ class _JoinableOptimizer:
         self.averager, self.phase = optimizer._averager, optimizer._phase
         self.has_replicated_model = self.averager.algorithm.what is AveragedQuantity.GRADIENT
         self.steps = 0
-        self._counter = optimizer.register_step_post_hook(self._count)
+        self.step_counter = optimizer.register_step_post_hook(self._count)
 
     def _count(self, *step: Any) -> None:
-        del step
         self.steps += 1
-
-    def leave(self) -> None:
-        """Stop announcing rounds, and remove the step counter."""
-        self.averager.join_coordinator = None
-        self._counter.remove()
-
-    def shadow_round(self, active_ranks: Sequence[int]) -> None:
-        """Take part in a round of the active ranks, as a joined rank."""
-        self.phase.rebuild_if_changed()
-        flats = self.phase.flat_tensors()
-        self.averager.communication.shadow_round(self.averager, flats, active_ranks)
 
 
 def _checked(optimizers: Sequence[Any]) -> Sequence[DistributedOptimizer]:
-    """Check that all are distributed optimizers, given once, that support joining."""
     if not optimizers:
         raise ArgumentError("join: expected the distributed optimizers of the block, got none")
     for optimizer in optimizers:
@@ -139,7 +124,6 @@ def _checked(optimizers: Sequence[Any]) -> Sequence[DistributedOptimizer]:
 
 
 def _check_supports_join(optimizer: DistributedOptimizer) -> None:
-    """Check that an optimizer's rounds can go on among some of the ranks."""
     averager = optimizer._averager
     if not averager.communication.supports_join:
         raise ArgumentError(
@@ -171,7 +155,10 @@ def _shadow_active_ranks(members: list[_JoinableOptimizer], coordinator: JoinCoo
         if notification.collective is JoinCollectiveKind.LOSS_MEAN:
             coordinator.shadow_loss_average(notification)
         else:
-            by_label[notification.label].shadow_round(notification.active_ranks)
+            member = by_label[notification.label]
+            member.phase.rebuild_if_changed()
+            averager, flats = member.averager, member.phase.flat_tensors()
+            averager.communication.shadow_round(averager, flats, notification.active_ranks)
 
 
 def _synchronize_at_end(
@@ -194,20 +181,8 @@ def _synchronize_at_end(
                 broadcast_parameters([p for _, p in member.phase.named_parameters], last[0])
                 broadcast_optimizer_state(member.optimizer, last[0])
         elif broadcast_last and not member.has_replicated_model:
-            tensors = [parameter.data for _, parameter in member.phase.named_parameters]
-            _average_over_last(context, tensors, last, member.averager.label)
-
-
-def _average_over_last(
-    context: Context, tensors: list[torch.Tensor], last: Sequence[int], label: str
-) -> None:
-    """Replace tensors by their averages over the ranks ``last``."""
-    for indices in partition(tensors, AVERAGED_BYTES):
-        bucket = FlatBucket([tensors[index] for index in indices])
-        if context.rank in last:
-            for view, index in zip(bucket.views, indices, strict=True):
-                view.copy_(tensors[index])
-        with use(context):
-            bucket.flat.copy_(average_active_ranks(bucket.flat, len(last), name=label))
-        for view, index in zip(bucket.views, indices, strict=True):
-            tensors[index].copy_(view)
+            average = partial(
+                average_active_ranks_nonblocking, active_ranks=last, name=member.averager.label
+            )
+            with use(context):
+                average_tensors([p for _, p in member.phase.named_parameters], average)

@@ -69,9 +69,9 @@ def checked_staleness(bound: Any, algorithm: Algorithm) -> int | None:
     """Check that max_staleness is None or an integer of at least 0, and the algorithm one-sided."""
     if bound is None:
         return None
-    checked_integer("argument max_staleness", bound, 0, "None or a whole number")
+    steps = checked_integer("argument max_staleness", bound, 0, "None or a whole number")
     _require_windows("max_staleness", algorithm)
-    return int(bound)
+    return steps
 
 
 def checked_scale_steps(given: Any, algorithm: Algorithm) -> bool:

@@ -33,7 +33,6 @@ class TransparentOptimizerWrapper(torch.optim.Optimizer):
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        """Replace the wrapped optimizer's parameter groups."""
         if self._initialized:
             self._wrapped.param_groups = groups
 
@@ -44,7 +43,6 @@ class TransparentOptimizerWrapper(torch.optim.Optimizer):
 
     @state.setter
     def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
-        """Replace the wrapped optimizer's state."""
         if self._initialized:
             self._wrapped.state = state
 
@@ -92,7 +90,6 @@ class WindowMethodsMixin(NeighborProgressMixin):
 
     @force_barrier.setter
     def force_barrier(self, value: bool) -> None:
-        """Turn the barriers around each round on or off."""
         self._averager.force_barrier = value
 
     @property

@@ -95,7 +95,6 @@ def _named_parameters(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tenso
 def _collect_state(
     optimizer: torch.optim.Optimizer, named: dict[str, torch.Tensor]
 ) -> dict[str, Any]:
-    """Collect the options, state and counters to broadcast."""
     names = {id(parameter): name for name, parameter in named.items()}
     groups, state = optimizer.param_groups, optimizer.state
     content: dict[str, Any] = {
@@ -108,7 +107,6 @@ def _collect_state(
 
 
 def _placeholder(value: Any) -> Any:
-    """Return a tensor's placeholder; anything else as it is."""
     if not isinstance(value, torch.Tensor):
         return value
     return _TensorPlaceholder(tuple(value.shape), value.dtype, value.device.type == "cpu")

@@ -58,16 +58,8 @@ class BucketAverager:
 
         Collective where they go through windows, which are created anew along it.
         """
-        context = self.averager.context
-        given = context.topologies.load() if topology is None else topology
-        schedule = as_schedule(given)
-        if schedule.n != context.size:
-            raise TopologyError(
-                f"argument topology: {describe(given)} has {schedule.n} nodes, but "
-                f"DecentralizedDataParallel runs on {context.size} ranks here; build it with "
-                f"n={context.size}"
-            )
-        if not self._sync and schedule.period is None:
+        given = self.averager.context.topologies.given if topology is None else topology
+        if not self._sync and as_schedule(given).period is None:
             raise TopologyError(
                 f"argument topology: {describe(given)} never repeats, so that its edges are not "
                 "known; with sync=False use a graph, or a schedule with a period"
@@ -113,10 +105,10 @@ class BucketAverager:
             return
         if self._sync:
             self._send_unsent(current, bucket)
-            current.finish_bucket(bucket.index, bucket.flat, bucket.check_unchanged)
+            current.finish_bucket(bucket.index, lambda _: bucket.check_unchanged())
         else:
             bucket.pack()
-            current.finish_bucket(bucket.index, bucket.flat)
+            current.finish_bucket(bucket.index)
         bucket.unpack()
         self._averaged.add(bucket.index)
 

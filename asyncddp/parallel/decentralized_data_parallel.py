@@ -11,9 +11,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from asyncddp.algorithms.model_averager import NeighborProgressMixin
 from asyncddp.algorithms.training_tracer import tracer_for
-from asyncddp.algorithms.wrapper_setup import broadcast_tensors, next_label, require_equal_setup
+from asyncddp.algorithms.wrapper_setup import next_label, require_equal_setup
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
+from asyncddp.ops.broadcast import broadcast_nonblocking_
 from asyncddp.ops.settings_agreement import require_equal_tensors, tensors_of
 from asyncddp.parallel.argument_validation import checked_config, checked_model, checked_parameters
 from asyncddp.parallel.bucket_averager import BucketAverager
@@ -140,11 +141,13 @@ class DecentralizedDataParallel(NeighborProgressMixin, AveragedModelAccess):
         every = tensors_of(model)
         require_equal_tensors(context, _NAME, every)
         if init_sync:
-            broadcast_tensors(context, every.values())
+            handles = [broadcast_nonblocking_(tensor.detach(), 0) for tensor in every.values()]
+            for handle in handles:
+                handle.wait()
         tracer = tracer_for(context, [model])
         self._averager = bucket_averager.averager
         self._reducer = Reducer(named, bucket_averager, config, tracer)
-        tracer.attach_hooks()
+        tracer.attach_hooks([model])
 
     # training
 

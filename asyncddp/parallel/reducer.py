@@ -87,15 +87,11 @@ class Reducer:
         hook_backward(output, WeakMethodHook(self._queue_end_callback))
 
     def _queue_end_callback(self, gradient: torch.Tensor | None = None) -> None:
-        """Queue the callback that ends the step at the end of the current backward pass."""
-        del gradient
         if not self._end_callback_queued and self.training and not self.accumulating:
             self._end_callback_queued = True
             Variable._execution_engine.queue_callback(WeakMethodHook(self._on_backward_end))
 
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
-        """Handle that a parameter has accumulated a gradient."""
-        del parameter
         if not self.training or self.accumulating:
             return
         self._queue_end_callback()
@@ -149,7 +145,6 @@ class Reducer:
                 self._step_bucket(bucket, update=update)
 
     def _on_backward_end(self) -> None:
-        """Make the steps of remaining buckets when a backward pass has ended."""
         self._end_callback_queued = False
         if not self._step_open:
             return
@@ -162,7 +157,6 @@ class Reducer:
         self._end_step()
 
     def _end_step(self) -> None:
-        """Count a completed step, and notify observer and tracer."""
         self._step_open = False
         self.bucket_averager.end_step()
         if self.observer is not None:

@@ -32,7 +32,6 @@ STORES_ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686
 _fence_lock = threading.Lock()
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 _HUGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
-_UNNEEDED: int | None = getattr(mmap, "MADV_DONTNEED", None)
 _private_numbers = itertools.count()
 _CHUNK = 1 << 26  # bytes that small tensors share
 _LIMIT = 1 << 30  # bytes of free memory that keep their pages at most
@@ -84,16 +83,19 @@ class MappedChunk:
 class OwnedChunk(MappedChunk):
     """A chunk of shared memory that this process has allocated, as an anonymous file."""
 
+    _unneeded: int | None = getattr(mmap, "MADV_REMOVE", None)  # the advice for unused pages
+
     def __init__(self, size: int) -> None:
         self.descriptor = os.memfd_create("asyncddp", os.MFD_CLOEXEC)
         os.ftruncate(self.descriptor, size)
         super().__init__(mmap.mmap(self.descriptor, size))
 
     def drop(self, offset: int, size: int) -> bool:
-        """Return whole pages to the system; they read as zero afterwards, also at peers."""
-        if size >= mmap.PAGESIZE:
-            self._map.madvise(mmap.MADV_REMOVE, offset, size)
-        return size >= mmap.PAGESIZE
+        """Return whole pages to the system, if it takes them; shared ones are zero afterwards."""
+        if self._unneeded is None or size < mmap.PAGESIZE:
+            return False
+        self._map.madvise(self._unneeded, offset, size)
+        return True
 
     def close(self) -> None:
         """Close the file, so that no more peers can map it."""
@@ -196,18 +198,13 @@ class Arena:
 class _PrivateChunk(OwnedChunk):
     """A chunk of anonymous memory of this process; a forked process gets a copy."""
 
+    _unneeded = getattr(mmap, "MADV_DONTNEED", None)
+
     def __init__(self, size: int) -> None:
         self.descriptor = next(_private_numbers)
         MappedChunk.__init__(self, mmap.mmap(-1, size, **_PRIVATE))
         if _HUGE is not None:
             self._map.madvise(_HUGE)
-
-    def drop(self, offset: int, size: int) -> bool:
-        """Return pages to the system, where it supports that."""
-        if _UNNEEDED is None or size < mmap.PAGESIZE:
-            return False
-        self._map.madvise(_UNNEEDED, offset, size)
-        return True
 
     def close(self) -> None:
         """Do nothing: there is no file to close."""

@@ -110,7 +110,6 @@ class BuddyAllocator(Generic[C]):
         self._insert(size, address, used)
 
     def _merge_buddies(self) -> None:
-        """Merge two halves of a block wherever both are free."""
         size = min(self._free, default=0)
         while size and size <= max(self._free):
             for number, offset in sorted(self._free.get(size, ())):

@@ -16,7 +16,8 @@ from asyncddp.transport.mpi.runtime import MPI, initialize_mpi
 
 def main(address: str) -> None:
     """Connect to the pool at ``address`` and run its cases."""
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # may crash where threads are running
     initialize_mpi()
     rank = MPI.COMM_WORLD.rank
     with Client(address, family="AF_UNIX") as connection:

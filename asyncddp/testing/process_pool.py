@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -103,25 +103,23 @@ class MpiProcessPool:
                 start_new_session=True,
             )
             LAUNCHER_PIDS.add(self._process.pid)
-            self._members = sorted(self._accept_ranks(listener), key=lambda member: member.rank)
+            self._accept_ranks(listener, self._process)
 
-    def _accept_ranks(self, listener: socket.socket) -> Iterable[_RankProcess]:
+    def _accept_ranks(self, listener: socket.socket, launcher: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + _START
-        for _ in range(self.ranks):
-            while True:
-                try:
-                    end, _ = listener.accept()
-                    break
-                except TimeoutError:
-                    ended = self._process is None or self._process.poll() is not None
-                    if ended or time.monotonic() > deadline:
-                        raise ProcessPoolError(
-                            self._end(f"a pool of {self.ranks} did not start")
-                        ) from None
+        while len(self._members) < self.ranks:
+            try:
+                end, _ = listener.accept()
+            except TimeoutError:
+                if launcher.poll() is None and time.monotonic() <= deadline:
+                    continue
+                problem = self._end(f"a pool of {self.ranks} did not start")
+                raise ProcessPoolError(problem) from None
             end.setblocking(True)
             connection: Connection[Any, Any] = Connection(end.detach())
             rank, pid = pickle.loads(connection.recv_bytes())
-            yield _RankProcess(rank, pid, connection)
+            self._members.append(_RankProcess(rank, pid, connection))
+        self._members.sort(key=lambda member: member.rank)
 
     def _gather(self, limit: float) -> tuple[dict[int, Outcome], set[int], set[int]]:
         """Collect the ranks' outcomes, the ranks that died, and those without an answer in time."""
@@ -144,10 +142,11 @@ class MpiProcessPool:
         self, function: str, outcomes: dict[int, Outcome], dead: set[int], mute: set[int]
     ) -> str:
         """End the pool and describe the failure."""
-        for member in self._members:
-            if member.rank in mute and psutil.pid_exists(member.pid):
-                psutil.Process(member.pid).send_signal(signal.SIGUSR1)  # prints all its stacks
-        time.sleep(0.3 if mute else 0.0)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):  # its main thread's stack, then all stacks
+            for member in self._members:
+                if member.rank in mute and psutil.pid_exists(member.pid):
+                    psutil.Process(member.pid).send_signal(number)
+            time.sleep(0.3 if mute else 0.0)
         lines = [f"{function} on {self.ranks} ranks:"]
         lines += [f"rank {rank} died" for rank in sorted(dead)]
         lines += [f"rank {rank} hung" for rank in sorted(mute)]

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from asyncddp.errors import ArgumentError, EnvironmentProblem
-from asyncddp.install_commands import install_command
+from asyncddp.errors import ArgumentError
+from asyncddp.install_commands import needed_package
 from asyncddp.testing.outcome import Outcome, returned_values
 from asyncddp.testing.rank_function_call import RANK_FUNCTION
 from asyncddp.testing.worlds import World, world_of
@@ -77,12 +77,8 @@ def ranks(
 
 
 def _pytest() -> Any:
-    try:
+    with needed_package("asyncddp.testing.ranks needs pytest", "testing"):
         import pytest
-    except ImportError as error:
-        raise EnvironmentProblem(
-            f"asyncddp.testing.ranks needs pytest; install it with {install_command('testing')}"
-        ) from error
     return pytest
 
 

@@ -51,11 +51,6 @@ class SelfTestData:
         """Average the input of some ranks."""
         return torch.stack([self.of(rank) for rank in ranks]).mean(dim=0)
 
-    @property
-    def neighbors(self) -> topology.Neighbors:
-        """This rank's neighbours in the ring, and its weights."""
-        return topology.as_schedule(topology.ring(self.size)).neighbors(self.rank, 0)
-
     def mixed(self, of: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
         """Compute the average with the ring's neighbours."""
         return oracle(topology.ring(self.size), self.rank, of or self.of)
@@ -72,7 +67,7 @@ def _reduce_scatter(data: SelfTestData) -> Iterator[Pair]:
 
 
 def _neighbor_allgather(data: SelfTestData) -> Iterator[Pair]:
-    if sources := sorted(data.neighbors.src_weights):
+    if sources := bf.in_neighbor_ranks():
         expected = torch.cat([data.of(rank) for rank in sources])
         yield bf.neighbor_allgather(data.own()), expected
 
@@ -94,14 +89,14 @@ def _hierarchical_neighbor_allreduce(data: SelfTestData) -> Iterator[Pair]:
 
 
 def _windows(data: SelfTestData) -> Iterator[Pair]:
-    name, near = f"self-test {data.count}", data.neighbors
+    name = f"self-test {data.count}"
     bf.win_create(data.own(), name)
     bf.win_put(data.own(), name)
     bf.barrier()
-    yield bf.win_update(name, near.self_weight, near.src_weights, clone=True), data.mixed()
+    yield bf.win_update(name, clone=True), data.mixed()
     bf.barrier()
     bf.win_get(name)
-    yield bf.win_update(name, near.self_weight, near.src_weights, clone=True), data.mixed()
+    yield bf.win_update(name, clone=True), data.mixed()
     bf.barrier()
     bf.win_free(name)
 

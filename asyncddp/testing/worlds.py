@@ -5,15 +5,12 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, closing
 from typing import Any, TypeAlias
 
 import asyncddp as bf
-from asyncddp.errors import EnvironmentProblem
-from asyncddp.install_commands import install_command
+from asyncddp.install_commands import needed_package
 from asyncddp.testing.outcome import Outcome, returned_values
 from asyncddp.testing.rank_function_call import DEFAULT_SETTINGS, RankFunctionCall, capture_outcome
-from asyncddp.transport import TRANSPORTS
 from asyncddp.transport.loopback import LoopbackTransport
 
 Case: TypeAlias = Callable[..., Any]
@@ -64,8 +61,7 @@ class World(ABC):
     def run_bare(self, case: Case, *args: Any, **kwargs: Any) -> list[Any]:
         """Call ``case(transport, *args, **kwargs)`` on every rank, without a context."""
 
-    @abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - threads end with each case
         """End the ranks."""
 
 
@@ -106,9 +102,6 @@ class LoopbackWorld(World):
         with bf.local_world(self.size, **DEFAULT_SETTINGS) as world:
             return world.run(lambda: case(ends[bf.rank()], *args, **kwargs))
 
-    def close(self) -> None:
-        """Do nothing: no thread runs between two cases."""
-
 
 class PoolWorld(World):
     """Group of ``size`` ranks that are processes under ``mpirun``, which stay up until closed.
@@ -120,52 +113,30 @@ class PoolWorld(World):
     """
 
     def __init__(self, transport: str, size: int) -> None:
-        try:
+        with needed_package("asyncddp.testing: ranks that are processes need psutil", "testing"):
             from asyncddp.testing.process_pool import MpiProcessPool
-        except ImportError as error:
-            raise EnvironmentProblem(
-                f"asyncddp.testing: ranks that are processes need psutil ({error}); install it "
-                f"with {install_command('testing')}"
-            ) from error
         self.transport, self.size = transport, size
         self._pool = MpiProcessPool(size)
 
     def _run_case(
-        self,
-        case: Case,
-        args: Any,
-        kwargs: Any,
-        settings: Mapping[str, Any],
-        limit: float,
-        *,
-        bare: bool = False,
+        self, case: Case, args: Any, kwargs: Any, settings: Mapping[str, Any], limit: float
     ) -> list[Outcome]:
-        name, path = RankFunctionCall.name_of(case), tuple(sys.path)
-        task = RankFunctionCall(name, args, kwargs, self.transport, bare, settings, path)
-        return self._pool.run_case(task, limit)
+        return self._pool.run_case(self._call(case, args, kwargs, settings=settings), limit)
 
     def run_bare(self, case: Case, *args: Any, limit: float = 120.0, **kwargs: Any) -> list[Any]:
         """Run a case over the processes' transport."""
-        return returned_values(self._run_case(case, args, kwargs, {}, limit, bare=True))
+        call = self._call(case, args, kwargs, bare=True)
+        return returned_values(self._pool.run_case(call, limit))
+
+    def _call(self, case: Case, args: Any, kwargs: Any, **options: Any) -> RankFunctionCall:
+        name, path = RankFunctionCall.name_of(case), tuple(sys.path)
+        return RankFunctionCall(name, args, kwargs, self.transport, path=path, **options)
 
     def close(self) -> None:
         """End the processes."""
         self._pool.close()
 
 
-WORLDS = {
-    f"{transport}-{size}": (transport, size)
-    for transport in TRANSPORTS
-    for size in ((1, 2, 4) if transport == "loopback" else (2, 4))
-}
-"""``{"loopback-4": ("loopback", 4), "mpi-2": ("mpi", 2), …}``"""
-
-
 def world_of(transport: str, size: int) -> World:
     """Create the ranks of a transport: threads for ``"loopback"``, else processes."""
     return LoopbackWorld(size) if transport == "loopback" else PoolWorld(transport, size)
-
-
-def open_transport(name: str) -> AbstractContextManager[World]:
-    """Open a group of :data:`WORLDS` by name for a ``with`` block."""
-    return closing(world_of(*WORLDS[name]))

@@ -8,11 +8,6 @@ import torch
 from torch.autograd import profiler
 
 
-def profiler_enabled() -> bool:
-    """Return True while torch's profiler is on."""
-    return bool(profiler._is_profiler_enabled)
-
-
 class ProfilerRange:
     """Context manager that marks its block as a range in torch's profiler and for NVTX."""
 
@@ -21,7 +16,7 @@ class ProfilerRange:
         self._function: profiler.record_function | None = None
 
     def __enter__(self) -> None:
-        if profiler_enabled():
+        if profiler._is_profiler_enabled:
             self._function = profiler.record_function(self._name)
             self._function.__enter__()  # type: ignore[no-untyped-call]
         if self._nvtx:

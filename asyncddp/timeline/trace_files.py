@@ -20,8 +20,8 @@ import msgspec
 from asyncddp.errors import ArgumentError
 
 JsonEvent: TypeAlias = dict[str, Any]
-ProgressCallback: TypeAlias = Callable[[int], object]
-"""Called now and then with the number of bytes of the file that were read."""
+ProgressCallback: TypeAlias = Callable[[Path, int], object]
+"""Called now and then with a file and the number of bytes of it that were read."""
 
 _HINT = "ranks write them under 'asyncddp run --timeline DIR …'"
 _RANK_FILE = re.compile(r"(.*?)(\d+)\.json(\.gz)?")
@@ -29,6 +29,10 @@ _TIME = re.compile(rb'"ts": ?(-?\d+(?:\.\d+)?)')
 _PADDING = b"[], \t\r\n"  # of an event in its line
 _CHUNK = 1 << 20  # bytes between two calls of advance
 _decode = msgspec.json.Decoder(JsonEvent).decode
+
+
+def no_progress(path: Path, count: int) -> None:
+    """Ignore what was read."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,6 @@ def _with_prefix(prefix: Path) -> list[Path]:
 
 
 def _lines(path: Path, advance: ProgressCallback) -> Iterator[bytes]:
-    """Yield the lines of a file, gzipped or not, and report the bytes read so far."""
     behind = 0
     try:
         with path.open("rb") as raw:
@@ -100,8 +103,8 @@ def _lines(path: Path, advance: ProgressCallback) -> Iterator[bytes]:
                 behind += len(line)
                 if behind >= _CHUNK:
                     behind = 0
-                    advance(raw.tell())
-            advance(raw.tell())
+                    advance(path, raw.tell())
+            advance(path, raw.tell())
     except (OSError, EOFError, zlib.error) as error:
         raise ArgumentError(f"{path} cannot be read: {error}.") from error
 
@@ -115,7 +118,7 @@ def _parse_event(text: bytes) -> JsonEvent | None:
     return event if "ph" in event else None
 
 
-def read_events(path: Path, advance: ProgressCallback = lambda _: None) -> Iterator[JsonEvent]:
+def read_events(path: Path, advance: ProgressCallback = no_progress) -> Iterator[JsonEvent]:
     """Yield the events of a rank's or a merged trace file; its last line may be incomplete."""
     torn = 0
     for number, line in enumerate(_lines(path, advance), 1):
@@ -136,11 +139,11 @@ def read_events(path: Path, advance: ProgressCallback = lambda _: None) -> Itera
 
 def is_merged(path: Path) -> bool:
     """Return True if a file was written by ``asyncddp timeline merge``."""
-    begin = itertools.islice(_lines(path, lambda _: None), 2)
+    begin = itertools.islice(_lines(path, no_progress), 2)
     return any(b'"asyncddp.merged"' in line for line in begin)
 
 
-def scan_trace(path: Path, advance: ProgressCallback = lambda _: None) -> RankTraceInfo | None:
+def scan_trace(path: Path, advance: ProgressCallback = no_progress) -> RankTraceInfo | None:
     """Read the metadata of a rank's trace file without parsing all events; None if it is empty."""
     identity: JsonEvent = {}
     clocks = []

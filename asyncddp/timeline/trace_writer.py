@@ -84,7 +84,6 @@ class TraceWriter:
             self.seconds += time.thread_time() - began
 
     def _put(self, lines: list[str]) -> None:
-        """Write lines, each followed by a comma."""
         if lines and not self._file.closed:
             self._write(",\n".join([*lines, ""]).encode())
 

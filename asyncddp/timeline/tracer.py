@@ -10,21 +10,42 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
+from torch.autograd import profiler
 
 import asyncddp
 from asyncddp.config import Config
 from asyncddp.timeline import tracks
 from asyncddp.timeline.chrome_trace import Args, Span, TimestampedEvent, track_title
-from asyncddp.timeline.clock_offset import ClockSample
-from asyncddp.timeline.profiler_range import ProfilerRange, profiler_enabled
+from asyncddp.timeline.profiler_range import ProfilerRange
 from asyncddp.timeline.thread_spans import CallSpan, ThreadTracingState, WaitSpan
 from asyncddp.timeline.trace_writer import TraceWriter
 
 _NO_RANGE: AbstractContextManager[None] = nullcontext()
+
+
+class ClockSample(NamedTuple):
+    r"""Offset of rank 0's clock from this rank's, with the time at which it was measured, in ns.
+
+    A rank asks at :math:`t_1`, and rank 0's answer, its time :math:`t_0`, arrives at :math:`t_2`.
+    Then its clock is ahead by
+    :math:`t_0 - \tfrac{1}{2} (t_1 + t_2) \pm \tfrac{1}{2} (t_2 - t_1)`.
+
+    Source: Cristian, "Probabilistic clock synchronization", Distributed Computing 3, 1989.
+    """
+
+    time: int
+    offset: int
+    error: int
+
+    @classmethod
+    def from_round_trip(cls, sent: int, answer: int, received: int) -> ClockSample:
+        """Estimate the offset from the times of a request, its answer and the answer's arrival."""
+        middle = (sent + received) // 2
+        return cls(middle, answer - middle, max(1, (received - sent + 1) // 2))
 
 
 class Tracer:
@@ -104,7 +125,7 @@ class Tracer:
 
     def profiler_range(self, name: str) -> AbstractContextManager[None]:
         """Return a context manager that names its block in torch's profiler and NVIDIA's tools."""
-        if self._nvtx or profiler_enabled():
+        if self._nvtx or profiler._is_profiler_enabled:
             return ProfilerRange(name, nvtx=self._nvtx)
         return _NO_RANGE
 
@@ -217,7 +238,7 @@ def trace_path(where: str, rank: int) -> Path:
     """Return the path of a rank's trace file: in ``out/``, by ``run-{rank}.json``, or ``run-…``."""
     if "{rank}" in where:
         return Path(where.replace("{rank}", str(rank)))
-    in_folder = where.endswith((os.sep, os.altsep or os.sep)) or Path(where).is_dir()
+    in_folder = where.endswith(os.sep) or Path(where).is_dir()
     return Path(where, f"rank{rank}.json") if in_folder else Path(f"{where}{rank}.json")
 
 

@@ -36,11 +36,15 @@ class Request(Protocol):
         ...
 
 
+TRANSFER_ERRORS = (RuntimeError, OSError, MemoryError)
+"""Exceptions of a transfer: a PeerError, an error of a device's library, lack of memory."""
+
+
 def has_ended(request: Request) -> bool:
     """Tell whether a request has ended, with success or an error."""
     try:
         return request.done()
-    except (RuntimeError, OSError, MemoryError):  # a PeerError, or one of the device's libraries
+    except TRANSFER_ERRORS:
         return True
 
 

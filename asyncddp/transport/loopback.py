@@ -20,6 +20,7 @@ from asyncddp.transport.base import Request, Scope, SharedMemoryGroup, Transport
 from asyncddp.transport.startup_deadline import StartupDeadline
 
 _CollectiveFunction = Callable[[list[Any]], list[Any] | None]
+_MessageKey = tuple[int, int, int]  # source, target and tag
 
 
 class _ThreadRankRequest:
@@ -53,10 +54,8 @@ class _LoopbackSharedState:
         self.lock = threading.Lock()
         self.wakeups = [threading.Event() for _ in range(size)]
         self.inboxes: list[deque[tuple[int, bytes]]] = [deque() for _ in range(size)]
-        self.sends: dict[tuple[int, int, int], deque[tuple[torch.Tensor, _ThreadRankRequest]]] = {}
-        self.receives: dict[
-            tuple[int, int, int], deque[tuple[torch.Tensor, _ThreadRankRequest]]
-        ] = {}
+        self.sends: dict[_MessageKey, deque[tuple[torch.Tensor, _ThreadRankRequest]]] = {}
+        self.receives: dict[_MessageKey, deque[tuple[torch.Tensor, _ThreadRankRequest]]] = {}
         self.collectives: dict[int, dict[int, tuple[str, Any, _ThreadRankRequest]]] = {}
         self.numbers = [itertools.count() for _ in range(size)]  # of each rank's collectives
         self.size = size
@@ -239,7 +238,6 @@ def _allreduce(pairs: list[Any], divisor: int | None) -> None:
 
 
 def _reduce_scatter(pairs: list[Any], divisor: int | None) -> None:
-    """Copy part r of the sum into the output of rank r."""
     parts = _reduce(pairs, divisor, "reduce_scatter").view(len(pairs), -1)
     for part, (_, out) in zip(parts, pairs, strict=True):
         out.copy_(part)
@@ -252,7 +250,6 @@ def _broadcast(tensors: list[Any], root: int) -> None:
 
 
 def _allgather(pairs: list[Any]) -> None:
-    """Copy the concatenation of all ranks' tensors into every rank's output."""
     whole = torch.cat([tensor.reshape(-1) for tensor, _ in pairs])
     for _, out in pairs:
         out.copy_(whole)

@@ -74,13 +74,6 @@ def select_route(
     return TransportRoute(device, "same machine" if same_machine else "other machine", name, how)
 
 
-def list_routes(
-    devices: Sequence[str] = ("cpu", "cuda"), transport: str = DEFAULT_TRANSPORT
-) -> list[TransportRoute]:
-    """List the routes from every kind of device to both kinds of peer, for ``asyncddp doctor``."""
-    return [select_route(device, same, transport) for device in devices for same in (True, False)]
-
-
 @dataclass(frozen=True)
 class DeviceTransportStatus:
     """Whether one GPU transport can be used on this machine, and the reason."""

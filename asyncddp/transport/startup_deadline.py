@@ -105,7 +105,6 @@ class StartupDeadline:
         return None
 
     def _missing(self) -> str:
-        """Describe which ranks have yet to call ``init()``."""
         if self.arrival_tracker is None:
             return f"not all {self.size} ranks have called it"
         arrived, here = self.arrival_tracker.arrived(self.size), self.arrival_tracker.local_size

@@ -53,7 +53,7 @@ class _ActionAfterEvent(NamedTuple):
     pending: PendingPublish
     act: Callable[[], SentMessages]
     event: DeviceEvent | None = None
-    pinned: torch.Tensor | None = None
+    pinned: torch.Tensor | None = None  # memory that it needs until then
 
 
 class DeviceStaging(SynchronousTensorStaging):
@@ -216,7 +216,6 @@ class DeviceStaging(SynchronousTensorStaging):
     def _pinned_tensor(
         self, shape: torch.Size, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a pinned buffer, and the tensor in it."""
         self._reclaim()
         size = shape.numel() * dtype.itemsize
         pinned = self._pinned.take(size)

@@ -80,10 +80,6 @@ class EdgeWriter(ABC):
         del version
         return True
 
-    def reader_gets(self) -> bool:
-        """Return True if the reader has ever got a tensor."""
-        return False
-
     @abstractmethod
     def has_unread(self) -> bool:
         """Return True if the reader is not known to have taken all that was published."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from asyncddp.engine import ProgressEngine
@@ -58,21 +58,18 @@ class WindowMutex:
         self._tickets = itertools.count(1)
         self._granted: dict[int, bool] = {}  # this rank's tickets that are out
 
-    def acquire(self, holders: Iterable[int], writers: Iterable[int]) -> None:
-        """Take slots for this thread, in an order that is the same on all ranks; all or none.
+    @contextmanager
+    def holding(self, holders: Iterable[int], writers: Iterable[int]) -> Iterator[None]:
+        """Hold slots for this thread, taken in an order that is the same on all ranks; all or none.
 
         They are those for this rank at holders, and this rank's own ones for writers.
         """
+        pairs = {*((holder, self._rank) for holder in holders), *((self._rank, w) for w in writers)}
         with ExitStack() as taken:
-            for pair in self._pairs(holders, writers):
+            for pair in sorted(pairs):
                 self._lock(pair)
                 taken.callback(self._unlock, pair)
-            taken.pop_all()
-
-    def release(self, holders: Iterable[int], writers: Iterable[int]) -> None:
-        """Release the slots that :meth:`acquire` has taken."""
-        for pair in self._pairs(holders, writers):
-            self._unlock(pair)
+            yield
 
     def handle_message(self, peer: int, word: str, ticket: int) -> None:
         """Handle a peer's message: a request for its slot, a release, or a grant to this rank."""
@@ -83,9 +80,6 @@ class WindowMutex:
             self._request_slot(peer, _LockRequest(peer, ticket))
         else:
             self._free_slot(peer, _LockRequest(peer, ticket))
-
-    def _pairs(self, holders: Iterable[int], writers: Iterable[int]) -> list[tuple[int, int]]:
-        return sorted({*((h, self._rank) for h in holders), *((self._rank, w) for w in writers)})
 
     def _lock(self, pair: tuple[int, int]) -> None:
         guard = self._guards.setdefault(pair, _ReentrantThreadLock())

@@ -115,8 +115,8 @@ class SharedMemoryWriter(EdgeWriter):
     def set_clock(self, clock: int) -> None:
         self._words[_CLOCK] = clock
 
-    @override
     def reader_gets(self) -> bool:
+        """Return True if the reader has ever got a tensor."""
         return self._words[_WANTED] > 0
 
     @override

@@ -99,7 +99,6 @@ class SynchronousTensorStaging:
         return PendingPublish(messages)
 
     def _publish_copy(self, values: torch.Tensor, publish_buffer: PublishCallback) -> SentMessages:
-        """Copy a tensor on the host into a buffer that neighbours see, and publish it."""
         buffer = self._pool.acquire_buffer()
         try:
             buffer.tensor.copy_(values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
 import torch
@@ -25,7 +25,7 @@ from asyncddp.windows.staging import (
     SynchronousTensorStaging,
     UndeliveredMessage,
 )
-from asyncddp.windows.window_edges import SendFunction, WindowEdges
+from asyncddp.windows.window_edges import WindowEdges
 from topology import Neighbors, Schedule
 
 
@@ -39,7 +39,7 @@ class Window:
 
     edges: WindowEdges
     mutex: WindowMutex
-    _send: SendFunction
+    _send: Callable[..., list[UndeliveredMessage]]  # :meth:`WindowEdges.send`
 
     def __init__(
         self,

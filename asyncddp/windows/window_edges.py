@@ -17,12 +17,9 @@ from asyncddp.windows.staging import UndeliveredMessage, scalar_for
 ControlWords: TypeAlias = dict[int, AllocatedBlock[OwnedChunk]]
 """By out-neighbour of this machine, memory for the words of the edges of its puts and its gets."""
 
-SendFunction: TypeAlias = Callable[..., list[UndeliveredMessage]]
-"""Publishes a buffer as :meth:`WindowEdges.send` does."""
-
 
 class WindowEdges:
-    """Writers to and readers from the neighbours of a rank's window, keyed by rank."""
+    """Edges of one rank's window, by the neighbour's rank: a writer or a reader of each."""
 
     def __init__(self, control_words: ControlWords) -> None:
         self.control_words = control_words  # of edges to ranks of this machine

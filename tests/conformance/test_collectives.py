@@ -11,6 +11,7 @@ import asyncddp as bf
 from asyncddp.tensors.dtypes import DTYPES, DtypeKind
 from tests.support import LoopbackWorld, on
 from tests.support.oracle import AVERAGING, LAYOUTS, SHAPES, check, held, options, summed
+from tests.support.pairwise import by_transport
 
 ALL = list(DTYPES)
 SOME = on("loopback-4", "mpi-2")
@@ -31,7 +32,7 @@ def sums(dtype):
         check(bf.allreduce(x, average=False), x, summed(range(bf.size()), of))
 
 
-@pytest.mark.parametrize("dtype", ALL, ids=str)
+@by_transport(dtype=ALL)
 def test_allreduce_sums_every_dtype_and_shape(world, dtype):
     """Floats within rounding, integers modulo their size, bools by or."""
     world.run(sums, dtype)
@@ -46,7 +47,7 @@ def averages(dtype):
         check(bf.allreduce(x, **options(dtype)), x, parts.to(wide).mean(dim=0))
 
 
-@pytest.mark.parametrize("dtype", AVERAGING, ids=str)
+@by_transport(dtype=AVERAGING)
 def test_allreduce_averages_every_dtype_and_shape(world, dtype):
     """The mean over all ranks has the input's dtype and shape; integers are rounded."""
     world.run(averages, dtype)
@@ -145,7 +146,7 @@ def broadcasts(dtype):
             assert torch.equal(x, of(root))
 
 
-@pytest.mark.parametrize("dtype", ALL, ids=str)
+@by_transport(dtype=ALL)
 def test_broadcast_from_every_root_in_every_dtype_and_shape(world, dtype):
     """broadcast returns the root's tensor, and broadcast_ writes it into the argument."""
     world.run(broadcasts, dtype)
@@ -164,7 +165,7 @@ def gathers(dtype):
             assert torch.equal(got, torch.cat(parts))
 
 
-@pytest.mark.parametrize("dtype", ALL, ids=str)
+@by_transport(dtype=ALL)
 def test_allgather_joins_unequal_rows_in_the_order_of_ranks(world, dtype):
     """allgather takes any number of rows of each rank, none too, and keeps the dtype."""
     world.run(gathers, dtype)

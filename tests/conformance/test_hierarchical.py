@@ -9,6 +9,7 @@ import asyncddp as bf
 import topology
 from tests.support import LoopbackWorld, on
 from tests.support.oracle import AVERAGING, FAMILIES, SHAPES, check, family, held, mixed, options
+from tests.support.pairwise import by_transport
 
 BY_TWO = {"ranks_per_machine": 2}
 FOUR = on("loopback-4", "mpi-4")
@@ -44,7 +45,7 @@ def averages(dtype):
         check(got, x, expected_of(near, of))
 
 
-@pytest.mark.parametrize("dtype", AVERAGING, ids=str)
+@by_transport(dtype=AVERAGING)
 def test_every_dtype_and_shape(world, dtype):
     """Among them sizes that machines of two cannot halve, and tensors without elements."""
     world.run(averages, dtype, settings=BY_TWO if world.size > 1 else {})

@@ -13,6 +13,7 @@ import topology
 from asyncddp.tensors.dtypes import DTYPES
 from tests.support import WORLDS, LoopbackWorld, on
 from tests.support.oracle import FAMILIES, family, held
+from tests.support.pairwise import by_transport
 
 SEVERAL = on(*(name for name, (_, size) in WORLDS.items() if size > 1))
 LENGTHS = (17, 32, 0, 12, 15, 23, 22, 3)
@@ -50,7 +51,7 @@ def test_ranks_may_be_arrays(world):
     world.run(from_arrays)
 
 
-@pytest.mark.parametrize("dtype", list(DTYPES), ids=str)
+@by_transport(dtype=list(DTYPES))
 def test_every_dtype_with_rows_in_unequal_numbers(world, dtype):
     """Also no rows at all, and rows that travel in bulk."""
     world.run(gathers, dtype)

@@ -21,6 +21,7 @@ from tests.support.oracle import (
     mixed,
     options,
 )
+from tests.support.pairwise import by_transport
 
 SEVERAL = on(*(name for name, (_, size) in WORLDS.items() if size > 1))
 ROUNDS = 8
@@ -42,7 +43,7 @@ def averages_shapes(dtype, shapes):
         check(got, x, mixed(bf.rank(), *row_of_this_rank(), of))
 
 
-@pytest.mark.parametrize("dtype", AVERAGING, ids=str)
+@by_transport(dtype=AVERAGING)
 def test_every_dtype_and_shape(world, dtype):
     """On the default graph each rank gets its row of W X in its tensor's dtype and shape."""
     world.run(averages_shapes, dtype, SHAPES)

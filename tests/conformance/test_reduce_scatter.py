@@ -13,6 +13,7 @@ from asyncddp.tensors.dtypes import DTYPES
 from tests.conformance.test_mismatches import differs as either_way
 from tests.support import BEFORE_DEADLINE, on
 from tests.support.oracle import AVERAGING, LAYOUTS, check, held, options, summed
+from tests.support.pairwise import by_transport
 from tests.support.timelines import read, spans
 
 SOME = on("loopback-4", "mpi-2")
@@ -47,7 +48,7 @@ def sums(dtype):
         assert torch.equal(x, of(bf.rank())), "the input was changed"
 
 
-@pytest.mark.parametrize("dtype", list(DTYPES), ids=str)
+@by_transport(dtype=list(DTYPES))
 def test_sums_of_every_dtype_and_shape(world, dtype):
     """Floats within rounding, integers modulo their size, bools by or."""
     world.run(sums, dtype)
@@ -62,7 +63,7 @@ def averages(dtype):
         check(bf.reduce_scatter(x, **options(dtype)), mine(x), mine(mean))
 
 
-@pytest.mark.parametrize("dtype", AVERAGING, ids=str)
+@by_transport(dtype=AVERAGING)
 def test_averages_of_every_dtype_and_shape(world, dtype):
     """Rank r gets part r of the mean in the input's dtype; integers are rounded."""
     world.run(averages, dtype)

@@ -21,11 +21,12 @@ from asyncddp.engine import persistent_channels as channels
 from tests.support import on, oracle
 from tests.support.oracle import LAYOUTS, check, mixed, options
 from tests.support.pairwise import pairs_of, pairwise
+from tests.support.small_chunks import in_small_chunks
 
 NEAR = on("shared_memory-2", "shared_memory-4")
 USES = 6
-CHUNK = 1 << 17
-"""Elements of 4 bytes in a chunk of a tensor below 32 MiB."""
+CHUNK = 1 << 11
+"""Elements of 4 bytes in a chunk of a tensor below 512 KiB, in :func:`in_small_chunks`."""
 
 held = functools.lru_cache(maxsize=64)(oracle.held)
 """Nobody writes into these."""
@@ -157,7 +158,9 @@ def in_form(form, place, shapes):
 @pairwise(form=FORMS, place=PLACES.keys(), world=["shared_memory-2", "shared_memory-4"])
 def test_every_form_wherever_the_tensor_lies(world, form, place):
     """Nothing but the values counts, and the tensor may be written over once the verb is back."""
-    world.run(in_form, form, place, [(), (0,), (5,), (3, 4), (CHUNK + 1,), (150, 1001)])
+    world.run(
+        in_small_chunks, in_form, form, place, [(), (0,), (5,), (3, 4), (CHUNK + 1,), (150, 15)]
+    )
 
 
 def one_of_a_strided_view():
@@ -202,13 +205,13 @@ def read_late(shape):
 @pytest.mark.parametrize("shape", [(5,), (CHUNK,), (5 * CHUNK + 1,)])
 def test_a_shared_tensor_may_be_written_over_once_the_verb_is_back(world, shape):
     """However late a neighbour reads it, which it does where it lies."""
-    world.run(read_late, shape)
+    world.run(in_small_chunks, read_late, shape)
 
 
 def in_dtype(dtype):
     mine = random.Random(bf.rank())
     set_graph("ring")
-    shapes, forms = [(), (7,), (150_001,)], ("blocking", "in place", "nonblocking")
+    shapes, forms = [(), (7,), (2 * CHUNK + 1,)], ("blocking", "in place", "nonblocking")
     for shape, place, form in pairs_of(shapes, (ordinary, shared), forms):
         name = f"{form} {shape}"
         for k in range(4):
@@ -233,7 +236,7 @@ def in_dtype(dtype):
 )
 def test_every_kind_of_dtype(world, dtype):
     """Wide and narrow floats, complex numbers, integers that are rounded."""
-    world.run(in_dtype, dtype)
+    world.run(in_small_chunks, in_dtype, dtype)
 
 
 def in_layouts():
@@ -254,7 +257,7 @@ def in_layouts():
 @NEAR
 def test_every_layout(world):
     """Views of all sorts, and parameters that require gradients."""
-    world.run(in_layouts)
+    world.run(in_small_chunks, in_layouts)
 
 
 def cut_in(sizes, dtype, places):
@@ -270,13 +273,13 @@ def cut_in(sizes, dtype, places):
     [
         (CHUNK - 1, CHUNK, CHUNK + 1),
         (4 * CHUNK, 4 * CHUNK + 1, 5 * CHUNK - 1, 9 * CHUNK + 5),
-        ((1 << 20) - 1, (1 << 20) + 1),
+        ((1 << 17) - 1, (1 << 17) + 1),
     ],
     ids=["one piece", "more pieces than slots", "another size of pieces"],
 )
 def test_sizes_around_the_cuts(world, sizes):
     """One element more or less than whole pieces, and than the slots of a ring."""
-    world.run(cut_in, sizes, torch.float32, ("ordinary", "shared"))
+    world.run(in_small_chunks, cut_in, sizes, torch.float32, ("ordinary", "shared"))
 
 
 def in_megabytes(place):
@@ -322,7 +325,7 @@ def on_graph(name):
 @pytest.mark.parametrize("name", GRAPHS)
 def test_every_graph(world, name):
     """Fixed graphs, symmetric or not, and one whose neighbour changes with every use."""
-    world.run(on_graph, name)
+    world.run(in_small_chunks, on_graph, name)
 
 
 def factor(source, target, alike):
@@ -353,7 +356,7 @@ def by_hand(alike):
 @pytest.mark.parametrize("alike", [True, False], ids=["one factor", "many factors"])
 def test_weights_and_factors_by_hand(world, alike):
     """A tensor that is scaled on its way goes through slots, or by message where factors differ."""
-    world.run(by_hand, alike)
+    world.run(in_small_chunks, by_hand, alike)
 
 
 def one_way():
@@ -378,7 +381,7 @@ def one_way():
 @NEAR
 def test_what_goes_one_way_only(world):
     """A sender that expects nothing is not ahead of its readers by more than the ring holds."""
-    world.run(one_way)
+    world.run(in_small_chunks, one_way)
 
 
 # names, forms and shapes that change
@@ -397,7 +400,7 @@ def interleaved():
 @NEAR
 def test_several_names_in_turn(world):
     """Seven names in turn, some in place, give the right average in each of twelve rounds."""
-    world.run(interleaved)
+    world.run(in_small_chunks, interleaved)
 
 
 def changing_shapes():
@@ -413,7 +416,7 @@ def changing_shapes():
 @NEAR
 def test_one_name_with_changing_shapes_and_dtypes(world):
     """Every signature has ring buffers of its own; uses of a name are counted over all of them."""
-    world.run(changing_shapes)
+    world.run(in_small_chunks, changing_shapes)
 
 
 def changing_forms():
@@ -428,7 +431,7 @@ def changing_forms():
 @NEAR
 def test_each_rank_in_forms_of_its_own(world):
     """Neighbours need not know whether a tensor is shared, averaged in place, or waited for."""
-    world.run(changing_forms)
+    world.run(in_small_chunks, changing_forms)
 
 
 def under_way():
@@ -459,7 +462,7 @@ def under_way():
 @NEAR
 def test_uses_under_way_at_once_keep_their_order(world):
     """Uses of a name under way at once match by number, beside a blocking use as well."""
-    world.run(under_way)
+    world.run(in_small_chunks, under_way)
 
 
 def now_and_then_confirmed():
@@ -474,7 +477,7 @@ def now_and_then_confirmed():
 @NEAR
 def test_uses_that_ask_for_confirmation_between_others(world):
     """check=True in every third use of a name leaves all results right."""
-    world.run(now_and_then_confirmed)
+    world.run(in_small_chunks, now_and_then_confirmed)
 
 
 def leaf():
@@ -500,7 +503,7 @@ def leaf():
 @NEAR
 def test_a_leaf_that_requires_gradients(world):
     """The result has no history; in place the parameter stays the leaf that it was."""
-    world.run(leaf)
+    world.run(in_small_chunks, leaf)
 
 
 def by_threads():
@@ -525,7 +528,7 @@ def by_threads():
 @NEAR
 def test_two_threads_of_each_rank(world):
     """A blocking verb of one thread beside that of another."""
-    world.run(by_threads)
+    world.run(in_small_chunks, by_threads)
 
 
 def scarce(most):
@@ -547,7 +550,7 @@ def scarce(most):
 @pytest.mark.parametrize("most", [(0, 1 << 28), (2, 1 << 28), (2048, 1 << 14)])
 def test_a_rank_without_room_for_more_ring_buffers_goes_by_message(world, most):
     """What does not go through ring buffers goes by message, to and from the same neighbours."""
-    served = world.run(scarce, most)
+    served = world.run(in_small_chunks, scarce, most)
     assert served[0][0] == (most[0] > 0)
     assert not served[0][2] or most[1] < 1 << 28
 
@@ -567,4 +570,4 @@ def overlapping(size):
 @pytest.mark.parametrize("size", [5, 3 * CHUNK])
 def test_a_result_may_overlap_its_argument(world, size):
     """out= may begin one element further on in the argument's own memory."""
-    world.run(overlapping, size)
+    world.run(in_small_chunks, overlapping, size)

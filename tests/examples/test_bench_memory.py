@@ -31,7 +31,7 @@ def test_quick_run_prints_the_table_and_writes_json_and_plot(tmp_path):
     (sheet,) = json.loads((tmp_path / "out.json").read_text())["sheets"]
     local, awc = sheet["lines"]
     assert local["cells"][0] == "local step"
-    assert -0.1 < local["cells"][2] < 0.5
+    assert -0.1 < local["cells"][2] < 0.75  # what a fork shares counts for fewer as others end
     assert local["aim"] is None
     assert awc["cells"][0] == "one-peer AWC"
     assert awc["cells"][2] > local["cells"][2]

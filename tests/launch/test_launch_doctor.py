@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from asyncddp.cli.doctor import machine_checks as machine
 from asyncddp.cli.doctor import package_checks as packages
 from asyncddp.cli.doctor.mpi_checks import (
+    check_launcher,
     check_mpi_library,
-    describe_launcher,
     query_cuda_awareness,
 )
 from asyncddp.cli.doctor.mpi_probe import find_answer, print_answer
@@ -21,8 +21,9 @@ from asyncddp.cli.doctor.transport_self_test import summarise_self_test
 from asyncddp.cli.doctor_command import _launch_failure
 from asyncddp.cli.main import main
 from asyncddp.launch.launcher_discovery import InstalledLauncher
+from asyncddp.launch.launchers import LAUNCHERS
 
-OPEN_MPI = InstalledLauncher("/usr/bin/mpirun", "open_mpi_5", "5.0.11")
+OPEN_MPI = InstalledLauncher("/usr/bin/mpirun", LAUNCHERS["open_mpi_5"], "5.0.11")
 FACTS = {
     "vendor": "Open MPI",
     "library": "Open MPI v5.0.11, package: Open MPI, ident: 5.0.11",
@@ -181,7 +182,7 @@ def test_every_line_is_explained_on_a_page():
         *machine.check_machine({"SLURM_JOB_ID": "7"}, []),
         *machine.check_machine({}, ["NVIDIA H200, 143771 MiB, 570.86.15"]),
         *machine.check_mixed_devices(mixed),
-        describe_launcher(OPEN_MPI),
+        check_launcher("no-such-launcher", {})[1],
         _launch_failure("a reason"),
         summarise_self_test([]),
     ]

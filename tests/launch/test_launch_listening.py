@@ -4,11 +4,11 @@ import os
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from asyncddp import restrict_listening_sockets as listening
 from asyncddp.launch.job_options import Job
 from asyncddp.launch.launcher_discovery import find_launcher
 from asyncddp.restrict_listening_sockets import (
@@ -213,7 +213,8 @@ def test_tcp_is_left_out_only_where_shared_memory_has_room(monkeypatch):
         (1 << 20, True, loopback),
         (1 << 20, False, loopback),
     ):
-        monkeypatch.setattr(listening, "_free_shared_memory", lambda environment, room=room: room)
+        usage = SimpleNamespace(free=room)
+        monkeypatch.setattr("shutil.disk_usage", lambda folder, usage=usage: usage)
         assert local_open_mpi({}, 2, all_told=all_told) == found
 
 

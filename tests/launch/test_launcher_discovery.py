@@ -8,6 +8,7 @@ import recorded
 
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.launch.launcher_discovery import find_launcher
+from asyncddp.launch.launchers import LAUNCHERS
 
 
 def launcher(folder, name, says):
@@ -39,7 +40,7 @@ def test_a_launcher_on_path_is_found_and_recognised(bare, tmp_path, name, says, 
     """A launcher on PATH is found under each usual name, its family told by its version."""
     path = launcher(tmp_path / "bin", name, says)
     found = find_launcher(None, bare)
-    assert (found.executable, found.family) == (path, vendor)
+    assert (found.executable, found.launcher) == (path, LAUNCHERS[vendor])
     assert found.launcher.title in {"Open MPI", "MPICH", "Intel MPI"}
 
 
@@ -56,7 +57,7 @@ def test_srun_serves_inside_an_allocation_where_there_is_no_mpirun(bare, tmp_pat
     with pytest.raises(EnvironmentProblem):
         find_launcher(None, bare)
     assert find_launcher(None, {**bare, "SLURM_JOB_ID": "7"}).executable == srun
-    assert find_launcher("srun", bare).family == "slurm"
+    assert find_launcher("srun", bare).launcher is LAUNCHERS["slurm"]
     mpirun = launcher(tmp_path / "bin", "mpirun", recorded.OPEN_MPI_5_VERSION)
     assert find_launcher(None, {**bare, "SLURM_JOB_ID": "7"}).executable == mpirun
 

@@ -28,7 +28,7 @@ from asyncddp.launch.launchers import LAUNCHERS, FailedRank, Launcher
 )
 def test_a_launcher_is_recognised_by_its_version(output, vendor, version):
     """The output of ``--version`` gives family and version; only one family claims it."""
-    assert identify_launcher(output) == (vendor, version)
+    assert identify_launcher(output) == (LAUNCHERS[vendor], version)
     claimed = [name for name, launcher in LAUNCHERS.items() if launcher.parse_version(output)]
     assert claimed == [vendor]
 

@@ -98,9 +98,7 @@ def test_a_containers_quota_limits_the_cores(monkeypatch, tmp_path):
     """A quota in cgroup's cpu.max limits the number of cores, to at least one."""
     quota = tmp_path / "cpu.max"
     monkeypatch.setattr("asyncddp.launch.available_cpus._QUOTA", quota)
-    monkeypatch.setattr(
-        "asyncddp.launch.available_cpus._processors", lambda: set(range(1000, 1008))
-    )
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(1000, 1008)))
     for text, expected in [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("", 8)]:
         quota.write_text(text)
         assert cores() == expected, text

@@ -23,7 +23,6 @@ REPO = Path(__file__).resolve().parents[2]
 EXTRAS = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 __all__ = ["clone", "probe"]
 LIMIT = 900  # seconds; it takes less than one minute where nobody else needs the processor
-pytestmark = [pytest.mark.timeout(LIMIT), pytest.mark.slow]
 
 
 @pytest.fixture
@@ -50,6 +49,8 @@ def pip(tmp_path):
     return pip
 
 
+@pytest.mark.release
+@pytest.mark.timeout(LIMIT)
 def test_what_the_scripts_install_fits_together_with_all_extras(machine, clone, probe, pip):
     """The words that a first run says to pip, with every extra: so each alone has a solution."""
     for name in ("LICENSE", "README.md"):

@@ -85,7 +85,7 @@ def test_what_is_not_committed_is_not_released(clone, release):
 
 
 @needs_tools
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(900)
 def test_wheel_and_sdist_are_built_checked_and_tried(clone, release, tmp_path):
     """Both files come out whole, two ranks run from the wheel, and the rest is told."""
@@ -106,7 +106,7 @@ def test_wheel_and_sdist_are_built_checked_and_tried(clone, release, tmp_path):
 
 
 @needs_tools
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(900)
 def test_a_file_that_the_wheel_lacks_stops_the_release(clone, release):
     """The wheel is compared with the tree, so that a rule of the build cannot lose a file."""

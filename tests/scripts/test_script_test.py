@@ -31,6 +31,7 @@ def suite(machine):
     return called
 
 
+LONG = "soaks and release tests; scripts/test soak and scripts/test release run them"
 PROGRESS = "[-o] [console_output_style=count] [--durations] [10] [--durations-min] [0.1]"
 
 
@@ -43,7 +44,7 @@ def test_all_of_it_is_shared_among_workers_by_the_number_of_processors(suite, pr
 
 def test_quick_runs_in_one_process_what_launches_nothing(suite):
     """Unit tests and topology without worlds of processes; further arguments are pytest's."""
-    marks = "not (soak or slow or mpi or hosts or launches or training)"
+    marks = "not (soak or release or slow or mpi or hosts or launches or training)"
     expected = f"python [-m] [pytest] [tests/unit] [tests/topology] [-m] [{marks}] {PROGRESS} [-x]"
     assert suite("quick", "-x") == expected
 
@@ -54,19 +55,25 @@ def test_soak_runs_the_soaks_alone_and_shows_their_seeds(suite):
     assert suite("soak", "--seed", "7") == expected
 
 
+def test_release_runs_what_builds_the_wheel_or_asks_pypi(suite):
+    """These tests are all among those of the scripts."""
+    assert suite("release") == f"python [-m] [pytest] [tests/scripts] [-m] [release] {PROGRESS}"
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "left out: soaks; scripts/test soak runs them"),
-        (["unit"], "left out: soaks; scripts/test soak runs them"),
-        (["soak"], "left out: all but the soaks; scripts/test runs it"),
+        ([], f"left out: {LONG}"),
+        (["unit"], f"left out: {LONG}"),
+        (["soak"], "left out: all but the soak tests; scripts/test runs most of it"),
+        (["release"], "left out: all but the release tests; scripts/test runs most of it"),
         (
             ["quick"],
-            "left out: launches, most of training, slow tests, soaks; "
-            "scripts/test runs all but the soaks",
+            "left out: launches, most of training, slow tests and more; "
+            "scripts/test runs most of it",
         ),
     ],
-    ids=["all", "area", "soak", "quick"],
+    ids=["all", "area", "soak", "release", "quick"],
 )
 def test_the_last_line_says_what_was_left_out(suite, machine, arguments, told):
     """Also where tests fail, whose exit code is kept."""

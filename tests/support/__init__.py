@@ -37,10 +37,10 @@ from __future__ import annotations
 from asyncddp.testing.outcome import Outcome, RanksFailedError
 from asyncddp.testing.process_pool import ProcessPoolError
 from asyncddp.testing.rank_function_call import DEFAULT_SETTINGS
-from asyncddp.testing.worlds import WORLDS, LoopbackWorld, PoolWorld, World, open_transport
 from tests.support.events import BEFORE_DEADLINE, DELAY, PATIENCE, FileEvent, deadline_of, until
 from tests.support.marks import on
 from tests.support.processes import RUN_LIMIT, Finished, run_on_mpirun, run_to_end
+from tests.support.worlds import WORLDS, LoopbackWorld, PoolWorld, World, open_transport
 
 __all__ = [
     "BEFORE_DEADLINE",

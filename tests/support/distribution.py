@@ -35,8 +35,7 @@ _WORLD = re.compile(rf"[\[-]({'|'.join(RANKS)})(?=[]-])")
 _LONG = (
     *RANKS[::-1],
     HOSTS,
-    "tests/scripts/test_script_release",
-    "tests/scripts/test_requirements",
+    "tests/slurm/",
     "tests/docs/",
     "tests/examples/",
     "tests/notebook/",

@@ -16,8 +16,12 @@ from typing import Any
 import pytest
 
 from tests.support.marks import parameters
+from tests.support.worlds import WORLDS
 
-__all__ = ["pairs_of", "pairwise", "rows_of_pairs"]
+__all__ = ["by_transport", "pairs_of", "pairwise", "rows_of_pairs"]
+
+_WORLDS: dict[str, Any] = {"indirect": ["world"], "scope": "session"}
+"""How ``world`` is parametrized beside others: without a scope each test would start ranks anew."""
 
 
 def rows_of_pairs(counts: Sequence[int]) -> list[tuple[int, ...]]:
@@ -74,7 +78,26 @@ def pairwise(**given: Collection[Any]) -> pytest.MarkDecorator:
         )
         for row in rows_of_pairs([len(column) for column in columns])
     ]
-    return pytest.mark.parametrize(list(given), rows, indirect=[*({"world"} & given.keys())])
+    return pytest.mark.parametrize(list(given), rows, **(_WORLDS if "world" in given else {}))
+
+
+def by_transport(**given: Collection[Any]) -> pytest.MarkDecorator:
+    """Parametrize a test so that each value meets each transport, on numbers of ranks in turn.
+
+    Args:
+        **given: The one other parameter and its values, which are shown as their ``str``.
+    """
+    ((name, values),) = given.items()
+    sizes: dict[str, list[str]] = {}
+    for world, (transport, _) in WORLDS.items():
+        sizes.setdefault(transport, []).append(world)
+    rows = [
+        pytest.param(world.values[0], value, marks=world.marks, id=f"{world.id}-{value}")
+        for number, value in enumerate(values)
+        for worlds in sizes.values()
+        for world in parameters([worlds[number % len(worlds)]])
+    ]
+    return pytest.mark.parametrize(("world", name), rows, **_WORLDS)
 
 
 def _values(name: str, values: Collection[Any]) -> list[Any]:

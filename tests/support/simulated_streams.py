@@ -16,8 +16,13 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from asyncddp.device.library_threads import bind_library_thread
-from asyncddp.device.streams import DeviceEvent, DeviceStreams, InterprocessEvent, StreamRole
+from asyncddp.device.streams import (
+    DeviceEvent,
+    DeviceStreams,
+    InterprocessEvent,
+    StreamRole,
+    bind_library_thread,
+)
 from asyncddp.serialization import pack, unpack
 from asyncddp.shm.arena import Arena, SharedMemoryHandle
 from asyncddp.tensors.allocation import empty

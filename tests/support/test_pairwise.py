@@ -6,7 +6,7 @@ from itertools import combinations, product
 
 import pytest
 
-from tests.support.pairwise import pairs_of, pairwise, rows_of_pairs
+from tests.support.pairwise import by_transport, pairs_of, pairwise, rows_of_pairs
 
 
 @pytest.mark.parametrize("counts", [(2,), (3, 4), (2, 2, 2), (6, 2, 2, 7), (4, 3, 2, 3), (1, 1, 5)])
@@ -32,9 +32,34 @@ def test_worlds_are_indirect_and_marked_and_values_have_their_ids():
     (mark,) = marked.pytestmark
     names, rows = mark.args
     assert names == ["world", "kind", "form"]
-    assert mark.kwargs == {"indirect": ["world"]}
+    assert mark.kwargs == {"indirect": ["world"], "scope": "session"}
     assert [row.id for row in rows][:2] == ["loopback-2-none-a", "loopback-2-some-b"]
     assert all(bool(row.marks) == (row.values[0] == "mpi-2") for row in rows)
+
+
+@by_transport(kind=["a", "b"])
+def by_kind():
+    """Not a test: its marks are looked at."""
+
+
+def test_each_value_meets_each_transport_on_numbers_of_ranks_in_turn():
+    """The first value meets the least number of ranks of each transport, the second the next."""
+    (mark,) = by_kind.pytestmark
+    assert mark.kwargs == {"indirect": ["world"], "scope": "session"}
+    assert [row.id for row in mark.args[1]] == [
+        *("loopback-1-a", "mpi-2-a", "shared_memory-2-a"),
+        *("loopback-2-b", "mpi-4-b", "shared_memory-4-b"),
+    ]
+
+
+_USED = []
+
+
+@pairwise(world=["loopback-2"], kind=["a", "b"])
+def test_rows_of_one_world_have_the_same_ranks(world, kind):
+    """The world of the first row is that of the second, whose ranks are not started anew."""
+    _USED.append(world)
+    assert all(one is world for one in _USED)
 
 
 def test_pairs_of_values_for_loops_within_a_case():

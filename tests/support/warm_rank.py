@@ -6,6 +6,7 @@ It passes signals on to that process and ends as it does: by its exit code or it
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -21,8 +22,13 @@ def main(address: str, arguments: list[str]) -> None:
     """Run a script with its arguments as a process of the server, and end as it does."""
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
+
+        def pass_on(number: int, _: object) -> None:
+            with contextlib.suppress(OSError):  # the process has ended already
+                server.send(bytes([number]))
+
         for number in PASSED_ON:
-            signal.signal(number, lambda number, _: server.send(bytes([number])))
+            signal.signal(number, pass_on)
         folder = os.getcwd()  # noqa: PTH109 - pathlib is slow to import
         given = {"arguments": arguments, "environ": dict(os.environ), "folder": folder}
         text = json.dumps(given).encode()

@@ -27,4 +27,3 @@ class AdaptThenCombine(Algorithm):
         CommunicationPattern.GLOBAL,
     )
     needs = TopologyRequirements(doubly_stochastic=True)
-    exact = False

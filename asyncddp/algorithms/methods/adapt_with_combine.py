@@ -29,4 +29,3 @@ class AdaptWithCombine(Algorithm):
         CommunicationPattern.GLOBAL,
     )
     needs = TopologyRequirements(doubly_stochastic=True, min_eigenvalue=-1.0)
-    exact = False

@@ -26,4 +26,3 @@ class AsyncModelAverage(Algorithm):
     when = CommunicationTiming.THROUGH_STEP
     how = (CommunicationPattern.PUT, CommunicationPattern.GET)
     needs = TopologyRequirements(doubly_stochastic=True, min_eigenvalue=-1.0)
-    exact = False

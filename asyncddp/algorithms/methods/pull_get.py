@@ -25,4 +25,3 @@ class PullGet(Algorithm):
     when = CommunicationTiming.BEFORE_FORWARD
     how = (CommunicationPattern.GET,)
     needs = TopologyRequirements(doubly_stochastic=True, min_eigenvalue=-1.0)
-    exact = False

@@ -38,5 +38,4 @@ class PushSum(Algorithm):
     when = CommunicationTiming.AFTER_BIASED_STEP
     how = (CommunicationPattern.ACCUMULATE,)
     needs = TopologyRequirements(strongly_connected=True)
-    exact = False
     scales_steps = True

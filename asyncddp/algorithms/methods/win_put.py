@@ -28,4 +28,3 @@ class WinPut(Algorithm):
     when = CommunicationTiming.BEFORE_FORWARD
     how = (CommunicationPattern.PUT,)
     needs = TopologyRequirements(doubly_stochastic=True, min_eigenvalue=-1.0)
-    exact = False

@@ -130,8 +130,7 @@ class CommunicationPhase(ABC):
         ``update`` runs the user's optimizer, with a closure or None.
         """
 
-    @abstractmethod
-    def wait_for_reads(self) -> None:
+    def wait_for_reads(self) -> None:  # noqa: B027 - buckets of gradients are read freely
         """Wait until no message or peer reads a parameter any more."""
 
     @abstractmethod
@@ -154,8 +153,6 @@ class CommunicationPhase(ABC):
         """Finish the pending round, since no step follows for now."""
 
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
-        """Handle that parameter ``index`` has accumulated a gradient."""
-        del parameter
         if not self._in_step:
             self.accumulation.record(index)
 
@@ -252,15 +249,12 @@ class ParameterAveragingPhase(CommunicationPhase):
         """Run the optimizer's step, and average the parameters if ``averaged``."""
 
     def _averages_in_step(self) -> bool:
-        """Return whether the step that begins averages the parameters."""
         return self.accumulation.due()
 
     def _end_step(self, *, averaged: bool) -> None:
-        """Count the backward passes of a step that has ended."""
         self.accumulation.end(averaged=averaged)
 
     def _start_round(self) -> None:
-        """Begin a round, and send all buckets."""
         self.rebuild_if_changed()
         self._round = self.config.averager.begin_round()
         if self._round is not None:

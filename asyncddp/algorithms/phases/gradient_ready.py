@@ -62,7 +62,6 @@ class GradientReadyPhase(CommunicationPhase):
 
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
         """Count a gradient, and send complete buckets in order."""
-        del parameter
         if self.config.averager.single_rank:
             return
         self._has_local_gradients = True
@@ -82,7 +81,6 @@ class GradientReadyPhase(CommunicationPhase):
 
     @override
     def _on_forward(self, module: torch.nn.Module, *passed: Any) -> None:
-        del module
         if torch._C._current_graph_task_id() == -1:
             self._end_callback_queued = False  # a pass that has failed will never end
         if torch.is_grad_enabled():
@@ -90,8 +88,6 @@ class GradientReadyPhase(CommunicationPhase):
             hook_backward(output, WeakMethodHook(self._queue_end_callback))
 
     def _queue_end_callback(self, gradient: torch.Tensor | None = None) -> None:
-        """Queue the callback that runs at the end of the current backward pass."""
-        del gradient
         if not self._end_callback_queued:
             self._end_callback_queued = True
             Variable._execution_engine.queue_callback(WeakMethodHook(self._on_backward_end))
@@ -103,7 +99,6 @@ class GradientReadyPhase(CommunicationPhase):
         self._missing_gradients = [set(bucket.indices) for bucket in self._buckets]
 
     def _send_next_bucket(self) -> None:
-        """Pack and send the next bucket in order."""
         if self._round is not None:
             bucket = self._buckets[self._next_bucket]
             with torch.no_grad():
@@ -112,7 +107,6 @@ class GradientReadyPhase(CommunicationPhase):
         self._next_bucket += 1
 
     def _on_backward_end(self) -> None:
-        """Send the remaining buckets, and write all averages into the gradients."""
         self._end_callback_queued = False
         if not self._round_open:
             return
@@ -175,9 +169,6 @@ class GradientReadyPhase(CommunicationPhase):
         self.accumulation.end(averaged=True)
 
     on_zero_grad = reset
-
-    def wait_for_reads(self) -> None:
-        """Return at once, since messages read gradient buckets, never parameters."""
 
 
 class _GradientBucket(FlatBucket):

@@ -28,7 +28,6 @@ class OverlappedPhase(ParameterAveragingPhase):
 
     @override
     def _on_forward(self, module: torch.nn.Module, *passed: Any) -> None:
-        del passed
         if self._in_step or not (module.training and torch.is_grad_enabled()):
             return
         if self._forward_discarded:
@@ -40,11 +39,9 @@ class OverlappedPhase(ParameterAveragingPhase):
             self._start_round()
 
     def _should_start_round(self) -> bool:
-        """Return whether a round starts with this forward pass, if none is pending."""
         return self.accumulation.due(more=1)
 
     def _end_skipped_step(self) -> None:
-        """Finish the round of a step that the user has skipped."""
         self._end_step(averaged=self._finish_round())
 
     @override
@@ -67,19 +64,15 @@ class OverlappedPhase(ParameterAveragingPhase):
         if closure is None:
             self._finish_round()
             return update(None)
-        loss = update(self._finish_after_first_evaluation(closure))
-        self._finish_round()
-        return loss
-
-    def _finish_after_first_evaluation(self, closure: Closure) -> Closure:
-        """Wrap a closure so that its first evaluation is followed by the average."""
 
         def evaluate() -> Any:
             loss = closure()
-            self._finish_round()
+            self._finish_round()  # after the first evaluation
             return loss
 
-        return evaluate
+        loss = update(evaluate)
+        self._finish_round()
+        return loss
 
     @override
     def _start_round(self) -> None:
@@ -96,7 +89,6 @@ class OverlappedPhase(ParameterAveragingPhase):
         return True
 
     def _check_unchanged(self, index: int) -> None:
-        """Raise an error if a bucket was written to while it was being sent."""
         bucket = self.buckets[index]
         changed = bucket.detached_indices()
         if self._versions is not None:

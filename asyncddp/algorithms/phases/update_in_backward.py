@@ -37,7 +37,6 @@ class UpdateInBackwardPhase(ParameterAveragingPhase):
 
     @override
     def _on_forward(self, module: torch.nn.Module, *passed: Any) -> None:
-        del passed
         if module.training and torch.is_grad_enabled() and not self._ready_by_bucket:
             self.rebuild_if_changed()
 
@@ -53,7 +52,6 @@ class UpdateInBackwardPhase(ParameterAveragingPhase):
 
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
         """Count a gradient, and update its bucket if that was the last one."""
-        del parameter
         count = self.accumulation.record(index)
         bucket = self._bucket_of[index]
         if index in self._updated_gradients or index in self._ready_by_bucket.get(bucket, ()):
@@ -111,20 +109,16 @@ class UpdateInBackwardPhase(ParameterAveragingPhase):
         loss: Any = None
         if not self._updated_gradients:
             loss = update(None)
-        elif rest := self._not_updated():
-            with restricted_to(self.config.optimizer, rest):
-                update(None)
+        else:
+            updated = {id(self.named_parameters[index][1]) for index in self._updated_gradients}
+            if rest := {id(parameter) for parameter in self._parameters()} - updated:
+                with restricted_to(self.config.optimizer, rest):
+                    update(None)
         if averaged:
             self._average()
         return loss
 
-    def _not_updated(self) -> set[int]:
-        """Return the ids of the parameters that backward has not updated."""
-        updated = {id(self.named_parameters[index][1]) for index in self._updated_gradients}
-        return {id(parameter) for parameter in self._parameters()} - updated
-
     def _average(self) -> None:
-        """Send the remaining buckets, and finish the round."""
         if not self._updated_gradients:
             self._start_round()
         if self._round is not None:
@@ -134,7 +128,6 @@ class UpdateInBackwardPhase(ParameterAveragingPhase):
             self._round.finish()
 
     def _check_gradients_unchanged(self) -> None:
-        """Raise an error if a gradient was changed after the update used it."""
         for index, (gradient, version) in self._updated_gradients.items():
             name, parameter = self.named_parameters[index]
             if parameter.grad is not gradient or gradient._version != version:

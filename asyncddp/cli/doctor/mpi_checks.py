@@ -21,15 +21,10 @@ def check_launcher(
     """Find the launcher, and return it with a check result."""
     try:
         found = find_launcher(wanted, environment)
-        return found, describe_launcher(found)
     except EnvironmentProblem as problem:
         return None, CheckResult("MPI", "launcher", "missing", str(problem), "bad")
-
-
-def describe_launcher(found: InstalledLauncher) -> CheckResult:
-    """Return the check result of a launcher that was found."""
     value = f"{found.launcher.title} {found.version} ({found.executable})"
-    return CheckResult("MPI", "launcher", value)
+    return found, CheckResult("MPI", "launcher", value)
 
 
 def check_mpi_library(

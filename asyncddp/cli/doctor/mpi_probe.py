@@ -44,18 +44,21 @@ def _list_devices() -> list[str]:
 def _report_machine() -> None:
     try:
         from asyncddp.transport.mpi.runtime import describe_mpi
-        from asyncddp.transport.selection import list_routes
+        from asyncddp.transport.selection import select_route
     except (ImportError, EnvironmentProblem) as problem:
         print_answer({"mpi": {"problem": str(problem)}, "routes": []})
         return
     devices = _list_devices()
-    routes = [dataclasses.asdict(row) for row in list_routes(devices)]
+    routes = [
+        dataclasses.asdict(select_route(device, same_machine))
+        for device in devices
+        for same_machine in (True, False)
+    ]
     transports = _list_device_transports() if "cuda" in devices else []
     print_answer({"mpi": describe_mpi(), "routes": routes, "device_wires": transports})
 
 
 def _list_device_transports() -> list[dict[str, Any]]:
-    """List the transports for GPU tensors, and why some are not usable."""
     from asyncddp.config import Config
     from asyncddp.transport.cuda.device_transport_selection import parse_transport_names
     from asyncddp.transport.cuda.negotiation import detect_capabilities
@@ -86,12 +89,10 @@ def _report_ranks() -> None:
 
 
 def _describe_gpu(index: int | None) -> str:
-    """Describe the GPU that a rank takes by default."""
     return "none" if index is None else f"{index} of {len(list_gpus())} by local_rank"
 
 
 def _rank_pairs(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the transport between each two ranks."""
     from asyncddp.transport.selection import select_route
 
     found = []

@@ -48,7 +48,6 @@ def _check_torch(has_gpus: bool) -> CheckResult:
 
 
 def _check_gpu_packages() -> Iterable[CheckResult]:
-    """Check NCCL and cupy, which only machines with GPUs need."""
     major = (torch_cuda_version() or "13").partition(".")[0]
     yield _check_nccl(major)
     cupy = _find_installed(_CUPY)

@@ -35,9 +35,6 @@ class MonitorSample:
         return self.exposed_seconds / self.step_seconds if self.step_seconds else None
 
 
-_FIELDS = fields(MonitorSample)
-
-
 @dataclass(frozen=True)
 class MonitorLog:
     """Contents of a monitor's file: each rank's samples by step, the latest if a step recurs."""
@@ -79,7 +76,9 @@ def _parse_sample(line: str, where: str) -> MonitorSample:
         raise ArgumentError(
             f"{where}: expected a JSON object, got {line[:60]!r}. Give {_HOW}, or delete the line."
         ) from error
-    return MonitorSample(**{one.name: _parse_number(found, one, where) for one in _FIELDS})
+    return MonitorSample(
+        **{one.name: _parse_number(found, one, where) for one in fields(MonitorSample)}
+    )
 
 
 def _parse_number(found: Mapping[str, Any], field: Field[Any], where: str) -> Any:

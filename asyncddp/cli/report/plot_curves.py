@@ -7,8 +7,7 @@ from itertools import compress
 from typing import TYPE_CHECKING, NamedTuple
 
 from asyncddp.cli.report.monitor_log import MonitorLog, MonitorSample, finite_or_none
-from asyncddp.errors import EnvironmentProblem
-from asyncddp.install_commands import install_command
+from asyncddp.install_commands import needed_package
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,13 +32,9 @@ _PANELS = (
 
 def draw_curves(run: MonitorLog, title: str) -> Figure:
     """Plot consensus distance, gradient norm, step time, exposed share and staleness."""
-    try:
+    with needed_package("--plot needs matplotlib", "plot"):
         from matplotlib import colormaps
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise EnvironmentProblem(
-            f"--plot needs matplotlib; install it with {install_command('plot')}"
-        ) from error
     samples = [row for rows in run.ranks.values() for row in rows]
     known = (any(finite_or_none(one.value(row)) is not None for row in samples) for one in _PANELS)
     panels = list(compress(_PANELS, known))
@@ -62,7 +57,6 @@ def draw_curves(run: MonitorLog, title: str) -> Figure:
 
 
 def _curve_points(rows: Iterable[MonitorSample], panel: _Subplot) -> tuple[list[int], list[float]]:
-    """Return the steps and values of a curve, without missing values."""
     points = [(row.step, finite_or_none(panel.value(row))) for row in rows]
     shown = [(step, y) for step, y in points if y is not None and (y > 0 or not panel.log)]
     return [step for step, _ in shown], [y for _, y in shown]

@@ -102,7 +102,6 @@ class BluefogOptimizer(DistributedOptimizer):
 
     def register_step_function(self, function: Callable[..., None]) -> None:
         """Do nothing, for BlueFog's API: the wrapped optimizer's own step is always used."""
-        del function
 
     def turn_on_timeline(self) -> None:
         """Trace steps, passes and updates from now on; log one error if the timeline is off."""
@@ -126,7 +125,6 @@ def _checked(value: Any) -> CommunicationType:
 
 def _warn_of_passes(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Warn once of more backward passes before a step than the setting says."""
-    del args, kwargs
     phase, passes = optimizer._phase, optimizer._phase.accumulation
     too_many = passes.current_passes > passes.passes_per_round
     if too_many and phase.named_parameters and not optimizer._warned:

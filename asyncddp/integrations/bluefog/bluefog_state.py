@@ -1,20 +1,15 @@
-"""State of BlueFog's API on one rank: pending handles, graphs that the user set, and options."""
+"""State of BlueFog's API on one rank: pending handles, and options."""
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from asyncddp.context import current
 from asyncddp.engine import Handle
 from asyncddp.errors import ArgumentError
 from asyncddp.windows.nonblocking_handle import WindowHandle
-
-if TYPE_CHECKING:
-    import networkx as nx
-
-    from topology import Schedule
 
 _KEY = "bluefog"
 
@@ -65,20 +60,10 @@ class HandleTable(Generic[H]):
         return self._under_way.pop(number)
 
 
-class UserTopology(NamedTuple):
-    """Graph that the user has set, and the averaging schedule built from it."""
-
-    graph: nx.DiGraph[int]
-    weighted: bool
-    schedule: Schedule
-
-
 @dataclass
 class BluefogState:
-    """State of BlueFog's API on one rank, kept in its context: handles, graphs and options."""
+    """State of BlueFog's API on one rank, kept in its context: handles and options."""
 
-    topology: UserTopology | None = None
-    machine_topology: UserTopology | None = None
     skip_negotiate: bool = False
     suspended: bool = False
     associated_p: bool = False

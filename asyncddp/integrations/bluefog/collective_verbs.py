@@ -115,7 +115,6 @@ def broadcast_object(
     obj: Any, src: int = 0, device: torch.device | str | None = None, name: str | None = None
 ) -> Any:
     """Give all ranks the object of the root ``src``, by pickle; ``device`` means nothing here."""
-    del device
     return _objects.broadcast_object(obj, src, name=name)
 
 

@@ -35,8 +35,7 @@ def neighbor_allgather(
 
     With ``enable_topo_check`` and ``dst_ranks`` the receivers must confirm that they expect it.
     """
-    given = {"src_ranks": src_ranks, "dst_ranks": dst_ranks}
-    ranks = {key: None if value is None else list(value) for key, value in given.items()}
+    ranks = {"src_ranks": src_ranks, "dst_ranks": dst_ranks}
     check = enable_topo_check and dst_ranks is not None
     return {"tensor": tensor, **ranks, "check": check, "name": name}
 
@@ -95,7 +94,7 @@ def hierarchical_neighbor_allreduce(
         "src_machine_weights": src_machine_weights,
         "dst_machine_weights": dst_machine_weights,
     }
-    unset = current().topologies.load_machine() is None
+    unset = current().topologies.machine_given is None
     if unset and all(value is None for value in weights.values()):
         raise RuntimeError(
             "hierarchical_neighbor_allreduce: no machine topology is set; call "

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def _current_engine() -> ProgressEngine | None:
-    """Return this rank's engine if a cell has called ``init()``, else None."""
     module = sys.modules.get("asyncddp.context.context")
     if module is None or not module.is_initialized():
         return None
@@ -33,7 +32,6 @@ def install_cell_hooks(kernel: Any) -> None:
 
     @functools.wraps(apply)
     def do_apply(*args: Any, **kwargs: Any) -> Any:
-        """Apply the function after :func:`resume`; tell the peers where it fails."""
         resume()
         reply, buffers = apply(*args, **kwargs)
         if reply["status"] == "error":

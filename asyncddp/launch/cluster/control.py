@@ -58,6 +58,21 @@ class StartedCluster:
             raise EnvironmentProblem(f"the cluster has ended; its daemon said:\n{said}")
         return "ready" in self._status
 
+    def wait_for_engines(
+        self, client: Any, timeout: float, progress: Callable[[int], None] = lambda count: None
+    ) -> None:
+        """Wait until every engine answers to an ``ipyparallel.Client``; report how many do."""
+        until = time.monotonic() + timeout
+        while (count := len(client.ids)) < self.spec.ranks:
+            progress(count)
+            self.ready(_POLL_INTERVAL)
+            if time.monotonic() > until:
+                raise EnvironmentProblem(
+                    f"{count} of {self.spec.ranks} engines answered within {timeout:g} s; the "
+                    f"launcher said:\n{self.profile_directory.log_tail('engines')}"
+                )
+        progress(count)
+
     def _receive(self, wait: float) -> None:
         try:
             while not self._pipe.closed and self._pipe.poll(wait):
@@ -107,8 +122,8 @@ def start_cluster(
 ) -> StartedCluster:
     """Start a cluster, which ends with this process unless it is released.
 
-    The controller is ready then; the engines may still be starting: see :func:`wait_for_engines`.
-    Without a profile directory a temporary one is used.
+    The controller is ready then; the engines may still be starting: see
+    :meth:`StartedCluster.wait_for_engines`. Without a profile directory a temporary one is used.
     """
     if profile_directory is not None and profile_directory.running_cluster() is not None:
         raise _already_running(profile_directory)
@@ -130,26 +145,6 @@ def start_cluster(
     return cluster_process
 
 
-def wait_for_engines(
-    cluster_process: StartedCluster,
-    client: Any,
-    *,
-    timeout: float = 120.0,
-    progress: Callable[[int], None] = lambda count: None,
-) -> None:
-    """Wait until every engine answers to an ``ipyparallel.Client``; report their number so far."""
-    until = time.monotonic() + timeout
-    while (count := len(client.ids)) < cluster_process.spec.ranks:
-        progress(count)
-        cluster_process.ready(_POLL_INTERVAL)
-        if time.monotonic() > until:
-            raise EnvironmentProblem(
-                f"{count} of {cluster_process.spec.ranks} engines answered within {timeout:g} s; "
-                f"the launcher said:\n{cluster_process.profile_directory.log_tail('engines')}"
-            )
-    progress(count)
-
-
 def stop_cluster(profile_directory: ProfileDirectory) -> ClusterRecord | None:
     """Stop the cluster of a profile, if one runs, and wait until no process of it is left here."""
     record = profile_directory.running_cluster()
@@ -165,7 +160,7 @@ def stop_cluster(profile_directory: ProfileDirectory) -> ClusterRecord | None:
         if time.monotonic() > until:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(record.pid, signal.SIGKILL)
-            kill_processes(record.environment_marker)
+            kill_processes(profile_directory.environment_marker)
             break
         time.sleep(_POLL_INTERVAL)
     return record

@@ -53,8 +53,8 @@ class ClusterDaemon:
         """Run the cluster until it is asked to end; return an exit code."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
-        host, mark = socket.gethostname(), self._profile_directory.environment_marker
-        record = ClusterRecord(os.getpid(), host, self._spec.ranks, time.time(), mark)
+        mark = self._profile_directory.environment_marker
+        record = ClusterRecord(os.getpid(), socket.gethostname(), self._spec.ranks, time.time())
         with self._profile_directory.lock(record) as mine:
             if not mine:
                 self._send_status(busy="")
@@ -104,7 +104,6 @@ class ClusterDaemon:
             self._step()
 
     def _start(self, name: str, *module: str, **variables: str) -> None:
-        """Start a child process that runs a Python module, and logs under a name."""
         marker, value = self._profile_directory.environment_marker.split("=", 1)
         with self._profile_directory.log(name).open("wb") as log:
             self._children[name] = subprocess.Popen(

@@ -13,27 +13,18 @@ from typing import Any, TextIO
 
 import msgspec
 
-from asyncddp.errors import ArgumentError, EnvironmentProblem
-from asyncddp.install_commands import install_command
+from asyncddp.errors import ArgumentError
+from asyncddp.install_commands import needed_package
 
 _LOCK, _RECORD = "asyncddp-cluster.lock", "asyncddp-cluster.json"
 _TRIES = 5
 _TAIL = 40  # lines of a log that a message shows
 
 
-def missing_package(module: str) -> EnvironmentProblem:
-    """Build the error for a missing package of the ``notebook`` extra."""
-    return EnvironmentProblem(
-        f"notebooks need {module}, which is not installed: {install_command('notebook')}"
-    )
-
-
 def import_ipyparallel() -> Any:
     """Import ipyparallel, or raise EnvironmentProblem with its install line."""
-    try:
+    with needed_package("notebooks need ipyparallel", "notebook"):
         import ipyparallel
-    except ImportError as problem:
-        raise missing_package("ipyparallel") from problem
     return ipyparallel
 
 
@@ -45,7 +36,6 @@ class ClusterRecord:
     host: str
     ranks: int
     since: float  # its start, as of time.time()
-    environment_marker: str  # NAME=value, which is in the environment of all its processes
 
     def __str__(self) -> str:
         at = time.strftime("%H:%M:%S on %d %b %Y", time.localtime(self.since))
@@ -65,10 +55,8 @@ class ProfileDirectory:
             raise ArgumentError(
                 f"profile: expected letters, digits, '_', '-' and '.', got {name!r}"
             )
-        try:
+        with needed_package("notebooks need IPython", "notebook"):
             from IPython.paths import get_ipython_dir
-        except ImportError as problem:
-            raise missing_package("IPython") from problem
         return cls(Path(get_ipython_dir(), f"profile_{name}")).create()
 
     def create(self) -> ProfileDirectory:
@@ -134,7 +122,6 @@ class ProfileDirectory:
 
 
 def _try_lock(file: TextIO) -> bool:
-    """Try to lock a file, with retries; return whether it is locked now."""
     for _ in range(_TRIES):
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

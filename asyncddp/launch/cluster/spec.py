@@ -5,11 +5,11 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from asyncddp.errors import ArgumentError, EnvironmentProblem
-from asyncddp.launch.cluster.profile_directory import missing_package
+from asyncddp.install_commands import needed_package
 from asyncddp.launch.hosts import Host, is_this_machine
 from asyncddp.launch.job_builder import build_job
 from asyncddp.launch.job_options import RunOptions
@@ -36,16 +36,13 @@ class ClusterSpec:
         return self.address != _LOOPBACK
 
 
-def build_cluster_spec(
-    given: RunOptions, environment: Mapping[str, str] | None = None
-) -> ClusterSpec:
+def build_cluster_spec(given: RunOptions) -> ClusterSpec:
     """Validate the user's options and build the specification."""
-    environment = os.environ if environment is None else environment
-    find_launcher(given.launcher, environment)
-    job = build_job(given, [ENGINE_MODULE], environment, module=True)
+    find_launcher(given.launcher, os.environ)
+    job = build_job(given, [ENGINE_MODULE], os.environ, module=True)
     if given.num_proc is None and not job.hosts:
         raise ArgumentError("-np: say how many engines to start, or on which hosts (-H).")
-    remote = job.remote and environment.get("SLURM_JOB_NUM_NODES") != "1"
+    remote = job.remote and os.environ.get("SLURM_JOB_NUM_NODES") != "1"
     address = controller_address(job.hosts, given.network_interface, remote=remote)
     return ClusterSpec(job.ranks, given.to_arguments(), address)
 
@@ -61,11 +58,8 @@ def controller_address(hosts: Sequence[Host], interface: str | None, *, remote: 
 
 
 def _interface_address(interface: str) -> str:
-    """Return this machine's address on an interface or in a network."""
-    try:
+    with needed_package("notebooks need psutil", "notebook"):
         import psutil
-    except ImportError as problem:
-        raise missing_package("psutil") from problem
     every = {
         name: [entry.address for entry in entries if entry.family == socket.AF_INET]
         for name, entries in psutil.net_if_addrs().items()

@@ -14,13 +14,7 @@ from typing import ClassVar
 
 from asyncddp.errors import ArgumentError
 from asyncddp.launch.job_options import Job, LaunchCommand
-from asyncddp.launch.launchers.launcher import (
-    FailedRank,
-    Launcher,
-    LauncherOutputPatterns,
-    default_option,
-    rank_exit_from,
-)
+from asyncddp.launch.launchers.launcher import FailedRank, Launcher, LauncherOutputPatterns
 
 _ABORT = re.compile(r"Abort\((?P<code>\d+)\) on node (?P<rank>\d+) \(rank \d+ in comm \d+\).*")
 _INTEL_EXIT = re.compile(
@@ -32,7 +26,6 @@ _INTEL_EXIT = re.compile(
 class _HydraLauncher(Launcher):
     """Base class of the two Hydra launchers, the ``mpiexec`` of MPICH and of Intel MPI."""
 
-    signature: ClassVar[re.Pattern[str]]
     shell_arguments: ClassVar[str]
 
     output_patterns = LauncherOutputPatterns(
@@ -53,10 +46,6 @@ class _HydraLauncher(Launcher):
         on_stdout=True,
     )
 
-    def parse_version(self, version_output: str) -> str | None:
-        match = self.signature.search(version_output)
-        return match["version"].strip() if match else None
-
     def build_command(self, executable: str, job: Job) -> LaunchCommand:
         arguments = [executable, "-n", str(job.ranks)]
         arguments += ["-hosts", self.format_hosts(job)] if job.hosts else []
@@ -76,7 +65,7 @@ class _HydraLauncher(Launcher):
         return LaunchCommand((*arguments, *job.extra, *job.program), self._environment(job))
 
     def _binding(self, job: Job) -> list[str]:
-        return default_option(job, ("-bind-to", "--bind-to"), job.bind_to)
+        return job.default_option("-bind-to", "--bind-to", value=job.bind_to)
 
     def _environment(self, job: Job) -> dict[str, str]:
         added = dict(job.set_environment)
@@ -87,7 +76,8 @@ class _HydraLauncher(Launcher):
         return added
 
     def parse_rank_exit(self, output: str) -> FailedRank | None:
-        return self._parse_signal(output) or rank_exit_from(_ABORT.search(output))
+        abort = _ABORT.search(output)
+        return self._parse_signal(output) or (FailedRank.from_match(abort) if abort else None)
 
     @abstractmethod
     def _parse_signal(self, output: str) -> FailedRank | None:
@@ -101,7 +91,8 @@ class _MpichLauncher(_HydraLauncher):
 
     def _parse_signal(self, output: str) -> FailedRank | None:
         """Parse the signal; MPICH shows the lowest rank, not the first killed, so no rank."""
-        return rank_exit_from(re.search(r"EXIT STRING: .*?signal:? (?P<signal>\d+)\)", output))
+        match = re.search(r"EXIT STRING: .*?signal:? (?P<signal>\d+)\)", output)
+        return FailedRank.from_match(match) if match else None
 
 
 class _IntelMpiLauncher(_HydraLauncher):
@@ -113,7 +104,7 @@ class _IntelMpiLauncher(_HydraLauncher):
 
     def _parse_signal(self, output: str) -> FailedRank | None:
         """Parse the rank killed first; Intel MPI also shows those that it killed itself."""
-        shown = list(filter(None, map(rank_exit_from, _INTEL_EXIT.finditer(output))))
+        shown = [FailedRank.from_match(match) for match in _INTEL_EXIT.finditer(output)]
         suspects = [one for one in shown if one.signal != signal.SIGKILL] or shown
         return replace(suspects[0], rank=None) if len(suspects) > 1 else next(iter(suspects), None)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,6 +19,13 @@ class FailedRank:
     signal: int | None = None
     code: int | None = None  # None: MPI itself ended it; 0: it ended without finalizing MPI
     lost_host: bool = False
+
+    @classmethod
+    def from_match(cls, match: re.Match[str]) -> FailedRank:
+        """Build one from the groups ``rank``, ``host``, ``signal`` and ``code`` that are there."""
+        found: dict[str, Any] = {name: value for name, value in match.groupdict().items() if value}
+        numbers = {name: int(value) for name, value in found.items() if name != "host"}
+        return cls(**{**found, **numbers})
 
 
 @dataclass(frozen=True)
@@ -37,13 +43,14 @@ class Launcher(ABC):
     """Interface of an MPI launcher implementation, such as Open MPI's mpirun or Slurm's srun."""
 
     title: ClassVar[str]  # in messages
+    signature: re.Pattern[str]  # in the output of LAUNCHER --version, with a group "version"
     output_patterns: LauncherOutputPatterns = LauncherOutputPatterns()
-    ipv6_hosts: ClassVar[bool] = False  # a host may be an IPv6 address
     local: ClassVar[bool] = True  # it starts ranks on this machine where the job names no hosts
 
-    @abstractmethod
     def parse_version(self, version_output: str) -> str | None:
         """Parse the version from ``LAUNCHER --version``; None if it is another launcher's."""
+        match = self.signature.search(version_output)
+        return match["version"] if match else None
 
     @abstractmethod
     def build_command(self, executable: str, job: Job) -> LaunchCommand:
@@ -56,23 +63,3 @@ class Launcher(ABC):
     def format_hosts(self, job: Job) -> str:
         """Format the job's hosts as ``h1:2,h2:2``."""
         return ",".join(str(host) for host in job.hosts)
-
-
-def earliest_match(patterns: Iterable[re.Pattern[str]], text: str) -> re.Match[str] | None:
-    """Return the match of any pattern that comes first in the text."""
-    found = [match for pattern in patterns if (match := pattern.search(text)) is not None]
-    return min(found, key=lambda match: match.start(), default=None)
-
-
-def rank_exit_from(match: re.Match[str] | None) -> FailedRank | None:
-    """Build a :class:`FailedRank` from the groups ``rank``, ``host``, ``signal`` and ``code``."""
-    if match is None:
-        return None
-    found: dict[str, Any] = {name: value for name, value in match.groupdict().items() if value}
-    numbers = {name: int(value) for name, value in found.items() if name != "host"}
-    return FailedRank(**{**found, **numbers})
-
-
-def default_option(job: Job, names: Sequence[str], *values: str) -> list[str]:
-    """Return ``[names[0], *values]``, or nothing if the user's arguments already set it."""
-    return [] if job.has_flag(*names) else [names[0], *values]

@@ -6,20 +6,13 @@ Source: the manual pages mpirun(1) of Open MPI 4.1 and 5.0, and prterun(1) of PR
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from asyncddp.launch.job_options import Job, LaunchCommand
-from asyncddp.launch.launchers.launcher import (
-    FailedRank,
-    Launcher,
-    LauncherOutputPatterns,
-    default_option,
-    earliest_match,
-    rank_exit_from,
-)
+from asyncddp.launch.launchers.launcher import FailedRank, Launcher, LauncherOutputPatterns
 from asyncddp.restrict_listening_sockets import local_open_mpi
 
-_VERSION = re.compile(r"\((?:Open MPI|OpenRTE)\) (?P<version>(?P<major>\d+)\.[\w.]+)")
 _PROGRAM = r"(?:mpirun|mpiexec|orterun|prterun|prun)(?:\.openmpi)?"
 _PMIX_INTERFACES = "PMIX_MCA_ptl_base_if_"  # include or exclude: where ranks reach the launcher
 
@@ -71,7 +64,7 @@ class _OpenMpiLauncher(Launcher):
     """Launcher ``mpirun`` of one of Open MPI's series, 4 (ORTE) or 5 (PRRTE)."""
 
     title = "Open MPI"
-    series: range
+    signature: re.Pattern[str]
     runtime_flag: str
     runtime_interfaces: str
     shell: str  # the MCA component that starts daemons by ssh
@@ -79,18 +72,14 @@ class _OpenMpiLauncher(Launcher):
     unbuffered: tuple[str, ...] = ()
     output_patterns: LauncherOutputPatterns = _OUTPUT_PATTERNS
 
-    def parse_version(self, version_output: str) -> str | None:
-        match = _VERSION.search(version_output)
-        return match["version"] if match and int(match["major"]) in self.series else None
-
     def build_command(self, executable: str, job: Job) -> LaunchCommand:
         mapping = "slot:OVERSUBSCRIBE" if job.oversubscribe else "slot"
         arguments = [executable, "-np", str(job.ranks)]
         arguments += ["--host", self.format_hosts(job)] if job.hosts else []
-        arguments += default_option(job, ("--map-by", "-map-by"), mapping)
-        arguments += default_option(job, ("--bind-to", "-bind-to"), job.bind_to)
+        arguments += job.default_option("--map-by", "-map-by", value=mapping)
+        arguments += job.default_option("--bind-to", "-bind-to", value=job.bind_to)
         arguments += self._mca_parameters(job)
-        arguments += default_option(job, ("--stdin",), "none")  # 5.0 loses its end
+        arguments += job.default_option("--stdin", value="none")  # 5.0 loses its end
         if job.tag_output or job.live:
             arguments += self.tag if job.tag_output else self.unbuffered
         for name in job.forward if job.remote else ():
@@ -128,23 +117,35 @@ class _OpenMpiLauncher(Launcher):
         return [
             word
             for setting in wanted
-            if not job.has_flag(setting[1]) and f"OMPI_MCA_{setting[1]}" not in job.environment
+            if setting[1] not in job.extra and f"OMPI_MCA_{setting[1]}" not in job.environment
             for word in setting
         ]
 
     def parse_rank_exit(self, output: str) -> FailedRank | None:
-        lost = earliest_match(_HOSTS_LOST, output)
-        found = rank_exit_from(earliest_match(_EXITS, output))
-        if found is None and (unfinished := _UNFINISHED.search(output)):
-            found = FailedRank(int(unfinished["rank"]), unfinished["host"], code=0)
-        return FailedRank(host=lost["host"], lost_host=True) if lost and not found else found
+        if match := _earliest_match(_EXITS, output):
+            return FailedRank.from_match(match)
+        if match := _UNFINISHED.search(output):
+            return FailedRank(int(match["rank"]), match["host"], code=0)
+        lost = _earliest_match(_HOSTS_LOST, output)
+        return FailedRank(host=lost["host"], lost_host=True) if lost else None
+
+
+def _earliest_match(patterns: Iterable[re.Pattern[str]], text: str) -> re.Match[str] | None:
+    found = [match for pattern in patterns if (match := pattern.search(text)) is not None]
+    return min(found, key=lambda match: match.start(), default=None)
 
 
 OPEN_MPI_4 = _OpenMpiLauncher(
-    range(1, 5), "--mca", "oob_tcp_if_include", shell="plm_rsh", tag=("--tag-output",)
+    re.compile(r"\((?:Open MPI|OpenRTE)\) (?P<version>[1-4]\.[\w.]+)"),
+    runtime_flag="--mca",
+    runtime_interfaces="oob_tcp_if_include",
+    shell="plm_rsh",
+    tag=("--tag-output",),
 )
 OPEN_MPI_5 = _OpenMpiLauncher(
-    *(range(5, 100), "--prtemca", "prte_if_include"),
+    re.compile(r"\((?:Open MPI|OpenRTE)\) (?P<version>(?:[5-9]|\d\d)\.[\w.]+)"),
+    runtime_flag="--prtemca",
+    runtime_interfaces="prte_if_include",
     shell="plm_ssh",
     tag=("--output", "tag"),
     unbuffered=("--output", ":raw"),  # else it waits for the ends of lines

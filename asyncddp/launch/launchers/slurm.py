@@ -23,6 +23,7 @@ _TASK = re.compile(
 
 class _SrunLauncher(Launcher):
     title = "srun"
+    signature = re.compile(r"^slurm(?:-wlm)? (?P<version>\d[\w.\-]*)", re.MULTILINE)
     local = False
     output_patterns = LauncherOutputPatterns(
         lines=(
@@ -33,10 +34,6 @@ class _SrunLauncher(Launcher):
         ),
         line_prefixes=("srun: ", "slurmstepd: error: *** STEP"),
     )
-
-    def parse_version(self, version_output: str) -> str | None:
-        match = re.search(r"^slurm(?:-wlm)? (?P<version>\d[\w.\-]*)", version_output, re.MULTILINE)
-        return match["version"] if match else None
 
     def build_command(self, executable: str, job: Job) -> LaunchCommand:
         for flag, value in (("--ssh-port", job.ssh_port), ("--remote-shell", job.remote_shell)):
@@ -86,10 +83,10 @@ class _SrunLauncher(Launcher):
         match = _TASK.search(output)
         if match is None:
             return None
-        code, words = match["code"], (match["words"] or "").strip()
+        words = (match["words"] or "").strip()
         killed = next((n.value for n in signal.Signals if signal.strsignal(n) == words), None)
-        exit_code = None if code is None else int(code)
-        return FailedRank(int(match["rank"]), match["host"], killed, exit_code)
+        code = None if match["code"] is None else int(match["code"])
+        return FailedRank(int(match["rank"]), match["host"], killed, code)
 
 
 SLURM = _SrunLauncher()

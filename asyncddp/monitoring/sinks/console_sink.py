@@ -59,7 +59,6 @@ class ConsoleSink:
 
 
 def _table(every: Sequence[Record]) -> Table:
-    """Build a table with a row per rank; for many ranks, the median and the worst."""
     table = make_table(None, _HEADERS)
     table.caption = _departures(every).removeprefix("; ") or None
     if len(every) <= _ROWS:
@@ -83,7 +82,6 @@ def _line(every: Sequence[Record]) -> str:
 
 
 def _departures(every: Sequence[Record]) -> str:
-    """Format which ranks have left the averaging, and which ranks keep their weight."""
     left = {rank for record in every for rank in record.departed}
     takers = [record.rank for record in every if record.departed]
     if not left:

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from asyncddp.errors import ArgumentError, EnvironmentProblem
-from asyncddp.install_commands import install_command
+from asyncddp.errors import ArgumentError
+from asyncddp.install_commands import needed_package
 from asyncddp.monitoring.rank_record import Record
 from asyncddp.monitoring.sinks.console_sink import ConsoleSink
 
@@ -98,14 +98,8 @@ class TensorBoardSink:
 
 
 def _open_summary_writer(folder: str) -> Any:
-    """Open a writer of TensorBoard event files."""
-    try:
+    with needed_package(f"monitor: 'tensorboard:{folder}' needs TensorBoard", "monitor"):
         from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise EnvironmentProblem(
-            f"monitor: 'tensorboard:{folder}' needs TensorBoard ({error}); install it with "
-            + install_command("monitor")
-        ) from error
     return SummaryWriter(folder)
 
 

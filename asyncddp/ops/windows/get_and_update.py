@@ -9,9 +9,9 @@ import torch
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.weight_resolver import require_finite
-from asyncddp.ops.windows.locking import holding_mutex, require_integer_weights, weights_by_rank
+from asyncddp.ops.windows.locking import require_integer_weights, weights_by_rank
 from asyncddp.torch_modes import uncompiled
-from asyncddp.windows import Window, windows_of
+from asyncddp.windows import windows_of
 from asyncddp.windows.nonblocking_handle import WindowHandle
 
 
@@ -32,7 +32,7 @@ def win_get_nonblocking(
         require_integer_weights("win_get", window, weights.values())
     if not require_mutex:
         return windows.get(window, weights)
-    with holding_mutex(window, (), weights):
+    with window.mutex.holding((), weights):
         handle = windows.get(window, weights)
         handle.wait()
     return handle
@@ -122,29 +122,27 @@ def win_update(
         [0.25, 0.75]
     """
     window = windows_of(current()).find("win_update", name)
-    own, weights = _sources(window, self_weight, src_weights)
+    weights: Mapping[int, float]
+    if self_weight is None and src_weights is None:
+        neighbors = window.neighbors_at(window.step_of_update)
+        own, weights = neighbors.self_weight, neighbors.src_weights
+    elif self_weight is None or not isinstance(src_weights, Mapping):
+        raise ArgumentError(
+            "win_update: arguments self_weight, src_weights: expected neither, or a number "
+            f"and a mapping {{rank: weight}}, got {self_weight!r} and {src_weights!r}"
+        )
+    else:
+        known = window.edges.incoming
+        weights = weights_by_rank(
+            "win_update", "src_weights", src_weights, known, "an in-neighbour"
+        )
+        own = require_finite("win_update", "self_weight", self_weight)
     if window.holds_integers:
         require_integer_weights("win_update", window, [own, *weights.values()])
     if not require_mutex:
         return window.update(own, weights, reset=reset, clone=clone, with_p=window.with_p)
-    with holding_mutex(window, (), weights):
+    with window.mutex.holding((), weights):
         return window.update(own, weights, reset=reset, clone=clone, with_p=window.with_p)
-
-
-def _sources(
-    window: Window, self_weight: float | None, given: Mapping[int, float] | None
-) -> tuple[float, Mapping[int, float]]:
-    if self_weight is None and given is None:
-        neighbors = window.neighbors_at(window.step_of_update)
-        return neighbors.self_weight, neighbors.src_weights
-    if self_weight is None or not isinstance(given, Mapping):
-        raise ArgumentError(
-            "win_update: arguments self_weight, src_weights: expected neither, or a number "
-            f"and a mapping {{rank: weight}}, got {self_weight!r} and {given!r}"
-        )
-    known = window.edges.incoming
-    weights = weights_by_rank("win_update", "src_weights", given, known, "an in-neighbour")
-    return require_finite("win_update", "self_weight", self_weight), weights
 
 
 @uncompiled
@@ -193,5 +191,5 @@ def win_read_neighbor(name: str, rank: int, require_mutex: bool = True) -> torch
     (source,) = weights_by_rank("win_read_neighbor", "rank", [rank], known, "an in-neighbour")
     if not require_mutex:
         return window.read_buffer(source)
-    with holding_mutex(window, (), [source]):
+    with window.mutex.holding((), [source]):
         return window.read_buffer(source)

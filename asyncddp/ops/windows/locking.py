@@ -50,20 +50,8 @@ def win_mutex(
     known: Iterable[int] = window.edges.incoming if for_self else window.edges.outgoing
     what = "an in-neighbour" if for_self else "an out-neighbour"
     chosen = known if ranks is None else weights_by_rank("win_mutex", "ranks", ranks, known, what)
-    with holding_mutex(window, () if for_self else chosen, chosen if for_self else ()):
+    with window.mutex.holding(() if for_self else chosen, chosen if for_self else ()):
         yield
-
-
-@contextmanager
-def holding_mutex(window: Window, holders: Iterable[int], writers: Iterable[int]) -> Iterator[None]:
-    """Hold slots of a window's mutex: this rank's slots at others, and its own slots for others."""
-    holders, writers = list(holders), list(writers)
-    mutex = window.mutex
-    mutex.acquire(holders, writers)
-    try:
-        yield
-    finally:
-        mutex.release(holders, writers)
 
 
 def weights_by_rank(

@@ -10,7 +10,7 @@ from asyncddp.context import current
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.validation import check_tensor
 from asyncddp.ops.weight_resolver import require_finite
-from asyncddp.ops.windows.locking import holding_mutex, require_integer_weights, weights_by_rank
+from asyncddp.ops.windows.locking import require_integer_weights, weights_by_rank
 from asyncddp.torch_modes import uncompiled
 from asyncddp.windows import Window, windows_of
 from asyncddp.windows.nonblocking_handle import WindowHandle
@@ -136,7 +136,7 @@ def _write(
     add = verb == "win_accumulate"
     if not require_mutex:
         return window.put(tensor, own, weights, add=add, with_p=window.with_p)
-    with holding_mutex(window, weights, ()):
+    with window.mutex.holding(weights, ()):
         handle = window.put(tensor, own, weights, add=add, with_p=window.with_p)
         handle.wait()
     return handle

@@ -9,11 +9,10 @@ import contextlib
 import gzip
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import IO, TypeAlias, cast
+from typing import IO, cast
 
 import msgspec
 
@@ -21,16 +20,13 @@ from asyncddp.errors import ArgumentError
 from asyncddp.timeline.merge.clock_alignment import ClockAlignment, align_clocks
 from asyncddp.timeline.trace_files import (
     JsonEvent,
+    ProgressCallback,
     RankTraceInfo,
     find_trace_files,
+    no_progress,
     read_events,
     scan_trace,
 )
-
-FileProgressCallback: TypeAlias = Callable[[Path, int], object]
-"""Called now and then with a file and the bytes of it that were read."""
-
-_NO_PROGRESS: FileProgressCallback = lambda path, count: None  # noqa: E731
 
 
 class FlowArrowMatcher:
@@ -103,7 +99,7 @@ class MergedTrace:
         """The largest drift of a clock beyond errors of measurement, as a fraction."""
         return max((clock.drift() for clock in self.clocks.values() if clock.drifting), default=0.0)
 
-    def events(self, advance: FileProgressCallback = _NO_PROGRESS) -> Iterator[JsonEvent]:
+    def events(self, advance: ProgressCallback = no_progress) -> Iterator[JsonEvent]:
         """Yield all events on rank 0's clock, nearly in order of time."""
         ranks = [file.rank for file in self.files]
         clock = {"clock_error": self.clock_error, "clock_unmeasured": self.unmeasured}
@@ -115,11 +111,11 @@ class MergedTrace:
         yield _metadata("asyncddp.arrows", kept=self.arrows.kept, dropped=self.arrows.dropped)
 
     def _aligned_events(
-        self, file: RankTraceInfo, advance: FileProgressCallback
+        self, file: RankTraceInfo, advance: ProgressCallback
     ) -> Iterator[tuple[float, JsonEvent]]:
         """Yield a rank's events on rank 0's clock, each with its end time."""
         clock, origin, end = self.clocks[file.rank], self.origin, 0.0
-        for event in read_events(file.path, partial(advance, file.path)):
+        for event in read_events(file.path, advance):
             if event.get("name") == "asyncddp.clock":
                 continue
             if "ts" in event:
@@ -136,13 +132,13 @@ def _metadata(name: str, **args: object) -> JsonEvent:
 
 
 def open_traces(
-    sources: Iterable[str | Path], advance: FileProgressCallback = _NO_PROGRESS
+    sources: Iterable[str | Path], advance: ProgressCallback = no_progress
 ) -> MergedTrace:
     """Read the metadata of a run's trace files, and check that they belong together."""
     paths = find_trace_files(sources)
     if not paths:
         raise ArgumentError("timelines of no rank were given; give a folder, a prefix, or files.")
-    scanned = [(path, scan_trace(path, partial(advance, path))) for path in paths]
+    scanned = [(path, scan_trace(path, advance)) for path in paths]
     files = sorted((file for _, file in scanned if file is not None), key=lambda f: f.rank)
     silent = tuple(path for path, file in scanned if file is None)
     if not files:
@@ -188,7 +184,7 @@ def _open_atomically(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_merged_trace(
-    merge: MergedTrace, path: Path, advance: FileProgressCallback = _NO_PROGRESS
+    merge: MergedTrace, path: Path, advance: ProgressCallback = no_progress
 ) -> int:
     """Write one file, gzipped if its name ends with ``.gz``, and return the number of events."""
     if path.resolve() in {file.path.resolve() for file in merge.files}:

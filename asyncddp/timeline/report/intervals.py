@@ -27,7 +27,6 @@ def union(*spans: ArrayLike) -> Intervals:
 
 
 def _length_until(intervals: Intervals, times: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compute the total length of the intervals before each time."""
     if not len(intervals):
         return np.zeros(len(times))
     lengths = np.cumsum(intervals[:, 1] - intervals[:, 0])

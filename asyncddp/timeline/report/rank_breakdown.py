@@ -16,14 +16,9 @@ import numpy as np
 
 from asyncddp.errors import ArgumentError
 from asyncddp.timeline.report.intervals import Intervals, intersection, length_within, union
-from asyncddp.timeline.report.trace_spans import (
-    BACKGROUND,
-    BLOCKING,
-    COMPUTE,
-    RankSpans,
-    TimelineSpans,
-    as_rows,
-)
+from asyncddp.timeline.report.trace_spans import BLOCKING, COMPUTE, RankSpans, TimelineSpans
+
+_BACKGROUND = ("collective", "mixing", "transfer")
 
 
 @dataclass(frozen=True)
@@ -77,7 +72,7 @@ class _StepIntervals:
 
     def bytes(self, flat: array[float]) -> float:
         """Average the bytes per window, of messages between the first begin and the last end."""
-        times, counts = as_rows(flat).T
+        times, counts = np.reshape(flat, (-1, 2)).T
         inside = (times >= self.rows[:, 0].min()) & (times < self.rows[:, 1].max())
         return float(counts[inside].sum()) / len(self.rows)
 
@@ -92,7 +87,7 @@ def compute_breakdown(timeline: TimelineSpans, rank: int, skip: int | None = Non
         step = float(lengths.mean())
         low, median, high = np.quantile(lengths, [0.1, 0.5, 0.9]).tolist()
     busy, blocked = spans.intervals(*COMPUTE), spans.intervals(*BLOCKING)
-    background = spans.intervals(*BACKGROUND)
+    background = spans.intervals(*_BACKGROUND)
 
     def unblocked(intervals: Intervals) -> float:  # time while the caller was not blocked
         return windows.time(intervals) - windows.time(intersection(intervals, blocked))

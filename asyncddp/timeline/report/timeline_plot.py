@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from asyncddp.errors import EnvironmentProblem
-from asyncddp.install_commands import install_command
+from asyncddp.install_commands import needed_package
 from asyncddp.timeline.report.intervals import intersection, union
 from asyncddp.timeline.report.timeline_report import TimelineReport
 from asyncddp.timeline.report.trace_spans import TimelineSpans, as_rows
@@ -39,13 +38,9 @@ def draw_timeline(timeline: TimelineSpans, report: TimelineReport) -> Figure:
 
     Where there are many ranks, the steps of the slowest and the most waited for are shown.
     """
-    try:
+    with needed_package("a picture needs matplotlib", "plot"):
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
-    except ImportError:
-        raise EnvironmentProblem(
-            f"a picture needs matplotlib; install it: {install_command('plot')}"
-        ) from None
     ranks = [one.rank for one in report.ranks]
     first = [rank for rank, _ in report.waited_for[:1] if rank in ranks]
     first += [] if report.slowest is None else [report.slowest]
@@ -59,7 +54,6 @@ def draw_timeline(timeline: TimelineSpans, report: TimelineReport) -> Figure:
 
 
 def _style_axes(axes: Axes, title: str, ranks: Sequence[int]) -> None:
-    """Style axes of either part: ranks downwards, few lines, a title on the left."""
     axes.set_title(title, loc="left", size=10, color=INK, weight="bold")
     axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks], size=8, color=INK)
     axes.set_ylim(len(ranks) - 0.4, -0.6)
@@ -70,7 +64,6 @@ def _style_axes(axes: Axes, title: str, ranks: Sequence[int]) -> None:
 
 
 def _draw_bars(axes: Axes, report: TimelineReport) -> None:
-    """Draw compute, exposed and other as one bar per rank, hidden below compute."""
     ranks = report.ranks[:BARS]
     places, left = range(len(ranks)), np.zeros(len(ranks))
     for name, colour in _BARS.items():
@@ -147,7 +140,6 @@ def _draw_strip(axes: Axes, timeline: TimelineSpans, ranks: Sequence[int]) -> No
 def _draw_messages(
     axes: Axes, timeline: TimelineSpans, ranks: Sequence[int], begin: float, end: float
 ) -> None:
-    """Draw the messages between the ranks shown as arrows, without heads where there are many."""
     from matplotlib.collections import LineCollection
     from matplotlib.patches import FancyArrowPatch
 

@@ -96,7 +96,6 @@ def _waited_for(ranks: Iterable[RankBreakdown]) -> tuple[tuple[int, float], ...]
 def _left_out(
     timeline: TimelineSpans, spans: Mapping[int, RankSpans], ranks: tuple[RankBreakdown, ...]
 ) -> list[str]:
-    """List what the trace does not tell, and why."""
     notes = []
     if timeline.missing:
         notes.append(f"Of {list_ranks(timeline.missing)} no file is there.")

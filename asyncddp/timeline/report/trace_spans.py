@@ -15,7 +15,6 @@ from asyncddp.timeline.tracks import MIXING
 
 COMPUTE = ("forward", "backward", "optimizer")
 BLOCKING = ("enqueue", "mix", "wait", "window")  # by a thread that calls verbs
-BACKGROUND = ("collective", "mixing", "transfer")
 NOBODY = -1  # in place of a rank: no rank was late, or it is unknown which
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from asyncddp.errors import PeerError
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.transport.base import Request, Transport
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities, ranks_without
+from asyncddp.transport.cuda.request_queue import QueuedRequest
 from asyncddp.transport.cuda.staged_transport import CudaStagedTransport
 from asyncddp.transport.mpi.runtime import MPI
 
@@ -35,55 +36,34 @@ _DISABLING_VARIABLES = (
 """Variables which, set to 0, have a library not take GPU memory though it could."""
 
 
-class _CudaMPIRequest:
+class _CudaAwareMPIRequest(QueuedRequest):
     """MPI send or receive of GPU memory that starts once earlier work on the GPU has ended."""
-
-    order_key: Hashable = "message"  # they start in the order in which they were called for
 
     def __init__(
         self, start: Callable[[], list[MPI.Request]], ready: DeviceEvent, drive: Callable[[], None]
     ) -> None:
-        self._start, self._ready, self._drive = start, ready, drive
+        super().__init__("message", drive)  # they start in the order in which they were called for
+        self._start, self._ready = start, ready
         self._requests: list[MPI.Request] | None = None
-        self._problem: PeerError | None = None
-
-    @property
-    def next_may_start(self) -> bool:
-        """True once the MPI requests have been started."""
-        return self._requests is not None
 
     def advance(self, *, first: bool) -> None:
-        """Start the MPI requests once the device is ready."""
+        """Start the MPI requests once the device is ready, and test them from then on."""
+        what = "could not be started"
         try:
             if first and self._requests is None and self._ready.done():
                 self._requests = self._start()
+            if self._requests is not None:
+                self.next_may_start, what = True, "failed"
+                self.over = MPI.Request.Testall(self._requests)
         except RuntimeError as error:  # of MPI, or of the device
-            self._requests = []
-            self._problem = PeerError(f"a message between GPUs could not be started: {error}")
-
-    def done(self) -> bool:
-        self._drive()
-        ended = self.over
-        if self._problem is not None:
-            raise self._problem
-        return ended
-
-    @property
-    def over(self) -> bool:
-        """True once MPI no longer uses the tensor, after success or an error."""
-        if self._requests is None or self._problem is not None:
-            return self._problem is not None
-        try:
-            return MPI.Request.Testall(self._requests)
-        except MPI.Exception as error:
-            self._problem = PeerError(f"a message between GPUs failed: {error}")
-            return True
+            self._problem = PeerError(f"a message between GPUs {what}: {error}")
+            self.next_may_start = self.over = True
 
     def abandon(self) -> None:
         """Do nothing: the message is sent all the same, since its receiver counts on it."""
 
 
-class _CudaMPIReceiveRequest(_CudaMPIRequest):
+class _CudaMPIReceiveRequest(_CudaAwareMPIRequest):
     """An MPI receive into GPU memory, which can be cancelled."""
 
     def abandon(self) -> None:
@@ -125,11 +105,7 @@ class CudaAwareMPITransport(CudaStagedTransport):
 
     @classmethod
     def open(
-        cls,
-        base: Transport,
-        streams: DeviceStreams,
-        reachable: Collection[int] = (),
-        timeout: float = 0.0,
+        cls, base: Transport, streams: DeviceStreams, reachable: Collection[int], timeout: float
     ) -> CudaAwareMPITransport:
         """Open the transport between all ranks of the job, with a communicator of its own."""
         return cls(base, streams, MPI.COMM_WORLD.Dup())
@@ -140,13 +116,17 @@ class CudaAwareMPITransport(CudaStagedTransport):
 
     def close(self) -> None:
         """Drop staged requests; messages keep their tensors, which MPI may still use."""
-        messages = [request for request in self._requests if isinstance(request, _CudaMPIRequest)]
+        messages = [
+            request for request in self._requests if isinstance(request, _CudaAwareMPIRequest)
+        ]
         super().close()
         self._requests.extend(messages)
 
     def isend(self, data: torch.Tensor, peer: int, tag: int) -> Request:
         """Send directly from the tensor's memory."""
-        return self._begin(data, lambda piece: self._comm.Isend(piece, peer, tag), _CudaMPIRequest)
+        return self._begin(
+            data, lambda piece: self._comm.Isend(piece, peer, tag), _CudaAwareMPIRequest
+        )
 
     def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Request:
         """Receive directly into the tensor's memory."""
@@ -155,7 +135,10 @@ class CudaAwareMPITransport(CudaStagedTransport):
         )
 
     def _begin(
-        self, tensor: torch.Tensor, start: Callable[[Any], MPI.Request], kind: type[_CudaMPIRequest]
+        self,
+        tensor: torch.Tensor,
+        start: Callable[[Any], MPI.Request],
+        kind: type[_CudaAwareMPIRequest],
     ) -> Request:
         """Make the request of all pieces, which starts after earlier work on the compute stream."""
         parts = torch.split(as_bytes(tensor), _PIECE)

@@ -70,11 +70,7 @@ class DeviceTransport(Transport):
 
     @classmethod
     def open(
-        cls,
-        base: Transport,
-        streams: DeviceStreams,
-        reachable: Collection[int] = (),
-        timeout: float = 60.0,
+        cls, base: Transport, streams: DeviceStreams, reachable: Collection[int], timeout: float
     ) -> DeviceTransport:
         """Open the transport between all ranks of a host transport, or raise; collective.
 
@@ -106,7 +102,7 @@ class DeviceTransport(Transport):
 
 
 class ExportRequest(Request, Protocol):
-    """Request of an exported tensor; complete once the peer has queued its reads of the copy."""
+    """Request of a send by CUDA IPC; complete once the receiver has queued its reads."""
 
     def reusable(self) -> bool:
         """Return True once the tensor may be overwritten; the peer may not have read it yet."""

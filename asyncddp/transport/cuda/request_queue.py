@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
 
 
-class QueuedRequest(Protocol):
-    """Interface of a queued request; those with the same order key advance in posting order."""
+class QueuedRequest(ABC):
+    """Base class of queued requests; those with the same order key advance in posting order.
 
-    order_key: Hashable
-    """Requests with equal keys are transferred one after the other."""
+    Attributes:
+        order_key: Requests with equal keys are transferred one after the other.
+        next_may_start: True if the next request with the same key may be transferred.
+        over: True if the request has ended: done, failed or abandoned.
+    """
 
-    @property
-    def next_may_start(self) -> bool:
-        """True if the next request with the same key may be transferred."""
-        ...
+    def __init__(self, order_key: Hashable, drive: Callable[[], None]) -> None:
+        self.order_key, self._drive = order_key, drive  # which advances all of the transport
+        self.next_may_start = self.over = False
+        self._problem: Exception | None = None
 
-    @property
-    def over(self) -> bool:
-        """True if the request has ended: done, failed or abandoned."""
-        ...
+    def done(self) -> bool:
+        """Advance all requests of the transport; return whether this one is over, or raise."""
+        self._drive()
+        if self._problem is not None:
+            raise self._problem
+        return self.over
 
+    @abstractmethod
     def advance(self, *, first: bool) -> None:
-        """Advance as far as possible; ``first`` of all with its key, or not."""
-        ...
+        """Advance as far as possible without waiting; ``first`` of all with its key, or not."""
 
 
 class RequestQueue(list[QueuedRequest]):

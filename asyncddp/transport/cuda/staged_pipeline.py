@@ -16,28 +16,19 @@ each stage in order. A send ends with TRANSFER, a receive begins with it.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Hashable, Sequence
-from enum import Enum
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 
 from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamRole
 from asyncddp.tensors.free_list import FreeList
-from asyncddp.transport.base import Request
+from asyncddp.transport.base import TRANSFER_ERRORS, Request
+from asyncddp.transport.cuda.request_queue import QueuedRequest
 
 MAX_PIECES_IN_FLIGHT = 3  # of one request: one in each stage
 _ALIGNMENT = 64
 _MIN_BUFFER_BYTES = 4096
-
-
-class PipelineStage(Enum):
-    """Stage of moving a GPU tensor's piece: copy to host, transfer between ranks, copy to GPU."""
-
-    READ = "read"
-    TRANSFER = "transfer"
-    WRITE = "write"
 
 
 class StagingPlan(NamedTuple):
@@ -56,13 +47,6 @@ class StagingPlan(NamedTuple):
     apart: bool = False  # True if what is read and what is written may not share pinned memory
 
     @property
-    def stages(self) -> tuple[PipelineStage, ...]:
-        """The stages of each piece."""
-        first = (PipelineStage.READ,) if self.read else ()
-        last = (PipelineStage.WRITE,) if self.write else ()
-        return (*first, PipelineStage.TRANSFER, *last)
-
-    @property
     def pieces(self) -> int:
         """Number of pieces, at least one."""
         longest = max([part.nbytes for part in (*self.read, *self.write)], default=0)
@@ -74,7 +58,6 @@ class StagedPiece:
 
     def __init__(self, plan: StagingPlan, number: int, pool: FreeList[torch.Tensor]) -> None:
         start, end = number * plan.piece_bytes, (number + 1) * plan.piece_bytes
-        self.number = number
         self.read = [part[start:end] for part in plan.read]
         self.write = [part[start:end] for part in plan.write]
         send_bytes, receive_bytes = (
@@ -86,11 +69,9 @@ class StagedPiece:
         self.buffer = pool.take(1 << (size - 1).bit_length())  # the pool holds few sizes
         self.send_buffer = self.buffer[: sum(part.nbytes for part in self.read)]
         self.receive_buffer = self.buffer[offset:][: sum(part.nbytes for part in self.write)]
-        self.stage = -1
-        self.waiting_for: DeviceEvent | Request | None = None
 
 
-class StagedRequest:
+class StagedRequest(QueuedRequest):
     """Request that moves a GPU tensor through pinned host memory, piece by piece."""
 
     def __init__(
@@ -101,104 +82,85 @@ class StagedRequest:
         drive: Callable[[], None],
         on_abandon: Callable[[StagedRequest], None] = lambda _: None,
     ) -> None:
-        self.plan, self.order_key, self._streams, self._pool = plan, plan.order_key, streams, pool
-        self._drive, self._on_abandon = drive, on_abandon
-        self._stages, self._pieces = plan.stages, plan.pieces
-        self._in_flight: deque[StagedPiece] = deque()
+        super().__init__(plan.order_key, drive)
+        self._plan, self._streams, self._pool, self._on_abandon = plan, streams, pool, on_abandon
+        self._pieces = plan.pieces
+        self._in_flight: list[Iterator[None]] = []
         self._transfers: dict[int, Request] = {}
-        self._num_begun = self._num_ended = self.num_transferred = 0
-        self._problem: Exception | None = None
-        self._given_up = False
-
-    @property
-    def over(self) -> bool:
-        """True if the request has ended: done, failed or abandoned."""
-        return self._num_ended == self._pieces or self._problem is not None or self._given_up
+        self._first = False
+        self._num_begun = self._num_transferred = self._num_ended = 0
 
     @property
     def moves(self) -> int:
         """Number of stages that pieces have entered or left so far."""
-        return self._num_begun + self.num_transferred + self._num_ended
-
-    @property
-    def next_may_start(self) -> bool:
-        """True if the next request with the same order key may be transferred."""
-        return self.num_transferred == self._pieces or self.over
+        return self._num_begun + self._num_transferred + self._num_ended
 
     def done(self) -> bool:
         """Return whether all pieces have gone through all stages."""
-        self._drive()
-        if self._problem is not None:
-            raise self._problem
-        return self._num_ended == self._pieces
+        return super().done() and self._num_ended == self._pieces
 
     def abandon(self) -> None:
         """Give up the request unless it must finish; its buffers are not reused."""
         self._on_abandon(self)
-        if not self.plan.must_finish:
-            self._given_up = True
-            self._release()
+        if not self._plan.must_finish:
+            self._give_up()
 
-    def _release(self) -> None:
+    def _give_up(self) -> None:
         """Abandon all transfers; buffers that the transport may still use are not reused."""
+        self.next_may_start = self.over = True
         for transfer in self._transfers.values():
             transfer.abandon()
         self._transfers.clear()
         self._in_flight.clear()
 
     def advance(self, *, first: bool) -> None:
-        """Advance the pieces as far as possible without waiting."""
+        """Advance the pieces as far as possible without waiting, and start more in their place."""
+        self._first = first
         try:
-            while self._advance_all(first):
-                pass
-        except (RuntimeError, MemoryError) as problem:  # a peer's, or for want of memory
+            while not self.over:
+                while (
+                    self._num_begun < self._pieces and len(self._in_flight) < MAX_PIECES_IN_FLIGHT
+                ):
+                    self._in_flight.append(self._move_piece(self._num_begun))
+                    self._num_begun += 1
+                moving = [piece for piece in self._in_flight if not next(piece, True)]
+                if len(moving) == len(self._in_flight):
+                    break
+                self._in_flight = moving
+                self.over = self._num_ended == self._pieces
+            self.next_may_start = self.over or self._num_transferred == self._pieces
+        except TRANSFER_ERRORS as problem:
             self._problem = problem
-            self._release()
+            self._give_up()
 
-    def _advance_all(self, first: bool) -> bool:
-        """Start pieces up to the most in flight, and advance all; return if there is new room."""
-        while self._num_begun < self._pieces and len(self._in_flight) < MAX_PIECES_IN_FLIGHT:
-            piece = StagedPiece(self.plan, self._num_begun, self._pool)
-            self._num_begun += 1
-            self._in_flight.append(piece)
-            if self._stages[0] is PipelineStage.READ:
-                self._enter_stage(piece)
-        for piece in list(self._in_flight):
-            self._advance_piece(piece, first)
-        before = self._num_ended
-        while self._in_flight and self._in_flight[0].stage == len(self._stages):
-            buffer = self._in_flight.popleft().buffer
-            self._pool.give(buffer, buffer.nbytes)
-            self._num_ended += 1
-        return self._num_ended > before and not self.over
+    def _move_piece(self, number: int) -> Iterator[None]:
+        """Move a piece through its stages; yields where it cannot go on without waiting."""
+        plan = self._plan
+        piece = StagedPiece(plan, number, self._pool)
+        if plan.read:
+            rooms = torch.split(piece.send_buffer, [part.nbytes for part in piece.read])
+            read = self._copy(rooms, piece.read, StreamRole.DEVICE_TO_HOST)
+            while not read.done():
+                yield
+        while not self._first or self._num_transferred < number:
+            yield
+        self._num_transferred += 1
+        transfer = self._transfers[number] = plan.start_transfer(piece)
+        while not transfer.done():
+            yield
+        del self._transfers[number]
+        if plan.write:
+            rooms = torch.split(piece.receive_buffer, [part.nbytes for part in piece.write])
+            written = self._copy(piece.write, rooms, StreamRole.HOST_TO_DEVICE)
+            while not written.done():
+                yield
+        self._pool.give(piece.buffer, piece.buffer.nbytes)
+        self._num_ended += 1
 
-    def _advance_piece(self, piece: StagedPiece, first: bool) -> None:
-        stages = self._stages
-        while piece.stage < len(stages) and (piece.waiting_for is None or piece.waiting_for.done()):
-            self._transfers.pop(piece.number, None)
-            following = stages[piece.stage + 1 :]
-            if not following:
-                piece.stage = len(stages)
-                return
-            may_transfer = first and self.num_transferred == piece.number
-            if following[0] is PipelineStage.TRANSFER and not may_transfer:
-                return
-            self._enter_stage(piece)
-
-    def _enter_stage(self, piece: StagedPiece) -> None:
-        piece.stage += 1
-        stage, streams = self._stages[piece.stage], self._streams
-        if stage is PipelineStage.TRANSFER:
-            self.num_transferred += 1
-            piece.waiting_for = self._transfers[piece.number] = self.plan.start_transfer(piece)
-            return
-        reads = stage is PipelineStage.READ
-        role = StreamRole.DEVICE_TO_HOST if reads else StreamRole.HOST_TO_DEVICE
-        parts, pinned = (
-            (piece.read, piece.send_buffer) if reads else (piece.write, piece.receive_buffer)
-        )
-        rooms = torch.split(pinned, [part.nbytes for part in parts])
-        for part, room in zip(parts, rooms, strict=True):
+    def _copy(
+        self, to: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], role: StreamRole
+    ) -> DeviceEvent:
+        for out, part in zip(to, parts, strict=True):
             if part.nbytes:
-                streams.copy(room if reads else part, part if reads else room, role)
-        piece.waiting_for = streams.record_event(role)
+                self._streams.copy(out, part, role)
+        return self._streams.record_event(role)

@@ -15,7 +15,8 @@ from asyncddp.transport.mpi.runtime import MPI, mpi_functions
 
 ALGORITHM = "coll_libnbc_iallreduce_algorithm"
 """Open MPI's control variable for the algorithm of nonblocking allreduce."""
-_DEFAULT = 0
+DEFAULT = 0
+"""Its value where nobody has set it."""
 _WANTED = b"rabenseifner"
 """Every rank sends the data of nearly two tensors, instead of log2(n)."""
 
@@ -69,9 +70,3 @@ def iallreduce_algorithm(change: bool = False) -> int | None:
             return value.value
     except (OSError, AttributeError):
         return None
-
-
-def select_iallreduce_algorithm(all_ranks: set[int | None]) -> None:
-    """Select the algorithm if every rank has the setting, at its default."""
-    if all_ranks == {_DEFAULT}:
-        iallreduce_algorithm(change=True)

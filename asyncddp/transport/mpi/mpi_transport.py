@@ -245,7 +245,6 @@ class MPITransport(Transport):
 
     @translate_mpi_errors
     def _release_completed(self) -> None:
-        """Release the buffers of completed sends and abandoned requests."""
         self._pending_sends = [pair for pair in self._pending_sends if not pair[0].Test()]
         kept = [request for request in self._pair.abandoned if not has_ended(request)]
         self._pair.abandoned = kept

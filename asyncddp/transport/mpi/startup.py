@@ -11,11 +11,7 @@ import asyncddp
 from asyncddp.errors import MismatchError
 from asyncddp.transport import DEFAULT_TRANSPORT
 from asyncddp.transport.mpi.communicator_pair import allgather_records
-from asyncddp.transport.mpi.iallreduce_tuning import (
-    ALGORITHM,
-    iallreduce_algorithm,
-    select_iallreduce_algorithm,
-)
+from asyncddp.transport.mpi.iallreduce_tuning import ALGORITHM, DEFAULT, iallreduce_algorithm
 from asyncddp.transport.mpi.runtime import MPI, initialize_mpi
 from asyncddp.transport.startup_deadline import InitArrivalTracker, StartupDeadline
 
@@ -40,7 +36,6 @@ def start_and_synchronize(startup: StartupDeadline) -> None:
 
 
 def _initialize_with_deadline(startup: StartupDeadline) -> None:
-    """Initialize MPI while a thread watches the deadline."""
     if MPI.Is_initialized():
         return
     started = threading.Event()
@@ -92,4 +87,5 @@ def _check_settings(startup: StartupDeadline) -> None:
                     f"{name} is {first!r} on rank 0 and {settings.get(name)!r} on rank {other}; "
                     "set it alike for all ranks, as asyncddp run and the -x of mpirun do"
                 )
-    select_iallreduce_algorithm({algorithm})
+    if algorithm == DEFAULT:  # on all ranks
+        iallreduce_algorithm(change=True)

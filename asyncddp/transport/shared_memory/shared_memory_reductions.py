@@ -42,6 +42,7 @@ class SharedReductionBuffers:
     """Shared-memory buffers in which the ranks of a communicator reduce tensors.
 
     The ranks of ``group`` are numbered as in the communicator; ``gather`` is collective there.
+    ``on_abandon`` is called when a reduction is abandoned.
     """
 
     def __init__(
@@ -49,9 +50,10 @@ class SharedReductionBuffers:
         group: SharedMemoryGroup,
         rank: int,
         gather: Callable[[SharedMemoryHandle], Sequence[SharedMemoryHandle]],
+        on_abandon: Callable[[], None],
     ) -> None:
         handles = gather(handle_of_block(group.arena.take(_TOTAL_BYTES, zeroed=_HEADER_BYTES)))
-        self.rank = rank
+        self.rank, self.on_abandon = rank, on_abandon
         self.rank_buffers = [
             RankReductionBuffers(group.arena.open(group.processes[peer], handle), handle.offset)
             for peer, handle in enumerate(handles)
@@ -76,9 +78,8 @@ class SharedMemoryReduction(ABC):
         tensor: torch.Tensor,
         out: torch.Tensor,
         divisor: int | None,
-        on_abandon: Callable[[], None],
     ) -> None:
-        self._buffers, self._divisor, self._on_abandon = buffers, divisor, on_abandon
+        self._buffers, self._divisor = buffers, divisor
         self._own, self._out = self._cut(tensor, out)
         self._first, self._pieces = buffers.piece_count, len(self._own)
         self._published = self._reduced = self._consumed = 0
@@ -95,7 +96,7 @@ class SharedMemoryReduction(ABC):
     def abandon(self) -> None:
         """Abandon the reduction: no rank can complete it, nor any later one."""
         self._buffers.queue.clear()
-        self._on_abandon()
+        self._buffers.on_abandon()
 
     @abstractmethod
     def _cut(self, tensor: torch.Tensor, out: torch.Tensor) -> tuple[_Pieces, _Pieces]:
@@ -106,8 +107,15 @@ class SharedMemoryReduction(ABC):
         """Copy one of this rank's pieces into its slot."""
 
     @abstractmethod
+    def _terms(self, number: int) -> list[torch.Tensor]:
+        """Return all ranks' published terms of a piece, in the order of the ranks."""
+
     def _advance(self) -> bool:
-        """Reduce or consume one more piece, if possible; return True if there was progress."""
+        """Reduce one more piece into the result, if possible; return True if there was progress."""
+        if not self._ready(_PUBLISHED, self._consumed):
+            return False
+        self._sum(self._terms(self._consumed), self._out[self._consumed])
+        return self._finish_piece()
 
     def _progress(self) -> bool:
         idle_polls = 0
@@ -136,7 +144,6 @@ class SharedMemoryReduction(ABC):
         return True
 
     def _announce(self, word: int, pieces: int) -> None:
-        """Publish this rank's progress in one of its words."""
         store_fence()
         self._buffers.own.words[word] = self._first + pieces
 
@@ -173,25 +180,19 @@ class SharedMemoryAllreduceRequest(SharedMemoryReduction):
 
     def _advance(self) -> bool:
         if len(self._buffers.rank_buffers) == 2:
-            return self._reduce_pair()
+            return super()._advance()
         added = self._reduce_part()
         return self._gather_parts() or added
 
-    def _reduce_pair(self) -> bool:
-        number = self._consumed
-        if not self._ready(_PUBLISHED, number):
-            return False
-        terms = [self._slot(rank.slots, number) for rank in self._buffers.rank_buffers]
-        self._sum(terms, self._out[number])
-        return self._finish_piece()
+    def _terms(self, number: int) -> list[torch.Tensor]:
+        return [self._slot(rank.slots, number) for rank in self._buffers.rank_buffers]
 
     def _reduce_part(self) -> bool:
         """Sum this rank's part of one more piece for all ranks."""
         number, buffers = self._reduced, self._buffers
         if not self._ready(_PUBLISHED, number):
             return False
-        pieces = [self._slot(rank.slots, number) for rank in buffers.rank_buffers]
-        parts = [self._rank_part(piece, buffers.rank) for piece in pieces]
+        parts = [self._rank_part(piece, buffers.rank) for piece in self._terms(number)]
         if parts[0].numel():
             self._sum(parts, self._rank_part(self._slot(buffers.own.sums, number), buffers.rank))
         self._reduced += 1
@@ -239,11 +240,8 @@ class SharedMemoryReduceScatterRequest(SharedMemoryReduction):
         slot[:rank].copy_(own[:rank])
         slot[rank + 1 :].copy_(own[rank + 1 :])
 
-    def _advance(self) -> bool:
-        number, buffers = self._consumed, self._buffers
-        if not self._ready(_PUBLISHED, number):
-            return False
-        terms = [self._slot(rank, number)[buffers.rank] for rank in buffers.rank_buffers]
-        terms[buffers.rank] = self._own[number][buffers.rank]
-        self._sum(terms, self._out[number])
-        return self._finish_piece()
+    def _terms(self, number: int) -> list[torch.Tensor]:
+        rank, buffers = self._buffers.rank, self._buffers.rank_buffers
+        terms = [self._slot(rank_buffer, number)[rank] for rank_buffer in buffers]
+        terms[rank] = self._own[number][rank]
+        return terms

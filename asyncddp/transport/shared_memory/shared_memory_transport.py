@@ -80,7 +80,10 @@ class SharedMemoryTransport(MPITransport):
         if group is None or len(group.processes) < max(2, comm.size):
             return None
         return SharedReductionBuffers(
-            group, self.rank, lambda handle: allgather_records(comm, handle, SharedMemoryHandle)
+            group,
+            self.rank,
+            lambda handle: allgather_records(comm, handle, SharedMemoryHandle),
+            self.break_collectives,
         )
 
     def iallreduce(
@@ -91,7 +94,7 @@ class SharedMemoryTransport(MPITransport):
         if buffers is None:
             return super().iallreduce(tensor, out, divisor)
         into = tensor if out is None else out
-        return SharedMemoryAllreduceRequest(buffers, tensor, into, divisor, self.break_collectives)
+        return SharedMemoryAllreduceRequest(buffers, tensor, into, divisor)
 
     def ireduce_scatter(
         self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
@@ -100,9 +103,7 @@ class SharedMemoryTransport(MPITransport):
         buffers = self._reduction_buffers_for(tensor)
         if buffers is None:
             return super().ireduce_scatter(tensor, out, divisor)
-        return SharedMemoryReduceScatterRequest(
-            buffers, tensor, out, divisor, self.break_collectives
-        )
+        return SharedMemoryReduceScatterRequest(buffers, tensor, out, divisor)
 
     def _reduction_buffers_for(self, tensor: torch.Tensor) -> SharedReductionBuffers | None:
         """Return the buffers for reducing a tensor; None where MPI reduces it."""

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from asyncddp.device.cuda_streams import CudaStreams
-from asyncddp.device.library_threads import mark_library_thread
-from asyncddp.device.streams import StreamRole
+from asyncddp.device.streams import StreamRole, mark_library_thread
 
 
 class FakeStream:

@@ -191,7 +191,9 @@ def test_machines(method):
         )
         with pytest.raises(bf.ArgumentError, match="set_machine_topology"):
             one_round(make(), model)
-        with pytest.raises(topology.TopologyError, match=r"ring\(6\) has 6 nodes.* among 3 here"):
+        with pytest.raises(
+            topology.TopologyError, match=r"ring\(6\) has 6 nodes.* among 3 machines here"
+        ):
             make(topology.ring(6))
         given = one_round(make(graph), model)
         nn.init.constant_(model.weight, bf.rank())

@@ -18,9 +18,8 @@ from asyncddp.context import clock_sync
 from asyncddp.context.clock_sync import measure_clock_offset
 from asyncddp.engine.tracing import NO_TRACING
 from asyncddp.timeline.chrome_trace import ChromeTraceFormatter, Span, TimestampedEvent
-from asyncddp.timeline.clock_offset import ClockSample
 from asyncddp.timeline.trace_writer import TraceWriter
-from asyncddp.timeline.tracer import Tracer, create_tracer, trace_path
+from asyncddp.timeline.tracer import ClockSample, Tracer, create_tracer, trace_path
 from asyncddp.timeline.tracks import TRANSFER_TRACK, activity_track, thread_track
 from asyncddp.transport.loopback import LoopbackTransport
 from tests.support.timelines import arrows, assert_balanced, assert_nested, read, spans

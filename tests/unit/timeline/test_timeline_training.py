@@ -113,7 +113,7 @@ def test_the_last_module_inside_is_not_lost_in_the_outer_one(tmp_path):
     model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(1, 1)))
     backward = BackwardPassTracer(tracer)
     passing = ForwardPassTracer(tracer, model, backward)
-    passing.begin(modules=True)
+    passing.begin(model, modules=True)
     y = model(torch.ones(1, 1))
     passing.end(y)
     y.backward()
@@ -157,11 +157,11 @@ def test_a_pass_leaves_no_hook_behind(tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(2, 1))
     passing = ForwardPassTracer(tracer, model, BackwardPassTracer(tracer))
     hooks = torch.nn.modules.module._global_forward_hooks
-    passing.begin(modules=True)
+    passing.begin(model, modules=True)
     assert hooks
     with pytest.raises(RuntimeError):
         model(torch.ones(3, 3))
-    passing.begin(modules=False)
+    passing.begin(model, modules=False)
     assert not hooks
     passing.end(model(torch.ones(2, 2)))
     assert not torch.nn.modules.module._global_forward_pre_hooks

@@ -331,6 +331,7 @@ def orders(total, seed, pairs=0, sets=500):
         yield tuple(drawn.sample(places, drawn.randint(3, 9)))
 
 
+@pytest.mark.slow
 def test_in_any_order_what_is_read_is_whole_and_counts_once(monkeypatch):
     """Each read gives exactly what was put and added after what was taken before it."""
     total = play(monkeypatch, (), 0)
@@ -340,6 +341,7 @@ def test_in_any_order_what_is_read_is_whole_and_counts_once(monkeypatch):
             play(monkeypatch, switches, first)
 
 
+@pytest.mark.slow
 def test_a_reader_that_does_not_say_what_it_intends_is_found_out(monkeypatch):
     """The counter-check: without that word some order loses or doubles what was added."""
 

@@ -67,6 +67,7 @@ def test_a_blocking_put_is_seen_when_it_returns():
     LateWorld(2, 20).run(waits_until_seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", ["begin", "arrive"])
 def test_a_window_that_keeps_to_no_order_is_found(monkeypatch, mistake):
     """Else the tests of this file would show nothing."""

@@ -3,58 +3,27 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 
-from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamRole
+from asyncddp.device.streams import StreamRole
 from asyncddp.errors import PeerError
 from asyncddp.serialization import pack, unpack
 from asyncddp.tensors.byte_views import as_bytes
-from asyncddp.transport.base import Request, Transport
-from asyncddp.transport.cuda.device_transport import ExportRequest
+from asyncddp.transport.base import Request
 from asyncddp.transport.cuda.ipc.exported_memory import (
     EventPair,
     ExportedMemory,
     ExportedMemoryPool,
 )
 from asyncddp.transport.cuda.ipc.ipc_messages import DoneMessage, ReadyMessage
-from asyncddp.transport.cuda.ipc.tasks import SendTask, TaskSteps
-from asyncddp.transport.cuda.request_queue import RequestQueue
+from asyncddp.transport.cuda.ipc.ipc_tasks import IPCResources, SendTask, TaskSteps
 
 MAX_COPY_BYTES = 1 << 28
 """Most bytes of a tensor that is copied as a whole; larger ones are copied in pieces."""
 _PIECE = 1 << 26  # bytes of the pieces of a larger one
 _DEPTH = 2  # most unread pieces
-
-
-@dataclass(eq=False)
-class PendingReadByPeer:
-    """Pending read of this rank's GPU memory by a peer; done once the peer has queued its read."""
-
-    peer: int
-    event_pair: EventPair
-    send_request: Request  # of the ready message
-    done_request: Request  # of the done message, if one will come into the message buffer
-    message_buffer: torch.Tensor
-    buffer: ExportedMemory | None  # None for a tensor without bytes
-    problem: PeerError | None = None
-    over: bool = False
-
-    def poll(self) -> bool:
-        """Return whether the done message has come, or never will."""
-        try:
-            self.over = all([self.send_request.done(), self.done_request.done()])
-        except PeerError as problem:
-            self.problem, self.over = problem, True
-        return self.over
-
-    def done(self) -> bool:
-        """Return whether the done message was handled."""
-        if self.problem is not None:
-            raise self.problem
-        return self.over
 
 
 class MemoryExporter:
@@ -65,39 +34,32 @@ class MemoryExporter:
     memory that the peer has closed.
     """
 
-    def __init__(
-        self,
-        streams: DeviceStreams,
-        ready_transport: Transport,
-        done_transport: Transport,
-        tasks: RequestQueue,
-        drive: Callable[[], None],
-    ) -> None:
-        self._streams = streams
-        self._ready_transport, self._done_transport = ready_transport, done_transport
+    def __init__(self, shared: IPCResources) -> None:
+        self._streams, self._ready_transport, self._done_transport = shared[:3]
+        self._tasks, self._drive_all = shared.tasks, shared.drive
         self.memory = ExportedMemoryPool(
-            streams, lambda peer, memory_id: ready_transport.post(peer, pack(memory_id))
+            shared.streams,
+            lambda peer, memory_id: shared.ready_transport.post(peer, pack(memory_id)),
         )
-        self._tasks, self._drive_all = tasks, drive
         self._event_pairs: dict[int, list[EventPair]] = defaultdict(list)
         self._made: list[EventPair] = []
-        self._pending_reads: list[PendingReadByPeer] = []
 
     @property
     def busy(self) -> bool:
         """True if peers have yet to enqueue or to finish reads."""
         events = (event_pair.read_event for event_pair in self._made)
-        read = all(event is None or event.done() for event in events)
-        return bool(self._pending_reads) or not read
+        unread = any(isinstance(task, SendTask) for task in self._tasks)
+        return unread or not all(event is None or event.done() for event in events)
 
-    def announce(
-        self, peer: int, tag: int, buffer: ExportedMemory | None, size: int, *, last: bool = True
-    ) -> PendingReadByPeer:
+    def _announce(
+        self, task: SendTask, buffer: ExportedMemory | None, size: int, *, last: bool = True
+    ) -> TaskSteps:
         """Announce bytes to a peer, which it can read after earlier work of the compute stream.
 
-        A tensor without bytes has no buffer; one is reused once all its peers have read it.
+        Yields None once they are announced, and ends once the peer has enqueued its read. A tensor
+        without bytes has no buffer; one is reused once all its peers have read it.
         """
-        event_pair = self._take_event_pair(peer)
+        peer, event_pair = task.peer, self._take_event_pair(task.peer)
         event_pair.ready.record(StreamRole.COMPUTE)
         token, problem = b"", None
         try:
@@ -116,41 +78,40 @@ class MemoryExporter:
             last=last,
         )
         answer = DoneMessage.allocate_buffer()
-        sent = self._ready_transport.isend(message.encode(), peer, tag)
-        done = self._done_transport.irecv(answer, peer, tag) if problem is None else sent
-        pending_read = PendingReadByPeer(peer, event_pair, sent, done, answer, buffer, problem)
-        self._pending_reads.append(pending_read)
-        return pending_read
+        sent = self._ready_transport.isend(message.encode(), peer, task.tag)
+        answered = self._done_transport.irecv(answer, peer, task.tag) if problem is None else sent
+        yield None
+        yield answered
+        yield sent
+        if problem is not None:
+            raise problem
+        if task.waits_for_copy:
+            yield event_pair.ready
+        self._free_read(peer, event_pair, buffer, DoneMessage.decode(answer, peer))
+
+    def _free_read(
+        self, peer: int, event_pair: EventPair, buffer: ExportedMemory | None, message: DoneMessage
+    ) -> None:
+        """Free the events, and the buffer, of a read that the peer has enqueued."""
+        if event_pair.read_event is None or event_pair.handle != message.read_event:
+            try:
+                event_pair.read_event = self._streams.import_event(message.read_event)
+            except (RuntimeError, OSError) as error:
+                raise PeerError(
+                    f"the event after which rank {peer} has read cannot be opened: {error}. "
+                    "Leave cuda_ipc out of ASYNCDDP_DEVICE_WIRES"
+                ) from error
+            event_pair.handle = message.read_event
+        if buffer is None:
+            event_pair.free(self._streams)
+        else:
+            self.memory.acknowledge(buffer, event_pair)
 
     def drive(self) -> None:
-        """Handle the messages that have come."""
+        """Handle the messages about memory that peers have closed."""
         for peer, message in self._done_transport.poll():
             closed = unpack(message, int, f"what rank {peer} says of memory that it had open")
             self.memory.confirm_closed(peer, closed)
-        ended = [pending_read for pending_read in self._pending_reads if pending_read.poll()]
-        if not ended:
-            return
-        self._pending_reads = [one for one in self._pending_reads if not one.over]
-        for pending_read in ended:
-            if pending_read.problem is None:
-                try:
-                    self._take(pending_read)
-                except (RuntimeError, OSError) as error:
-                    pending_read.problem = PeerError(
-                        f"the event after which rank {pending_read.peer} has read cannot be "
-                        f"opened: {error}. Leave cuda_ipc out of ASYNCDDP_DEVICE_WIRES"
-                    )
-
-    def _take(self, pending_read: PendingReadByPeer) -> None:
-        event_pair = pending_read.event_pair
-        message = DoneMessage.decode(pending_read.message_buffer, pending_read.peer)
-        if event_pair.read_event is None or event_pair.handle != message.read_event:
-            event_pair.read_event = self._streams.import_event(message.read_event)
-            event_pair.handle = message.read_event
-        if pending_read.buffer is None:
-            event_pair.free(self._streams)
-        else:
-            self.memory.acknowledge(pending_read.buffer, event_pair)
 
     def _take_event_pair(self, peer: int) -> EventPair:
         free = self._event_pairs[peer]
@@ -161,20 +122,24 @@ class MemoryExporter:
         return event_pair
 
     def export_tensor(
-        self, data: torch.Tensor, tags: Mapping[int, int], factor: float
+        self, data: torch.Tensor, tags: Mapping[int, int], factor: float, *, wait: bool = False
     ) -> dict[int, SendTask]:
-        """Export a copy of a tensor, or a multiple of one of at most ``MAX_COPY_BYTES``."""
+        """Export a copy of a tensor, or a multiple of one of at most ``MAX_COPY_BYTES``.
+
+        Tasks that ``wait`` are done only once the device has made the copy.
+        """
         self._streams.record_stream(data, StreamRole.COMPUTE)
         tasks: dict[int, SendTask] = {}
         whole = 0 < data.nbytes <= MAX_COPY_BYTES
         buffer = self._make_copy(data, factor, len(tags)) if whole else None
         for peer, tag in tags.items():
-            task = tasks[peer] = SendTask(("to", peer, tag), self._drive_all)
+            task = tasks[peer] = SendTask(peer, tag, self._drive_all)
+            task.waits_for_copy = wait
             if data.nbytes > MAX_COPY_BYTES:
-                task.steps = self._export_in_pieces(task, as_bytes(data), peer, tag)
+                task.steps = self._export_in_pieces(task, as_bytes(data))
             else:
                 task.copied = True
-                task.steps = self._export_whole(buffer, data.nbytes, peer, tag)
+                task.steps = self._announce(task, buffer, data.nbytes)
             self._tasks.append(task)
         self._drive_all()
         return tasks
@@ -189,53 +154,25 @@ class MemoryExporter:
                 torch.mul(data, factor, out=room.view(data.dtype).view(data.shape))
         return buffer
 
-    def _export_whole(
-        self, buffer: ExportedMemory | None, size: int, peer: int, tag: int
-    ) -> TaskSteps:
-        pending_read = self.announce(peer, tag, buffer, size)
-        yield None
-        yield pending_read
-
-    def _export_in_pieces(
-        self, task: SendTask, flat: torch.Tensor, peer: int, tag: int
-    ) -> TaskSteps:
+    def _export_in_pieces(self, task: SendTask, flat: torch.Tensor) -> TaskSteps:
         """Export copies of pieces, with a few buffers in turn."""
-        pending_reads: deque[PendingReadByPeer] = deque()
+        reads: deque[TaskSteps] = deque()
         for first in range(0, flat.numel(), _PIECE):
-            if len(pending_reads) == _DEPTH:
-                yield pending_reads.popleft()
+            if len(reads) == _DEPTH:
+                yield from reads.popleft()
             piece = flat[first : first + _PIECE]
             buffer = self._make_copy(piece, 1.0, 1)
             last = first + _PIECE >= flat.numel()
-            pending_reads.append(self.announce(peer, tag, buffer, piece.numel(), last=last))
+            reads.append(self._announce(task, buffer, piece.numel(), last=last))
+            next(reads[-1])
         task.copied = True
         yield None
-        yield from pending_reads
-
-
-class CopiedSendRequest:
-    """Send request that is done once the tensor was copied and the peer has enqueued its read."""
-
-    def __init__(self, export: ExportRequest, streams: DeviceStreams) -> None:
-        self._export, self._streams = export, streams
-        self.moves = 0
-        self._made: DeviceEvent | None = None
-
-    def done(self) -> bool:
-        """Return whether the copy was made and the peer has enqueued its read."""
-        if self._made is None and self._export.reusable():
-            self._made = self._streams.record_event(StreamRole.COMPUTE)
-        ended = self._export.done()
-        self.moves = getattr(self._export, "moves", 0)
-        return ended and self._made is not None and self._made.done()
-
-    def abandon(self) -> None:
-        """Abandon the export request."""
-        self._export.abandon()
+        for read in reads:
+            yield from read
 
 
 class StagedExportRequest:
-    """Export request to a rank out of reach: the tensor is sent through host memory instead."""
+    """Export request to a rank that CUDA IPC does not reach: it goes through host memory."""
 
     def __init__(self, transfer: Request) -> None:
         self._transfer = transfer

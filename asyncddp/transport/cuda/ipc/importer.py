@@ -4,28 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from asyncddp.device.streams import (
-    DeviceEvent,
-    DeviceStreams,
-    InterprocessEvent,
-    StreamRole,
-    empty_on,
-)
+from asyncddp.device.streams import DeviceEvent, InterprocessEvent, StreamRole, empty_on
 from asyncddp.errors import PeerError
 from asyncddp.serialization import pack, unpack
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.byte_views import as_bytes
-from asyncddp.transport.base import Request, Transport, has_ended
+from asyncddp.transport.base import Request, has_ended
 from asyncddp.transport.cuda.ipc.ipc_messages import ALL_MEMORY, DoneMessage, ReadyMessage
-from asyncddp.transport.cuda.ipc.tasks import ImportTask, ReceiveTask, TaskSteps
-from asyncddp.transport.cuda.request_queue import RequestQueue
-
-_ReceiveTaskT = TypeVar("_ReceiveTaskT", ReceiveTask, ImportTask)
+from asyncddp.transport.cuda.ipc.ipc_tasks import ImportTask, IPCResources, ReceiveTask, TaskSteps
 
 
 @dataclass(eq=False)
@@ -55,16 +45,9 @@ class MemoryImporter:
     ``imported`` has what is mapped, by peer and number.
     """
 
-    def __init__(
-        self,
-        streams: DeviceStreams,
-        ready_transport: Transport,
-        done_transport: Transport,
-        tasks: RequestQueue,
-        drive: Callable[[], None],
-    ) -> None:
-        self._streams, self._tasks, self._drive_all = streams, tasks, drive
-        self._ready_transport, self._done_transport = ready_transport, done_transport
+    def __init__(self, shared: IPCResources) -> None:
+        self._streams, self._ready_transport, self._done_transport = shared[:3]
+        self._tasks, self._drive_all = shared.tasks, shared.drive
         self.imported: dict[tuple[int, int], _ImportedMemory] = {}
         self._retired: list[tuple[int, int]] = []  # by their owners, and not closed yet
         self._ready: dict[tuple[int, int], tuple[bytes, DeviceEvent]] = {}
@@ -83,18 +66,18 @@ class MemoryImporter:
             ) from error
         return source
 
-    def acknowledge(self, peer: int, tag: int, message: ReadyMessage) -> None:
+    def acknowledge(self, task: ReceiveTask, message: ReadyMessage) -> None:
         """Tell the peer that the work that reads the bytes is enqueued on the compute stream."""
-        key = peer, message.event_pair
+        key = task.peer, message.event_pair
         read_event = self._read_events.get(key)
         if read_event is None:
             read_event = self._read_events[key] = self._streams.create_interprocess_event()
         read_event.record(StreamRole.COMPUTE)
-        imported = self.imported.get((peer, message.memory_id))
+        imported = self.imported.get((task.peer, message.memory_id))
         if imported is not None:
             imported.users, imported.read = imported.users - 1, read_event
         answer = DoneMessage(message.event_pair, read_event.handle).encode()
-        self._outgoing.append(self._done_transport.isend(answer, peer, tag))
+        self._outgoing.append(self._done_transport.isend(answer, task.peer, task.tag))
 
     def drive(self) -> None:
         """Advance done messages, and close retired memory that nothing reads any more."""
@@ -132,15 +115,14 @@ class MemoryImporter:
         if message.memory_id < 0:
             return empty((0,), torch.uint8, self._streams.device)
         key = peer, message.memory_id
-        imported = self.imported.get(key)
-        if imported is None:
+        if key not in self.imported:
             if not message.token:
                 raise RuntimeError("its device's libraries cannot export it")
             memory = self._streams.import_memory(message.token)
             storage = StorageWeakRef(memory.untyped_storage())  # type: ignore[no-untyped-call]
-            imported = self.imported[key] = _ImportedMemory(memory, storage)
-        imported.users += 1
-        return imported.memory[: message.size]
+            self.imported[key] = _ImportedMemory(memory, storage)
+        self.imported[key].users += 1
+        return self.imported[key].memory[: message.size]
 
     def _ready_event(self, peer: int, message: ReadyMessage) -> DeviceEvent:
         key = peer, message.event_pair
@@ -152,10 +134,12 @@ class MemoryImporter:
 
     def copy(self, out: torch.Tensor, peer: int, tag: int) -> ReceiveTask:
         """Start to copy the tensor that a peer exports; done once it has been copied."""
-        task = ReceiveTask(("from", peer, tag), self._drive_all)
+        task = ReceiveTask(peer, tag, self._drive_all)
         self._streams.record_stream(out, StreamRole.COMPUTE)
-        task.steps = self._copy_steps(task, as_bytes(out), peer, tag)
-        return self._started(task)
+        task.steps = self._copy_steps(task, as_bytes(out))
+        self._tasks.append(task)
+        self._drive_all()
+        return task
 
     def import_tensor(
         self,
@@ -169,35 +153,32 @@ class MemoryImporter:
 
         Where the peer cannot export it, ``through`` starts to receive it by another transport.
         """
-        task = ImportTask(("from", peer, tag), self._drive_all)
+        task = ImportTask(peer, tag, self._drive_all)
         if through is None:
-            task.steps = self._import_steps(task, shape, dtype, peer, tag)
+            task.steps = self._import_steps(task, shape, dtype)
         else:
             whole = empty_on(self._streams, shape, dtype)
             task.steps = self._staged_import_steps(task, whole, through)
-        return self._started(task)
-
-    def _started(self, task: _ReceiveTaskT) -> _ReceiveTaskT:
         self._tasks.append(task)
         self._drive_all()
         return task
 
-    def _copy_steps(self, task: ReceiveTask, out: torch.Tensor, peer: int, tag: int) -> TaskSteps:
-        message = yield from self._receive_message(task, peer, tag)
-        yield from self._receive_pieces(task, out, peer, tag, message)
+    def _copy_steps(self, task: ReceiveTask, out: torch.Tensor) -> TaskSteps:
+        message = yield from self._receive_message(task)
+        yield from self._receive_pieces(task, out, message)
         yield None
         yield self._streams.record_event(StreamRole.COMPUTE)
 
     def _import_steps(
-        self, task: ImportTask, shape: tuple[int, ...], dtype: torch.dtype, peer: int, tag: int
+        self, task: ImportTask, shape: tuple[int, ...], dtype: torch.dtype
     ) -> TaskSteps:
-        message = yield from self._receive_message(task, peer, tag)
+        message = yield from self._receive_message(task)
         if message.last:
-            tensor = self.take(peer, message).view(dtype).view(shape)
-            task.set_tensor(tensor, lambda: self.acknowledge(peer, tag, message))
+            tensor = self.take(task.peer, message).view(dtype).view(shape)
+            task.set_tensor(tensor, lambda: self.acknowledge(task, message))
             return
         whole = empty_on(self._streams, shape, dtype)
-        yield from self._receive_pieces(task, as_bytes(whole), peer, tag, message)
+        yield from self._receive_pieces(task, as_bytes(whole), message)
         task.set_tensor(whole)
 
     def _staged_import_steps(
@@ -210,25 +191,25 @@ class MemoryImporter:
         task.set_tensor(whole)
 
     def _receive_pieces(
-        self, task: ReceiveTask, out: torch.Tensor, peer: int, tag: int, message: ReadyMessage
+        self, task: ReceiveTask, out: torch.Tensor, message: ReadyMessage
     ) -> TaskSteps:
         """Copy piece after piece, and acknowledge each as soon as its copy is enqueued."""
         start = 0
         while True:
-            source = self.take(peer, message)
+            source = self.take(task.peer, message)
             if task.needed and message.size:
                 self._streams.copy(out[start : start + message.size], source, StreamRole.COMPUTE)
             del source
-            self.acknowledge(peer, tag, message)
+            self.acknowledge(task, message)
             start += message.size
             if message.last:
                 return
-            message = yield from self._receive_message(task, peer, tag)
+            message = yield from self._receive_message(task)
 
     def _receive_message(
-        self, task: ReceiveTask, peer: int, tag: int
+        self, task: ReceiveTask
     ) -> Generator[DeviceEvent | None, None, ReadyMessage]:
         message_buffer = ReadyMessage.allocate_buffer()
-        yield self._ready_transport.irecv(message_buffer, peer, tag)
+        yield self._ready_transport.irecv(message_buffer, task.peer, task.tag)
         task.announced = True
-        return ReadyMessage.decode(message_buffer, peer)
+        return ReadyMessage.decode(message_buffer, task.peer)

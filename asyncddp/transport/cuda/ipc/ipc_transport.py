@@ -21,18 +21,14 @@ from asyncddp.errors import PeerError
 from asyncddp.transport.base import Request, Scope, Transport
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities, have_peer_access, unknown_gpu
 from asyncddp.transport.cuda.composite import CompositeTransport
-from asyncddp.transport.cuda.device_transport import (
-    DirectReadTransport,
-    ExportRequest,
-    ImportRequest,
-)
+from asyncddp.transport.cuda.device_transport import DirectReadTransport, ExportRequest
 from asyncddp.transport.cuda.ipc.exporter import (
     MAX_COPY_BYTES,
-    CopiedSendRequest,
     MemoryExporter,
     StagedExportRequest,
 )
 from asyncddp.transport.cuda.ipc.importer import MemoryImporter
+from asyncddp.transport.cuda.ipc.ipc_tasks import ImportTask, IPCResources
 from asyncddp.transport.cuda.request_queue import RequestQueue
 
 _CLOSE_TIMEOUT = 1.0  # seconds for peers to read exported memory
@@ -61,17 +57,15 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
         self._reachable, self._closed = frozenset(reachable), False
         self._ready_transport, self._done_transport = ready_transport, done_transport
         self._tasks = RequestQueue()
-        shared = streams, ready_transport, done_transport, self._tasks, self._drive_tasks
-        self._exporter, self._importer = MemoryExporter(*shared), MemoryImporter(*shared)
+        shared = IPCResources(
+            streams, ready_transport, done_transport, self._tasks, self._drive_tasks
+        )
+        self._exporter, self._importer = MemoryExporter(shared), MemoryImporter(shared)
         self.memory = self._exporter.memory
 
     @classmethod
     def open(
-        cls,
-        base: Transport,
-        streams: DeviceStreams,
-        reachable: Collection[int] = (),
-        timeout: float = 0.0,
+        cls, base: Transport, streams: DeviceStreams, reachable: Collection[int], timeout: float
     ) -> CudaIPCTransport:
         """Open the transport, with two more host transports for its messages; collective."""
         return cls(base, streams, reachable, base.split(0, base.rank), base.split(0, base.rank))
@@ -90,7 +84,7 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
         """Export a copy to the peer; done once it was made and the peer has enqueued its read."""
         if peer not in self._reachable:
             return super().isend(data, peer, tag)
-        return CopiedSendRequest(self.export_tensor(data, {peer: tag})[peer], self.streams)
+        return self._exporter.export_tensor(data, {peer: tag}, 1.0, wait=True)[peer]
 
     def export_tensor(
         self, data: torch.Tensor, tags: Mapping[int, int], factor: float = 1.0
@@ -118,7 +112,7 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
 
     def import_tensor(
         self, shape: tuple[int, ...], dtype: torch.dtype, peer: int, tag: int
-    ) -> ImportRequest:
+    ) -> ImportTask:
         """Import the tensor that the peer exports, or receive it from a peer without access."""
         irecv = super().irecv
         through = None if peer in self._reachable else lambda out: irecv(out, peer, tag)
@@ -157,7 +151,6 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
         super().close()
 
     def _drive_until(self, condition: Callable[[], bool], deadline: float) -> None:
-        """Drive all tasks until a condition holds, or until the deadline."""
         attempt = 0
         self._drive_tasks()
         while not condition() and time.monotonic() < deadline:

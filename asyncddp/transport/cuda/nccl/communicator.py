@@ -45,16 +45,16 @@ def communicator_budget(device: torch.device) -> threading.Semaphore:
         return threading.Semaphore(_DEFAULT_BUDGET)
     channels = positive_setting("NCCL_MAX_P2P_NCHANNELS", CHANNELS)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    fitting, queues = (
-        max(1, processors // (2 * channels)),
-        positive_setting("CUDA_DEVICE_MAX_CONNECTIONS", _DEFAULT_QUEUES),
-    )
+    fitting = max(1, processors // (2 * channels))
+    queues = positive_setting("CUDA_DEVICE_MAX_CONNECTIONS", _DEFAULT_QUEUES)
     queued = max(0, queues - _OTHER_STREAMS)
     if queued < fitting:
         logger.warning(
             "CUDA_DEVICE_MAX_CONNECTIONS is %d, so messages go by NCCL to %d peers at most; set it "
             "to %d in the environment of all ranks, or call init() before CUDA is used",
-            *(queues, queued, HARDWARE_QUEUES),
+            queues,
+            queued,
+            HARDWARE_QUEUES,
         )
     return threading.Semaphore(min(fitting, queued))
 

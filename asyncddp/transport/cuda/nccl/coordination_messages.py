@@ -31,11 +31,11 @@ class UniqueIdMessage(_CoordinationMessageBase):
 
 
 class OpenRefusedMessage(_CoordinationMessageBase):
-    """Lower rank's refusal to open a communicator: messages go through host memory instead."""
+    """Refusal, by the lower of two ranks, of a communicator: they stage through host memory."""
 
 
 class RequestDescriptor(_CoordinationMessageBase):
-    """Posted send or receive of one of two ranks, identified by that rank's request number."""
+    """Description of a send or receive that one rank of a pair has posted, with its number."""
 
     number: int
     sends: bool

@@ -15,7 +15,7 @@ import torch
 
 from asyncddp.device.cuda_streams import use_stream
 from asyncddp.errors import EnvironmentProblem
-from asyncddp.install_commands import install_command
+from asyncddp.install_commands import needed_package
 
 CHANNELS = 8
 """Channels of a communicator for messages, each of which takes one multiprocessor of the GPU."""
@@ -39,14 +39,9 @@ class CupyBindings(NamedTuple):
 
 def library() -> CupyBindings:
     """Import NCCL through cupy; an EnvironmentProblem if cupy or its NCCL is missing."""
-    try:
-        with warnings.catch_warnings(record=True) as said:
-            from cupy.cuda import Stream, nccl
-    except ImportError as problem:
-        raise EnvironmentProblem(
-            f"NCCL is reached through cupy, which cannot be imported ({problem}); install it with "
-            + install_command("cuda12", "cuda13")
-        ) from problem
+    need = "NCCL is reached through cupy, which cannot be imported"
+    with needed_package(need, "cuda12", "cuda13"), warnings.catch_warnings(record=True) as said:
+        from cupy.cuda import Stream, nccl
     if not nccl.available:
         why = "".join(f" ({warning.message})" for warning in said)
         raise EnvironmentProblem(

@@ -3,16 +3,67 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+from typing import TypeAlias
 
 from typing_extensions import override
 
 from asyncddp.transport.cuda.nccl import coordination_messages as messages
 from asyncddp.transport.cuda.nccl.communicator import NCCLCommunicator
 from asyncddp.transport.cuda.nccl.cupy_bindings import create_unique_id
-from asyncddp.transport.cuda.nccl.match_table import MatchTable, RequestMatch
 from asyncddp.transport.cuda.nccl.pair_channel import PairChannel, SharedChannelResources
 
 _GROUPING_DELAY = 0.0002  # seconds in which the other direction may join a group
+
+RequestMatch: TypeAlias = tuple[messages.RequestDescriptor, messages.RequestDescriptor]
+"""Matched pair of the two ranks' requests, the leader's first: a send and its receive."""
+_Posted: TypeAlias = dict[tuple[bool, int], deque[messages.RequestDescriptor]]
+"""Requests by whether the leader sends, and by tag."""
+
+
+class MatchTable:
+    """Table in which the lower of two ranks matches the posted sends and receives of both.
+
+    Requests of equal direction and tag match in the order in which each rank has posted them.
+    """
+
+    def __init__(self) -> None:
+        self._local: _Posted = {}
+        self._remote: _Posted = {}
+
+    def add(self, one: messages.RequestDescriptor, *, local: bool) -> None:
+        """Add a request of the leader (``local``), or of the follower."""
+        side = self._local if local else self._remote
+        side.setdefault((one.sends == local, one.tag), deque()).append(one)
+
+    def cancel(self, one: messages.RequestDescriptor, *, local: bool) -> None:
+        """Remove a request that one rank has given up, unless it has been matched."""
+        side, key = (self._local if local else self._remote), (one.sends == local, one.tag)
+        if one in side.get(key, ()):
+            side[key].remove(one)
+            if not side[key]:
+                del side[key]
+
+    def matching_keys(self) -> list[tuple[bool, int]]:
+        """List the direction and tag of all matches, in the order in which they are launched."""
+        return [key for key in self._local if key in self._remote]
+
+    def is_one_way(self) -> bool:
+        """Return whether all matches go one way while the leader waits for the other direction."""
+        ways = {sends for sends, _ in self.matching_keys()}
+        return len(ways) == 1 and any(sends not in ways for sends, _ in self._local)
+
+    def take(self) -> list[RequestMatch]:
+        """Remove and return all matches, in the order in which they are launched."""
+        found = []
+        for key in self.matching_keys():
+            local, remote = self._local[key], self._remote[key]
+            while local and remote:
+                found.append((local.popleft(), remote.popleft()))
+            for side in (self._local, self._remote):
+                if not side[key]:
+                    del side[key]
+        return found
 
 
 class PairChannelLeader(PairChannel):
@@ -27,7 +78,7 @@ class PairChannelLeader(PairChannel):
 
     @override
     def announce(self, descriptor: messages.RequestDescriptor) -> None:
-        self._match_table.add_local(descriptor)
+        self._match_table.add(descriptor, local=True)
 
     @override
     def cancel(self, descriptor: messages.RequestDescriptor) -> None:
@@ -39,7 +90,7 @@ class PairChannelLeader(PairChannel):
             case messages.OpenCommunicatorMessage():
                 self._answer_open(message)
             case messages.RequestDescriptor():
-                self._match_table.add_remote(message)
+                self._match_table.add(message, local=False)
             case messages.CancelMessage():
                 self._match_table.cancel(message.descriptor, local=False)
 
@@ -64,7 +115,7 @@ class PairChannelLeader(PairChannel):
 
     def _launch_is_due(self) -> bool:
         """Return whether to launch the matches; delayed where the other direction may join."""
-        if not self._match_table.has_matches():
+        if not self._match_table.matching_keys():
             return False
         if self._match_table.is_one_way():
             now = time.monotonic()

@@ -112,8 +112,8 @@ class NCCLTransport(CudaStagedTransport):
         cls,
         base: Transport,
         streams: DeviceStreams,
-        reachable: Collection[int] = (),
-        timeout: float = _OPEN_TIMEOUT,
+        reachable: Collection[int],
+        timeout: float,
         bindings: CupyBindings | None = None,
         budget: threading.Semaphore | None = None,
     ) -> NCCLTransport:

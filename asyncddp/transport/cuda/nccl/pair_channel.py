@@ -58,6 +58,7 @@ class SharedChannelResources(ABC):
         """Handle all coordination messages, and advance all channels."""
 
 
+@dataclass(eq=False)
 class PointToPointRequest:
     """Request of one send or receive between two ranks, carried out by NCCL.
 
@@ -65,21 +66,18 @@ class PointToPointRequest:
     waits for its end. Where the pair has no communicator a staged request is used instead.
     """
 
-    def __init__(
-        self,
-        channel: PairChannel,
-        descriptor: RequestDescriptor,
-        flat: torch.Tensor,
-        ready: DeviceEvent,
-    ) -> None:
-        self._channel, self.descriptor, self.flat, self.ready = channel, descriptor, flat, ready
-        self.staged: Request | None = None
-        self.problem: PeerError | None = None
-        self.abandoned = self.launched = False
+    channel: PairChannel
+    descriptor: RequestDescriptor
+    flat: torch.Tensor
+    ready: DeviceEvent
+    staged: Request | None = None
+    problem: PeerError | None = None
+    abandoned: bool = False
+    launched: bool = False
 
     def done(self) -> bool:
         """Advance all requests of the transport; return whether this one is completed."""
-        self._channel.drive()
+        self.channel.drive()
         if self.problem is not None:
             raise self.problem
         return self.launched if self.staged is None else self.staged.done()
@@ -91,7 +89,7 @@ class PointToPointRequest:
             self.staged.abandon()
         elif not (self.descriptor.sends or self.launched):
             self.flat = _NOTHING
-            self._channel.cancel(self.descriptor)
+            self.channel.cancel(self.descriptor)
 
 
 class PairChannel(ABC):

@@ -18,7 +18,7 @@ from tests.support.simulated_streams import SimulatedStreams
 
 def over_ipc(base, case, *args):
     near = [rank for rank in range(base.size) if rank != base.rank]
-    transport = CudaIPCTransport.open(base, SimulatedStreams(1, pace=1e-4), near)
+    transport = CudaIPCTransport.open(base, SimulatedStreams(1, pace=1e-4), near, 60.0)
     return getattr(transports, case)(transport, *args)
 
 

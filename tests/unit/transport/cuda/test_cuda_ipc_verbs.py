@@ -33,7 +33,7 @@ def on_a_device(base, near=None, laziness=3):
     """A world whose tensors are read where they lie, on a device that mixes late."""
     streams = SimulatedStreams(laziness, pace=1e-4)
     near = [rank for rank in range(base.size) if rank != base.rank] if near is None else near
-    transport = CudaIPCTransport.open(base, streams, near)
+    transport = CudaIPCTransport.open(base, streams, near, 60.0)
     base.device_transport_factory = transport.for_device
     combine = weighted_exchange.weighted_sum_on_device
 

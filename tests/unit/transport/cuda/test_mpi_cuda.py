@@ -207,7 +207,8 @@ def test_a_library_that_says_nothing_is_not_believed(monkeypatch):
 
 
 def over_mpi_cuda(base, case, *args):
-    return getattr(transports, case)(CudaAwareMPITransport.open(base, SimulatedStreams(1)), *args)
+    transport = CudaAwareMPITransport.open(base, SimulatedStreams(1), (), 60.0)
+    return getattr(transports, case)(transport, *args)
 
 
 CASES = {

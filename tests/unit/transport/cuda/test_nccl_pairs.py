@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from functools import partial
 
@@ -180,8 +181,14 @@ def test_streams_that_share_hardware_queues_would_wait_in_a_circle(seed):
         NcclWorld(8, seed, hardware_queues=8).run_bare(under_stress, seed)
 
 
-def exchange(transport, ways):
-    """Send to each other, or one way only; how long it took."""
+def exchange(transport, ways, leader_posted=None):
+    """Send to each other, or one way only; how long it took.
+
+    Rank 1 begins once the leader, rank 0, has posted both where ``leader_posted`` is given: else
+    the leader may launch its send before its receive is posted.
+    """
+    if transport.rank == 1 and leader_posted is not None:
+        leader_posted.wait(SECONDS)
     begun, transfers, out = time.monotonic(), [], torch.zeros(5)
     if transport.rank in ways:
         transfers.append(
@@ -189,6 +196,8 @@ def exchange(transport, ways):
         )
     if 1 - transport.rank in ways:
         transfers.append(transport.irecv(out, 1 - transport.rank, 4 - 1))
+    if leader_posted is not None:
+        leader_posted.set()
     transports.finish_all(transport, transfers)
     return out[0].item(), time.monotonic() - begun
 
@@ -197,7 +206,7 @@ def test_an_exchange_both_ways_is_one_group(monkeypatch):
     """A send each way between two ranks is one NCCL group on each of them."""
     monkeypatch.setattr(nccl_sides, "_GROUPING_DELAY", 5.0)
     world = NcclWorld(2)
-    (one, _), (two, _) = world.run_bare(exchange, (0, 1))
+    (one, _), (two, _) = world.run_bare(exchange, (0, 1), threading.Event())
     assert (one, two) == (2.0, 1.0)
     groups = [(rank, sorted(kinds)) for rank, kinds in world.nccl.groups if "send" in kinds]
     first, second = [groups[k : k + 2] for k in (0, 2)]

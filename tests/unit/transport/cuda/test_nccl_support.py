@@ -12,7 +12,7 @@ import torch
 from asyncddp.device.streams import HostStreams, StreamRole
 from asyncddp.transport.cuda.nccl.communicator import BYTE, nccl_group, open_in_thread
 from asyncddp.transport.cuda.nccl.coordination_messages import RequestDescriptor
-from asyncddp.transport.cuda.nccl.match_table import MatchTable
+from asyncddp.transport.cuda.nccl.leader_follower import MatchTable
 from tests.support.late_device import LateDevice
 from tests.support.nccl import FakeNccl
 
@@ -163,10 +163,10 @@ def test_offers_of_one_line_meet_in_order_whatever_came_between(seed):
         side, sends, tag = draw.choice(list(begun))
         offer = RequestDescriptor(next(numbers[side]), bool(sends), tag, 8)
         begun[side, sends, tag].append(offer)
-        (book.add_remote if side else book.add_local)(offer)
+        book.add(offer, local=not side)
         if draw.random() < 0.2:
             side_of, *way = draw.choice(list(begun))
-            line, matched = begun[(side_of, *way)], {tuple(m)[side_of].number for m in met}
+            line, matched = begun[(side_of, *way)], {m[side_of].number for m in met}
             place = draw.choice(line) if line else None
             if place is not None:
                 book.cancel(place, local=side_of == 0)
@@ -175,25 +175,25 @@ def test_offers_of_one_line_meet_in_order_whatever_came_between(seed):
                     gone.add((side_of, place.number))
         if draw.random() < 0.3:
             met += book.take()
-            assert not book.has_matches()
+            assert not book.matching_keys()
             assert not book.is_one_way()
     met += book.take()
     for sends in (0, 1):
         for tag in range(3):
             mine, theirs = begun[0, sends, tag], begun[1, 1 - sends, tag]
-            found = [m for m in met if (m.local.sends, m.local.tag) == (bool(sends), tag)]
-            assert [tuple(m) for m in found] == list(zip(mine, theirs, strict=False))
-    assert not gone & {(0, m.local.number) for m in met}
+            found = [m for m in met if (m[0].sends, m[0].tag) == (bool(sends), tag)]
+            assert found == list(zip(mine, theirs, strict=False))
+    assert not gone & {(0, m[0].number) for m in met}
 
 
 def test_nobody_waits_for_the_other_way_where_nothing_is_expected():
     """Matches are one way only where the leader has a request the other way left."""
     book = MatchTable()
-    book.add_local(RequestDescriptor(0, True, 1, 8))
-    book.add_remote(RequestDescriptor(0, False, 1, 8))
-    assert book.has_matches()
+    book.add(RequestDescriptor(0, True, 1, 8), local=True)
+    book.add(RequestDescriptor(0, False, 1, 8), local=False)
+    assert book.matching_keys()
     assert not book.is_one_way()
-    book.add_local(RequestDescriptor(1, True, 2, 8))
+    book.add(RequestDescriptor(1, True, 2, 8), local=True)
     assert not book.is_one_way(), "it waits for more of the same way"
-    book.add_local(RequestDescriptor(2, False, 2, 8))
+    book.add(RequestDescriptor(2, False, 2, 8), local=True)
     assert book.is_one_way()

@@ -18,7 +18,6 @@ from asyncddp.tensors.free_list import FreeList
 from asyncddp.transport.cuda import staged_transport as cuda_staged
 from asyncddp.transport.cuda.staged_pipeline import (
     MAX_PIECES_IN_FLIGHT,
-    PipelineStage,
     StagedRequest,
     StagingPlan,
 )
@@ -196,22 +195,6 @@ def test_a_transfer_that_has_no_turn_reads_and_does_not_carry():
     assert copies(log, StreamRole.DEVICE_TO_HOST) == [10]
     assert not carried
     assert not transfer.next_may_start
-
-
-@pytest.mark.parametrize(
-    ("read", "write", "stages"),
-    [
-        (True, False, (PipelineStage.READ, PipelineStage.TRANSFER)),
-        (False, True, (PipelineStage.TRANSFER, PipelineStage.WRITE)),
-        (True, True, (PipelineStage.READ, PipelineStage.TRANSFER, PipelineStage.WRITE)),
-        (False, False, (PipelineStage.TRANSFER,)),
-    ],
-)
-def test_the_stages_follow_from_what_is_read_and_written(read, write, stages):
-    """A plan always transfers, and reads or writes only where it has bytes for it."""
-    side = torch.zeros(1, dtype=torch.uint8)
-    plan = StagingPlan([side] * read, [side] * write, 1, lambda _: None, "line")
-    assert plan.stages == stages
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ class Counted(SimulatedStreams):
 
 def by_cuda_ipc(base):
     streams = Counted(1, pace=1e-4)
-    transport = CudaIPCTransport.open(base, streams, [1 - base.rank])
+    transport = CudaIPCTransport.open(base, streams, [1 - base.rank], SECONDS)
     run_trial(transport, SECONDS, [1 - base.rank])
     return streams.shown, streams.copied
 

@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable
-from typing import TypeAlias
+from collections.abc import Callable, Generator
+from typing import NamedTuple, TypeAlias
 
 import torch
 from typing_extensions import override
 
-from asyncddp.device.streams import DeviceEvent
+from asyncddp.device.streams import DeviceEvent, DeviceStreams
+from asyncddp.transport.base import TRANSFER_ERRORS, Transport
+from asyncddp.transport.cuda.request_queue import QueuedRequest, RequestQueue
 
 TaskSteps: TypeAlias = Generator[DeviceEvent | None, None, None]
 """Yields events or requests to wait for; None where the next task in its order may start."""
 
 
-class TransferTask:
+class IPCResources(NamedTuple):
+    """Streams, host transports and task queue that CUDA IPC's exporter and importer share."""
+
+    streams: DeviceStreams
+    ready_transport: Transport  # of ready messages
+    done_transport: Transport  # of done messages
+    tasks: RequestQueue
+    drive: Callable[[], None]  # advances all of the transport
+
+
+class TransferTask(QueuedRequest):
     """Non-blocking task that transfers one tensor by CUDA IPC; it serves as the caller's request.
 
-    Tasks with equal order keys start one after the other; ``drive`` advances all of the transport.
+    Tasks of one peer, tag and direction start one after the other.
     """
 
+    sends = False
     steps: TaskSteps
 
-    def __init__(self, order_key: Hashable, drive: Callable[[], None]) -> None:
-        self.order_key, self._drive = order_key, drive
+    def __init__(self, peer: int, tag: int, drive: Callable[[], None]) -> None:
+        super().__init__((self.sends, peer, tag), drive)
+        self.peer, self.tag = peer, tag
         self._wait: DeviceEvent | None = None
-        self._problem: Exception | None = None
-        self.next_may_start = self.over = False
         self.moves = 0  # how often it went on
 
     def advance(self, *, first: bool) -> None:
-        """Advance as far as possible without waiting, where it is the first with its key."""
+        """Advance as far as possible, where it is the first with its key."""
         try:
             while first and not self.over and (self._wait is None or self._wait.done()):
                 self._wait = next(self.steps)
@@ -38,11 +50,7 @@ class TransferTask:
                 self.next_may_start = self.next_may_start or self._wait is None
         except StopIteration:
             self._end()
-        except (
-            RuntimeError,
-            OSError,
-            MemoryError,
-        ) as problem:  # a peer's, or one of the device's libraries
+        except TRANSFER_ERRORS as problem:
             self._problem = problem
             self._end()
 
@@ -51,21 +59,16 @@ class TransferTask:
         self.steps.close()
         self._wait = None
 
-    def done(self) -> bool:
-        """Return whether the tensor was received, or read by the peer."""
-        self._drive()
-        if self._problem is not None:
-            raise self._problem
-        return self.over
-
     def abandon(self) -> None:
         """Do nothing: the peer will still read the tensor, so the task goes on."""
 
 
 class SendTask(TransferTask):
-    """Task that sends a tensor by CUDA IPC: the peer reads it, or a copy of it, in GPU memory."""
+    """Task that sends a tensor by CUDA IPC: the peer reads a copy of it in GPU memory."""
 
-    copied = False  # True if the peer reads a copy, which is enqueued
+    sends = True
+    copied = False  # True once the copy is enqueued
+    waits_for_copy = False  # True if it is done only once the device has made the copy
 
     def reusable(self) -> bool:
         """Return whether the tensor may be written again."""
@@ -90,16 +93,17 @@ class ReceiveTask(TransferTask):
 
 
 class ImportTask(ReceiveTask):
-    """Task that maps a peer's GPU tensor to read it in place, or copies it if sent in pieces."""
+    """Task that maps a peer's GPU tensor to read it in place, or copies it if sent in pieces.
 
-    def __init__(self, order_key: Hashable, drive: Callable[[], None]) -> None:
-        super().__init__(order_key, drive)
-        self._tensor: torch.Tensor | None = None
-        self._acknowledge: Callable[[], None] | None = None
+    It is done once the compute stream may read the tensor.
+    """
+
+    _tensor: torch.Tensor | None = None
+    _acknowledge: Callable[[], None] | None = None
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The tensor, once done."""
+        """The peer's tensor, once done; to be read before :meth:`release`, never written."""
         if self._tensor is None:
             raise RuntimeError("expected an imported tensor that is done and not yet released")
         return self._tensor
@@ -113,7 +117,11 @@ class ImportTask(ReceiveTask):
             self.release()
 
     def release(self) -> None:
-        """Release the tensor: its reads are enqueued, or there will be none."""
+        """Tell the peer that all reads are queued on COMPUTE; harmless when called twice.
+
+        Called before the task is done it means that the tensor will not be read: the peer's export
+        is released as soon as it arrives.
+        """
         self.needed = False
         acknowledge, self._acknowledge, self._tensor = self._acknowledge, None, None
         if acknowledge is not None:
