@@ -10,6 +10,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from tests.support.sockets import free_ports
+
 __all__ = ["OneNode", "missing"]
 
 _CPUS = 8
@@ -67,7 +69,7 @@ class OneNode:
         for name in ("state", "spool"):
             (self.folder / name).mkdir()
         host = socket.gethostname().partition(".")[0]
-        control_port, node_port = _free_ports(2)
+        control_port, node_port = free_ports(2)
         (self.folder / "slurm.conf").write_text(
             _SETTINGS.format(
                 host=host,
@@ -114,6 +116,10 @@ class OneNode:
             check=False,
         )
 
+    def log(self, daemon: str) -> str:
+        """What a daemon has written, ``slurmctld`` or ``slurmd``."""
+        return (self.folder / f"{daemon}.log").read_text(errors="replace")
+
     def _start(self, *words: str) -> None:
         with (self.folder / f"{words[0]}.log").open("wb") as log:
             self._daemons.append(
@@ -131,15 +137,7 @@ class OneNode:
         said = [
             line
             for name in ("slurmctld", "slurmd")
-            for line in (self.folder / f"{name}.log").read_text(errors="replace").splitlines()
+            for line in self.log(name).splitlines()
             if "error" in line or "fatal" in line
         ]
         raise RuntimeError(f"the node does not come up: {said[-3:]}")
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]

@@ -1,5 +1,6 @@
 """Which sockets of a run other machines could reach."""
 
+import contextlib
 import ctypes
 import os
 import socket
@@ -21,6 +22,15 @@ def device_of(process, descriptor):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     with socket.socket(fileno=copy) as taken:
         return taken.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, _NAME).rstrip(b"\0")
+
+
+def free_ports(count):
+    """Ports of loopback that nothing listens on now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
 
 
 def open_to_others(processes):

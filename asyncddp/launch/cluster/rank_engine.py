@@ -5,34 +5,72 @@ Its engine id is its rank. MPI is initialised by ``asyncddp.init()``, which a ce
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import zmq
 from ipyparallel.engine.app import IPEngine
 
 from asyncddp.launch.cluster.cell_hooks import install_cell_hooks
 from asyncddp.launch.cluster.spec import MAX_MISSED_HEARTBEATS
-from asyncddp.launch.rank import launched_rank
+from asyncddp.launch.rank import RANK_VARIABLES, first_variable
 
 _REGISTRATION_TIMEOUT = 60.0  # seconds, as many engines may register at once
+
+
+class MonitoredConnections:
+    """Connects ZeroMQ sockets by ``connect(socket, url)``, and waits until they are connected.
+
+    A router drops messages to a peer whose connection is under way.
+
+    Raises:
+        TimeoutError: A handshake did not end within ``timeout`` seconds.
+    """
+
+    def __init__(self, connect: Callable[..., None], timeout: float) -> None:
+        self._connect, self._timeout = connect, timeout
+        self._sockets: set[Any] = set()
+
+    def connect(self, socket: Any, url: str, **keys: Any) -> None:
+        """Connect a socket, which may be connected to other peers already."""
+        self._sockets.add(socket)
+        events = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)  # one for all its peers
+        self._connect(socket, url, **keys)
+        if not events.poll(self._timeout * 1000):
+            raise TimeoutError(f"{url} did not answer within {self._timeout:g} s")
+        events.recv_multipart()
+
+    def __enter__(self) -> MonitoredConnections:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for socket in self._sockets:
+            socket.get_monitor_socket().close()
+            socket.disable_monitor()
 
 
 class RankEngine(IPEngine):  # type: ignore[misc]  # ipyparallel has no types
     """ipyparallel engine of one rank, which tells its peers when a notebook cell has failed."""
 
-    async def complete_registration(self, *args: Any) -> None:
-        """Install the cell hooks once the controller has registered the engine."""
-        await super().complete_registration(*args)
+    async def complete_registration(
+        self, msg: Any, connect: Callable[..., None], maybe_tunnel: Callable[..., Any]
+    ) -> None:
+        """Take cells, with the cell hooks, once the controller has registered the engine.
+
+        Clients learn of an engine with its first heartbeat, so each connection that cells come
+        through is there before: https://github.com/ipython/ipyparallel/issues/476
+        """
+        with MonitoredConnections(connect, _REGISTRATION_TIMEOUT) as connections:
+            await super().complete_registration(msg, connections.connect, maybe_tunnel)
         install_cell_hooks(self.kernel)
 
 
 def main(words: Sequence[str]) -> None:
     """Run an engine on this rank; the profile directory need not exist on this machine."""
-    rank = launched_rank(os.environ)
+    rank = first_variable(RANK_VARIABLES)
     if rank is None:
         sys.exit("an engine is a rank: start it by 'asyncddp notebook start -np N'")
     directory = Path(words[0].removeprefix("--profile-dir="))
