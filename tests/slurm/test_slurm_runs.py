@@ -63,7 +63,7 @@ def test_the_batch_scripts_train(name, request):
     )
     said = (slurm.folder / f"{name}.out").read_text()
     assert done.returncode == 0, said
-    assert lines(said) == RANKS
+    assert lines(said) == RANKS, f"{said!r}\n{slurm.log('slurmd')}"
 
 
 def test_a_batch_script_without_a_program_says_how_it_is_used(slurm):
