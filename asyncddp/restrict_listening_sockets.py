@@ -155,7 +155,8 @@ def local_open_mpi(environment: Mapping[str, str], ranks: int, *, all_told: bool
     """Return environment variables that tell Open MPI that no other machine takes part.
 
     Where the environment chooses networks, nothing is added. Where not all ranks are told before
-    they start MPI, TCP stays: else Open MPI warns, though all ranks use shared memory.
+    they start MPI, TCP stays: else Open MPI warns, though all ranks use shared memory. Libfabric
+    (``ofi``) is left out, as its search for hardware takes a second.
     """
     names = ("btl", "btl_tcp_if_include", "btl_tcp_if_exclude")
     if any(f"OMPI_MCA_{name}" in environment for name in names):
@@ -163,5 +164,5 @@ def local_open_mpi(environment: Mapping[str, str], ranks: int, *, all_told: bool
     folder = environment.get("OMPI_MCA_btl_sm_backing_directory", "/dev/shm")
     with contextlib.suppress(OSError):
         if shutil.disk_usage(folder).free >= ranks * _SEGMENT_BYTES:
-            return {"OMPI_MCA_btl": "^tcp"} if all_told else {}
-    return {"OMPI_MCA_btl_tcp_if_include": "127.0.0.0/8"}
+            return {"OMPI_MCA_btl": "^ofi,tcp" if all_told else "^ofi"}
+    return {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_btl_tcp_if_include": "127.0.0.0/8"}

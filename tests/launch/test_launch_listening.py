@@ -206,10 +206,10 @@ def test_networks_that_the_user_has_chosen_stay(name):
 
 def test_tcp_is_left_out_only_where_shared_memory_has_room(monkeypatch):
     """TCP is excluded if shared memory has room and all are told; without room it is local."""
-    loopback = {"OMPI_MCA_btl_tcp_if_include": "127.0.0.0/8"}
+    loopback = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_btl_tcp_if_include": "127.0.0.0/8"}
     for room, all_told, found in (
-        (1 << 40, True, {"OMPI_MCA_btl": "^tcp"}),
-        (1 << 40, False, {}),
+        (1 << 40, True, {"OMPI_MCA_btl": "^ofi,tcp"}),
+        (1 << 40, False, {"OMPI_MCA_btl": "^ofi"}),
         (1 << 20, True, loopback),
         (1 << 20, False, loopback),
     ):

@@ -58,32 +58,34 @@ FULL = {
 }
 GOLDEN = {
     ("open_mpi_4", "plain"): (
-        "RUN -np 4 --map-by slot --bind-to none --mca osc ^ucx --stdin none ./solver",
+        "RUN -np 4 --map-by slot --bind-to none --mca osc ^ucx --mca btl ^ofi --stdin none "
+        "./solver",
         {},
     ),
     ("open_mpi_4", "crowded root"): (
-        "RUN -np 4 --map-by slot:OVERSUBSCRIBE --bind-to none --mca osc ^ucx "
+        "RUN -np 4 --map-by slot:OVERSUBSCRIBE --bind-to none --mca osc ^ucx --mca btl ^ofi "
         "--mca mpi_yield_when_idle 1 --stdin none ./solver",
         {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
     ),
     ("open_mpi_4", "full"): (
-        "RUN -np 4 --host h1:2,h2:2 --map-by slot --bind-to none --mca osc ^ucx "
+        "RUN -np 4 --host h1:2,h2:2 --map-by slot --bind-to none --mca osc ^ucx --mca btl ^ofi "
         "--mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 --mca plm_rsh_args '-p 2222' "
         "--mca plm_rsh_agent /bin/agent --stdin none --tag-output -x ASYNCDDP_CHECK -x PATH "
         "--extra 1 ./solver",
         {},
     ),
     ("open_mpi_5", "plain"): (
-        "RUN -np 4 --map-by slot --bind-to none --mca osc ^ucx --stdin none ./solver",
+        "RUN -np 4 --map-by slot --bind-to none --mca osc ^ucx --mca btl ^ofi --stdin none "
+        "./solver",
         {},
     ),
     ("open_mpi_5", "crowded root"): (
-        "RUN -np 4 --map-by slot:OVERSUBSCRIBE --bind-to none --mca osc ^ucx "
+        "RUN -np 4 --map-by slot:OVERSUBSCRIBE --bind-to none --mca osc ^ucx --mca btl ^ofi "
         "--mca mpi_yield_when_idle 1 --stdin none ./solver",
         {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
     ),
     ("open_mpi_5", "full"): (
-        "RUN -np 4 --host h1:2,h2:2 --map-by slot --bind-to none --mca osc ^ucx "
+        "RUN -np 4 --host h1:2,h2:2 --map-by slot --bind-to none --mca osc ^ucx --mca btl ^ofi "
         "--mca btl_tcp_if_include eth0 --prtemca prte_if_include eth0 "
         "--prtemca plm_ssh_args '-p 2222' --prtemca plm_ssh_agent /bin/agent --stdin none "
         "--output tag -x ASYNCDDP_CHECK -x PATH --extra 1 ./solver",
@@ -108,22 +110,23 @@ GOLDEN = {
         },
     ),
     ("slurm", "plain"): (
-        "RUN --ntasks 4 --kill-on-bad-exit=1 --input=none --cpu-bind=none --export=OMPI_MCA_osc "
-        "./solver",
-        {"OMPI_MCA_osc": "^ucx"},
+        "RUN --ntasks 4 --kill-on-bad-exit=1 --input=none --cpu-bind=none "
+        "--export=OMPI_MCA_osc,OMPI_MCA_btl ./solver",
+        {"OMPI_MCA_osc": "^ucx", "OMPI_MCA_btl": "^ofi"},
     ),
     ("slurm", "crowded root"): (
         "RUN --ntasks 4 --kill-on-bad-exit=1 --input=none --cpu-bind=none --overcommit "
-        "--export=OMPI_MCA_osc,OMPI_MCA_mpi_yield_when_idle ./solver",
-        {"OMPI_MCA_osc": "^ucx", "OMPI_MCA_mpi_yield_when_idle": "1"},
+        "--export=OMPI_MCA_osc,OMPI_MCA_btl,OMPI_MCA_mpi_yield_when_idle ./solver",
+        {"OMPI_MCA_osc": "^ucx", "OMPI_MCA_btl": "^ofi", "OMPI_MCA_mpi_yield_when_idle": "1"},
     ),
     ("slurm", "full"): (
         "RUN --ntasks 4 --kill-on-bad-exit=1 --input=none --nodes=2 --ntasks-per-node=2 "
         "--nodelist=h1,h2 --distribution=block --cpu-bind=none --label "
-        "--export=ASYNCDDP_CHECK,PATH,OMPI_MCA_osc,OMPI_MCA_btl_tcp_if_include,FI_TCP_IFACE "
-        "--extra 1 ./solver",
+        "--export=ASYNCDDP_CHECK,PATH,OMPI_MCA_osc,OMPI_MCA_btl,OMPI_MCA_btl_tcp_if_include,"
+        "FI_TCP_IFACE --extra 1 ./solver",
         {
             "OMPI_MCA_osc": "^ucx",
+            "OMPI_MCA_btl": "^ofi",
             "OMPI_MCA_btl_tcp_if_include": "eth0",
             "FI_TCP_IFACE": "eth0",
         },

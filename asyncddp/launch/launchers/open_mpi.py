@@ -105,6 +105,8 @@ class _OpenMpiLauncher(Launcher):
     def _mca_parameters(self, job: Job) -> list[str]:
         """Return MCA parameters, except those that the user has set."""
         wanted = [("--mca", "osc", "^ucx")]  # osc/ucx complains of every window without RDMA
+        if not job.alone:  # btl/ofi looks for hardware for a second; it serves MPI's windows alone
+            wanted.append(("--mca", "btl", "^ofi"))
         if job.oversubscribe:
             wanted.append(("--mca", "mpi_yield_when_idle", "1"))
         if job.interface is not None and not job.alone:

@@ -69,7 +69,7 @@ class _SrunLauncher(Launcher):
 
     def _environment(self, job: Job) -> dict[str, str]:
         """Return variables that configure the MPI library, which srun passes no flags to."""
-        wanted = {"OMPI_MCA_osc": "^ucx"}
+        wanted = {"OMPI_MCA_osc": "^ucx", "OMPI_MCA_btl": "^ofi"}
         if job.oversubscribe:
             wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
         if job.interface is not None:
