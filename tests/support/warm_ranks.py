@@ -27,6 +27,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ PROGRAM = Path(__file__).with_name("warm_rank.py")
 _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
 _KILL = bytes([signal.SIGKILL])
+_LARGE = ("mpmath", "networkx", "numpy", "scipy", "sympy", "torch", "triton", "typing_extensions")
 _MARK = "ASYNCDDP_TEST_MARK"
 """Variable by which some tests know the processes of their run."""
 
@@ -279,13 +281,31 @@ def freeze() -> None:
     forked process most of a second, since each page that the collector looks at is copied.
     """
     gc.freeze()
-    triton = sys.modules.get("triton")
-    if triton and tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9):
+    if _reports_leaks():
         atexit.register(gc.unfreeze)
 
 
+def _reports_leaks() -> bool:
+    """Whether Triton says at the interpreter's end what is left of it."""
+    triton = sys.modules.get("triton")
+    return bool(triton) and tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
+
+
+def spare_libraries_at_the_end() -> None:
+    """Let this process end before the libraries that were loaded before the fork clean up."""
+    libc = ctypes.CDLL(None)
+    for last in (libc._exit, libc.fcloseall):  # the last one that is given runs first
+        libc.on_exit(last, None)
+
+
 def import_all() -> None:
-    """Import what scripts of ranks use, and freeze it for the collector."""
+    """Import what scripts of ranks use; the collector and the interpreter's end leave it out.
+
+    Clearing torch at the end takes a forked process longer than all else that it does, since each
+    page that it writes to is copied. What is imported so late finds what it finds in any Python.
+    """
+    cleared: dict[str, Any] = {}
+    atexit.register(sys.modules.update, cleared)  # as the first one, so that it runs as the last
     import torch
 
     import asyncddp
@@ -294,6 +314,12 @@ def import_all() -> None:
         getattr(asyncddp, name)
     torch.optim.SGD([torch.zeros(1)], lr=0.1)  # the first optimizer imports torch._dynamo
     freeze()
+    if not _reports_leaks():
+        spared = {name: one for name, one in sys.modules.items() if name.split(".")[0] in _LARGE}
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(spared))
+        cleared.update(dict.fromkeys(spared))
+        for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+            finalizer.atexit = False  # torch's operators
 
 
 if __name__ == "__main__":
@@ -304,6 +330,7 @@ if __name__ == "__main__":
         os.write(1, b"ready\n")
         given = _Ranks(listener).serve()
     prepare(given)
+    spare_libraries_at_the_end()
     for name in [name for name in globals() if not name.startswith("__")]:
         del globals()[name]
     del name
