@@ -204,6 +204,24 @@ def test_networks_that_the_user_has_chosen_stay(name):
     assert local_open_mpi({f"OMPI_MCA_{name}": "x"}, 2, all_told=True) == {}
 
 
+def test_the_choice_to_leave_out_libfabric_is_the_librarys_own():
+    """It stands in the environment of ranks which the launcher may have put on other machines."""
+    assert local_open_mpi({"OMPI_MCA_btl": "^ofi"}, 2, all_told=True).keys() >= {"OMPI_MCA_btl"}
+
+
+def test_what_init_tells_mpi_is_not_told_to_programs_that_follow(run):
+    """``init()`` leaves no choice of networks in the environment, which the next run would keep."""
+    text = "import os, asyncddp as bf; bf.init(); print(sorted(os.environ))"
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        env=run.environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "OMPI_MCA_btl_tcp_sndbuf" in done.stdout, "which holds on any network"
+    assert "OMPI_MCA_btl'" not in done.stdout
+    assert "OMPI_MCA_btl_tcp_if_include" not in done.stdout
+
+
 def test_tcp_is_left_out_only_where_shared_memory_has_room(monkeypatch):
     """TCP is excluded if shared memory has room and all are told; without room it is local."""
     loopback = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_btl_tcp_if_include": "127.0.0.0/8"}

@@ -7,7 +7,7 @@ import contextlib
 import ctypes
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 from asyncddp.config import tune_open_mpi
@@ -21,10 +21,6 @@ from asyncddp.restrict_listening_sockets import (
 )
 
 tune_open_mpi(os.environ)
-_ranks_here = ranks_of_one_machine(os.environ)
-if _ranks_here is not None:
-    os.environ.update(local_open_mpi(os.environ, _ranks_here, all_told=False))
-
 
 try:
     import mpi4py
@@ -83,11 +79,26 @@ def initialize_mpi() -> None:
         )
     if mpi4py.rc.finalize in (None, True, "yes"):
         atexit.register(_finalize, os.getpid())
-    listening = inodes() if _ranks_here is not None else frozenset()
-    _initialize()
-    if _ranks_here is not None:
-        with contextlib.suppress(OSError):
-            confine(known=listening)
+    with _kept_on_this_machine():
+        _initialize()
+
+
+@contextlib.contextmanager
+def _kept_on_this_machine() -> Iterator[None]:
+    """Keep MPI, which starts inside, off the network, if all ranks are on this machine."""
+    ranks = ranks_of_one_machine(os.environ)
+    if ranks is None:
+        yield
+        return
+    listening, added = inodes(), local_open_mpi(os.environ, ranks, all_told=False)
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:  # else programs that this one starts take them for the user's choice
+            del os.environ[name]
+    with contextlib.suppress(OSError):
+        confine(known=listening)
 
 
 def _initialize() -> None:
