@@ -116,6 +116,21 @@ class OneNode:
             check=False,
         )
 
+    def submit(self, name: str, *words: str, **more: str) -> tuple[int, str]:
+        """Run a batch job; gives exit code and output (``sbatch --wait`` rarely looks)."""
+        output = f"--output={name}.out"
+        done = self.call("sbatch", "--parsable", f"--job-name={name}", output, *words, **more)
+        assert done.returncode == 0, done.stderr
+        end = time.monotonic() + 150
+        while time.monotonic() < end:
+            told = self.call("scontrol", "show", "job", done.stdout.strip()).stdout
+            facts = dict(word.split("=", 1) for word in told.split() if "=" in word)
+            if facts["JobState"] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"):
+                said = (self.folder / f"{name}.out").read_text()
+                return int(facts["ExitCode"].split(":")[0]), said
+            time.sleep(0.1)
+        raise TimeoutError(f"the job did not end: {told}")
+
     def log(self, daemon: str) -> str:
         """What a daemon has written, ``slurmctld`` or ``slurmd``."""
         return (self.folder / f"{daemon}.log").read_text(errors="replace")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -57,23 +56,18 @@ def test_a_failing_rank_under_srun_is_named_with_its_exit_code(pmix):
 def test_the_batch_scripts_train(name, request):
     """cpu.sh and srun.sh run the script on as many ranks as sbatch was asked for."""
     slurm = request.getfixturevalue("pmix" if name == "srun.sh" else "slurm")
-    small = ["--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=1", f"--output={name}.out"]
-    done = slurm.call(
-        "sbatch", "--wait", *small, str(EXAMPLES / name), "train.py", VENV=os.fspath(sys.prefix)
-    )
-    said = (slurm.folder / f"{name}.out").read_text()
-    assert done.returncode == 0, said
+    small = ["--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=1"]
+    code, said = slurm.submit(name, *small, str(EXAMPLES / name), "train.py", VENV=sys.prefix)
+    assert code == 0, said
     assert lines(said) == RANKS, f"{said!r}\n{slurm.log('slurmd')}"
 
 
 def test_a_batch_script_without_a_program_says_how_it_is_used(slurm):
     """Without a program the job fails, and its output holds the usage line of cpu.sh."""
-    small = ["--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=1", "--output=usage.out"]
-    done = slurm.call("sbatch", "--wait", *small, str(EXAMPLES / "cpu.sh"), VENV=sys.prefix)
-    assert done.returncode != 0
-    assert (
-        "usage: sbatch examples/slurm/cpu.sh train.py" in (slurm.folder / "usage.out").read_text()
-    )
+    small = ["--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=1"]
+    code, said = slurm.submit("usage", *small, str(EXAMPLES / "cpu.sh"), VENV=sys.prefix)
+    assert code != 0
+    assert "usage: sbatch examples/slurm/cpu.sh train.py" in said
 
 
 @pytest.mark.parametrize(
@@ -101,8 +95,6 @@ def test_ranks_of_mpirun_see_all_gpus_of_the_batch_step(slurm):
         "'echo \"$OMPI_COMM_WORLD_RANK sees $CUDA_VISIBLE_DEVICES\"'\n"
     )
     (slurm.folder / "seen.sh").write_text(script)
-    asked = ["--ntasks=2", "--gpus-per-task=1", "--output=seen.out"]
-    done = slurm.call("sbatch", "--wait", *asked, "seen.sh")
-    said = (slurm.folder / "seen.out").read_text()
-    assert done.returncode == 0, said
+    code, said = slurm.submit("seen", "--ntasks=2", "--gpus-per-task=1", "seen.sh")
+    assert code == 0, said
     assert sorted(said.splitlines()) == ["0 sees 0,1", "1 sees 0,1"]
