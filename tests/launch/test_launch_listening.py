@@ -18,6 +18,7 @@ from asyncddp.restrict_listening_sockets import (
     local_open_mpi,
     ranks_of_one_machine,
 )
+from tests.support.processes import warm_server
 from tests.support.sockets import answers_at_other_addresses, device_of, open_to_others
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sockets are found in /proc")
@@ -213,7 +214,7 @@ def test_what_init_tells_mpi_is_not_told_to_programs_that_follow(run):
     """``init()`` leaves no choice of networks in the environment, which the next run would keep."""
     text = "import os, asyncddp as bf; bf.init(); print(sorted(os.environ))"
     done = subprocess.run(
-        [sys.executable, "-c", text],
+        [warm_server().python, "-c", text],
         env=run.environment, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")

@@ -12,6 +12,7 @@ import pytest
 from asyncddp.cli.run_command import timeline_pattern
 from asyncddp.launch.job_options import RunOptions
 from tests.support import run_on_mpirun, run_to_end
+from tests.support.processes import warm_script
 from tests.support.timelines import assert_balanced, assert_nested, read, spans
 
 KILLED = """
@@ -137,7 +138,7 @@ def test_the_launcher_starts_a_timeline(tmp_path):
         )
     )
     command = [sys.executable, "-m", "asyncddp", "run", "-np", "2", "--timeline", "out"]
-    done = run_to_end([*command, str(script)], cwd=tmp_path)
+    done = run_to_end([*command, *warm_script(str(script))], cwd=tmp_path)
     assert done.code == 0, done
     for rank in (0, 1):
         events = read(tmp_path / "out" / f"rank{rank}.json")

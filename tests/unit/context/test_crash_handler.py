@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 
 from asyncddp.context.crash_handler import exit_code
 from asyncddp.errors import MismatchError
 from tests.support import RUN_LIMIT
+from tests.support.processes import warm_server
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_exit_codes_are_python_s(error, code):
 def run(code, **environ):
     head = "import asyncddp as bf\nbf.init(transport='loopback')\n"
     return subprocess.run(
-        [sys.executable, "-c", head + code],
+        [warm_server().python, "-c", head + code],
         env={**os.environ, **environ},
         capture_output=True,
         text=True,

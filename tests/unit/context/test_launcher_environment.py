@@ -13,6 +13,7 @@ from asyncddp.context.launcher_environment import (
 )
 from asyncddp.errors import EnvironmentProblem
 from tests.support import RUN_LIMIT
+from tests.support.processes import warm_server
 
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "3"}
@@ -130,7 +131,7 @@ def test_init_refuses_a_world_of_torchrun():
 def test_init_refuses_to_train_alone_under_another_launcher():
     """A real MPI library, which knows of one rank, in a process that srun counts among two."""
     done = subprocess.run(
-        [sys.executable, "-c", "import asyncddp; asyncddp.init()"],
+        [warm_server().python, "-c", "import asyncddp; asyncddp.init()"],
         env={**os.environ, **SRUN},
         capture_output=True,
         text=True,

@@ -22,6 +22,7 @@ from asyncddp.monitoring.report_collector import MonitorReport, ReportCollector
 from asyncddp.monitoring.sinks.console_sink import ConsoleSink
 from asyncddp.monitoring.sinks.sink_factory import JsonLinesSink
 from tests.support import RUN_LIMIT
+from tests.support.processes import warm_server
 
 RECORD = Record(
     rank=0,
@@ -226,7 +227,7 @@ with bf.local_world(1) as world:
 def test_a_run_that_is_killed_leaves_whole_lines(tmp_path):
     """kill -9, with nothing closed or flushed: every report that was made is in the file."""
     done = subprocess.run(
-        [sys.executable, "-c", KILLED], cwd=tmp_path, check=False, timeout=RUN_LIMIT
+        [warm_server().python, "-c", KILLED], cwd=tmp_path, check=False, timeout=RUN_LIMIT
     )
     assert done.returncode == -signal.SIGKILL
     lines = (tmp_path / "run.jsonl").read_text().splitlines()

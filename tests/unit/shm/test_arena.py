@@ -16,6 +16,7 @@ import torch
 from asyncddp.shm import arena as shared
 from asyncddp.shm.arena import Arena, SharedMemoryHandle
 from tests.support import RUN_LIMIT
+from tests.support.processes import warm_server
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def test_another_process_reads_and_writes_it(arena):
     """Another process that opens a handle sees the tensor's values and changes them."""
     x = arena.empty((4,), torch.float32).copy_(torch.tensor([0.0, 1.0, 2.0, 3.0]))
     place = arena.locate(x[1:])
-    command = [sys.executable, "-c", CHILD, *map(str, (os.getpid(), *place))]
+    command = [warm_server().python, "-c", CHILD, *map(str, (os.getpid(), *place))]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=RUN_LIMIT)
     assert done.stdout == "[1.0, 2.0, 3.0]\n"
     assert x.tolist() == [0.0, 2.0, 4.0, 6.0]

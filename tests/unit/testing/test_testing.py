@@ -12,6 +12,7 @@ import asyncddp as bf
 import topology
 from asyncddp.testing import assert_alike, assert_consensus, assert_result, held, oracle, ranks
 from tests.support import Finished, LoopbackWorld, run_to_end
+from tests.support.processes import warm_server
 
 PROJECT = """
 import os
@@ -104,7 +105,7 @@ def project(tmp_path_factory) -> Finished:
     folder = tmp_path_factory.mktemp("project")
     (folder / "test_mine.py").write_text(PROJECT, encoding="utf-8")
     (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\naddopts = -rs -v\n")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+    command = [warm_server().python, "-m", "pytest", "-p", "no:cacheprovider"]
     return run_to_end(command, cwd=folder)
 
 
