@@ -34,7 +34,7 @@ _MAX_COUNT = (1 << 31) - 1
 _MESSAGE_TAG = 0
 _FABRIC = Path("/sys/class/infiniband")  # exists where the network is not TCP
 _CLOSE_TIMEOUT = 1.0  # seconds in which close() tries to send the last messages
-_YIELD_ATTEMPTS = 20_000  # about 20 ms of polling
+_YIELD_ATTEMPTS = 3_000  # about 20 ms of polling
 _SLEEP_SECONDS = 0.00005  # seconds
 
 
