@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable
+from functools import cached_property
 from typing import TypeVar, cast
 
 import numpy as np
@@ -22,6 +23,7 @@ from asyncddp.transport.mpi.runtime import MPI, translate_mpi_errors
 
 _DRAIN_TIMEOUT = 5.0  # seconds for messages in flight to arrive
 _SLEEP_SECONDS = 0.00005  # seconds
+_LENGTH, _SHORT = 8, 120  # bytes of a record's length, and of one that goes along with it
 _idle_pairs: list[CommunicatorPair] = []
 """Pairs released by earlier shutdowns of this process."""
 _serials = itertools.count(1)
@@ -48,12 +50,20 @@ class CommunicatorPair:
         self.counts_invalid, self.in_use = False, True
         self._split_pairs: dict[tuple[tuple[int, int], ...], CommunicatorPair] = {}
 
+    @cached_property
+    def machine(self) -> MPI.Intracomm:
+        """Communicator between the ranks of this machine; its first use is collective."""
+        part = self.comm.Split_type(MPI.COMM_TYPE_SHARED, self.comm.rank)
+        return cast("MPI.Intracomm", part)
+
     @translate_mpi_errors
     def split(self, color: int, key: int) -> CommunicatorPair:
         """Return the pair between the ranks of equal color, ordered by key; collective."""
         wanted = tuple(allgather_records(self.comm, (color, key), tuple[int, int]))
-        members = [rank for rank, (other, _) in enumerate(wanted) if other == color]
-        if not _reusable(self._split_pairs.get(wanted), self.comm, members):
+        parts: dict[int, list[int]] = {}
+        for rank, (other, _) in enumerate(wanted):
+            parts.setdefault(other, []).append(rank)
+        if not _reusable(self._split_pairs.get(wanted), self.comm, parts.values()):
             part = cast("MPI.Intracomm", self.comm.Split(color, key))
             self._split_pairs[wanted] = CommunicatorPair(part)
         self._split_pairs[wanted].in_use = True
@@ -95,34 +105,46 @@ def acquire_world_pair() -> CommunicatorPair:
     world = MPI.COMM_WORLD
     last = max(_idle_pairs, key=lambda pair: pair.serial, default=None)
     _idle_pairs.clear()
-    if not _reusable(last, world, range(world.size)) or last is None:
+    if not _reusable(last, world, [range(world.size)]) or last is None:
         last = CommunicatorPair(world.Dup(), next(_serials))
     last.in_use = True
     return last
 
 
-def _reusable(pair: CommunicatorPair | None, comm: MPI.Intracomm, members: Iterable[int]) -> bool:
-    """Return whether all ranks of ``comm`` can reuse a pair that connects some; collective."""
+def _reusable(
+    pair: CommunicatorPair | None, comm: MPI.Intracomm, parts: Iterable[Iterable[int]]
+) -> bool:
+    """Return whether every part of ``comm`` can reuse the pair that connects it; collective."""
     mine = 0, 0, False
     if pair is not None:
         busy = pair.in_use or pair.counts_invalid or pair.pending_collectives > 0
         mine = pair.serial, pair.collectives, not busy
     every = allgather_records(comm, mine, tuple[int, int, bool])
-    alike = len({serial for serial, _, _ in every}) == len({every[r][1] for r in members}) == 1
-    usable = alike and all(free for _, _, free in every)
-    if not all(allgather_records(comm, usable, bool)) or pair is None:
+    alike = len({serial for serial, _, _ in every}) == 1
+    alike = alike and all(len({every[rank][1] for rank in part}) == 1 for part in parts)
+    if not alike or not all(free for _, _, free in every) or pair is None:
         return False
     return all(allgather_records(comm, pair.drain(), bool))
 
 
 def allgather_records(comm: MPI.Comm, mine: T, kind: type[T]) -> list[T]:
-    """Gather one record of a type from every rank, in rank order; collective."""
+    """Gather one record of a type from every rank, in rank order; collective.
+
+    Short records go along with their lengths, in one call of MPI in place of two.
+    """
     data = np.frombuffer(pack(mine), dtype=np.uint8)
-    sizes = np.zeros(comm.size, dtype=np.int32)
-    comm.Allgather(np.array([data.size], dtype=np.int32), sizes)
-    whole = np.empty(int(sizes.sum()), dtype=np.uint8)
-    comm.Allgatherv(data, [whole, sizes, MPI.BYTE])
-    parts = np.split(whole, np.cumsum(sizes)[:-1])
+    start = np.zeros(_LENGTH + _SHORT, dtype=np.uint8)
+    start[:_LENGTH] = np.array([data.size], dtype=np.int64).view(np.uint8)
+    start[_LENGTH : _LENGTH + data.size] = data[:_SHORT]
+    starts = np.empty((comm.size, start.size), dtype=np.uint8)
+    comm.Allgather(start, starts)
+    sizes = starts[:, :_LENGTH].copy().view(np.int64).ravel()
+    if sizes.max() <= _SHORT:
+        parts = [row[_LENGTH : _LENGTH + size] for row, size in zip(starts, sizes, strict=True)]
+    else:
+        whole = np.empty(sizes.sum(), dtype=np.uint8)
+        comm.Allgatherv(data, [whole, sizes, MPI.BYTE])
+        parts = np.split(whole, np.cumsum(sizes)[:-1])
     return [
         unpack(part.tobytes(), kind, f"what rank {peer} says of itself")
         for peer, part in enumerate(parts)

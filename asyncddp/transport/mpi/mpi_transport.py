@@ -34,7 +34,10 @@ _MAX_COUNT = (1 << 31) - 1
 _MESSAGE_TAG = 0
 _FABRIC = Path("/sys/class/infiniband")  # exists where the network is not TCP
 _CLOSE_TIMEOUT = 1.0  # seconds in which close() tries to send the last messages
+_SPIN_ATTEMPTS = 200
 _YIELD_ATTEMPTS = 3_000  # about 20 ms of polling
+_YIELD_ATTEMPTS_ON_SHARED_CORES = 150  # about 1 ms
+_NAP_ATTEMPTS = 6_000  # half a second, of which most was slept
 _SLEEP_SECONDS = 0.00005  # seconds
 
 
@@ -66,7 +69,7 @@ class MPITransport(Transport):
         self._pending_sends: list[tuple[MPI.Request, bytes]] = []
         self._status = MPI.Status()
         self._same_host: frozenset[int] | None = None
-        self._spin_attempts = 200 if len(os.sched_getaffinity(0)) >= self._comm.size else 0
+        self._cores_shared = True  # until the ranks of this machine have compared theirs
         self._closed = False
 
     @classmethod
@@ -209,22 +212,22 @@ class MPITransport(Transport):
     @translate_mpi_errors
     def machine_id(self) -> int:
         """Return the lowest rank on this machine, and learn which peers are on it."""
-        node = self._comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
-        try:
-            near = allgather_records(node, self.rank, int)
-        finally:
-            node.Free()
+        mine = self.rank, sorted(os.sched_getaffinity(0))
+        near = dict(allgather_records(self._pair.machine, mine, tuple[int, list[int]]))
+        self._cores_shared = len(set().union(*near.values())) < len(near)
         fabric = any(allgather_records(self._comm, _FABRIC.is_dir(), bool))
         self._same_host = None if fabric else frozenset(near)
-        return near[0]
+        return min(near)
 
     def backoff(self, attempt: int, *, background: bool = False) -> None:
         """Spin if no core is shared, then yield, then sleep; in the background only sleep."""
+        spin = 0 if self._cores_shared else _SPIN_ATTEMPTS
+        awake = _YIELD_ATTEMPTS_ON_SHARED_CORES if self._cores_shared else _YIELD_ATTEMPTS
         if background:
             time.sleep(_SLEEP_SECONDS if attempt < 1000 else 10 * _SLEEP_SECONDS)
-        elif attempt >= self._spin_attempts + _YIELD_ATTEMPTS:
-            time.sleep(_SLEEP_SECONDS if attempt < 2 * _YIELD_ATTEMPTS else 10 * _SLEEP_SECONDS)
-        elif attempt >= self._spin_attempts:
+        elif attempt >= awake:
+            time.sleep(_SLEEP_SECONDS if attempt < _NAP_ATTEMPTS else 10 * _SLEEP_SECONDS)
+        elif attempt >= spin:
             os.sched_yield()
 
     def close(self) -> None:

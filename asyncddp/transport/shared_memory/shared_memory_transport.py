@@ -59,7 +59,7 @@ class SharedMemoryTransport(MPITransport):
         super().__init__(pair, startup)
         self.shared_memory_group = shared_memory_group
         if pair is None:
-            self.shared_memory_group, problem = _form_group(self._comm)
+            self.shared_memory_group, problem = _form_group(self._pair.machine, self.rank)
             text = f"the ranks of this machine cannot share memory ({problem})"
             if problem is not None and required:
                 raise EnvironmentProblem(
@@ -132,21 +132,18 @@ class SharedMemoryTransport(MPITransport):
         return SharedMemoryTransport(part, SharedMemoryGroup(known.arena, processes))
 
 
-def _form_group(comm: MPI.Intracomm) -> tuple[SharedMemoryGroup | None, str | None]:
+def _form_group(machine: MPI.Intracomm, rank: int) -> tuple[SharedMemoryGroup | None, str | None]:
     """Map each other's test pages; return the group, or why memory cannot be shared; collective."""
-    node, arena = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank), Arena()
-    try:
-        if node.size == 1:
-            return None, None
-        page, problem = _publish_test_page(arena)
-        probe = _MappingProbe(comm.rank, os.getpid(), page)
-        probes = allgather_records(node, probe, _MappingProbe)
-        problems = allgather_records(node, problem or _verify_test_pages(arena, probes), str)
-        if any(problems):
-            return None, next(filter(None, problems))
-        return SharedMemoryGroup(arena, {one.rank: one.process for one in probes}), None
-    finally:
-        node.Free()
+    if machine.size == 1:
+        return None, None
+    arena = Arena()
+    page, problem = _publish_test_page(arena)
+    probe = _MappingProbe(rank, os.getpid(), page)
+    probes = allgather_records(machine, probe, _MappingProbe)
+    problems = allgather_records(machine, problem or _verify_test_pages(arena, probes), str)
+    if any(problems):
+        return None, next(filter(None, problems))
+    return SharedMemoryGroup(arena, {one.rank: one.process for one in probes}), None
 
 
 def _publish_test_page(arena: Arena) -> tuple[SharedMemoryHandle | None, str]:
