@@ -34,8 +34,9 @@ class Machine:
     def install(self, name: str, script: str) -> Path:
         """Put a stand-in on PATH: a bash script that first notes its name and arguments."""
         path = self.bin / name
-        note = f"printf '%s' '{name}' >>'{self.log}'; printf ' [%s]' \"$@\" >>'{self.log}'"
-        path.write_text(f"#!{self.bin}/bash\n{note}; echo >>'{self.log}'\n{script}\n")
+        # written at once: both ends of a pipe may be stand-ins
+        note = f"printf -v call ' [%s]' \"$@\"; printf '%s\\n' \"{name}$call\" >>'{self.log}'"
+        path.write_text(f"#!{self.bin}/bash\n{note}\n{script}\n")
         path.chmod(0o755)
         return path
 
