@@ -20,9 +20,9 @@ from .context.ranks_and_topology import rank as rank
 from .context.ranks_and_topology import set_machine_topology as set_machine_topology
 from .context.ranks_and_topology import set_topology as set_topology
 from .context.ranks_and_topology import size as size
-from .context.timeline_activities import timeline_context as timeline_context
-from .context.timeline_activities import timeline_end_activity as timeline_end_activity
-from .context.timeline_activities import timeline_start_activity as timeline_start_activity
+from .context.user_activities import timeline_context as timeline_context
+from .context.user_activities import timeline_end_activity as timeline_end_activity
+from .context.user_activities import timeline_start_activity as timeline_start_activity
 from .engine import Handle as Handle
 from .errors import ArgumentError as ArgumentError
 from .errors import AsyncDDPError as AsyncDDPError
@@ -128,13 +128,13 @@ from .optim import consensus_distance as consensus_distance
 from .optim.accum_adam import AccumAdam as AccumAdam
 from .optim.accum_adam import AccumAdamW as AccumAdamW
 from .optim.join import join as join
-from .optim.optimizer_factories import (
+from .optim.torch_optimizer_factories import (
     lr_scheduler_fn_cosine_with_warmup as lr_scheduler_fn_cosine_with_warmup,
 )
-from .optim.optimizer_factories import optim_fn_accum_adam as optim_fn_accum_adam
-from .optim.optimizer_factories import optim_fn_accum_adamw as optim_fn_accum_adamw
-from .optim.optimizer_factories import optim_fn_adam as optim_fn_adam
-from .optim.optimizer_factories import optim_fn_adamw as optim_fn_adamw
+from .optim.torch_optimizer_factories import optim_fn_accum_adam as optim_fn_accum_adam
+from .optim.torch_optimizer_factories import optim_fn_accum_adamw as optim_fn_accum_adamw
+from .optim.torch_optimizer_factories import optim_fn_adam as optim_fn_adam
+from .optim.torch_optimizer_factories import optim_fn_adamw as optim_fn_adamw
 from .parallel import DecentralizedDataParallel as DecentralizedDataParallel
 from .parallel.random_batch_sampler import (
     LocalStepRandomBatchSampler as LocalStepRandomBatchSampler,

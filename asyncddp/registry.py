@@ -25,7 +25,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
-class Registry(Mapping[str, T], Generic[T]):
+class PluginRegistry(Mapping[str, T], Generic[T]):
     """Read-only mapping from names to plug-in objects, which are imported on access.
 
     Args:
@@ -34,7 +34,7 @@ class Registry(Mapping[str, T], Generic[T]):
         group: Entry-point group in which other distributions may register theirs.
 
     Example:
-        >>> shapes = Registry("shape", {"path": "pathlib:Path"})
+        >>> shapes = PluginRegistry("shape", {"path": "pathlib:Path"})
         >>> shapes["path"].__name__
         'Path'
         >>> shapes["pth"]

@@ -33,7 +33,7 @@ _SIZE_VARIABLES = (  # pairs: the number of ranks, and that on this machine
 
 
 @dataclass(frozen=True)
-class ListeningSocketInfo:
+class ListeningSocket:
     """Listening TCP socket of a process, identified on its machine by its inode number."""
 
     descriptor: int
@@ -56,7 +56,7 @@ def _address(text: str) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, 
     return ipaddress.ip_address(packed), int(port, 16)
 
 
-def listeners(process: int | None = None) -> list[ListeningSocketInfo]:
+def listeners(process: int | None = None) -> list[ListeningSocket]:
     """List the TCP sockets on which a process of this user listens, by default this process."""
     folder = Path("/proc") / ("self" if process is None else str(process))
     found = {}
@@ -71,7 +71,7 @@ def listeners(process: int | None = None) -> list[ListeningSocketInfo]:
         with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
             link = str(entry.readlink())
             if link in found:
-                sockets.append(ListeningSocketInfo(int(entry.name), *found[link]))
+                sockets.append(ListeningSocket(int(entry.name), *found[link]))
     return sockets
 
 

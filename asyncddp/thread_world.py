@@ -12,7 +12,7 @@ from typing import Any
 from asyncddp.config import Config
 from asyncddp.context.context import Context, use
 from asyncddp.errors import ArgumentError, PeerError, RankError
-from asyncddp.rank_lists import list_ranks
+from asyncddp.rank_list_text import list_ranks
 from asyncddp.transport.loopback import LoopbackTransport
 
 _POLL_INTERVAL = 0.1  # seconds between polls for the end of a thread

@@ -9,7 +9,7 @@ from asyncddp.algorithms.algorithm import (
     CommunicationTiming,
 )
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
-from asyncddp.registry import Registry
+from asyncddp.registry import PluginRegistry
 
 __all__ = [
     "ALGORITHMS",
@@ -20,7 +20,7 @@ __all__ = [
     "TopologyRequirements",
 ]
 
-ALGORITHMS: Registry[type[Algorithm]] = Registry(
+ALGORITHMS: PluginRegistry[type[Algorithm]] = PluginRegistry(
     "algorithm",
     {
         "adapt_then_combine": "asyncddp.algorithms.methods.adapt_then_combine:AdaptThenCombine",

@@ -11,7 +11,7 @@ import torch
 from asyncddp.algorithms.algorithm import CommunicationPattern
 from asyncddp.algorithms.averaging_round import AveragingRound, SharedRoundState, WeightOverrides
 from asyncddp.ops.weight_resolver import Weights
-from asyncddp.registry import Registry
+from asyncddp.registry import PluginRegistry
 
 
 class Communication(ABC):
@@ -54,7 +54,7 @@ class Communication(ABC):
 _TWO_SIDED = "asyncddp.algorithms.two_sided_communication"
 _WINDOW = "asyncddp.algorithms.window_communication"
 
-COMMUNICATIONS: Registry[type[Communication]] = Registry(
+COMMUNICATIONS: PluginRegistry[type[Communication]] = PluginRegistry(
     "communication",
     {
         "allreduce": f"{_TWO_SIDED}:AllreduceCommunication",
@@ -63,7 +63,7 @@ COMMUNICATIONS: Registry[type[Communication]] = Registry(
             f"{_TWO_SIDED}:HierarchicalNeighborAllreduceCommunication"
         ),
         "neighbor_allreduce": f"{_TWO_SIDED}:NeighborAllreduceCommunication",
-        "win_accumulate": f"{_WINDOW}:WindowAccumulateCommunication",
+        "win_accumulate": f"{_WINDOW}:PushSumWindowCommunication",
         "win_get": f"{_WINDOW}:WindowGetCommunication",
         "win_put": f"{_WINDOW}:WindowPutCommunication",
     },

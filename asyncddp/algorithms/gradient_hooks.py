@@ -62,7 +62,7 @@ def remove_hooks(hooks: list[RemovableHandle]) -> None:
     hooks.clear()
 
 
-class GradientHookOwner(Protocol):
+class GradientHookedWrapper(Protocol):
     """Interface of an optimizer or model wrapper that has gradient hooks on its parameters."""
 
     def wait_for_reads(self) -> None:
@@ -77,12 +77,12 @@ _owners: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """Weak references to the wrappers that hook parameters, by parameter; guarded by the lock."""
 
 
-def _owner_of(parameter: torch.Tensor) -> GradientHookOwner | None:
-    found: ref[GradientHookOwner] | None = _owners.get(parameter)  # type: ignore[no-untyped-call]
+def _owner_of(parameter: torch.Tensor) -> GradientHookedWrapper | None:
+    found: ref[GradientHookedWrapper] | None = _owners.get(parameter)  # type: ignore[no-untyped-call]
     return None if found is None else found()
 
 
-def claim_parameters(parameters: Iterable[torch.Tensor], owner: GradientHookOwner) -> None:
+def claim_parameters(parameters: Iterable[torch.Tensor], owner: GradientHookedWrapper) -> None:
     """Make an object the owner of these parameters' hooks; earlier owners remove theirs.
 
     An earlier wrapper of an optimizer keeps working without overlap; one of a module no longer

@@ -110,7 +110,7 @@ class WindowGetCommunication(OneSidedCommunication):
         return [s for s in late if window.read_step(s) < step and not left(s)]
 
 
-class WindowAccumulateCommunication(OneSidedCommunication):
+class PushSumWindowCommunication(OneSidedCommunication):
     r"""One-sided push-sum: ranks add shares of their tensors into their neighbours' windows.
 
     .. math:: x_i \leftarrow a_{ii} x_i + \sum_j b_j

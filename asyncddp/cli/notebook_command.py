@@ -12,10 +12,14 @@ import click
 
 from asyncddp.cli.main import HELP_OPTIONS, SuggestingCommandGroup
 from asyncddp.cli.options import PORT_NUMBER, NumberParamType, add_options, cluster_options
-from asyncddp.launch.cluster.control import StartedCluster, start_cluster, stop_cluster
-from asyncddp.launch.cluster.profile_directory import ProfileDirectory
-from asyncddp.launch.cluster.spec import build_cluster_spec
 from asyncddp.launch.job_options import RunOptions
+from asyncddp.launch.notebook_cluster.cluster_spec import build_cluster_spec
+from asyncddp.launch.notebook_cluster.profile_directory import ProfileDirectory
+from asyncddp.launch.notebook_cluster.start_and_stop import (
+    StartedCluster,
+    start_cluster,
+    stop_cluster,
+)
 from asyncddp.launch.supervisor import termination_handler
 
 _BLUEFOG = "bluefog"

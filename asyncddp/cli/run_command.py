@@ -20,7 +20,7 @@ from asyncddp.launch.job_options import Job, LaunchCommand, RunOptions
 from asyncddp.launch.launcher_discovery import InstalledLauncher, find_launcher
 from asyncddp.launch.launcher_message_filter import LauncherMessageFilter, WaitWarningAggregator
 from asyncddp.launch.supervisor import REPORT_DIR, supervise
-from asyncddp.rank_lists import list_ranks
+from asyncddp.rank_list_text import list_ranks
 from asyncddp.restrict_listening_sockets import confine_while_it_runs
 
 

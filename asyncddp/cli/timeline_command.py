@@ -15,7 +15,7 @@ from asyncddp.cli.console import make_console
 from asyncddp.cli.main import SuggestingCommandGroup
 from asyncddp.cli.options import IntegerParamType
 from asyncddp.errors import ArgumentError
-from asyncddp.rank_lists import list_ranks
+from asyncddp.rank_list_text import list_ranks
 
 if TYPE_CHECKING:
     from asyncddp.timeline.merge.merged_trace import MergedTrace

@@ -27,7 +27,7 @@ _REPORT_DELAY = 0.25  # seconds for ranks that fail at the same time to report i
 
 
 class _CrashHandlerState:
-    """State of the crash handler: this process's id, and the context whose ranks it would end."""
+    """State of the crash handler: this process's id, and the context whose ranks a crash aborts."""
 
     context: Context | None = None
     process = 0

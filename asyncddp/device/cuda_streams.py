@@ -25,7 +25,7 @@ logger = logging.getLogger("asyncddp")
 
 
 class _StorageIpcHandle(NamedTuple):
-    """CUDA IPC handle of a tensor's storage, as torch exports it: of its memory and its event."""
+    """CUDA IPC handles of a tensor's storage as torch exports it: of its memory and an event."""
 
     handle: bytes
     nbytes: int

@@ -1,4 +1,4 @@
-"""Receives tensors that follow a peer's header; drops those that do not fit or are late."""
+"""Receives tensors that a peer's header has announced; drops those of wrong shape or too late."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _MAX_FINISHED = 4096  # exchanges remembered after their end
 _ACK_EVERY = 64  # uses of a name after which a sender waits for its receivers
 
 
-class _FinishedExchange(NamedTuple):
+class _ExchangeRecord(NamedTuple):
     """Record of a finished exchange: its source and target ranks, and its error if it failed."""
 
     sources: frozenset[int]
@@ -66,7 +66,7 @@ class MessageMatcher:
         self._use_counts = {} if uses is None else uses
         self._suspects: set[tuple[int, MatchKey]] = set()  # unexpected when rings were last scanned
         self._posted: dict[MatchKey, ExchangeRequest] = {}
-        self._finished: OrderedDict[MatchKey, _FinishedExchange] = OrderedDict()
+        self._finished: OrderedDict[MatchKey, _ExchangeRecord] = OrderedDict()
         self._unexpected: dict[MatchKey, dict[int, TensorMessage]] = defaultdict(dict)
         self._early_nacks: dict[MatchKey, tuple[int, Nack]] = {}
         self._acknowledged: set[tuple[int, ExchangeSignature]] = set()
@@ -106,7 +106,7 @@ class MessageMatcher:
         for receive in exchange.receives.values():
             receive.release()
         exchange.exports.clear()
-        self._finished[exchange.key] = _FinishedExchange(exchange.sources, exchange.targets, error)
+        self._finished[exchange.key] = _ExchangeRecord(exchange.sources, exchange.targets, error)
         if len(self._finished) > _MAX_FINISHED:
             self._finished.popitem(last=False)
         if error is None:
@@ -128,9 +128,9 @@ class MessageMatcher:
         counts = self._use_counts
         return key.step < counts.get(key.name, counts.get(key.base, 0))
 
-    def _finished_exchange(self, key: MatchKey) -> _FinishedExchange | None:
+    def _finished_exchange(self, key: MatchKey) -> _ExchangeRecord | None:
         partners = self.channels.partners(key)
-        return self._finished.get(key) or (_FinishedExchange(*partners, None) if partners else None)
+        return self._finished.get(key) or (_ExchangeRecord(*partners, None) if partners else None)
 
     def refuse_waiting_peer(self, peer: int, key: MatchKey) -> None:
         """Send a refusal to a peer that waits for an exchange in which this rank leaves it out."""
@@ -213,7 +213,7 @@ class MessageMatcher:
             exchange.fail(error, reason)
             self.sends.put(peer, Nack(message.key, reason, origin=self.rank))
 
-    def _receive_late(self, peer: int, message: TensorMessage, finished: _FinishedExchange) -> None:
+    def _receive_late(self, peer: int, message: TensorMessage, finished: _ExchangeRecord) -> None:
         """Refuse a tensor for an exchange that has ended here without it."""
         self._announced.discard(peer, message)
         if finished.error is not None:
@@ -253,7 +253,7 @@ class MessageMatcher:
         exchange.fail(nack.to_error(self.rank, what, peer), nack.reason)
 
 
-def _describe_neighbors(exchange: ExchangeRequest | _FinishedExchange) -> str:
+def _describe_neighbors(exchange: ExchangeRequest | _ExchangeRecord) -> str:
     return (
         f"it receives from {sorted(exchange.sources)} and sends to {sorted(exchange.targets)}; let "
         "the sender's dst_weights and the receiver's src_weights name each other"

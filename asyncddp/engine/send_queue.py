@@ -1,4 +1,4 @@
-"""Send queue: outgoing messages of one rank, bundled per peer, and the tensors they announce."""
+"""Send queue: a rank's outgoing messages, bundled per peer, each followed by its tensors."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from asyncddp.engine.messages import (
 )
 from asyncddp.engine.work import PROBE_AFTER, Work
 from asyncddp.errors import DeadlockError
-from asyncddp.rank_lists import list_ranks
+from asyncddp.rank_list_text import list_ranks
 
 logger = logging.getLogger("asyncddp")
 

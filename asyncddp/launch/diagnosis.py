@@ -15,7 +15,7 @@ import msgspec
 
 from asyncddp.launch.launchers import FailedRank, Launcher
 from asyncddp.launch.supervisor import RunOutcome
-from asyncddp.rank_lists import list_ranks
+from asyncddp.rank_list_text import list_ranks
 
 _TIMED_OUT = 124  # as timeout(1)
 _VANISHED = "killed or ended without a report, as by os._exit()"
@@ -31,8 +31,8 @@ _RANK_OR_TIME = re.compile(r"\branks? \d+(?:(?:\u2013|, | and )\d+)*(?: more)?|\
 
 
 @dataclass(frozen=True)
-class FailureReport:
-    """Failure report of one rank: exception, message, exit code and time."""
+class RankFailureReport:
+    """Report of one failed rank: exception, message, exit code and time."""
 
     rank: int
     host: str
@@ -55,18 +55,18 @@ class FailureReport:
         return self.kind, self.exit_code, _RANK_OR_TIME.sub("…", _REPEATED.sub("", self.message))
 
 
-def group_by_failure(reports: Iterable[FailureReport]) -> list[list[FailureReport]]:
+def group_by_failure(reports: Iterable[RankFailureReport]) -> list[list[RankFailureReport]]:
     """Group reports of the same failure across ranks; causes come before consequences.
 
     Messages that differ only in the ranks that they name and in seconds count as the same.
     """
-    groups = defaultdict[tuple[object, ...], list[FailureReport]](list)
+    groups = defaultdict[tuple[object, ...], list[RankFailureReport]](list)
     for report in sorted(reports, key=lambda report: report.is_consequence):
         groups[report.failure_key].append(report)
     return list(groups.values())
 
 
-def _describe_group(group: Sequence[FailureReport]) -> str:
+def _describe_group(group: Sequence[RankFailureReport]) -> str:
     first, hosts = group[0], {report.host for report in group}
     where = list_ranks(report.rank for report in group)
     where = f"{where} on {first.host}" if len(hosts) == 1 else where
@@ -86,13 +86,13 @@ class Diagnosis:
     explained: bool = True  # whether the failed rank and its reason are known
 
 
-def read_failure_reports(report_directory: Path) -> list[FailureReport]:
+def read_failure_reports(report_directory: Path) -> list[RankFailureReport]:
     """Read the ranks' failure reports, earliest first; unreadable ones are skipped."""
     found = []
     for path in report_directory.glob("rank-*.json"):
         with contextlib.suppress(OSError, ValueError):  # a rank that was killed while it wrote
             data = json.loads(path.read_text(encoding="utf-8"))  # which may hold surrogates
-            found.append(msgspec.convert(data, FailureReport))
+            found.append(msgspec.convert(data, RankFailureReport))
     return sorted(found, key=lambda report: report.time)
 
 
@@ -140,7 +140,7 @@ def diagnose(
 
 
 def _diagnose_exit_codes(
-    outcome: RunOutcome, rank_exit: FailedRank | None, reports: Sequence[FailureReport]
+    outcome: RunOutcome, rank_exit: FailedRank | None, reports: Sequence[RankFailureReport]
 ) -> Diagnosis:
     if not all(report.is_consequence for report in reports):
         return _diagnose_reports(reports, outcome.lost)
@@ -176,7 +176,7 @@ def _describe_wait_in_init(outcome: RunOutcome) -> str:
     return f"{ended} came to the end of the script without calling init(), {waiting}"
 
 
-def _diagnose_reports(reports: Sequence[FailureReport], lost: Sequence[int] = ()) -> Diagnosis:
+def _diagnose_reports(reports: Sequence[RankFailureReport], lost: Sequence[int] = ()) -> Diagnosis:
     main, *others = group_by_failure(reports)
     lines = [_describe_group(main)]
     if lost:
@@ -186,7 +186,7 @@ def _diagnose_reports(reports: Sequence[FailureReport], lost: Sequence[int] = ()
 
 
 def _describe_others(
-    reports: Sequence[FailureReport], main: FailureReport | None = None
+    reports: Sequence[RankFailureReport], main: RankFailureReport | None = None
 ) -> tuple[str, ...]:
     groups, lines = group_by_failure(reports), []
     for group in groups[:_SHOWN]:

@@ -10,7 +10,7 @@ import re
 import time
 
 from asyncddp.launch.launchers import LauncherOutputPatterns
-from asyncddp.rank_lists import list_ranks, parse_ranks
+from asyncddp.rank_list_text import list_ranks, parse_ranks
 
 _LONGEST_BLOCK = 40  # lines; a longer one is no launcher's
 _LONGEST_LINE = 4096  # bytes

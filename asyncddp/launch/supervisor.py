@@ -44,7 +44,7 @@ class RunOutcome:
 
 
 @dataclass
-class _OutputPipe:
+class _LauncherOutputPipe:
     """A pipe from the launcher's stdout or stderr through a filter to a file descriptor."""
 
     source: IO[bytes]
@@ -163,9 +163,9 @@ def supervise(
     ) as child:
         started(child.pid)
         terminator = _LauncherTerminator(child, marker)
-        pipes = [_OutputPipe(child.stderr, 2, stderr)] if child.stderr is not None else []
+        pipes = [_LauncherOutputPipe(child.stderr, 2, stderr)] if child.stderr is not None else []
         if child.stdout is not None and stdout is not None:
-            pipes.append(_OutputPipe(child.stdout, 1, stdout))
+            pipes.append(_LauncherOutputPipe(child.stdout, 1, stdout))
         ends = math.inf if timeout is None else time.monotonic() + timeout
         with (
             termination_handler(terminator.on_signal),
@@ -183,7 +183,7 @@ class _SupervisorLoop:
     """Event loop of the supervisor: handles launcher output, signals, rank starts and ends."""
 
     def __init__(
-        self, pipes: list[_OutputPipe], wakeups: socket.socket, report_directory: Path
+        self, pipes: list[_LauncherOutputPipe], wakeups: socket.socket, report_directory: Path
     ) -> None:
         self.tracker = RankTracker(report_directory)
         self.timed_out = False

@@ -14,11 +14,16 @@ from asyncddp.errors import UsageError
 from asyncddp.monitoring.monitor_targets import MONITORS_KEY, MonitorTarget, find_target
 from asyncddp.monitoring.random_projection import RandomProjection
 from asyncddp.monitoring.rank_record import Record
-from asyncddp.monitoring.report_collector import ROOT, MonitorReport, ReportCollector, ReportSender
+from asyncddp.monitoring.report_collector import (
+    ROOT,
+    RankStepReport,
+    ReportCollector,
+    ReportExchange,
+)
 from asyncddp.monitoring.sinks.sink_factory import Sink, sink_constructors
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 from asyncddp.optim.average_models import squared_deviation
-from asyncddp.rank_lists import list_ranks
+from asyncddp.rank_list_text import list_ranks
 
 logger = logging.getLogger("asyncddp")
 
@@ -127,7 +132,7 @@ class Monitor:
         self._projection = RandomProjection() if consensus == "projection" else None
         self.latest: dict[int, Record] = {}
         self._cost = CumulativeTimer()
-        self._sender = ReportSender(context, target.label)
+        self._sender = ReportExchange(context, target.label)
         self._collector = ReportCollector(
             context.size, _PATIENCE if target.in_step else 0, _PATIENCE_SECONDS
         )
@@ -173,7 +178,7 @@ class Monitor:
         exposed = self._target.averager.exposed_time.seconds
         return self._step, time.perf_counter(), exposed, self._cost.seconds
 
-    def _report(self) -> MonitorReport:
+    def _report(self) -> RankStepReport:
         target = self._target
         times, last = self._times(), self._last_times
         steps, *seconds = (one - other for one, other in zip(times, last, strict=True))
@@ -197,7 +202,7 @@ class Monitor:
         self.latest[record.rank] = record
         project = self._projection
         projection = None if project is None else project(target.parameters)
-        return MonitorReport(record, projection)
+        return RankStepReport(record, projection)
 
     def _exact_distance(self) -> float | None:
         """Compute the exact consensus distance; collective."""

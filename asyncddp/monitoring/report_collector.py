@@ -21,8 +21,8 @@ _FIGURES = len(fields(Record)) - 1  # all but the departed ranks, whose number v
 
 
 @dataclass(frozen=True)
-class MonitorReport:
-    """Report of one rank for one step, with a random projection of its parameters."""
+class RankStepReport:
+    """One rank's record of one step, and a random projection of its parameters to compare."""
 
     record: Record
     projection: torch.Tensor | None = None
@@ -42,9 +42,9 @@ class ReportCollector:
         self.active = set(range(size))
         """The ranks that may report again."""
         self._projections: dict[int, torch.Tensor] = {}
-        self._waiting: dict[int, dict[int, MonitorReport]] = {}
+        self._waiting: dict[int, dict[int, RankStepReport]] = {}
 
-    def add(self, report: MonitorReport) -> list[list[Record]]:
+    def add(self, report: RankStepReport) -> list[list[Record]]:
         """Add a report; return the records of every step that this completes."""
         record = report.record
         if report.projection is not None:
@@ -76,7 +76,7 @@ class ReportCollector:
         every = [one.record for found in self._waiting.values() for one in found.values()]
         return max(one.time for one in every) - min(one.time for one in every if one.step == step)
 
-    def _finished(self, reports: Mapping[int, MonitorReport]) -> list[Record]:
+    def _finished(self, reports: Mapping[int, RankStepReport]) -> list[Record]:
         own = {r: one.projection for r, one in reports.items() if one.projection is not None}
         projections = {**self._projections, **own}
         found = dict.fromkeys(projections, None)
@@ -89,19 +89,19 @@ class ReportCollector:
         ]
 
 
-class ReportSender:
-    """Sends a rank's monitor reports to rank 0; on rank 0, receives those of all ranks."""
+class ReportExchange:
+    """Exchange of monitor reports: every rank sends its own to rank 0, which receives them."""
 
     def __init__(self, context: Context, label: str) -> None:
         self._context, self._service = context, f"monitor/{label}"
         self._engine, self._is_root = context.engine, context.rank == ROOT
-        self.arrived: deque[MonitorReport | int] = deque()
+        self.arrived: deque[RankStepReport | int] = deque()
         """On rank 0: reports, and ranks that send no more, in order of arrival."""
         if self._is_root:
             with self._engine.active_messages() as active_messages:
                 active_messages.handlers[self._service] = self._on_message
 
-    def send(self, report: MonitorReport) -> None:
+    def send(self, report: RankStepReport) -> None:
         """Send a report to rank 0."""
         if self._is_root:
             self.arrived.append(report)
@@ -131,7 +131,7 @@ class ReportSender:
             self.arrived.append(peer)
             return
         figures = (*content[:_FIGURES], tuple(content[_FIGURES:]))
-        self.arrived.append(MonitorReport(Record(*figures), tensor))
+        self.arrived.append(RankStepReport(Record(*figures), tensor))
 
     def has_left(self, peer: int) -> bool:
         """Return True if a rank has left the run."""

@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from asyncddp.errors import ArgumentError, EnvironmentProblem, UsageError
-from asyncddp.launch.cluster.cell_hooks import fail_further_operations, operation_counts, resume
-from asyncddp.launch.cluster.control import StartedCluster, start_cluster
-from asyncddp.launch.cluster.profile_directory import ProfileDirectory, import_ipyparallel
-from asyncddp.launch.cluster.spec import build_cluster_spec
 from asyncddp.launch.job_options import RunOptions
+from asyncddp.launch.notebook_cluster.cell_hooks import (
+    fail_further_operations,
+    operation_counts,
+    resume,
+)
+from asyncddp.launch.notebook_cluster.cluster_spec import build_cluster_spec
+from asyncddp.launch.notebook_cluster.profile_directory import ProfileDirectory, import_ipyparallel
+from asyncddp.launch.notebook_cluster.start_and_stop import StartedCluster, start_cluster
 from asyncddp.notebook.progress_line import progress_line
-from asyncddp.rank_lists import list_ranks
+from asyncddp.rank_list_text import list_ranks
 
 _OUTPUT_TIMEOUT = 10.0  # seconds for output of the ranks to arrive at first
 _OUTPUT_INTERVAL = 1.0  # seconds after which output is asked for again

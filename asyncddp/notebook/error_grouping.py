@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from asyncddp.errors import RankError
-from asyncddp.rank_lists import list_ranks
+from asyncddp.rank_list_text import list_ranks
 
 E = TypeVar("E", bound=BaseException)
 

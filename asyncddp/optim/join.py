@@ -90,7 +90,7 @@ def join(*optimizers: DistributedOptimizer, broadcast_last: bool = False) -> Ite
 
 
 class _JoinableOptimizer:
-    """Distributed optimizer that takes part in a ``join`` block, with a count of its steps."""
+    """Distributed optimizer within a ``join`` block, whose steps there are counted."""
 
     def __init__(self, optimizer: DistributedOptimizer) -> None:
         self.optimizer = optimizer

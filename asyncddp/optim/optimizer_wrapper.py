@@ -75,7 +75,7 @@ class TransparentOptimizerWrapper(torch.optim.Optimizer):
 
 
 class WindowMethodsMixin(NeighborProgressMixin):
-    """Mixin of DistributedOptimizer: barriers, staleness and freeing of its one-sided windows.
+    """Mixin of DistributedOptimizer: barriers, bounded staleness and freeing of its windows.
 
     With algorithms that use no windows it has no effect.
     """

@@ -1,4 +1,4 @@
-"""Averages a model's buckets with neighbours; a result is used one step after it was sent."""
+"""Averages a model's buckets with neighbours; what one step sends, the next step uses."""
 
 from __future__ import annotations
 

@@ -210,11 +210,11 @@ class _PrivateChunk(OwnedChunk):
         """Do nothing: there is no file to close."""
 
 
-class PrivateArena(Arena):
-    """Arena of private memory, shared by ranks that are threads; works on every system.
+class InProcessArena(Arena):
+    """Arena in ordinary process memory, for ranks that are threads of one process.
 
     Example:
-        >>> arena = PrivateArena()
+        >>> arena = InProcessArena()
         >>> tensor = arena.empty((2,), torch.float32).fill_(3.0)
         >>> place = arena.locate(tensor)
         >>> arena.open(0, place).tensor(place.offset, (2,), torch.float32)

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from asyncddp.shm.arena import PrivateArena
+from asyncddp.shm.arena import InProcessArena
 from asyncddp.torch_modes import normal_mode
 
 _LARGE = 1 << 20  # bytes from which on it pays to reuse memory
 _HOST = torch.device("cpu")
-_arena = PrivateArena(limit=1 << 29)
+_arena = InProcessArena(limit=1 << 29)
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device = _HOST) -> torch.Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncddp.rank_lists import list_ranks
+from asyncddp.rank_list_text import list_ranks
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from asyncddp.registry import Registry
+from asyncddp.registry import PluginRegistry
 from asyncddp.transport.base import Request, Transport
 from asyncddp.transport.cuda.device_transport import DeviceTransport
 
 __all__ = ["DEVICE_TRANSPORTS", "TRANSPORTS", "Request", "Transport"]
 
-TRANSPORTS: Registry[type[Transport]] = Registry(
+TRANSPORTS: PluginRegistry[type[Transport]] = PluginRegistry(
     "transport",
     {
         "loopback": "asyncddp.transport.loopback:LoopbackTransport",
@@ -29,7 +29,7 @@ _PREFERRED = {
     "mpi_cuda": "asyncddp.transport.cuda.cuda_aware_mpi:CudaAwareMPITransport",
 }
 
-DEVICE_TRANSPORTS: Registry[type[DeviceTransport]] = Registry(
+DEVICE_TRANSPORTS: PluginRegistry[type[DeviceTransport]] = PluginRegistry(
     "transport for device tensors",
     {"cuda_staged": "asyncddp.transport.cuda.staged_transport:CudaStagedTransport", **_PREFERRED},
     group="asyncddp.device_wires",

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from asyncddp.errors import MismatchError
-from asyncddp.shm.arena import PrivateArena
+from asyncddp.shm.arena import InProcessArena
 from asyncddp.tensors.allocation import detached_copy
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.transport.base import Request, Scope, SharedMemoryGroup, Transport
@@ -60,7 +60,7 @@ class _LoopbackSharedState:
         self.numbers = [itertools.count() for _ in range(size)]  # of each rank's collectives
         self.size = size
         processes = dict.fromkeys(range(size), os.getpid())
-        self.window_group = SharedMemoryGroup(PrivateArena(), processes)
+        self.window_group = SharedMemoryGroup(InProcessArena(), processes)
 
     def match_message(
         self, data: torch.Tensor, source: int, target: int, tag: int, *, sends: bool

@@ -12,7 +12,7 @@ from typing import NoReturn
 from asyncddp.config import Config
 from asyncddp.deadline import Deadline
 from asyncddp.errors import WaitTimeoutError
-from asyncddp.rank_lists import list_ranks
+from asyncddp.rank_list_text import list_ranks
 
 _MPI_STARTUP_SECONDS = 60.0  # seconds that MPI itself may take once all processes have come
 _LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")

@@ -40,8 +40,8 @@ from asyncddp.windows.staging import (
 _MAX_QUEUED = 4  # copies of a window under way each way, before a caller waits for the device
 
 
-class DeviceResources(NamedTuple):
-    """Streams of a device, and the pinned host memory shared by all windows on it."""
+class DeviceStagingResources(NamedTuple):
+    """Streams and pinned host memory of one device, shared by all windows on it."""
 
     streams: DeviceStreams
     pinned: FreeList[torch.Tensor]
@@ -65,7 +65,7 @@ class DeviceStaging(SynchronousTensorStaging):
     def __init__(
         self,
         pool: BufferPool,
-        device: DeviceResources,
+        device: DeviceStagingResources,
         engine: ProgressEngine,
         lock: threading.RLock,
         what: str,

@@ -19,7 +19,7 @@ from asyncddp.errors import ArgumentError, PeerError, UnknownNameError
 from asyncddp.shm.arena import SharedMemoryHandle
 from asyncddp.tensors.free_list import FreeList
 from asyncddp.torch_modes import refuse_transforms
-from asyncddp.windows.device_staging import DeviceResources
+from asyncddp.windows.device_staging import DeviceStagingResources
 from asyncddp.windows.edge import PublishedSnapshot
 from asyncddp.windows.message_edge import (
     ADD,
@@ -56,7 +56,7 @@ class WindowManager:
         self._tickets = itertools.count()
         self._pending_gets = weakref.WeakValueDictionary[int, PendingGet]()
         self._group = context.transport.window_group
-        self._devices: dict[DeviceStreams, DeviceResources] = {}
+        self._devices: dict[DeviceStreams, DeviceStagingResources] = {}
         self._made = 0
         self._pause = self._engine.idle_interval
         self._message_handlers = {
@@ -103,12 +103,14 @@ class WindowManager:
             return Window(*facts, zero_init=zero_init)
         return TracedWindow(self._context.tracer, *facts, zero_init=zero_init)
 
-    def _device_of(self, tensor: torch.Tensor) -> DeviceResources | None:
+    def _device_of(self, tensor: torch.Tensor) -> DeviceStagingResources | None:
         streams = streams_of(tensor)
         if streams is None:
             return None
         if streams not in self._devices:
-            self._devices[streams] = DeviceResources(streams, FreeList(streams.allocate_pinned))
+            self._devices[streams] = DeviceStagingResources(
+                streams, FreeList(streams.allocate_pinned)
+            )
         return self._devices[streams]
 
     def reserve(self, targets: Iterable[int]) -> ControlWords:

@@ -1,4 +1,4 @@
-"""Window edge to a rank of another machine: tensors are sent by message, at most one at a time.
+"""Window edge to a rank of another machine: sends it tensors by message, one at a time.
 
 While one is under way, the next one waits at the writer, where a later put replaces it and a later
 accumulate is added to it: a slow network makes readers see fewer versions, and never makes a writer

@@ -13,7 +13,7 @@ from asyncddp.errors import AsyncDDPError, PeerLeftError
 from asyncddp.kernels.cpu_weighted_sum import WeightedTensor
 from asyncddp.tensors.allocation import detached_copy
 from asyncddp.windows.departure_detector import CONCLUDED
-from asyncddp.windows.device_staging import DeviceResources, DeviceStaging
+from asyncddp.windows.device_staging import DeviceStaging, DeviceStagingResources
 from asyncddp.windows.edge import PublishedSnapshot, RefCountedBuffer
 from asyncddp.windows.mutex import WindowMutex
 from asyncddp.windows.nonblocking_handle import WindowHandle
@@ -48,7 +48,7 @@ class Window:
         number: int,
         tensor: torch.Tensor,
         schedule: Schedule,
-        device: DeviceResources | None = None,
+        device: DeviceStagingResources | None = None,
         *,
         zero_init: bool,
     ) -> None:

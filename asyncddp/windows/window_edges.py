@@ -19,7 +19,7 @@ ControlWords: TypeAlias = dict[int, AllocatedBlock[OwnedChunk]]
 
 
 class WindowEdges:
-    """Edges of one rank's window, by the neighbour's rank: a writer or a reader of each."""
+    """Edges of one rank's window: the writer to, and the reader from, each neighbour rank."""
 
     def __init__(self, control_words: ControlWords) -> None:
         self.control_words = control_words  # of edges to ranks of this machine

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from asyncddp.errors import ArgumentError, EnvironmentProblem
-from asyncddp.launch.cluster.control import start_cluster
-from asyncddp.launch.cluster.profile_directory import ProfileDirectory
-from asyncddp.launch.cluster.spec import build_cluster_spec, controller_address
 from asyncddp.launch.hosts import parse_hosts
 from asyncddp.launch.job_options import RunOptions
 from asyncddp.launch.launcher_discovery import find_launcher
+from asyncddp.launch.notebook_cluster.cluster_spec import build_cluster_spec, controller_address
+from asyncddp.launch.notebook_cluster.profile_directory import ProfileDirectory
+from asyncddp.launch.notebook_cluster.start_and_stop import start_cluster
 from asyncddp.notebook import Cluster
 from tests.support import RUN_LIMIT, until
 

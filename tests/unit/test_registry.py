@@ -8,17 +8,19 @@ import pytest
 
 import asyncddp as bf
 from asyncddp import registry
-from asyncddp.registry import Registry
+from asyncddp.registry import PluginRegistry
 
 
 @pytest.fixture
 def shapes():
-    return Registry("shape", {"path": "pathlib:Path", "lock": "threading:Lock"}, group="g.shapes")
+    return PluginRegistry(
+        "shape", {"path": "pathlib:Path", "lock": "threading:Lock"}, group="g.shapes"
+    )
 
 
 def test_entries_are_imported_when_asked_for():
     """Listing names imports nothing: a missing module is an error of its own entry."""
-    missing = Registry("thing", {"nowhere": "no_such_module:Thing"})
+    missing = PluginRegistry("thing", {"nowhere": "no_such_module:Thing"})
     assert list(missing) == ["nowhere"]
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         _ = missing["nowhere"]
@@ -61,7 +63,7 @@ def test_other_distributions_add_by_entry_point_and_do_not_replace_ours(shapes, 
 def test_a_registry_without_a_group_asks_nobody(monkeypatch):
     """A registry without a group reads no entry points."""
     monkeypatch.setattr(registry, "entry_points", lambda group: pytest.fail("asked"))
-    assert list(Registry("thing", {"a": "pathlib:Path"})) == ["a"]
+    assert list(PluginRegistry("thing", {"a": "pathlib:Path"})) == ["a"]
 
 
 def test_other_distributions_are_read_once_until_a_name_is_unknown(shapes, monkeypatch):

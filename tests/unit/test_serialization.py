@@ -85,10 +85,10 @@ def test_anything_else_is_an_error_that_says_whose_it_is(data, kind):
         nccl_notes.OpenCommunicatorMessage(True),
         nccl_notes.UniqueIdMessage(b"id"),
         nccl_notes.OpenRefusedMessage(),
-        nccl_notes.RequestDescriptor(1, True, 2, 3),
+        nccl_notes.TransferPostedMessage(1, True, 2, 3),
         nccl_notes.GroupLaunchMessage((1, 2)),
         nccl_notes.SizeMismatchMessage(1, 2),
-        nccl_notes.CancelMessage(nccl_notes.RequestDescriptor(1, False, 2, 3)),
+        nccl_notes.CancelMessage(nccl_notes.TransferPostedMessage(1, False, 2, 3)),
         nccl_notes.CommunicatorFailedMessage("why"),
     ],
 )

@@ -14,7 +14,7 @@ from typing import Any
 
 from asyncddp.cli.doctor.check_result import CheckResult
 from asyncddp.launch.available_cpus import cores
-from asyncddp.rank_lists import list_ranks
+from asyncddp.rank_list_text import list_ranks
 
 _SHM = Path("/dev/shm")
 _SMALL_SHM = 1 << 30

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import networkx as nx
 
 from asyncddp.context import current, is_initialized, lifecycle, ranks_and_topology
-from asyncddp.context.timeline_activities import (
+from asyncddp.context.user_activities import (
     timeline_context,
     timeline_end_activity,
     timeline_start_activity,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from asyncddp.algorithms import ALGORITHMS, Algorithm
-from asyncddp.context.timeline_activities import warn_timeline_off_once
+from asyncddp.context.user_activities import warn_timeline_off_once
 from asyncddp.errors import ArgumentError
 from asyncddp.integrations.bluefog.error_translation import translate_errors
 from asyncddp.optim import DistributedOptimizer
@@ -139,7 +139,7 @@ def _warn_of_passes(optimizer: Any, args: Any, kwargs: Any) -> None:
         )
 
 
-class _WarnOnUnsuitableGraph(Algorithm):
+class _GraphWarningAlgorithm(Algorithm):
     """Base class of algorithm variants that warn of an unsuitable graph instead of raising."""
 
     def check(self, graph_or_schedule: GraphOrSchedule) -> None:
@@ -154,4 +154,4 @@ class _WarnOnUnsuitableGraph(Algorithm):
 def tolerant_algorithm(name: str) -> type[Algorithm]:
     """Create the variant of a method, by its name, that accepts any graph."""
     method = ALGORITHMS[name]
-    return type(method.__name__, (_WarnOnUnsuitableGraph, method), {"__doc__": method.__doc__})
+    return type(method.__name__, (_GraphWarningAlgorithm, method), {"__doc__": method.__doc__})

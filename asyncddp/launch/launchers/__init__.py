@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from asyncddp.launch.launchers.launcher import FailedRank, Launcher, LauncherOutputPatterns
-from asyncddp.registry import Registry
+from asyncddp.registry import PluginRegistry
 
 __all__ = ["LAUNCHERS", "FailedRank", "Launcher", "LauncherOutputPatterns"]
 
-LAUNCHERS: Registry[Launcher] = Registry(
+LAUNCHERS: PluginRegistry[Launcher] = PluginRegistry(
     "launcher",
     {
         "intel_mpi": "asyncddp.launch.launchers.hydra:INTEL_MPI",

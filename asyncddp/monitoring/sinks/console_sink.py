@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from asyncddp.cli.console import format_bytes, make_table
 from asyncddp.monitoring.rank_record import Record
-from asyncddp.rank_lists import list_ranks
+from asyncddp.rank_list_text import list_ranks
 
 if TYPE_CHECKING:
     from rich.console import Console

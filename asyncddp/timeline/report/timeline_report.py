@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncddp.errors import ArgumentError
-from asyncddp.rank_lists import list_ranks
+from asyncddp.rank_list_text import list_ranks
 from asyncddp.timeline.report.rank_breakdown import RankBreakdown, compute_breakdown
 from asyncddp.timeline.report.trace_spans import RankSpans, TimelineSpans
 

@@ -22,7 +22,7 @@ from asyncddp.errors import PeerError
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.transport.base import Request, Transport
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities, ranks_without
-from asyncddp.transport.cuda.request_queue import QueuedRequest
+from asyncddp.transport.cuda.pending_requests import PendingRequest
 from asyncddp.transport.cuda.staged_transport import CudaStagedTransport
 from asyncddp.transport.mpi.runtime import MPI
 
@@ -36,7 +36,7 @@ _DISABLING_VARIABLES = (
 """Variables which, set to 0, have a library not take GPU memory though it could."""
 
 
-class _CudaAwareMPIRequest(QueuedRequest):
+class _CudaAwareMPIRequest(PendingRequest):
     """MPI send or receive of GPU memory that starts once earlier work on the GPU has ended."""
 
     def __init__(

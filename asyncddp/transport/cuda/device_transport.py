@@ -101,7 +101,7 @@ class DeviceTransport(Transport):
         )
 
 
-class ExportRequest(Request, Protocol):
+class IpcSendRequest(Request, Protocol):
     """Request of a send by CUDA IPC; complete once the receiver has queued its reads."""
 
     def reusable(self) -> bool:
@@ -109,7 +109,7 @@ class ExportRequest(Request, Protocol):
         ...
 
 
-class ImportRequest(Request, Protocol):
+class IpcReadRequest(Request, Protocol):
     """Request to read a peer's tensor in place; complete once the compute stream may read it."""
 
     @property
@@ -137,11 +137,11 @@ class DirectReadTransport(ABC):
     @abstractmethod
     def export_tensor(
         self, data: torch.Tensor, tags: Mapping[int, int], factor: float = 1.0
-    ) -> dict[int, ExportRequest]:
+    ) -> dict[int, IpcSendRequest]:
         """Export a copy of a tensor, or its product with a factor, to peers, each under a tag."""
 
     @abstractmethod
     def import_tensor(
         self, shape: tuple[int, ...], dtype: torch.dtype, peer: int, tag: int
-    ) -> ImportRequest:
+    ) -> IpcReadRequest:
         """Start importing a peer's tensor."""

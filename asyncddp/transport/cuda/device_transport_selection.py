@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations, takewhile
 
 from asyncddp.errors import MismatchError, UnknownNameError
-from asyncddp.rank_lists import list_ranks
+from asyncddp.rank_list_text import list_ranks
 from asyncddp.transport import DEVICE_TRANSPORTS, PREFERRED_DEVICE_TRANSPORTS
 from asyncddp.transport.base import Scope
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities
@@ -43,7 +43,7 @@ def parse_transport_names(text: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class GroupSelection:
+class GroupTransports:
     """Transports selected for a group of ranks with GPUs, best first; the same on all its ranks."""
 
     usable: tuple[type[DeviceTransport], ...]
@@ -70,7 +70,7 @@ class GroupSelection:
 
 def select_for_group(
     group: Sequence[DeviceCapabilities], wanted: Sequence[str] = ()
-) -> GroupSelection:
+) -> GroupTransports:
     """Select the transports of a group: those that every two of its ranks can use.
 
     A transport inside machines is selected where any two ranks can use it, and serves these. Those
@@ -89,7 +89,7 @@ def select_for_group(
         else:
             usable.append(transport)
     collectives = [transport.name for transport in usable if transport.serves_collectives]
-    return GroupSelection(tuple(usable), collectives[0] if collectives else FALLBACK, refused)
+    return GroupTransports(tuple(usable), collectives[0] if collectives else FALLBACK, refused)
 
 
 def require_same_device_kind(group: Sequence[DeviceCapabilities]) -> None:

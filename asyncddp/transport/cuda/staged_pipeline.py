@@ -24,7 +24,7 @@ import torch
 from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamRole
 from asyncddp.tensors.free_list import FreeList
 from asyncddp.transport.base import TRANSFER_ERRORS, Request
-from asyncddp.transport.cuda.request_queue import QueuedRequest
+from asyncddp.transport.cuda.pending_requests import PendingRequest
 
 MAX_PIECES_IN_FLIGHT = 3  # of one request: one in each stage
 _ALIGNMENT = 64
@@ -71,7 +71,7 @@ class StagedPiece:
         self.receive_buffer = self.buffer[offset:][: sum(part.nbytes for part in self.write)]
 
 
-class StagedRequest(QueuedRequest):
+class StagedRequest(PendingRequest):
     """Request that moves a GPU tensor through pinned host memory, piece by piece."""
 
     def __init__(

@@ -16,7 +16,7 @@ from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.tensors.free_list import FreeList
 from asyncddp.transport.base import Request, Transport
 from asyncddp.transport.cuda.device_transport import DeviceTransport
-from asyncddp.transport.cuda.request_queue import RequestQueue
+from asyncddp.transport.cuda.pending_requests import PendingRequests
 from asyncddp.transport.cuda.staged_pipeline import StagedPiece, StagedRequest, StagingPlan
 
 _PIECE = 1 << 22  # bytes; the same on all ranks
@@ -40,7 +40,7 @@ class CudaStagedTransport(DeviceTransport):
     def __init__(self, base: Transport, streams: DeviceStreams) -> None:
         super().__init__(base, streams)
         self.pool = FreeList(streams.allocate_pinned)
-        self._requests = RequestQueue()
+        self._requests = PendingRequests()
 
     def watch(self, timeout: float) -> object:
         """Advance all staged requests."""

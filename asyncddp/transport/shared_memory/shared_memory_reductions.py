@@ -59,7 +59,7 @@ class SharedReductionBuffers:
             for peer, handle in enumerate(handles)
         ]
         self.own = self.rank_buffers[rank]
-        self.queue: deque[SharedMemoryReduction] = deque()  # the first one has the slots
+        self.queue: deque[SharedMemoryReductionRequest] = deque()  # the first one has the slots
         self.piece_count = 0  # of all reductions so far
 
     def minimum(self, word: int) -> int:
@@ -69,7 +69,7 @@ class SharedReductionBuffers:
         return minimum
 
 
-class SharedMemoryReduction(ABC):
+class SharedMemoryReductionRequest(ABC):
     """Request of one reduction in shared memory; complete once all result pieces are in place."""
 
     def __init__(
@@ -160,7 +160,7 @@ class SharedMemoryReduction(ABC):
             out.div_(self._divisor)
 
 
-class SharedMemoryAllreduceRequest(SharedMemoryReduction):
+class SharedMemoryAllreduceRequest(SharedMemoryReductionRequest):
     """Request of one allreduce through shared memory.
 
     Two ranks add each other's pieces in place; more of them divide the additions: rank r sums part
@@ -215,7 +215,7 @@ class SharedMemoryAllreduceRequest(SharedMemoryReduction):
         return piece[rank * share : (rank + 1) * share]
 
 
-class SharedMemoryReduceScatterRequest(SharedMemoryReduction):
+class SharedMemoryReduceScatterRequest(SharedMemoryReductionRequest):
     """Request of one reduce-scatter through shared memory.
 
     A piece is the same columns of all ranks' parts. Every rank publishes those of its rows that

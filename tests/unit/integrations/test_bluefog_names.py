@@ -11,7 +11,7 @@ import torch
 
 import asyncddp
 import asyncddp.integrations.bluefog as bf
-from asyncddp.context.timeline_activities import warn_timeline_off_once
+from asyncddp.context.user_activities import warn_timeline_off_once
 from asyncddp.integrations.bluefog import bluefog_environment, bluefog_optimizer, mpi_ops
 from asyncddp.integrations.bluefog.bluefog_state import HandleTable
 from asyncddp.integrations.bluefog.util import env

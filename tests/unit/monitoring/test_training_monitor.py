@@ -18,7 +18,7 @@ from rich.console import Console
 import asyncddp as bf
 from asyncddp.monitoring.random_projection import RandomProjection, distances
 from asyncddp.monitoring.rank_record import Record
-from asyncddp.monitoring.report_collector import MonitorReport, ReportCollector
+from asyncddp.monitoring.report_collector import RankStepReport, ReportCollector
 from asyncddp.monitoring.sinks.console_sink import ConsoleSink
 from asyncddp.monitoring.sinks.sink_factory import JsonLinesSink
 from tests.support import RUN_LIMIT
@@ -100,7 +100,7 @@ def test_distances_of_what_is_equal_are_zero_to_the_last_bit():
 
 def report(rank, x, step=50, time=0.0):
     record = replace(RECORD, rank=rank, step=step, time=time)
-    return MonitorReport(record, torch.tensor([x], dtype=torch.float64))
+    return RankStepReport(record, torch.tensor([x], dtype=torch.float64))
 
 
 def told(complete):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-from asyncddp.shm.arena import Arena, PrivateArena
+from asyncddp.shm.arena import Arena, InProcessArena
 from asyncddp.tensors import allocation as allocate
 from asyncddp.tensors.buckets import FlatBucket
 from asyncddp.tensors.byte_views import from_bytes
@@ -52,7 +52,7 @@ MADE = {
     "detached_copy": lambda: allocate.detached_copy(LIKE),
     "make_tensor": lambda: allocate.make_tensor([1.0, 2.0], torch.float32),
     "shared": lambda: Arena().empty((2, 3), torch.float32),
-    "private": lambda: PrivateArena().empty((2, 3), torch.float32),
+    "private": lambda: InProcessArena().empty((2, 3), torch.float32),
     "bucket": lambda: FlatBucket([LIKE]).flat,
     "view": lambda: FlatBucket([LIKE]).views[0],
     "bytes": lambda: from_bytes(bytes(8), torch.float32, (2,)),
@@ -91,7 +91,7 @@ def test_small_tensors_are_plain_and_large_ones_are_aligned():
 
 def test_pages_of_free_memory_have_a_bound():
     """Of private memory, too; the bytes read as zero from then on."""
-    arena = PrivateArena(limit=3 << 20)
+    arena = InProcessArena(limit=3 << 20)
     held = [arena.empty((1 << 20,), torch.uint8).fill_(7) for _ in range(4)]
     addresses = {tensor.data_ptr() for tensor in held}
     while len(held) > 1:

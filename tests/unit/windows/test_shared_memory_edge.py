@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from asyncddp.errors import PeerLeftError
-from asyncddp.shm.arena import Arena, PrivateArena, SharedMemoryHandle, handle_of_block
+from asyncddp.shm.arena import Arena, InProcessArena, SharedMemoryHandle, handle_of_block
 from asyncddp.windows import shared_memory_edge, staging
 from asyncddp.windows.shared_memory_edge import (
     _INTENDED,
@@ -55,7 +55,7 @@ class Edge:
 
 @pytest.fixture
 def edge():
-    return Edge(PrivateArena())
+    return Edge(InProcessArena())
 
 
 def values(shown):
@@ -145,7 +145,7 @@ def test_steps_are_told_without_a_tensor(edge):
 
 def test_tensors_without_elements(edge):
     """Versions of an empty tensor are counted, and have its shape and dtype."""
-    edge = Edge(PrivateArena(), (2, 0), torch.int8)
+    edge = Edge(InProcessArena(), (2, 0), torch.int8)
     edge.write("add", 0)
     edge.write("add", 0)
     shown = edge.inlet.take()
@@ -276,7 +276,7 @@ def expected(taken, version):
 
 def play(monkeypatch, switches, first, deaf=()):
     """Let a writer and a reader meet in one order of accesses, and check all that is read."""
-    turns, arena = Turns(switches), PrivateArena()
+    turns, arena = Turns(switches), InProcessArena()
     for module, name in (
         (shared_memory_edge, "store_fence"),
         (shared_memory_edge, "full_memory_fence"),

@@ -1,4 +1,4 @@
-"""Export of GPU memory by CUDA IPC: lets peers map and read copies of tensors."""
+"""Export by CUDA IPC: copies tensors into GPU memory that peers map and read."""
 
 from __future__ import annotations
 
@@ -171,8 +171,8 @@ class MemoryExporter:
             yield from read
 
 
-class StagedExportRequest:
-    """Export request to a rank that CUDA IPC does not reach: it goes through host memory."""
+class StagedSendRequest:
+    """Request of a send through host memory, to a rank that CUDA IPC does not reach."""
 
     def __init__(self, transfer: Request) -> None:
         self._transfer = transfer

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from asyncddp.device.streams import DeviceEvent, DeviceStreams
 from asyncddp.transport.base import TRANSFER_ERRORS, Transport
-from asyncddp.transport.cuda.request_queue import QueuedRequest, RequestQueue
+from asyncddp.transport.cuda.pending_requests import PendingRequest, PendingRequests
 
 TaskSteps: TypeAlias = Generator[DeviceEvent | None, None, None]
 """Yields events or requests to wait for; None where the next task in its order may start."""
@@ -22,11 +22,11 @@ class IPCResources(NamedTuple):
     streams: DeviceStreams
     ready_transport: Transport  # of ready messages
     done_transport: Transport  # of done messages
-    tasks: RequestQueue
+    tasks: PendingRequests
     drive: Callable[[], None]  # advances all of the transport
 
 
-class TransferTask(QueuedRequest):
+class TransferTask(PendingRequest):
     """Non-blocking task that transfers one tensor by CUDA IPC; it serves as the caller's request.
 
     Tasks of one peer, tag and direction start one after the other.

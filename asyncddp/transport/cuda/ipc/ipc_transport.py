@@ -21,15 +21,15 @@ from asyncddp.errors import PeerError
 from asyncddp.transport.base import Request, Scope, Transport
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities, have_peer_access, unknown_gpu
 from asyncddp.transport.cuda.composite import CompositeTransport
-from asyncddp.transport.cuda.device_transport import DirectReadTransport, ExportRequest
+from asyncddp.transport.cuda.device_transport import DirectReadTransport, IpcSendRequest
 from asyncddp.transport.cuda.ipc.exporter import (
     MAX_COPY_BYTES,
     MemoryExporter,
-    StagedExportRequest,
+    StagedSendRequest,
 )
 from asyncddp.transport.cuda.ipc.importer import MemoryImporter
 from asyncddp.transport.cuda.ipc.ipc_tasks import ImportTask, IPCResources
-from asyncddp.transport.cuda.request_queue import RequestQueue
+from asyncddp.transport.cuda.pending_requests import PendingRequests
 
 _CLOSE_TIMEOUT = 1.0  # seconds for peers to read exported memory
 
@@ -56,7 +56,7 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
         super().__init__(base, streams)
         self._reachable, self._closed = frozenset(reachable), False
         self._ready_transport, self._done_transport = ready_transport, done_transport
-        self._tasks = RequestQueue()
+        self._tasks = PendingRequests()
         shared = IPCResources(
             streams, ready_transport, done_transport, self._tasks, self._drive_tasks
         )
@@ -88,16 +88,16 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
 
     def export_tensor(
         self, data: torch.Tensor, tags: Mapping[int, int], factor: float = 1.0
-    ) -> dict[int, ExportRequest]:
+    ) -> dict[int, IpcSendRequest]:
         """Export a tensor to peers with access, and send it to the others."""
         near = {peer: tag for peer, tag in tags.items() if peer in self._reachable}
         far = {peer: tag for peer, tag in tags.items() if peer not in self._reachable}
         if factor != 1.0 and (far or data.nbytes > MAX_COPY_BYTES):
             with self.streams.stream_context(StreamRole.COMPUTE):
                 data, factor = data * factor, 1.0
-        requests: dict[int, ExportRequest] = {}
+        requests: dict[int, IpcSendRequest] = {}
         for peer, tag in far.items():
-            requests[peer] = StagedExportRequest(super().isend(data, peer, tag))
+            requests[peer] = StagedSendRequest(super().isend(data, peer, tag))
         if near:
             requests |= self._exporter.export_tensor(data, near, factor)
         return requests

@@ -1,4 +1,4 @@
-"""Opens an NCCL communicator on a thread, runs calls on a CUDA stream of its own, aborts it.
+"""NCCL communicator with a thread that opens it and a CUDA stream for its calls.
 
 NCCL's calls that wait for other ranks (opening, destroying) are made on threads of their own, so
 that the caller does not wait.

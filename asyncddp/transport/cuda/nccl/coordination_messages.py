@@ -34,8 +34,8 @@ class OpenRefusedMessage(_CoordinationMessageBase):
     """Refusal, by the lower of two ranks, of a communicator: they stage through host memory."""
 
 
-class RequestDescriptor(_CoordinationMessageBase):
-    """Description of a send or receive that one rank of a pair has posted, with its number."""
+class TransferPostedMessage(_CoordinationMessageBase):
+    """Message of a rank to its pair's other rank: it has posted the pair's n-th send or receive."""
 
     number: int
     sends: bool
@@ -50,7 +50,7 @@ class GroupLaunchMessage(_CoordinationMessageBase):
 
 
 class SizeMismatchMessage(_CoordinationMessageBase):
-    """Notice of the leader (lower rank) that the sizes of a send and its receive differ."""
+    """Message from the lower rank of a pair to the other: sizes of send and receive differ."""
 
     number: int
     size: int
@@ -59,7 +59,7 @@ class SizeMismatchMessage(_CoordinationMessageBase):
 class CancelMessage(_CoordinationMessageBase):
     """Notice of the follower (higher rank) that it has given up a receive."""
 
-    descriptor: RequestDescriptor
+    descriptor: TransferPostedMessage
 
 
 class CommunicatorFailedMessage(_CoordinationMessageBase):
@@ -72,7 +72,7 @@ CoordinationMessage: TypeAlias = (
     OpenCommunicatorMessage
     | UniqueIdMessage
     | OpenRefusedMessage
-    | RequestDescriptor
+    | TransferPostedMessage
     | GroupLaunchMessage
     | SizeMismatchMessage
     | CancelMessage

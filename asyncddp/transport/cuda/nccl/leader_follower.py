@@ -15,9 +15,9 @@ from asyncddp.transport.cuda.nccl.pair_channel import PairChannel, SharedChannel
 
 _GROUPING_DELAY = 0.0002  # seconds in which the other direction may join a group
 
-RequestMatch: TypeAlias = tuple[messages.RequestDescriptor, messages.RequestDescriptor]
+RequestMatch: TypeAlias = tuple[messages.TransferPostedMessage, messages.TransferPostedMessage]
 """Matched pair of the two ranks' requests, the leader's first: a send and its receive."""
-_Posted: TypeAlias = dict[tuple[bool, int], deque[messages.RequestDescriptor]]
+_Posted: TypeAlias = dict[tuple[bool, int], deque[messages.TransferPostedMessage]]
 """Requests by whether the leader sends, and by tag."""
 
 
@@ -31,12 +31,12 @@ class MatchTable:
         self._local: _Posted = {}
         self._remote: _Posted = {}
 
-    def add(self, one: messages.RequestDescriptor, *, local: bool) -> None:
+    def add(self, one: messages.TransferPostedMessage, *, local: bool) -> None:
         """Add a request of the leader (``local``), or of the follower."""
         side = self._local if local else self._remote
         side.setdefault((one.sends == local, one.tag), deque()).append(one)
 
-    def cancel(self, one: messages.RequestDescriptor, *, local: bool) -> None:
+    def cancel(self, one: messages.TransferPostedMessage, *, local: bool) -> None:
         """Remove a request that one rank has given up, unless it has been matched."""
         side, key = (self._local if local else self._remote), (one.sends == local, one.tag)
         if one in side.get(key, ()):
@@ -77,11 +77,11 @@ class PairChannelLeader(PairChannel):
         self._waiting_since: float | None = None
 
     @override
-    def announce(self, descriptor: messages.RequestDescriptor) -> None:
+    def announce(self, descriptor: messages.TransferPostedMessage) -> None:
         self._match_table.add(descriptor, local=True)
 
     @override
-    def cancel(self, descriptor: messages.RequestDescriptor) -> None:
+    def cancel(self, descriptor: messages.TransferPostedMessage) -> None:
         self._match_table.cancel(descriptor, local=True)
 
     @override
@@ -89,7 +89,7 @@ class PairChannelLeader(PairChannel):
         match message:
             case messages.OpenCommunicatorMessage():
                 self._answer_open(message)
-            case messages.RequestDescriptor():
+            case messages.TransferPostedMessage():
                 self._match_table.add(message, local=False)
             case messages.CancelMessage():
                 self._match_table.cancel(message.descriptor, local=False)
@@ -155,12 +155,12 @@ class PairChannelFollower(PairChannel):
             self._resources.tell(self._peer, messages.OpenCommunicatorMessage(self._has_budget))
 
     @override
-    def announce(self, descriptor: messages.RequestDescriptor) -> None:
+    def announce(self, descriptor: messages.TransferPostedMessage) -> None:
         self.connect()
         self._resources.tell(self._peer, descriptor)
 
     @override
-    def cancel(self, descriptor: messages.RequestDescriptor) -> None:
+    def cancel(self, descriptor: messages.TransferPostedMessage) -> None:
         self._resources.tell(self._peer, messages.CancelMessage(descriptor))
 
     @override

@@ -28,7 +28,7 @@ from asyncddp.transport.cuda.nccl.communicator import (
 from asyncddp.transport.cuda.nccl.coordination_messages import (
     CommunicatorFailedMessage,
     CoordinationMessage,
-    RequestDescriptor,
+    TransferPostedMessage,
 )
 from asyncddp.transport.cuda.nccl.cupy_bindings import CupyBindings
 
@@ -67,7 +67,7 @@ class PointToPointRequest:
     """
 
     channel: PairChannel
-    descriptor: RequestDescriptor
+    descriptor: TransferPostedMessage
     flat: torch.Tensor
     ready: DeviceEvent
     staged: Request | None = None
@@ -114,7 +114,7 @@ class PairChannel(ABC):
         """Post a send or receive that follows an event; a PeerError if the channel is broken."""
         if self.failure is not None:
             raise self.failure
-        descriptor = RequestDescriptor(self._next, sends, tag, flat.numel())
+        descriptor = TransferPostedMessage(self._next, sends, tag, flat.numel())
         self._next += 1
         request = self._waiting[descriptor.number] = PointToPointRequest(
             self, descriptor, flat, ready
@@ -155,11 +155,11 @@ class PairChannel(ABC):
     # defined by leader and follower
 
     @abstractmethod
-    def announce(self, descriptor: RequestDescriptor) -> None:
+    def announce(self, descriptor: TransferPostedMessage) -> None:
         """Announce a request that this rank has posted."""
 
     @abstractmethod
-    def cancel(self, descriptor: RequestDescriptor) -> None:
+    def cancel(self, descriptor: TransferPostedMessage) -> None:
         """Take a receive back, unless it has been matched."""
 
     @abstractmethod

@@ -11,7 +11,7 @@ import torch
 
 from asyncddp.device.streams import HostStreams, StreamRole
 from asyncddp.transport.cuda.nccl.communicator import BYTE, nccl_group, open_in_thread
-from asyncddp.transport.cuda.nccl.coordination_messages import RequestDescriptor
+from asyncddp.transport.cuda.nccl.coordination_messages import TransferPostedMessage
 from asyncddp.transport.cuda.nccl.leader_follower import MatchTable
 from tests.support.late_device import LateDevice
 from tests.support.nccl import FakeNccl
@@ -161,7 +161,7 @@ def test_offers_of_one_line_meet_in_order_whatever_came_between(seed):
     met, gone = [], set()
     for _ in range(200):
         side, sends, tag = draw.choice(list(begun))
-        offer = RequestDescriptor(next(numbers[side]), bool(sends), tag, 8)
+        offer = TransferPostedMessage(next(numbers[side]), bool(sends), tag, 8)
         begun[side, sends, tag].append(offer)
         book.add(offer, local=not side)
         if draw.random() < 0.2:
@@ -189,11 +189,11 @@ def test_offers_of_one_line_meet_in_order_whatever_came_between(seed):
 def test_nobody_waits_for_the_other_way_where_nothing_is_expected():
     """Matches are one way only where the leader has a request the other way left."""
     book = MatchTable()
-    book.add(RequestDescriptor(0, True, 1, 8), local=True)
-    book.add(RequestDescriptor(0, False, 1, 8), local=False)
+    book.add(TransferPostedMessage(0, True, 1, 8), local=True)
+    book.add(TransferPostedMessage(0, False, 1, 8), local=False)
     assert book.matching_keys()
     assert not book.is_one_way()
-    book.add(RequestDescriptor(1, True, 2, 8), local=True)
+    book.add(TransferPostedMessage(1, True, 2, 8), local=True)
     assert not book.is_one_way(), "it waits for more of the same way"
-    book.add(RequestDescriptor(2, False, 2, 8), local=True)
+    book.add(TransferPostedMessage(2, False, 2, 8), local=True)
     assert book.is_one_way()

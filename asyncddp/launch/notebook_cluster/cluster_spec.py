@@ -15,7 +15,7 @@ from asyncddp.launch.job_builder import build_job
 from asyncddp.launch.job_options import RunOptions
 from asyncddp.launch.launcher_discovery import find_launcher
 
-ENGINE_MODULE = "asyncddp.launch.cluster.rank_engine"
+ENGINE_MODULE = "asyncddp.launch.notebook_cluster.rank_engine"
 MAX_MISSED_HEARTBEATS = 240
 """Missed heartbeats after which controller and engines regard each other as dead."""
 

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 
 
-class QueuedRequest(ABC):
-    """Base class of queued requests; those with the same order key advance in posting order.
+class PendingRequest(ABC):
+    """Base class of requests in progress; those of one order key are transferred one by one.
 
     Attributes:
         order_key: Requests with equal keys are transferred one after the other.
@@ -32,7 +32,7 @@ class QueuedRequest(ABC):
         """Advance as far as possible without waiting; ``first`` of all with its key, or not."""
 
 
-class RequestQueue(list[QueuedRequest]):
+class PendingRequests(list[PendingRequest]):
     """Requests in progress on one transport, in the order in which they were started."""
 
     def advance(self) -> None:

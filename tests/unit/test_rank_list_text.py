@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncddp.rank_lists import list_ranks
+from asyncddp.rank_list_text import list_ranks
 
 
 @pytest.mark.parametrize(

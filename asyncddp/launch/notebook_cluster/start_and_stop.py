@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from asyncddp.errors import EnvironmentProblem
-from asyncddp.launch.cluster.profile_directory import (
+from asyncddp.launch.notebook_cluster.cluster_spec import ClusterSpec
+from asyncddp.launch.notebook_cluster.profile_directory import (
     ClusterRecord,
     ProfileDirectory,
     import_ipyparallel,
 )
-from asyncddp.launch.cluster.spec import ClusterSpec
 from asyncddp.launch.process_cleanup import kill_processes
 
+_DAEMON = "asyncddp.launch.notebook_cluster.daemon"
 _STOP_TIMEOUT = 20.0  # seconds for a cluster to end when asked
 _POLL_INTERVAL = 0.1  # seconds between two checks of the daemon
 
@@ -41,7 +42,7 @@ class StartedCluster:
         self._pipe.send((profile_directory, spec, os.getpid(), private))
         with end, profile_directory.log("daemon").open("wb") as log:
             self._daemon = subprocess.Popen(
-                [sys.executable, "-m", "asyncddp.launch.cluster.daemon", str(end.fileno())],
+                [sys.executable, "-m", _DAEMON, str(end.fileno())],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True, pass_fds=[end.fileno()],
             )  # fmt: skip

@@ -18,8 +18,12 @@ import time
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from asyncddp.launch.cluster.profile_directory import ClusterRecord, ProfileDirectory
-from asyncddp.launch.cluster.spec import ENGINE_MODULE, MAX_MISSED_HEARTBEATS, ClusterSpec
+from asyncddp.launch.notebook_cluster.cluster_spec import (
+    ENGINE_MODULE,
+    MAX_MISSED_HEARTBEATS,
+    ClusterSpec,
+)
+from asyncddp.launch.notebook_cluster.profile_directory import ClusterRecord, ProfileDirectory
 from asyncddp.launch.process_cleanup import kill_processes, parent_death_setter
 
 _POLL_INTERVAL = 0.1  # seconds between two checks of the children

@@ -14,14 +14,14 @@ from typing import Any
 import zmq
 from ipyparallel.engine.app import IPEngine
 
-from asyncddp.launch.cluster.cell_hooks import install_cell_hooks
-from asyncddp.launch.cluster.spec import MAX_MISSED_HEARTBEATS
+from asyncddp.launch.notebook_cluster.cell_hooks import install_cell_hooks
+from asyncddp.launch.notebook_cluster.cluster_spec import MAX_MISSED_HEARTBEATS
 from asyncddp.launch.rank import RANK_VARIABLES, first_variable
 
 _REGISTRATION_TIMEOUT = 60.0  # seconds, as many engines may register at once
 
 
-class MonitoredConnections:
+class ConnectionWaiter:
     """Connects ZeroMQ sockets by ``connect(socket, url)``, and waits until they are connected.
 
     A router drops messages to a peer whose connection is under way.
@@ -43,7 +43,7 @@ class MonitoredConnections:
             raise TimeoutError(f"{url} did not answer within {self._timeout:g} s")
         events.recv_multipart()
 
-    def __enter__(self) -> MonitoredConnections:
+    def __enter__(self) -> ConnectionWaiter:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -63,7 +63,7 @@ class RankEngine(IPEngine):  # type: ignore[misc]  # ipyparallel has no types
         Clients learn of an engine with its first heartbeat, so each connection that cells come
         through is there before: https://github.com/ipython/ipyparallel/issues/476
         """
-        with MonitoredConnections(connect, _REGISTRATION_TIMEOUT) as connections:
+        with ConnectionWaiter(connect, _REGISTRATION_TIMEOUT) as connections:
             await super().complete_registration(msg, connections.connect, maybe_tunnel)
         install_cell_hooks(self.kernel)
 
