@@ -1,4 +1,4 @@
-"""Install commands for optional packages, and the error that quotes one where one is missing.
+"""Install commands of optional packages, and the error that quotes them if one is missing.
 
 The commands name packages of the package index, not extras of this library, so that they work for
 a clone, a wheel and an installation from the index alike.

@@ -1,4 +1,4 @@
-"""How verbs behave in torch's inference mode, ``torch.compile`` and (refused) ``torch.func``."""
+"""Communication under torch's inference mode and ``torch.compile``; ``torch.func`` is refused."""
 
 from __future__ import annotations
 

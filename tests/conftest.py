@@ -14,7 +14,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from asyncddp.testing.process_pool import MpiProcessPool
+from asyncddp.testing.process_pool import MPIProcessPool
 from tests.support.leaks import Traces
 from tests.support.marks import parameters
 from tests.support.processes import warm_server
@@ -34,7 +34,7 @@ _SESSIONS = tempfile.TemporaryDirectory(prefix="mpirun-", ignore_cleanup_errors=
 os.environ["PRTE_MCA_prte_tmpdir_base"] = _SESSIONS.name  # noqa: SIM112 - its name
 
 # The ranks of pools are forked of a process that has imported torch, in place of a Python each.
-MpiProcessPool.python = staticmethod(lambda: warm_server().command())
+MPIProcessPool.python = staticmethod(lambda: warm_server().command())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -47,7 +47,7 @@ class WeightOverrides:
     dst_machine_weights: Weights | Iterable[int] | None = None
 
 
-class SharedRoundState:
+class CrossRoundState:
     """State that the averaging rounds of one optimizer share: windows, weights and counters.
 
     Attributes:
@@ -138,7 +138,7 @@ class BucketAveragingFunctions:
 class TwoSidedRound(AveragingRound):
     """Averaging round by messages: the ranks that average wait for each other."""
 
-    def __init__(self, averager: SharedRoundState, plan: BucketAveragingFunctions) -> None:
+    def __init__(self, averager: CrossRoundState, plan: BucketAveragingFunctions) -> None:
         self._averager, self._plan = averager, plan
         self._pending: dict[int, tuple[torch.Tensor, Handle[torch.Tensor]]] = {}
         self._fast_paths: dict[int, tuple[torch.Tensor, Callable[[], bool]]] = {}

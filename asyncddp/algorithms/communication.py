@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 
 from asyncddp.algorithms.algorithm import CommunicationPattern
-from asyncddp.algorithms.averaging_round import AveragingRound, SharedRoundState, WeightOverrides
+from asyncddp.algorithms.averaging_round import AveragingRound, CrossRoundState, WeightOverrides
 from asyncddp.ops.weight_resolver import Weights
 from asyncddp.registry import PluginRegistry
 
@@ -39,11 +39,14 @@ class Communication(ABC):
         return {name: getattr(overrides, name) for name in self.override_names}
 
     @abstractmethod
-    def begin_round(self, averager: SharedRoundState, number: int) -> AveragingRound | None:
+    def begin_round(self, averager: CrossRoundState, number: int) -> AveragingRound | None:
         """Begin round ``number`` of an averager; returns None where nothing is to be sent."""
 
     def shadow_round(  # noqa: B027 - optional hook
-        self, averager: SharedRoundState, flats: Sequence[torch.Tensor], active_ranks: Sequence[int]
+        self,
+        averager: CrossRoundState,
+        flats: Sequence[torch.Tensor],
+        active_ranks: Sequence[int],
     ) -> None:
         """Take part in a round of the active ranks on a joined rank, whose buckets stay unchanged.
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern
-from asyncddp.algorithms.averaging_round import AveragingRound, SharedRoundState
+from asyncddp.algorithms.averaging_round import AveragingRound, CrossRoundState
 from asyncddp.algorithms.communication import COMMUNICATIONS, Communication
 from asyncddp.context import Context
 from asyncddp.context.context import use
@@ -20,7 +20,7 @@ from asyncddp.windows import Staleness
 from topology import GraphOrSchedule, Schedule, TopologyError, as_schedule, describe
 
 
-class ModelAverager(SharedRoundState):
+class ModelAverager(CrossRoundState):
     """Averager of one optimizer's parameters or gradients with those of other ranks, in rounds.
 
     Args:

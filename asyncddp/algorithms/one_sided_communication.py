@@ -9,7 +9,7 @@ import torch
 from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import CommunicationPattern
-from asyncddp.algorithms.averaging_round import AveragingRound, BeforeWrite, SharedRoundState
+from asyncddp.algorithms.averaging_round import AveragingRound, BeforeWrite, CrossRoundState
 from asyncddp.algorithms.bucket_windows import BucketWindow
 from asyncddp.algorithms.communication import Communication
 from asyncddp.context.context import use
@@ -29,7 +29,7 @@ class OneSidedCommunication(Communication):
     uses_windows = True
     nodes = "ranks"
 
-    def begin_round(self, averager: SharedRoundState, number: int) -> AveragingRound | None:
+    def begin_round(self, averager: CrossRoundState, number: int) -> AveragingRound | None:
         """Begin a round through windows; collective where they have to be created."""
         schedule = averager.schedule_of_ranks
         averager.windows.ensure_created(schedule)
@@ -43,7 +43,7 @@ class OneSidedCommunication(Communication):
         return begun
 
     @abstractmethod
-    def weight_row(self, averager: SharedRoundState, near: Neighbors) -> WeightRow:
+    def weight_row(self, averager: CrossRoundState, near: Neighbors) -> WeightRow:
         """Return this rank's weights of a round: the overrides, or else the topology's."""
 
     def without(self, row: WeightRow, departed: Collection[int]) -> WeightRow:
@@ -80,7 +80,7 @@ class OneSidedRound(AveragingRound):
     """Averaging round that publishes buckets in windows and averages what neighbours published."""
 
     def __init__(
-        self, averager: SharedRoundState, how: OneSidedCommunication, row: WeightRow, number: int
+        self, averager: CrossRoundState, how: OneSidedCommunication, row: WeightRow, number: int
     ) -> None:
         self._averager, self._communication, self._row = averager, how, row
         self._step = number + 1

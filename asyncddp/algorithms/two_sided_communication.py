@@ -13,7 +13,7 @@ from asyncddp.algorithms.algorithm import CommunicationPattern
 from asyncddp.algorithms.averaging_round import (
     AveragingRound,
     BucketAveragingFunctions,
-    SharedRoundState,
+    CrossRoundState,
     TwoSidedRound,
 )
 from asyncddp.algorithms.communication import Communication
@@ -43,7 +43,7 @@ class TwoSidedCommunication(Communication):
 
     @abstractmethod
     def plan_round(
-        self, averager: SharedRoundState, number: int, active_ranks: Collection[int] | None = None
+        self, averager: CrossRoundState, number: int, active_ranks: Collection[int] | None = None
     ) -> BucketAveragingFunctions | None:
         """Plan this rank's part of round ``number``; returns None where nothing is to be sent.
 
@@ -51,7 +51,7 @@ class TwoSidedCommunication(Communication):
         """
 
     @override
-    def begin_round(self, averager: SharedRoundState, number: int) -> AveragingRound | None:
+    def begin_round(self, averager: CrossRoundState, number: int) -> AveragingRound | None:
         plan = self.plan_round(averager, number)
         if plan is not None and averager.join_coordinator is not None:
             active_ranks = averager.join_coordinator.notify(
@@ -63,7 +63,10 @@ class TwoSidedCommunication(Communication):
         return None if plan is None else TwoSidedRound(averager, plan)
 
     def shadow_round(
-        self, averager: SharedRoundState, flats: Sequence[torch.Tensor], active_ranks: Sequence[int]
+        self,
+        averager: CrossRoundState,
+        flats: Sequence[torch.Tensor],
+        active_ranks: Sequence[int],
     ) -> None:
         """Exchange this joined rank's messages of the active ranks' round, and count the round."""
         self._require_join()
@@ -102,7 +105,7 @@ class NeighborAllreduceCommunication(TwoSidedCommunication):
 
     @override
     def plan_round(
-        self, averager: SharedRoundState, number: int, active_ranks: Collection[int] | None = None
+        self, averager: CrossRoundState, number: int, active_ranks: Collection[int] | None = None
     ) -> BucketAveragingFunctions | None:
         context, given = averager.context, self.relevant_overrides(averager.overrides)
         if active_ranks is not None and context.rank not in active_ranks:
@@ -134,7 +137,7 @@ class HierarchicalNeighborAllreduceCommunication(TwoSidedCommunication):
 
     @override
     def plan_round(
-        self, averager: SharedRoundState, number: int, active_ranks: Collection[int] | None = None
+        self, averager: CrossRoundState, number: int, active_ranks: Collection[int] | None = None
     ) -> BucketAveragingFunctions | None:
         context, given = averager.context, self.relevant_overrides(averager.overrides)
         by_hand = given["dst_machine_weights"] is not None
@@ -162,7 +165,7 @@ class AllreduceCommunication(TwoSidedCommunication):
 
     @override
     def plan_round(
-        self, averager: SharedRoundState, number: int, active_ranks: Collection[int] | None = None
+        self, averager: CrossRoundState, number: int, active_ranks: Collection[int] | None = None
     ) -> BucketAveragingFunctions | None:
         size = averager.context.size
         start: Callable[..., Handle[torch.Tensor]] = allreduce_nonblocking
@@ -174,7 +177,7 @@ class AllreduceCommunication(TwoSidedCommunication):
 
 
 class NoCommunication(TwoSidedCommunication):
-    """Choice to send nothing: every rank trains alone."""
+    """Communication of ranks that train alone: nothing is sent."""
 
     name = "empty"
     how = None
@@ -182,7 +185,7 @@ class NoCommunication(TwoSidedCommunication):
 
     @override
     def plan_round(
-        self, averager: SharedRoundState, number: int, active_ranks: Collection[int] | None = None
+        self, averager: CrossRoundState, number: int, active_ranks: Collection[int] | None = None
     ) -> BucketAveragingFunctions | None:
         return None
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
 from asyncddp.algorithms.algorithm import CommunicationPattern
-from asyncddp.algorithms.averaging_round import SharedRoundState
+from asyncddp.algorithms.averaging_round import CrossRoundState
 from asyncddp.algorithms.bucket_windows import BucketWindow
 from asyncddp.algorithms.one_sided_communication import OneSidedCommunication
 from asyncddp.errors import ArgumentError, PeerLeftError
@@ -32,7 +32,7 @@ class WindowPutCommunication(OneSidedCommunication):
     how = CommunicationPattern.PUT
     override_names = ("self_weight", "src_weights", "dst_weights")
 
-    def weight_row(self, averager: SharedRoundState, near: Neighbors) -> WeightRow:
+    def weight_row(self, averager: CrossRoundState, near: Neighbors) -> WeightRow:
         """Return the topology's weights, with factors of 1 for puts."""
         targets = _send_weights(self.name, averager, near, 1.0)
         return WeightRow(*_receive_weights(averager, near), targets)
@@ -61,7 +61,7 @@ class WindowGetCommunication(OneSidedCommunication):
     how = CommunicationPattern.GET
     override_names = ("self_weight", "src_weights")
 
-    def weight_row(self, averager: SharedRoundState, near: Neighbors) -> WeightRow:
+    def weight_row(self, averager: CrossRoundState, near: Neighbors) -> WeightRow:
         """Return the topology's weights."""
         return WeightRow(*_receive_weights(averager, near), {})
 
@@ -125,7 +125,7 @@ class PushSumWindowCommunication(OneSidedCommunication):
     how = CommunicationPattern.ACCUMULATE
     override_names = ("self_weight", "dst_weights")
 
-    def weight_row(self, averager: SharedRoundState, near: Neighbors) -> WeightRow:
+    def weight_row(self, averager: CrossRoundState, near: Neighbors) -> WeightRow:
         """Return equal shares for this rank and its out-neighbours, or the overrides."""
         overrides = averager.overrides
         targets = near.dst_ranks if overrides.dst_weights is None else overrides.dst_weights
@@ -167,7 +167,7 @@ class PushSumWindowCommunication(OneSidedCommunication):
 
 
 def _receive_weights(
-    averager: SharedRoundState, near: Neighbors
+    averager: CrossRoundState, near: Neighbors
 ) -> tuple[float, Mapping[int, float]]:
     """Return the weights for averaging: of the own tensor, and by source rank."""
     overrides, known = averager.overrides, averager.windows.sources
@@ -187,7 +187,7 @@ def _receive_weights(
 
 
 def _send_weights(
-    verb: str, averager: SharedRoundState, near: Neighbors, default: float
+    verb: str, averager: CrossRoundState, near: Neighbors, default: float
 ) -> dict[int, float]:
     """Return the factors for publishing, by target rank."""
     given, known = averager.overrides.dst_weights, averager.windows.targets

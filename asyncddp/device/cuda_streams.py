@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from asyncddp.device.streams import (
+from asyncddp.device.stream_interfaces import (
     DeviceEvent,
     DeviceStreams,
     InterprocessEvent,
@@ -24,8 +24,8 @@ from asyncddp.torch_modes import normal_mode
 logger = logging.getLogger("asyncddp")
 
 
-class _StorageIpcHandle(NamedTuple):
-    """CUDA IPC handles of a tensor's storage as torch exports it: of its memory and an event."""
+class _StorageIPCHandle(NamedTuple):
+    """CUDA IPC handles that torch exports of a tensor's storage: of its memory and an event."""
 
     handle: bytes
     nbytes: int
@@ -187,7 +187,7 @@ class CudaStreams(DeviceStreams):
         and might find earlier memory there, of another size.
         """
         with self.stream_context(StreamRole.HOST_TO_DEVICE), normal_mode():
-            shared = unpack(token, _StorageIpcHandle, "a handle of CUDA memory")
+            shared = unpack(token, _StorageIPCHandle, "a handle of CUDA memory")
             storage = torch.UntypedStorage._new_shared_cuda(self.device.index, *shared)
             return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
 

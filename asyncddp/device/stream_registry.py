@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from asyncddp.device.cuda_streams import CudaStreams
-from asyncddp.device.streams import DeviceStreams, StreamOrdering
+from asyncddp.device.stream_interfaces import DeviceStreams, StreamOrdering
 
 _by_device: dict[torch.device, DeviceStreams] = {}
 _on_cpu: list[DeviceStreams] = []  # by :func:`use_streams_on_cpu`; the last one counts

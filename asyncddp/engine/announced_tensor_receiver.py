@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from asyncddp.device.streams import HostStreams, empty_on
+from asyncddp.device.stream_interfaces import HostStreams, empty_on
 from asyncddp.engine.exchange_request import ExchangeRequest, PendingReceive
 from asyncddp.engine.messages import (
     SIGNATURE_ONLY,

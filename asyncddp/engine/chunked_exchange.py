@@ -23,7 +23,7 @@ _WHOLE = ChunkLayout.single((), torch.uint8)
 
 
 class ChunkReceiver:
-    """Receives one peer's tensor in chunks; as a wait condition, met once the next one has come."""
+    """Receives one peer's tensor in chunks; also the wait condition that the next has come."""
 
     def __init__(self, exchange: ChunkedExchange, peer: int) -> None:
         self._exchange, self.peer = exchange, peer
@@ -195,9 +195,9 @@ class ChunkedExchange:
             torch.mul(chunk, factor, out=slot)
         send_ring.publish(step, number + 1)
 
-    def chunks_read(self, number: int) -> ChunkReadCompletion:
+    def chunks_read(self, number: int) -> ChunkReadWaitCondition:
         """Return the condition that all targets have read the first ``number`` chunks."""
-        return ChunkReadCompletion(self, self._send_ring, number)
+        return ChunkReadWaitCondition(self, self._send_ring, number)
 
     # receiving
 
@@ -226,7 +226,7 @@ class ChunkedExchange:
             self.channels.retire_ring(channel)
 
 
-class ChunkReadCompletion:
+class ChunkReadWaitCondition:
     """Wait condition: all readers of a ring buffer have read its first n chunks."""
 
     def __init__(self, exchange: ChunkedExchange, ring: SendRingBuffer | None, number: int) -> None:

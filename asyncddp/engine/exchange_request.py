@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping
 import torch
 from typing_extensions import override
 
-from asyncddp.device.streams import DeviceStreams
+from asyncddp.device.stream_interfaces import DeviceStreams
 from asyncddp.engine.messages import ExchangeSignature, MatchKey, TensorMessage
 from asyncddp.engine.persistent_channels import PersistentChannel
 from asyncddp.errors import PeerError
 from asyncddp.transport.base import Request
-from asyncddp.transport.cuda.device_transport import IpcReadRequest, IpcSendRequest
+from asyncddp.transport.cuda.device_transport import IPCReadRequest, IPCSendRequest
 
 
 class PendingReceive:
@@ -25,7 +25,7 @@ class PendingReceive:
         self.exchange, self.peer = exchange, peer
         self.tensor: torch.Tensor | None = None  # the buffer that holds it, or will
         self.request: Request | None = None  # the transport's, which fills the buffer
-        self.import_request: IpcReadRequest | None = None  # to read it in the peer's own memory
+        self.import_request: IPCReadRequest | None = None  # to read it in the peer's own memory
 
     @property
     def announced(self) -> bool:
@@ -77,7 +77,7 @@ class ExchangeRequest:
         self.targets = frozenset(targets)
         self.unacknowledged: set[int] = set()  # targets whose acknowledgement is awaited
         self.sends: list[Request] = []  # the transport's, not known to be complete
-        self.exports: list[IpcSendRequest] = []  # let peers read a tensor in this rank's memory
+        self.exports: list[IPCSendRequest] = []  # let peers read a tensor in this rank's memory
         self.ring_targets: frozenset[int] = frozenset()  # they read this rank's shared-memory ring
         self.channel: PersistentChannel | None = None  # of this name and signature
         self.streams: DeviceStreams | None = None  # of the tensors' device; None on the host
@@ -111,12 +111,12 @@ class ExchangeRequest:
         """Return the ranks from which a tensor is expected."""
         return frozenset(self.receives)
 
-    def sent(self) -> SendCompletion:
+    def sent(self) -> SendWaitCondition:
         """Return the condition that all sends are complete, and acknowledged where asked for."""
-        return SendCompletion(self)
+        return SendWaitCondition(self)
 
 
-class SendCompletion:
+class SendWaitCondition:
     """Wait condition: all sends of an exchange are done, and acknowledged where asked for."""
 
     def __init__(self, exchange: ExchangeRequest) -> None:
@@ -137,8 +137,8 @@ class SendCompletion:
         return [(peer, exchange.key) for peer in sorted(peers)]
 
 
-class SendBuffersReusable(SendCompletion):
-    """Wait condition, met when work queued next on the device stream may reuse the send buffers."""
+class SendBuffersReusable(SendWaitCondition):
+    """Wait condition: work queued on the device stream from now on may reuse the send buffers."""
 
     @override
     def done(self) -> bool:

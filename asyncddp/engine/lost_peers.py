@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from asyncddp.engine.message_matching import MessageMatcher
-from asyncddp.engine.messages import MatchKey, PeerExit
+from asyncddp.engine.messages import ExitAnnouncement, MatchKey
 from asyncddp.errors import PeerError, PeerLeftError
 
 _GRACE = 0.5  # seconds for messages that a rank sent before its exit
@@ -39,7 +39,7 @@ class LostPeers:
         self._unreadable: dict[int, PeerError] = {}  # peers whose messages cannot be read
         self.any = False
 
-    def mark_exited(self, peer: int, message: PeerExit) -> None:
+    def mark_exited(self, peer: int, message: ExitAnnouncement) -> None:
         """Note that a peer has announced its exit."""
         counts = message.collective_counts
         self._exited[peer] = _ExitedPeer(message.reason, counts, time.monotonic())

@@ -70,7 +70,7 @@ class _MessageBase(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TensorMessage(_MessageBase, frozen=True, tag=0):
-    """Message with a tensor's header, and its bytes or the tag under which these follow."""
+    """Message with a tensor's header, and its bytes or the tag of the transfer that brings them."""
 
     key: MatchKey
     verb: str
@@ -143,7 +143,7 @@ class DeadlockCycle(_MessageBase, frozen=True, tag=4):
     chain: tuple[WaitForEdge, ...]
 
 
-class PeerExit(_MessageBase, frozen=True, tag=5):
+class ExitAnnouncement(_MessageBase, frozen=True, tag=5):
     """Announcement that the sending rank exits, with the number of collectives it has submitted."""
 
     reason: str
@@ -162,7 +162,7 @@ class ActiveMessage(_MessageBase, frozen=True, tag=6):
 
 
 Message: TypeAlias = (
-    TensorMessage | Ack | Nack | DeadlockProbe | DeadlockCycle | PeerExit | ActiveMessage
+    TensorMessage | Ack | Nack | DeadlockProbe | DeadlockCycle | ExitAnnouncement | ActiveMessage
 )
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -7,9 +7,9 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
 import torch
 
-from asyncddp.device.streams import DeviceStreams
+from asyncddp.device.stream_interfaces import DeviceStreams
 from asyncddp.engine.chunked_exchange import ChunkedExchange
-from asyncddp.engine.exchange_request import ExchangeRequest, PendingReceive, SendCompletion
+from asyncddp.engine.exchange_request import ExchangeRequest, PendingReceive, SendWaitCondition
 from asyncddp.engine.message_matching import MessageMatcher
 from asyncddp.engine.messages import ExchangeSignature, MatchKey
 from asyncddp.errors import PeerError
@@ -19,7 +19,7 @@ from asyncddp.transport.base import Request
 _GRACE = 0.3  # seconds for a signature that explains an error of the transport
 
 
-class CollectiveCompletion:
+class CollectiveWaitCondition:
     """Wait condition: a collective run by the transport, such as MPI's allreduce, has completed.
 
     Where the transport fails because ranks called different collectives, it cannot say which; the
@@ -147,7 +147,7 @@ class OperationExchanges:
 
     def collective(
         self, group: Sequence[int], signature: ExchangeSignature, start: Callable[[], Request]
-    ) -> Generator[PendingReceive | CollectiveCompletion | SendCompletion, None, None]:
+    ) -> Generator[PendingReceive | CollectiveWaitCondition | SendWaitCondition, None, None]:
         """Take part in a collective of the ranks in ``group``.
 
         Its signature goes to the next rank of the group, so that ranks which call different
@@ -169,7 +169,7 @@ class OperationExchanges:
         begun = time.monotonic_ns()
         request = start()
         self._requests.append(request)
-        yield CollectiveCompletion(request, exchange, others)
+        yield CollectiveWaitCondition(request, exchange, others)
         self._matcher.channels.tracing.collective(exchange.key.name, signature, group, begun)
         self._requests.remove(request)
         for peer in sources:

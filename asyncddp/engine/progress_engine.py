@@ -17,7 +17,7 @@ from asyncddp.config import Config
 from asyncddp.deadline import Deadline
 from asyncddp.engine.active_messages import ActiveMessageDispatcher
 from asyncddp.engine.handle import Handle
-from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, MatchKey, PeerExit
+from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, ExitAnnouncement, MatchKey
 from asyncddp.engine.operation_exchanges import OperationExchanges
 from asyncddp.engine.progress_loop import ProgressLoop
 from asyncddp.engine.tracing import NO_TRACING, EngineTracing
@@ -187,7 +187,7 @@ class ProgressEngine(ProgressLoop):
             self.progress()
             counts = {name: self._use_counts[name] for name in (COLLECTIVE, MACHINE_COLLECTIVE)}
             if not self.closed:
-                self._tell_peers(PeerExit(reason, counts))
+                self._tell_peers(ExitAnnouncement(reason, counts))
 
     def readmit_peers(self) -> None:
         """Take back :meth:`announce_exit` of all ranks, while none of them submits anything."""

@@ -11,10 +11,10 @@ from contextlib import suppress
 from typing import Any
 
 from asyncddp.config import Config
-from asyncddp.device.streams import mark_library_thread
+from asyncddp.device.stream_interfaces import mark_library_thread
 from asyncddp.engine.lost_peers import LostPeers
 from asyncddp.engine.message_matching import MessageMatcher
-from asyncddp.engine.messages import DECODE_ERRORS, PeerExit
+from asyncddp.engine.messages import DECODE_ERRORS, ExitAnnouncement
 from asyncddp.engine.tracing import EngineTracing
 from asyncddp.engine.watchdog import Watchdog
 from asyncddp.engine.work import Work
@@ -175,7 +175,7 @@ class ProgressLoop:
             if not self.closed:
                 self._failure = reason, cause
                 self._end(reason)
-                self._tell_peers(PeerExit(reason, {}))
+                self._tell_peers(ExitAnnouncement(reason, {}))
 
     def _end(self, closed_because: str) -> None:
         self.closed = True
@@ -190,7 +190,7 @@ class ProgressLoop:
             with suppress(Exception):  # the others are to fail all the same
                 work.fail(self._closed_error(work.describe(), closed_because))
 
-    def _tell_peers(self, message: PeerExit) -> None:
+    def _tell_peers(self, message: ExitAnnouncement) -> None:
         for peer in range(self.transport.size):
             if peer != self.transport.rank:
                 self.matcher.sends.put(peer, message)

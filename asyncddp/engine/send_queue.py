@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from asyncddp.device.streams import DeviceStreams
+from asyncddp.device.stream_interfaces import DeviceStreams
 from asyncddp.engine.exchange_request import ExchangeRequest
 from asyncddp.engine.messages import INLINE_BYTES, SIGNATURE_ONLY, Message, TensorMessage, encode
 from asyncddp.engine.persistent_channels import PersistentChannelTable

@@ -18,9 +18,9 @@ from asyncddp.engine.message_matching import MessageMatcher
 from asyncddp.engine.messages import (
     DeadlockCycle,
     DeadlockProbe,
+    ExitAnnouncement,
     MatchKey,
     Message,
-    PeerExit,
     WaitForEdge,
 )
 from asyncddp.engine.work import PROBE_AFTER, Work
@@ -77,7 +77,7 @@ class Watchdog:
 
     def handle_message(self, peer: int, message: Message) -> Work[Any] | None:
         """Handle a peer's exit, deadlock probe or cycle; return the operation it fails, if any."""
-        if isinstance(message, PeerExit):
+        if isinstance(message, ExitAnnouncement):
             self._lost_peers.mark_exited(peer, message)
         if not isinstance(message, (DeadlockProbe, DeadlockCycle)):
             return None

@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 import torch
 
 from asyncddp.deadline import Deadline
-from asyncddp.device.streams import StreamOrdering
+from asyncddp.device.stream_interfaces import StreamOrdering
 from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, MatchKey
 from asyncddp.engine.operation_exchanges import OperationExchanges
 from asyncddp.errors import NotInitializedError, PeerError, PeerLeftError

@@ -11,7 +11,6 @@ from typing import Any
 from asyncddp.algorithms.averaging_round import CumulativeTimer
 from asyncddp.context.context import use
 from asyncddp.errors import UsageError
-from asyncddp.monitoring.monitor_targets import MONITORS_KEY, MonitorTarget, find_target
 from asyncddp.monitoring.random_projection import RandomProjection
 from asyncddp.monitoring.rank_record import Record
 from asyncddp.monitoring.report_collector import (
@@ -21,6 +20,7 @@ from asyncddp.monitoring.report_collector import (
     ReportExchange,
 )
 from asyncddp.monitoring.sinks.sink_factory import Sink, sink_constructors
+from asyncddp.monitoring.watched_models import MONITORS_KEY, MonitorTarget, find_target
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 from asyncddp.optim.average_models import squared_deviation
 from asyncddp.rank_list_text import list_ranks

@@ -1,4 +1,4 @@
-"""Sending of monitor reports to rank 0, their grouping by step there, and consensus distances."""
+"""Collects monitor reports on rank 0, groups them by step, and computes consensus distances."""
 
 from __future__ import annotations
 

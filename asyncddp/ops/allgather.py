@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from asyncddp.context import current
+from asyncddp.device.stream_interfaces import empty_on
 from asyncddp.device.stream_registry import stream_ordering_of, streams_of
-from asyncddp.device.streams import empty_on
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.ops.validation import check_tensor, prepare_for_transport, signature_of, write_result
 from asyncddp.ops.variants import blocking, nonblocking

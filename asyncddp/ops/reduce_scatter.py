@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from asyncddp.context import current
+from asyncddp.device.stream_interfaces import empty_on
 from asyncddp.device.stream_registry import stream_ordering_of, streams_of
-from asyncddp.device.streams import empty_on
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.validation import (

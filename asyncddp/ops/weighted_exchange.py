@@ -6,8 +6,8 @@ import time
 
 import torch
 
+from asyncddp.device.stream_interfaces import DeviceStreams
 from asyncddp.device.stream_registry import streams_of
-from asyncddp.device.streams import DeviceStreams
 from asyncddp.engine import ChunkedExchange, OperationExchanges, Steps
 from asyncddp.engine.exchange_request import SendBuffersReusable
 from asyncddp.kernels.device_weighted_sum import weighted_sum_on_device

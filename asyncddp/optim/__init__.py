@@ -2,7 +2,7 @@
 
 from asyncddp.optim.average_models import average_model, consensus_distance
 from asyncddp.optim.distributed_optimizer import DistributedOptimizer
-from asyncddp.optim.optimizer_subclasses import (
+from asyncddp.optim.fixed_algorithm_optimizers import (
     DistributedAdaptThenCombineOptimizer,
     DistributedAdaptWithCombineOptimizer,
     DistributedAllreduceOptimizer,

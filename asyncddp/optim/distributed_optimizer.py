@@ -20,7 +20,7 @@ from asyncddp.algorithms.wrapper_setup import (
 )
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
-from asyncddp.optim.optimizer_arguments import (
+from asyncddp.optim.distributed_optimizer_arguments import (
     WeightOverrideDescriptor,
     checked_algorithm,
     checked_models,

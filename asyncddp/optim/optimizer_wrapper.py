@@ -1,4 +1,4 @@
-"""Base classes of DistributedOptimizer, which show the wrapped optimizer and its windows."""
+"""Base classes of DistributedOptimizer: access to the wrapped optimizer and to its windows."""
 
 from __future__ import annotations
 

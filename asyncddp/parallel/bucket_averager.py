@@ -17,7 +17,7 @@ from topology import GraphOrSchedule, TopologyError, as_schedule, describe
 
 
 class _PreviousStepAveraging(Algorithm):
-    """Averages with the neighbours' parameters of the previous step: ``adapt_with_combine``."""
+    """Averaging of ``adapt_with_combine``: with the neighbours' parameters of the previous step."""
 
     name = "DecentralizedDataParallel"
     how = (CommunicationPattern.NEIGHBORS,)

@@ -50,7 +50,7 @@ class _RankProcess:
     connection: Connection[Any, Any]
 
 
-class MpiProcessPool:
+class MPIProcessPool:
     """Pool of rank processes under one ``mpirun``, reused from test case to test case."""
 
     def __init__(self, ranks: int) -> None:

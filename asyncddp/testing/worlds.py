@@ -114,9 +114,9 @@ class PoolWorld(World):
 
     def __init__(self, transport: str, size: int) -> None:
         with needed_package("asyncddp.testing: ranks that are processes need psutil", "testing"):
-            from asyncddp.testing.process_pool import MpiProcessPool
+            from asyncddp.testing.process_pool import MPIProcessPool
         self.transport, self.size = transport, size
-        self._pool = MpiProcessPool(size)
+        self._pool = MPIProcessPool(size)
 
     def _run_case(
         self, case: Case, args: Any, kwargs: Any, settings: Mapping[str, Any], limit: float

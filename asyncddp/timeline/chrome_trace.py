@@ -30,7 +30,7 @@ class Span(NamedTuple):
     message: str = ""  # identifier of the message, equal at both ends of the arrow
 
 
-class TimestampedEvent(NamedTuple):
+class PointEvent(NamedTuple):
     """Trace event with one time stamp: the begin or end of an activity, or metadata."""
 
     phase: str  # "B", "E" or "M"
@@ -40,14 +40,14 @@ class TimestampedEvent(NamedTuple):
     args: Args = None
 
 
-TraceEvent: TypeAlias = Span | TimestampedEvent
+TraceEvent: TypeAlias = Span | PointEvent
 
 
-def track_title(track: int, title: str) -> tuple[TimestampedEvent, TimestampedEvent]:
+def track_title(track: int, title: str) -> tuple[PointEvent, PointEvent]:
     """Return the metadata events that give a track its title and position."""
     return (
-        TimestampedEvent("M", "thread_name", track, None, {"name": title}),
-        TimestampedEvent("M", "thread_sort_index", track, None, {"sort_index": track}),
+        PointEvent("M", "thread_name", track, None, {"name": title}),
+        PointEvent("M", "thread_sort_index", track, None, {"sort_index": track}),
     )
 
 
@@ -102,7 +102,7 @@ class ChromeTraceFormatter:
             )
         return lines
 
-    def _point(self, event: TimestampedEvent) -> str:
+    def _point(self, event: PointEvent) -> str:
         phase, name, track, time, args = event
         cat = '"cat": "activity", ' if phase in "BE" else ""
         when = "" if time is None else f'"ts": {time / 1e3:.3f}, '

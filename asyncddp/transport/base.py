@@ -17,7 +17,7 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from asyncddp.device.streams import DeviceStreams
+from asyncddp.device.stream_interfaces import DeviceStreams
 from asyncddp.errors import PeerError, WaitTimeoutError
 from asyncddp.shm.arena import Arena
 from asyncddp.tensors.allocation import empty

@@ -1,4 +1,4 @@
-"""Deadline of ``init()``: which ranks have not called it yet, when to warn and when to give up."""
+"""Deadline of ``init()``: warns of ranks that have not called it, and gives up in the end."""
 
 from __future__ import annotations
 

@@ -18,8 +18,14 @@ from typing import NamedTuple
 import torch
 from typing_extensions import override
 
+from asyncddp.device.stream_interfaces import (
+    DeviceEvent,
+    DeviceStreams,
+    StreamOrdering,
+    StreamRole,
+    empty_on,
+)
 from asyncddp.device.stream_registry import streams_of
-from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamOrdering, StreamRole, empty_on
 from asyncddp.engine import ProgressEngine
 from asyncddp.errors import AsyncDDPError
 from asyncddp.kernels.cpu_weighted_sum import WeightedTensor, mean_divisor, uses_lerp, weighted_sum

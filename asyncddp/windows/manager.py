@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from asyncddp.context import Context
+from asyncddp.device.stream_interfaces import DeviceStreams
 from asyncddp.device.stream_registry import streams_of
-from asyncddp.device.streams import DeviceStreams
 from asyncddp.errors import ArgumentError, PeerError, UnknownNameError
 from asyncddp.shm.arena import SharedMemoryHandle
 from asyncddp.tensors.free_list import FreeList

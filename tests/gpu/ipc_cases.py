@@ -9,8 +9,8 @@ import torch
 import asyncddp as bf
 import topology
 from asyncddp.context import current
+from asyncddp.device.stream_interfaces import StreamRole, empty_on
 from asyncddp.device.stream_registry import streams_of_device
-from asyncddp.device.streams import StreamRole, empty_on
 from asyncddp.serialization import pack, unpack
 from asyncddp.transport.cuda.staged_pipeline import MAX_PIECES_IN_FLIGHT
 from asyncddp.transport.cuda.staged_transport import device_transport_for

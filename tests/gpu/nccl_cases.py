@@ -12,8 +12,8 @@ import asyncddp as bf
 import topology
 from asyncddp.context import current
 from asyncddp.device.cuda_streams import CudaStreams
+from asyncddp.device.stream_interfaces import StreamRole
 from asyncddp.device.stream_registry import streams_of_device
-from asyncddp.device.streams import StreamRole
 from asyncddp.errors import PeerError
 from asyncddp.transport.cuda.nccl.communicator import BYTE, NCCLCommunicator, nccl_group
 from asyncddp.transport.cuda.nccl.cupy_bindings import create_unique_id, library, prepare_cuda

@@ -8,8 +8,8 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 import asyncddp as bf
+from asyncddp.device.stream_interfaces import StreamRole
 from asyncddp.device.stream_registry import streams_of_device
-from asyncddp.device.streams import StreamRole
 from tests.gpu import pretended
 
 __all__ = ["GPU", "Place", "PretendedGPU", "on_a_pretended_gpu"]

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from asyncddp.device import stream_registry as known
-from asyncddp.device.streams import StreamRole
+from asyncddp.device.stream_interfaces import StreamRole
 from asyncddp.transport.cuda import staged_transport as cuda_staged
 from tests.support.simulated_streams import SimulatedStreams
 

@@ -7,8 +7,8 @@ import re
 import pytest
 import torch
 
+from asyncddp.device.stream_interfaces import StreamRole
 from asyncddp.device.stream_registry import streams_of
-from asyncddp.device.streams import StreamRole
 from tests.gpu import cases, conformance
 from tests.gpu.agreed import StagedWorld
 from tests.support.oracle import AVERAGING

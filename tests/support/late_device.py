@@ -18,7 +18,7 @@ from functools import partial
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from asyncddp.device.streams import DeviceStreams, StreamRole
+from asyncddp.device.stream_interfaces import DeviceStreams, StreamRole
 
 __all__ = ["Late", "LateDevice"]
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from asyncddp.device.streams import StreamRole
+from asyncddp.device.stream_interfaces import StreamRole
 from tests.support.simulated_streams import SimulatedStreams
 
 __all__ = ["LazyStreams"]

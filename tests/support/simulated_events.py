@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from asyncddp.device.streams import StreamRole
+from asyncddp.device.stream_interfaces import StreamRole
 from asyncddp.serialization import pack, unpack
 from asyncddp.shm.arena import Arena, SharedMemoryHandle, handle_of_block, store_fence
 from tests.support.simulated_queues import SimulatedTaskQueues

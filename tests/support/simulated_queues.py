@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from asyncddp.device.streams import StreamRole
+from asyncddp.device.stream_interfaces import StreamRole
 
 _EVENT_TIMEOUT = 30.0  # seconds for an event of another process
 _POLL_INTERVAL = 1e-4  # seconds

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from asyncddp.device.streams import (
+from asyncddp.device.stream_interfaces import (
     DeviceEvent,
     DeviceStreams,
     InterprocessEvent,

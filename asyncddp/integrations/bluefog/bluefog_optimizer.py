@@ -17,7 +17,7 @@ from asyncddp.context.user_activities import warn_timeline_off_once
 from asyncddp.errors import ArgumentError
 from asyncddp.integrations.bluefog.error_translation import translate_errors
 from asyncddp.optim import DistributedOptimizer
-from asyncddp.optim.optimizer_arguments import WeightOverrideDescriptor
+from asyncddp.optim.distributed_optimizer_arguments import WeightOverrideDescriptor
 from topology import GraphOrSchedule, TopologyError
 
 logger = logging.getLogger("asyncddp")

@@ -60,8 +60,8 @@ _OUTPUT_PATTERNS = LauncherOutputPatterns(
 
 
 @dataclass(frozen=True)
-class _OpenMpiLauncher(Launcher):
-    """Launcher ``mpirun`` of one of Open MPI's series, 4 (ORTE) or 5 (PRRTE)."""
+class _OpenMPILauncher(Launcher):
+    """Open MPI's ``mpirun`` as launcher, in one version: 4 (ORTE) or 5 (PRRTE)."""
 
     title = "Open MPI"
     signature: re.Pattern[str]
@@ -137,14 +137,14 @@ def _earliest_match(patterns: Iterable[re.Pattern[str]], text: str) -> re.Match[
     return min(found, key=lambda match: match.start(), default=None)
 
 
-OPEN_MPI_4 = _OpenMpiLauncher(
+OPEN_MPI_4 = _OpenMPILauncher(
     re.compile(r"\((?:Open MPI|OpenRTE)\) (?P<version>[1-4]\.[\w.]+)"),
     runtime_flag="--mca",
     runtime_interfaces="oob_tcp_if_include",
     shell="plm_rsh",
     tag=("--tag-output",),
 )
-OPEN_MPI_5 = _OpenMpiLauncher(
+OPEN_MPI_5 = _OpenMPILauncher(
     re.compile(r"\((?:Open MPI|OpenRTE)\) (?P<version>(?:[5-9]|\d\d)\.[\w.]+)"),
     runtime_flag="--prtemca",
     runtime_interfaces="prte_if_include",

@@ -1,4 +1,4 @@
-"""Command line and failure messages of ``srun``, for Slurm clusters where it starts MPI ranks.
+"""Slurm's ``srun`` as launcher: builds its command line, and recognizes its failure messages.
 
 Source: the manual page srun(1) of Slurm 22.05 to 24.11.
 """

@@ -1,4 +1,4 @@
-"""Daemon process of a notebook cluster: starts the controller and the engines, and ends them.
+"""Daemon of a notebook cluster: starts and ends ipyparallel's controller and its engines.
 
 It gets its configuration through a pipe from the process that has started it, its owner, and sends
 status messages back. Until it receives ``"release"``, it ends when its owner does.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from typing_extensions import override
 
-from asyncddp.device.streams import DeviceStreams
+from asyncddp.device.stream_interfaces import DeviceStreams
 from asyncddp.transport.base import Request, Transport
 from asyncddp.transport.cuda.device_transport import DeviceTransport, forward_to
 from asyncddp.transport.cuda.staged_transport import CudaStagedTransport

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from asyncddp.device.cuda_streams import CudaArrayView
-from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamRole
+from asyncddp.device.stream_interfaces import DeviceEvent, DeviceStreams, StreamRole
 from asyncddp.errors import PeerError
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.transport.base import Request, Transport

@@ -1,4 +1,4 @@
-"""Base classes of GPU transports, and of those by which ranks read GPU memory of peers."""
+"""Base classes of GPU transports, with one for transports that read peers' GPU memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import torch
 
-from asyncddp.device.streams import DeviceStreams
+from asyncddp.device.stream_interfaces import DeviceStreams
 from asyncddp.errors import ArgumentError
 from asyncddp.transport.base import Request, Transport
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities
@@ -101,7 +101,7 @@ class DeviceTransport(Transport):
         )
 
 
-class IpcSendRequest(Request, Protocol):
+class IPCSendRequest(Request, Protocol):
     """Request of a send by CUDA IPC; complete once the receiver has queued its reads."""
 
     def reusable(self) -> bool:
@@ -109,7 +109,7 @@ class IpcSendRequest(Request, Protocol):
         ...
 
 
-class IpcReadRequest(Request, Protocol):
+class IPCReadRequest(Request, Protocol):
     """Request to read a peer's tensor in place; complete once the compute stream may read it."""
 
     @property
@@ -137,11 +137,11 @@ class DirectReadTransport(ABC):
     @abstractmethod
     def export_tensor(
         self, data: torch.Tensor, tags: Mapping[int, int], factor: float = 1.0
-    ) -> dict[int, IpcSendRequest]:
+    ) -> dict[int, IPCSendRequest]:
         """Export a copy of a tensor, or its product with a factor, to peers, each under a tag."""
 
     @abstractmethod
     def import_tensor(
         self, shape: tuple[int, ...], dtype: torch.dtype, peer: int, tag: int
-    ) -> IpcReadRequest:
+    ) -> IPCReadRequest:
         """Start importing a peer's tensor."""

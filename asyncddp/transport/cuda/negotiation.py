@@ -1,4 +1,4 @@
-"""Negotiation among all ranks of the transports for GPU tensors, out of those the user allows.
+"""Agreement of all ranks on the transports for GPU tensors, from those that the user allows.
 
 Without ``ASYNCDDP_DEVICE_WIRES`` nothing is sent, and tensors are staged through host memory.
 """
@@ -14,8 +14,8 @@ from typing import TypeVar
 import torch
 
 from asyncddp.config import Config
+from asyncddp.device.stream_interfaces import DeviceStreams
 from asyncddp.device.stream_registry import streams_of_device
-from asyncddp.device.streams import DeviceStreams
 from asyncddp.serialization import pack, unpack
 from asyncddp.tensors.allocation import make_tensor
 from asyncddp.transport import DEVICE_TRANSPORTS

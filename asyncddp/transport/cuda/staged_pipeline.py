@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 
-from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamRole
+from asyncddp.device.stream_interfaces import DeviceEvent, DeviceStreams, StreamRole
 from asyncddp.tensors.free_list import FreeList
 from asyncddp.transport.base import TRANSFER_ERRORS, Request
 from asyncddp.transport.cuda.pending_requests import PendingRequest

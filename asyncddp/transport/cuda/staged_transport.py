@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from asyncddp.device.streams import DeviceStreams, StreamRole
+from asyncddp.device.stream_interfaces import DeviceStreams, StreamRole
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.tensors.free_list import FreeList
 from asyncddp.transport.base import Request, Transport

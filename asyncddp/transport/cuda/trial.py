@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 
 import torch
 
-from asyncddp.device.streams import StreamRole
+from asyncddp.device.stream_interfaces import StreamRole
 from asyncddp.errors import PeerError
 from asyncddp.tensors.allocation import make_tensor, zeros_like
 from asyncddp.transport.base import Request

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 import asyncddp as bf
+from asyncddp.device.stream_interfaces import DeviceStreams, HostStreams, StreamRole
 from asyncddp.device.stream_registry import streams_of_device, use_streams_on_cpu
-from asyncddp.device.streams import DeviceStreams, HostStreams, StreamRole
 from asyncddp.transport.cuda.staged_transport import device_transport_for
 
 __all__ = ["Device", "gpus", "open_device"]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from asyncddp.device.cuda_streams import CudaStreams
-from asyncddp.device.streams import StreamRole, mark_library_thread
+from asyncddp.device.stream_interfaces import StreamRole, mark_library_thread
 
 
 class FakeStream:

@@ -18,10 +18,10 @@ from asyncddp.engine.messages import (
     ActiveMessage,
     DeadlockCycle,
     DeadlockProbe,
+    ExitAnnouncement,
     MatchKey,
     Message,
     Nack,
-    PeerExit,
     TensorMessage,
     WaitForEdge,
     decode,
@@ -39,7 +39,7 @@ MESSAGES = [
     Nack(KEY, "it did not come", "WaitTimeoutError", 3),
     DeadlockProbe(CHAIN),
     DeadlockCycle(CHAIN),
-    PeerExit("done", {COLLECTIVE: 4}),
+    ExitAnnouncement("done", {COLLECTIVE: 4}),
     ActiveMessage("windows", (1, "put", 0.5, None), "", (), None, -1),
 ]
 TEXT = st.text(st.characters(codec="utf-8"))
@@ -63,7 +63,7 @@ ANY = st.one_of(
     st.builds(Nack, KEYS, TEXT),
     st.builds(DeadlockProbe, CHAINS),
     st.builds(DeadlockCycle, CHAINS),
-    st.builds(PeerExit, TEXT, st.dictionaries(TEXT, NUMBER)),
+    st.builds(ExitAnnouncement, TEXT, st.dictionaries(TEXT, NUMBER)),
     st.builds(
         lambda form, service, content, tag: ActiveMessage(service, content, *form, tag),
         *(INLINE | BULK | st.just(("", (), None)), TEXT, FACTS, NUMBER),

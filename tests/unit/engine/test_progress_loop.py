@@ -9,7 +9,7 @@ import torch
 
 from asyncddp import deadline
 from asyncddp.config import Config
-from asyncddp.device.streams import StreamOrdering
+from asyncddp.device.stream_interfaces import StreamOrdering
 from asyncddp.engine import OperationSpec, ProgressEngine, watchdog
 from asyncddp.engine.messages import ExchangeSignature
 from asyncddp.errors import WaitTimeoutError

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-from asyncddp.device.streams import StreamOrdering, StreamRole
+from asyncddp.device.stream_interfaces import StreamOrdering, StreamRole
 from asyncddp.transport.loopback import LoopbackTransport
 from asyncddp.windows import device_staging
 from tests.support import RanksFailedError

@@ -15,7 +15,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from asyncddp.device.streams import DeviceEvent, DeviceStreams, InterprocessEvent, StreamRole
+from asyncddp.device.stream_interfaces import (
+    DeviceEvent,
+    DeviceStreams,
+    InterprocessEvent,
+    StreamRole,
+)
 from asyncddp.tensors.free_list import FreeList
 from asyncddp.transport.cuda.ipc.ipc_messages import ALL_MEMORY, MAX_TOKEN_BYTES
 

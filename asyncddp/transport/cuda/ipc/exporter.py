@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from asyncddp.device.streams import StreamRole
+from asyncddp.device.stream_interfaces import StreamRole
 from asyncddp.errors import PeerError
 from asyncddp.serialization import pack, unpack
 from asyncddp.tensors.byte_views import as_bytes

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from asyncddp.device.streams import DeviceEvent, InterprocessEvent, StreamRole, empty_on
+from asyncddp.device.stream_interfaces import DeviceEvent, InterprocessEvent, StreamRole, empty_on
 from asyncddp.errors import PeerError
 from asyncddp.serialization import pack, unpack
 from asyncddp.tensors.allocation import empty

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from typing_extensions import override
 
-from asyncddp.device.streams import DeviceEvent, DeviceStreams
+from asyncddp.device.stream_interfaces import DeviceEvent, DeviceStreams
 from asyncddp.transport.base import TRANSFER_ERRORS, Transport
 from asyncddp.transport.cuda.pending_requests import PendingRequest, PendingRequests
 
@@ -27,7 +27,7 @@ class IPCResources(NamedTuple):
 
 
 class TransferTask(PendingRequest):
-    """Non-blocking task that transfers one tensor by CUDA IPC; it serves as the caller's request.
+    """Non-blocking task that transfers one tensor by CUDA IPC; callers poll it, or wait for it.
 
     Tasks of one peer, tag and direction start one after the other.
     """
@@ -93,7 +93,7 @@ class ReceiveTask(TransferTask):
 
 
 class ImportTask(ReceiveTask):
-    """Task that maps a peer's GPU tensor to read it in place, or copies it if sent in pieces.
+    """Task that maps a peer's GPU tensor to read it in place, or copies it piece by piece.
 
     It is done once the compute stream may read the tensor.
     """

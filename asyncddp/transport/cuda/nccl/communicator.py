@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamRole
+from asyncddp.device.stream_interfaces import DeviceEvent, DeviceStreams, StreamRole
 from asyncddp.errors import PeerError
 from asyncddp.tensors.allocation import empty
 from asyncddp.transport.cuda.nccl.cupy_bindings import (

@@ -31,11 +31,11 @@ class UniqueIdMessage(_CoordinationMessageBase):
 
 
 class OpenRefusedMessage(_CoordinationMessageBase):
-    """Refusal, by the lower of two ranks, of a communicator: they stage through host memory."""
+    """Message from a pair's lower rank: no NCCL communicator, both stage through host memory."""
 
 
 class TransferPostedMessage(_CoordinationMessageBase):
-    """Message of a rank to its pair's other rank: it has posted the pair's n-th send or receive."""
+    """Message to the other rank of a pair: this rank has posted their n-th send or receive."""
 
     number: int
     sends: bool

@@ -67,7 +67,7 @@ class MatchTable:
 
 
 class PairChannelLeader(PairChannel):
-    """Lower rank's side of two ranks' NCCL messages: matches sends with receives, in order."""
+    """Lower rank's end of an NCCL pair channel, its leader: orders both ranks' transfers."""
 
     pair_rank = 0
 
@@ -142,7 +142,7 @@ class PairChannelLeader(PairChannel):
 
 
 class PairChannelFollower(PairChannel):
-    """Higher rank's side of two ranks' NCCL messages: launches them as the lower rank decides."""
+    """Higher rank's end of an NCCL pair channel: runs its transfers in the leader's order."""
 
     pair_rank = 1
     _has_budget: bool | None = None

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from asyncddp.device.streams import DeviceEvent, DeviceStreams, StreamRole
+from asyncddp.device.stream_interfaces import DeviceEvent, DeviceStreams, StreamRole
 from asyncddp.errors import PeerError
 from asyncddp.tensors.allocation import zeros
 from asyncddp.tensors.byte_views import as_bytes

@@ -18,7 +18,7 @@ from functools import partial
 import torch
 from typing_extensions import override
 
-from asyncddp.device.streams import DeviceStreams
+from asyncddp.device.stream_interfaces import DeviceStreams
 from asyncddp.errors import EnvironmentProblem, WaitTimeoutError
 from asyncddp.install_commands import install_command
 from asyncddp.tensors.allocation import make_tensor

@@ -13,7 +13,7 @@ from itertools import chain
 
 import torch
 
-from asyncddp.device.streams import DeviceEvent, DeviceStreams
+from asyncddp.device.stream_interfaces import DeviceEvent, DeviceStreams
 from asyncddp.errors import MismatchError, PeerError
 from asyncddp.serialization import pack
 from asyncddp.tensors.allocation import empty

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 import torch
 from typing_extensions import override
 
-from asyncddp.device.streams import StreamRole
+from asyncddp.device.stream_interfaces import StreamRole
 from asyncddp.errors import PeerError
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.transport.base import Request

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from asyncddp.device.streams import StreamRole
+from asyncddp.device.stream_interfaces import StreamRole
 from asyncddp.transport.cuda.ipc import exporter as cuda_ipc_sending
 from asyncddp.transport.cuda.ipc.ipc_transport import CudaIPCTransport
 from tests.conformance import test_transports as transports

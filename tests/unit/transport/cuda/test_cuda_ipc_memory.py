@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 
-from asyncddp.device.streams import StreamRole
+from asyncddp.device.stream_interfaces import StreamRole
 from asyncddp.errors import PeerError
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities
 from asyncddp.transport.cuda.negotiation import negotiate_transport

@@ -15,8 +15,8 @@ import topology
 from asyncddp.config import Config
 from asyncddp.context import Context
 from asyncddp.context.context import use
+from asyncddp.device.stream_interfaces import StreamRole
 from asyncddp.device.stream_registry import use_streams_on_cpu
-from asyncddp.device.streams import StreamRole
 from asyncddp.ops import weighted_exchange
 from asyncddp.transport.cuda.ipc import ipc_transport
 from asyncddp.transport.cuda.ipc.ipc_transport import CudaIPCTransport

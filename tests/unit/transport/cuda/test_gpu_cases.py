@@ -14,7 +14,7 @@ import torch
 from _pytest.outcomes import Failed, Skipped
 
 import asyncddp as bf
-from asyncddp.device.streams import StreamOrdering
+from asyncddp.device.stream_interfaces import StreamOrdering
 from tests.gpu import agreed, cases, conformance, short_run, thread_cases
 from tests.gpu.places import PretendedGPU, on_a_pretended_gpu
 from tests.gpu.pretended import Pretended, pretended_gpu, waits

@@ -15,7 +15,7 @@ import torch
 from asyncddp.config import Config
 from asyncddp.context import current
 from asyncddp.context.context import Context, use
-from asyncddp.device.streams import StreamRole
+from asyncddp.device.stream_interfaces import StreamRole
 from asyncddp.errors import MismatchError, PeerError, UnknownNameError
 from asyncddp.transport import DEVICE_TRANSPORTS
 from asyncddp.transport.cuda import cuda_aware_mpi as mpi_cuda

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-from asyncddp.device.streams import StreamRole
+from asyncddp.device.stream_interfaces import StreamRole
 from asyncddp.errors import ArgumentError, EnvironmentProblem, PeerError
 from asyncddp.transport.cuda.nccl import cupy_bindings as nccl_library
 from asyncddp.transport.cuda.nccl.cupy_bindings import (

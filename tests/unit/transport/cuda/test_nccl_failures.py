@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from asyncddp.device.streams import HostStreams
+from asyncddp.device.stream_interfaces import HostStreams
 from asyncddp.errors import MismatchError, PeerError
 from asyncddp.transport.cuda.nccl import communicator
 from asyncddp.transport.cuda.nccl.communicator import communicator_budget, run_in_threads

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from asyncddp.device.streams import StreamRole
+from asyncddp.device.stream_interfaces import StreamRole
 from asyncddp.tensors.dtypes import DTYPES
 from asyncddp.transport.cuda.nccl import communicator
 from asyncddp.transport.cuda.nccl import leader_follower as nccl_sides

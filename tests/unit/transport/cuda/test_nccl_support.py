@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 import torch
 
-from asyncddp.device.streams import HostStreams, StreamRole
+from asyncddp.device.stream_interfaces import HostStreams, StreamRole
 from asyncddp.transport.cuda.nccl.communicator import BYTE, nccl_group, open_in_thread
 from asyncddp.transport.cuda.nccl.coordination_messages import TransferPostedMessage
 from asyncddp.transport.cuda.nccl.leader_follower import MatchTable

@@ -10,8 +10,8 @@ import torch
 
 import asyncddp as bf
 from asyncddp.context import current
+from asyncddp.device.stream_interfaces import DeviceStreams, StreamRole
 from asyncddp.device.stream_registry import streams_of, use_streams_on_cpu
-from asyncddp.device.streams import DeviceStreams, StreamRole
 from asyncddp.errors import PeerError, WaitTimeoutError
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.tensors.free_list import FreeList

@@ -9,8 +9,8 @@ import torch
 
 import asyncddp as bf
 import topology
+from asyncddp.device.stream_interfaces import StreamOrdering, StreamRole
 from asyncddp.device.stream_registry import stream_ordering_of, streams_of, use_streams_on_cpu
-from asyncddp.device.streams import StreamOrdering, StreamRole
 from asyncddp.engine.exchange_request import ExchangeRequest
 from asyncddp.engine.message_matching import MessageMatcher
 from asyncddp.engine.messages import ExchangeSignature, MatchKey

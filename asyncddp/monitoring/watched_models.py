@@ -1,4 +1,4 @@
-"""Adapters that give a monitor one interface to the optimizer or module that it watches."""
+"""Adapters of the optimizers and modules that a monitor watches, to one interface."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ class HostStreams(DeviceStreams):
 
 
 class StreamOrdering:
-    """Ordering of one operation's device work after its caller's stream, without blocking the host.
+    """Makes an operation's work on the device start after its caller's, without blocking the host.
 
     Work that the caller has enqueued before the operation precedes all work of the operation, and
     what the caller enqueues once it has the result follows it.
