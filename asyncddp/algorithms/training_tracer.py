@@ -40,7 +40,7 @@ def tracer_for(context: Context, models: Sequence[torch.nn.Module]) -> NullTrain
 
 
 class NullTrainingTracer:
-    """Training tracer that records nothing: base of all, used while the timeline is off.
+    """Training tracer that records nothing, while the timeline is off; base class of all tracers.
 
     Attributes:
         enabled: Whether spans are recorded; None where there is no timeline.

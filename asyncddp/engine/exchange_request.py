@@ -138,7 +138,7 @@ class SendWaitCondition:
 
 
 class SendBuffersReusable(SendWaitCondition):
-    """Wait condition: work queued on the device stream from now on may reuse the send buffers."""
+    """Wait condition: what the device stream is given from now on may overwrite sent buffers."""
 
     @override
     def done(self) -> bool:

@@ -132,13 +132,13 @@ class WaitForEdge(NamedTuple):
 
 
 class DeadlockProbe(_MessageBase, frozen=True, tag=3):
-    """Deadlock probe: a chain of waiting ranks, to which each blocked rank adds itself."""
+    """Message that waiting ranks pass along, each adding itself, to find a cycle of them."""
 
     chain: tuple[WaitForEdge, ...]
 
 
 class DeadlockCycle(_MessageBase, frozen=True, tag=4):
-    """Report to deadlocked ranks of the cycle in which they wait for each other."""
+    """Message to deadlocked ranks: the cycle in which they wait for each other."""
 
     chain: tuple[WaitForEdge, ...]
 

@@ -28,7 +28,7 @@ _MAX_HISTORY = 256  # steps of a channel whose partners are remembered
 
 
 class PersistentChannel:
-    """Persistent channel: ring buffers to peers on this machine, reused for tensors of one name."""
+    """Ring buffers to peers on this machine, reused by each exchange of tensors under one name."""
 
     def __init__(self, name: str, signature: ExchangeSignature, layout: ChunkLayout) -> None:
         self.name, self.signature, self.layout = name, signature, layout

@@ -20,7 +20,7 @@ from asyncddp.monitoring.report_collector import (
     ReportExchange,
 )
 from asyncddp.monitoring.sinks.sink_factory import Sink, sink_constructors
-from asyncddp.monitoring.watched_models import MONITORS_KEY, MonitorTarget, find_target
+from asyncddp.monitoring.watched_model_adapters import MONITORS_KEY, MonitorTarget, find_target
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 from asyncddp.optim.average_models import squared_deviation
 from asyncddp.rank_list_text import list_ranks

@@ -18,7 +18,7 @@ _GROUP = 4 << 20  # bytes of small parameters that are worked on together
 
 
 class RandomProjection:
-    r"""Random projection of a model's parameters to k numbers; the same on ranks of equal seed.
+    r"""Random projection of a model's parameters to k numbers, alike on ranks with the same seed.
 
     .. math:: P(x) = \tfrac{1}{\sqrt k} B S x, \qquad
               \mathbb{E} \lVert P(x) \rVert^2 = \lVert x \rVert^2, \qquad

@@ -16,7 +16,7 @@ _MEAN, _SQUARE, _SUM = "exp_avg", "exp_avg_sq", "accum_grad"
 
 
 class AccumAdam(torch.optim.Optimizer):
-    r"""Adam that steps at every gradient, and updates its moments by the mean of each K of them.
+    r"""Adam that steps at every gradient, but updates its moments by means of K gradients.
 
     With g the gradient of step t, :math:`g \leftarrow g + \lambda x`, and k = ⌈t / K⌉:
 

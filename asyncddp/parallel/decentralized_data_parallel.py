@@ -1,4 +1,4 @@
-"""``DecentralizedDataParallel``: wraps a model so that backward passes update and average it."""
+"""``DecentralizedDataParallel``: wraps a model; its backward passes step and average it."""
 
 from __future__ import annotations
 

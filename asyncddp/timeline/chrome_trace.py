@@ -18,7 +18,7 @@ Args: TypeAlias = Mapping[str, Any] | None
 
 
 class Span(NamedTuple):
-    """Trace event with a begin and an end in ns, of a category ``cat``."""
+    """Trace event with a begin and an end in ns, and a category ``cat``."""
 
     cat: str
     name: str
@@ -30,7 +30,7 @@ class Span(NamedTuple):
     message: str = ""  # identifier of the message, equal at both ends of the arrow
 
 
-class PointEvent(NamedTuple):
+class SingleTimestampEvent(NamedTuple):
     """Trace event with one time stamp: the begin or end of an activity, or metadata."""
 
     phase: str  # "B", "E" or "M"
@@ -40,14 +40,14 @@ class PointEvent(NamedTuple):
     args: Args = None
 
 
-TraceEvent: TypeAlias = Span | PointEvent
+TraceEvent: TypeAlias = Span | SingleTimestampEvent
 
 
-def track_title(track: int, title: str) -> tuple[PointEvent, PointEvent]:
+def track_title(track: int, title: str) -> tuple[SingleTimestampEvent, SingleTimestampEvent]:
     """Return the metadata events that give a track its title and position."""
     return (
-        PointEvent("M", "thread_name", track, None, {"name": title}),
-        PointEvent("M", "thread_sort_index", track, None, {"sort_index": track}),
+        SingleTimestampEvent("M", "thread_name", track, None, {"name": title}),
+        SingleTimestampEvent("M", "thread_sort_index", track, None, {"sort_index": track}),
     )
 
 
@@ -102,7 +102,7 @@ class ChromeTraceFormatter:
             )
         return lines
 
-    def _point(self, event: PointEvent) -> str:
+    def _point(self, event: SingleTimestampEvent) -> str:
         phase, name, track, time, args = event
         cat = '"cat": "activity", ' if phase in "BE" else ""
         when = "" if time is None else f'"ts": {time / 1e3:.3f}, '

@@ -19,7 +19,7 @@ from torch.autograd import profiler
 import asyncddp
 from asyncddp.config import Config
 from asyncddp.timeline import tracks
-from asyncddp.timeline.chrome_trace import Args, PointEvent, Span, track_title
+from asyncddp.timeline.chrome_trace import Args, SingleTimestampEvent, Span, track_title
 from asyncddp.timeline.profiler_range import ProfilerRange
 from asyncddp.timeline.thread_spans import CallSpan, ThreadTracingState, WaitSpan
 from asyncddp.timeline.trace_writer import TraceWriter
@@ -71,7 +71,7 @@ class Tracer:
 
     # events that the packages above record
 
-    def record(self, event: Span | PointEvent) -> None:
+    def record(self, event: Span | SingleTimestampEvent) -> None:
         """Hand an event to the writer thread."""
         if self._writer is not None:
             self._writer.append(event)
@@ -131,7 +131,7 @@ class Tracer:
 
     def record_metadata(self, name: str, args: Mapping[str, Any], at: int | None = None) -> None:
         """Record metadata of the rank, which may hold from a certain time on."""
-        self.record(PointEvent("M", name, 0, at, args))
+        self.record(SingleTimestampEvent("M", name, 0, at, args))
 
     def record_clock_offset(self, sample: ClockSample) -> None:
         """Record a measured offset of rank 0's clock from this rank's clock."""
@@ -179,7 +179,7 @@ class Tracer:
                 self._title(self._activities[key][0], title)
             track, names = self._activities[key]
             names.append(activity_name)
-            self.record(PointEvent("B", activity_name, track, time.monotonic_ns()))
+            self.record(SingleTimestampEvent("B", activity_name, track, time.monotonic_ns()))
         return True
 
     def end_activity(self, tensor_name: str) -> bool:
@@ -190,7 +190,7 @@ class Tracer:
             for key in sorted(every, key=lambda key: key[0] != mine):
                 track, names = self._activities[key]
                 if names:
-                    self.record(PointEvent("E", names.pop(), track, time.monotonic_ns()))
+                    self.record(SingleTimestampEvent("E", names.pop(), track, time.monotonic_ns()))
                     return True
         return False
 
@@ -213,7 +213,7 @@ class Tracer:
         with self._lock:
             for track, names in self._activities.values():
                 while names:
-                    self.record(PointEvent("E", names.pop(), track, time.monotonic_ns()))
+                    self.record(SingleTimestampEvent("E", names.pop(), track, time.monotonic_ns()))
         if self._writer is not None:
             self.record_metadata(
                 "asyncddp.cost", {"notes": self._writer.written, "seconds": self._writer.seconds}

@@ -37,8 +37,8 @@ class WeightedTerms(NamedTuple):
     p: float
 
 
-class _BaseValue(NamedTuple):
-    """What a neighbour's later accumulates are added to: its first value, or the one last read."""
+class _AccumulateBase(NamedTuple):
+    """Value that a neighbour's later ``win_accumulate`` adds to: the first, or the last read."""
 
     tensor: torch.Tensor | None
     p: float
@@ -61,7 +61,7 @@ class ReceiveBuffers:
         dtype: torch.dtype,
     ) -> None:
         self._edges, self._shape, self._dtype = edges, shape, dtype
-        self._base_values = {source: _BaseValue(first, 0.0, 0) for source in edges}
+        self._base_values = {source: _AccumulateBase(first, 0.0, 0) for source in edges}
         self._updated = dict.fromkeys(edges, 0)
         self._gets_made = dict.fromkeys(edges, 0)
         self._read: dict[int, PublishedSnapshot] = {}
@@ -110,10 +110,10 @@ class ReceiveBuffers:
         self._gets_made[source] += 1
         self._read[source] = snapshot._replace(version=self._edges[source].taken)
 
-    def _base_value(self, source: int, terms: list[WeightedTensor], p: float) -> _BaseValue:
+    def _base_value(self, source: int, terms: list[WeightedTensor], p: float) -> _AccumulateBase:
         total = empty(self._shape, self._dtype)
         weighted_sum(total, terms)
-        return _BaseValue(total, p, self._edges[source].taken)
+        return _AccumulateBase(total, p, self._edges[source].taken)
 
     def last_read(self, source: int) -> tuple[int, int]:
         """Return the version that was last read from a neighbour, and its step; 0 before that."""

@@ -154,7 +154,7 @@ class SharedMemoryWriter(EdgeWriter):
 
 
 class SharedMemoryReader(EdgeReader):
-    """Reading end of a window edge, which reads a neighbour's tensors from shared memory.
+    """Reader of the tensors that one neighbour puts into a window, from shared memory.
 
     The words of the edge begin at a place in the memory of the writer's process.
     """

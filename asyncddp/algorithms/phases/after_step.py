@@ -38,7 +38,7 @@ class AfterStepPhase(ParameterAveragingPhase):
 
 
 class PushSumPhase(AfterStepPhase):
-    r"""Communication phase of ``push_sum``: a step of the biased parameters, then their average.
+    r"""Communication phase of ``push_sum``: averages the biased parameters after their step.
 
     .. math:: x \leftarrow p z, \qquad x \leftarrow x - s\, U(g(z)), \qquad
               (x, p) \leftarrow \mathrm{mix}(x, p), \qquad z \leftarrow x / p

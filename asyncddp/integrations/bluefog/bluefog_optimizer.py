@@ -26,7 +26,7 @@ Models = torch.nn.Module | Iterable[torch.nn.Module]
 
 
 class CommunicationType(Enum):
-    """Choice of the ranks among which an optimizer averages parameters."""
+    """BlueFog's enum of whom an optimizer averages with: all ranks, neighbours, machines, none."""
 
     neighbor_allreduce = "neighbor.allreduce"
     hierarchical_neighbor_allreduce = "hierarchical.neighbor.allreduce"

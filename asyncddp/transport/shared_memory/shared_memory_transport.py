@@ -27,7 +27,7 @@ logger = logging.getLogger("asyncddp")
 _MAGIC = 0x41_44_44_50
 
 
-class _MappingProbe(NamedTuple):
+class _MappingTestPage(NamedTuple):
     """Process id of a rank, and the shared page by which others test if they can map its memory."""
 
     rank: int
@@ -138,8 +138,8 @@ def _form_group(machine: MPI.Intracomm, rank: int) -> tuple[SharedMemoryGroup | 
         return None, None
     arena = Arena()
     page, problem = _publish_test_page(arena)
-    probe = _MappingProbe(rank, os.getpid(), page)
-    probes = allgather_records(machine, probe, _MappingProbe)
+    probe = _MappingTestPage(rank, os.getpid(), page)
+    probes = allgather_records(machine, probe, _MappingTestPage)
     problems = allgather_records(machine, problem or _verify_test_pages(arena, probes), str)
     if any(problems):
         return None, next(filter(None, problems))
@@ -158,7 +158,7 @@ def _publish_test_page(arena: Arena) -> tuple[SharedMemoryHandle | None, str]:
     return handle_of_block(block), ""
 
 
-def _verify_test_pages(arena: Arena, probes: list[_MappingProbe]) -> str:
+def _verify_test_pages(arena: Arena, probes: list[_MappingTestPage]) -> str:
     """Map and read the other ranks' test pages; return why that failed, or nothing."""
     for _, process, page in probes:
         if page is None:

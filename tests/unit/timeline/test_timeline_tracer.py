@@ -17,7 +17,7 @@ from asyncddp.config import Config
 from asyncddp.context import clock_sync
 from asyncddp.context.clock_sync import measure_clock_offset
 from asyncddp.engine.tracing import NO_TRACING
-from asyncddp.timeline.chrome_trace import ChromeTraceFormatter, PointEvent, Span
+from asyncddp.timeline.chrome_trace import ChromeTraceFormatter, SingleTimestampEvent, Span
 from asyncddp.timeline.trace_writer import TraceWriter
 from asyncddp.timeline.tracer import ClockSample, Tracer, create_tracer, trace_path
 from asyncddp.timeline.tracks import TRANSFER_TRACK, activity_track, thread_track
@@ -46,8 +46,8 @@ def written(tracer):
     [
         Span("mix", 'a "name"\n', 2, 1_234, 5_678, {"bytes": 3, "for": [1, 2], "x": 0.5}),
         Span("step", "step", 1, 0, 1, {"step": 0, "modules": True, "none": None, "é": "ü\\"}),
-        PointEvent("B", "LOAD", 10, 17),
-        PointEvent("M", "thread_name", 1, None, {"name": "computation"}),
+        SingleTimestampEvent("B", "LOAD", 10, 17),
+        SingleTimestampEvent("M", "thread_name", 1, None, {"name": "computation"}),
     ],
 )
 def test_every_line_is_json(note):

@@ -1,4 +1,4 @@
-"""Export by CUDA IPC: copies tensors into GPU memory that peers map and read."""
+"""Copies GPU tensors into memory that peers map by CUDA IPC and read in place."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class MemoryExporter:
             yield from read
 
 
-class StagedSendRequest:
+class HostStagedSendRequest:
     """Request of a send through host memory, to a rank that CUDA IPC does not reach."""
 
     def __init__(self, transfer: Request) -> None:

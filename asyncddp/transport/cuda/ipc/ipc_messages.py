@@ -1,4 +1,4 @@
-"""Messages of the CUDA IPC transport: memory is ready to read, and all reads of it are queued."""
+"""Messages of the CUDA IPC transport: “ready to be read”, and “all reads are queued”."""
 
 from __future__ import annotations
 

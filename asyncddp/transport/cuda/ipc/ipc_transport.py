@@ -24,8 +24,8 @@ from asyncddp.transport.cuda.composite import CompositeTransport
 from asyncddp.transport.cuda.device_transport import DirectReadTransport, IPCSendRequest
 from asyncddp.transport.cuda.ipc.exporter import (
     MAX_COPY_BYTES,
+    HostStagedSendRequest,
     MemoryExporter,
-    StagedSendRequest,
 )
 from asyncddp.transport.cuda.ipc.importer import MemoryImporter
 from asyncddp.transport.cuda.ipc.ipc_tasks import ImportTask, IPCResources
@@ -97,7 +97,7 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
                 data, factor = data * factor, 1.0
         requests: dict[int, IPCSendRequest] = {}
         for peer, tag in far.items():
-            requests[peer] = StagedSendRequest(super().isend(data, peer, tag))
+            requests[peer] = HostStagedSendRequest(super().isend(data, peer, tag))
         if near:
             requests |= self._exporter.export_tensor(data, near, factor)
         return requests

@@ -31,11 +31,11 @@ class UniqueIdMessage(_CoordinationMessageBase):
 
 
 class OpenRefusedMessage(_CoordinationMessageBase):
-    """Message from a pair's lower rank: no NCCL communicator, both stage through host memory."""
+    """Message of a pair's lower rank, which refuses NCCL: both then copy through host memory."""
 
 
 class TransferPostedMessage(_CoordinationMessageBase):
-    """Message to the other rank of a pair: this rank has posted their n-th send or receive."""
+    """Message to the other rank of a pair: the pair's n-th send or receive has been posted here."""
 
     number: int
     sends: bool

@@ -37,7 +37,7 @@ _NOTHING = empty((0,), torch.uint8)
 
 @dataclass(eq=False)
 class SharedChannelResources(ABC):
-    """What a rank's NCCL connections to all peers share, such as CUDA streams and cupy."""
+    """Resources that a rank's NCCL connections to all peers share, such as CUDA streams."""
 
     rank: int
     streams: DeviceStreams

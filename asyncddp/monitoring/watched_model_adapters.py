@@ -1,4 +1,4 @@
-"""Adapters of the optimizers and modules that a monitor watches, to one interface."""
+"""Adapters that give one interface to the optimizers and modules that a monitor watches."""
 
 from __future__ import annotations
 
