@@ -44,8 +44,7 @@ class FastPath:
         self._channels = context.engine.matcher.channels
         self._schedule: Schedule | None = None
         self._rows: dict[int, WeightRow] = {}
-        oversubscribed = (os.cpu_count() or 1) < context.local_size
-        self._pause = os.sched_yield if oversubscribed else None
+        self._pause = os.sched_yield if context.transport.cores_shared else None
 
     def weight_row(self, schedule: Schedule, number: int | None) -> WeightRow:
         """Return the weights of a round, by default of the next one."""

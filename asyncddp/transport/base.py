@@ -94,6 +94,8 @@ class Transport(ABC):
     """Reason why no further collective can run; None if they can."""
     allows_threads: bool = True
     """True if several threads of this rank may call the transport, one at a time."""
+    cores_shared: bool = False
+    """True if the ranks of this machine outnumber the cores that they may use."""
     shared_memory_group: SharedMemoryGroup | None = None
     """Ranks that exchange tensors through shared memory, which bypasses the calls below."""
     device_watches: list[Callable[[float], object]] | None = None

@@ -102,7 +102,7 @@ class DeviceTransport(Transport):
 
 
 class IPCSendRequest(Request, Protocol):
-    """Request of a send by CUDA IPC; complete once the receiver has queued its reads."""
+    """Request of a send to a peer that reads it in place; complete once its reads are queued."""
 
     def reusable(self) -> bool:
         """Return True once the tensor may be overwritten; the peer may not have read it yet."""

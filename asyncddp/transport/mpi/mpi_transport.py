@@ -34,9 +34,8 @@ _MAX_COUNT = (1 << 31) - 1
 _MESSAGE_TAG = 0
 _FABRIC = Path("/sys/class/infiniband")  # exists where the network is not TCP
 _CLOSE_TIMEOUT = 1.0  # seconds in which close() tries to send the last messages
-_SPIN_ATTEMPTS = 200
-_YIELD_ATTEMPTS = 3_000  # about 20 ms of polling
-_YIELD_ATTEMPTS_ON_SHARED_CORES = 150  # about 1 ms
+_OWN_CORES = 200, 3_000  # attempts that only poll, and those before the first sleep: about 20 ms
+_SHARED_CORES = 0, 150  # the same where ranks outnumber cores: about 1 ms
 _NAP_ATTEMPTS = 6_000  # half a second, of which most was slept
 _SLEEP_SECONDS = 0.00005  # seconds
 
@@ -69,7 +68,7 @@ class MPITransport(Transport):
         self._pending_sends: list[tuple[MPI.Request, bytes]] = []
         self._status = MPI.Status()
         self._same_host: frozenset[int] | None = None
-        self._cores_shared = True  # until the ranks of this machine have compared theirs
+        self._spin_attempts, self._awake_attempts = _SHARED_CORES  # until machine_id() knows more
         self._closed = False
 
     @classmethod
@@ -211,23 +210,23 @@ class MPITransport(Transport):
 
     @translate_mpi_errors
     def machine_id(self) -> int:
-        """Return the lowest rank on this machine, and learn which peers are on it."""
+        """Return the lowest rank here; learn which peers are here, and if cores are shared."""
         mine = self.rank, sorted(os.sched_getaffinity(0))
         near = dict(allgather_records(self._pair.machine, mine, tuple[int, list[int]]))
-        self._cores_shared = len(set().union(*near.values())) < len(near)
+        self.cores_shared = len(set().union(*near.values())) < len(near)
+        attempts = _SHARED_CORES if self.cores_shared else _OWN_CORES
+        self._spin_attempts, self._awake_attempts = attempts
         fabric = any(allgather_records(self._comm, _FABRIC.is_dir(), bool))
         self._same_host = None if fabric else frozenset(near)
         return min(near)
 
     def backoff(self, attempt: int, *, background: bool = False) -> None:
         """Spin if no core is shared, then yield, then sleep; in the background only sleep."""
-        spin = 0 if self._cores_shared else _SPIN_ATTEMPTS
-        awake = _YIELD_ATTEMPTS_ON_SHARED_CORES if self._cores_shared else _YIELD_ATTEMPTS
         if background:
             time.sleep(_SLEEP_SECONDS if attempt < 1000 else 10 * _SLEEP_SECONDS)
-        elif attempt >= awake:
+        elif attempt >= self._awake_attempts:
             time.sleep(_SLEEP_SECONDS if attempt < _NAP_ATTEMPTS else 10 * _SLEEP_SECONDS)
-        elif attempt >= spin:
+        elif attempt >= self._spin_attempts:
             os.sched_yield()
 
     def close(self) -> None:
