@@ -15,7 +15,7 @@ from asyncddp.engine.messages import ExchangeSignature, MatchKey, TensorMessage
 from asyncddp.engine.persistent_channels import PersistentChannel
 from asyncddp.errors import PeerError
 from asyncddp.transport.base import Request
-from asyncddp.transport.cuda.device_transport import IPCReadRequest, IPCSendRequest
+from asyncddp.transport.cuda.device_transport import DirectReadReceiveRequest, DirectReadSendRequest
 
 
 class PendingReceive:
@@ -25,7 +25,7 @@ class PendingReceive:
         self.exchange, self.peer = exchange, peer
         self.tensor: torch.Tensor | None = None  # the buffer that holds it, or will
         self.request: Request | None = None  # the transport's, which fills the buffer
-        self.import_request: IPCReadRequest | None = None  # to read it in the peer's own memory
+        self.import_request: DirectReadReceiveRequest | None = None  # to read it in place
 
     @property
     def announced(self) -> bool:
@@ -77,7 +77,7 @@ class ExchangeRequest:
         self.targets = frozenset(targets)
         self.unacknowledged: set[int] = set()  # targets whose acknowledgement is awaited
         self.sends: list[Request] = []  # the transport's, not known to be complete
-        self.exports: list[IPCSendRequest] = []  # let peers read a tensor in this rank's memory
+        self.exports: list[DirectReadSendRequest] = []  # peers read them in place
         self.ring_targets: frozenset[int] = frozenset()  # they read this rank's shared-memory ring
         self.channel: PersistentChannel | None = None  # of this name and signature
         self.streams: DeviceStreams | None = None  # of the tensors' device; None on the host
@@ -137,7 +137,7 @@ class SendWaitCondition:
         return [(peer, exchange.key) for peer in sorted(peers)]
 
 
-class SendBuffersReusable(SendWaitCondition):
+class BufferReuseWaitCondition(SendWaitCondition):
     """Wait condition: what the device stream is given from now on may overwrite sent buffers."""
 
     @override

@@ -132,7 +132,7 @@ class Monitor:
         self._projection = RandomProjection() if consensus == "projection" else None
         self.latest: dict[int, Record] = {}
         self._cost = CumulativeTimer()
-        self._sender = ReportExchange(context, target.label)
+        self._reports = ReportExchange(context, target.label)
         self._collector = ReportCollector(
             context.size, _PATIENCE if target.in_step else 0, _PATIENCE_SECONDS
         )
@@ -166,10 +166,10 @@ class Monitor:
         self._step += 1
         if self._step % self._every == 0:
             with self._cost:
-                self._sender.send(self._report())
+                self._reports.send(self._report())
         if self._is_reported():
             self._target.prepare()
-        if self._sender.arrived:
+        if self._reports.arrived:
             with self._cost:
                 self._process_arrived()
 
@@ -217,7 +217,7 @@ class Monitor:
             return math.sqrt(squared_deviation(self._target.parameters))
 
     def _process_arrived(self) -> None:
-        collector, arrived = self._collector, self._sender.arrived
+        collector, arrived = self._collector, self._reports.arrived
         while arrived:
             one = arrived.popleft()
             self._write(collector.remove(one) if isinstance(one, int) else collector.add(one))
@@ -243,12 +243,12 @@ class Monitor:
         exit_callbacks[:] = [one for one in exit_callbacks if one != self._on_shutdown]
         target.context.extensions.get(MONITORS_KEY, {}).pop(target.label, None)
         try:
-            self._sender.end()
+            self._reports.end()
             if target.context.rank == ROOT:
                 self._await_reports(patience)
                 self._write(self._collector.drain())
         finally:
-            self._sender.close()
+            self._reports.close()
             for sink in self._sinks:
                 sink.close()
 
@@ -260,10 +260,10 @@ class Monitor:
         transport, attempt, heard = self._target.context.transport, 0, time.monotonic()
         while True:
             attempt = 0 if self._target.context.engine.progress() else attempt + 1
-            if self._sender.arrived:
+            if self._reports.arrived:
                 heard = time.monotonic()
                 self._process_arrived()
-            missing = {r for r in self._collector.active if not self._sender.has_left(r)}
+            missing = {r for r in self._collector.active if not self._reports.has_left(r)}
             if not missing:
                 return
             if time.monotonic() - heard >= patience:

@@ -9,7 +9,7 @@ import torch
 from asyncddp.device.stream_interfaces import DeviceStreams
 from asyncddp.device.stream_registry import streams_of
 from asyncddp.engine import ChunkedExchange, OperationExchanges, Steps
-from asyncddp.engine.exchange_request import SendBuffersReusable
+from asyncddp.engine.exchange_request import BufferReuseWaitCondition
 from asyncddp.kernels.device_weighted_sum import weighted_sum_on_device
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.validation import can_write_result, is_same_memory, signature_of
@@ -66,7 +66,7 @@ def _exchange_on_device(
     for peer in row.sources:
         yield request.receives[peer]
     if is_same_memory(into, own):
-        yield SendBuffersReusable(request)
+        yield BufferReuseWaitCondition(request)
     others = [request.receives[peer].take() for peer in row.sources]
     weighted_sum_on_device(row, dtype, own, others, into)
     others.clear()

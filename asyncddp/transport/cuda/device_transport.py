@@ -101,7 +101,7 @@ class DeviceTransport(Transport):
         )
 
 
-class IPCSendRequest(Request, Protocol):
+class DirectReadSendRequest(Request, Protocol):
     """Request of a send to a peer that reads it in place; complete once its reads are queued."""
 
     def reusable(self) -> bool:
@@ -109,7 +109,7 @@ class IPCSendRequest(Request, Protocol):
         ...
 
 
-class IPCReadRequest(Request, Protocol):
+class DirectReadReceiveRequest(Request, Protocol):
     """Request to read a peer's tensor in place; complete once the compute stream may read it."""
 
     @property
@@ -137,11 +137,11 @@ class DirectReadTransport(ABC):
     @abstractmethod
     def export_tensor(
         self, data: torch.Tensor, tags: Mapping[int, int], factor: float = 1.0
-    ) -> dict[int, IPCSendRequest]:
+    ) -> dict[int, DirectReadSendRequest]:
         """Export a copy of a tensor, or its product with a factor, to peers, each under a tag."""
 
     @abstractmethod
     def import_tensor(
         self, shape: tuple[int, ...], dtype: torch.dtype, peer: int, tag: int
-    ) -> IPCReadRequest:
+    ) -> DirectReadReceiveRequest:
         """Start importing a peer's tensor."""

@@ -138,12 +138,12 @@ def _form_group(machine: MPI.Intracomm, rank: int) -> tuple[SharedMemoryGroup | 
         return None, None
     arena = Arena()
     page, problem = _publish_test_page(arena)
-    probe = _MappingTestPage(rank, os.getpid(), page)
-    probes = allgather_records(machine, probe, _MappingTestPage)
-    problems = allgather_records(machine, problem or _verify_test_pages(arena, probes), str)
+    mine = _MappingTestPage(rank, os.getpid(), page)
+    pages = allgather_records(machine, mine, _MappingTestPage)
+    problems = allgather_records(machine, problem or _verify_test_pages(arena, pages), str)
     if any(problems):
         return None, next(filter(None, problems))
-    return SharedMemoryGroup(arena, {one.rank: one.process for one in probes}), None
+    return SharedMemoryGroup(arena, {one.rank: one.process for one in pages}), None
 
 
 def _publish_test_page(arena: Arena) -> tuple[SharedMemoryHandle | None, str]:
@@ -158,9 +158,9 @@ def _publish_test_page(arena: Arena) -> tuple[SharedMemoryHandle | None, str]:
     return handle_of_block(block), ""
 
 
-def _verify_test_pages(arena: Arena, probes: list[_MappingTestPage]) -> str:
+def _verify_test_pages(arena: Arena, pages: list[_MappingTestPage]) -> str:
     """Map and read the other ranks' test pages; return why that failed, or nothing."""
-    for _, process, page in probes:
+    for _, process, page in pages:
         if page is None:
             continue
         try:

@@ -21,7 +21,7 @@ from asyncddp.errors import PeerError
 from asyncddp.transport.base import Request, Scope, Transport
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities, have_peer_access, unknown_gpu
 from asyncddp.transport.cuda.composite import CompositeTransport
-from asyncddp.transport.cuda.device_transport import DirectReadTransport, IPCSendRequest
+from asyncddp.transport.cuda.device_transport import DirectReadSendRequest, DirectReadTransport
 from asyncddp.transport.cuda.ipc.exporter import (
     MAX_COPY_BYTES,
     HostStagedSendRequest,
@@ -88,14 +88,14 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
 
     def export_tensor(
         self, data: torch.Tensor, tags: Mapping[int, int], factor: float = 1.0
-    ) -> dict[int, IPCSendRequest]:
+    ) -> dict[int, DirectReadSendRequest]:
         """Export a tensor to peers with access, and send it to the others."""
         near = {peer: tag for peer, tag in tags.items() if peer in self._reachable}
         far = {peer: tag for peer, tag in tags.items() if peer not in self._reachable}
         if factor != 1.0 and (far or data.nbytes > MAX_COPY_BYTES):
             with self.streams.stream_context(StreamRole.COMPUTE):
                 data, factor = data * factor, 1.0
-        requests: dict[int, IPCSendRequest] = {}
+        requests: dict[int, DirectReadSendRequest] = {}
         for peer, tag in far.items():
             requests[peer] = HostStagedSendRequest(super().isend(data, peer, tag))
         if near:
