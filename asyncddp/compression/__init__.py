@@ -1,0 +1,35 @@
+"""Compression: encoders of tensors into fewer bytes, one file each, in one registry."""
+
+from __future__ import annotations
+
+from asyncddp.compression.compressor import Compressor, CompressorState
+from asyncddp.errors import ArgumentError
+from asyncddp.registry import PluginRegistry
+
+__all__ = ["COMPRESSORS", "Compressor", "CompressorState", "compressor_for"]
+
+COMPRESSORS: PluginRegistry[type[Compressor]] = PluginRegistry(
+    "compressor",
+    {
+        "minmax_uint8": "asyncddp.compression.minmax_uint8:MinMaxUInt8",
+    },
+    group="asyncddp.compressors",
+)
+
+
+def compressor_for(caller: str, given: str | Compressor) -> Compressor:
+    """Return the compressor of a name, with its default options, or the one given.
+
+    Raises:
+        UnknownNameError: No compressor has the name.
+        ArgumentError: It is something else.
+    """
+    if isinstance(given, Compressor):
+        return given
+    if isinstance(given, str):
+        return COMPRESSORS[given]()
+    raise ArgumentError(
+        f"{caller}: argument compression: expected None, a compressor such as "
+        f"asyncddp.compression.COMPRESSORS['minmax_uint8'](), or one of {', '.join(COMPRESSORS)}; "
+        f"got {given!r}"
+    )

@@ -1,0 +1,133 @@
+"""Base class of compressors, which encode floating-point tensors into fewer bytes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, TypeAlias
+
+import torch
+
+from asyncddp.errors import ArgumentError, DtypeError
+from asyncddp.tensors.allocation import empty
+from asyncddp.tensors.dtypes import DTYPES, DtypeKind
+
+CompressorState: TypeAlias = dict[str, torch.Tensor]
+"""What a compressor keeps from one tensor to the next, such as what error feedback still owes."""
+
+ROW_ALIGNMENT = 8
+"""Bytes to whose multiples encoded rows are padded, so that fields can be viewed as any dtype."""
+
+
+class Compressor(ABC):
+    r"""Base class of compressors: encodes rows of a matrix into rows of bytes of known length.
+
+    A compressor :math:`Q` takes K chunks of S elements each, as a contiguous tensor of shape
+    ``(K, S)`` in float16, bfloat16, float32 or float64, and encodes each chunk by itself into
+    :math:`B = \mathrm{encoded\_size}(S)` bytes, a row of a uint8 tensor of shape ``(K, B)``; a
+    flat tensor is one chunk. Decoding needs nothing but the bytes. The same chunks, seed and state
+    give the same bytes. Compressors are immutable and hold options only: what one remembers of a
+    tensor is in a state that the caller keeps, one for each tensor that is sent again and again.
+
+    Other distributions add compressors under the entry-point group ``asyncddp.compressors``; the
+    conformance tests run over the registry and hold each to what it declares.
+
+    Attributes:
+        name: Name in the registry and the literature.
+        unbiased: Whether :math:`\mathbb{E}\, Q(x) = x`, over seeds.
+        wants_error_feedback: Whether averages of gradients need error feedback to converge.
+    """
+
+    name: ClassVar[str]
+    unbiased: ClassVar[bool] = False
+    wants_error_feedback: ClassVar[bool] = False
+
+    @abstractmethod
+    def encoded_size(self, numel: int, dtype: torch.dtype) -> int:
+        """Compute the bytes of an encoded chunk, a multiple of 8.
+
+        Args:
+            numel: Elements of the chunk, S.
+            dtype: Their dtype.
+
+        Raises:
+            ArgumentError: A chunk of that size cannot be encoded with the options given.
+        """
+
+    @abstractmethod
+    def encode(
+        self,
+        chunks: torch.Tensor,
+        encoded: torch.Tensor,
+        *,
+        seed: int = 0,
+        state: CompressorState | None = None,
+    ) -> None:
+        """Encode chunks, which stay unchanged.
+
+        Args:
+            chunks: Shape ``(K, S)``, contiguous, outside autograd.
+            encoded: Written to; uint8 of shape ``(K, B)``, contiguous, on the same device.
+            seed: Of random choices, from 0 to 2⁶³ − 1.
+            state: What :meth:`new_state` gave, which is updated; None remembers nothing.
+        """
+
+    @abstractmethod
+    def decode(self, encoded: torch.Tensor, chunks: torch.Tensor) -> None:
+        """Decode into chunks; shapes and dtypes as for :meth:`encode`."""
+
+    def decode_add(self, encoded: torch.Tensor, chunks: torch.Tensor, weight: float = 1.0) -> None:
+        """Add ``weight`` times the decoded chunks to ``chunks``."""
+        decoded = empty(chunks.shape, chunks.dtype, chunks.device)
+        self.decode(encoded, decoded)
+        chunks.add_(decoded, alpha=weight)
+
+    def new_state(self, chunks: torch.Tensor) -> CompressorState:
+        """Make the state of a tensor that was never sent, shaped and placed as ``chunks`` is."""
+        return {}
+
+    def contraction(self, numel: int) -> float | None:
+        r"""Return the contraction factor of chunks of ``numel`` elements, None if there is none.
+
+        .. math:: \mathbb{E} \lVert Q(x) - x \rVert^2 \le (1 - \delta) \lVert x \rVert^2,
+                  \qquad 0 < \delta \le 1
+
+        for all x, up to the rounding of x's dtype.
+        """
+        return None
+
+    def bits_per_element(self, numel: int, dtype: torch.dtype = torch.float32) -> float:
+        """Compute the bits that an element of a chunk of ``numel`` takes on average."""
+        return 8 * self.encoded_size(numel, dtype) / numel
+
+
+def require_compressible(what: str, tensor: torch.Tensor) -> None:
+    """Raise a DtypeError unless the tensor's dtype is a float; ``what`` begins the message."""
+    traits = DTYPES.get(tensor.dtype)
+    if traits is None or traits.kind is not DtypeKind.FLOAT:
+        floats = ", ".join(row.name for row in DTYPES.values() if row.kind is DtypeKind.FLOAT)
+        raise DtypeError(
+            f"{what}: compression expects one of {floats}, got {tensor.dtype}; send it without "
+            "compression"
+        )
+
+
+def field(encoded: torch.Tensor, start: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """View ``count`` elements of each encoded row, from byte ``start`` on, as a dtype."""
+    return encoded[:, start : start + count * dtype.itemsize].view(dtype)
+
+
+def padded(size: int, multiple: int = ROW_ALIGNMENT) -> int:
+    """Round a number of bytes up to a multiple.
+
+    Example:
+        >>> padded(9), padded(16)
+        (16, 16)
+    """
+    return -(-size // multiple) * multiple
+
+
+def fraction_of(what: str, ratio: object) -> float:
+    """Check that an option is a number in (0, 1]."""
+    if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 < ratio <= 1:
+        raise ArgumentError(f"{what}: expected a number above 0 and at most 1, got {ratio!r}")
+    return float(ratio)

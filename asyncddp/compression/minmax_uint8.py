@@ -1,0 +1,77 @@
+"""``minmax_uint8``: 8-bit quantisation between the minimum and maximum of each chunk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from asyncddp.compression.compressor import Compressor, CompressorState, field, padded
+from asyncddp.tensors.dtypes import DTYPES
+
+_HEADER = 32  # bytes: the minimum and the maximum in the chunk's dtype, and padding
+_LEVELS, _SPREAD = 255, 1e-7
+
+
+@dataclass(frozen=True)
+class MinMaxUInt8(Compressor):
+    r"""Quantise each chunk to 256 levels between its minimum and maximum; Bagua's compressor.
+
+    .. math:: s = \frac{255}{\max - \min + 10^{-7}}, \quad u = \mathrm{rint}(s \max), \quad
+              c = \mathrm{clamp}\big(\min(\mathrm{rint}(s v), u) - u + 255, 0, 255\big), \quad
+              \hat v = \frac{c + u - 255}{s}
+
+    Zero is exact wherever it lies between minimum and maximum, and the error of an element is at
+    most :math:`(\max - \min + 10^{-7}) / 510`, up to rounding. The bytes are Bagua's, but for the
+    clamp, without which a large common offset could turn a maximum into the minimum.
+
+    Example:
+        >>> x = torch.tensor([[-1.0, 0.0, 0.5, 2.0]])
+        >>> q = MinMaxUInt8()
+        >>> encoded = torch.empty(1, q.encoded_size(4, x.dtype), dtype=torch.uint8)
+        >>> q.encode(x, encoded)
+        >>> encoded[0, 32:36].tolist()
+        [0, 85, 127, 255]
+
+    References:
+        Gan et al., "Bagua: scaling up distributed learning with system relaxations", VLDB 2021.
+    """
+
+    name: ClassVar[str] = "minmax_uint8"
+
+    def encoded_size(self, numel: int, dtype: torch.dtype) -> int:
+        """Compute the bytes of an encoded chunk: 32 for the header, one per element, padded."""
+        return _HEADER + padded(numel, 32)
+
+    def encode(
+        self,
+        chunks: torch.Tensor,
+        encoded: torch.Tensor,
+        *,
+        seed: int = 0,
+        state: CompressorState | None = None,
+    ) -> None:
+        """Encode chunks; NaN and infinities make the whole chunk NaN."""
+        low, high = torch.aminmax(chunks, dim=1, keepdim=True)
+        field(encoded, 0, 1, chunks.dtype).copy_(low)
+        field(encoded, chunks.element_size(), 1, chunks.dtype).copy_(high)
+        scale, upper = _lattice(low, high)
+        codes = chunks.to(scale.dtype).mul(scale).round_().minimum(upper).sub_(upper - _LEVELS)
+        encoded[:, _HEADER : _HEADER + chunks.shape[1]].copy_(codes.clamp_(0, _LEVELS))
+
+    def decode(self, encoded: torch.Tensor, chunks: torch.Tensor) -> None:
+        """Decode into chunks."""
+        low = field(encoded, 0, 1, chunks.dtype)
+        high = field(encoded, chunks.element_size(), 1, chunks.dtype)
+        scale, upper = _lattice(low, high)
+        codes = encoded[:, _HEADER : _HEADER + chunks.shape[1]].to(scale.dtype)
+        chunks.copy_(codes.add_(upper - _LEVELS).div_(scale))
+
+
+def _lattice(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the scale of each chunk and its largest multiple, in the accumulation dtype."""
+    wide = DTYPES[low.dtype].accumulate
+    low, high = low.to(wide), high.to(wide)
+    scale = _LEVELS / (high - low + _SPREAD)
+    return scale, (high * scale).round_()
