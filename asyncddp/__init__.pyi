@@ -56,6 +56,14 @@ from .ops.broadcast import broadcast_ as broadcast_
 from .ops.broadcast import broadcast_nonblocking as broadcast_nonblocking
 from .ops.broadcast import broadcast_nonblocking_ as broadcast_nonblocking_
 from .ops.empty_shared import empty_shared as empty_shared
+from .ops.hierarchical_allreduce import hierarchical_allreduce as hierarchical_allreduce
+from .ops.hierarchical_allreduce import hierarchical_allreduce_ as hierarchical_allreduce_
+from .ops.hierarchical_allreduce import (
+    hierarchical_allreduce_nonblocking as hierarchical_allreduce_nonblocking,
+)
+from .ops.hierarchical_allreduce import (
+    hierarchical_allreduce_nonblocking_ as hierarchical_allreduce_nonblocking_,
+)
 from .ops.hierarchical_neighbor_allreduce import (
     hierarchical_neighbor_allreduce as hierarchical_neighbor_allreduce,
 )

@@ -35,11 +35,13 @@ class Compressor(ABC):
         name: Name in the registry and the literature.
         unbiased: Whether :math:`\mathbb{E}\, Q(x) = x`, over seeds.
         wants_error_feedback: Whether averages of gradients need error feedback to converge.
+        needs_state: Whether it must be given a state.
     """
 
     name: ClassVar[str]
     unbiased: ClassVar[bool] = False
     wants_error_feedback: ClassVar[bool] = False
+    needs_state: ClassVar[bool] = False
 
     @abstractmethod
     def encoded_size(self, numel: int, dtype: torch.dtype) -> int:

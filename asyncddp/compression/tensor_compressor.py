@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 
 from asyncddp.compression.compressor import Compressor, CompressorState, require_compressible
 from asyncddp.tensors.allocation import empty
 
 _SEEDS = (1 << 63) - 1
+_SECOND = 0x5DEECE66D
 _GOLDEN = 0x9E3779B97F4A7C15  # spreads consecutive seeds over all bits
 
 
@@ -35,6 +38,11 @@ class TensorCompressor:
         self.state: CompressorState = {}
         self.uses = 0
 
+    @cached_property
+    def second_message(self) -> TensorCompressor:
+        """Return the compressor of the averages that a rank sends on, with a state of its own."""
+        return TensorCompressor(self.compressor, self.seed ^ _SECOND)
+
     def encode(self, chunks: torch.Tensor) -> torch.Tensor:
         """Encode chunks of shape ``(K, S)``, and give uint8 of shape ``(K, B)``."""
         require_compressible(self.compressor.name, chunks)
@@ -53,6 +61,13 @@ class TensorCompressor:
         self.compressor.decode(encoded, chunks)
         return chunks
 
-    def decode_add(self, encoded: torch.Tensor, chunks: torch.Tensor, weight: float = 1.0) -> None:
-        """Add ``weight`` times what was decoded to chunks of shape ``(K, S)``."""
-        self.compressor.decode_add(encoded, chunks, weight)
+    def decode_add(
+        self, encoded: torch.Tensor, chunks: torch.Tensor, weight: float, dtype: torch.dtype
+    ) -> None:
+        """Add ``weight`` times the decoded tensor of a dtype to chunks, which may be wider."""
+        if dtype == chunks.dtype:
+            self.compressor.decode_add(encoded, chunks, weight)
+        else:
+            chunks.add_(
+                self.decode(encoded, empty(chunks.shape, dtype, chunks.device)), alpha=weight
+            )

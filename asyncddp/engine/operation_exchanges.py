@@ -65,6 +65,11 @@ class OperationExchanges:
         self._requests: list[Request] = []
         self._part = 0
 
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._matcher.rank
+
     def exchange(
         self,
         signature: ExchangeSignature,
@@ -121,6 +126,10 @@ class OperationExchanges:
         self._chunked_exchanges.append(chunked)
         chunked.request = self._open(exchange)
 
+    def skip_exchanges(self, count: int) -> None:
+        """Leave out exchanges that other ranks of the operation make among themselves."""
+        self._part += count
+
     def _next_key(self) -> MatchKey:
         name = self.key.name if self._part == 0 else f"{self.key.name}/{self._part}"
         self._part += 1
@@ -155,9 +164,8 @@ class OperationExchanges:
         all: a rank whose part has ended by then raises in its next verb. In check mode the
         signature goes to all, and nothing starts before all signatures are known to agree.
         """
-        rank = self._matcher.rank
-        index = group.index(rank)
-        others = [peer for peer in group if peer != rank]
+        index = group.index(self.rank)
+        others = [peer for peer in group if peer != self.rank]
         before, after = group[index - 1], group[(index + 1) % len(group)]
         sources, targets = ([before], [after]) if others and not self.check else (others, others)
         exchange = self.exchange(signature, sources, targets)

@@ -10,6 +10,12 @@ from asyncddp.context import current
 from asyncddp.device.stream_interfaces import empty_on
 from asyncddp.device.stream_registry import stream_ordering_of, streams_of
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
+from asyncddp.ops.encoded_exchange import (
+    Compression,
+    bound_to,
+    checked_compression,
+    sum_encoded_over_group,
+)
 from asyncddp.ops.validation import (
     accumulation_dtype,
     can_write_result,
@@ -29,6 +35,7 @@ def allreduce(
     name: str | None = None,
     round_integers: bool = False,
     check: bool = False,
+    compression: Compression = None,
     out: torch.Tensor | None = None,
 ) -> OperationSpec[torch.Tensor]:
     r"""Sum or average a tensor over all ranks.
@@ -42,6 +49,8 @@ def allreduce(
         name: For messages; all ranks must give the same.
         round_integers: Average integers in float64 and round half to even.
         check: Compare verb, dtype and shape with the other ranks before anything is sent.
+        compression: Compressor, or its name, by which floats travel: each rank averages one of n
+            parts of what all have encoded, and sends it encoded to all. All ranks get equal bits.
         out: Tensor into which the result is written, which may be ``tensor`` itself.
 
     Returns:
@@ -60,7 +69,7 @@ def allreduce(
         ...     world.run(lambda: bf.allreduce(torch.tensor([bf.rank()]), average=False).item())
         [3, 3, 3]
     """
-    return _program("allreduce", tensor, average, name, round_integers, check, out)
+    return _program("allreduce", tensor, average, name, round_integers, check, compression, out)
 
 
 @blocking
@@ -71,10 +80,13 @@ def local_allreduce(
     name: str | None = None,
     round_integers: bool = False,
     check: bool = False,
+    compression: Compression = None,
     out: torch.Tensor | None = None,
 ) -> OperationSpec[torch.Tensor]:
     """Do what :func:`allreduce` does among the ranks of this machine, with the same arguments."""
-    return _program("local_allreduce", tensor, average, name, round_integers, check, out)
+    return _program(
+        "local_allreduce", tensor, average, name, round_integers, check, compression, out
+    )
 
 
 allreduce_nonblocking = nonblocking(allreduce)
@@ -92,6 +104,7 @@ def _program(
     name: str | None,
     round_integers: bool,
     check: bool,
+    compression: Compression,
     out: torch.Tensor | None,
 ) -> OperationSpec[torch.Tensor]:
     context, local = current(), verb == "local_allreduce"
@@ -100,8 +113,14 @@ def _program(
     group: Sequence[int] = context.local_ranks if local else range(context.size)
     transport = context.local_transport if local else context.transport
 
+    compression = checked_compression(verb, tensor, compression)
+
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         divisor = len(group) if average else None
+        if compression is not None and len(group) > 1 and tensor.numel():
+            codec = bound_to(op, compression)
+            total = yield from sum_encoded_over_group(op, group, tensor, codec, title, divisor or 1)
+            return write_result(total, tensor, out)
         total = yield from sum_over_group(op, group, transport, tensor, dtype, title, divisor, out)
         return write_result(total, tensor, out)
 

@@ -13,6 +13,7 @@ from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.allgather import gather_over_group
 from asyncddp.ops.allreduce import sum_over_group
+from asyncddp.ops.encoded_exchange import Compression, checked_compression
 from asyncddp.ops.validation import accumulation_dtype, write_result
 from asyncddp.ops.variants import blocking, in_place, nonblocking
 from asyncddp.ops.weight_resolver import WeightResolver, Weights
@@ -33,6 +34,7 @@ def hierarchical_neighbor_allreduce(
     round: int | None = None,  # noqa: A002 - the field's word
     round_integers: bool = False,
     check: bool = False,
+    compression: Compression = None,
     out: torch.Tensor | None = None,
 ) -> OperationSpec[torch.Tensor]:
     r"""Average inside each machine, then with the neighbour machines.
@@ -53,6 +55,8 @@ def hierarchical_neighbor_allreduce(
         round: Round of a time-varying topology; by default the number of earlier uses.
         round_integers: Average integers in float64 and round half to even; refused otherwise.
         check: Compare verb, dtype and shape with the other ranks before anything is sent.
+        compression: Compressor, or its name, that encodes what is sent. In place of
+            other machines' tensors what it decodes counts; the own one counts as it is.
         out: Tensor into which the result is written, which may be ``tensor`` itself.
 
     Returns:
@@ -91,13 +95,14 @@ def hierarchical_neighbor_allreduce(
         "dst_machine_weights": dst_machine_weights,
     }
     weights = WeightResolver(_VERB, schedule, context.machine_rank, given, round)
+    codec = checked_compression(_VERB, tensor, compression)
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         row = to_rank_row(context, weights.row_at(op.round_number))
         group, transport = context.local_ranks, context.local_transport
         total = yield from sum_over_group(op, group, transport, tensor, dtype, _VERB, len(group))
         share = total.reshape(-1).tensor_split(len(group))[context.local_rank]
-        averaged = yield from exchange_and_average(op, share, row, dtype)
+        averaged = yield from exchange_and_average(op, share, row, dtype, None, codec)
         whole = yield from gather_over_group(op, group, transport, averaged.reshape(-1), _VERB)
         return write_result(whole.view(total.shape), tensor, out)
 

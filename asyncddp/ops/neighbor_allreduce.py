@@ -10,6 +10,7 @@ from asyncddp.context import Context, current
 from asyncddp.device.stream_registry import stream_ordering_of
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.ops.encoded_exchange import Compression, checked_compression
 from asyncddp.ops.shared_memory_fast_path import FastPath
 from asyncddp.ops.traced_fast_path import TracedFastPath
 from asyncddp.ops.validation import accumulation_dtype, can_write_result, signature_of, write_result
@@ -32,6 +33,7 @@ def _find_fast_path(
     round: int | None = None,  # noqa: A002 - the field's word
     round_integers: bool = False,
     check: bool = False,
+    compression: Compression = None,
     out: torch.Tensor | None = None,
 ) -> FastCall | None:
     """Return the fast path if this name, dtype and shape has one, and what it needs to know."""
@@ -42,6 +44,8 @@ def _find_fast_path(
     except AttributeError:
         return None  # no tensor, as the engine's path will report
     if path is None or check or not tensor.is_cpu or not tensor.is_contiguous():
+        return None
+    if compression is not None:
         return None
     if transforming() is not None:
         return None  # as the engine's path will report
@@ -73,6 +77,7 @@ def neighbor_allreduce(
     round: int | None = None,  # noqa: A002 - the field's word
     round_integers: bool = False,
     check: bool = False,
+    compression: Compression = None,
     out: torch.Tensor | None = None,
 ) -> OperationSpec[torch.Tensor]:
     r"""Average a tensor with the neighbours' tensors.
@@ -93,6 +98,8 @@ def neighbor_allreduce(
         round: Round of a time-varying topology; by default the number of earlier uses of the name.
         round_integers: Average integers in float64 and round half to even; refused otherwise.
         check: Return only after all receivers have confirmed that they expect the tensor.
+        compression: Compressor, or its name, that encodes what is sent. In place of
+            neighbours' tensors what it decodes counts; the own one counts as it is.
         out: Tensor into which the result is written, which may be ``tensor`` itself. Where a
             neighbour is lost in the middle, parts of it may be averages already.
 
@@ -126,11 +133,12 @@ def neighbor_allreduce(
         refuse_scaling(_VERB, "dst_weights", dst_weights, tensor.dtype)
     given = {"self_weight": self_weight, "src_weights": src_weights, "dst_weights": dst_weights}
     weights = WeightResolver(_VERB, context.topologies.ranks, context.rank, given, round)
+    codec = checked_compression(_VERB, tensor, compression)
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         row = weights.row_at(op.round_number)
-        total = yield from exchange_and_average(op, tensor, row, dtype, out)
-        if dtype == tensor.dtype and not context.config.check:
+        total = yield from exchange_and_average(op, tensor, row, dtype, out, codec)
+        if dtype == tensor.dtype and codec is None and not context.config.check:
             _register_fast_path(context, name, op.key.name, tensor)
         return write_result(total, tensor, out)
 

@@ -9,6 +9,7 @@ from asyncddp.device.stream_registry import stream_ordering_of
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.ops.encoded_exchange import Compression, checked_compression
 from asyncddp.ops.validation import accumulation_dtype, check_rank, write_result
 from asyncddp.ops.variants import blocking, in_place, nonblocking
 from asyncddp.ops.weight_resolver import require_finite
@@ -25,6 +26,7 @@ def pair_gossip(
     name: str | None = None,
     round_integers: bool = False,
     check: bool = False,
+    compression: Compression = None,
     out: torch.Tensor | None = None,
 ) -> OperationSpec[torch.Tensor]:
     r"""Average with one partner, who must name this rank in turn.
@@ -40,6 +42,8 @@ def pair_gossip(
             rank may sit rounds out; by the order of this pair's calls if None.
         round_integers: Average integers in float64 and round half to even; refused otherwise.
         check: Return only after the partner has confirmed that it expects the tensor.
+        compression: Compressor, or its name, that encodes what is sent. In place of
+            the partner's tensor what it decodes counts; the own one counts as it is.
         out: Tensor into which the result is written, which may be ``tensor`` itself.
 
     Returns:
@@ -70,9 +74,10 @@ def pair_gossip(
     own = require_finite(title, "self_weight", 0.5 if self_weight is None else self_weight)
     other = require_finite(title, "pair_weight", 0.5 if pair_weight is None else pair_weight)
     row = WeightRow(own, {peer: other}, {peer: 1.0})
+    codec = checked_compression(title, tensor, compression)
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        total = yield from exchange_and_average(op, tensor, row, dtype, out)
+        total = yield from exchange_and_average(op, tensor, row, dtype, out, codec)
         return write_result(total, tensor, out)
 
     low, high = sorted((context.rank, peer))

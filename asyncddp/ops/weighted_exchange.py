@@ -12,6 +12,7 @@ from asyncddp.engine import ChunkedExchange, OperationExchanges, Steps
 from asyncddp.engine.exchange_request import BufferReuseWaitCondition
 from asyncddp.kernels.device_weighted_sum import weighted_sum_on_device
 from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.ops.encoded_exchange import Compression, average_encoded, bound_to
 from asyncddp.ops.validation import can_write_result, is_same_memory, signature_of
 from asyncddp.tensors.allocation import empty, empty_like
 from asyncddp.tensors.byte_views import dense, on_host
@@ -23,11 +24,15 @@ def exchange_and_average(
     row: WeightRow,
     dtype: torch.dtype,
     out: torch.Tensor | None = None,
+    compression: Compression = None,
 ) -> Steps[torch.Tensor]:
     r"""Send a tensor, receive the neighbours', and return the weighted sum, if possible in ``out``.
 
     .. math:: y_i = w_{ii} x_i + \sum_j w_{ij} d_{ji} x_j
     """
+    if compression is not None and tensor.numel():
+        codec = bound_to(op, compression)
+        return (yield from average_encoded(op, tensor, row, dtype, codec))
     streams = streams_of(tensor)
     if streams is not None:
         return (yield from _exchange_on_device(op, tensor, row, dtype, out, streams))

@@ -1,0 +1,181 @@
+"""Averages of tensors that travel encoded: with neighbours, or over all ranks of a group."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+import torch
+
+from asyncddp.compression import Compressor, compressor_for
+from asyncddp.compression.compressor import require_compressible
+from asyncddp.compression.tensor_compressor import TensorCompressor
+from asyncddp.device.stream_registry import streams_of
+from asyncddp.engine import ExchangeSignature, OperationExchanges, Steps
+from asyncddp.errors import ArgumentError
+from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.ops.validation import signature_of
+from asyncddp.tensors.allocation import empty, zeros
+from asyncddp.tensors.byte_views import dense, on_host
+from asyncddp.tensors.dtypes import DTYPES
+
+Compression: TypeAlias = str | Compressor | TensorCompressor | None
+"""A compressor by name, with options, or with the state of one tensor; None sends as it is."""
+
+
+def checked_compression(verb: str, tensor: torch.Tensor, compression: Compression) -> Compression:
+    """Check a verb's compression against its tensor; returns a compressor, or None for none.
+
+    Raises:
+        ArgumentError: It is none, needs a state that the verb cannot keep, or cannot encode it.
+        DtypeError: The tensor's dtype cannot be compressed.
+    """
+    if compression is None:
+        return None
+    require_compressible(verb, tensor)
+    if isinstance(compression, TensorCompressor):
+        return compression
+    compressor = compressor_for(verb, compression)
+    if compressor.needs_state:
+        raise ArgumentError(
+            f"{verb}: argument compression: {compressor!r} remembers what it owes from call to "
+            "call; give a TensorCompressor of it, made once for this tensor and used in each call"
+        )
+    return compressor
+
+
+def bound_to(op: OperationExchanges, compression: Compression) -> TensorCompressor:
+    """Return the tensor compressor of one call, seeded by rank, name and use where it has none."""
+    if isinstance(compression, TensorCompressor):
+        return compression
+    assert isinstance(compression, Compressor)
+    return TensorCompressor(compression, zlib.crc32(f"{op.rank} {op.key}".encode()))
+
+
+def exchange_tensors(
+    op: OperationExchanges,
+    signature: ExchangeSignature,
+    sources: Iterable[int],
+    parts: Mapping[int, torch.Tensor],
+    like: torch.Tensor,
+) -> Steps[dict[int, torch.Tensor]]:
+    """Send each peer a tensor on ``like``'s device; return those received, of one signature."""
+    request = op.exchange(signature, sources, parts, streams_of(like))
+    for peer, part in parts.items():
+        op.send(request, peer, part)
+    received = {}
+    for peer in sources:
+        yield request.receives[peer]
+        received[peer] = request.receives[peer].take()
+    yield request.sent()
+    return received
+
+
+def encoded_signature(verb: str, tensor: torch.Tensor, encoded: torch.Tensor) -> ExchangeSignature:
+    """Return the signature of encoded messages, whose verb tells what they encode."""
+    plain = signature_of(verb, tensor)
+    dtype = str(encoded.dtype).removeprefix("torch.")
+    title = f"{verb} of {plain.dtype} {plain.shape}"
+    return replace(plain, verb=title, dtype=dtype, shape=tuple(encoded.shape))
+
+
+def average_encoded(
+    op: OperationExchanges,
+    tensor: torch.Tensor,
+    row: WeightRow,
+    dtype: torch.dtype,
+    codec: TensorCompressor,
+) -> Steps[torch.Tensor]:
+    r"""Send an encoded tensor to the neighbours, and return the weighted sum in ``dtype``.
+
+    .. math:: y_i = w_{ii} x_i + \sum_j w_{ij} Q(d_{ji} x_j)
+    """
+    own = on_host(tensor) if streams_of(tensor) is None else dense(tensor)
+    flat = own.reshape(1, -1)
+    total = flat.to(dtype, copy=True).mul_(row.self_weight)
+    messages = {
+        factor: codec.encode(flat if factor == 1.0 else flat * factor)
+        for factor in sorted({*row.dst_weights.values()} or {1.0})
+    }
+    title = f"{op.verb}(compression={codec.compressor!r})"
+    form = encoded_signature(title, own, next(iter(messages.values())))
+    parts = {peer: messages[factor] for peer, factor in row.dst_weights.items()}
+    received = yield from exchange_tensors(op, form, row.sources, parts, own)
+    for peer in row.sources:
+        codec.decode_add(received[peer], total, row.src_weights[peer], own.dtype)
+    return total.view(own.shape)
+
+
+def sum_encoded_over_group(
+    op: OperationExchanges,
+    group: Sequence[int],
+    tensor: torch.Tensor,
+    codec: TensorCompressor | None,
+    title: str,
+    divisor: float,
+) -> Steps[torch.Tensor]:
+    r"""Sum encoded tensors over a group by scatter and gather, and divide by ``divisor``.
+
+    Each rank sums one of the group's equally long parts, whose elements it receives from all, and
+    sends the encoded quotient to all:
+
+    .. math:: y_c = Q_2\Big(\frac1d \sum_j Q_1(x_{j,c})\Big), \qquad c = 1, \dots, n
+
+    so that all ranks decode the same bytes. Without compressors parts travel as they are.
+
+    Args:
+        op: The operation's exchanges.
+        group: Ranks that take part, in the same order on all.
+        tensor: What this rank adds.
+        codec: Compressor of the messages; None sends them as they are.
+        title: Verb and arguments that must be equal on all ranks of the group.
+        divisor: By which the sum is divided.
+    """
+    tensor = on_host(tensor) if streams_of(tensor) is None else dense(tensor)
+    parts = _equal_parts(tensor, len(group))
+    title = title if codec is None else f"{title} with {codec.compressor!r}"
+    wide = DTYPES[tensor.dtype].accumulate
+    rows = torch.split(parts if codec is None else codec.encode(parts), 1)
+    form = encoded_signature(title, tensor, rows[0])
+    received = yield from _exchange_rows(op, group, form, rows)
+    total = zeros((1, parts.shape[1]), wide, tensor.device)
+    for message in received:
+        if codec is None:
+            total.add_(message)
+        else:
+            codec.decode_add(message, total, 1.0, tensor.dtype)
+    if divisor != 1:
+        total.div_(divisor)
+    mean = total.to(tensor.dtype)
+    row = mean if codec is None else codec.second_message.encode(mean)
+    form = encoded_signature(title, tensor, row)
+    gathered = torch.cat((yield from _exchange_rows(op, group, form, [row] * len(group))))
+    if codec is not None:
+        whole = empty(parts.shape, tensor.dtype, tensor.device)
+        gathered = codec.second_message.decode(gathered, whole)
+    return gathered.view(-1)[: tensor.numel()].view(tensor.shape)
+
+
+def _equal_parts(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    """Return a tensor's elements as ``count`` rows, the last filled up with zeros."""
+    numel, width = tensor.numel(), -(-tensor.numel() // count)
+    if numel == count * width:
+        return tensor.reshape(count, width)
+    rows = zeros((count, width), tensor.dtype, tensor.device)
+    rows.view(-1)[:numel].copy_(tensor.reshape(-1))
+    return rows
+
+
+def _exchange_rows(
+    op: OperationExchanges,
+    group: Sequence[int],
+    signature: ExchangeSignature,
+    rows: Sequence[torch.Tensor],
+) -> Steps[list[torch.Tensor]]:
+    """Send row k to the k-th rank of a group, and return what each has for this one, in order."""
+    mine = dict(zip(group, rows, strict=True))
+    own = mine.pop(op.rank)
+    received = yield from exchange_tensors(op, signature, list(mine), mine, own)
+    return [own if peer == op.rank else received[peer] for peer in group]

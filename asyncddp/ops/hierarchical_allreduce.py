@@ -1,0 +1,105 @@
+"""``hierarchical_allreduce``: sum inside machines, then over one rank of each machine."""
+
+from __future__ import annotations
+
+import torch
+
+from asyncddp.context import current
+from asyncddp.device.stream_registry import stream_ordering_of
+from asyncddp.engine import OperationExchanges, OperationSpec, Steps
+from asyncddp.ops.allreduce import sum_over_group
+from asyncddp.ops.encoded_exchange import (
+    Compression,
+    bound_to,
+    checked_compression,
+    sum_encoded_over_group,
+)
+from asyncddp.ops.validation import (
+    accumulation_dtype,
+    prepare_for_transport,
+    signature_of,
+    write_result,
+)
+from asyncddp.ops.variants import blocking, in_place, nonblocking
+
+_VERB = "hierarchical_allreduce"
+_SCATTER_AND_GATHER = 2  # exchanges among leaders
+
+
+@blocking
+def hierarchical_allreduce(
+    tensor: torch.Tensor,
+    average: bool = True,
+    *,
+    name: str | None = None,
+    round_integers: bool = False,
+    check: bool = False,
+    compression: Compression = None,
+    out: torch.Tensor | None = None,
+) -> OperationSpec[torch.Tensor]:
+    r"""Sum or average a tensor over all ranks, with one rank of each machine on the network.
+
+    .. math:: y = \frac1d \sum_m s_m, \qquad s_m = \sum_{i \in m} x_i, \qquad
+              d = n \text{ or } 1
+
+    The first rank of each machine m has the sum over its machine, takes part in the sum over
+    machines, and gives the result to the others. Machines may have different numbers of ranks.
+
+    Args:
+        tensor: :math:`x_i`, equal in shape and dtype on all ranks. Halves are summed in float32.
+        average: Divide by the number of ranks, as in :func:`allreduce`.
+        name: For messages; all ranks must give the same.
+        round_integers: Average integers in float64 and round half to even.
+        check: Compare verb, dtype and shape with the other ranks before anything is sent.
+        compression: Compressor, or its name, that encodes what travels between machines; inside of
+            them tensors are summed as they are.
+        out: Tensor into which the result is written, which may be ``tensor`` itself.
+
+    Returns:
+        :math:`y`, the same on all ranks: ``out`` or a new tensor.
+
+    Raises:
+        NotInitializedError: ``init()`` was not called.
+        ArgumentError: The average of integers or bools, which was not asked for.
+        DtypeError: The dtype cannot travel, or cannot be compressed.
+        MismatchError: Another rank calls another verb, dtype, shape or compression.
+        WaitTimeoutError: A rank has not come by the deadline.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def mean():
+        ...     return bf.hierarchical_allreduce(torch.tensor([float(bf.rank())])).item()
+        >>> with bf.local_world(4, ranks_per_machine=2) as world:
+        ...     world.run(mean)
+        [1.5, 1.5, 1.5, 1.5]
+
+    References:
+        Gan et al., "Bagua: scaling up distributed learning with system relaxations", VLDB 2021.
+    """
+    context = current()
+    dtype = accumulation_dtype(_VERB, tensor, round_integers=round_integers, average=average)
+    compression = checked_compression(_VERB, tensor, compression)
+    title = f"{_VERB}({'average' if average else 'sum'})" + (f" {name!r}" if name else "")
+    leaders = [members[0] for members in context.machines.members]
+
+    def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
+        group, local = context.local_ranks, context.local_transport
+        total = yield from sum_over_group(op, group, local, tensor, dtype, title)
+        if context.rank in leaders:
+            codec = None if compression is None else bound_to(op, compression)
+            divisor = context.size if average else 1
+            total = yield from sum_encoded_over_group(op, leaders, total, codec, title, divisor)
+        else:
+            op.skip_exchanges(_SCATTER_AND_GATHER)
+        value, transport = prepare_for_transport(local, total)
+        form = signature_of(title, tensor)
+        yield from op.collective(group, form, lambda: transport.ibroadcast(value, 0))
+        return write_result(value.view(tensor.shape), tensor, out)
+
+    order = stream_ordering_of(tensor, out)
+    return OperationSpec(_VERB, steps, name, ordered=True, check=check, stream_ordering=order)
+
+
+hierarchical_allreduce_nonblocking = nonblocking(hierarchical_allreduce)
+hierarchical_allreduce_ = in_place(hierarchical_allreduce)
+hierarchical_allreduce_nonblocking_ = nonblocking(hierarchical_allreduce_)
