@@ -16,6 +16,7 @@ from asyncddp.device.stream_registry import streams_of
 from asyncddp.engine import ExchangeSignature, OperationExchanges, Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.ops.group_exchange import exchange_all_gather, exchange_all_to_all
 from asyncddp.ops.validation import signature_of
 from asyncddp.tensors.allocation import empty, zeros
 from asyncddp.tensors.byte_views import dense, on_host
@@ -139,7 +140,7 @@ def sum_encoded_over_group(
     wide = DTYPES[tensor.dtype].accumulate
     rows = torch.split(parts if codec is None else codec.encode(parts), 1)
     form = encoded_signature(title, tensor, rows[0])
-    received = yield from _exchange_rows(op, group, form, rows)
+    received = yield from exchange_all_to_all(op, group, form, rows)
     total = zeros((1, parts.shape[1]), wide, tensor.device)
     for message in received:
         if codec is None:
@@ -151,7 +152,7 @@ def sum_encoded_over_group(
     mean = total.to(tensor.dtype)
     row = mean if codec is None else codec.second_message.encode(mean)
     form = encoded_signature(title, tensor, row)
-    gathered = torch.cat((yield from _exchange_rows(op, group, form, [row] * len(group))))
+    gathered = torch.cat((yield from exchange_all_gather(op, group, form, row)))
     if codec is not None:
         whole = empty(parts.shape, tensor.dtype, tensor.device)
         gathered = codec.second_message.decode(gathered, whole)
@@ -166,16 +167,3 @@ def _equal_parts(tensor: torch.Tensor, count: int) -> torch.Tensor:
     rows = zeros((count, width), tensor.dtype, tensor.device)
     rows.view(-1)[:numel].copy_(tensor.reshape(-1))
     return rows
-
-
-def _exchange_rows(
-    op: OperationExchanges,
-    group: Sequence[int],
-    signature: ExchangeSignature,
-    rows: Sequence[torch.Tensor],
-) -> Steps[list[torch.Tensor]]:
-    """Send row k to the k-th rank of a group, and return what each has for this one, in order."""
-    mine = dict(zip(group, rows, strict=True))
-    own = mine.pop(op.rank)
-    received = yield from exchange_tensors(op, signature, list(mine), mine, own)
-    return [own if peer == op.rank else received[peer] for peer in group]

@@ -84,10 +84,13 @@ def hierarchical_allreduce(
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         group, local = context.local_ranks, context.local_transport
+        divisor = context.size if average else 1
+        if len(leaders) == 1:
+            total = yield from sum_over_group(op, group, local, tensor, dtype, title, divisor, out)
+            return write_result(total, tensor, out)
         total = yield from sum_over_group(op, group, local, tensor, dtype, title)
         if context.rank in leaders:
             codec = None if compression is None else bound_to(op, compression)
-            divisor = context.size if average else 1
             total = yield from sum_encoded_over_group(op, leaders, total, codec, title, divisor)
         else:
             op.skip_exchanges(_SCATTER_AND_GATHER)
