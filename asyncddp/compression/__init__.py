@@ -11,7 +11,11 @@ __all__ = ["COMPRESSORS", "Compressor", "CompressorState", "compressor_for"]
 COMPRESSORS: PluginRegistry[type[Compressor]] = PluginRegistry(
     "compressor",
     {
+        "bf16": "asyncddp.compression.bf16:BF16",
+        "fp16": "asyncddp.compression.fp16:FP16",
         "minmax_uint8": "asyncddp.compression.minmax_uint8:MinMaxUInt8",
+        "qsgd_int4": "asyncddp.compression.qsgd:QSGDInt4",
+        "qsgd_int8": "asyncddp.compression.qsgd:QSGDInt8",
     },
     group="asyncddp.compressors",
 )

@@ -70,6 +70,12 @@ def make_tensor(numbers: Any, dtype: torch.dtype, device: torch.device = _HOST) 
         return torch.tensor(numbers, dtype=dtype, device=device)
 
 
+def arange(count: int, dtype: torch.dtype, device: torch.device = _HOST) -> torch.Tensor:
+    """Make a tensor of the numbers from 0 to ``count`` - 1."""
+    with normal_mode():
+        return torch.arange(count, dtype=dtype, device=device)
+
+
 class TensorBackup:
     """Copies of tensors, made on construction, from which the tensors can be restored later."""
 

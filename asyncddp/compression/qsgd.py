@@ -1,0 +1,267 @@
+"""``qsgd_int8`` and ``qsgd_int4``: unbiased stochastic quantisation of blocks."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from math import sqrt
+from typing import ClassVar
+
+import torch
+from typing_extensions import override
+
+from asyncddp.compression.compressor import Compressor, CompressorState, field, padded
+from asyncddp.compression.counter_random import random_words
+from asyncddp.compression.pieces import pieces
+from asyncddp.errors import ArgumentError
+from asyncddp.tensors.allocation import empty
+from asyncddp.tensors.dtypes import DTYPES
+
+_BLOCK = 256  # elements, by default
+_BLOCK_MULTIPLE = 8
+_TILE = 1 << 13  # elements whose noise is drawn; other blocks' is the exclusive or with a word
+
+
+@dataclass(frozen=True)
+class QSGD(Compressor):
+    r"""Base class of QSGD: rounds the elements of each block to L levels of either sign, at random.
+
+    .. math:: s = \max_{i \in \text{block}} |x_i|, \qquad
+              c_i = \Big\lfloor \frac{L x_i}{s} + u_i \Big\rfloor, \quad u_i \sim U[0, 1), \qquad
+              \hat x_i = \frac{s}{L} c_i
+
+    It is unbiased, to :math:`2^{-16}` of a level, and the errors of any two elements are
+    uncorrelated. The error of an element is below :math:`s / L`. A block with an element that is
+    not finite decodes to elements none of which is.
+
+    Args:
+        block_size: Elements of a block, a multiple of 8.
+
+    References:
+        Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and encoding",
+        NeurIPS 2017.
+    """
+
+    block_size: int = _BLOCK
+
+    bits: ClassVar[int]
+    levels: ClassVar[int]
+    unbiased: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        size: object = self.block_size
+        if isinstance(size, int) and size > 0 and size % _BLOCK_MULTIPLE == 0:
+            return
+        raise ArgumentError(
+            f"{self.name}: argument block_size: expected a positive multiple of {_BLOCK_MULTIPLE}, "
+            f"got {size!r}"
+        )
+
+    def encoded_size(self, numel: int, dtype: torch.dtype) -> int:
+        """Compute the bytes of an encoded chunk: a scale in its dtype per block, and the codes."""
+        return self._codes_start(numel, dtype) + padded(-(-numel * self.bits // 8))
+
+    def contraction(self, numel: int) -> float | None:
+        r"""Return :math:`\frac{3}{2} - \frac{1}{2} \sqrt{1 + (b - 1) / L^2}` if it is positive.
+
+        b is the size of a block. The largest element of a block is exact; the worst case is that
+        all others are equal.
+        """
+        others = min(self.block_size, numel) - 1
+        delta = 1.5 - 0.5 * sqrt(1 + others / self.levels**2)
+        return delta if delta > 0 else None
+
+    def encode(
+        self,
+        chunks: torch.Tensor,
+        encoded: torch.Tensor,
+        *,
+        seed: int = 0,
+        state: CompressorState | None = None,
+    ) -> None:
+        """Encode chunks."""
+        rows, numel = chunks.shape
+        size = self.block_size
+        scales, codes = self._fields(encoded, numel, chunks.dtype)
+        noise = _Noise(seed, chunks, size, self.bits)
+        whole = numel // size * size
+        for at, columns in pieces(chunks[:, :whole], noise.tile_blocks * size):
+            blocks = slice(columns.start // size, columns.stop // size)
+            self._encode_blocks(
+                _blocks(chunks[at, columns], size),
+                scales[at, blocks],
+                codes[at, self._bytes(columns.start) : self._bytes(columns.stop)],
+                noise.of(at, blocks),
+            )
+        if whole < numel:
+            rest = slice(whole // size, whole // size + 1)
+            at = slice(0, rows)
+            self._encode_blocks(
+                chunks[:, None, whole:],
+                scales[:, rest],
+                codes[:, self._bytes(whole) :],
+                noise.of(at, rest)[..., : numel - whole],
+            )
+
+    def decode(self, encoded: torch.Tensor, chunks: torch.Tensor) -> None:
+        """Decode into chunks."""
+        numel, size = chunks.shape[1], self.block_size
+        scales, codes = self._fields(encoded, numel, chunks.dtype)
+        whole = numel // size * size
+        for at, columns in pieces(chunks[:, :whole], size):
+            self._decode_blocks(
+                scales[at, columns.start // size : columns.stop // size],
+                codes[at, self._bytes(columns.start) : self._bytes(columns.stop)],
+                _blocks(chunks[at, columns], size),
+            )
+        if whole < numel:
+            self._decode_blocks(
+                scales[:, whole // size :], codes[:, self._bytes(whole) :], chunks[:, None, whole:]
+            )
+
+    def _bytes(self, numel: int) -> int:
+        """Bytes of the codes of so many elements."""
+        return -(-numel * self.bits // 8)
+
+    def _codes_start(self, numel: int, dtype: torch.dtype) -> int:
+        return padded(-(-numel // self.block_size) * dtype.itemsize)
+
+    def _fields(
+        self, encoded: torch.Tensor, numel: int, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """View the scales of the blocks, and the codes, in encoded rows."""
+        scales = field(encoded, 0, -(-numel // self.block_size), dtype)
+        start = self._codes_start(numel, dtype)
+        return scales, field(encoded, start, self._bytes(numel), torch.uint8)
+
+    def _encode_blocks(
+        self, x: torch.Tensor, scales: torch.Tensor, codes: torch.Tensor, noise: torch.Tensor
+    ) -> None:
+        """Encode blocks of shape ``(rows, blocks, size)``; the noise is in [2ⁿ, 2ⁿ + 1)."""
+        scale = torch.maximum(x.amax(2), x.amin(2).neg_())
+        scales.copy_(scale)
+        wide = DTYPES[x.dtype].accumulate
+        smallest = torch.finfo(wide).tiny * torch.finfo(wide).eps  # divides zero without NaN
+        shares = x.to(wide) / scale.to(wide).clamp_(min=smallest).unsqueeze(2)
+        levels = noise.add_(shares.to(noise.dtype), alpha=self.levels).to(torch.int32)
+        self._pack(levels, _blocks(codes, codes.shape[1] // x.shape[1]))
+
+    def _decode_blocks(
+        self, scales: torch.Tensor, codes: torch.Tensor, chunks: torch.Tensor
+    ) -> None:
+        """Decode into blocks of shape ``(rows, blocks, size)``."""
+        step = scales.to(DTYPES[chunks.dtype].accumulate).div_(self.levels).unsqueeze(2)
+        blocks = _blocks(codes, codes.shape[1] // chunks.shape[1])
+        levels = self._unpack(blocks, chunks.shape[2])
+        if step.dtype == chunks.dtype:
+            chunks.copy_(levels).mul_(step)
+        else:
+            chunks.copy_(levels.to(step.dtype).mul_(step))
+
+    @abstractmethod
+    def _pack(self, levels: torch.Tensor, codes: torch.Tensor) -> None:
+        """Write levels, which are int32 and 2ⁿ too large, as codes."""
+
+    @abstractmethod
+    def _unpack(self, codes: torch.Tensor, numel: int) -> torch.Tensor:
+        """Read levels, int8, so many of each block."""
+
+
+def _blocks(rows: torch.Tensor, size: int) -> torch.Tensor:
+    """View rows as blocks, of shape ``(rows, blocks, size)``."""
+    return rows.view(rows.shape[0], -1, size)
+
+
+class _Noise:
+    """Random numbers in [2ⁿ, 2ⁿ + 1) for all blocks, any two of which are independent.
+
+    Those of a tile of blocks are drawn, and the fraction bits of further ones are the exclusive or
+    of the tile's with a random word of each block, which costs a tenth.
+    """
+
+    def __init__(self, seed: int, chunks: torch.Tensor, size: int, bits: int) -> None:
+        rows, numel = chunks.shape
+        blocks = -(-numel // size)
+        self.tile_blocks = max(1, min(_TILE // size, blocks))
+        tile = self.tile_blocks * size
+        words = random_words(seed, tile // 2 + -(-rows * blocks // 2), chunks.device)
+        halves = words.view(torch.int32).bitwise_and_((1 << (23 - bits)) - 1)
+        self._words = halves[tile : tile + rows * blocks].view(rows, blocks, 1)
+        base = (127 + bits) << 23  # the bits of the float 2ⁿ
+        self._tile = halves[:tile].view(self.tile_blocks, size).bitwise_or_(base)
+        self._repeated = self._tile
+
+    def of(self, rows: slice, blocks: slice) -> torch.Tensor:
+        """Noise of some blocks, from a multiple of ``tile_blocks`` on: float32."""
+        words = self._words[rows, blocks]
+        count = words.shape[1]
+        if count == 1:
+            at = blocks.start % self.tile_blocks
+            return self._tile[at : at + 1].bitwise_xor(words).view(torch.float32)
+        if self._repeated.shape[0] < count:
+            times = -(-count // self.tile_blocks)
+            self._repeated = self._tile.repeat(times, 1)
+        return self._repeated[:count].bitwise_xor(words).view(torch.float32)
+
+
+@dataclass(frozen=True)
+class QSGDInt8(QSGD):
+    """QSGD with 127 levels of either sign, in a byte per element.
+
+    Example:
+        >>> x = torch.tensor([[127.0, -3.0, 0.0, 0.25]])
+        >>> q = QSGDInt8()
+        >>> encoded = torch.empty(1, q.encoded_size(4, x.dtype), dtype=torch.uint8)
+        >>> q.encode(x, encoded, seed=3)
+        >>> encoded[0, 8:12].view(torch.int8).tolist()
+        [127, -3, 0, 0]
+    """
+
+    name: ClassVar[str] = "qsgd_int8"
+    bits: ClassVar[int] = 8
+    levels: ClassVar[int] = 127
+
+    @override
+    def _pack(self, levels: torch.Tensor, codes: torch.Tensor) -> None:
+        codes.copy_(levels)  # modulo 256
+
+    @override
+    def _unpack(self, codes: torch.Tensor, numel: int) -> torch.Tensor:
+        return codes.view(torch.int8)
+
+
+@dataclass(frozen=True)
+class QSGDInt4(QSGD):
+    """QSGD with 7 levels of either sign, two codes in a byte.
+
+    A byte has a code of the first half of the block, plus 8, in its lower bits, and one of the
+    second half in its upper bits.
+
+    Example:
+        >>> x = torch.tensor([[7.0, -3.0, 0.0, 1.0]])
+        >>> q = QSGDInt4()
+        >>> encoded = torch.empty(1, q.encoded_size(4, x.dtype), dtype=torch.uint8)
+        >>> q.encode(x, encoded, seed=3)
+        >>> [hex(byte) for byte in encoded[0, 8:10].tolist()]
+        ['0x8f', '0x95']
+    """
+
+    name: ClassVar[str] = "qsgd_int4"
+    bits: ClassVar[int] = 4
+    levels: ClassVar[int] = 7
+
+    @override
+    def _pack(self, levels: torch.Tensor, codes: torch.Tensor) -> None:
+        half = codes.shape[2]
+        packed = levels[..., :half].sub_(8)
+        packed[..., : levels.shape[2] - half].add_(levels[..., half:].sub_(8), alpha=16)
+        codes.copy_(packed)
+
+    @override
+    def _unpack(self, codes: torch.Tensor, numel: int) -> torch.Tensor:
+        levels = empty((*codes.shape[:2], numel), torch.int8, codes.device)
+        half = codes.shape[2]
+        levels[..., :half] = codes.bitwise_and(15).view(torch.int8).sub_(8)
+        upper = codes.bitwise_right_shift(4).view(torch.int8).sub_(8)
+        levels[..., half:] = upper[..., : numel - half]
+        return levels
