@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from asyncddp.compression.compressor import Compressor, CompressorState
+from asyncddp.compression.error_feedback import ErrorFeedback
 from asyncddp.errors import ArgumentError
 from asyncddp.registry import PluginRegistry
 
-__all__ = ["COMPRESSORS", "Compressor", "CompressorState", "compressor_for"]
+__all__ = ["COMPRESSORS", "Compressor", "CompressorState", "ErrorFeedback", "compressor_for"]
 
 COMPRESSORS: PluginRegistry[type[Compressor]] = PluginRegistry(
     "compressor",
@@ -14,8 +15,12 @@ COMPRESSORS: PluginRegistry[type[Compressor]] = PluginRegistry(
         "bf16": "asyncddp.compression.bf16:BF16",
         "fp16": "asyncddp.compression.fp16:FP16",
         "minmax_uint8": "asyncddp.compression.minmax_uint8:MinMaxUInt8",
+        "power_sgd": "asyncddp.compression.power_sgd:PowerSGD",
         "qsgd_int4": "asyncddp.compression.qsgd:QSGDInt4",
         "qsgd_int8": "asyncddp.compression.qsgd:QSGDInt8",
+        "random_k": "asyncddp.compression.random_k:RandomK",
+        "sign": "asyncddp.compression.sign:Sign",
+        "top_k": "asyncddp.compression.top_k:TopK",
     },
     group="asyncddp.compressors",
 )

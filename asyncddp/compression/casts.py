@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
+from typing_extensions import override
 
-from asyncddp.compression.compressor import Compressor, CompressorState, field, padded
-from asyncddp.compression.pieces import pieces
+from asyncddp.compression.compressor import CompressorState, field, padded
+from asyncddp.compression.piecewise import PiecewiseCompressor, pieces
 
 
-class Cast(Compressor):
+class Cast(PiecewiseCompressor):
     """Rounds each element to a shorter dtype; what lies beyond its largest number becomes that.
 
     Infinities and NaN stay what they are.
@@ -25,6 +27,7 @@ class Cast(Compressor):
         """Compute the bytes of an encoded chunk: two per element, padded."""
         return padded(numel * self.to.itemsize)
 
+    @override
     def encode(
         self,
         chunks: torch.Tensor,
@@ -33,7 +36,6 @@ class Cast(Compressor):
         seed: int = 0,
         state: CompressorState | None = None,
     ) -> None:
-        """Encode chunks."""
         short = field(encoded, 0, chunks.shape[1], self.to)
         largest, given = torch.finfo(self.to).max, torch.finfo(chunks.dtype)
         if given.max <= largest:
@@ -44,12 +46,10 @@ class Cast(Compressor):
             # adds at most 4 to the largest number, which rounding undoes, but keeps infinities
             short[piece] = part.clamp(-largest, largest).add_(part, alpha=given.tiny)
 
-    def decode(self, encoded: torch.Tensor, chunks: torch.Tensor) -> None:
-        """Decode into chunks."""
-        chunks.copy_(field(encoded, 0, chunks.shape[1], self.to))
-
-    def decode_add(self, encoded: torch.Tensor, chunks: torch.Tensor, weight: float = 1.0) -> None:
-        """Add ``weight`` times the decoded chunks to ``chunks``."""
+    @override
+    def decoded_pieces(
+        self, encoded: torch.Tensor, chunks: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         short = field(encoded, 0, chunks.shape[1], self.to)
         for piece in pieces(chunks):
-            chunks[piece].add_(short[piece], alpha=weight)
+            yield chunks[piece], short[piece]

@@ -39,8 +39,8 @@ class Compressor(ABC):
     """
 
     name: ClassVar[str]
-    unbiased: ClassVar[bool] = False
-    wants_error_feedback: ClassVar[bool] = False
+    unbiased: bool = False
+    wants_error_feedback: bool = False
     needs_state: ClassVar[bool] = False
 
     @abstractmethod

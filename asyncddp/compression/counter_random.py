@@ -49,6 +49,13 @@ def below(words: torch.Tensor, bounds: int | torch.Tensor) -> torch.Tensor:
     return _shifted(words, 33).mul_(bounds).bitwise_right_shift_(31)
 
 
+def normal(words: torch.Tensor) -> torch.Tensor:
+    """Turn random words into float64 numbers of the standard normal distribution."""
+    shares = words.bitwise_right_shift(12).to(torch.float64).add_(0.5).mul_(2.0**-52).add_(0.5)
+    numbers: torch.Tensor = torch.special.ndtri(shares)
+    return numbers
+
+
 def _mixed(word: int) -> int:
     for shift, factor in _MIX:
         word = ((word ^ (word >> shift)) * factor) & _WORD

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from typing_extensions import override
 
-from asyncddp.compression.compressor import Compressor, CompressorState, field, padded
+from asyncddp.compression.compressor import CompressorState, field, padded
+from asyncddp.compression.piecewise import PiecewiseCompressor, pieces
 from asyncddp.tensors.dtypes import DTYPES
 
 _HEADER = 32  # bytes: the minimum and the maximum in the chunk's dtype, and padding
@@ -15,7 +18,7 @@ _LEVELS, _SPREAD = 255, 1e-7
 
 
 @dataclass(frozen=True)
-class MinMaxUInt8(Compressor):
+class MinMaxUInt8(PiecewiseCompressor):
     r"""Quantise each chunk to 256 levels between its minimum and maximum; Bagua's compressor.
 
     .. math:: s = \frac{255}{\max - \min + 10^{-7}}, \quad u = \mathrm{rint}(s \max), \quad
@@ -44,6 +47,7 @@ class MinMaxUInt8(Compressor):
         """Compute the bytes of an encoded chunk: 32 for the header, one per element, padded."""
         return _HEADER + padded(numel, 32)
 
+    @override
     def encode(
         self,
         chunks: torch.Tensor,
@@ -52,21 +56,29 @@ class MinMaxUInt8(Compressor):
         seed: int = 0,
         state: CompressorState | None = None,
     ) -> None:
-        """Encode chunks; NaN and infinities make the whole chunk NaN."""
-        low, high = torch.aminmax(chunks, dim=1, keepdim=True)
+        low, high = chunks.amin(1, keepdim=True), chunks.amax(1, keepdim=True)
         field(encoded, 0, 1, chunks.dtype).copy_(low)
         field(encoded, chunks.element_size(), 1, chunks.dtype).copy_(high)
         scale, upper = _lattice(low, high)
-        codes = chunks.to(scale.dtype).mul(scale).round_().minimum(upper).sub_(upper - _LEVELS)
-        encoded[:, _HEADER : _HEADER + chunks.shape[1]].copy_(codes.clamp_(0, _LEVELS))
+        lower = upper - _LEVELS
+        codes = field(encoded, _HEADER, chunks.shape[1], torch.uint8)
+        for at, columns in pieces(chunks):
+            levels = chunks[at, columns].to(scale.dtype).mul(scale[at]).round_()
+            levels.clamp_(max=upper[at]).sub_(lower[at]).clamp_(0, _LEVELS)
+            codes[at, columns] = levels.to(torch.int32)  # faster than to uint8 at once
 
-    def decode(self, encoded: torch.Tensor, chunks: torch.Tensor) -> None:
-        """Decode into chunks."""
+    @override
+    def decoded_pieces(
+        self, encoded: torch.Tensor, chunks: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         low = field(encoded, 0, 1, chunks.dtype)
         high = field(encoded, chunks.element_size(), 1, chunks.dtype)
         scale, upper = _lattice(low, high)
-        codes = encoded[:, _HEADER : _HEADER + chunks.shape[1]].to(scale.dtype)
-        chunks.copy_(codes.add_(upper - _LEVELS).div_(scale))
+        lower = upper - _LEVELS
+        codes = field(encoded, _HEADER, chunks.shape[1], torch.uint8)
+        for at, columns in pieces(chunks):
+            levels = codes[at, columns].to(scale.dtype)
+            yield chunks[at, columns], levels.add_(lower[at]).div_(scale[at])
 
 
 def _lattice(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

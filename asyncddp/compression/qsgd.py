@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import sqrt
 from typing import ClassVar
@@ -10,9 +11,9 @@ from typing import ClassVar
 import torch
 from typing_extensions import override
 
-from asyncddp.compression.compressor import Compressor, CompressorState, field, padded
+from asyncddp.compression.compressor import CompressorState, field, padded
 from asyncddp.compression.counter_random import random_words
-from asyncddp.compression.pieces import pieces
+from asyncddp.compression.piecewise import PiecewiseCompressor, pieces
 from asyncddp.errors import ArgumentError
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.dtypes import DTYPES
@@ -23,7 +24,7 @@ _TILE = 1 << 13  # elements whose noise is drawn; other blocks' is the exclusive
 
 
 @dataclass(frozen=True)
-class QSGD(Compressor):
+class QSGD(PiecewiseCompressor):
     r"""Base class of QSGD: rounds the elements of each block to L levels of either sign, at random.
 
     .. math:: s = \max_{i \in \text{block}} |x_i|, \qquad
@@ -46,7 +47,7 @@ class QSGD(Compressor):
 
     bits: ClassVar[int]
     levels: ClassVar[int]
-    unbiased: ClassVar[bool] = True
+    unbiased = True
 
     def __post_init__(self) -> None:
         size: object = self.block_size
@@ -71,6 +72,7 @@ class QSGD(Compressor):
         delta = 1.5 - 0.5 * sqrt(1 + others / self.levels**2)
         return delta if delta > 0 else None
 
+    @override
     def encode(
         self,
         chunks: torch.Tensor,
@@ -79,45 +81,40 @@ class QSGD(Compressor):
         seed: int = 0,
         state: CompressorState | None = None,
     ) -> None:
-        """Encode chunks."""
-        rows, numel = chunks.shape
-        size = self.block_size
-        scales, codes = self._fields(encoded, numel, chunks.dtype)
-        noise = _Noise(seed, chunks, size, self.bits)
-        whole = numel // size * size
-        for at, columns in pieces(chunks[:, :whole], noise.tile_blocks * size):
-            blocks = slice(columns.start // size, columns.stop // size)
+        scales, codes = self._fields(encoded, chunks)
+        noise = _Noise(seed, chunks, self.block_size, self.bits)
+        for rows, columns, blocks, size in self._parts(chunks, noise.tile_blocks):
             self._encode_blocks(
-                _blocks(chunks[at, columns], size),
-                scales[at, blocks],
-                codes[at, self._bytes(columns.start) : self._bytes(columns.stop)],
-                noise.of(at, blocks),
-            )
-        if whole < numel:
-            rest = slice(whole // size, whole // size + 1)
-            at = slice(0, rows)
-            self._encode_blocks(
-                chunks[:, None, whole:],
-                scales[:, rest],
-                codes[:, self._bytes(whole) :],
-                noise.of(at, rest)[..., : numel - whole],
+                _blocks(chunks[rows, columns], size),
+                scales[rows, blocks],
+                codes[rows, self._bytes(columns.start) : self._bytes(columns.stop)],
+                noise.of(rows, blocks)[..., :size],
             )
 
-    def decode(self, encoded: torch.Tensor, chunks: torch.Tensor) -> None:
-        """Decode into chunks."""
+    @override
+    def decoded_pieces(
+        self, encoded: torch.Tensor, chunks: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        wide = DTYPES[chunks.dtype].accumulate
+        scales, codes = self._fields(encoded, chunks)
+        for rows, columns, blocks, size in self._parts(chunks):
+            part = _blocks(chunks[rows, columns], size)
+            packed = codes[rows, self._bytes(columns.start) : self._bytes(columns.stop)]
+            levels = self._unpack(_blocks(packed, self._bytes(size)), size)
+            step = scales[rows, blocks].to(wide).div_(self.levels).unsqueeze(2)
+            yield part, levels.to(wide).mul_(step)
+
+    def _parts(
+        self, chunks: torch.Tensor, multiple: int = 1
+    ) -> Iterator[tuple[slice, slice, slice, int]]:
+        """Yield rows, columns and blocks of pieces, and the size of their blocks."""
         numel, size = chunks.shape[1], self.block_size
-        scales, codes = self._fields(encoded, numel, chunks.dtype)
         whole = numel // size * size
-        for at, columns in pieces(chunks[:, :whole], size):
-            self._decode_blocks(
-                scales[at, columns.start // size : columns.stop // size],
-                codes[at, self._bytes(columns.start) : self._bytes(columns.stop)],
-                _blocks(chunks[at, columns], size),
-            )
+        for rows, columns in pieces(chunks[:, :whole], multiple * size):
+            yield rows, columns, slice(columns.start // size, columns.stop // size), size
         if whole < numel:
-            self._decode_blocks(
-                scales[:, whole // size :], codes[:, self._bytes(whole) :], chunks[:, None, whole:]
-            )
+            rest = slice(whole // size, whole // size + 1)
+            yield slice(0, chunks.shape[0]), slice(whole, numel), rest, numel - whole
 
     def _bytes(self, numel: int) -> int:
         """Bytes of the codes of so many elements."""
@@ -127,9 +124,10 @@ class QSGD(Compressor):
         return padded(-(-numel // self.block_size) * dtype.itemsize)
 
     def _fields(
-        self, encoded: torch.Tensor, numel: int, dtype: torch.dtype
+        self, encoded: torch.Tensor, chunks: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """View the scales of the blocks, and the codes, in encoded rows."""
+        numel, dtype = chunks.shape[1], chunks.dtype
         scales = field(encoded, 0, -(-numel // self.block_size), dtype)
         start = self._codes_start(numel, dtype)
         return scales, field(encoded, start, self._bytes(numel), torch.uint8)
@@ -145,18 +143,6 @@ class QSGD(Compressor):
         shares = x.to(wide) / scale.to(wide).clamp_(min=smallest).unsqueeze(2)
         levels = noise.add_(shares.to(noise.dtype), alpha=self.levels).to(torch.int32)
         self._pack(levels, _blocks(codes, codes.shape[1] // x.shape[1]))
-
-    def _decode_blocks(
-        self, scales: torch.Tensor, codes: torch.Tensor, chunks: torch.Tensor
-    ) -> None:
-        """Decode into blocks of shape ``(rows, blocks, size)``."""
-        step = scales.to(DTYPES[chunks.dtype].accumulate).div_(self.levels).unsqueeze(2)
-        blocks = _blocks(codes, codes.shape[1] // chunks.shape[1])
-        levels = self._unpack(blocks, chunks.shape[2])
-        if step.dtype == chunks.dtype:
-            chunks.copy_(levels).mul_(step)
-        else:
-            chunks.copy_(levels.to(step.dtype).mul_(step))
 
     @abstractmethod
     def _pack(self, levels: torch.Tensor, codes: torch.Tensor) -> None:
@@ -192,16 +178,13 @@ class _Noise:
         self._repeated = self._tile
 
     def of(self, rows: slice, blocks: slice) -> torch.Tensor:
-        """Noise of some blocks, from a multiple of ``tile_blocks`` on: float32."""
+        """Noise of some blocks, float32 of shape ``(rows, blocks, size)``."""
         words = self._words[rows, blocks]
-        count = words.shape[1]
-        if count == 1:
-            at = blocks.start % self.tile_blocks
-            return self._tile[at : at + 1].bitwise_xor(words).view(torch.float32)
-        if self._repeated.shape[0] < count:
-            times = -(-count // self.tile_blocks)
-            self._repeated = self._tile.repeat(times, 1)
-        return self._repeated[:count].bitwise_xor(words).view(torch.float32)
+        first = blocks.start % self.tile_blocks
+        last = first + words.shape[1]
+        if self._repeated.shape[0] < last:
+            self._repeated = self._tile.repeat(-(-last // self.tile_blocks), 1)
+        return self._repeated[first:last].bitwise_xor(words).view(torch.float32)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,66 @@
+"""Base class of compressors whose chunks are decoded in pieces that fit in a processor's cache."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+
+import torch
+from typing_extensions import override
+
+from asyncddp.compression.compressor import Compressor
+
+_HOST_PIECE = 1 << 18  # elements
+_DEVICE_PIECE = 1 << 24  # elements; bounds the memory that intermediate results take
+
+
+class PiecewiseCompressor(Compressor):
+    """Compressor that decodes piece by piece: its ``decode_add`` needs one pass over memory."""
+
+    @abstractmethod
+    def decoded_pieces(
+        self, encoded: torch.Tensor, chunks: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Decode piece by piece.
+
+        Args:
+            encoded: As for :meth:`~asyncddp.compression.Compressor.decode`.
+            chunks: As there; its values are not looked at.
+
+        Yields:
+            A view of a part of ``chunks``, and what belongs there, in a dtype that holds it.
+        """
+
+    @override
+    def decode(self, encoded: torch.Tensor, chunks: torch.Tensor) -> None:
+        for part, decoded in self.decoded_pieces(encoded, chunks):
+            part.copy_(decoded)
+
+    @override
+    def decode_add(self, encoded: torch.Tensor, chunks: torch.Tensor, weight: float = 1.0) -> None:
+        for part, decoded in self.decoded_pieces(encoded, chunks):
+            part.add_(decoded.to(part.dtype), alpha=weight)
+
+
+def pieces(chunks: torch.Tensor, multiple: int = 1) -> Iterator[tuple[slice, slice]]:
+    """Divide a matrix into pieces: several whole rows each, or parts of one row.
+
+    Args:
+        chunks: Shape ``(K, S)``, with S a multiple of ``multiple``.
+        multiple: The elements of each part of a row are a multiple of this, but for the last part.
+
+    Yields:
+        Rows and columns of each piece.
+
+    Example:
+        >>> chunks = torch.empty(1, 500_000)
+        >>> [columns.stop for rows, columns in pieces(chunks, multiple=1000)]
+        [262000, 500000]
+    """
+    rows, numel = chunks.shape
+    limit = _HOST_PIECE if chunks.device.type == "cpu" else _DEVICE_PIECE
+    width = min(numel, max(1, limit // multiple) * multiple)
+    height = max(1, limit // width) if 0 < width == numel else 1
+    for row in range(0, rows, height):
+        for start in range(0, numel, max(1, width)):
+            yield slice(row, min(row + height, rows)), slice(start, min(start + width, numel))

@@ -1,0 +1,149 @@
+"""``power_sgd``: an approximation of low rank of each chunk, seen as a matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, isqrt
+from typing import ClassVar
+
+import torch
+from typing_extensions import override
+
+from asyncddp.compression.compressor import Compressor, CompressorState, field, padded
+from asyncddp.compression.counter_random import normal, random_words
+from asyncddp.errors import ArgumentError
+from asyncddp.tensors.allocation import empty, zeros
+from asyncddp.tensors.dtypes import DTYPES
+
+_RANK = 4
+_Q = "power_sgd.q"
+
+
+@dataclass(frozen=True)
+class PowerSGD(Compressor):
+    r"""Approximate each chunk, as a near-square matrix M, by a product of two thin matrices.
+
+    .. math:: P = \operatorname{orthonormalize}(M Q_{\text{last}}), \qquad Q = M^\top P, \qquad
+              \hat M = P Q^\top
+
+    M is filled row by row, and padded with zeros. With a state, :math:`Q_{\text{last}}` is the Q of
+    the tensor that was sent before, so that approximations of similar tensors get better from one
+    to the next; without, or where that was zero or not finite, it is random.
+
+    Args:
+        rank: Columns of P and Q.
+
+    Example:
+        >>> x = torch.tensor([[1.0, 0.0, -1.0, 2.0, 0.0, -2.0, 3.0, 0.0, -3.0]])
+        >>> q = PowerSGD(rank=1)
+        >>> encoded = torch.empty(1, q.encoded_size(9, x.dtype), dtype=torch.uint8)
+        >>> q.encode(x, encoded)
+        >>> decoded = torch.empty(1, 9)
+        >>> q.decode(encoded, decoded)
+        >>> torch.allclose(decoded, x, atol=1e-6)
+        True
+
+    References:
+        Vogels, Karimireddy, Jaggi, "PowerSGD: practical low-rank gradient compression for
+        distributed optimization", NeurIPS 2019.
+    """
+
+    rank: int = _RANK
+
+    name: ClassVar[str] = "power_sgd"
+    wants_error_feedback = True
+
+    def __post_init__(self) -> None:
+        rank: object = self.rank
+        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+            raise ArgumentError(
+                f"{self.name}: argument rank: expected a positive integer, got {rank!r}"
+            )
+
+    def encoded_size(self, numel: int, dtype: torch.dtype) -> int:
+        """Compute the bytes of an encoded chunk: P and Q, in float32 or float64, each padded."""
+        height, width, rank = self._matrix(numel)
+        size = DTYPES[dtype].accumulate.itemsize
+        return padded(height * rank * size) + padded(width * rank * size)
+
+    def contraction(self, numel: int) -> float:
+        r"""Return the rank over the smaller side of the matrix: without a state, in expectation."""
+        height, _, rank = self._matrix(numel)
+        return rank / height
+
+    def new_state(self, chunks: torch.Tensor) -> CompressorState:
+        """Make a state that holds Q, of shape ``(K, n, rank)``; zero, for a random start."""
+        _, width, rank = self._matrix(chunks.shape[1])
+        wide = DTYPES[chunks.dtype].accumulate
+        return {_Q: zeros((chunks.shape[0], width, rank), wide, chunks.device)}
+
+    @override
+    def encode(
+        self,
+        chunks: torch.Tensor,
+        encoded: torch.Tensor,
+        *,
+        seed: int = 0,
+        state: CompressorState | None = None,
+    ) -> None:
+        whole, rest = self._matrix_rows(chunks.to(DTYPES[chunks.dtype].accumulate))
+        p, q = self._factors(encoded, chunks)
+        start = _random_start(seed, q)
+        if state is not None:
+            start = _scaled(state[_Q], start)
+        product = torch.cat((whole @ start, rest @ start[:, : rest.shape[2]]), 1)
+        p.copy_(torch.linalg.qr(product)[0])
+        q.copy_(whole.mT @ p[:, : whole.shape[1]])
+        q[:, : rest.shape[2]].add_(rest.mT @ p[:, whole.shape[1] :])
+        if state is not None:
+            state[_Q].copy_(q)
+
+    @override
+    def decode(self, encoded: torch.Tensor, chunks: torch.Tensor) -> None:
+        wide = DTYPES[chunks.dtype].accumulate
+        decoded = chunks if chunks.dtype == wide else empty(chunks.shape, wide, chunks.device)
+        whole, rest = self._matrix_rows(decoded)
+        p, q = self._factors(encoded, chunks)
+        torch.bmm(p[:, : whole.shape[1]], q.mT, out=whole)
+        torch.bmm(p[:, whole.shape[1] :], q[:, : rest.shape[2]].mT, out=rest)
+        if decoded is not chunks:
+            chunks.copy_(decoded)
+
+    def _matrix(self, numel: int) -> tuple[int, int, int]:
+        """Compute height and width of the matrix, and the rank."""
+        width = isqrt(numel - 1) + 1
+        height = -(-numel // width)
+        return height, width, min(self.rank, height)
+
+    def _matrix_rows(self, chunks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """View whole rows of the matrices, and what there is of another row, maybe nothing."""
+        rows, numel = chunks.shape
+        _, width, _ = self._matrix(numel)
+        whole = numel // width
+        rest = chunks[:, None, whole * width :]
+        if not rest.shape[2]:
+            rest = rest.view(rows, 0, 0)
+        return chunks[:, : whole * width].view(rows, whole, width), rest
+
+    def _factors(
+        self, encoded: torch.Tensor, chunks: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """View P and Q in encoded rows."""
+        height, width, rank = self._matrix(chunks.shape[1])
+        wide = DTYPES[chunks.dtype].accumulate
+        p = field(encoded, 0, height * rank, wide)
+        q = field(encoded, padded(height * rank * wide.itemsize), width * rank, wide)
+        return p.view(-1, height, rank), q.view(-1, width, rank)
+
+
+def _random_start(seed: int, q: torch.Tensor) -> torch.Tensor:
+    """Draw normal random numbers in the shape of Q."""
+    rows, width, rank = q.shape
+    seeds = random_words(seed, rows, q.device).unsqueeze(1)
+    return normal(random_words(seeds, width * rank, q.device)).view(q.shape).to(q.dtype)
+
+
+def _scaled(q: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
+    """Scale each Q to a largest element of 1, but take the other for one that has no such scale."""
+    scale = q.abs().amax((1, 2), keepdim=True)
+    return torch.where((scale > 0) & (scale < inf), q / scale, otherwise)

@@ -1,0 +1,102 @@
+"""``random_k``: k random elements of each chunk, whose indices follow from a seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from typing_extensions import override
+
+from asyncddp.compression.compressor import CompressorState, field, padded
+from asyncddp.compression.counter_random import below, random_words
+from asyncddp.compression.sparsifier import Sparsifier
+from asyncddp.tensors.allocation import arange
+
+_HEADER = 8  # bytes: the seed of the chunk
+
+
+@dataclass(frozen=True)
+class RandomK(Sparsifier):
+    r"""Keep k elements of each chunk, drawn at random; a seed is sent instead of their indices.
+
+    The chunk, seen as a circle, is divided into k equal arcs from a random element on, and an
+    element of each arc is drawn: each is kept with probability k / S, and none twice.
+
+    .. math:: Q(x)_i = x_i \text{ if i is kept, else } 0, \qquad
+              \text{or } \frac{S}{k} x_i \text{ with unbiased}
+
+    Args:
+        ratio: What part of the elements is kept, at least one; 0.01 unless ``k`` is given.
+        k: How many elements of each chunk are kept, instead.
+        unbiased: Scale what is kept by S / k: its mean is then x, and its variance
+            :math:`(S / k - 1) \lVert x \rVert^2`. Without, it is a contraction, for error feedback.
+
+    Example:
+        >>> x = torch.arange(1.0, 7.0).view(1, 6)
+        >>> q = RandomK(k=2)
+        >>> encoded = torch.empty(1, q.encoded_size(6, x.dtype), dtype=torch.uint8)
+        >>> q.encode(x, encoded, seed=3)
+        >>> q.decode(encoded, x)
+        >>> x.count_nonzero(), encoded.shape
+        (tensor(2), torch.Size([1, 16]))
+
+    References:
+        Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018.
+        Wangni et al., "Gradient sparsification for communication-efficient distributed
+        optimization", NeurIPS 2018.
+    """
+
+    unbiased: bool = False
+
+    name: ClassVar[str] = "random_k"
+    wants_error_feedback = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "wants_error_feedback", not self.unbiased)
+
+    def encoded_size(self, numel: int, dtype: torch.dtype) -> int:
+        """Compute the bytes of an encoded chunk: 8 for the seed, and k values, padded."""
+        return _HEADER + padded(dtype.itemsize * self.kept(numel))
+
+    def contraction(self, numel: int) -> float | None:
+        r"""Return :math:`k / S`, or :math:`2 - S / k` with ``unbiased``, if it is positive."""
+        share = self.kept(numel) / numel
+        if not self.unbiased:
+            return share
+        return 2 - 1 / share if share > 0.5 else None
+
+    @override
+    def encode(
+        self,
+        chunks: torch.Tensor,
+        encoded: torch.Tensor,
+        *,
+        seed: int = 0,
+        state: CompressorState | None = None,
+    ) -> None:
+        rows, numel = chunks.shape
+        k = self.kept(numel)
+        seeds = random_words(seed, rows, chunks.device).unsqueeze(1)
+        field(encoded, 0, 1, torch.int64).copy_(seeds)
+        values = chunks.gather(1, _drawn(seeds, k, numel))
+        if self.unbiased:
+            values.mul_(numel / k)
+        field(encoded, _HEADER, k, chunks.dtype).copy_(values)
+
+    @override
+    def _found(
+        self, encoded: torch.Tensor, chunks: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        k = self.kept(chunks.shape[1])
+        indices = _drawn(field(encoded, 0, 1, torch.int64), k, chunks.shape[1])
+        return indices, field(encoded, _HEADER, k, chunks.dtype)
+
+
+def _drawn(seeds: torch.Tensor, k: int, numel: int) -> torch.Tensor:
+    """Draw k different indices below ``numel`` for each seed, shape ``(K, k)``."""
+    words = random_words(seeds, k + 1, seeds.device)
+    ends = arange(k + 1, torch.int64, seeds.device).mul_(numel).floor_divide_(k)
+    drawn = below(words[:, :k], ends[1:] - ends[:-1]).add_(ends[:-1])
+    return drawn.add_(below(words[:, k:], numel)).remainder_(numel)
