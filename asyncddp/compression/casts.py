@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from typing_extensions import override
 
-from asyncddp.compression.compressor import CompressorState, field, padded
+from asyncddp.compression.compressor import CompressorState, clear_padding, field, padded
 from asyncddp.compression.piecewise import PiecewiseCompressor, pieces
 
 
@@ -37,6 +37,7 @@ class Cast(PiecewiseCompressor):
         state: CompressorState | None = None,
     ) -> None:
         short = field(encoded, 0, chunks.shape[1], self.to)
+        clear_padding(encoded, short.shape[1] * self.to.itemsize)
         largest, given = torch.finfo(self.to).max, torch.finfo(chunks.dtype)
         if given.max <= largest:
             short.copy_(chunks)

@@ -24,9 +24,13 @@ class Compressor(ABC):
     A compressor :math:`Q` takes K chunks of S elements each, as a contiguous tensor of shape
     ``(K, S)`` in float16, bfloat16, float32 or float64, and encodes each chunk by itself into
     :math:`B = \mathrm{encoded\_size}(S)` bytes, a row of a uint8 tensor of shape ``(K, B)``; a
-    flat tensor is one chunk. Decoding needs nothing but the bytes. The same chunks, seed and state
-    give the same bytes. Compressors are immutable and hold options only: what one remembers of a
-    tensor is in a state that the caller keeps, one for each tensor that is sent again and again.
+    flat tensor is one chunk, and S is at least 1. Decoding needs nothing but the bytes. The same
+    chunks, seed and state give the same bytes, all of which are written. Compressors are immutable
+    and hold options only: what one remembers of a tensor is in a state that the caller keeps, one
+    for each tensor that is sent again and again.
+
+    A chunk with an element that is NaN or infinite is encoded without an error and decodes to one
+    that has such an element too, so that who receives it can see it; other chunks are unharmed.
 
     Other distributions add compressors under the entry-point group ``asyncddp.compressors``; the
     conformance tests run over the registry and hold each to what it declares.
@@ -68,7 +72,8 @@ class Compressor(ABC):
 
         Args:
             chunks: Shape ``(K, S)``, contiguous, outside autograd.
-            encoded: Written to; uint8 of shape ``(K, B)``, contiguous, on the same device.
+            encoded: Written to, all of it; uint8 of shape ``(K, B)``, contiguous, at an address
+                that is a multiple of 8, on the same device.
             seed: Of random choices, from 0 to 2⁶³ − 1.
             state: What :meth:`new_state` gave, which is updated; None remembers nothing.
         """
@@ -113,9 +118,26 @@ def require_compressible(what: str, tensor: torch.Tensor) -> None:
         )
 
 
+def require_chunks(what: str, chunks: torch.Tensor) -> None:
+    """Raise an error unless a tensor can be encoded as chunks; ``what`` begins the message."""
+    require_compressible(what, chunks)
+    if chunks.dim() != 2 or not chunks.shape[1] or not chunks.is_contiguous():
+        raise ArgumentError(
+            f"{what}: argument chunks: expected a contiguous tensor of shape (K, S) with S at "
+            f"least 1, got shape {tuple(chunks.shape)} and strides {chunks.stride()}; view a "
+            "contiguous tensor as one chunk with tensor.view(1, -1)"
+        )
+
+
 def field(encoded: torch.Tensor, start: int, count: int, dtype: torch.dtype) -> torch.Tensor:
     """View ``count`` elements of each encoded row, from byte ``start`` on, as a dtype."""
     return encoded[:, start : start + count * dtype.itemsize].view(dtype)
+
+
+def clear_padding(encoded: torch.Tensor, end: int, multiple: int = ROW_ALIGNMENT) -> None:
+    """Write zeros between the end of a field and what it is padded to."""
+    if end % multiple:
+        encoded[:, end : padded(end, multiple)] = 0
 
 
 def padded(size: int, multiple: int = ROW_ALIGNMENT) -> int:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from typing_extensions import override
 
-from asyncddp.compression.compressor import CompressorState, field, padded
+from asyncddp.compression.compressor import CompressorState, clear_padding, field, padded
 from asyncddp.compression.piecewise import PiecewiseCompressor, pieces
 from asyncddp.tensors.dtypes import DTYPES
 
@@ -45,7 +45,7 @@ class MinMaxUInt8(PiecewiseCompressor):
 
     def encoded_size(self, numel: int, dtype: torch.dtype) -> int:
         """Compute the bytes of an encoded chunk: 32 for the header, one per element, padded."""
-        return _HEADER + padded(numel, 32)
+        return _HEADER + padded(numel, _HEADER)
 
     @override
     def encode(
@@ -59,6 +59,8 @@ class MinMaxUInt8(PiecewiseCompressor):
         low, high = chunks.amin(1, keepdim=True), chunks.amax(1, keepdim=True)
         field(encoded, 0, 1, chunks.dtype).copy_(low)
         field(encoded, chunks.element_size(), 1, chunks.dtype).copy_(high)
+        clear_padding(encoded, 2 * chunks.element_size(), _HEADER)
+        clear_padding(encoded, _HEADER + chunks.shape[1], _HEADER)
         scale, upper = _lattice(low, high)
         lower = upper - _LEVELS
         codes = field(encoded, _HEADER, chunks.shape[1], torch.uint8)

@@ -9,7 +9,13 @@ from typing import ClassVar
 import torch
 from typing_extensions import override
 
-from asyncddp.compression.compressor import Compressor, CompressorState, field, padded
+from asyncddp.compression.compressor import (
+    Compressor,
+    CompressorState,
+    clear_padding,
+    field,
+    padded,
+)
 from asyncddp.compression.counter_random import normal, random_words
 from asyncddp.errors import ArgumentError
 from asyncddp.tensors.allocation import empty, zeros
@@ -61,10 +67,9 @@ class PowerSGD(Compressor):
             )
 
     def encoded_size(self, numel: int, dtype: torch.dtype) -> int:
-        """Compute the bytes of an encoded chunk: P and Q, in float32 or float64, each padded."""
+        """Compute the bytes of an encoded chunk: P and Q, in float32 or float64, padded."""
         height, width, rank = self._matrix(numel)
-        size = DTYPES[dtype].accumulate.itemsize
-        return padded(height * rank * size) + padded(width * rank * size)
+        return padded((height + width) * rank * DTYPES[dtype].accumulate.itemsize)
 
     def contraction(self, numel: int) -> float:
         r"""Return the rank over the smaller side of the matrix: without a state, in expectation."""
@@ -72,10 +77,10 @@ class PowerSGD(Compressor):
         return rank / height
 
     def new_state(self, chunks: torch.Tensor) -> CompressorState:
-        """Make a state that holds Q, of shape ``(K, n, rank)``; zero, for a random start."""
+        """Make a state that holds Qᵀ, of shape ``(K, rank, n)``; zero, for a random start."""
         _, width, rank = self._matrix(chunks.shape[1])
         wide = DTYPES[chunks.dtype].accumulate
-        return {_Q: zeros((chunks.shape[0], width, rank), wide, chunks.device)}
+        return {_Q: zeros((chunks.shape[0], rank, width), wide, chunks.device)}
 
     @override
     def encode(
@@ -91,12 +96,13 @@ class PowerSGD(Compressor):
         start = _random_start(seed, q)
         if state is not None:
             start = _scaled(state[_Q], start)
-        product = torch.cat((whole @ start, rest @ start[:, : rest.shape[2]]), 1)
-        p.copy_(torch.linalg.qr(product)[0])
-        q.copy_(whole.mT @ p[:, : whole.shape[1]])
-        q[:, : rest.shape[2]].add_(rest.mT @ p[:, whole.shape[1] :])
+        product = torch.cat((start @ whole.mT, start[..., : rest.shape[2]] @ rest.mT), 2)
+        p.copy_(torch.linalg.qr(product.mT)[0].mT)
+        q.copy_(p[..., : whole.shape[1]] @ whole)
+        q[..., : rest.shape[2]].add_(p[..., whole.shape[1] :] @ rest)
         if state is not None:
             state[_Q].copy_(q)
+        clear_padding(encoded, (p[0].numel() + q[0].numel()) * p.element_size())
 
     @override
     def decode(self, encoded: torch.Tensor, chunks: torch.Tensor) -> None:
@@ -104,8 +110,8 @@ class PowerSGD(Compressor):
         decoded = chunks if chunks.dtype == wide else empty(chunks.shape, wide, chunks.device)
         whole, rest = self._matrix_rows(decoded)
         p, q = self._factors(encoded, chunks)
-        torch.bmm(p[:, : whole.shape[1]], q.mT, out=whole)
-        torch.bmm(p[:, whole.shape[1] :], q[:, : rest.shape[2]].mT, out=rest)
+        torch.bmm(p[..., : whole.shape[1]].mT, q, out=whole)
+        torch.bmm(p[..., whole.shape[1] :].mT, q[..., : rest.shape[2]], out=rest)
         if decoded is not chunks:
             chunks.copy_(decoded)
 
@@ -128,17 +134,16 @@ class PowerSGD(Compressor):
     def _factors(
         self, encoded: torch.Tensor, chunks: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """View P and Q in encoded rows."""
+        """View the transposes of P and Q in encoded rows, with which products are faster."""
         height, width, rank = self._matrix(chunks.shape[1])
-        wide = DTYPES[chunks.dtype].accumulate
-        p = field(encoded, 0, height * rank, wide)
-        q = field(encoded, padded(height * rank * wide.itemsize), width * rank, wide)
-        return p.view(-1, height, rank), q.view(-1, width, rank)
+        both = field(encoded, 0, (height + width) * rank, DTYPES[chunks.dtype].accumulate)
+        p, q = both[:, : height * rank], both[:, height * rank :]
+        return p.view(-1, rank, height), q.view(-1, rank, width)
 
 
 def _random_start(seed: int, q: torch.Tensor) -> torch.Tensor:
     """Draw normal random numbers in the shape of Q."""
-    rows, width, rank = q.shape
+    rows, rank, width = q.shape
     seeds = random_words(seed, rows, q.device).unsqueeze(1)
     return normal(random_words(seeds, width * rank, q.device)).view(q.shape).to(q.dtype)
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from typing_extensions import override
 
-from asyncddp.compression.compressor import CompressorState, field, padded
+from asyncddp.compression.compressor import CompressorState, clear_padding, field, padded
 from asyncddp.compression.counter_random import random_words
 from asyncddp.compression.piecewise import PiecewiseCompressor, pieces
 from asyncddp.errors import ArgumentError
@@ -82,6 +82,9 @@ class QSGD(PiecewiseCompressor):
         state: CompressorState | None = None,
     ) -> None:
         scales, codes = self._fields(encoded, chunks)
+        codes_start = self._codes_start(chunks.shape[1], chunks.dtype)
+        clear_padding(encoded, scales.shape[1] * scales.element_size())
+        clear_padding(encoded, codes_start + codes.shape[1])
         noise = _Noise(seed, chunks, self.block_size, self.bits)
         for rows, columns, blocks, size in self._parts(chunks, noise.tile_blocks):
             self._encode_blocks(
@@ -101,7 +104,7 @@ class QSGD(PiecewiseCompressor):
             part = _blocks(chunks[rows, columns], size)
             packed = codes[rows, self._bytes(columns.start) : self._bytes(columns.stop)]
             levels = self._unpack(_blocks(packed, self._bytes(size)), size)
-            step = scales[rows, blocks].to(wide).div_(self.levels).unsqueeze(2)
+            step = scales[rows, blocks].to(wide).div(self.levels).unsqueeze(2)
             yield part, levels.to(wide).mul_(step)
 
     def _parts(

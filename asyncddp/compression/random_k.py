@@ -8,10 +8,11 @@ from typing import ClassVar
 import torch
 from typing_extensions import override
 
-from asyncddp.compression.compressor import CompressorState, field, padded
+from asyncddp.compression.compressor import CompressorState, clear_padding, field, padded
 from asyncddp.compression.counter_random import below, random_words
 from asyncddp.compression.sparsifier import Sparsifier
 from asyncddp.tensors.allocation import arange
+from asyncddp.tensors.dtypes import DTYPES
 
 _HEADER = 8  # bytes: the seed of the chunk
 
@@ -83,7 +84,10 @@ class RandomK(Sparsifier):
         values = chunks.gather(1, _drawn(seeds, k, numel))
         if self.unbiased:
             values.mul_(numel / k)
+        # zero, or NaN where any element is not finite, whether it is kept or not
+        values.add_(chunks.sum(1, keepdim=True, dtype=DTYPES[chunks.dtype].accumulate).mul_(0))
         field(encoded, _HEADER, k, chunks.dtype).copy_(values)
+        clear_padding(encoded, _HEADER + k * chunks.element_size())
 
     @override
     def _found(

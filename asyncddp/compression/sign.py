@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from typing_extensions import override
 
-from asyncddp.compression.compressor import CompressorState, field, padded
+from asyncddp.compression.compressor import CompressorState, clear_padding, field, padded
 from asyncddp.compression.piecewise import PiecewiseCompressor, pieces
 from asyncddp.tensors.allocation import arange, empty, zeros
 from asyncddp.tensors.dtypes import DTYPES
@@ -70,12 +70,14 @@ class Sign(PiecewiseCompressor):
         wide = DTYPES[chunks.dtype].accumulate
         scale = zeros((rows, 1), torch.float64, chunks.device)
         bits = encoded[:, _HEADER:]
+        clear_padding(encoded, _HEADER + -(-numel // 8))
         for at, columns in pieces(chunks, 64):
             part = chunks[at, columns]
             scale[at] += part.abs().sum(1, keepdim=True, dtype=wide)
             packed = _pack(part)
             bits[at, columns.start // 8 :][:, : packed.shape[1]] = packed
         field(encoded, 0, 1, wide).copy_(scale.div_(numel))
+        clear_padding(encoded, wide.itemsize)
 
     @override
     def decoded_pieces(

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import torch
 
-from asyncddp.compression.compressor import Compressor, CompressorState, require_compressible
+from asyncddp.compression.compressor import Compressor, CompressorState, require_chunks
 from asyncddp.tensors.allocation import empty
 
 _SEEDS = (1 << 63) - 1
@@ -44,8 +44,13 @@ class TensorCompressor:
         return TensorCompressor(self.compressor, self.seed ^ _SECOND)
 
     def encode(self, chunks: torch.Tensor) -> torch.Tensor:
-        """Encode chunks of shape ``(K, S)``, and give uint8 of shape ``(K, B)``."""
-        require_compressible(self.compressor.name, chunks)
+        """Encode chunks of shape ``(K, S)``, and give uint8 of shape ``(K, B)``.
+
+        Raises:
+            DtypeError: The dtype is none of float16, bfloat16, float32 and float64.
+            ArgumentError: The tensor is not contiguous, of another shape, or has empty chunks.
+        """
+        require_chunks(self.compressor.name, chunks)
         if not self.uses:
             self.state = self.state or self.compressor.new_state(chunks)
         rows, numel = chunks.shape

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from typing_extensions import override
 
-from asyncddp.compression.compressor import CompressorState, field, padded
+from asyncddp.compression.compressor import CompressorState, clear_padding, field, padded
 from asyncddp.compression.piecewise import pieces
 from asyncddp.compression.sparsifier import Sparsifier
 from asyncddp.tensors.allocation import empty
@@ -63,7 +63,9 @@ class TopK(Sparsifier):
         else:
             indices = chunks.abs().topk(k, sorted=False).indices
         field(encoded, 0, k, torch.int32).copy_(indices)
+        clear_padding(encoded, 4 * k)
         field(encoded, padded(4 * k), k, chunks.dtype).copy_(chunks.gather(1, indices))
+        clear_padding(encoded, padded(4 * k) + k * chunks.element_size())
 
     @override
     def _found(
