@@ -55,6 +55,7 @@ from topology.schedules.matcha import matcha as matcha
 from topology.schedules.one_peer_exponential import one_peer_exponential as one_peer_exponential
 from topology.schedules.one_peer_hypercube import one_peer_hypercube as one_peer_hypercube
 from topology.schedules.one_peer_of import one_peer_of as one_peer_of
+from topology.schedules.shift_one import shift_one as shift_one
 from topology.spectral import consensus_rate as consensus_rate
 from topology.spectral import min_eigenvalue as min_eigenvalue
 from topology.spectral import spectral_gap as spectral_gap

@@ -69,6 +69,7 @@ _ARGUMENTS: dict[str, Callable[[int], dict[str, Any] | None]] = {
     "random_regular": lambda n: {"n": n, "degree": 2, "seed": 1} if n > 2 else None,
     "hypercube": lambda n: {"n": n} if _power_of_two(n) else None,
     "one_peer_hypercube": lambda n: {"n": n} if _power_of_two(n) else None,
+    "shift_one": lambda n: {"n": n} if n == 1 or n % 2 == 0 else None,
     "alternating_exponential_ring": lambda n: (
         {"n": n, "local_size": 2} if _power_of_two(n) and n > 1 else None
     ),

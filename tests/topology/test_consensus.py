@@ -104,6 +104,8 @@ def test_one_rank_is_always_in_consensus():
         (topology.one_peer_exponential(32), 5),
         (topology.one_peer_exponential(24), None),
         (topology.one_peer_hypercube(16), 4),
+        (topology.shift_one(4), 2),
+        (topology.shift_one(6), None),
         (topology.one_peer_of(topology.exponential_two(16)), 4),
         (topology.alternating_exponential_ring(16, 4), 4),
         (topology.equi_dynamic(12, seed=0), None),

@@ -34,6 +34,7 @@ SYMMETRIC_SCHEDULES = [
     "base_k",
     "matcha",
     "one_peer_hypercube",
+    "shift_one",
     "simple_base_k",
 ]
 ROUNDS = 7

@@ -55,6 +55,38 @@ def test_one_peer_hypercube_is_symmetric_and_exact(n):
     np.testing.assert_allclose(product(schedule, schedule.period), 1 / n, atol=1e-15)
 
 
+def test_shift_one_is_the_golden_schedule():
+    """The partners of four and of six ranks in every round; it repeats after n / 2."""
+    schedule = topology.shift_one(4)
+    assert [sends(schedule, k) for k in range(3)] == [[2, 3, 0, 1], [3, 2, 1, 0], [2, 3, 0, 1]]
+    golden = [[3, 4, 5, 0, 1, 2], [4, 5, 3, 2, 0, 1], [5, 3, 4, 1, 2, 0]]
+    assert [sends(topology.shift_one(6), k) for k in range(3)] == golden
+    assert [topology.shift_one(n).period for n in (1, 2, 4, 6)] == [1, 1, 2, 3]
+
+
+@pytest.mark.parametrize("n", range(2, 40, 2))
+def test_shift_one_matches_every_rank_with_all_of_the_other_half(n):
+    """A round is a perfect matching between halves, and a period has each pair once."""
+    schedule, half = topology.shift_one(n), n // 2
+    met = set()
+    for k in range(schedule.period):
+        partner = sends(schedule, k)
+        assert all(partner[partner[rank]] == rank for rank in range(n))
+        assert all((partner[rank] < half) != (rank < half) for rank in range(n))
+        met |= set(enumerate(partner))
+    assert len(met) == n * half
+
+
+@pytest.mark.parametrize("n", [3, 5, 7, 101])
+def test_shift_one_refuses_odd_n_and_names_what_works(n):
+    """The message has the count, and each schedule that it offers can be built."""
+    with pytest.raises(topology.TopologyError, match=f"even n, .* got n={n}; nearest") as caught:
+        topology.shift_one(n)
+    assert f"or use one_peer_exponential({n}) or base_k({n}, 1)" in str(caught.value)
+    assert topology.one_peer_exponential(n).n == topology.base_k(n, 1).n == n
+    assert topology.shift_one(n - 1).n + 2 == topology.shift_one(n + 1).n
+
+
 def test_one_peer_of_takes_neighbours_clockwise_in_turn():
     """``one_peer_of`` sends to the out-neighbours one per round, by distance ahead."""
     exp2 = topology.one_peer_of(topology.exponential_two(8))

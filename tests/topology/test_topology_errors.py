@@ -25,6 +25,8 @@ MESSAGES = {
     "one_peer_hypercube needs n to be a power of two, got n=3; nearest: 2, 4, or use base_k": (
         lambda: topology.one_peer_hypercube(3)
     ),
+    "shift_one needs an even n, since each rank has a partner in every round, got n=5; nearest: 4, "
+    "6, or use one_peer_exponential(5) or base_k(5, 1)": lambda: topology.shift_one(5),
     "ring needs n >= 1, got n=0; nearest: n=1": lambda: topology.ring(0),
     "base_k needs an integer n >= 1, got n=2.5": lambda: topology.base_k(2.5, 1),
     "base_k needs k >= 1, got k=0; nearest: k=1": lambda: topology.base_k(5, 0),

@@ -1,0 +1,59 @@
+"""The shift-one schedule of pairs between two halves."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from topology.checks import check_int
+from topology.errors import TopologyError
+from topology.neighbors import Neighbors
+from topology.schedule import Schedule, alone
+
+__all__ = ["shift_one"]
+
+
+def _look_up(half: int, rank: int, k: int) -> Neighbors:
+    """Exchange with the rank of the other half that is k places further."""
+    peer = half + (rank + k) % half if rank < half else (rank - half - k) % half
+    return Neighbors(0.5, {peer: 0.5}, (peer,))
+
+
+def shift_one(n: int) -> Schedule:
+    r"""Each rank of the lower half pairs up with one of the upper half, the next one each round.
+
+    .. math:: W^{(k)}_{ii} = W^{(k)}_{i,\,p} = 1/2, \quad
+        p = h + (i + k) \bmod h \text{ for } i < h, \quad
+        p = (i - h - k) \bmod h \text{ for } i \ge h, \quad h = n/2
+
+    Ranks of one half never meet. The average is exact for n up to 4, and otherwise approached:
+    :func:`topology.one_peer_hypercube` and :func:`topology.base_k` with k = 1 pair ranks up so that
+    it becomes exact.
+
+    Args:
+        n: Number of ranks, even, or 1.
+
+    Returns:
+        A schedule of period n / 2; every round is symmetric and doubly stochastic.
+
+    Raises:
+        TopologyError: If n is odd.
+
+    Example:
+        >>> [shift_one(6).neighbors(rank, k=1).dst_ranks[0] for rank in range(6)]
+        [4, 5, 3, 2, 0, 1]
+
+    Reference:
+        Gan et al., "Bagua: scaling up distributed learning with system relaxations", VLDB 2022,
+        whose decentralized algorithm has it as ``peer_selection_mode="shift_one"``.
+    """
+    n = check_int(n, "n", "shift_one", 1)
+    name = f"shift_one({n})"
+    if n == 1:
+        return alone(name)
+    if n % 2:
+        raise TopologyError(
+            f"shift_one needs an even n, since each rank has a partner in every round, got n={n}; "
+            f"nearest: {n - 1}, {n + 1}, or use one_peer_exponential({n}) or base_k({n}, 1), which "
+            "serve every n"
+        )
+    return Schedule(name, n, n // 2, partial(_look_up, n // 2))
