@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
+from typing_extensions import override
 
 from asyncddp.algorithms.wrapper_setup import checked_integer
-from asyncddp.errors import ArgumentError
-from asyncddp.tensors.allocation import zeros, zeros_like
+from asyncddp.optim.adam_variant import (
+    MEAN,
+    SQUARE,
+    AdamVariant,
+    Parameters,
+    descend,
+    real_view,
+)
 
-_Params: TypeAlias = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
-_MEAN, _SQUARE, _SUM = "exp_avg", "exp_avg_sq", "accum_grad"
 
-
-class AccumAdam(torch.optim.Optimizer):
+class AccumAdam(AdamVariant):
     r"""Adam that steps at every gradient, but updates its moments by means of K gradients.
 
     With g the gradient of step t, :math:`g \leftarrow g + \lambda x`, and k = ⌈t / K⌉:
@@ -61,71 +64,30 @@ class AccumAdam(torch.optim.Optimizer):
     """
 
     _decoupled = False
+    _moments = (MEAN, SQUARE, "accum_grad")
 
     def __init__(
         self,
-        params: _Params,
+        params: Parameters,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1 / 32768,
         accum_iter: int = 4,
     ) -> None:
-        name = type(self).__name__
-        for argument, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
-            if not value >= 0.0:
-                raise ArgumentError(
-                    f"{name}: argument {argument}: expected at least 0, got {value!r}"
-                )
-        if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
-            raise ArgumentError(
-                f"{name}: argument betas: expected two numbers of at least 0 and below 1, got "
-                f"{betas!r}"
-            )
-        checked_integer(f"{name}: argument accum_iter", accum_iter, 1)
-        defaults = {
-            "lr": lr,
-            "betas": tuple(betas),
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "accum_iter": accum_iter,
-        }
-        super().__init__(params, defaults)
+        checked_integer(f"{type(self).__name__}: argument accum_iter", accum_iter, 1)
+        super().__init__(params, lr, betas, eps, weight_decay, accum_iter=accum_iter)
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make one step.
-
-        Args:
-            closure: Evaluates the model and gives the loss; called once, before the step.
-
-        Returns:
-            The loss that the closure gave, or None.
-
-        Raises:
-            ArgumentError: A gradient is sparse.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        with torch.no_grad():
-            for group in self.param_groups:
-                self._update(group)
-        return loss
-
-    def _update(self, group: dict[str, Any]) -> None:
-        parameters = [p for p in group["params"] if p.grad is not None]
-        if not parameters:
-            return
-        gradients = [self._dense(parameter.grad) for parameter in parameters]
-        states = [self._state_of(parameter) for parameter in parameters]
-        for state in states:
-            state["step"] += 1
-        counts = [int(state["step"]) for state in states]
-        values = [_real(parameter) for parameter in parameters]
-        means, squares, sums = (
-            [_real(state[key]) for state in states] for key in (_MEAN, _SQUARE, _SUM)
-        )
+    @override
+    def _update(
+        self,
+        group: dict[str, Any],
+        parameters: list[torch.Tensor],
+        gradients: list[torch.Tensor],
+    ) -> None:
+        counts = self._counted(parameters)
+        values = [real_view(parameter) for parameter in parameters]
+        means, squares, sums = (self._held(parameters, key) for key in self._moments)
         lr, decay, every = float(group["lr"]), group["weight_decay"], group["accum_iter"]
         beta1, beta2 = group["betas"]
         if decay and self._decoupled:
@@ -139,9 +101,7 @@ class AccumAdam(torch.optim.Optimizer):
         root = torch._foreach_mul(squares, beta2)
         torch._foreach_addcmul_(root, gradients, gradients, 1 - beta2)
         torch._foreach_sqrt_(root)
-        torch._foreach_div_(root, [(1 - beta2**k) ** 0.5 for k in rounds])
-        torch._foreach_add_(root, group["eps"])
-        torch._foreach_addcdiv_(values, mean, root, [-lr / (1 - beta1**k) for k in rounds])
+        descend(values, list(mean), list(root), group, rounds, rounds)
         # update the moments of those with K gradients by their mean, and reset that
         full = [position for position, t in enumerate(counts) if t % every == 0]
         if full:
@@ -150,23 +110,6 @@ class AccumAdam(torch.optim.Optimizer):
             torch._foreach_mul_(squares, beta2)
             torch._foreach_addcmul_(squares, sums, sums, 1 - beta2)
             torch._foreach_zero_(sums)
-
-    def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        state: dict[str, torch.Tensor] = self.state[parameter]
-        if not state:
-            state["step"] = zeros((), torch.int64)
-            for key in (_MEAN, _SQUARE, _SUM):
-                state[key] = zeros_like(parameter)
-        return state
-
-    def _dense(self, gradient: torch.Tensor) -> torch.Tensor:
-        if gradient.layout != torch.strided:
-            raise ArgumentError(
-                f"{type(self).__name__}: the gradient of a parameter of shape "
-                f"{tuple(gradient.shape)} is {gradient.layout}; expected a dense one. Build the "
-                "embedding with sparse=False"
-            )
-        return _real(gradient)
 
 
 class AccumAdamW(AccumAdam):
@@ -192,7 +135,7 @@ class AccumAdamW(AccumAdam):
 
     def __init__(
         self,
-        params: _Params,
+        params: Parameters,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -200,8 +143,3 @@ class AccumAdamW(AccumAdam):
         accum_iter: int = 4,
     ) -> None:
         super().__init__(params, lr, betas, eps, weight_decay, accum_iter)
-
-
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """View a complex tensor as pairs of real numbers, as torch's own optimizers do."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
