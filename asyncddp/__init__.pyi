@@ -136,6 +136,7 @@ from .optim import consensus_distance as consensus_distance
 from .optim.accum_adam import AccumAdam as AccumAdam
 from .optim.accum_adam import AccumAdamW as AccumAdamW
 from .optim.join import join as join
+from .optim.qadam import QAdamOptimizer as QAdamOptimizer
 from .optim.torch_optimizer_factories import (
     lr_scheduler_fn_cosine_with_warmup as lr_scheduler_fn_cosine_with_warmup,
 )
