@@ -65,6 +65,11 @@ class TransparentOptimizerWrapper(torch.optim.Optimizer):
         """Return an attribute that only the wrapped optimizer has, such as its ``train()``."""
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        if name == "fuse_step":  # of the wrapped optimizer it would not average
+            raise AttributeError(
+                f"{type(self).__name__} has no fuse_step(); give the wrapper to fuse_optimizer(), "
+                "not the optimizer that it wraps"
+            )
         return getattr(self._wrapped, name)
 
     def __getstate__(self) -> dict[str, Any]:

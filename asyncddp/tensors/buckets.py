@@ -61,7 +61,7 @@ class FlatBucket:
             self.flat = zeros((end + extra,), first.dtype, first.device)
         self.tail = self.flat[end:]
         self.views = [
-            self.flat.as_strided(tensor.shape, _strides(tensor), offset)
+            self.flat.as_strided(tensor.shape, dense_strides(tensor), offset)
             for tensor, offset in zip(like, self._offsets, strict=True)
         ]
 
@@ -98,7 +98,7 @@ class ParameterBucket(FlatBucket):
         """Make all parameters views again; False if one has changed its dtype, shape or strides."""
         for index in self.detached_indices():
             data, view = self.parameters[index].data, self.views[index]
-            found = data.dtype, data.device, data.shape, _strides(data)
+            found = data.dtype, data.device, data.shape, dense_strides(data)
             if found != (view.dtype, view.device, view.shape, view.stride()):
                 return False
             self._attach(index)
@@ -109,7 +109,7 @@ class ParameterBucket(FlatBucket):
         return [parameter._version for parameter in self.parameters]
 
 
-def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
     """Return the tensor's own strides if it is dense without overlap, else contiguous ones."""
     kept = torch.empty_like(tensor, device="meta").stride()  # its own, if it is dense
     return kept if kept == tensor.stride() else torch.empty(tensor.shape, device="meta").stride()
