@@ -30,6 +30,7 @@ from .errors import DeadlockError as DeadlockError
 from .errors import DtypeError as DtypeError
 from .errors import EnvironmentProblem as EnvironmentProblem
 from .errors import MismatchError as MismatchError
+from .errors import NonFiniteError as NonFiniteError
 from .errors import NotInitializedError as NotInitializedError
 from .errors import PeerError as PeerError
 from .errors import PeerLeftError as PeerLeftError

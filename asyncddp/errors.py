@@ -11,6 +11,7 @@
     ├── PeerError                   calls of two ranks contradict each other, or one is gone
     │   ├── MismatchError               different operations, dtypes, shapes or neighbours
     │   │   └── DeadlockError               ranks wait for each other in a cycle
+    │   ├── NonFiniteError              a rank has NaN or infinities (also an ArithmeticError)
     │   ├── WaitTimeoutError            a peer did not answer by the deadline (also a TimeoutError)
     │   └── PeerLeftError               a peer has ended, failed or was killed
     ├── RankError                   a rank of local_world() raised; ``rank`` and ``__cause__`` tell
@@ -65,6 +66,10 @@ class MismatchError(PeerError):
 
 class DeadlockError(MismatchError):
     """Ranks wait for each other in a cycle: operations were called in conflicting orders."""
+
+
+class NonFiniteError(PeerError, ArithmeticError):
+    """A rank would have encoded NaN or infinities; nothing was sent, and no state was changed."""
 
 
 class WaitTimeoutError(PeerError, TimeoutError):

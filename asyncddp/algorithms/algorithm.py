@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import ClassVar
 
 import torch
 
+from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
+from asyncddp.compression import Compressor
 from topology import GraphOrSchedule
 
 
 class AveragedQuantity(Enum):
-    """Kind of tensor that an algorithm averages: gradients or parameters."""
+    """Kind of tensor that an algorithm averages: gradients, first moments or parameters."""
 
     GRADIENT = "gradient"
+    MOMENTUM = "momentum"
     PARAMETER = "parameter"
+
+
+class CompressionUse(Enum):
+    """What compression does to an algorithm, and so whether it accepts a compressor."""
+
+    AVERAGES = "averages"
+    """What is averaged is compressed; errors average out, or error feedback repays them."""
+    DIFFERENCES = "differences"
+    """The algorithm sends differences to what its neighbours know, whose errors vanish."""
+    PERTURBS = "perturbs"
+    """Ranks would not agree any more: refused unless the user asks for it."""
 
 
 class CommunicationTiming(Enum):
@@ -56,13 +71,18 @@ class Algorithm:
     r"""Base class of training algorithms: declares what ranks average, when and how.
 
     A method is one class in one file and one line in the registry. The library moves tensors as
-    the data says; the method knows nothing of models, optimizers, threads or transports. With W
-    the mixing matrix of the round, the two hooks form
+    the data says; the method knows nothing of models, threads or transports. With W the mixing
+    matrix of the round, and Q the compressor, if there is one, the two hooks form
 
-    .. math:: z_i = \mathrm{outgoing}(x_i), \qquad
-              x_i \leftarrow \mathrm{incoming}\Big(x_i, \sum_j w_{ij} z_j\Big),
+    .. math:: z_i = \mathrm{outgoing}(x_i, s_i), \qquad
+              (x_i, s_i) \leftarrow
+              \mathrm{incoming}\Big(x_i, s_i, \sum_j w_{ij} Q(z_j)\Big)
 
-    where with one-sided communication the :math:`z_j` of neighbours are the latest that arrived.
+    for each flat bucket x, with s the state that the method keeps for it. With one-sided
+    communication the :math:`z_j` of neighbours are the latest that arrived.
+
+    A method's options are the keyword arguments of its constructor; where a default depends on
+    them, such as the communication, the constructor sets the attribute.
 
     Other distributions add methods under the entry-point group ``asyncddp.algorithms``; the
     conformance tests run over the registry and hold each method to what it declares.
@@ -78,6 +98,14 @@ class Algorithm:
             unless a method says so.
         scales_steps: Whether updates are scaled, unless the user says otherwise, so that ranks of
             different speeds count equally; else the optimum is weighted by step rates.
+        compression: What compression does to it.
+        default_compression: Name of the compressor that it uses unless the user names another;
+            None for none.
+        default_communication: Name of the communication that it uses unless the user names
+            another; None for the first of ``how``.
+        communication_interval: Steps from one averaging to the next, of which the first is in the
+            first step; None leaves it to ``num_steps_per_communication``.
+        warmup_algorithm: Name of the method that trains during its warm-up.
 
     Example:
         >>> class Damped(Algorithm):
@@ -88,8 +116,8 @@ class Algorithm:
         ...     how = (CommunicationPattern.NEIGHBORS,)
         ...     needs = TopologyRequirements(doubly_stochastic=True)
         ...
-        ...     def incoming(self, flat, mixed):
-        ...         flat.lerp_(mixed, 0.5)
+        ...     def incoming(self, bucket, received):
+        ...         bucket.flat.lerp_(received.mixed, 0.5)
     """
 
     name: ClassVar[str]
@@ -99,6 +127,16 @@ class Algorithm:
     needs: ClassVar[TopologyRequirements] = TopologyRequirements()
     exact: ClassVar[bool] = False
     scales_steps: ClassVar[bool] = False
+    compression: ClassVar[CompressionUse] = CompressionUse.PERTURBS
+    default_compression: ClassVar[str | None] = None
+    default_communication: str | None = None
+    communication_interval: int | None = None
+    warmup_algorithm: ClassVar[str] = "gradient_allreduce"
+
+    @property
+    def replicates_model(self) -> bool:
+        """True if all ranks hold equal parameters after each step, as they did before it."""
+        return self.what is not AveragedQuantity.PARAMETER
 
     @property
     def plain(self) -> bool:
@@ -106,13 +144,39 @@ class Algorithm:
         own = type(self)
         return own.outgoing is Algorithm.outgoing and own.incoming is Algorithm.incoming
 
-    def outgoing(self, flat: torch.Tensor) -> torch.Tensor:
-        """Compute the tensor to send for a flat bucket, which stays unchanged until the result."""
-        return flat
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise an ArgumentError for an optimizer that the method cannot work with."""
 
-    def incoming(self, flat: torch.Tensor, mixed: torch.Tensor) -> None:
-        """Write the average of the sent tensors into the flat bucket."""
-        flat.copy_(mixed)
+    def warms_up(self, optimizer: torch.optim.Optimizer, steps: int) -> bool:
+        """Return whether the next step belongs to the warm-up, after ``steps`` with this method."""
+        return False
+
+    def check_compressor(self, compressor: Compressor) -> None:
+        """Raise an ArgumentError for a compressor with which the method does not converge."""
+
+    def default_topology(self, nodes: int) -> GraphOrSchedule | None:
+        """Return the topology to use unless the user gives one; None for the context's."""
+        return None
+
+    def initial_state(
+        self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]
+    ) -> Mapping[str, torch.Tensor]:
+        """Make the state of a bucket, before its first step.
+
+        Args:
+            bucket: The bucket, whose ``state`` is empty.
+            neighbors: Returns the flat tensors of the in-neighbours, by rank; all ranks must call
+                it equally often.
+        """
+        return {}
+
+    def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:
+        """Compute the tensor to send for a bucket, which stays unchanged until the result."""
+        return bucket.flat
+
+    def incoming(self, bucket: AveragedBucket, received: Received) -> None:
+        """Update the bucket, and its state, from what has been received."""
+        bucket.flat.copy_(received.mixed)
 
     def check(self, graph_or_schedule: GraphOrSchedule) -> None:
         """Raise an error for a graph or schedule on which this algorithm does not work.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TypeAlias
@@ -12,12 +12,16 @@ import torch
 from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.averaged_bucket import AveragedBucket, ReceivedAverage
+from asyncddp.algorithms.bucket_exchange import BucketExchange, exchange_of
 from asyncddp.algorithms.bucket_windows import BucketWindowSet
 from asyncddp.algorithms.join_coordinator import JoinCoordinator
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.engine import Handle
+from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.weight_resolver import Weights
+from asyncddp.tensors.dtypes import DTYPES
 from topology import Schedule
 
 
@@ -51,6 +55,7 @@ class CrossRoundState:
     """State that the averaging rounds of one optimizer share: windows, weights and counters.
 
     Attributes:
+        buckets: The flat buckets that rounds average.
         schedule: The optimizer's own topology; None for the context's.
         round: Rounds completed so far, which is the index of the schedule's next round.
         bytes_sent: Payload bytes sent to peers so far.
@@ -65,6 +70,7 @@ class CrossRoundState:
     def __init__(self, context: Context, algorithm: Algorithm, label: str) -> None:
         self.context, self.algorithm, self.label = context, algorithm, label
         self.overrides = WeightOverrides()
+        self.buckets: Sequence[AveragedBucket] = ()
         self.schedule: Schedule | None = None
         self.round = 0
         self.bytes_sent = 0
@@ -92,7 +98,7 @@ class AveragingRound(ABC):
     """
 
     @abstractmethod
-    def start(self, index: int, flat: torch.Tensor) -> None:
+    def start(self, index: int) -> None:
         """Send bucket ``index``, which must not change until it is finished."""
 
     @abstractmethod
@@ -124,15 +130,28 @@ class BucketAveragingFunctions:
     """Functions by which an averaging round averages one bucket and counts the bytes sent.
 
     Attributes:
-        start: Starts averaging a flat tensor; takes the tensor, and ``name``.
-        send_bytes: Computes the bytes that this rank sends for a flat tensor.
+        start: Starts averaging a flat tensor; takes the tensor, ``name`` and, for a bucket that is
+            compressed, ``compression``.
+        copies_sent: Copies of a bucket that this rank sends, encoded if it is compressed.
+        parts: Equal parts in which a compressed bucket is encoded.
+        sums: Whether a bucket that is not compressed travels in the dtype in which it is summed.
+        row: This rank's weights, where it averages with neighbours.
         fast_path: Finds a blocking function that averages such a tensor in place, if there is
             one: where neighbours read each other's memory, starting early gains nothing.
     """
 
     start: Callable[..., Handle[torch.Tensor]]
-    send_bytes: Callable[[torch.Tensor], int]
+    copies_sent: float
+    parts: int = 1
+    sums: bool = True
+    row: WeightRow | None = None
     fast_path: Callable[[torch.Tensor, str], Callable[[], bool] | None] = lambda flat, name: None
+
+    def send_bytes(self, bucket: AveragedBucket) -> int:
+        """Compute the bytes that this rank sends for a bucket."""
+        dtype = bucket.flat.dtype
+        travels = DTYPES[dtype].accumulate if self.sums else dtype
+        return round(self.copies_sent * bucket.message_bytes(self.parts, travels))
 
 
 class TwoSidedRound(AveragingRound):
@@ -140,24 +159,29 @@ class TwoSidedRound(AveragingRound):
 
     def __init__(self, averager: CrossRoundState, plan: BucketAveragingFunctions) -> None:
         self._averager, self._plan = averager, plan
-        self._pending: dict[int, tuple[torch.Tensor, Handle[torch.Tensor]]] = {}
-        self._fast_paths: dict[int, tuple[torch.Tensor, Callable[[], bool]]] = {}
+        self._pending: dict[int, BucketExchange] = {}
+        self._fast_paths: dict[int, Callable[[], bool]] = {}
 
-    def start(self, index: int, flat: torch.Tensor) -> None:
+    def start(self, index: int) -> None:
         """Send a bucket, or look up the fast path that :meth:`finish` will take."""
-        averager, name = self._averager, f"{self._averager.label}.bucket{index}"
+        averager, bucket = self._averager, self._averager.buckets[index]
+        name, plain = self._name(index), averager.algorithm.plain and bucket.compressor is None
         with averager.exposed_time:
-            ordered = averager.algorithm.plain and not averager.overlapping
-            fast_path = self._plan.fast_path(flat, name) if ordered else None
-            if fast_path is not None:
-                averager.bytes_sent += self._plan.send_bytes(flat)
-                self._fast_paths[index] = flat, fast_path
-                return
+            averager.bytes_sent += self._plan.send_bytes(bucket)
+            if plain and not averager.overlapping:
+                fast_path = self._plan.fast_path(bucket.flat, name)
+                if fast_path is not None:
+                    self._fast_paths[index] = fast_path
+                    return
+            bucket.row = self._plan.row
             with use(averager.context), torch.no_grad():
-                sent = averager.algorithm.outgoing(flat)
-                handle = self._plan.start(sent, name=name)
-            averager.bytes_sent += self._plan.send_bytes(sent)
-            self._pending[index] = flat, handle
+                sent = averager.algorithm.outgoing(bucket)
+                self._pending[index] = exchange_of(
+                    self._plan.start, averager.algorithm.compression, bucket, sent, name
+                )
+
+    def _name(self, index: int) -> str:
+        return f"{self._averager.label}.bucket{index}"
 
     @override
     def has_started(self, index: int) -> bool:
@@ -166,35 +190,36 @@ class TwoSidedRound(AveragingRound):
     @override
     def wait_for_reads(self) -> None:
         with self._averager.exposed_time:
-            for _, handle in self._pending.values():
-                handle.wait()
+            for exchange in self._pending.values():
+                exchange.wait()
 
     @property
     @override
     def is_complete(self) -> bool:
-        return all([handle.poll() for _, handle in self._pending.values()])
+        return all([exchange.poll() for exchange in self._pending.values()])
 
     @override
     def finish_bucket(self, index: int, before_write: BeforeWrite | None = None) -> None:
-        flat, handle = self._pending[index]
-        with self._averager.exposed_time, torch.no_grad():
-            mixed = handle.wait()
+        averager = self._averager
+        with averager.exposed_time, torch.no_grad():
+            received = self._pending[index].wait()
             if before_write is not None:
                 before_write(index)
-            self._averager.algorithm.incoming(flat, mixed)
+            averager.algorithm.incoming(averager.buckets[index], received)
         del self._pending[index]
 
     @override
     def finish(self, before_write: BeforeWrite | None = None) -> None:
         averager = self._averager
         with averager.exposed_time, torch.no_grad():
-            for index, (flat, fast_path) in self._fast_paths.items():
+            for index, fast_path in self._fast_paths.items():
                 if before_write is not None:
                     before_write(index)
                 if not fast_path():  # it has become unavailable
+                    bucket = averager.buckets[index]
                     with use(averager.context):
-                        handle = self._plan.start(flat, name=f"{averager.label}.bucket{index}")
-                    averager.algorithm.incoming(flat, handle.wait())
+                        handle = self._plan.start(bucket.flat, name=self._name(index))
+                    averager.algorithm.incoming(bucket, ReceivedAverage(handle.wait()))
         for index in list(self._pending):
             self.finish_bucket(index, before_write)
         averager.round += 1

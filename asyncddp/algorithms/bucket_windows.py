@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.averaged_bucket import AveragedBucket, ReceivedAverage
 from asyncddp.algorithms.step_rate_estimator import StepRateEstimator
 from asyncddp.context import Context
 from asyncddp.context.context import use
@@ -28,8 +29,8 @@ class BucketWindow:
         received_from: Neighbours from which a get has completed since the last reset.
     """
 
-    def __init__(self, window: Window, algorithm: Algorithm, flat: torch.Tensor) -> None:
-        self.window, self._algorithm, self._flat = window, algorithm, flat
+    def __init__(self, window: Window, algorithm: Algorithm, bucket: AveragedBucket) -> None:
+        self.window, self._algorithm, self._bucket = window, algorithm, bucket
         self.pending_gets: dict[int, WindowHandle] = {}
         self.received_from: set[int] = set()
         self._versions_at_reset = dict.fromkeys(window.edges.incoming, 0)
@@ -37,14 +38,14 @@ class BucketWindow:
     def pack(self) -> None:
         """Write the outgoing tensor of the bucket into the window."""
         if not self._algorithm.plain:
-            self.window.tensor.copy_(as_real(self._algorithm.outgoing(self._flat)))
+            self.window.tensor.copy_(as_real(self._algorithm.outgoing(self._bucket)))
 
     def unpack(self) -> None:
         """Update the bucket from the averaged tensor in the window."""
         if not self._algorithm.plain:
             mixed = self.window.tensor
-            mixed = torch.view_as_complex(mixed) if self._flat.is_complex() else mixed
-            self._algorithm.incoming(self._flat, mixed)
+            mixed = torch.view_as_complex(mixed) if self._bucket.flat.is_complex() else mixed
+            self._algorithm.incoming(self._bucket, ReceivedAverage(mixed))
 
     def has_put_from(self, source: int) -> bool:
         """Return whether a neighbour has put a tensor here since the last reset."""
@@ -88,7 +89,7 @@ class BucketWindowSet:
 
     def __init__(self, context: Context, label: str, algorithm: Algorithm) -> None:
         self._context, self._label, self._algorithm = context, label, algorithm
-        self._flats: Sequence[torch.Tensor] = ()
+        self._buckets: Sequence[AveragedBucket] = ()
         self._windows: list[BucketWindow] = []
         self.departures = DepartureDetector(context.engine.has_exited)
 
@@ -113,22 +114,22 @@ class BucketWindowSet:
         steps = {s: window.known_steps_of(s, got=got) for s in window.edges.incoming}
         return self.departures.look(window.steps, steps)
 
-    def set_buckets(self, flats: Sequence[torch.Tensor]) -> None:
+    def set_buckets(self, buckets: Sequence[AveragedBucket]) -> None:
         """Set the flat buckets, and free windows of earlier ones; collective if there are any."""
         self.free()
-        self._flats = flats
+        self._buckets = buckets
 
     def ensure_created(self, schedule: Schedule) -> None:
         """Create the windows where any is missing; collective in that case."""
         with use(self._context):
             known = set(get_current_created_window_names())  # without those that the user has freed
-            if len(self._windows) == len(self._flats) and known.issuperset(self._names()):
+            if len(self._windows) == len(self._buckets) and known.issuperset(self._names()):
                 return
             self.free()
             bucket_windows: list[BucketWindow] = []
-            for index, flat in enumerate(self._flats):
-                name = f"{self._label}.bucket{index}"
-                tensor = as_real(flat)
+            for bucket in self._buckets:
+                name = f"{self._label}.bucket{bucket.index}"
+                tensor = as_real(bucket.flat)
                 tensor = tensor if self._algorithm.plain else empty_like(tensor)
                 if not create_along(schedule, tensor, name, zero_init=True):
                     raise ArgumentError(
@@ -136,7 +137,7 @@ class BucketWindowSet:
                         "optimizer a prefix of its own, or free that window"
                     )
                 window = windows_of(self._context).find("DistributedOptimizer", name)
-                bucket_windows.append(BucketWindow(window, self._algorithm, flat))
+                bucket_windows.append(BucketWindow(window, self._algorithm, bucket))
             if self.scales_steps:
                 self.step_rates = StepRateEstimator(self._context, self._label, schedule)
         self._windows, self.first_round = bucket_windows, None
@@ -193,7 +194,7 @@ class BucketWindowSet:
 
     def push_sum_weights(self) -> list[float]:
         """Return the push-sum weight p of each bucket; 1 where nothing was ever given away."""
-        return [one.window.p for one in self._windows] or [1.0] * len(self._flats)
+        return [one.window.p for one in self._windows] or [1.0] * len(self._buckets)
 
     def staleness(self) -> dict[int, Staleness]:
         """Return the staleness of each in-neighbour's last read tensor, in its worst bucket."""

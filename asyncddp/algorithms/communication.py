@@ -6,8 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Literal
 
-import torch
-
 from asyncddp.algorithms.algorithm import CommunicationPattern
 from asyncddp.algorithms.averaging_round import AveragingRound, CrossRoundState, WeightOverrides
 from asyncddp.ops.weight_resolver import Weights
@@ -43,10 +41,7 @@ class Communication(ABC):
         """Begin round ``number`` of an averager; returns None where nothing is to be sent."""
 
     def shadow_round(  # noqa: B027 - optional hook
-        self,
-        averager: CrossRoundState,
-        flats: Sequence[torch.Tensor],
-        active_ranks: Sequence[int],
+        self, averager: CrossRoundState, active_ranks: Sequence[int]
     ) -> None:
         """Take part in a round of the active ranks on a joined rank, whose buckets stay unchanged.
 
@@ -62,6 +57,7 @@ COMMUNICATIONS: PluginRegistry[type[Communication]] = PluginRegistry(
     {
         "allreduce": f"{_TWO_SIDED}:AllreduceCommunication",
         "empty": f"{_TWO_SIDED}:NoCommunication",
+        "hierarchical_allreduce": f"{_TWO_SIDED}:HierarchicalAllreduceCommunication",
         "hierarchical_neighbor_allreduce": (
             f"{_TWO_SIDED}:HierarchicalNeighborAllreduceCommunication"
         ),

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
 
 import torch
 
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern
+from asyncddp.algorithms.averaged_bucket import AveragedBucket
 from asyncddp.algorithms.averaging_round import AveragingRound, CrossRoundState
 from asyncddp.algorithms.communication import COMMUNICATIONS, Communication
+from asyncddp.compression import Compressor
+from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError
+from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.allreduce import allreduce
+from asyncddp.ops.neighbor_exchange import exchange_with_neighbors
 from asyncddp.tensors.allocation import make_tensor
 from asyncddp.tensors.buckets import TensorFactory
 from asyncddp.windows import Staleness
@@ -27,8 +33,10 @@ class ModelAverager(CrossRoundState):
         context: The world.
         algorithm: The algorithm, against which communication and topology are checked.
         communication: Name of a communication; None for the first that the algorithm allows.
-        topology: Graph or schedule; None for the context's, read in every round.
+        topology: Graph or schedule; None for the method's own, or else the context's, read in every
+            round.
         label: Prefix of the names of the messages; equal on all ranks.
+        compressor: Compressor of the buckets; None sends them as they are.
     """
 
     communication: Communication
@@ -40,12 +48,16 @@ class ModelAverager(CrossRoundState):
         communication: str | None,
         topology: GraphOrSchedule | None,
         label: str,
+        compressor: Compressor | None = None,
     ) -> None:
         super().__init__(context, algorithm, label)
-        self.topology = topology
+        self.compressor = compressor
         self._checked_topology: GraphOrSchedule | None = None
         self._schedule: Schedule | None = None
-        self.set_communication(communication or _communications_with(algorithm.how[:1])[0])
+        default = algorithm.default_communication or _communications_with(algorithm.how[:1])[0]
+        self.topology = topology
+        self.set_communication(communication or default)
+        self.topology = self._own_or_given(topology)
 
     @property
     def single_rank(self) -> bool:
@@ -94,11 +106,22 @@ class ModelAverager(CrossRoundState):
             self._check_topology(self.topology)
 
     def set_topology(self, topology: GraphOrSchedule | None) -> None:
-        """Use another topology, or the context's for None, in rounds that begin from now on."""
+        """Use another topology, or the default for None, in rounds that begin from now on."""
+        topology = self._own_or_given(topology)
         given = self.topology_in_use(topology)
         if given is not None:
             self._check_topology(given)
         self.topology = topology
+
+    def _own_or_given(self, topology: GraphOrSchedule | None) -> GraphOrSchedule | None:
+        """Return the topology given, or else the method's own for ranks or machines, or None."""
+        nodes = self.communication.nodes
+        if topology is not None or nodes is None:
+            return topology
+        return self.algorithm.default_topology(self._node_count(nodes))
+
+    def _node_count(self, nodes: Literal["ranks", "machines"]) -> int:
+        return self.context.size if nodes == "ranks" else self.context.machine_size
 
     def topology_in_use(self, topology: GraphOrSchedule | None) -> GraphOrSchedule | None:
         """Return a topology, or the context's for None, which may be None if there is none."""
@@ -107,13 +130,60 @@ class ModelAverager(CrossRoundState):
             return topology
         return topologies.given if nodes == "ranks" else topologies.machine_given
 
-    def set_buckets(self, flats: Sequence[torch.Tensor]) -> None:
-        """Set the flat buckets that rounds average; collective where there are windows."""
-        if not self.single_rank:
-            self.windows.set_buckets(flats)
-            if self.communication.uses_windows:
-                self._choose_schedule()
-                self.windows.ensure_created(self.schedule_of_ranks)
+    def set_buckets(self, buckets: Sequence[AveragedBucket]) -> None:
+        """Set the buckets that rounds average; collective where there are windows or replicas.
+
+        The method's state of the same parameters is carried over from earlier buckets.
+        """
+        if self.single_rank:
+            return
+        before, self.buckets = self.state_dict(), buckets
+        if self.compressor is not None:
+            for bucket in buckets:
+                seed = self.context.rank + bucket.index * self.context.size
+                bucket.compressor = TensorCompressor(self.compressor, seed)
+        self.windows.set_buckets(buckets)
+        if self.communication.uses_windows:
+            self._choose_schedule()
+            self.windows.ensure_created(self.schedule_of_ranks)
+        for bucket in buckets:
+            fetch = partial(self._exchange_with_neighbors, bucket)
+            bucket.state.update(self.algorithm.initial_state(bucket, fetch))
+        self.load_state_dict(before)
+
+    def _exchange_with_neighbors(self, bucket: AveragedBucket) -> Mapping[int, torch.Tensor]:
+        """Return the in-neighbours' tensors of a bucket, as they are."""
+        self._choose_schedule()
+        near = self.schedule_of_ranks.neighbors(self.context.rank, self.round)
+        row = WeightRow(near.self_weight, near.src_weights, dict.fromkeys(near.dst_ranks, 1.0))
+        name = f"{self.label}.bucket{bucket.index}.initial"
+        with use(self.context), torch.no_grad():
+            return exchange_with_neighbors(bucket.flat, row, None, name=name).received
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the method's state by parameter, and the compressors' by bucket, as views."""
+        saved = [bucket.state_dict() for bucket in self.buckets]
+        return {
+            "parameters": {k: v for one in saved for k, v in one["parameters"].items() if v},
+            "compressors": [
+                (bucket.names, one["compressor"])
+                for bucket, one in zip(self.buckets, saved, strict=True)
+                if "compressor" in one
+            ],
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` gave.
+
+        Compressors of buckets with other parameters than then begin anew: a residual is lost once.
+        """
+        compressors = [(list(names), state) for names, state in saved["compressors"]]
+        for bucket in self.buckets:
+            own = {"parameters": saved["parameters"]}
+            for names, state in compressors:
+                if names == bucket.names:
+                    own["compressor"] = state
+            bucket.load_state_dict(own)
 
     def begin_round(self, ahead: int = 0) -> AveragingRound | None:
         """Begin the round after ``ahead`` incomplete ones; returns None where nothing is sent."""
@@ -138,7 +208,7 @@ class ModelAverager(CrossRoundState):
         if nodes is None:
             return
         schedule = as_schedule(given)
-        count = self.context.size if nodes == "ranks" else self.context.machine_size
+        count = self._node_count(nodes)
         if schedule.n != count:
             raise TopologyError(
                 f"argument topology: {describe(given)} has {schedule.n} nodes, but "
@@ -152,7 +222,10 @@ class ModelAverager(CrossRoundState):
 class NeighborProgressMixin:
     """Mixin that tells how far neighbours have trained, and tells them when this rank ends."""
 
-    _averager: ModelAverager
+    @property
+    def _averager(self) -> ModelAverager:
+        """The averager in use."""
+        raise NotImplementedError
 
     def staleness(self) -> dict[int, Staleness]:
         """Return how old the tensors used in the last averaging were.

@@ -89,7 +89,7 @@ class OneSidedRound(AveragingRound):
         self._started: set[int] = set()
         self._published: list[WindowHandle] = []
 
-    def start(self, index: int, flat: torch.Tensor) -> None:
+    def start(self, index: int) -> None:
         """Publish a copy of a bucket, and request the neighbours' where that is needed."""
         averager, communication, row = self._averager, self._communication, self._row
         bucket = averager.windows[index]
@@ -104,7 +104,9 @@ class OneSidedRound(AveragingRound):
                     bucket.window.tell(self._step, but=row.dst_weights)
             if not averager.force_barrier:
                 communication.fetch(bucket, self._row.src_weights)
-        averager.bytes_sent += communication.transfer_count(row) * flat.nbytes
+        averager.bytes_sent += (
+            communication.transfer_count(row) * averager.buckets[index].flat.nbytes
+        )
         self._started.add(index)
 
     @override

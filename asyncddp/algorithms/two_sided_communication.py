@@ -9,19 +9,21 @@ from functools import partial
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import CommunicationPattern
+from asyncddp.algorithms.algorithm import CommunicationPattern, CompressionUse
 from asyncddp.algorithms.averaging_round import (
     AveragingRound,
     BucketAveragingFunctions,
     CrossRoundState,
     TwoSidedRound,
 )
+from asyncddp.algorithms.bucket_exchange import AverageExchange
 from asyncddp.algorithms.communication import Communication
 from asyncddp.algorithms.join_coordinator import JoinCollectiveKind
 from asyncddp.context.context import use
 from asyncddp.engine import Handle
 from asyncddp.errors import UsageError
 from asyncddp.ops.allreduce import allreduce_nonblocking
+from asyncddp.ops.hierarchical_allreduce import hierarchical_allreduce_nonblocking
 from asyncddp.ops.hierarchical_neighbor_allreduce import (
     hierarchical_neighbor_allreduce_nonblocking,
     machine_schedule,
@@ -33,7 +35,6 @@ from asyncddp.ops.uneven_inputs import (
     skip_round_nonblocking,
 )
 from asyncddp.ops.weight_resolver import WeightResolver
-from asyncddp.tensors.dtypes import DTYPES
 
 
 class TwoSidedCommunication(Communication):
@@ -58,36 +59,40 @@ class TwoSidedCommunication(Communication):
                 averager.label, JoinCollectiveKind.AVERAGING_ROUND
             )
             if len(active_ranks) < averager.context.size:
-                self._require_join()
+                self._require_join(averager)
                 plan = self.plan_round(averager, number, active_ranks)
         return None if plan is None else TwoSidedRound(averager, plan)
 
-    def shadow_round(
-        self,
-        averager: CrossRoundState,
-        flats: Sequence[torch.Tensor],
-        active_ranks: Sequence[int],
-    ) -> None:
+    def shadow_round(self, averager: CrossRoundState, active_ranks: Sequence[int]) -> None:
         """Exchange this joined rank's messages of the active ranks' round, and count the round."""
-        self._require_join()
+        self._require_join(averager)
         plan = self.plan_round(averager, averager.round, active_ranks)
         if plan is None:
             return
         with use(averager.context), torch.no_grad():
-            handles = [
-                plan.start(flat, name=f"{averager.label}.bucket{index}")
-                for index, flat in enumerate(flats)
+            exchanges = [
+                AverageExchange(
+                    plan.start, bucket, bucket.flat, f"{averager.label}.bucket{bucket.index}"
+                )
+                for bucket in averager.buckets
             ]
-        for handle in handles:
-            handle.wait()
-        averager.bytes_sent += sum(map(plan.send_bytes, flats))
+        for exchange in exchanges:
+            exchange.wait()
+        averager.bytes_sent += sum(map(plan.send_bytes, averager.buckets))
         averager.round += 1
 
-    def _require_join(self) -> None:
+    def _require_join(self, averager: CrossRoundState) -> None:
         if not self.supports_join:
             raise UsageError(
                 f"join: {self.name} needs all ranks in every round; expected a communication that "
                 "can go on without those that are done, such as neighbor_allreduce or allreduce"
+            )
+        method = averager.algorithm
+        if method.compression is CompressionUse.DIFFERENCES:
+            raise UsageError(
+                f"join: {method.name} keeps copies of its neighbours' models, which a rank that is "
+                "done would not follow; give all ranks equally many batches, or switch_to "
+                "'adapt_then_combine' before the block"
             )
 
 
@@ -109,7 +114,7 @@ class NeighborAllreduceCommunication(TwoSidedCommunication):
     ) -> BucketAveragingFunctions | None:
         context, given = averager.context, self.relevant_overrides(averager.overrides)
         if active_ranks is not None and context.rank not in active_ranks:
-            return BucketAveragingFunctions(skip_round_nonblocking, lambda flat: 0)
+            return BucketAveragingFunctions(skip_round_nonblocking, 0)
         schedule, rank = averager.schedule_of_ranks, context.rank
         row = WeightResolver(self.name, schedule, rank, given, number).row_at(number)
         if active_ranks is not None:
@@ -122,8 +127,10 @@ class NeighborAllreduceCommunication(TwoSidedCommunication):
         )
         return BucketAveragingFunctions(
             start,
-            lambda flat: len(row.dst_weights) * flat.nbytes,
-            partial(find_fast_path, context, row),
+            len(row.dst_weights),
+            sums=False,
+            row=row,
+            fast_path=partial(find_fast_path, context, row),
         )
 
 
@@ -151,9 +158,7 @@ class HierarchicalNeighborAllreduceCommunication(TwoSidedCommunication):
             dst_machine_weights=row.dst_weights,
         )
         copies = 3 * (local - 1) + len(row.dst_weights)
-        return BucketAveragingFunctions(
-            start, lambda flat: round(copies * _summed_bytes(flat) / local)
-        )
+        return BucketAveragingFunctions(start, copies / local)
 
 
 class AllreduceCommunication(TwoSidedCommunication):
@@ -171,9 +176,23 @@ class AllreduceCommunication(TwoSidedCommunication):
         start: Callable[..., Handle[torch.Tensor]] = allreduce_nonblocking
         if active_ranks is not None:
             start = partial(average_active_ranks_nonblocking, active_ranks=active_ranks)
-        return BucketAveragingFunctions(
-            start, lambda flat: round(2 * (size - 1) * _summed_bytes(flat) / size)
-        )
+        return BucketAveragingFunctions(start, 2 * (size - 1) / size, size)
+
+
+class HierarchicalAllreduceCommunication(TwoSidedCommunication):
+    """Global average over all ranks, in which one rank of each machine uses the network."""
+
+    name = "hierarchical_allreduce"
+    how = CommunicationPattern.GLOBAL
+
+    @override
+    def plan_round(
+        self, averager: CrossRoundState, number: int, active_ranks: Collection[int] | None = None
+    ) -> BucketAveragingFunctions | None:
+        machines = averager.context.machine_size
+        leads = averager.context.local_rank == 0
+        copies = 2 * (machines - 1) / machines if leads else 0.0
+        return BucketAveragingFunctions(hierarchical_allreduce_nonblocking, copies, machines)
 
 
 class NoCommunication(TwoSidedCommunication):
@@ -188,8 +207,3 @@ class NoCommunication(TwoSidedCommunication):
         self, averager: CrossRoundState, number: int, active_ranks: Collection[int] | None = None
     ) -> BucketAveragingFunctions | None:
         return None
-
-
-def _summed_bytes(flat: torch.Tensor) -> int:
-    """Return the bytes of a tensor in the dtype in which it is accumulated."""
-    return flat.numel() * DTYPES[flat.dtype].accumulate.itemsize

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
 import torch
 
 from asyncddp.compression.compressor import Compressor, CompressorState, require_chunks
-from asyncddp.tensors.allocation import empty
+from asyncddp.tensors.allocation import detached_copy, empty
 
 _SEEDS = (1 << 63) - 1
 _SECOND = 0x5DEECE66D
@@ -37,6 +39,8 @@ class TensorCompressor:
         self.compressor, self.seed = compressor, seed
         self.state: CompressorState = {}
         self.uses = 0
+        self._form: tuple[int, ...] | None = None  # shape of the chunks that the state belongs to
+        self._loaded = False
 
     @cached_property
     def second_message(self) -> TensorCompressor:
@@ -51,9 +55,12 @@ class TensorCompressor:
             ArgumentError: The tensor is not contiguous, of another shape, or has empty chunks.
         """
         require_chunks(self.compressor.name, chunks)
-        if not self.uses:
-            self.state = self.state or self.compressor.new_state(chunks)
-        rows, numel = chunks.shape
+        rows, numel = form = tuple(chunks.shape)
+        if self._form != form:
+            self.state, self._form = self.compressor.new_state(chunks), form
+        elif self._loaded:
+            self.state = {key: one.to(chunks.device) for key, one in self.state.items()}
+        self._loaded = False
         size = self.compressor.encoded_size(numel, chunks.dtype)
         encoded = empty((rows, size), torch.uint8, chunks.device)
         seed = (self.seed * _GOLDEN + self.uses * (_GOLDEN >> 7)) & _SEEDS
@@ -76,3 +83,17 @@ class TensorCompressor:
             chunks.add_(
                 self.decode(encoded, empty(chunks.shape, dtype, chunks.device)), alpha=weight
             )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that later bytes depend on, beside the tensors: for a checkpoint."""
+        found = {"state": self.state, "shape": self._form, "uses": self.uses}
+        if "second_message" in self.__dict__:
+            found["second_message"] = self.second_message.state_dict()
+        return found
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` gave; chunks of another shape begin anew."""
+        self.state = {key: detached_copy(tensor) for key, tensor in saved["state"].items()}
+        self._form, self.uses, self._loaded = saved["shape"], saved["uses"], True
+        if "second_message" in saved:
+            self.second_message.load_state_dict(saved["second_message"])

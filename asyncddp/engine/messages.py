@@ -13,7 +13,14 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
 
-from asyncddp.errors import DeadlockError, MismatchError, PeerError, PeerLeftError, WaitTimeoutError
+from asyncddp.errors import (
+    DeadlockError,
+    MismatchError,
+    NonFiniteError,
+    PeerError,
+    PeerLeftError,
+    WaitTimeoutError,
+)
 from asyncddp.shm.arena import SharedMemoryHandle
 from asyncddp.tensors.dtypes import DTYPES
 
@@ -56,7 +63,14 @@ DECODE_ERRORS = (
 
 _SENDABLE_ERRORS: dict[str, type[PeerError]] = {
     kind.__name__: kind
-    for kind in (DeadlockError, MismatchError, PeerError, PeerLeftError, WaitTimeoutError)
+    for kind in (
+        DeadlockError,
+        MismatchError,
+        NonFiniteError,
+        PeerError,
+        PeerLeftError,
+        WaitTimeoutError,
+    )
 }
 """Errors that a :class:`Nack` carries: the peers of a rank that failed raise the same one."""
 

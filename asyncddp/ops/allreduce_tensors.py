@@ -47,8 +47,8 @@ def dense_floats(model: torch.nn.Module, *, buffers: bool) -> list[torch.Tensor]
     ]
 
 
-def average_module(model: torch.nn.Module, *, buffers: bool) -> None:
-    r"""Replace a module's :func:`dense_floats` by their averages over ranks; collective.
+def average_module(model: torch.nn.Module, *, buffers: bool, parameters: bool = True) -> None:
+    r"""Replace a module's :func:`dense_floats`, or buffers alone, by averages; collective.
 
     Running variances, such as those of batch normalisation, become the variance of all ranks' data
     taken together, with m and v the running means and variances:
@@ -60,6 +60,8 @@ def average_module(model: torch.nn.Module, *, buffers: bool) -> None:
     own = [detached_copy(mean) for mean, _ in pairs]
     variances = {id(variance): variance for _, variance in pairs}
     tensors = dense_floats(model, buffers=buffers)
+    if not parameters:
+        tensors = [one for one in tensors if not isinstance(one, torch.nn.Parameter)]
     average_tensors([tensor for tensor in tensors if id(tensor) not in variances])
     for (mean, variance), before in zip(pairs, own, strict=True):
         variance.data.add_((before - mean.data).square())

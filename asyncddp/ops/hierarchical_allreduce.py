@@ -84,14 +84,16 @@ def hierarchical_allreduce(
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         group, local = context.local_ranks, context.local_transport
-        divisor = context.size if average else 1
+        divisor = context.size if average else None
         if len(leaders) == 1:
             total = yield from sum_over_group(op, group, local, tensor, dtype, title, divisor, out)
             return write_result(total, tensor, out)
         total = yield from sum_over_group(op, group, local, tensor, dtype, title)
         if context.rank in leaders:
             codec = None if compression is None else bound_to(op, compression)
-            total = yield from sum_encoded_over_group(op, leaders, total, codec, title, divisor)
+            total = yield from sum_encoded_over_group(
+                op, leaders, total, codec, title, divisor or 1
+            )
         else:
             op.skip_exchanges(_SCATTER_AND_GATHER)
         value, transport = prepare_for_transport(local, total)

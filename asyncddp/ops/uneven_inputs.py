@@ -12,6 +12,7 @@ from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.allreduce import sum_over_group
+from asyncddp.ops.encoded_exchange import Compression, bound_to, sum_encoded_over_group
 from asyncddp.ops.validation import accumulation_dtype, write_result
 from asyncddp.ops.variants import blocking, nonblocking
 from asyncddp.tensors.allocation import zeros_like
@@ -40,8 +41,11 @@ def renormalise(row: WeightRow, training: Collection[int]) -> WeightRow:
 
 
 @blocking
-def skip_round(tensor: torch.Tensor, *, name: str) -> OperationSpec[torch.Tensor]:
+def skip_round(
+    tensor: torch.Tensor, *, name: str, compression: Compression = None
+) -> OperationSpec[torch.Tensor]:
     """Count a round of a name and return the tensor unchanged, while others average under it."""
+    del compression
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         del op
@@ -53,7 +57,12 @@ def skip_round(tensor: torch.Tensor, *, name: str) -> OperationSpec[torch.Tensor
 
 @blocking
 def average_active_ranks(
-    tensor: torch.Tensor, active_ranks: Collection[int], *, name: str
+    tensor: torch.Tensor,
+    active_ranks: Collection[int],
+    *,
+    name: str,
+    compression: Compression = None,
+    out: torch.Tensor | None = None,
 ) -> OperationSpec[torch.Tensor]:
     r"""Average over the ranks that still train, while all ranks take part in the collective.
 
@@ -68,8 +77,12 @@ def average_active_ranks(
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         group, transport = range(context.size), context.transport
-        total = yield from sum_over_group(op, group, transport, given, dtype, title, number)
-        return write_result(total, tensor, None)
+        if compression is not None:
+            codec = bound_to(op, compression)
+            total = yield from sum_encoded_over_group(op, group, given, codec, title, number)
+        else:
+            total = yield from sum_over_group(op, group, transport, given, dtype, title, number)
+        return write_result(total, tensor, out)
 
     order = stream_ordering_of(given)
     return OperationSpec("allreduce", steps, name, ordered=True, stream_ordering=order)

@@ -6,39 +6,30 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from asyncddp.algorithms import Algorithm
 from asyncddp.algorithms.gradient_hooks import claim_parameters
 from asyncddp.algorithms.model_averager import ModelAverager
-from asyncddp.algorithms.phases import Closure, PhaseConfig, phase_for
+from asyncddp.algorithms.phases import Closure
 from asyncddp.algorithms.training_tracer import tracer_for
-from asyncddp.algorithms.wrapper_setup import (
-    checked_bucket_bytes,
-    checked_integer,
-    next_label,
-    require_equal_setup,
-)
+from asyncddp.compression import Compressor
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
+from asyncddp.optim.algorithm_switch import AlgorithmSwitcher, SwitchSchedule, inherited
+from asyncddp.optim.checkpointed_optimizer import CheckpointedOptimizer
 from asyncddp.optim.distributed_optimizer_arguments import (
     WeightOverrideDescriptor,
-    checked_algorithm,
     checked_models,
     checked_optimizer,
-    checked_prefix,
-    checked_scale_steps,
-    checked_staleness,
-    describe_settings,
 )
-from asyncddp.optim.optimizer_wrapper import TransparentOptimizerWrapper, WindowMethodsMixin
+from asyncddp.optim.method_settings import MethodSettings
+from asyncddp.optim.optimizer_wrapper import WindowMethodsMixin
 from asyncddp.torch_modes import uncompiled
 from topology import GraphOrSchedule
 
-_KEY = "asyncddp"
-_NAME = "DistributedOptimizer"
 
-
-class DistributedOptimizer(WindowMethodsMixin, TransparentOptimizerWrapper):
+class DistributedOptimizer(WindowMethodsMixin, CheckpointedOptimizer):
     r"""Wrap an optimizer so that its steps also average models or gradients with other ranks.
 
     .. math:: X^{+} = W X - U(G(X)), \qquad X^{+} = W (X - U(G(X))), \qquad
@@ -87,6 +78,16 @@ class DistributedOptimizer(WindowMethodsMixin, TransparentOptimizerWrapper):
         scale_steps: ``push_sum`` only: whether to scale what a step changes by the number of steps
             that the ranks make on average to one of this rank, so that all count alike whatever
             their speed; None for the method's default, which is to do so.
+        compression: Compressor, or its name, by which buckets travel; None for the method's
+            default, which is mostly none. Methods that average gradients, or send differences as
+            ``choco_sgd`` does, take any; those that average parameters take none unless
+            ``plain_compression`` is True, since what is lost keeps the ranks apart.
+        error_feedback: Methods that average gradients only: whether to add what compression has
+            left out to the next step's gradients; None where the compressor needs it.
+        plain_compression: Whether parameters may be averaged compressed.
+        switch_at: ``{1000: "decentralized"}`` switches after 1000 steps, as :meth:`switch_to` does;
+            a pair ``("decentralized", {"communication_interval": 2})`` gives arguments as well.
+        **options: Options of the method, such as ``hierarchical=True``.
 
     Attributes:
         self_weight, src_weights, dst_weights: Weights set by hand for neighbours.
@@ -131,26 +132,40 @@ class DistributedOptimizer(WindowMethodsMixin, TransparentOptimizerWrapper):
         max_staleness: int | None = None,
         window_prefix: str | None = None,
         scale_steps: bool | None = None,
+        compression: str | Compressor | None = None,
+        error_feedback: bool | None = None,
+        plain_compression: bool = False,
+        switch_at: SwitchSchedule | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(checked_optimizer(optimizer, DistributedOptimizer))
-        context, method = current(), checked_algorithm(algorithm)
-        label = checked_prefix(window_prefix, method) or next_label(context, _NAME)
-        self._averager = ModelAverager(context, method, communication, topology, label)
-        self._averager.max_staleness = checked_staleness(max_staleness, method)
-        self._averager.windows.scales_steps = checked_scale_steps(scale_steps, method)
-        models = checked_models(model)
-        steps = checked_integer(
-            "argument num_steps_per_communication", num_steps_per_communication, 1
+        context, models = current(), checked_models(model)
+        settings = MethodSettings(
+            algorithm,
+            communication,
+            topology,
+            num_steps_per_communication,
+            bucket_size_in_mb,
+            update_in_backward,
+            max_staleness,
+            window_prefix,
+            scale_steps,
+            compression,
+            error_feedback,
+            plain_compression,
+            options,
         )
-        size = checked_bucket_bytes(bucket_size_in_mb)
         self._training_tracer = tracer_for(context, models)
-        config = PhaseConfig(self._averager, optimizer, models, steps, size, self._training_tracer)
-        settings = describe_settings(config, update_in_backward)
-        require_equal_setup(self._averager, _NAME, settings, config.optimizer_parameters())
-        self._phase = phase_for(config, update_in_backward=update_in_backward)
+        self._switcher = AlgorithmSwitcher(
+            context, optimizer, models, self._training_tracer, settings, switch_at
+        )
         self._initialized = True
-        claim_parameters((parameter for _, parameter in self._phase.named_parameters), self._phase)
         self._training_tracer.attach_hooks(models)
+
+    @property
+    @override
+    def _averager(self) -> ModelAverager:
+        return self._switcher.averager
 
     self_weight = WeightOverrideDescriptor("self_weight")
     src_weights = WeightOverrideDescriptor("src_weights")
@@ -209,7 +224,51 @@ class DistributedOptimizer(WindowMethodsMixin, TransparentOptimizerWrapper):
         update = self._training_tracer.update(self._step_wrapped)
         result = self._phase.step(update, closure, scaled=scaled)
         self._training_tracer.end_step()
+        self._switcher.end_step()
         return result
+
+    def switch_to(
+        self,
+        algorithm: str | type[Algorithm],
+        *,
+        replicas: str = "average",
+        **arguments: Any,
+    ) -> None:
+        r"""Train by another algorithm from the next step on; collective, between two steps.
+
+        What is under way ends first, and the ranks' models are made equal. The optimizer with its
+        state stays; buckets, hooks and windows are made anew.
+
+        Args:
+            algorithm: As for the constructor.
+            replicas: What becomes of models that differ: ``"average"`` replaces parameters and
+                floating-point buffers by their averages over ranks and takes other buffers from
+                rank 0, ``"rank0"`` takes all from rank 0, ``"keep"`` leaves them, for algorithms
+                that let them differ.
+            **arguments: The constructor's other arguments, and options of the algorithm, which
+                have their defaults otherwise; the size of buckets stays.
+
+        Raises:
+            UnknownNameError: No algorithm has that name.
+            ArgumentError: An argument that cannot be.
+            UsageError: Inside ``join``.
+            MismatchError: Ranks ask for different things, or after different steps.
+
+        Example:
+            >>> import asyncddp as bf, torch
+            >>> def train():
+            ...     model = torch.nn.Linear(1, 1, bias=False)
+            ...     torch.nn.init.constant_(model.weight, bf.rank())
+            ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+            ...     optimizer = bf.DistributedOptimizer(optimizer, model, communication="empty")
+            ...     optimizer.switch_to("gradient_allreduce")
+            ...     return optimizer.algorithm, model.weight.item()
+            >>> with bf.local_world(2) as world:
+            ...     world.run(train)
+            [('gradient_allreduce', 0.5), ('gradient_allreduce', 0.5)]
+        """
+        settings = inherited(self._switcher.settings, algorithm, arguments)
+        self._switcher.switch(settings, replicas)
 
     def synchronize(self) -> None:
         """Average the gradients that are not averaged yet, before they are clipped or unscaled.
@@ -249,42 +308,6 @@ class DistributedOptimizer(WindowMethodsMixin, TransparentOptimizerWrapper):
             raise
         self._phase.wait_for_reads()
         claim_parameters(param_group["params"], self._phase)
-
-    @property
-    def counters(self) -> dict[str, int]:
-        """Rounds that this wrapper has completed, and backward passes since the last one."""
-        return {"round": self._averager.round, "passes": self._phase.accumulation.carried_passes}
-
-    @counters.setter
-    def counters(self, counters: dict[str, int]) -> None:
-        self._averager.round = counters["round"]
-        self._phase.accumulation.carried_passes = counters["passes"]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's state, with this wrapper's counters in ``"asyncddp"``."""
-        for before in self._optimizer_state_dict_pre_hooks.values():
-            before(self)
-        state = dict(self._wrapped.state_dict())
-        state[_KEY] = self.counters
-        for after in self._optimizer_state_dict_post_hooks.values():
-            state = after(self, state) or state
-        return state
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a state; one of a plain optimizer starts the counters anew.
-
-        With one-sided methods what neighbours have published before is forgotten, and push-sum goes
-        on from the de-biased parameters with p = 1; so load on all ranks between two barriers, or
-        before the first step.
-        """
-        for before in self._optimizer_load_state_dict_pre_hooks.values():
-            state_dict = before(self, state_dict) or state_dict
-        self._phase.reset()
-        self._averager.windows.reset()
-        self._wrapped.load_state_dict({k: v for k, v in state_dict.items() if k != _KEY})
-        self.counters = state_dict.get(_KEY, {"round": 0, "passes": 0})
-        for after in self._optimizer_load_state_dict_post_hooks.values():
-            after(self)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.algorithm}, {self.communication}, {self._wrapped!r})"

@@ -40,18 +40,6 @@ def checked_optimizer(optimizer: Any, wrapper: type) -> torch.optim.Optimizer:
     return optimizer
 
 
-def checked_algorithm(algorithm: Any) -> Algorithm:
-    """Create the algorithm of a name or class."""
-    if isinstance(algorithm, str):
-        return ALGORITHMS[algorithm]()
-    if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
-        return algorithm()
-    raise ArgumentError(
-        f"argument algorithm: expected one of {', '.join(ALGORITHMS)}, or a subclass of "
-        f"asyncddp.algorithms.Algorithm, got {algorithm!r}"
-    )
-
-
 def checked_models(model: Any) -> list[torch.nn.Module]:
     """Return one or several modules as a list."""
     single = isinstance(model, torch.nn.Module) or not isinstance(model, Iterable)
@@ -119,4 +107,6 @@ def describe_settings(config: PhaseConfig, update_in_backward: bool) -> list[str
         f"update_in_backward={update_in_backward}",
         f"wrapper {averager.label!r}",
         f"scale_steps={averager.windows.scales_steps}",
+        f"compression={averager.compressor!r}",
+        *(f"{name}={value!r}" for name, value in sorted(vars(averager.algorithm).items())),
     ]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from asyncddp.algorithms import AveragedQuantity, CommunicationPattern
+from asyncddp.algorithms import CommunicationPattern
 from asyncddp.algorithms.join_coordinator import JoinCollectiveKind, JoinCoordinator
 from asyncddp.algorithms.phases.update_in_backward import UpdateInBackwardPhase
 from asyncddp.context.context import use
@@ -95,7 +95,7 @@ class _JoinableOptimizer:
     def __init__(self, optimizer: DistributedOptimizer) -> None:
         self.optimizer = optimizer
         self.averager, self.phase = optimizer._averager, optimizer._phase
-        self.has_replicated_model = self.averager.algorithm.what is AveragedQuantity.GRADIENT
+        self.has_replicated_model = self.averager.algorithm.replicates_model
         self.steps = 0
         self.step_counter = optimizer.register_step_post_hook(self._count)
 
@@ -157,8 +157,8 @@ def _shadow_active_ranks(members: list[_JoinableOptimizer], coordinator: JoinCoo
         else:
             member = by_label[notification.label]
             member.phase.rebuild_if_changed()
-            averager, flats = member.averager, member.phase.flat_tensors()
-            averager.communication.shadow_round(averager, flats, notification.active_ranks)
+            averager = member.averager
+            averager.communication.shadow_round(averager, notification.active_ranks)
 
 
 def _synchronize_at_end(

@@ -7,6 +7,7 @@ from contextlib import suppress
 from weakref import ReferenceType, ref
 
 from asyncddp.algorithms import Algorithm, CommunicationPattern
+from asyncddp.algorithms.averaged_bucket import AveragedBucket
 from asyncddp.algorithms.averaging_round import AveragingRound
 from asyncddp.algorithms.methods.adapt_with_combine import AdaptWithCombine
 from asyncddp.algorithms.model_averager import ModelAverager
@@ -71,7 +72,12 @@ class BucketAverager:
     def register_buckets(self, buckets: Sequence[OptimizerBucket]) -> None:
         """Set the buckets; collective."""
         self.buckets = buckets
-        self.averager.set_buckets([bucket.flat for bucket in buckets])
+        self.averager.set_buckets(
+            [
+                AveragedBucket(bucket.index, bucket.flat, bucket.layout, bucket.optimizer)
+                for bucket in buckets
+            ]
+        )
         if not self._sync:
             self.restart(averaged=False)
 
@@ -96,7 +102,7 @@ class BucketAverager:
     def _send(self, pending_round: AveragingRound, bucket: OptimizerBucket) -> None:
         bucket.pack()
         bucket.record_versions()
-        pending_round.start(bucket.index, bucket.flat)
+        pending_round.start(bucket.index)
 
     def average(self, bucket: OptimizerBucket) -> None:
         """Write the average with the neighbours into a bucket's parameters."""

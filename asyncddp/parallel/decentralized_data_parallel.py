@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
+from typing_extensions import override
 
-from asyncddp.algorithms.model_averager import NeighborProgressMixin
+from asyncddp.algorithms.model_averager import ModelAverager, NeighborProgressMixin
 from asyncddp.algorithms.training_tracer import tracer_for
 from asyncddp.algorithms.wrapper_setup import next_label, require_equal_setup
 from asyncddp.context import current
@@ -145,9 +146,13 @@ class DecentralizedDataParallel(NeighborProgressMixin, AveragedModelAccess):
             for handle in handles:
                 handle.wait()
         tracer = tracer_for(context, [model])
-        self._averager = bucket_averager.averager
         self._reducer = Reducer(named, bucket_averager, config, tracer)
         tracer.attach_hooks([model])
+
+    @property
+    @override
+    def _averager(self) -> ModelAverager:
+        return self._reducer.bucket_averager.averager
 
     # training
 

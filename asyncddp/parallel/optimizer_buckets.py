@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from typing_extensions import override
 
 from asyncddp.errors import ArgumentError, UsageError
-from asyncddp.tensors.buckets import FlatBucket, ParameterBucket, TensorFactory, partition
+from asyncddp.tensors.buckets import NamedFlatBucket, ParameterBucket, TensorFactory, partition
 
 NamedParameters: TypeAlias = Sequence[tuple[str, torch.nn.Parameter]]
 OptimFn: TypeAlias = Callable[[list[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
@@ -46,10 +46,12 @@ class OptimizerBucket(ABC):
         index: Index of the bucket.
         members: Indices of its parameters in the model.
         flat: The flat tensor that is sent.
+        layout: Where the parameters lie in it.
         optimizer, scheduler: Set by :meth:`create_optimizer`.
     """
 
     flat: torch.Tensor
+    layout: NamedFlatBucket
     optimizer: torch.optim.Optimizer
     scheduler: LRScheduler | None
 
@@ -134,7 +136,7 @@ class ViewParameterBucket(OptimizerBucket):
         self, index: int, members: Sequence[int], named: NamedParameters, make: TensorFactory | None
     ) -> None:
         super().__init__(index, members, named)
-        self._storage = ParameterBucket(named, make)
+        self.layout = self._storage = ParameterBucket(named, make)
         self.flat = self._storage.flat
 
     def pack(self) -> None:
@@ -160,8 +162,8 @@ class CopyParameterBucket(OptimizerBucket):
         self, index: int, members: Sequence[int], named: NamedParameters, make: TensorFactory | None
     ) -> None:
         super().__init__(index, members, named)
-        storage = FlatBucket([parameter.data for parameter in self.parameters], make=make)
-        self.flat, self._views = storage.flat, storage.views
+        self.layout = NamedFlatBucket(named, make=make)
+        self.flat, self._views = self.layout.flat, self.layout.views
 
     @override
     def pack(self) -> None:

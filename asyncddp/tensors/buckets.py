@@ -50,31 +50,52 @@ class FlatBucket:
     def __init__(
         self, like: Sequence[torch.Tensor], extra: int = 0, make: TensorFactory | None = None
     ) -> None:
-        first, self._offsets = like[0], []
+        first, offsets = like[0], list[int]()
         step, end = ALIGNMENT // first.element_size(), 0
         for tensor in like:
-            self._offsets.append(end)
+            offsets.append(end)
             end += -(-tensor.numel() // step) * step
         if make is not None and first.is_cpu:
             self.flat = make((end + extra,), first.dtype).zero_()
         else:
             self.flat = zeros((end + extra,), first.dtype, first.device)
         self.tail = self.flat[end:]
-        self.views = [
-            self.flat.as_strided(tensor.shape, dense_strides(tensor), offset)
-            for tensor, offset in zip(like, self._offsets, strict=True)
+        self._places = [
+            (tensor.shape, dense_strides(tensor), offset)
+            for tensor, offset in zip(like, offsets, strict=True)
+        ]
+        self.views = self.views_of(self.flat)
+
+    def views_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """View another contiguous tensor of the flat one's size as the tensors of ``like``."""
+        start = flat.storage_offset()
+        return [
+            flat.as_strided(shape, strides, start + offset)
+            for shape, strides, offset in self._places
         ]
 
 
-class ParameterBucket(FlatBucket):
+class NamedFlatBucket(FlatBucket):
+    """Flat bucket with a place for each of several named parameters."""
+
+    def __init__(
+        self,
+        named: Sequence[tuple[str, torch.Tensor]],
+        extra: int = 0,
+        make: TensorFactory | None = None,
+    ) -> None:
+        self.names = [name for name, _ in named]
+        self.parameters = [parameter for _, parameter in named]
+        super().__init__([parameter.data for parameter in self.parameters], extra, make)
+
+
+class ParameterBucket(NamedFlatBucket):
     """A flat bucket that stores named parameters: each parameter's ``data`` is a view of it."""
 
     def __init__(
         self, named: Sequence[tuple[str, torch.Tensor]], make: TensorFactory | None = None
     ) -> None:
-        self.names = [name for name, _ in named]
-        self.parameters = [parameter for _, parameter in named]
-        super().__init__([parameter.data for parameter in self.parameters], make=make)
+        super().__init__(named, make=make)
         self._addresses = [view.data_ptr() for view in self.views]
         for index in range(len(self.parameters)):
             self._attach(index)

@@ -13,13 +13,14 @@ import torch
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
+from asyncddp.algorithms.averaged_bucket import AveragedBucket
 from asyncddp.algorithms.averaging_round import AveragingRound
 from asyncddp.algorithms.gradient_hooks import WeakMethodHook, hook_gradients, remove_hooks
 from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.algorithms.training_tracer import NullTrainingTracer
 from asyncddp.algorithms.wrapper_setup import require_dense
 from asyncddp.errors import ArgumentError
-from asyncddp.tensors.buckets import ParameterBucket, partition
+from asyncddp.tensors.buckets import NamedFlatBucket, ParameterBucket, partition
 
 
 class AccumulationCounter:
@@ -79,6 +80,8 @@ class PhaseConfig:
     models: Sequence[torch.nn.Module]
     passes_per_round: int
     """``num_steps_per_communication``."""
+    first_round_at_once: bool
+    """Whether the first step averages, and then every ``passes_per_round``-th."""
     bucket_bytes: int
     training_tracer: NullTrainingTracer
 
@@ -116,6 +119,8 @@ class CommunicationPhase(ABC):
     def __init__(self, config: PhaseConfig) -> None:
         self.config = config
         self.accumulation = AccumulationCounter(config.passes_per_round)
+        if config.first_round_at_once:
+            self.accumulation.carried_passes = config.passes_per_round - 1
         self.named_parameters: NamedTensors = []
         self._in_step = False
         self._gradient_hooks: list[RemovableHandle] = []
@@ -145,10 +150,6 @@ class CommunicationPhase(ABC):
     def repair_buckets(self) -> bool:
         """Return whether the buckets still fit the parameters, after repair where possible."""
 
-    @abstractmethod
-    def flat_tensors(self) -> list[torch.Tensor]:
-        """Return the flat tensors that rounds average."""
-
     def conclude(self) -> None:  # noqa: B027 - optional hook
         """Finish the pending round, since no step follows for now."""
 
@@ -174,6 +175,17 @@ class CommunicationPhase(ABC):
         same = len(before) == len(current) and all(map(is_, before, current))
         if not (same and self.repair_buckets()):
             self.rebuild()
+
+    def _set_averaged_buckets(
+        self, flats: Sequence[torch.Tensor], buckets: Sequence[NamedFlatBucket]
+    ) -> None:
+        """Tell the averager what rounds average: a flat tensor in each bucket's layout."""
+        self.config.averager.set_buckets(
+            [
+                AveragedBucket(index, flat, bucket, self.config.optimizer)
+                for index, (flat, bucket) in enumerate(zip(flats, buckets, strict=True))
+            ]
+        )
 
     def rebuild(self) -> None:
         """Rebuild all buckets and gradient hooks."""
@@ -258,8 +270,8 @@ class ParameterAveragingPhase(CommunicationPhase):
         self.rebuild_if_changed()
         self._round = self.config.averager.begin_round()
         if self._round is not None:
-            for index, bucket in enumerate(self.buckets):
-                self._round.start(index, bucket.flat)
+            for index in range(len(self.buckets)):
+                self._round.start(index)
 
     def build_buckets(self) -> None:
         """Make the parameters views of flat buckets, in shared memory where possible."""
@@ -267,10 +279,10 @@ class ParameterAveragingPhase(CommunicationPhase):
         parts = partition([parameter for _, parameter in named], self.config.bucket_bytes)
         with torch.no_grad():
             self.buckets = [ParameterBucket([named[i] for i in part], make) for part in parts]
-        self.config.averager.set_buckets(self.flat_tensors())
+        self._set_averaged_buckets(self.flat_tensors(), self.buckets)
 
-    @override
     def flat_tensors(self) -> list[torch.Tensor]:
+        """Return the flat tensors that rounds average."""
         return [bucket.flat for bucket in self.buckets]
 
     def repair_buckets(self) -> bool:

@@ -18,7 +18,7 @@ from asyncddp.algorithms.phases.communication_phase import (
 )
 from asyncddp.errors import ArgumentError, UsageError
 from asyncddp.tensors.allocation import empty_like, make_tensor
-from asyncddp.tensors.buckets import FlatBucket, partition
+from asyncddp.tensors.buckets import NamedFlatBucket, partition
 
 
 class GradientReadyPhase(CommunicationPhase):
@@ -51,10 +51,7 @@ class GradientReadyPhase(CommunicationPhase):
         self._bucket_of = {
             index: number for number, bucket in enumerate(self._buckets) for index in bucket.indices
         }
-
-    @override
-    def flat_tensors(self) -> list[torch.Tensor]:
-        return [bucket.flat for bucket in self._buckets]
+        self._set_averaged_buckets([bucket.flat for bucket in self._buckets], self._buckets)
 
     @override
     def repair_buckets(self) -> bool:
@@ -103,7 +100,7 @@ class GradientReadyPhase(CommunicationPhase):
             bucket = self._buckets[self._next_bucket]
             with torch.no_grad():
                 bucket.pack()
-            self._round.start(self._next_bucket, bucket.flat)
+            self._round.start(self._next_bucket)
         self._next_bucket += 1
 
     def _on_backward_end(self) -> None:
@@ -171,14 +168,12 @@ class GradientReadyPhase(CommunicationPhase):
     on_zero_grad = reset
 
 
-class _GradientBucket(FlatBucket):
+class _GradientBucket(NamedFlatBucket):
     """Flat bucket of gradients, with one extra element per parameter: whether it has a gradient."""
 
     def __init__(self, numbered: list[tuple[int, str, torch.Tensor]]) -> None:
         self.indices = [index for index, _, _ in numbered]
-        self.names = [name for _, name, _ in numbered]
-        self.parameters = [parameter for _, _, parameter in numbered]
-        super().__init__([p.data for p in self.parameters], extra=len(numbered))
+        super().__init__([(name, one) for _, name, one in numbered], extra=len(numbered))
 
     def fits(self) -> bool:
         """Return whether the parameters still have the dtype, device and shape of their views."""

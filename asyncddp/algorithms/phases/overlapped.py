@@ -167,7 +167,7 @@ class BackgroundAveragingPhase(OverlappedPhase):
             return
         for index, (bucket, copy) in enumerate(zip(self.buckets, self.flat_tensors(), strict=True)):
             copy.copy_(bucket.flat)
-            self._round.start(index, copy)
+            self._round.start(index)
 
     def _finish_round(self) -> bool:
         """Add the change by averaging, if a round is pending; return whether there was one."""

@@ -79,7 +79,7 @@ class UpdateInBackwardPhase(ParameterAveragingPhase):
             if self._bucket_of[index] == bucket and parameter.grad is not None:
                 self._updated_gradients[index] = parameter.grad, parameter.grad._version
         if self._round is not None:
-            self._round.start(bucket, content.flat)
+            self._round.start(bucket)
 
     def _begin_round(self) -> None:
         with torch.no_grad():
@@ -122,9 +122,9 @@ class UpdateInBackwardPhase(ParameterAveragingPhase):
         if not self._updated_gradients:
             self._start_round()
         if self._round is not None:
-            for index, bucket in enumerate(self.buckets):
+            for index in range(len(self.buckets)):
                 if not self._round.has_started(index):
-                    self._round.start(index, bucket.flat)
+                    self._round.start(index)
             self._round.finish()
 
     def _check_gradients_unchanged(self) -> None:

@@ -1,0 +1,150 @@
+"""Averaged buckets: flat tensors as a method sees them, with the state that it keeps for each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from typing_extensions import override
+
+from asyncddp.compression.tensor_compressor import TensorCompressor
+from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.tensors.buckets import NamedFlatBucket
+
+
+class AveragedBucket:
+    """Flat bucket of parameters or gradients that a method averages, with the method's state.
+
+    Attributes:
+        index: Index of the bucket.
+        flat: The flat tensor that is averaged, in whose layout the parameters lie.
+        names: Names of the parameters.
+        parameters: The parameters.
+        optimizer: The optimizer that updates them.
+        state: Tensors that the method keeps by name, each of ``flat``'s size. Checkpoints hold them
+            parameter by parameter.
+        compressor: Compressor of what is sent, with its state; None sends tensors as they are.
+        row: This rank's weights in the round, where it averages with neighbours by messages.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        flat: torch.Tensor,
+        layout: NamedFlatBucket,
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        self.index, self.flat, self.optimizer = index, flat, optimizer
+        self.names, self.parameters = layout.names, layout.parameters
+        self.state: dict[str, torch.Tensor] = {}
+        self.compressor: TensorCompressor | None = None
+        self.row: WeightRow | None = None
+        self._layout = layout
+
+    @property
+    def payload(self) -> torch.Tensor:
+        """Part of the flat tensor that may be compressed: all but what is no parameter's."""
+        return self.flat[: self.flat.numel() - self._layout.tail.numel()]
+
+    @property
+    def tail(self) -> torch.Tensor:
+        """Rest of the flat tensor, such as which parameters have gradients; often empty."""
+        return self.flat[self.payload.numel() :]
+
+    def message_bytes(self, parts: int, dtype: torch.dtype) -> int:
+        """Compute the bytes of a message with this bucket, encoded in equal parts if at all.
+
+        Otherwise it travels in ``dtype``.
+        """
+        if self.compressor is None:
+            return self.flat.numel() * dtype.itemsize
+        numel, encoder = self.payload.numel(), self.compressor.compressor
+        return self.tail.nbytes + parts * encoder.encoded_size(-(-numel // parts), self.flat.dtype)
+
+    def views_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """View a tensor of the flat one's size as one tensor for each parameter."""
+        return self._layout.views_of(flat)
+
+    def describe_not_finite(self, flat: torch.Tensor) -> str:
+        """Tell which parameters have NaN or infinities in a tensor of the bucket's layout."""
+        groups = {
+            id(parameter): number
+            for number, group in enumerate(self.optimizer.param_groups)
+            for parameter in group["params"]
+        }
+        found = [
+            f"{name} (parameter group {groups.get(id(parameter), '?')})"
+            for name, parameter, view in zip(
+                self.names, self.parameters, self.views_of(flat), strict=True
+            )
+            if not bool(torch.isfinite(view).all())
+        ]
+        return f"NaN or infinities in {', '.join(found)}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the method's state by parameter and name, as views, and the compressor's."""
+        by_parameter: dict[str, dict[str, torch.Tensor]] = {name: {} for name in self.names}
+        for key, flat in self.state.items():
+            for name, view in zip(self.names, self.views_of(flat), strict=True):
+                by_parameter[name][key] = view
+        found: dict[str, Any] = {"parameters": by_parameter}
+        if self.compressor is not None:
+            found["compressor"] = self.compressor.state_dict()
+        return found
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` gave for these parameters, in buckets of any size.
+
+        What is missing stays as it is, and what the method does not keep is left out. The
+        compressor's state is that of a whole bucket: it is taken where ``saved`` has it.
+        """
+        by_parameter = saved["parameters"]
+        for key, flat in self.state.items():
+            for name, view in zip(self.names, self.views_of(flat), strict=True):
+                if key in by_parameter.get(name, ()):
+                    view.copy_(by_parameter[name][key])
+        if self.compressor is not None and "compressor" in saved:
+            self.compressor.load_state_dict(saved["compressor"])
+
+
+class Received(ABC):
+    """What the exchange of one bucket has brought to this rank (base class).
+
+    Attributes:
+        sources: Ranks from which tensors came, ascending.
+    """
+
+    sources: Sequence[int] = ()
+
+    @property
+    @abstractmethod
+    def mixed(self) -> torch.Tensor:
+        r"""The weighted sum of what was sent, this rank's included: :math:`\sum_j w_{ij} z_j`."""
+
+    @abstractmethod
+    def add_to(self, target: torch.Tensor, rank: int, weight: float = 1.0) -> None:
+        """Add ``weight`` times what a rank has sent, as its receivers decode it, to a tensor.
+
+        Args:
+            target: In the bucket's layout.
+            rank: One of ``sources``, or this rank.
+            weight: The factor.
+        """
+
+
+class ReceivedAverage(Received):
+    """Average that the ranks have formed, of which single terms are not known."""
+
+    def __init__(self, mixed: torch.Tensor) -> None:
+        self._mixed = mixed
+
+    @property
+    @override
+    def mixed(self) -> torch.Tensor:
+        return self._mixed
+
+    @override
+    def add_to(self, target: torch.Tensor, rank: int, weight: float = 1.0) -> None:
+        raise TypeError("an average has no terms: declare compression = CompressionUse.DIFFERENCES")

@@ -1,0 +1,128 @@
+"""Exchanges of single buckets: what is sent of a bucket, and what its method gets back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from typing_extensions import override
+
+from asyncddp.algorithms.algorithm import CompressionUse
+from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received, ReceivedAverage
+from asyncddp.engine import Handle
+from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.ops.neighbor_exchange import ExchangedTensors, exchange_with_neighbors_nonblocking
+from asyncddp.tensors.allocation import zeros_like
+
+
+class BucketExchange(ABC):
+    """Exchange of one bucket in progress (base class)."""
+
+    @abstractmethod
+    def poll(self) -> bool:
+        """Return True if the exchange is complete."""
+
+    @abstractmethod
+    def wait(self) -> Received:
+        """Wait for the exchange, and return what it has brought."""
+
+
+class AverageExchange(BucketExchange):
+    """Exchange of a tensor by a verb that averages, such as allreduce.
+
+    A compressor encodes what is the parameters'; the rest, such as flags, travels as it is.
+    """
+
+    def __init__(
+        self,
+        start: Callable[..., Handle[torch.Tensor]],
+        bucket: AveragedBucket,
+        sent: torch.Tensor,
+        name: str,
+    ) -> None:
+        self._sent, codec, numel = sent, bucket.compressor, bucket.payload.numel()
+        self._whole = codec is None or numel == sent.numel()
+        if codec is None:
+            self._handles = [start(sent, name=name)]
+        elif self._whole:
+            self._handles = [start(sent, name=name, compression=codec)]
+        else:
+            payload, tail = sent[:numel], sent[numel:]
+            self._handles = [
+                start(payload, name=name, compression=codec, out=payload),
+                start(tail, name=f"{name}.tail", out=tail),
+            ]
+
+    @override
+    def poll(self) -> bool:
+        return all([handle.poll() for handle in self._handles])
+
+    @override
+    def wait(self) -> Received:
+        results = [handle.wait() for handle in self._handles]
+        return ReceivedAverage(results[0] if self._whole else self._sent)
+
+
+class MessageExchange(BucketExchange):
+    """Exchange of encoded tensors with the neighbours, each of which the method gets by itself."""
+
+    def __init__(
+        self, row: WeightRow, bucket: AveragedBucket, sent: torch.Tensor, name: str
+    ) -> None:
+        self._row, self._bucket = row, bucket
+        self._handle: Handle[ExchangedTensors] = exchange_with_neighbors_nonblocking(
+            sent,
+            row,
+            bucket.compressor,
+            name=name,
+            describe=lambda: bucket.describe_not_finite(sent),
+        )
+
+    @override
+    def poll(self) -> bool:
+        return self._handle.poll()
+
+    @override
+    def wait(self) -> Received:
+        return ReceivedMessages(self._row, self._bucket, self._handle.wait())
+
+
+class ReceivedMessages(Received):
+    """Encoded tensors of this rank and its neighbours, decoded into what they are added to."""
+
+    def __init__(self, row: WeightRow, bucket: AveragedBucket, tensors: ExchangedTensors) -> None:
+        self.sources, self._row, self._bucket, self._tensors = row.sources, row, bucket, tensors
+
+    @property
+    @override
+    def mixed(self) -> torch.Tensor:
+        total = zeros_like(self._bucket.flat)
+        self._add(self._tensors.sent, total, self._row.self_weight)
+        for rank in self.sources:
+            self._add(self._tensors.received[rank], total, self._row.src_weights[rank])
+        return total
+
+    @override
+    def add_to(self, target: torch.Tensor, rank: int, weight: float = 1.0) -> None:
+        self._add(self._tensors.received.get(rank, self._tensors.sent), target, weight)
+
+    def _add(self, message: torch.Tensor, target: torch.Tensor, weight: float) -> None:
+        codec, flat = self._bucket.compressor, self._bucket.flat
+        if codec is None:
+            target.add_(message, alpha=weight)
+        else:
+            codec.decode_add(message, target.view(1, -1), weight, flat.dtype)
+
+
+def exchange_of(
+    start: Callable[..., Handle[torch.Tensor]],
+    use: CompressionUse,
+    bucket: AveragedBucket,
+    sent: torch.Tensor,
+    name: str,
+) -> BucketExchange:
+    """Start the exchange of a bucket, whose ``row`` has the weights if there are neighbours."""
+    if use is CompressionUse.DIFFERENCES and bucket.row is not None:
+        return MessageExchange(bucket.row, bucket, sent, name)
+    return AverageExchange(start, bucket, sent, name)

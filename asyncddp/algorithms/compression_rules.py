@@ -1,0 +1,85 @@
+"""Rules on which compressor a method may use, by what theory knows of the two."""
+
+from __future__ import annotations
+
+from asyncddp.algorithms.algorithm import Algorithm, CompressionUse
+from asyncddp.compression import Compressor, ErrorFeedback, compressor_for
+from asyncddp.errors import ArgumentError
+
+
+def compressor_of(
+    method: Algorithm,
+    compression: str | Compressor | None,
+    error_feedback: bool | None,
+    *,
+    plain_compression: bool,
+) -> Compressor | None:
+    """Return the compressor with which a method's buckets travel, None for none.
+
+    Args:
+        method: The method.
+        compression: What the user asks for; None for the method's default.
+        error_feedback: Whether to repay what compression leaves out; None where it is needed.
+        plain_compression: Whether the user accepts that compressed parameters do not agree.
+
+    Raises:
+        UnknownNameError: No compressor has that name.
+        ArgumentError: The method does not converge with it, or cannot use it.
+    """
+    if error_feedback not in (None, True, False):
+        raise ArgumentError(
+            f"argument error_feedback: expected True, False or None, got {error_feedback!r}"
+        )
+    wanted = method.default_compression if compression is None else compression
+    if wanted is None:
+        _refuse_alone(error_feedback, plain_compression=plain_compression)
+        return None
+    compressor = compressor_for(method.name, wanted)
+    if all(pattern.one_sided for pattern in method.how):
+        raise ArgumentError(
+            f"argument compression: {method.name} averages in windows, which hold tensors as they "
+            "are; expected None, or a method that sends messages, such as 'choco_sgd'"
+        )
+    if method.compression is CompressionUse.AVERAGES:
+        return _with_feedback(compressor, error_feedback)
+    if error_feedback:
+        raise ArgumentError(
+            f"argument error_feedback: {method.name} averages parameters, which error feedback "
+            "cannot repay; expected None, or 'choco_sgd', which sends differences"
+        )
+    if method.compression is CompressionUse.PERTURBS and not plain_compression:
+        raise ArgumentError(
+            f"argument compression: {method.name} averages parameters, and what {compressor!r} "
+            "loses of them keeps ranks apart, however long they train; expected algorithm="
+            "'choco_sgd' or 'low_precision_decentralized', which send differences, or "
+            "plain_compression=True to have it all the same"
+        )
+    if isinstance(compressor, ErrorFeedback):
+        raise ArgumentError(
+            f"argument compression: {method.name} expects a compressor without error feedback, got "
+            f"{compressor!r}; give its inner one"
+        )
+    method.check_compressor(compressor)
+    return compressor
+
+
+def _refuse_alone(error_feedback: bool | None, *, plain_compression: bool) -> None:
+    for argument, given in (
+        ("error_feedback", bool(error_feedback)),
+        ("plain_compression", plain_compression),
+    ):
+        if given:
+            raise ArgumentError(
+                f"argument {argument}: got True without compression; name a compressor as well"
+            )
+
+
+def _with_feedback(compressor: Compressor, error_feedback: bool | None) -> Compressor:
+    """Wrap a compressor by error feedback, where that is asked for or needed."""
+    has = isinstance(compressor, ErrorFeedback)
+    if has and error_feedback is False:
+        raise ArgumentError(
+            f"argument error_feedback: got False and {compressor!r}; give its inner compressor"
+        )
+    wants = compressor.wants_error_feedback if error_feedback is None else error_feedback
+    return ErrorFeedback(compressor) if wants and not has else compressor

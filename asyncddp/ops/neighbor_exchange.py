@@ -1,0 +1,68 @@
+"""Exchange of encoded tensors with the neighbours, each of which is returned by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+
+from asyncddp.compression.tensor_compressor import TensorCompressor
+from asyncddp.device.stream_registry import stream_ordering_of
+from asyncddp.engine import OperationExchanges, OperationSpec, Steps
+from asyncddp.errors import NonFiniteError
+from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.ops.encoded_exchange import encoded_signature, exchange_tensors
+from asyncddp.ops.validation import signature_of
+from asyncddp.ops.variants import blocking, nonblocking
+from asyncddp.tensors.byte_views import dense
+
+
+class ExchangedTensors(NamedTuple):
+    """Tensors that this rank has sent to neighbours and received from them, encoded or not."""
+
+    sent: torch.Tensor
+    received: Mapping[int, torch.Tensor]
+
+
+@blocking
+def exchange_with_neighbors(
+    tensor: torch.Tensor,
+    row: WeightRow,
+    codec: TensorCompressor | None,
+    *,
+    name: str,
+    describe: Callable[[], str] = str,
+) -> OperationSpec[ExchangedTensors]:
+    """Send a flat tensor, encoded if there is a compressor, and return what neighbours sent.
+
+    ``describe`` tells, for the error of a tensor that is not finite, whose values it holds.
+    """
+    verb = "exchange_with_neighbors"
+
+    def steps(op: OperationExchanges) -> Steps[ExchangedTensors]:
+        if codec is None:
+            sent, title = dense(tensor), verb
+        else:
+            title = f"{verb}(compression={codec.compressor!r})"
+            if not is_finite(tensor):  # before the compressor remembers anything
+                op.exchange(signature_of(title, tensor), row.sources, row.targets)
+                raise NonFiniteError(f"rank {op.rank}: {describe()}")
+            sent = codec.encode(dense(tensor).reshape(1, -1))
+        form = encoded_signature(title, tensor, sent)
+        parts = dict.fromkeys(row.targets, sent)
+        received = yield from exchange_tensors(op, form, row.sources, parts, sent)
+        return ExchangedTensors(sent, received)
+
+    return OperationSpec(verb, steps, name, stream_ordering=stream_ordering_of(tensor))
+
+
+exchange_with_neighbors_nonblocking = nonblocking(exchange_with_neighbors)
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Return whether no element is NaN or infinite."""
+    if not tensor.numel():
+        return True
+    low, high = torch.aminmax(tensor)
+    return bool(torch.isfinite(low) & torch.isfinite(high))

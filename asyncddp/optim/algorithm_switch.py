@@ -1,0 +1,199 @@
+"""Switching of a distributed optimizer's algorithm between two steps, at once or by a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from asyncddp.algorithms import Algorithm
+from asyncddp.algorithms.gradient_hooks import claim_parameters
+from asyncddp.algorithms.model_averager import ModelAverager
+from asyncddp.algorithms.phases import CommunicationPhase
+from asyncddp.algorithms.training_tracer import NullTrainingTracer
+from asyncddp.algorithms.wrapper_setup import checked_integer
+from asyncddp.context import Context
+from asyncddp.context.context import use
+from asyncddp.errors import ArgumentError, AsyncDDPError, UsageError
+from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
+from asyncddp.optim.method_settings import MethodSettings
+from asyncddp.optim.replica_agreement import checked_policy, unify_replicas
+
+WRAPPER = "DistributedOptimizer"
+SwitchSchedule = Mapping[
+    int, str | type[Algorithm] | tuple[str | type[Algorithm], Mapping[str, Any]]
+]
+"""By the number of completed steps: the algorithm to switch to, or that and its arguments."""
+
+
+class AlgorithmSwitcher:
+    """Switcher of one distributed optimizer: the method in use, and those that follow.
+
+    Attributes:
+        steps: Steps that the wrapper has completed.
+        settings: Settings of the method in use, or of that whose warm-up is under way.
+        phase: The communication phase in use.
+    """
+
+    phase: CommunicationPhase
+
+    def __init__(
+        self,
+        context: Context,
+        optimizer: torch.optim.Optimizer,
+        models: Sequence[torch.nn.Module],
+        tracer: NullTrainingTracer,
+        settings: MethodSettings,
+        schedule: SwitchSchedule | None,
+    ) -> None:
+        self._context, self._optimizer, self._models = context, optimizer, models
+        self._tracer = tracer
+        self.steps, self._steps_before = 0, 0
+        self._first, self._schedule = settings, _checked_schedule(settings, schedule)
+        self._begin(settings)
+
+    @property
+    def averager(self) -> ModelAverager:
+        """The averager in use."""
+        return self.phase.config.averager
+
+    def _begin(self, settings: MethodSettings) -> None:
+        """Build the phase of a method, or of its warm-up."""
+        self.settings, self._steps_before = settings, self.steps
+        self._method = method = settings.create_method()
+        self._warming = self._warms_up()
+        if self._warming:
+            method.check_optimizer(self._optimizer)
+            settings = settings.before(method)
+            method = settings.create_method()
+        self.phase = settings.build_phase(
+            self._context, method, self._optimizer, self._models, self._tracer, WRAPPER
+        )
+        parameters = (parameter for _, parameter in self.phase.named_parameters)
+        claim_parameters(parameters, self.phase)
+
+    def _warms_up(self) -> bool:
+        return self._method.warms_up(self._optimizer, self.steps - self._steps_before)
+
+    def end_step(self) -> None:
+        """Count a step, and switch where the schedule or the end of a warm-up says so."""
+        self.steps += 1
+        following = self._schedule.get(self.steps)
+        if following is not None:
+            self._replace(following, "average")
+        elif self._warming and not self._warms_up():
+            self._end_warmup()
+
+    def _end_warmup(self) -> None:
+        """Replace the warm-up's phase by the method's own; all ranks hold one model."""
+        since = self._steps_before
+        self._end_phase()
+        self._begin(self.settings)
+        self._steps_before = since
+
+    def switch(self, settings: MethodSettings, replicas: str) -> None:
+        """Check that all ranks ask for the same switch, and make it; collective."""
+        problem: AsyncDDPError | None = None
+        try:
+            method = settings.create_method()
+            method.check_optimizer(self._optimizer)
+            checked_policy(replicas)
+            self._check_kept(method, replicas)
+        except AsyncDDPError as error:
+            problem = error
+        facts = [
+            f"{settings.describe()} and replicas={replicas!r}" if problem is None else f"{problem}"
+        ]
+        claim = "switch_to needs the same arguments on all ranks"
+        if problem is not None and self._context.size == 1:
+            raise problem
+        require_equal_on_all_ranks(self._context, claim, [*facts, f"step {self.steps}"])
+        if problem is not None:
+            raise problem
+        self._replace(settings, replicas)
+
+    def _check_kept(self, method: Algorithm, replicas: str) -> None:
+        differ = not self.averager.algorithm.replicates_model
+        if replicas == "keep" and differ and method.replicates_model:
+            raise ArgumentError(
+                f"switch_to: argument replicas: {self.averager.algorithm.name} has let the ranks' "
+                f"models differ, and {method.name} would keep them so; expected 'average' or "
+                "'rank0', got 'keep'"
+            )
+
+    def _replace(self, settings: MethodSettings, replicas: str) -> None:
+        """End the method in use, make the replicas agree, and begin another."""
+        if self.averager.join_coordinator is not None:
+            raise UsageError("switch_to: called inside join; switch before or after the block")
+        before = self.averager
+        self._end_phase()
+        with use(self._context):
+            unify_replicas(self._models, replicas, differ=not before.algorithm.replicates_model)
+        self._begin(replace(settings))
+        after = self.averager
+        alike = type(before.communication) is type(after.communication)
+        if alike and before.compressor == after.compressor and before.compressor is not None:
+            saved = before.state_dict()
+            after.load_state_dict({"parameters": {}, "compressors": saved["compressors"]})
+
+    def _end_phase(self) -> None:
+        self.phase.conclude()
+        self.phase.wait_for_reads()
+        self.averager.windows.free()
+        self.phase.detach()
+
+    # checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the step, what is in use, and the method's state."""
+        return {
+            "steps": self.steps,
+            "algorithm": self.averager.algorithm.name,
+            **self.averager.state_dict(),
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` gave; collective where it is another method's."""
+        self.steps = saved["steps"]
+        due = [step for step in self._schedule if step <= self.steps]
+        wanted = self._schedule[max(due)] if due else self._first
+        if wanted is not self.settings or self._warming != self._warms_up():
+            self._end_phase()
+            self._begin(wanted)
+        self._steps_before = max(due, default=0)
+        in_use = self.averager.algorithm.name
+        if saved["parameters"] and saved["algorithm"] != in_use:
+            raise ArgumentError(
+                f"load_state_dict: the state is of {saved['algorithm']}, but {in_use} is in use; "
+                f"call switch_to({saved['algorithm']!r}) before, or give switch_at"
+            )
+        self.averager.load_state_dict(saved)
+
+
+def _checked_schedule(
+    settings: MethodSettings, schedule: SwitchSchedule | None
+) -> dict[int, MethodSettings]:
+    """Check the argument switch_at, and return the settings by step."""
+    found: dict[int, MethodSettings] = {}
+    if schedule is not None and not isinstance(schedule, Mapping):
+        raise ArgumentError(
+            "argument switch_at: expected a mapping such as {1000: 'decentralized'} from steps to "
+            f"algorithms, got {schedule!r}"
+        )
+    for step, entry in (schedule or {}).items():
+        number = checked_integer("argument switch_at: step", step, 1)
+        algorithm, arguments = entry if isinstance(entry, tuple) else (entry, {})
+        found[number] = inherited(settings, algorithm, arguments)
+        found[number].create_method()
+    return found
+
+
+def inherited(
+    settings: MethodSettings, algorithm: str | type[Algorithm], arguments: Mapping[str, Any]
+) -> MethodSettings:
+    """Return settings for another algorithm, with the bucket size of those in use."""
+    return MethodSettings.of(
+        algorithm, {"bucket_size_in_mb": settings.bucket_size_in_mb, **arguments}
+    )

@@ -1,0 +1,177 @@
+"""Settings of a training method: what a wrapper is told of it, and the phase that comes of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from typing_extensions import Self
+
+from asyncddp.algorithms import ALGORITHMS, Algorithm
+from asyncddp.algorithms.compression_rules import compressor_of
+from asyncddp.algorithms.model_averager import ModelAverager
+from asyncddp.algorithms.phases import CommunicationPhase, PhaseConfig, phase_for
+from asyncddp.algorithms.training_tracer import NullTrainingTracer
+from asyncddp.algorithms.wrapper_setup import (
+    checked_bucket_bytes,
+    checked_integer,
+    next_label,
+    require_equal_setup,
+)
+from asyncddp.compression import Compressor
+from asyncddp.context import Context
+from asyncddp.errors import ArgumentError
+from asyncddp.optim.distributed_optimizer_arguments import (
+    checked_prefix,
+    checked_scale_steps,
+    checked_staleness,
+    describe_settings,
+)
+from asyncddp.registry import nearest
+from topology import GraphOrSchedule
+
+
+@dataclass(frozen=True)
+class MethodSettings:
+    """Settings of a training method, by the names of ``DistributedOptimizer``'s arguments.
+
+    Attributes:
+        options: Options of the method itself.
+    """
+
+    algorithm: str | type[Algorithm]
+    communication: str | None = None
+    topology: GraphOrSchedule | None = None
+    num_steps_per_communication: int = 1
+    bucket_size_in_mb: float = 25
+    update_in_backward: bool = False
+    max_staleness: int | None = None
+    window_prefix: str | None = None
+    scale_steps: bool | None = None
+    compression: str | Compressor | None = None
+    error_feedback: bool | None = None
+    plain_compression: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, algorithm: str | type[Algorithm], arguments: Mapping[str, Any]) -> Self:
+        """Sort keyword arguments into the wrapper's and the method's own."""
+        names = {one.name for one in fields(cls)} - {"algorithm", "options"}
+        known = {name: value for name, value in arguments.items() if name in names}
+        own = {name: value for name, value in arguments.items() if name not in names}
+        return cls(algorithm, options=own, **known)
+
+    def create_method(self) -> Algorithm:
+        """Create the method with its options.
+
+        Raises:
+            UnknownNameError: No method has the name.
+            ArgumentError: It has no such option, or the option cannot have that value.
+        """
+        kind = self._method_type()
+        parameters = inspect.signature(kind).parameters
+        for name in self.options:
+            if name not in parameters:
+                known = [*parameters, *(one.name for one in fields(self) if one.name != "options")]
+                raise ArgumentError(
+                    f"argument {name}: {kind.name} has no such option; known are: "
+                    f"{', '.join(known)}.{nearest(name, known)}"
+                )
+        return kind(**self.options)
+
+    def _method_type(self) -> type[Algorithm]:
+        algorithm: Any = self.algorithm
+        if isinstance(algorithm, str):
+            return ALGORITHMS[algorithm]
+        if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
+            return algorithm
+        raise ArgumentError(
+            f"argument algorithm: expected one of {', '.join(ALGORITHMS)}, or a subclass of "
+            f"asyncddp.algorithms.Algorithm, got {algorithm!r}"
+        )
+
+    def before(self, method: Algorithm) -> MethodSettings:
+        """Return the settings by which a method's warm-up trains."""
+        return replace(
+            self,
+            algorithm=method.warmup_algorithm,
+            communication=None,
+            compression=None,
+            error_feedback=None,
+            options={},
+        )
+
+    def describe(self) -> str:
+        """Describe the settings that differ from their defaults, but for the topology."""
+        given = [
+            f"{one.name}={getattr(self, one.name)!r}"
+            for one in fields(self)
+            if one.name not in ("algorithm", "topology", "options")
+            and getattr(self, one.name) != one.default
+        ]
+        own = [f"{name}={value!r}" for name, value in sorted(self.options.items())]
+        return ", ".join([str(self.algorithm), *own, *given])
+
+    def build_phase(
+        self,
+        context: Context,
+        method: Algorithm,
+        optimizer: torch.optim.Optimizer,
+        models: Sequence[torch.nn.Module],
+        tracer: NullTrainingTracer,
+        wrapper: str,
+    ) -> CommunicationPhase:
+        """Check all settings against each other and the other ranks', and build the phase.
+
+        Collective.
+
+        Args:
+            context: The world.
+            method: What :meth:`create_method` gave.
+            optimizer: The optimizer whose parameters or gradients it averages.
+            models: The models that own the parameters.
+            tracer: Tracer of the training loop.
+            wrapper: Name of the wrapper, for labels and errors.
+        """
+        method.check_optimizer(optimizer)
+        compressor = compressor_of(
+            method,
+            self.compression,
+            self.error_feedback,
+            plain_compression=self.plain_compression,
+        )
+        label = checked_prefix(self.window_prefix, method) or next_label(context, wrapper)
+        averager = ModelAverager(
+            context, method, self.communication, self.topology, label, compressor
+        )
+        averager.max_staleness = checked_staleness(self.max_staleness, method)
+        averager.windows.scales_steps = checked_scale_steps(self.scale_steps, method)
+        config = PhaseConfig(
+            averager,
+            optimizer,
+            models,
+            passes_per_round=self._steps_per_round(method),
+            first_round_at_once=method.communication_interval is not None,
+            bucket_bytes=checked_bucket_bytes(self.bucket_size_in_mb),
+            training_tracer=tracer,
+        )
+        settings = describe_settings(config, self.update_in_backward)
+        require_equal_setup(averager, wrapper, settings, config.optimizer_parameters())
+        return phase_for(config, update_in_backward=self.update_in_backward)
+
+    def _steps_per_round(self, method: Algorithm) -> int:
+        steps = checked_integer(
+            "argument num_steps_per_communication", self.num_steps_per_communication, 1
+        )
+        interval = method.communication_interval
+        if interval is None:
+            return steps
+        if steps != 1:
+            raise ArgumentError(
+                f"argument num_steps_per_communication: {method.name} has communication_interval="
+                f"{interval} in its place; expected 1, got {steps}"
+            )
+        return interval
