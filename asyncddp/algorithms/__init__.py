@@ -7,6 +7,7 @@ from asyncddp.algorithms.algorithm import (
     AveragedQuantity,
     CommunicationPattern,
     CommunicationTiming,
+    CompressionUse,
 )
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.registry import PluginRegistry
@@ -17,19 +18,29 @@ __all__ = [
     "AveragedQuantity",
     "CommunicationPattern",
     "CommunicationTiming",
+    "CompressionUse",
     "TopologyRequirements",
 ]
+
+_METHODS = "asyncddp.algorithms.methods"
 
 ALGORITHMS: PluginRegistry[type[Algorithm]] = PluginRegistry(
     "algorithm",
     {
-        "adapt_then_combine": "asyncddp.algorithms.methods.adapt_then_combine:AdaptThenCombine",
-        "adapt_with_combine": "asyncddp.algorithms.methods.adapt_with_combine:AdaptWithCombine",
-        "async_model_average": "asyncddp.algorithms.methods.async_model_average:AsyncModelAverage",
-        "gradient_allreduce": "asyncddp.algorithms.methods.gradient_allreduce:GradientAllreduce",
-        "pull_get": "asyncddp.algorithms.methods.pull_get:PullGet",
-        "push_sum": "asyncddp.algorithms.methods.push_sum:PushSum",
-        "win_put": "asyncddp.algorithms.methods.win_put:WinPut",
+        "adapt_then_combine": f"{_METHODS}.adapt_then_combine:AdaptThenCombine",
+        "adapt_with_combine": f"{_METHODS}.adapt_with_combine:AdaptWithCombine",
+        "async_model_average": f"{_METHODS}.async_model_average:AsyncModelAverage",
+        "bytegrad": f"{_METHODS}.bytegrad:ByteGrad",
+        "choco_sgd": f"{_METHODS}.choco_sgd:ChocoSGD",
+        "decentralized": f"{_METHODS}.decentralized:Decentralized",
+        "gradient_allreduce": f"{_METHODS}.gradient_allreduce:GradientAllreduce",
+        "low_precision_decentralized": (
+            f"{_METHODS}.low_precision_decentralized:LowPrecisionDecentralized"
+        ),
+        "pull_get": f"{_METHODS}.pull_get:PullGet",
+        "push_sum": f"{_METHODS}.push_sum:PushSum",
+        "qadam": f"{_METHODS}.qadam:QAdam",
+        "win_put": f"{_METHODS}.win_put:WinPut",
     },
     group="asyncddp.algorithms",
 )

@@ -129,9 +129,16 @@ class Received(ABC):
 
         Args:
             target: In the bucket's layout.
-            rank: One of ``sources``, or this rank.
+            rank: One of ``sources``.
             weight: The factor.
         """
+
+    @abstractmethod
+    def add_own_to(self, target: torch.Tensor, weight: float = 1.0) -> None:
+        """Add ``weight`` times what this rank has sent, as its receivers decode it, to a tensor."""
+
+
+_NO_TERMS = "an average has no terms: declare compression = CompressionUse.DIFFERENCES"
 
 
 class ReceivedAverage(Received):
@@ -147,4 +154,8 @@ class ReceivedAverage(Received):
 
     @override
     def add_to(self, target: torch.Tensor, rank: int, weight: float = 1.0) -> None:
-        raise TypeError("an average has no terms: declare compression = CompressionUse.DIFFERENCES")
+        raise TypeError(_NO_TERMS)
+
+    @override
+    def add_own_to(self, target: torch.Tensor, weight: float = 1.0) -> None:
+        raise TypeError(_NO_TERMS)

@@ -98,14 +98,18 @@ class ReceivedMessages(Received):
     @override
     def mixed(self) -> torch.Tensor:
         total = zeros_like(self._bucket.flat)
-        self._add(self._tensors.sent, total, self._row.self_weight)
+        self.add_own_to(total, self._row.self_weight)
         for rank in self.sources:
             self._add(self._tensors.received[rank], total, self._row.src_weights[rank])
         return total
 
     @override
     def add_to(self, target: torch.Tensor, rank: int, weight: float = 1.0) -> None:
-        self._add(self._tensors.received.get(rank, self._tensors.sent), target, weight)
+        self._add(self._tensors.received[rank], target, weight)
+
+    @override
+    def add_own_to(self, target: torch.Tensor, weight: float = 1.0) -> None:
+        self._add(self._tensors.sent, target, weight)
 
     def _add(self, message: torch.Tensor, target: torch.Tensor, weight: float) -> None:
         codec, flat = self._bucket.compressor, self._bucket.flat

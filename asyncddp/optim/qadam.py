@@ -19,6 +19,7 @@ from asyncddp.optim.adam_variant import (
     descend,
     real_view,
 )
+from asyncddp.tensors.allocation import zeros_like
 
 
 class QAdamOptimizer(AdamVariant):
@@ -129,24 +130,20 @@ class QAdamOptimizer(AdamVariant):
         r"""Return :math:`\beta_1 m + (1 - \beta_1) g`, which ranks average in the second stage.
 
         Args:
-            parameter: One of the parameters of this optimizer, with a gradient g.
+            parameter: One of the parameters of this optimizer; a grad that is None counts as zero.
 
         Returns:
             A new tensor of the gradient's shape and dtype.
 
         Raises:
-            ArgumentError: It has no gradient, or is none of the optimizer's.
+            ArgumentError: It is none of the optimizer's.
         """
         weight = 1 - float(self._group_of(parameter)["betas"][0])
-        if parameter.grad is None:
-            raise ArgumentError(
-                f"{type(self).__name__}.next_momentum: argument parameter: expected one with a "
-                "gradient, got one whose grad is None; call it after backward()"
-            )
         with torch.no_grad():
+            gradient = zeros_like(parameter) if parameter.grad is None else parameter.grad
             if not self._steps(parameter):
-                return parameter.grad * weight
-            return torch.lerp(self.state[parameter][MEAN], parameter.grad, weight)
+                return gradient * weight
+            return torch.lerp(self.state[parameter][MEAN], gradient, weight)
 
     @override
     def _update(

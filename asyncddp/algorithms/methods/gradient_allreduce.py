@@ -5,6 +5,7 @@ from asyncddp.algorithms.algorithm import (
     AveragedQuantity,
     CommunicationPattern,
     CommunicationTiming,
+    CompressionUse,
 )
 
 
@@ -13,7 +14,12 @@ class GradientAllreduce(Algorithm):
 
     .. math:: x^{+} = x - U\Big(\frac{1}{n} \sum_i g_i(x)\Big)
 
-    All ranks start from the same parameters and keep them equal.
+    All ranks start from the same parameters and keep them equal. With a compressor Q the average is
+    :math:`Q_2(\frac1n \sum_i Q_1(g_i))`, of which all ranks decode the same bytes.
+
+    Args:
+        hierarchical: Whether gradients are summed inside each machine first, so that one rank of
+            each machine uses the network, and compressors encode what it sends.
 
     References:
         Sergeev, Del Balso, "Horovod: fast and easy distributed deep learning in TensorFlow", 2018.
@@ -26,3 +32,7 @@ class GradientAllreduce(Algorithm):
     when = CommunicationTiming.GRADIENT_READY
     how = (CommunicationPattern.GLOBAL,)
     exact = True
+    compression = CompressionUse.AVERAGES
+
+    def __init__(self, *, hierarchical: bool = False) -> None:
+        self.default_communication = "hierarchical_allreduce" if hierarchical else "allreduce"

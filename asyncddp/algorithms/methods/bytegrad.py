@@ -1,0 +1,41 @@
+"""``bytegrad``: averages gradients over all ranks, quantised to 8 bits on the way."""
+
+from asyncddp.algorithms.algorithm import (
+    Algorithm,
+    AveragedQuantity,
+    CommunicationPattern,
+    CommunicationTiming,
+    CompressionUse,
+)
+
+
+class ByteGrad(Algorithm):
+    r"""Data-parallel SGD whose gradients travel in 8 bits, without error feedback.
+
+    .. math:: x^{+} = x - U(\hat g), \qquad
+              \hat g_c = Q\Big(\frac{1}{n} \sum_i Q(g_{i,c})\Big), \qquad c = 1, \dots, n
+
+    Each bucket is cut into n parts; rank c averages part c of what all ranks have quantised between
+    the part's minimum and maximum, and sends it quantised to all, so that all ranks decode the
+    same bytes and keep equal parameters. The error of an element is at most
+    :math:`\frac1n \sum_i r_{i,c} / 510 + r_c / 510`, with r the ranges of the parts; the traffic
+    is a quarter of that of float32. It is ``gradient_allreduce`` with another compressor by
+    default.
+
+    Args:
+        hierarchical: Whether gradients are summed inside each machine first, as they are, and only
+            what travels between machines is quantised.
+
+    References:
+        Gan et al., "Bagua: scaling up distributed learning with system relaxations", VLDB 2021.
+    """
+
+    name = "bytegrad"
+    what = AveragedQuantity.GRADIENT
+    when = CommunicationTiming.GRADIENT_READY
+    how = (CommunicationPattern.GLOBAL,)
+    compression = CompressionUse.AVERAGES
+    default_compression = "minmax_uint8"
+
+    def __init__(self, *, hierarchical: bool = False) -> None:
+        self.default_communication = "hierarchical_allreduce" if hierarchical else "allreduce"

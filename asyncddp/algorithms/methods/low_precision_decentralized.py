@@ -1,0 +1,101 @@
+"""``low_precision_decentralized``: sends quantised differences to ring neighbours (DCD-PSGD)."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from typing_extensions import override
+
+from asyncddp.algorithms.algorithm import (
+    Algorithm,
+    CommunicationPattern,
+    CommunicationTiming,
+    CompressionUse,
+)
+from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
+from asyncddp.algorithms.topology_requirements import TopologyRequirements
+from asyncddp.compression import Compressor
+from asyncddp.errors import ArgumentError
+from asyncddp.tensors.allocation import detached_copy
+from topology import GraphOrSchedule, ring
+from topology.weights import circulant
+
+_OWN = "replica"
+_LEAST_BITS = 8
+_TWO = {1: dict[int, float](), 2: {1: 2 / 3}}
+"""Weights of one rank, and of two, each of which is the other's left and right neighbour."""
+
+
+class LowPrecisionDecentralized(Algorithm):
+    r"""Decentralised SGD by compressed differences, of which neighbours keep equal replicas.
+
+    .. math:: q_i = Q\Big(\sum_j w_{ij} r_j - r_i + (h_i - r_i)\Big), \qquad
+              r_i \leftarrow r_i + q_i, \qquad x_i \leftarrow r_i
+
+    with :math:`h_i` the parameters after the optimizer's step and :math:`r_j` the replica of rank
+    j's parameters, which rank j and its neighbours update by the same decoded bytes, so that they
+    are equal bit for bit. By default the graph is the ring with weights of one third. The
+    differences shrink as the ranks agree, and so does the error of compression; it has to be small
+    from the start, so the compressor must spend 8 bits on an element.
+
+    Args:
+        communication_interval: Steps from one exchange to the next, of which the first is in the
+            first step; a difference then has the change of so many steps.
+
+    Raises:
+        ArgumentError: A compressor with fewer bits.
+
+    References:
+        Tang et al., "Communication compression for decentralized training", NeurIPS 2018. Gan et
+        al., "Bagua: scaling up distributed learning with system relaxations", VLDB 2021.
+    """
+
+    name = "low_precision_decentralized"
+    when = CommunicationTiming.AFTER_STEP
+    how = (CommunicationPattern.NEIGHBORS,)
+    needs = TopologyRequirements(doubly_stochastic=True, symmetric=True, static_only=True)
+    compression = CompressionUse.DIFFERENCES
+    default_compression = "minmax_uint8"
+
+    def __init__(self, *, communication_interval: int = 1) -> None:
+        self.communication_interval = communication_interval
+
+    @override
+    def default_topology(self, nodes: int) -> GraphOrSchedule | None:
+        return ring(nodes) if nodes > 2 else circulant("ring(2) of thirds", nodes, _TWO[nodes])
+
+    @override
+    def check_compressor(self, compressor: Compressor) -> None:
+        bits = compressor.bits_per_element(1 << 16)
+        if bits < _LEAST_BITS:
+            raise ArgumentError(
+                f"argument compression: {self.name} diverges with few bits: expected at least "
+                f"{_LEAST_BITS} an element, as 'minmax_uint8', 'qsgd_int8' and 'bf16' have, got "
+                f"{compressor!r} with {bits:.1f}; algorithm='choco_sgd' can use it"
+            )
+
+    @override
+    def initial_state(
+        self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]
+    ) -> Mapping[str, torch.Tensor]:
+        replicas = {_of(rank): detached_copy(flat) for rank, flat in neighbors().items()}
+        return {_OWN: detached_copy(bucket.flat), **replicas}
+
+    @override
+    def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:
+        row, state = bucket.row, bucket.state
+        assert row is not None
+        difference = detached_copy(bucket.flat)
+        for rank in row.sources:
+            difference.add_(state[_of(rank)], alpha=row.src_weights[rank])
+        return difference.add_(state[_OWN], alpha=row.self_weight - 2.0)
+
+    @override
+    def incoming(self, bucket: AveragedBucket, received: Received) -> None:
+        for rank in received.sources:
+            received.add_to(bucket.state[_of(rank)], rank)
+        received.add_own_to(bucket.state[_OWN])
+        bucket.flat.copy_(bucket.state[_OWN])
+
+
+def _of(rank: int) -> str:
+    return f"replica of rank {rank}"
