@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from asyncddp.compression.compressor import CompressorState, clear_padding, field, padded
 from asyncddp.compression.piecewise import PiecewiseCompressor, pieces
+from asyncddp.tensors.dtypes import DTYPES
 
 
 class Cast(PiecewiseCompressor):
@@ -43,7 +44,7 @@ class Cast(PiecewiseCompressor):
             short.copy_(chunks)
             return
         for piece in pieces(chunks):
-            part = chunks[piece]
+            part = chunks[piece].to(DTYPES[chunks.dtype].accumulate)
             # adds at most 4 to the largest number, which rounding undoes, but keeps infinities
             short[piece] = part.clamp(-largest, largest).add_(part, alpha=given.tiny)
 

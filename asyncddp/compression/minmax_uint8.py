@@ -27,7 +27,9 @@ class MinMaxUInt8(PiecewiseCompressor):
 
     Zero is exact wherever it lies between minimum and maximum, and the error of an element is at
     most :math:`(\max - \min + 10^{-7}) / 510`, up to rounding. The bytes are Bagua's, but for the
-    clamp, without which a large common offset could turn a maximum into the minimum.
+    clamp, without which a large common offset could turn a maximum into the minimum. A chunk with
+    an element that is not finite, or a range that the dtype cannot hold, decodes to elements none
+    of which is finite.
 
     Example:
         >>> x = torch.tensor([[-1.0, 0.0, 0.5, 2.0]])

@@ -1,0 +1,1 @@
+"""Tests of ``asyncddp.compression`` that need one process."""
