@@ -9,7 +9,7 @@ import torch
 from typing_extensions import override
 
 from asyncddp.compression.compressor import CompressorState, clear_padding, field, padded
-from asyncddp.compression.piecewise import PiecewiseCompressor, pieces
+from asyncddp.compression.piecewise import PiecewiseCompressor, Scratch, pieces
 from asyncddp.tensors.dtypes import DTYPES
 
 
@@ -43,10 +43,13 @@ class Cast(PiecewiseCompressor):
         if given.max <= largest:
             short.copy_(chunks)
             return
+        wide, scratch = DTYPES[chunks.dtype].accumulate, Scratch(chunks.device)
         for piece in pieces(chunks):
-            part = chunks[piece].to(DTYPES[chunks.dtype].accumulate)
+            part = chunks[piece]
+            within = scratch("within", part.shape, wide)
+            torch.clamp(part.to(wide), -largest, largest, out=within)
             # adds at most 4 to the largest number, which rounding undoes, but keeps infinities
-            short[piece] = part.clamp(-largest, largest).add_(part, alpha=given.tiny)
+            short[piece] = within.add_(part, alpha=given.tiny)
 
     @override
     def decoded_pieces(

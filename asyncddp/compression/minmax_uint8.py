@@ -10,7 +10,7 @@ import torch
 from typing_extensions import override
 
 from asyncddp.compression.compressor import CompressorState, clear_padding, field, padded
-from asyncddp.compression.piecewise import PiecewiseCompressor, pieces
+from asyncddp.compression.piecewise import PiecewiseCompressor, Scratch, pieces
 from asyncddp.tensors.dtypes import DTYPES
 
 _HEADER = 32  # bytes: the minimum and the maximum in the chunk's dtype, and padding
@@ -66,10 +66,14 @@ class MinMaxUInt8(PiecewiseCompressor):
         scale, upper = _lattice(low, high)
         lower = upper - _LEVELS
         codes = field(encoded, _HEADER, chunks.shape[1], torch.uint8)
+        scratch = Scratch(chunks.device)
         for at, columns in pieces(chunks):
-            levels = chunks[at, columns].to(scale.dtype).mul(scale[at]).round_()
+            part = chunks[at, columns]
+            levels = scratch("levels", part.shape, scale.dtype)
+            torch.mul(part.to(scale.dtype), scale[at], out=levels).round_()
             levels.clamp_(max=upper[at]).sub_(lower[at]).clamp_(0, _LEVELS)
-            codes[at, columns] = levels.to(torch.int32)  # faster than to uint8 at once
+            # by way of int32, which is faster than to uint8 at once
+            codes[at, columns] = scratch("codes", part.shape, torch.int32).copy_(levels)
 
     @override
     def decoded_pieces(
@@ -80,9 +84,11 @@ class MinMaxUInt8(PiecewiseCompressor):
         scale, upper = _lattice(low, high)
         lower = upper - _LEVELS
         codes = field(encoded, _HEADER, chunks.shape[1], torch.uint8)
+        scratch = Scratch(chunks.device)
         for at, columns in pieces(chunks):
-            levels = codes[at, columns].to(scale.dtype)
-            yield chunks[at, columns], levels.add_(lower[at]).div_(scale[at])
+            part = chunks[at, columns]
+            levels = scratch("levels", part.shape, scale.dtype).copy_(codes[at, columns])
+            yield part, levels.add_(lower[at]).div_(scale[at])
 
 
 def _lattice(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,9 +13,8 @@ from typing_extensions import override
 
 from asyncddp.compression.compressor import CompressorState, clear_padding, field, padded
 from asyncddp.compression.counter_random import random_words
-from asyncddp.compression.piecewise import PiecewiseCompressor, pieces
+from asyncddp.compression.piecewise import PiecewiseCompressor, Scratch, pieces
 from asyncddp.errors import ArgumentError
-from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.dtypes import DTYPES
 
 _BLOCK = 256  # elements, by default
@@ -86,13 +85,16 @@ class QSGD(PiecewiseCompressor):
         clear_padding(encoded, scales.shape[1] * scales.element_size())
         clear_padding(encoded, codes_start + codes.shape[1])
         noise = _Noise(seed, chunks, self.block_size, self.bits)
+        scratch = Scratch(chunks.device)
         for rows, columns, blocks, size in self._parts(chunks, noise.tile_blocks):
-            self._encode_blocks(
-                _blocks(chunks[rows, columns], size),
-                scales[rows, blocks],
-                codes[rows, self._bytes(columns.start) : self._bytes(columns.stop)],
-                noise.of(rows, blocks)[..., :size],
-            )
+            x = _blocks(chunks[rows, columns], size)
+            noisy = noise.of(rows, blocks, size, scratch)
+            largest = torch.maximum(x.amax(2), x.amin(2).neg_())
+            scales[rows, blocks] = largest
+            _add_shares(noisy, x, largest, self.levels, scratch)
+            levels = scratch("part", x.shape, torch.int32).copy_(noisy)
+            packed = codes[rows, self._bytes(columns.start) : self._bytes(columns.stop)]
+            self._pack(levels, _blocks(packed, self._bytes(size)))
 
     @override
     def decoded_pieces(
@@ -100,12 +102,13 @@ class QSGD(PiecewiseCompressor):
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         wide = DTYPES[chunks.dtype].accumulate
         scales, codes = self._fields(encoded, chunks)
+        scratch = Scratch(chunks.device)
         for rows, columns, blocks, size in self._parts(chunks):
             part = _blocks(chunks[rows, columns], size)
             packed = codes[rows, self._bytes(columns.start) : self._bytes(columns.stop)]
-            levels = self._unpack(_blocks(packed, self._bytes(size)), size)
-            step = scales[rows, blocks].to(wide).div(self.levels).unsqueeze(2)
-            yield part, levels.to(wide).mul_(step)
+            levels = scratch("part", part.shape, wide)
+            self._unpack(_blocks(packed, self._bytes(size)), levels)
+            yield part, levels.mul_(scales[rows, blocks].to(wide).div(self.levels).unsqueeze(2))
 
     def _parts(
         self, chunks: torch.Tensor, multiple: int = 1
@@ -135,25 +138,24 @@ class QSGD(PiecewiseCompressor):
         start = self._codes_start(numel, dtype)
         return scales, field(encoded, start, self._bytes(numel), torch.uint8)
 
-    def _encode_blocks(
-        self, x: torch.Tensor, scales: torch.Tensor, codes: torch.Tensor, noise: torch.Tensor
-    ) -> None:
-        """Encode blocks of shape ``(rows, blocks, size)``; the noise is in [2ⁿ, 2ⁿ + 1)."""
-        scale = torch.maximum(x.amax(2), x.amin(2).neg_())
-        scales.copy_(scale)
-        wide = DTYPES[x.dtype].accumulate
-        smallest = torch.finfo(wide).tiny * torch.finfo(wide).eps  # divides zero without NaN
-        shares = x.to(wide) / scale.to(wide).clamp_(min=smallest).unsqueeze(2)
-        levels = noise.add_(shares.to(noise.dtype), alpha=self.levels).to(torch.int32)
-        self._pack(levels, _blocks(codes, codes.shape[1] // x.shape[1]))
-
     @abstractmethod
     def _pack(self, levels: torch.Tensor, codes: torch.Tensor) -> None:
         """Write levels, which are int32 and 2ⁿ too large, as codes."""
 
     @abstractmethod
-    def _unpack(self, codes: torch.Tensor, numel: int) -> torch.Tensor:
-        """Read levels, int8, so many of each block."""
+    def _unpack(self, codes: torch.Tensor, levels: torch.Tensor) -> None:
+        """Read codes as levels, which are floats."""
+
+
+def _add_shares(
+    noisy: torch.Tensor, x: torch.Tensor, largest: torch.Tensor, levels: int, scratch: Scratch
+) -> None:
+    """Add so many levels times x over the largest magnitude of its block, zero where that is."""
+    wide = DTYPES[x.dtype].accumulate
+    smallest = torch.finfo(wide).tiny * torch.finfo(wide).eps
+    divisors = largest.to(wide).clamp_(min=smallest).unsqueeze(2)
+    shares = torch.div(x, divisors, out=scratch("part", x.shape, wide))
+    noisy.add_(shares, alpha=levels)
 
 
 def _blocks(rows: torch.Tensor, size: int) -> torch.Tensor:
@@ -180,14 +182,16 @@ class _Noise:
         self._tile = halves[:tile].view(self.tile_blocks, size).bitwise_or_(base)
         self._repeated = self._tile
 
-    def of(self, rows: slice, blocks: slice) -> torch.Tensor:
-        """Noise of some blocks, float32 of shape ``(rows, blocks, size)``."""
+    def of(self, rows: slice, blocks: slice, size: int, scratch: Scratch) -> torch.Tensor:
+        """Compute the noise of the first elements of blocks: float32, ``(rows, blocks, size)``."""
         words = self._words[rows, blocks]
         first = blocks.start % self.tile_blocks
         last = first + words.shape[1]
         if self._repeated.shape[0] < last:
             self._repeated = self._tile.repeat(-(-last // self.tile_blocks), 1)
-        return self._repeated[first:last].bitwise_xor(words).view(torch.float32)
+        noise = scratch("noise", (*words.shape[:2], size), torch.int32)
+        torch.bitwise_xor(self._repeated[first:last, :size], words, out=noise)
+        return noise.view(torch.float32)
 
 
 @dataclass(frozen=True)
@@ -212,8 +216,8 @@ class QSGDInt8(QSGD):
         codes.copy_(levels)  # modulo 256
 
     @override
-    def _unpack(self, codes: torch.Tensor, numel: int) -> torch.Tensor:
-        return codes.view(torch.int8)
+    def _unpack(self, codes: torch.Tensor, levels: torch.Tensor) -> None:
+        levels.copy_(codes.view(torch.int8))
 
 
 @dataclass(frozen=True)
@@ -244,10 +248,8 @@ class QSGDInt4(QSGD):
         codes.copy_(packed)
 
     @override
-    def _unpack(self, codes: torch.Tensor, numel: int) -> torch.Tensor:
-        levels = empty((*codes.shape[:2], numel), torch.int8, codes.device)
+    def _unpack(self, codes: torch.Tensor, levels: torch.Tensor) -> None:
         half = codes.shape[2]
         levels[..., :half] = codes.bitwise_and(15).view(torch.int8).sub_(8)
         upper = codes.bitwise_right_shift(4).view(torch.int8).sub_(8)
-        levels[..., half:] = upper[..., : numel - half]
-        return levels
+        levels[..., half:] = upper[..., : levels.shape[2] - half]

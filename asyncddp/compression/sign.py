@@ -10,8 +10,8 @@ import torch
 from typing_extensions import override
 
 from asyncddp.compression.compressor import CompressorState, clear_padding, field, padded
-from asyncddp.compression.piecewise import PiecewiseCompressor, pieces
-from asyncddp.tensors.allocation import arange, empty, zeros
+from asyncddp.compression.piecewise import PiecewiseCompressor, Scratch, pieces
+from asyncddp.tensors.allocation import arange, zeros
 from asyncddp.tensors.dtypes import DTYPES
 
 _HEADER = 8  # bytes: the scale, float32 or float64
@@ -71,10 +71,12 @@ class Sign(PiecewiseCompressor):
         scale = zeros((rows, 1), torch.float64, chunks.device)
         bits = encoded[:, _HEADER:]
         clear_padding(encoded, _HEADER + -(-numel // 8))
+        scratch = Scratch(chunks.device)
         for at, columns in pieces(chunks, 64):
             part = chunks[at, columns]
-            scale[at] += part.abs().sum(1, keepdim=True, dtype=wide)
-            packed = _pack(part)
+            magnitudes = torch.abs(part, out=scratch("part", part.shape, part.dtype))
+            scale[at] += magnitudes.sum(1, keepdim=True, dtype=wide)
+            packed = _pack(part, scratch)
             bits[at, columns.start // 8 :][:, : packed.shape[1]] = packed
         field(encoded, 0, 1, wide).copy_(scale.div_(numel))
         clear_padding(encoded, wide.itemsize)
@@ -85,23 +87,31 @@ class Sign(PiecewiseCompressor):
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         scale = field(encoded, 0, 1, DTYPES[chunks.dtype].accumulate)
         words = _sign_words(chunks.device)
+        scratch = Scratch(chunks.device)
         for at, columns in pieces(chunks, 64):
-            count = columns.stop - columns.start
-            packed = encoded[at, _HEADER + columns.start // 8 :][:, : -(-count // 8)]
-            found = words.index_select(0, packed.reshape(-1).to(torch.int32)).view(torch.int8)
-            signs = found.view(packed.shape[0], -1)[:, :count]
-            yield chunks[at, columns], signs.to(scale.dtype).mul_(scale[at])
+            part = chunks[at, columns]
+            rows, count = part.shape
+            size = -(-count // 8)
+            packed = encoded[at, _HEADER + columns.start // 8 :][:, :size]
+            indices = scratch("indices", (rows, size), torch.int32).copy_(packed).view(-1)
+            found = scratch("signs", (rows * size,), torch.int64)
+            torch.index_select(words, 0, indices, out=found)
+            signs = found.view(torch.int8).view(rows, -1)[:, :count]
+            yield part, scratch("part", part.shape, scale.dtype).copy_(signs).mul_(scale[at])
 
 
-def _pack(part: torch.Tensor) -> torch.Tensor:
-    """Pack the signs of rows, bit i of a byte being that of its element i; eight bytes a time."""
+def _pack(part: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+    """Pack the signs of rows into int64 from 0 to 255, whose bit i is that of element i."""
     rows, numel = part.shape
     size = part.element_size()
-    signs = empty((rows, padded(numel)), torch.uint8, part.device)
-    signs[:, :numel] = part.view(_INTEGERS[size]).bitwise_right_shift(8 * size - 1)
+    integers = part.view(_INTEGERS[size])
+    spread = scratch("part", part.shape, integers.dtype)
+    torch.bitwise_right_shift(integers, 8 * size - 1, out=spread)
+    signs = scratch("signs", (rows, padded(numel)), torch.uint8)
+    signs[:, :numel] = spread
     signs[:, numel:] = 0
     words = signs.view(torch.int64).bitwise_and_(_DIAGONAL).mul_(_ONES)
-    return words.bitwise_right_shift_(56).to(torch.uint8)
+    return words.bitwise_right_shift_(56)
 
 
 def _sign_words(device: torch.device) -> torch.Tensor:

@@ -10,11 +10,11 @@ import torch
 from typing_extensions import override
 
 from asyncddp.compression.compressor import CompressorState, clear_padding, field, padded
-from asyncddp.compression.piecewise import pieces
+from asyncddp.compression.piecewise import Scratch, pieces
 from asyncddp.compression.sparsifier import Sparsifier
 from asyncddp.tensors.allocation import empty
 
-_SAMPLE = 1 << 16  # elements of a row, from which a lower bound of the largest ones is found
+_SAMPLE = 1 << 14  # elements of a row, from which a lower bound of the largest ones is found
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,12 @@ def _largest(row: torch.Tensor, k: int) -> torch.Tensor:
     if rank >= sample.numel():
         return row.abs().topk(k, sorted=False).indices
     bound = sample.topk(rank).values[-1]
-    found = []
+    found, scratch = [], Scratch(row.device)
     for _, columns in pieces(row.unsqueeze(0)):
-        below = row[columns].abs().lt(bound)  # is false of NaN
+        part = row[columns]
+        magnitudes = torch.abs(part, out=scratch("magnitudes", part.shape, part.dtype))
+        below = torch.lt(magnitudes, bound, out=scratch("below", part.shape, torch.bool))
+        # NaN is not below
         found.append(below.logical_not_().nonzero().squeeze(1).add_(columns.start))
     candidates = torch.cat(found)
     if candidates.numel() < k:
