@@ -147,6 +147,12 @@ from .optim.torch_optimizer_factories import optim_fn_accum_adamw as optim_fn_ac
 from .optim.torch_optimizer_factories import optim_fn_adam as optim_fn_adam
 from .optim.torch_optimizer_factories import optim_fn_adamw as optim_fn_adamw
 from .parallel import DecentralizedDataParallel as DecentralizedDataParallel
+from .parallel.load_balancing_sampler import (
+    LoadBalancingDistributedBatchSampler as LoadBalancingDistributedBatchSampler,
+)
+from .parallel.load_balancing_sampler import (
+    LoadBalancingDistributedSampler as LoadBalancingDistributedSampler,
+)
 from .parallel.random_batch_sampler import (
     LocalStepRandomBatchSampler as LocalStepRandomBatchSampler,
 )
