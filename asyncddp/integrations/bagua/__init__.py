@@ -1,0 +1,1 @@
+"""Bagua's names on asyncddp."""

@@ -1,0 +1,249 @@
+"""``save_checkpoint`` and ``load_checkpoint``, with Bagua's files and a file of each rank's own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from asyncddp.algorithms.wrapper_setup import checked_integer
+from asyncddp.context import current, is_initialized
+from asyncddp.errors import ArgumentError, EnvironmentProblem
+from asyncddp.ops.object_collectives import gather_records
+
+T = TypeVar("T")
+
+_TRACKER = "latest_checkpointed_iteration.txt"
+_COMMON_FILE = "mp_rank_00_model_states.pt"
+_RANK_FILE = "rank_{:05d}_states.pt"
+_ERRORS = (
+    OSError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    EOFError,
+    pickle.PickleError,
+)
+"""What ``torch.save`` and ``torch.load`` raise for full disks, damaged files and odd objects."""
+
+
+class HasState(Protocol):
+    """Something with a state dict, such as a scheduler."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
+        """Continue from a state."""
+
+
+def save_checkpoint(
+    iteration: int,
+    checkpoints_path: str | os.PathLike[str],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    lr_scheduler: HasState | None = None,
+    *,
+    per_rank: bool = False,
+) -> None:
+    """Save a model, an optimizer and a scheduler in Bagua's files; collective.
+
+    Rank 0 writes ``iter_0000010/mp_rank_00_model_states.pt`` for iteration 10, and then the number
+    into ``latest_checkpointed_iteration.txt``. A file is whole or not there, and all ranks leave
+    when it is. With algorithms that average parameters the ranks' models differ, and the file has
+    rank 0's: save inside of :func:`asyncddp.average_model`, or with ``per_rank``.
+
+    Args:
+        iteration: The iteration, of at most seven digits if folders are to sort.
+        checkpoints_path: The folder, the same for all ranks; made where it is not there.
+        model: The model.
+        optimizer: Its optimizer.
+        lr_scheduler: The scheduler.
+        per_rank: Whether each rank writes a file of its own, from which the same number of ranks
+            goes on exactly.
+
+    Raises:
+        ArgumentError: The iteration is no whole number, or below 0.
+        EnvironmentProblem: A rank could not write, for example since the disk is full; raised on
+            all ranks. What ``load_checkpoint`` reads is then an older checkpoint.
+
+    Example:
+        >>> import tempfile, torch
+        >>> model = torch.nn.Linear(2, 1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_checkpoint(10, folder, model)
+        ...     load_checkpoint(folder, torch.nn.Linear(2, 1))
+        10
+    """
+    verb = "save_checkpoint"
+    checked_integer(f"{verb}: argument iteration", iteration, 0)
+    rank, size = _place()
+    content: dict[str, Any] = {"iteration": iteration, "world_size": size}
+    for key, part in (("model", model), ("optimizer", optimizer), ("lr_scheduler", lr_scheduler)):
+        if part is not None:
+            content[key] = part.state_dict()
+    folder = _folder(checkpoints_path, iteration)
+    file = folder / (_RANK_FILE.format(rank) if per_rank else _COMMON_FILE)
+
+    def write() -> None:
+        if rank == 0 or per_rank:
+            folder.mkdir(parents=True, exist_ok=True)
+            _replace(file, lambda temporary: torch.save(content, temporary))
+
+    def track() -> None:
+        if rank == 0:
+            _remove_others(folder, [_RANK_FILE.format(one) for one in range(size)] * per_rank)
+            text = str(iteration)
+            _replace(folder.parent / _TRACKER, lambda temporary: temporary.write_text(text))
+
+    _together(verb, f"write {file}", write)
+    _together(verb, f"write {folder.parent / _TRACKER}", track)
+
+
+def load_checkpoint(
+    checkpoints_path: str | os.PathLike[str],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    lr_scheduler: HasState | None = None,
+    strict: bool = True,
+) -> int:
+    """Load what :func:`save_checkpoint` has saved last; collective.
+
+    Each rank loads its own file where there is one for each, and else that of rank 0.
+
+    Args:
+        checkpoints_path: The folder, the same for all ranks.
+        model: The model that is given its parameters and buffers.
+        optimizer: The optimizer that is given its state.
+        lr_scheduler: The scheduler that is given its state.
+        strict: Whether the model must have exactly the names that were saved; Bagua ignores it.
+
+    Returns:
+        The iteration, or 0 where nothing has been saved.
+
+    Raises:
+        ArgumentError: The optimizer or the scheduler was not saved.
+        EnvironmentProblem: A file is missing, damaged, of another number of ranks, or not the same
+            on all ranks; raised on all of them.
+
+    Example:
+        >>> import tempfile, torch
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     load_checkpoint(folder, torch.nn.Linear(2, 1))
+        0
+    """
+    verb = "load_checkpoint"
+    path = Path(checkpoints_path)
+    iteration = _together(verb, f"read {path / _TRACKER}", lambda: _latest(path))
+    found = _gathered(iteration, int, verb)
+    if len(set(found)) > 1:
+        other = next(rank for rank, one in enumerate(found) if one != found[0])
+        raise EnvironmentProblem(
+            f"{verb}: rank 0 finds {_described(found[0])} in {path}, and rank {other} finds "
+            f"{_described(found[other])}; checkpoints_path must be a folder that all ranks share"
+        )
+    if iteration < 0:
+        return 0
+    folder = _folder(path, iteration)
+    content = _together(verb, f"read {folder}", lambda: _read(folder))
+    model.load_state_dict(content["model"], strict=strict)
+    for key, part in (("optimizer", optimizer), ("lr_scheduler", lr_scheduler)):
+        if part is None:
+            continue
+        if key not in content:
+            raise ArgumentError(
+                f"{verb}: argument {key}: expected None, since {folder} was saved without one; "
+                f"give {key} to save_checkpoint too"
+            )
+        part.load_state_dict(content[key])
+    return iteration
+
+
+def _place() -> tuple[int, int]:
+    """Return this rank and the number of ranks; a process outside a world is alone."""
+    return (current().rank, current().size) if is_initialized() else (0, 1)
+
+
+def _folder(path: str | os.PathLike[str], iteration: int) -> Path:
+    return Path(path) / f"iter_{iteration:07d}"
+
+
+def _described(iteration: int) -> str:
+    return "no checkpoint" if iteration < 0 else f"iteration {iteration}"
+
+
+def _replace(file: Path, write: Callable[[Path], Any]) -> None:
+    """Write a file under another name and rename it, so that it is whole or not there."""
+    temporary = file.with_name(f"{file.name}.{os.getpid()}.part")
+    try:
+        write(temporary)
+        with temporary.open("rb+") as written:
+            os.fsync(written.fileno())
+        temporary.replace(file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def _remove_others(folder: Path, rank_files: list[str]) -> None:
+    """Remove what was saved before for the same iteration in another way."""
+    if rank_files:
+        (folder / _COMMON_FILE).unlink(missing_ok=True)
+    for file in _rank_files(folder):
+        if file.name not in rank_files:
+            file.unlink()
+
+
+def _rank_files(folder: Path) -> list[Path]:
+    return list(folder.glob(_RANK_FILE.replace("{:05d}", "*")))
+
+
+def _latest(path: Path) -> int:
+    """Return the iteration of the newest checkpoint, -1 for none."""
+    try:
+        text = (path / _TRACKER).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return -1
+    if not text.isdecimal():
+        raise ValueError(f"expected a number in it, got {text[:40]!r}")
+    return int(text)
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """Read this rank's file, or the common one where ranks have none of their own."""
+    rank, size = _place()
+    of_ranks = _rank_files(folder)
+    if of_ranks and len(of_ranks) != size:
+        raise ValueError(
+            f"it has files of {len(of_ranks)} ranks, and this world has {size}; run as many, or "
+            "save the average model"
+        )
+    file = folder / (_RANK_FILE.format(rank) if of_ranks else _COMMON_FILE)
+    content = torch.load(file, map_location="cpu", weights_only=True)
+    if not isinstance(content, dict) or "model" not in content:
+        raise ValueError(f"{file.name} is no checkpoint of a model")
+    return content
+
+
+def _gathered(value: T, kind: type[T], verb: str) -> list[T]:
+    return gather_records(value, kind, verb) if is_initialized() else [value]
+
+
+def _together(verb: str, what: str, action: Callable[[], T]) -> T:
+    """Do something on all ranks; where it fails on one, raise an error that says so on all."""
+    problem, result = "", None
+    try:
+        result = action()
+    except _ERRORS as error:
+        problem = f"{what}: {error}"
+    for rank, said in enumerate(_gathered(problem, str, verb)):
+        if said:
+            raise EnvironmentProblem(f"{verb}: rank {rank} could not {said}")
+    return result  # type: ignore[return-value] # it is the action's
