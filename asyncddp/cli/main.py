@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -23,6 +25,17 @@ _COMMANDS = {  # of which each is NAME_command in asyncddp.cli.NAME_command
 }
 
 
+@contextlib.contextmanager
+def click_errors() -> Iterator[None]:
+    """Turn the library's errors in the block into click errors."""
+    try:
+        yield
+    except UsageError as error:
+        raise click.UsageError(str(error)) from error
+    except AsyncDDPError as error:
+        raise click.ClickException(str(error)) from error
+
+
 class SuggestingCommandGroup(click.Group):
     """A click command group that suggests the nearest name for an unknown command."""
 
@@ -40,12 +53,8 @@ class SuggestingCommandGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the subcommand and turn the library's errors into click errors."""
-        try:
+        with click_errors():
             return super().invoke(ctx)
-        except UsageError as error:
-            raise click.UsageError(str(error)) from error
-        except AsyncDDPError as error:
-            raise click.ClickException(str(error)) from error
 
 
 class _LazyCommandGroup(SuggestingCommandGroup):

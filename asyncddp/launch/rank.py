@@ -17,6 +17,8 @@ from types import TracebackType
 from asyncddp.config import tune_open_mpi
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+RANKS_PER_NODE = "ASYNCDDP_RANKS_PER_NODE"
+"""Set by a launcher that starts equally many ranks on each node, one node after another."""
 _LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _TORCH_VARIABLES = {
     "RANK": RANK_VARIABLES,
@@ -59,6 +61,9 @@ def _set_variables() -> None:
     if os.environ.keys().isdisjoint(_TORCH_VARIABLES):
         found = {name: first_variable(names) for name, names in _TORCH_VARIABLES.items()}
         os.environ.update({name: value for name, value in found.items() if value is not None})
+    rank, each = first_variable(RANK_VARIABLES), os.environ.get(RANKS_PER_NODE)
+    if rank is not None and each is not None:
+        os.environ.setdefault("NODE_RANK", str(int(rank) // int(each)))
 
 
 def _run(words: list[str]) -> None:

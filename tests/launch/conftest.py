@@ -32,9 +32,13 @@ class Finished:
 
 
 class Runner:
-    """Starts ``asyncddp run`` with a mark in the environment that every process inherits."""
+    """Starts ``asyncddp run`` with a mark in the environment that every process inherits.
+
+    ``command`` may be set: the words after ``python -m``.
+    """
 
     def __init__(self, folder: Path) -> None:
+        self.command = ("asyncddp", "run")
         self.folder = folder
         self.mark = uuid.uuid4().hex
         self.environment = {**os.environ, "ASYNCDDP_TEST_MARK": self.mark}
@@ -56,7 +60,7 @@ class Runner:
     def start(self, *arguments: str, **given: object) -> subprocess.Popen[str]:
         """Start it and come back at once."""
         child = subprocess.Popen(
-            [sys.executable, "-m", "asyncddp", "run", *arguments],
+            [sys.executable, "-m", *self.command, *arguments],
             **{
                 "stdin": subprocess.DEVNULL,
                 "stdout": subprocess.PIPE,
