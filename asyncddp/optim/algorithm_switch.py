@@ -68,9 +68,11 @@ class AlgorithmSwitcher:
             method.check_optimizer(self._optimizer)
             settings = settings.before(method)
             method = settings.create_method()
+        sent = self.averager.bytes_sent if hasattr(self, "phase") else 0
         self.phase = settings.build_phase(
             self._context, method, self._optimizer, self._models, self._tracer, WRAPPER
         )
+        self.averager.bytes_sent += sent
         parameters = (parameter for _, parameter in self.phase.named_parameters)
         claim_parameters(parameters, self.phase)
 

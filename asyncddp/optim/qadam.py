@@ -46,7 +46,9 @@ class QAdamOptimizer(AdamVariant):
     In Bagua the averaging of momentum begins one step later, and the gradient of step W is
     averaged but not used; here no gradient is dropped. As in Bagua bias corrections keep changing
     with s though v does not, and there is no weight decay in the second stage; two options change
-    that. Clip gradients, or unscale them, before momentum is formed.
+    that. Elements whose gradient was zero throughout the warm-up, so that v is, stay as they are in
+    the second stage, where Bagua divides by :math:`\epsilon` alone. Clip gradients, or unscale
+    them, before momentum is formed.
 
     Args:
         params: Parameters, or groups of them, as for every optimizer of ``torch.optim``.
@@ -170,6 +172,9 @@ class QAdamOptimizer(AdamVariant):
                 torch._foreach_copy_(means, found)
             else:
                 torch._foreach_lerp_(means, found, 1 - group["betas"][0])
+            squares = self._held([parameters[i] for i in second], SQUARE)
+            for mean, square in zip(means, squares, strict=True):
+                mean.masked_fill_(square == 0, 0.0)
         limit = warmup - 1 if group["freeze_bias_correction"] else max(counts)
         descend(
             [real_view(parameter) for parameter in parameters],
