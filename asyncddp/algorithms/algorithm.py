@@ -44,6 +44,8 @@ class CommunicationTiming(Enum):
     """Starts after the optimizer's step; applied before ``step()`` returns."""
     AFTER_BIASED_STEP = "after_biased_step"
     """As ``AFTER_STEP``, but the optimizer updates the parameters times the push-sum weight p."""
+    INTERVAL = "interval"
+    """Starts by the clock, between two steps; the change is added between two later ones."""
     THROUGH_STEP = "through_step"
     """Starts with the forward pass; the change by averaging is added after the step."""
 
@@ -122,8 +124,8 @@ class Algorithm:
 
     name: ClassVar[str]
     what: ClassVar[AveragedQuantity] = AveragedQuantity.PARAMETER
-    when: ClassVar[CommunicationTiming]
-    how: ClassVar[tuple[CommunicationPattern, ...]]
+    when: CommunicationTiming
+    how: tuple[CommunicationPattern, ...]
     needs: ClassVar[TopologyRequirements] = TopologyRequirements()
     exact: ClassVar[bool] = False
     scales_steps: ClassVar[bool] = False

@@ -9,7 +9,11 @@ from functools import partial
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import CommunicationPattern, CompressionUse
+from asyncddp.algorithms.algorithm import (
+    CommunicationPattern,
+    CommunicationTiming,
+    CompressionUse,
+)
 from asyncddp.algorithms.averaging_round import (
     AveragingRound,
     BucketAveragingFunctions,
@@ -34,6 +38,7 @@ from asyncddp.ops.uneven_inputs import (
     renormalise,
     skip_round_nonblocking,
 )
+from asyncddp.ops.unordered_average import unordered_average_nonblocking
 from asyncddp.ops.weight_resolver import WeightResolver
 
 
@@ -174,6 +179,8 @@ class AllreduceCommunication(TwoSidedCommunication):
     ) -> BucketAveragingFunctions | None:
         size = averager.context.size
         start: Callable[..., Handle[torch.Tensor]] = allreduce_nonblocking
+        if averager.algorithm.when is CommunicationTiming.INTERVAL:
+            start = unordered_average_nonblocking  # ranks may call other collectives in between
         if active_ranks is not None:
             start = partial(average_active_ranks_nonblocking, active_ranks=active_ranks)
         return BucketAveragingFunctions(start, 2 * (size - 1) / size, size)

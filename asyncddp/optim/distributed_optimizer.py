@@ -16,8 +16,7 @@ from asyncddp.algorithms.training_tracer import tracer_for
 from asyncddp.compression import Compressor
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
-from asyncddp.optim.algorithm_switch import AlgorithmSwitcher, SwitchSchedule, inherited
-from asyncddp.optim.checkpointed_optimizer import CheckpointedOptimizer
+from asyncddp.optim.algorithm_switch import AlgorithmSwitcher, SwitchSchedule
 from asyncddp.optim.distributed_optimizer_arguments import (
     WeightOverrideDescriptor,
     checked_models,
@@ -25,11 +24,12 @@ from asyncddp.optim.distributed_optimizer_arguments import (
 )
 from asyncddp.optim.method_settings import MethodSettings
 from asyncddp.optim.optimizer_wrapper import WindowMethodsMixin
+from asyncddp.optim.switchable_optimizer import SwitchableOptimizer
 from asyncddp.torch_modes import uncompiled
 from topology import GraphOrSchedule
 
 
-class DistributedOptimizer(WindowMethodsMixin, CheckpointedOptimizer):
+class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
     r"""Wrap an optimizer so that its steps also average models or gradients with other ranks.
 
     .. math:: X^{+} = W X - U(G(X)), \qquad X^{+} = W (X - U(G(X))), \qquad
@@ -226,49 +226,6 @@ class DistributedOptimizer(WindowMethodsMixin, CheckpointedOptimizer):
         self._training_tracer.end_step()
         self._switcher.end_step()
         return result
-
-    def switch_to(
-        self,
-        algorithm: str | type[Algorithm],
-        *,
-        replicas: str = "average",
-        **arguments: Any,
-    ) -> None:
-        r"""Train by another algorithm from the next step on; collective, between two steps.
-
-        What is under way ends first, and the ranks' models are made equal. The optimizer with its
-        state stays; buckets, hooks and windows are made anew.
-
-        Args:
-            algorithm: As for the constructor.
-            replicas: What becomes of models that differ: ``"average"`` replaces parameters and
-                floating-point buffers by their averages over ranks and takes other buffers from
-                rank 0, ``"rank0"`` takes all from rank 0, ``"keep"`` leaves them, for algorithms
-                that let them differ.
-            **arguments: The constructor's other arguments, and options of the algorithm, which
-                have their defaults otherwise; the size of buckets stays.
-
-        Raises:
-            UnknownNameError: No algorithm has that name.
-            ArgumentError: An argument that cannot be.
-            UsageError: Inside ``join``.
-            MismatchError: Ranks ask for different things, or after different steps.
-
-        Example:
-            >>> import asyncddp as bf, torch
-            >>> def train():
-            ...     model = torch.nn.Linear(1, 1, bias=False)
-            ...     torch.nn.init.constant_(model.weight, bf.rank())
-            ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-            ...     optimizer = bf.DistributedOptimizer(optimizer, model, communication="empty")
-            ...     optimizer.switch_to("gradient_allreduce")
-            ...     return optimizer.algorithm, model.weight.item()
-            >>> with bf.local_world(2) as world:
-            ...     world.run(train)
-            [('gradient_allreduce', 0.5), ('gradient_allreduce', 0.5)]
-        """
-        settings = inherited(self._switcher.settings, algorithm, arguments)
-        self._switcher.switch(settings, replicas)
 
     def synchronize(self) -> None:
         """Average the gradients that are not averaged yet, before they are clipped or unscaled.

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from asyncddp.algorithms import CommunicationPattern
+from asyncddp.algorithms import CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.join_coordinator import JoinCollectiveKind, JoinCoordinator
 from asyncddp.algorithms.phases.update_in_backward import UpdateInBackwardPhase
 from asyncddp.context.context import use
@@ -130,6 +130,11 @@ def _check_supports_join(optimizer: DistributedOptimizer) -> None:
             f"join: {averager.communication.name} needs all ranks in every round; expected a "
             "communication that goes on without those that are done, such as neighbor_allreduce or "
             "allreduce"
+        )
+    if averager.algorithm.when is CommunicationTiming.INTERVAL:
+        raise ArgumentError(
+            f"join: {averager.algorithm.name} averages by the clock, and waits for no rank; call "
+            "abort() on all ranks where they have no more batches, without join"
         )
     is_global = averager.communication.how is CommunicationPattern.GLOBAL
     if is_global and isinstance(optimizer._phase, UpdateInBackwardPhase):

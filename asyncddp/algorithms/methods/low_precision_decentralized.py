@@ -13,6 +13,7 @@ from asyncddp.algorithms.algorithm import (
 )
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
+from asyncddp.algorithms.wrapper_setup import checked_integer
 from asyncddp.compression import Compressor
 from asyncddp.errors import ArgumentError
 from asyncddp.tensors.allocation import detached_copy
@@ -57,7 +58,9 @@ class LowPrecisionDecentralized(Algorithm):
     default_compression = "minmax_uint8"
 
     def __init__(self, *, communication_interval: int = 1) -> None:
-        self.communication_interval = communication_interval
+        self.communication_interval = checked_integer(
+            "argument communication_interval", communication_interval, 1
+        )
 
     @override
     def default_topology(self, nodes: int) -> GraphOrSchedule | None:

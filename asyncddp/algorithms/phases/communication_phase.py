@@ -153,6 +153,12 @@ class CommunicationPhase(ABC):
     def conclude(self) -> None:  # noqa: B027 - optional hook
         """Finish the pending round, since no step follows for now."""
 
+    def abort(self) -> None:  # noqa: B027 - of the others no round goes on by itself
+        """End rounds that go on by themselves, once all ranks have asked for it; collective."""
+
+    def resume(self) -> None:  # noqa: B027 - as above
+        """Let rounds go on by themselves again."""
+
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
         if not self._in_step:
             self.accumulation.record(index)

@@ -16,7 +16,10 @@ from asyncddp.algorithms.phases.communication_phase import (
     PhaseConfig,
     Update,
 )
-from asyncddp.errors import ArgumentError, UsageError
+from asyncddp.context.context import use
+from asyncddp.errors import ArgumentError, NonFiniteError, UsageError
+from asyncddp.ops.neighbor_exchange import is_finite
+from asyncddp.ops.object_collectives import gather_records
 from asyncddp.tensors.allocation import empty_like, make_tensor
 from asyncddp.tensors.buckets import NamedFlatBucket, partition
 
@@ -41,6 +44,9 @@ class GradientReadyPhase(CommunicationPhase):
         self._next_bucket = 0
         self._has_local_gradients = True
         self._end_callback_queued = False
+        self._compresses = config.averager.compressor is not None
+        self._own_problems: list[str] = []
+        self._is_finite = True
         self._start()
 
     def build_buckets(self) -> None:
@@ -92,6 +98,7 @@ class GradientReadyPhase(CommunicationPhase):
     def _begin_round(self) -> None:
         self.rebuild_if_changed()
         self._round_open, self._next_bucket = True, 0
+        self._own_problems, self._is_finite = [], True
         self._round = self.config.averager.begin_round()
         self._missing_gradients = [set(bucket.indices) for bucket in self._buckets]
 
@@ -99,7 +106,12 @@ class GradientReadyPhase(CommunicationPhase):
         if self._round is not None:
             bucket = self._buckets[self._next_bucket]
             with torch.no_grad():
+                if self._compresses:
+                    bucket.flat.zero_()  # padding, too, of which compressors lose nothing then
                 bucket.pack()
+            averaged = self.config.averager.buckets[self._next_bucket]
+            if self._compresses and not is_finite(averaged.payload):
+                self._own_problems.append(averaged.describe_not_finite(bucket.flat))
             self._round.start(self._next_bucket)
         self._next_bucket += 1
 
@@ -115,6 +127,9 @@ class GradientReadyPhase(CommunicationPhase):
             with torch.no_grad():
                 for bucket in self._buckets:
                     bucket.unpack()
+                if self._compresses:
+                    payloads = [bucket.payload for bucket in self.config.averager.buckets]
+                    self._is_finite = all(map(is_finite, payloads))
         self.accumulation.end(averaged=True)
         self._has_local_gradients = False
 
@@ -122,9 +137,26 @@ class GradientReadyPhase(CommunicationPhase):
         """Average the remaining gradients, then run the optimizer's step."""
         if closure is None:
             self._average_remaining(scaled)
+            if not scaled:  # a GradScaler skips the step by itself
+                self._require_finite()
         loss = update(closure if closure is None else self._then_average(closure))
         self._has_local_gradients = True
         return loss
+
+    def _require_finite(self) -> None:
+        """Raise on all ranks if a compressed average is not finite, telling whose gradients."""
+        if self._is_finite:
+            return
+        context = self.config.averager.context
+        with use(context):
+            found = gather_records(self._own_problems, list[str], "comparison of gradients")
+        named = [f"rank {rank}: {problem}" for rank, ours in enumerate(found) for problem in ours]
+        raise NonFiniteError(
+            f"{self.config.averager.label}: averaged gradients are not finite "
+            f"({'; '.join(named) or 'all were, but their sum is too large'}). "
+            "No parameter was updated, and error feedback is as before; go on with zero_grad(), a "
+            "smaller step size, clipping, or torch.amp.GradScaler"
+        )
 
     def synchronize(self) -> None:
         """Average the remaining gradients, so that clipping before step() sees averages."""
@@ -156,6 +188,7 @@ class GradientReadyPhase(CommunicationPhase):
             self._has_local_gradients = True
             loss = closure()
             self._average_remaining(scaled=False)
+            self._require_finite()
             return self.config.averager.average_scalar(loss)
 
         return evaluate
@@ -163,6 +196,7 @@ class GradientReadyPhase(CommunicationPhase):
     def reset(self) -> None:
         """Discard the round of a backward pass that has failed half-way."""
         self._round_open, self._round, self._end_callback_queued = False, None, False
+        self._is_finite = True
         self.accumulation.end(averaged=True)
 
     on_zero_grad = reset

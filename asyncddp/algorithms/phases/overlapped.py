@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from typing_extensions import override
@@ -22,7 +22,7 @@ class OverlappedPhase(ParameterAveragingPhase):
     finished first, so that neighbours need not wait.
     """
 
-    forward_hook = "before"
+    forward_hook: ClassVar[Literal["before"] | None] = "before"
     _versions: list[list[int]] | None = None
     _forward_seen = _forward_discarded = False
 

@@ -1,0 +1,120 @@
+"""Base class of distributed optimizers: its algorithm can be switched, paused and saved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncddp.algorithms import Algorithm
+from asyncddp.algorithms.phases import CommunicationPhase
+from asyncddp.optim.algorithm_switch import AlgorithmSwitcher, inherited
+from asyncddp.optim.optimizer_wrapper import TransparentOptimizerWrapper
+
+_KEY = "asyncddp"
+
+
+class SwitchableOptimizer(TransparentOptimizerWrapper):
+    """Base class of distributed optimizers, whose algorithm can be switched, paused and saved."""
+
+    _switcher: AlgorithmSwitcher
+
+    @property
+    def _phase(self) -> CommunicationPhase:
+        return self._switcher.phase
+
+    def switch_to(
+        self,
+        algorithm: str | type[Algorithm],
+        *,
+        replicas: str = "average",
+        **arguments: Any,
+    ) -> None:
+        r"""Train by another algorithm from the next step on; collective, between two steps.
+
+        What is under way ends first, and the ranks' models are made equal. The optimizer with its
+        state stays; buckets, hooks and windows are made anew.
+
+        Args:
+            algorithm: As for the constructor.
+            replicas: What becomes of models that differ: ``"average"`` replaces parameters and
+                floating-point buffers by their averages over ranks and takes other buffers from
+                rank 0, ``"rank0"`` takes all from rank 0, ``"keep"`` leaves them, for algorithms
+                that let them differ.
+            **arguments: The constructor's other arguments, and options of the algorithm, which
+                have their defaults otherwise; the size of buckets stays.
+
+        Raises:
+            UnknownNameError: No algorithm has that name.
+            ArgumentError: An argument that cannot be.
+            UsageError: Inside ``join``.
+            MismatchError: Ranks ask for different things, or after different steps.
+
+        Example:
+            >>> import asyncddp as bf, torch
+            >>> def train():
+            ...     model = torch.nn.Linear(1, 1, bias=False)
+            ...     torch.nn.init.constant_(model.weight, bf.rank())
+            ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+            ...     optimizer = bf.DistributedOptimizer(optimizer, model, communication="empty")
+            ...     optimizer.switch_to("gradient_allreduce")
+            ...     return optimizer.algorithm, model.weight.item()
+            >>> with bf.local_world(2) as world:
+            ...     world.run(train)
+            [('gradient_allreduce', 0.5), ('gradient_allreduce', 0.5)]
+        """
+        settings = inherited(self._switcher.settings, algorithm, arguments)
+        self._switcher.switch(settings, replicas)
+
+    def abort(self) -> None:
+        """End averaging that goes on by the clock, once all ranks have called it; collective.
+
+        So does ``async_model_average`` with ``sync_interval_ms``: rounds go on until the last rank
+        calls it, and all leave after the same one. Then no message is under way, and parameters
+        change by steps alone. Without effect where it has ended, and with all other algorithms.
+
+        Raises:
+            PeerError: A rank failed, or did not call it by the deadline.
+        """
+        self._phase.abort()
+
+    def resume(self) -> None:
+        """Let averaging by the clock go on after :meth:`abort`; all ranks call it."""
+        self._phase.resume()
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Rounds that this wrapper has completed, and backward passes since the last one."""
+        return {"round": self._averager.round, "passes": self._phase.accumulation.carried_passes}
+
+    @counters.setter
+    def counters(self, counters: dict[str, int]) -> None:
+        self._averager.round = counters["round"]
+        self._phase.accumulation.carried_passes = counters["passes"]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the wrapped optimizer's state, with this wrapper's counters in ``"asyncddp"``."""
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        state = dict(self._wrapped.state_dict())
+        state[_KEY] = {**self.counters, **self._switcher.state_dict()}
+        for after in self._optimizer_state_dict_post_hooks.values():
+            state = after(self, state) or state
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a state; one of a plain optimizer starts the counters anew.
+
+        With one-sided methods what neighbours have published before is forgotten, and push-sum goes
+        on from the de-biased parameters with p = 1; so load on all ranks between two barriers, or
+        before the first step.
+        """
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = before(self, state_dict) or state_dict
+        self._phase.reset()
+        self._averager.windows.reset()
+        self._wrapped.load_state_dict({k: v for k, v in state_dict.items() if k != _KEY})
+        saved = state_dict.get(_KEY, {"round": 0, "passes": 0})
+        if "steps" in saved:
+            self._switcher.load_state_dict(saved)
+        self.counters = saved
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
