@@ -16,7 +16,7 @@ import asyncddp
 from asyncddp.transport.mpi import runtime as mpi_library
 from benchmarks.tables import RankGroup
 
-__all__ = ["header", "oversubscribed"]
+__all__ = ["header", "machine_facts", "oversubscribed"]
 
 
 def _processor() -> str:
@@ -45,11 +45,8 @@ def oversubscribed(world: RankGroup) -> bool:
     return len(set().union(*placed)) < world.size
 
 
-def header(world: RankGroup) -> dict[str, Any]:
-    """Describe machine, MPI, versions and the ranks' placement; collective."""
-    placed = world.comm.allgather(sorted(os.sched_getaffinity(0)))
-    facts = mpi_library.describe_mpi()
-    bound = all(len(place) == 1 for place in placed) and len({p[0] for p in placed}) == world.size
+def machine_facts() -> dict[str, Any]:
+    """Describe machine and versions, without what differs between ranks."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "processor": _processor(),
@@ -57,12 +54,22 @@ def header(world: RankGroup) -> dict[str, Any]:
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "load_before": round(os.getloadavg()[0], 2),
         "system": platform.platform(),
-        "mpi": f"{facts['vendor']} {facts['version']}, {facts['thread_level']}",
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "mpi4py": facts["mpi4py"],
         "asyncddp": f"{asyncddp.__version__} ({_commit()})",
+    }
+
+
+def header(world: RankGroup) -> dict[str, Any]:
+    """Describe machine, MPI, versions and the ranks' placement; collective."""
+    placed = world.comm.allgather(sorted(os.sched_getaffinity(0)))
+    facts = mpi_library.describe_mpi()
+    bound = all(len(place) == 1 for place in placed) and len({p[0] for p in placed}) == world.size
+    return {
+        **machine_facts(),
+        "mpi": f"{facts['vendor']} {facts['version']}, {facts['thread_level']}",
+        "mpi4py": facts["mpi4py"],
         "transport": asyncddp.current().transport.name,
         "ranks": world.size,
         "placement": "each bound to a core of its own" if bound else "not bound",
