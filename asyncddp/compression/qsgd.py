@@ -27,10 +27,10 @@ class QSGD(PiecewiseCompressor):
     r"""Base class of QSGD: rounds the elements of each block to L levels of either sign, at random.
 
     .. math:: s = \max_{i \in \text{block}} |x_i|, \qquad
-              c_i = \Big\lfloor \frac{L x_i}{s} + u_i \Big\rfloor, \quad u_i \sim U[0, 1), \qquad
+              c_i = \mathrm{floor}\big(\tfrac{L}{s} x_i + u_i\big), \quad u_i \sim U[0, 1), \qquad
               \hat x_i = \frac{s}{L} c_i
 
-    It is unbiased, to :math:`2^{-16}` of a level, and the errors of any two elements are
+    It is unbiased, to :math:`2^{-15}` of a level, and the errors of any two elements are
     uncorrelated. The error of an element is below :math:`s / L`. A block with an element that is
     not finite decodes to elements none of which is.
 
