@@ -12,14 +12,13 @@ import torch
 from typing_extensions import override
 
 from asyncddp.compression.compressor import CompressorState, clear_padding, field, padded
-from asyncddp.compression.counter_random import random_words
 from asyncddp.compression.piecewise import PiecewiseCompressor, Scratch, pieces
+from asyncddp.compression.rounding_noise import RoundingNoise
 from asyncddp.errors import ArgumentError
 from asyncddp.tensors.dtypes import DTYPES
 
 _BLOCK = 256  # elements, by default
 _BLOCK_MULTIPLE = 8
-_TILE = 1 << 13  # elements whose noise is drawn; other blocks' is the exclusive or with a word
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class QSGD(PiecewiseCompressor):
         codes_start = self._codes_start(chunks.shape[1], chunks.dtype)
         clear_padding(encoded, scales.shape[1] * scales.element_size())
         clear_padding(encoded, codes_start + codes.shape[1])
-        noise = _Noise(seed, chunks, self.block_size, self.bits)
+        noise = RoundingNoise(seed, chunks, self.block_size, self.bits)
         scratch = Scratch(chunks.device)
         for rows, columns, blocks, size in self._parts(chunks, noise.tile_blocks):
             x = _blocks(chunks[rows, columns], size)
@@ -161,37 +160,6 @@ def _add_shares(
 def _blocks(rows: torch.Tensor, size: int) -> torch.Tensor:
     """View rows as blocks, of shape ``(rows, blocks, size)``."""
     return rows.view(rows.shape[0], -1, size)
-
-
-class _Noise:
-    """Random numbers in [2ⁿ, 2ⁿ + 1) for all blocks, any two of which are independent.
-
-    Those of a tile of blocks are drawn, and the fraction bits of further ones are the exclusive or
-    of the tile's with a random word of each block, which costs a tenth.
-    """
-
-    def __init__(self, seed: int, chunks: torch.Tensor, size: int, bits: int) -> None:
-        rows, numel = chunks.shape
-        blocks = -(-numel // size)
-        self.tile_blocks = max(1, min(_TILE // size, blocks))
-        tile = self.tile_blocks * size
-        words = random_words(seed, tile // 2 + -(-rows * blocks // 2), chunks.device)
-        halves = words.view(torch.int32).bitwise_and_((1 << (23 - bits)) - 1)
-        self._words = halves[tile : tile + rows * blocks].view(rows, blocks, 1)
-        base = (127 + bits) << 23  # the bits of the float 2ⁿ
-        self._tile = halves[:tile].view(self.tile_blocks, size).bitwise_or_(base)
-        self._repeated = self._tile
-
-    def of(self, rows: slice, blocks: slice, size: int, scratch: Scratch) -> torch.Tensor:
-        """Compute the noise of the first elements of blocks: float32, ``(rows, blocks, size)``."""
-        words = self._words[rows, blocks]
-        first = blocks.start % self.tile_blocks
-        last = first + words.shape[1]
-        if self._repeated.shape[0] < last:
-            self._repeated = self._tile.repeat(-(-last // self.tile_blocks), 1)
-        noise = scratch("noise", (*words.shape[:2], size), torch.int32)
-        torch.bitwise_xor(self._repeated[first:last, :size], words, out=noise)
-        return noise.view(torch.float32)
 
 
 @dataclass(frozen=True)

@@ -299,6 +299,19 @@ def test_inference_mode_changes_nothing(q):
 
 
 @every_compressor
+@every_dtype
+def test_nobody_waits_for_a_device(q, dtype):
+    """No value is read on the host: tensors that have none, on torch's meta device, do as well."""
+    x = torch.empty(2, 500, dtype=dtype, device="meta")
+    rows = torch.empty(2, q.encoded_size(500, dtype), dtype=torch.uint8, device="meta")
+    state = q.new_state(x)
+    q.encode(x, rows, state=state)
+    q.decode(rows, x)
+    q.decode_add(rows, x, 0.5)
+    assert all(tensor.is_meta for tensor in state.values())
+
+
+@every_compressor
 def test_a_tensor_compressor_repeats_itself(q):
     """The same seed and inputs give the same bytes; each use has a seed of its own."""
     x = normal(2, 500)
