@@ -117,9 +117,9 @@ class QSGD(PiecewiseCompressor):
         whole = numel // size * size
         for rows, columns in pieces(chunks[:, :whole], multiple * size):
             yield rows, columns, slice(columns.start // size, columns.stop // size), size
-        if whole < numel:
+        for rows, _ in pieces(chunks[:, whole:], size):
             rest = slice(whole // size, whole // size + 1)
-            yield slice(0, chunks.shape[0]), slice(whole, numel), rest, numel - whole
+            yield rows, slice(whole, numel), rest, numel - whole
 
     def _bytes(self, numel: int) -> int:
         """Bytes of the codes of so many elements."""
