@@ -20,7 +20,7 @@ RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID
 RANKS_PER_NODE = "ASYNCDDP_RANKS_PER_NODE"
 """Set by a launcher that starts equally many ranks on each node, one node after another."""
 _LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-_TORCH_VARIABLES = {
+TORCH_VARIABLES = {
     "RANK": RANK_VARIABLES,
     "WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"),
     "LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"),
@@ -58,8 +58,8 @@ def _set_variables() -> None:
 
         os.environ["OMP_NUM_THREADS"] = str(threads_per_rank(int(size)))
     tune_open_mpi(os.environ)  # the script may start MPI before it imports the library
-    if os.environ.keys().isdisjoint(_TORCH_VARIABLES):
-        found = {name: first_variable(names) for name, names in _TORCH_VARIABLES.items()}
+    if os.environ.keys().isdisjoint(TORCH_VARIABLES):
+        found = {name: first_variable(names) for name, names in TORCH_VARIABLES.items()}
         os.environ.update({name: value for name, value in found.items() if value is not None})
     rank, each = first_variable(RANK_VARIABLES), os.environ.get(RANKS_PER_NODE)
     if rank is not None and each is not None:

@@ -90,19 +90,41 @@ def test_ctrl_c_ends_all_ranks(run):
     assert run.wait_until_gone(20) == []
 
 
+SCRIPT = """
+import sys
+import torch
+import asyncddp as bf
+import asyncddp.integrations.bagua.torch_api as bagua
+from asyncddp.integrations.bagua.torch_api.checkpoint import load_checkpoint, save_checkpoint
+from asyncddp.integrations.bagua.torch_api.contrib import LoadBalancingDistributedSampler
+from asyncddp.integrations.bagua.torch_api.contrib import fuse_optimizer
+
+before = bagua.get_rank(), bagua.get_world_size(), bagua.get_local_rank(), bagua.get_node_rank()
+bagua.init_process_group()
+assert before == (bf.rank(), bf.size(), bf.local_rank(), bf.machine_rank())
+sampler = LoadBalancingDistributedSampler(range(6), complexity_fn=lambda x: x, shuffle=False)
+model = torch.nn.Linear(1, 1)
+optimizer = fuse_optimizer(torch.optim.Adam(model.parameters(), lr=0.1))
+start = load_checkpoint(sys.argv[1], model, optimizer)
+for step in range(start, start + 2):
+    optimizer.zero_grad()
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.fuse_step()
+    save_checkpoint(step + 1, sys.argv[1], model, optimizer, per_rank=True)
+print(before, list(sampler), start, flush=True)
+"""
+
+
 @pytest.mark.launches
-def test_training_under_baguas_launcher(run):
-    """The library's own ranks are the launcher's."""
+def test_a_script_with_other_import_lines(run):
+    """Two runs of a script in Bagua's words: the second goes on where the first has saved."""
     run.command = LAUNCH
-    script = run.warm(
-        "import os, torch, asyncddp as bf\n"
-        "bf.init()\n"
-        "assert str(bf.rank()) == os.environ['RANK']\n"
-        "assert str(bf.size()) == os.environ['WORLD_SIZE']\n"
-        "print(bf.allreduce(torch.tensor([float(bf.rank())])).item(), flush=True)\n"
-    )
-    ended = run("--nproc_per_node=2", *script)
-    assert (ended.stdout, ended.code) == ("0.5\n0.5\n", 0), ended.stderr
+    script = run.warm(SCRIPT)
+    for start in (0, 2):
+        ended = run("--nproc_per_node=2", *script, str(run.folder / "saved"))
+        assert ended.code == 0, ended.stderr
+        wanted = [f"({rank}, 2, {rank}, 0) {[rank, 2 + rank, 4 + rank]} {start}" for rank in (0, 1)]
+        assert sorted(ended.stdout.splitlines()) == wanted
 
 
 @pytest.mark.launches

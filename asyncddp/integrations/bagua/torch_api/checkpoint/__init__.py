@@ -1,0 +1,5 @@
+"""Bagua's ``bagua.torch_api.checkpoint``."""
+
+from asyncddp.integrations.bagua.checkpointing import load_checkpoint, save_checkpoint
+
+__all__ = ["load_checkpoint", "save_checkpoint"]

@@ -1,0 +1,8 @@
+"""Bagua's ``bagua.torch_api.contrib.load_balancing_data_loader``."""
+
+from asyncddp.parallel.load_balancing_sampler import (
+    LoadBalancingDistributedBatchSampler,
+    LoadBalancingDistributedSampler,
+)
+
+__all__ = ["LoadBalancingDistributedBatchSampler", "LoadBalancingDistributedSampler"]

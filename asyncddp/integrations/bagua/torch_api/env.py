@@ -1,0 +1,46 @@
+"""Bagua's ``bagua.torch_api.env``: ranks and their numbers, also before the world is joined."""
+
+from __future__ import annotations
+
+from asyncddp.context import is_initialized, ranks_and_topology
+from asyncddp.launch.rank import TORCH_VARIABLES, first_variable
+
+__all__ = ["get_local_rank", "get_local_size", "get_node_rank", "get_rank", "get_world_size"]
+
+
+def get_rank() -> int:
+    """Return this rank; before ``init_process_group()`` as the launcher's variables say, or 0.
+
+    Example:
+        >>> import asyncddp.integrations.bagua.torch_api as bagua
+        >>> bagua.get_rank(), bagua.get_world_size(), bagua.get_local_rank()
+        (0, 1, 0)
+    """
+    return ranks_and_topology.rank() if is_initialized() else _announced("RANK", 0)
+
+
+def get_world_size() -> int:
+    """Return the number of ranks; see :func:`get_rank`."""
+    return ranks_and_topology.size() if is_initialized() else _announced("WORLD_SIZE", 1)
+
+
+def get_local_rank() -> int:
+    """Return this rank's place on its node; see :func:`get_rank`."""
+    return ranks_and_topology.local_rank() if is_initialized() else _announced("LOCAL_RANK", 0)
+
+
+def get_local_size() -> int:
+    """Return the number of ranks on this node; see :func:`get_rank`."""
+    if is_initialized():
+        return ranks_and_topology.local_size()
+    return _announced("LOCAL_WORLD_SIZE", 1)
+
+
+def get_node_rank() -> int:
+    """Return the place of this node among all; see :func:`get_rank`."""
+    return ranks_and_topology.machine_rank() if is_initialized() else _announced("NODE_RANK", 0)
+
+
+def _announced(name: str, default: int) -> int:
+    found = first_variable((name, *TORCH_VARIABLES.get(name, ())))
+    return default if found is None else int(found)
