@@ -114,7 +114,7 @@ def test_another_bench_follows_windows_in_the_same_run(without_gloo):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "which one? There are: ops windows step timeline network scale memory compression gpu"),
+        ((), "There are: ops windows step timeline network scale memory compression gpu"),
         (("nope",), "no bench 'nope'; there are: ops windows step timeline"),
         (("ops", "--ranks", "1"), "--ranks needs a number of at least 2"),
         (("ops", "--json", "/no/such/folder/x"), "--json needs a file in a folder that exists"),
