@@ -14,6 +14,7 @@ from asyncddp.errors import ArgumentError
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 from topology import as_schedule
 
+_CLAIM = "{} needs the same model and settings on all ranks"
 _ROUNDS = 8  # rounds of a time-varying topology that are compared in check mode
 
 
@@ -62,14 +63,29 @@ def require_equal_setup(
 
     In check mode the weights of the topology must be equal, too.
     """
+    require_equal_settings(averager.context, wrapper, settings, named)
+    check_weights(averager, wrapper)
+
+
+def require_equal_settings(
+    context: Context,
+    wrapper: str,
+    settings: Sequence[str],
+    named: Iterable[tuple[str, torch.Tensor]],
+) -> None:
+    """Raise an error on all ranks unless all have equal settings and parameters; collective."""
     facts = [
         f"parameter {name} of shape {tuple(one.shape)}, strides {one.stride()}, {one.dtype}"
         for name, one in named
     ]
+    require_equal_on_all_ranks(context, _CLAIM.format(wrapper), [*settings, *facts])
+
+
+def check_weights(averager: ModelAverager, wrapper: str) -> None:
+    """Raise an error on all ranks unless their topologies' weights agree, in check mode."""
     if averager.context.config.check:
-        facts.append(_describe_weights(averager))
-    claim = f"{wrapper} needs the same model and settings on all ranks"
-    require_equal_on_all_ranks(averager.context, claim, [*settings, *facts])
+        facts = [_describe_weights(averager)]
+        require_equal_on_all_ranks(averager.context, _CLAIM.format(wrapper), facts)
 
 
 def _describe_weights(averager: ModelAverager) -> str:

@@ -140,7 +140,7 @@ class ModuleTarget(MonitorTarget):
     """Adapter through which a monitor watches a module that averages with its neighbours."""
 
     def __init__(self, module: DecentralizedDataParallel) -> None:
-        super().__init__(module, module._reducer.bucket_averager.averager)
+        super().__init__(module, module._averager)
         self._reducer = module._reducer
         self._square: float | None = None
 

@@ -79,6 +79,10 @@ class AlgorithmSwitcher:
     def _warms_up(self) -> bool:
         return self._method.warms_up(self._optimizer, self.steps - self._steps_before)
 
+    def start_at(self, steps: int) -> None:
+        """Begin to count from a number of steps that were made before."""
+        self.steps = self._steps_before = steps
+
     def end_step(self) -> None:
         """Count a step, and switch where the schedule or the end of a warm-up says so."""
         self.steps += 1
@@ -97,38 +101,14 @@ class AlgorithmSwitcher:
 
     def switch(self, settings: MethodSettings, replicas: str) -> None:
         """Check that all ranks ask for the same switch, and make it; collective."""
-        problem: AsyncDDPError | None = None
-        try:
-            method = settings.create_method()
-            method.check_optimizer(self._optimizer)
-            checked_policy(replicas)
-            self._check_kept(method, replicas)
-        except AsyncDDPError as error:
-            problem = error
-        facts = [
-            f"{settings.describe()} and replicas={replicas!r}" if problem is None else f"{problem}"
-        ]
-        claim = "switch_to needs the same arguments on all ranks"
-        if problem is not None and self._context.size == 1:
-            raise problem
-        require_equal_on_all_ranks(self._context, claim, [*facts, f"step {self.steps}"])
-        if problem is not None:
-            raise problem
+        if self.averager.join_coordinator is not None:
+            raise UsageError("switch_to: called inside join; switch before or after the block")
+        method = self.averager.algorithm
+        require_equal_switch(self._context, self._optimizer, method, settings, replicas, self.steps)
         self._replace(settings, replicas)
-
-    def _check_kept(self, method: Algorithm, replicas: str) -> None:
-        differ = not self.averager.algorithm.replicates_model
-        if replicas == "keep" and differ and method.replicates_model:
-            raise ArgumentError(
-                f"switch_to: argument replicas: {self.averager.algorithm.name} has let the ranks' "
-                f"models differ, and {method.name} would keep them so; expected 'average' or "
-                "'rank0', got 'keep'"
-            )
 
     def _replace(self, settings: MethodSettings, replicas: str) -> None:
         """End the method in use, make the replicas agree, and begin another."""
-        if self.averager.join_coordinator is not None:
-            raise UsageError("switch_to: called inside join; switch before or after the block")
         before = self.averager
         self._end_phase()
         with use(self._context):
@@ -172,6 +152,41 @@ class AlgorithmSwitcher:
                 f"call switch_to({saved['algorithm']!r}) before, or give switch_at"
             )
         self.averager.load_state_dict(saved)
+
+
+def require_equal_switch(
+    context: Context,
+    optimizer: torch.optim.Optimizer,
+    before: Algorithm,
+    settings: MethodSettings,
+    replicas: str,
+    steps: int,
+) -> None:
+    """Raise an error on all ranks unless all ask for the same switch, and it can be made.
+
+    Collective, also where this rank's arguments are wrong, so that the others learn of it.
+    """
+    problem: AsyncDDPError | None = None
+    try:
+        method = settings.create_method()
+        method.check_optimizer(optimizer)
+        checked_policy(replicas)
+        if replicas == "keep" and method.replicates_model and not before.replicates_model:
+            raise ArgumentError(
+                f"switch_to: argument replicas: {before.name} has let the ranks' models differ, "
+                f"and {method.name} would keep them so; expected 'average' or 'rank0', got 'keep'"
+            )
+    except AsyncDDPError as error:
+        problem = error
+    asked = f"{settings.describe()} and replicas={replicas!r}"
+    facts = [asked if problem is None else f"an error: {problem}", f"step {steps}"]
+    try:
+        require_equal_on_all_ranks(
+            context, "switch_to needs the same arguments on all ranks", facts
+        )
+    finally:
+        if problem is not None:
+            raise problem
 
 
 def _checked_schedule(

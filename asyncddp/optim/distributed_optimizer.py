@@ -193,6 +193,11 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
         return self._averager.round
 
     @property
+    def steps(self) -> int:
+        """Number of steps completed, with all algorithms."""
+        return self._switcher.steps
+
+    @property
     def bytes_sent(self) -> int:
         """Number of payload bytes that this rank has sent to peers.
 

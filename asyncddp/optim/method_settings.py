@@ -64,6 +64,18 @@ class MethodSettings:
         own = {name: value for name, value in arguments.items() if name not in names}
         return cls(algorithm, options=own, **known)
 
+    def is_plain(self, algorithm: str) -> bool:
+        """Return whether it is that algorithm, with defaults but for topology and bucket size."""
+        plain = MethodSettings(
+            algorithm, topology=self.topology, bucket_size_in_mb=self.bucket_size_in_mb
+        )
+        return self == plain
+
+    def arguments(self) -> dict[str, Any]:
+        """Return keyword arguments for ``DistributedOptimizer``."""
+        names = [one.name for one in fields(self) if one.name != "options"]
+        return {**{name: getattr(self, name) for name in names}, **self.options}
+
     def create_method(self) -> Algorithm:
         """Create the method with its options.
 

@@ -90,12 +90,23 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
         self._averager.round = counters["round"]
         self._phase.accumulation.carried_passes = counters["passes"]
 
+    @property
+    def averaging_state(self) -> dict[str, Any]:
+        """State of the averaging: counters, the algorithm in use, and what that remembers."""
+        return {**self.counters, **self._switcher.state_dict()}
+
+    @averaging_state.setter
+    def averaging_state(self, saved: dict[str, Any]) -> None:
+        if "steps" in saved:
+            self._switcher.load_state_dict(saved)
+        self.counters = saved
+
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state, with this wrapper's counters in ``"asyncddp"``."""
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         state = dict(self._wrapped.state_dict())
-        state[_KEY] = {**self.counters, **self._switcher.state_dict()}
+        state[_KEY] = self.averaging_state
         for after in self._optimizer_state_dict_post_hooks.values():
             state = after(self, state) or state
         return state
@@ -112,9 +123,6 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
         self._phase.reset()
         self._averager.windows.reset()
         self._wrapped.load_state_dict({k: v for k, v in state_dict.items() if k != _KEY})
-        saved = state_dict.get(_KEY, {"round": 0, "passes": 0})
-        if "steps" in saved:
-            self._switcher.load_state_dict(saved)
-        self.counters = saved
+        self.averaging_state = state_dict.get(_KEY, {"round": 0, "passes": 0})
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)

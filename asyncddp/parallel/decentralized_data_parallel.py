@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,25 +10,27 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
+from asyncddp.algorithms import Algorithm
 from asyncddp.algorithms.model_averager import ModelAverager, NeighborProgressMixin
 from asyncddp.algorithms.training_tracer import tracer_for
-from asyncddp.algorithms.wrapper_setup import next_label, require_equal_setup
+from asyncddp.algorithms.wrapper_setup import check_weights, next_label, require_equal_settings
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.broadcast import broadcast_nonblocking_
 from asyncddp.ops.settings_agreement import require_equal_tensors, tensors_of
+from asyncddp.optim.method_settings import MethodSettings
+from asyncddp.parallel.algorithm_reducer import AlgorithmReducer
 from asyncddp.parallel.argument_validation import checked_config, checked_model, checked_parameters
 from asyncddp.parallel.bucket_averager import BucketAverager
-from asyncddp.parallel.bucket_optimizer_state import check_state
-from asyncddp.parallel.module_wrapper import AveragedModelAccess
 from asyncddp.parallel.optimizer_buckets import LRSchedulerFn, OptimFn
 from asyncddp.parallel.reducer import Reducer
+from asyncddp.parallel.switchable_module import SwitchableModule
 from topology import GraphOrSchedule
 
 _NAME = "DecentralizedDataParallel"
 
 
-class DecentralizedDataParallel(NeighborProgressMixin, AveragedModelAccess):
+class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
     r"""Wrap a model so that its backward pass updates it and averages it with the neighbours'.
 
     .. math:: X_{k+1} = W_k X_k - U\big(X_k, G(X_k)\big)
@@ -53,6 +55,9 @@ class DecentralizedDataParallel(NeighborProgressMixin, AveragedModelAccess):
 
     with :math:`\hat{x}_j` the newest of rank j that has come. This does not keep the mean over
     ranks; it keeps the ranks together.
+
+    Any other ``algorithm`` of :class:`asyncddp.DistributedOptimizer` averages as it says there,
+    with one optimizer for all parameters, whose step the end of a backward pass makes.
 
     Making one is collective, as are the end of the first backward pass, :meth:`global_avg` and
     :meth:`eval`, and with ``sync=False`` also :meth:`set_topology`, :meth:`close` and loading a
@@ -79,7 +84,10 @@ class DecentralizedDataParallel(NeighborProgressMixin, AveragedModelAccess):
             format; they are copied to and fro otherwise.
         sync_buffer_in_global_avg: Whether :meth:`global_avg` and :meth:`eval` average
             floating-point buffers as well.
+        algorithm: Name of a method, or a subclass of ``asyncddp.algorithms.Algorithm``.
         init_sync: Whether all ranks begin with the parameters and buffers of rank 0.
+        **options: Of the algorithm, and other arguments of the optimizer wrapper, such as
+            ``compression``.
 
     Attributes:
         module: The model, whose parameters, buffers and submodules are the wrapper's by name.
@@ -121,7 +129,9 @@ class DecentralizedDataParallel(NeighborProgressMixin, AveragedModelAccess):
         param_as_bucket_view: bool = True,
         sync_buffer_in_global_avg: bool = False,
         *,
+        algorithm: str | type[Algorithm] = "adapt_with_combine",
         init_sync: bool = True,
+        **options: Any,
     ) -> None:
         super().__init__(checked_model(model, DecentralizedDataParallel))
         config = checked_config(
@@ -132,27 +142,45 @@ class DecentralizedDataParallel(NeighborProgressMixin, AveragedModelAccess):
             bucket_size_in_mb,
             param_as_bucket_view,
         )
+        method = MethodSettings.of(
+            algorithm, {"topology": topology, "bucket_size_in_mb": bucket_size_in_mb, **options}
+        )
         context, self._averages_buffers = current(), bool(sync_buffer_in_global_avg)
-        named, label = checked_parameters(model), next_label(context, _NAME)
-        bucket_averager = BucketAverager(context, label, topology, sync=bool(sync))
-        settings = [f"wrapper {label!r}", f"sync={bool(sync)}", f"init_sync={bool(init_sync)}"]
+        self._config, named = config, checked_parameters(model)
+        settings = [f"sync={bool(sync)}", f"init_sync={bool(init_sync)}"]
         settings.append(f"bucket size {config.bucket_bytes} bytes")
         settings.append(f"sync_buffer_in_global_avg={self._averages_buffers}")
-        require_equal_setup(bucket_averager.averager, _NAME, settings, named)
+        require_equal_settings(context, _NAME, [*settings, method.describe()], named)
         every = tensors_of(model)
         require_equal_tensors(context, _NAME, every)
         if init_sync:
             handles = [broadcast_nonblocking_(tensor.detach(), 0) for tensor in every.values()]
             for handle in handles:
                 handle.wait()
-        tracer = tracer_for(context, [model])
-        self._reducer = Reducer(named, bucket_averager, config, tracer)
-        tracer.attach_hooks([model])
+        self._tracer = tracer_for(context, [model])
+        self._reducer = self._reducer_for(method, sync=bool(sync))
+        self._tracer.attach_hooks([model])
+
+    def _reducer_for(self, method: MethodSettings, *, sync: bool) -> Reducer | AlgorithmReducer:
+        """Create the reducer: bucket by bucket for the default algorithm, or that of any."""
+        named, config = checked_parameters(self.module), self._config
+        if method.is_plain("adapt_with_combine"):
+            context = current()
+            label = next_label(context, _NAME)
+            bucket_averager = BucketAverager(context, label, method.topology, sync=sync)
+            check_weights(bucket_averager.averager, _NAME)
+            return Reducer(named, bucket_averager, config, self._tracer)
+        if not sync:
+            raise ArgumentError(
+                "argument sync: False is for the default algorithm; expected True, or "
+                f"algorithm='win_put', which waits for nobody, in place of {method.algorithm!r}"
+            )
+        return AlgorithmReducer(self.module, named, method, config, self._tracer)
 
     @property
     @override
     def _averager(self) -> ModelAverager:
-        return self._reducer.bucket_averager.averager
+        return self._reducer.averager
 
     # training
 
@@ -207,12 +235,12 @@ class DecentralizedDataParallel(NeighborProgressMixin, AveragedModelAccess):
             UsageError: After :meth:`close`.
         """
         self._require_open("set_topology")
-        self._reducer.bucket_averager.set_topology(topology)
+        self._reducer.set_topology(topology)
 
     @property
     def steps(self) -> int:
         """Steps completed so far, which is the round of the topology that comes next."""
-        return self._averager.round
+        return self._reducer.steps
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -238,58 +266,6 @@ class DecentralizedDataParallel(NeighborProgressMixin, AveragedModelAccess):
         self._reducer.end_failed_step()
         super().conclude()
 
-    # checkpoints
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """Give the model another state; all ranks do, after the same step.
-
-        Pending averages are dropped, and sent anew by the next backward pass: a run that is resumed
-        with this and :meth:`load_optim_state_dict` goes on as if it had not been interrupted.
-
-        Args:
-            state_dict: What ``state_dict()`` of this or of the plain model gave; each rank's own.
-            strict: As for the model.
-            assign: Must be False: parameters keep their memory.
-
-        Raises:
-            ArgumentError: ``assign=True``.
-        """
-        if assign:
-            raise ArgumentError(
-                "load_state_dict: argument assign: expected False, since parameters live in "
-                "buckets, got True; load into the model before DecentralizedDataParallel gets it"
-            )
-        self._reducer.end_failed_step()
-        self._reducer.bucket_averager.wait_for_reads()
-        self._backup = None
-        found = self.module.load_state_dict(state_dict, strict)
-        self._reducer.bucket_averager.restart(averaged=False)
-        return found
-
-    def optim_state_dict(self) -> dict[str, Any]:
-        """Return the state of all optimizers and schedulers by parameter name, and the step.
-
-        It does not depend on the buckets, so that a run may go on with others. As torch's own it
-        refers to the tensors in use; save it, or copy it, before the next step.
-        """
-        return self._reducer.state
-
-    def load_optim_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from what :meth:`optim_state_dict` gave, at any time between two steps.
-
-        Args:
-            state_dict: This rank's own; all ranks load one.
-
-        Raises:
-            ArgumentError: It is something else, or of another model.
-        """
-        check_state(state_dict, [name for name, _ in self._reducer.named_parameters])
-        self._reducer.end_failed_step()
-        self._reducer.state = state_dict
-        self._reducer.bucket_averager.restart(averaged=False)
-
     # closing
 
     def close(self) -> None:
@@ -302,4 +278,4 @@ class DecentralizedDataParallel(NeighborProgressMixin, AveragedModelAccess):
             self._closed = True
             self._restore_own()
             self._reducer.detach()
-            self._reducer.bucket_averager.close()
+            self._reducer.close()

@@ -11,6 +11,7 @@ from typing_extensions import Self
 from asyncddp.context.context import use
 from asyncddp.errors import UsageError
 from asyncddp.ops.allreduce_tensors import average_module, dense_floats
+from asyncddp.parallel.algorithm_reducer import AlgorithmReducer
 from asyncddp.parallel.reducer import Reducer
 from asyncddp.tensors.allocation import TensorBackup
 
@@ -66,7 +67,7 @@ class TransparentModuleWrapper(torch.nn.Module):
 class AveragedModelAccess(TransparentModuleWrapper):
     """Base class of module wrappers that give access to the average of all ranks' models."""
 
-    _reducer: Reducer
+    _reducer: Reducer | AlgorithmReducer
     _averages_buffers: bool  # beside parameters
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -80,7 +81,7 @@ class AveragedModelAccess(TransparentModuleWrapper):
 
     def _average(self) -> None:
         """Replace parameters by their averages, telling neighbours that no step follows for now."""
-        averager = self._reducer.bucket_averager.averager
+        averager = self._reducer.averager
         averager.windows.conclude()
         with use(averager.context), torch.no_grad():
             average_module(self.module, buffers=self._averages_buffers)
@@ -105,9 +106,9 @@ class AveragedModelAccess(TransparentModuleWrapper):
         self._require_open("global_avg")
         self._restore_own()
         self._reducer.end_failed_step()
-        self._reducer.bucket_averager.average_pending()
+        self._reducer.average_pending()
         self._average()
-        self._reducer.bucket_averager.restart(averaged=True)
+        self._reducer.restart(averaged=True)
 
     def train(self, mode: bool = True) -> Self:
         """Set training mode, and give each rank its own parameters back after :meth:`eval`.
@@ -135,8 +136,8 @@ class AveragedModelAccess(TransparentModuleWrapper):
         """
         if average and self._backup is None and not self._closed:
             self._reducer.end_failed_step()
-            self._reducer.bucket_averager.wait_for_reads()
+            self._reducer.wait_for_reads()
             self._backup = TensorBackup(dense_floats(self.module, buffers=self._averages_buffers))
             self._average()
-            self._reducer.bucket_averager.averager.windows.resume()
+            self._reducer.averager.windows.resume()
         return self.train(False)

@@ -18,6 +18,7 @@ from asyncddp.algorithms.gradient_hooks import (
     hook_gradients,
     remove_hooks,
 )
+from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.algorithms.training_tracer import NullTrainingTracer
 from asyncddp.errors import UsageError
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
@@ -29,6 +30,7 @@ from asyncddp.parallel.optimizer_buckets import (
     OptimizerBucket,
     build_buckets,
 )
+from topology import GraphOrSchedule
 
 
 class TrainingObserver(Protocol):
@@ -225,6 +227,16 @@ class Reducer:
     # around backward passes
 
     @property
+    def averager(self) -> ModelAverager:
+        """The averager of the buckets."""
+        return self.bucket_averager.averager
+
+    @property
+    def steps(self) -> int:
+        """Steps completed so far."""
+        return self.averager.round
+
+    @property
     def state(self) -> dict[str, Any]:
         """State of all optimizers and schedulers, by parameter name."""
         if self._pending_state is not None:
@@ -238,10 +250,27 @@ class Reducer:
             self._pending_state = state
         for bucket in self.buckets:
             restore_state(bucket, state)
+        self.restart(averaged=False)
 
     def wait_for_reads(self) -> None:
         """Wait until no message or peer reads a parameter any more."""
         self.bucket_averager.wait_for_reads()
+
+    def average_pending(self) -> None:
+        """Write all pending averages, ahead of their step."""
+        self.bucket_averager.average_pending()
+
+    def restart(self, *, averaged: bool) -> None:
+        """Restart communication after the parameters of all ranks got new values; collective."""
+        self.bucket_averager.restart(averaged=averaged)
+
+    def set_topology(self, topology: GraphOrSchedule | None) -> None:
+        """Use another topology from now on; collective where buckets go through windows."""
+        self.bucket_averager.set_topology(topology)
+
+    def close(self) -> None:
+        """Wait until no neighbour reads the parameters, and free windows, which is collective."""
+        self.bucket_averager.close()
 
     def detach(self) -> None:
         """Remove all hooks."""

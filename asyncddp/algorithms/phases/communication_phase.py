@@ -33,6 +33,7 @@ class AccumulationCounter:
     Attributes:
         carried_passes: Passes of earlier steps since the last averaging.
         current_passes: Passes since the last step, as the most gradients that one parameter got.
+        held: Whether gradients only accumulate for now, so that no averaging is due.
 
     Example:
         >>> counter = AccumulationCounter(passes_per_round=2)
@@ -46,6 +47,7 @@ class AccumulationCounter:
         self.passes_per_round = passes_per_round
         self.carried_passes = 0
         self.current_passes = 0
+        self.held = False
         self._gradient_counts: dict[int, int] = {}
 
     def record(self, parameter: int) -> int:
@@ -57,7 +59,14 @@ class AccumulationCounter:
 
     def due(self, more: int = 0) -> bool:
         """Return whether the step after ``more`` further passes is one that averages."""
+        if self.held:
+            return False
         return self.carried_passes + max(1, self.current_passes + more) >= self.passes_per_round
+
+    @property
+    def complete(self) -> bool:
+        """True if enough passes were made since the last step to average in this one."""
+        return not self.held and self.current_passes >= self.passes_per_round
 
     def end(self, *, averaged: bool) -> None:
         """Record that a step has ended, and whether it averaged."""

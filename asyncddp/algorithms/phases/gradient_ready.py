@@ -69,7 +69,7 @@ class GradientReadyPhase(CommunicationPhase):
             return
         self._has_local_gradients = True
         self.accumulation.record(index)
-        if self.accumulation.current_passes < self.accumulation.passes_per_round:
+        if not self.accumulation.complete:
             return
         if not self._round_open:
             numbering = self.named_parameters

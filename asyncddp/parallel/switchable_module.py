@@ -1,0 +1,146 @@
+"""Base class of module wrappers whose algorithm can be switched, paused, and saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from asyncddp.algorithms import Algorithm
+from asyncddp.algorithms.training_tracer import NullTrainingTracer
+from asyncddp.context.context import use
+from asyncddp.errors import ArgumentError
+from asyncddp.optim.algorithm_switch import require_equal_switch
+from asyncddp.optim.method_settings import MethodSettings
+from asyncddp.optim.replica_agreement import unify_replicas
+from asyncddp.parallel.algorithm_reducer import AlgorithmReducer
+from asyncddp.parallel.bucket_optimizer_state import check_state
+from asyncddp.parallel.module_wrapper import AveragedModelAccess
+from asyncddp.parallel.optimizer_buckets import BucketUpdateConfig
+
+
+class SwitchableModule(AveragedModelAccess):
+    """Base class of module wrappers whose algorithm can be switched, paused, and saved."""
+
+    _config: BucketUpdateConfig
+    _tracer: NullTrainingTracer
+
+    @property
+    def algorithm(self) -> str:
+        """Name of the algorithm."""
+        if isinstance(self._reducer, AlgorithmReducer):
+            return self._reducer.averager.algorithm.name
+        return "adapt_with_combine"
+
+    def switch_to(
+        self, algorithm: str | type[Algorithm], *, replicas: str = "average", **arguments: Any
+    ) -> None:
+        """Train by another algorithm from the next backward pass on; collective.
+
+        Args:
+            algorithm: As for :meth:`asyncddp.DistributedOptimizer.switch_to`, like the rest.
+            replicas: What becomes of models that differ: ``"average"``, ``"rank0"`` or ``"keep"``.
+            **arguments: Options of the algorithm, and of the optimizer wrapper.
+
+        Raises:
+            UsageError: After :meth:`close`.
+            ArgumentError: An argument that cannot be.
+            MismatchError: Ranks ask for different things, or after different steps.
+
+        Example:
+            >>> import asyncddp as bf, torch
+            >>> def train():
+            ...     sgd = lambda named: torch.optim.SGD([p for _, p in named], lr=0.0)
+            ...     ddp = bf.DecentralizedDataParallel(torch.nn.Linear(1, 1), sgd)
+            ...     ddp.switch_to("bytegrad")
+            ...     ddp(torch.ones(1, 1)).sum().backward()
+            ...     return ddp.algorithm
+            >>> with bf.local_world(2) as world:
+            ...     world.run(train)
+            ['bytegrad', 'bytegrad']
+        """
+        self._require_open("switch_to")
+        self._restore_own()
+        before = self._reducer
+        before.end_failed_step()
+        if isinstance(before, AlgorithmReducer):
+            before.optimizer.switch_to(algorithm, replicas=replicas, **arguments)
+            return
+        megabytes = self._config.bucket_bytes / 2**20
+        settings = MethodSettings.of(algorithm, {"bucket_size_in_mb": megabytes, **arguments})
+        averager, named = before.averager, before.named_parameters
+        optimizer = self._config.optim_fn(list(named))
+        require_equal_switch(
+            averager.context, optimizer, averager.algorithm, settings, replicas, before.steps
+        )
+        state, sent = before.state, averager.bytes_sent
+        before.average_pending()
+        before.detach()
+        before.close()
+        with use(averager.context):
+            unify_replicas([self.module], replicas, differ=True)
+            self._reducer = AlgorithmReducer(
+                self.module, named, settings, self._config, self._tracer, steps=before.steps
+            )
+        self._reducer.load_optimizer(state)
+        self._reducer.averager.bytes_sent += sent
+        self._reducer.observer, self._reducer.training = before.observer, before.training
+        self._reducer.accumulating = before.accumulating
+
+    def abort(self) -> None:
+        """End averaging by the clock, as :meth:`asyncddp.DistributedOptimizer.abort` does."""
+        if isinstance(self._reducer, AlgorithmReducer):
+            self._reducer.optimizer.abort()
+
+    def resume(self) -> None:
+        """Let averaging by the clock go on after :meth:`abort`."""
+        if isinstance(self._reducer, AlgorithmReducer):
+            self._reducer.optimizer.resume()
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Give the model another state; all ranks do, after the same step.
+
+        Pending averages are dropped, and sent anew by the next backward pass: a run that is resumed
+        with this and :meth:`load_optim_state_dict` goes on as if it had not been interrupted.
+
+        Args:
+            state_dict: What ``state_dict()`` of this or of the plain model gave; each rank's own.
+            strict: As for the model.
+            assign: Must be False: parameters keep their memory.
+
+        Raises:
+            ArgumentError: ``assign=True``.
+        """
+        if assign:
+            raise ArgumentError(
+                "load_state_dict: argument assign: expected False, since parameters live in "
+                "buckets, got True; load into the model before DecentralizedDataParallel gets it"
+            )
+        self._reducer.end_failed_step()
+        self._reducer.wait_for_reads()
+        self._backup = None
+        found = self.module.load_state_dict(state_dict, strict)
+        self._reducer.restart(averaged=False)
+        return found
+
+    def optim_state_dict(self) -> dict[str, Any]:
+        """Return the state of all optimizers and schedulers by parameter name, and the step.
+
+        It does not depend on the buckets, so that a run may go on with others. As torch's own it
+        refers to the tensors in use; save it, or copy it, before the next step.
+        """
+        return self._reducer.state
+
+    def load_optim_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from what :meth:`optim_state_dict` gave, at any time between two steps.
+
+        Args:
+            state_dict: This rank's own; all ranks load one.
+
+        Raises:
+            ArgumentError: It is something else, or of another model.
+        """
+        check_state(state_dict, [name for name, _ in self._reducer.named_parameters])
+        self._reducer.end_failed_step()
+        self._reducer.state = state_dict
