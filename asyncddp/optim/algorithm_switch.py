@@ -63,9 +63,9 @@ class AlgorithmSwitcher:
         """Build the phase of a method, or of its warm-up."""
         self.settings, self._steps_before = settings, self.steps
         self._method = method = settings.create_method()
+        method.check_optimizer(self._optimizer)
         self._warming = self._warms_up()
         if self._warming:
-            method.check_optimizer(self._optimizer)
             settings = settings.before(method)
             method = settings.create_method()
         sent = self.averager.bytes_sent if hasattr(self, "phase") else 0
