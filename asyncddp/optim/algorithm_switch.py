@@ -66,6 +66,7 @@ class AlgorithmSwitcher:
         method.check_optimizer(self._optimizer)
         self._warming = self._warms_up()
         if self._warming:
+            settings.create_averager(self._context, method, WRAPPER)  # to find mistakes now
             settings = settings.before(method)
             method = settings.create_method()
         sent = self.averager.bytes_sent if hasattr(self, "phase") else 0

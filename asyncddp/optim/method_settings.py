@@ -127,6 +127,21 @@ class MethodSettings:
         own = [f"{name}={value!r}" for name, value in sorted(self.options.items())]
         return ", ".join([str(self.algorithm), *own, *given])
 
+    def create_averager(self, context: Context, method: Algorithm, label: str) -> ModelAverager:
+        """Create the averager, after checking the method's settings against each other."""
+        compressor = compressor_of(
+            method,
+            self.compression,
+            self.error_feedback,
+            plain_compression=self.plain_compression,
+        )
+        averager = ModelAverager(
+            context, method, self.communication, self.topology, label, compressor
+        )
+        averager.max_staleness = checked_staleness(self.max_staleness, method)
+        averager.windows.scales_steps = checked_scale_steps(self.scale_steps, method)
+        return averager
+
     def build_phase(
         self,
         context: Context,
@@ -148,19 +163,8 @@ class MethodSettings:
             tracer: Tracer of the training loop.
             wrapper: Name of the wrapper, for labels and errors.
         """
-        method.check_optimizer(optimizer)
-        compressor = compressor_of(
-            method,
-            self.compression,
-            self.error_feedback,
-            plain_compression=self.plain_compression,
-        )
         label = checked_prefix(self.window_prefix, method) or next_label(context, wrapper)
-        averager = ModelAverager(
-            context, method, self.communication, self.topology, label, compressor
-        )
-        averager.max_staleness = checked_staleness(self.max_staleness, method)
-        averager.windows.scales_steps = checked_scale_steps(self.scale_steps, method)
+        averager = self.create_averager(context, method, label)
         config = PhaseConfig(
             averager,
             optimizer,

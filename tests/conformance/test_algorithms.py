@@ -19,6 +19,7 @@ from asyncddp.algorithms import (
     AveragedQuantity,
     CommunicationPattern,
     CommunicationTiming,
+    CompressionUse,
     TopologyRequirements,
 )
 from asyncddp.algorithms.communication import COMMUNICATIONS
@@ -30,18 +31,27 @@ BIAS_ON_RING = {
     "adapt_then_combine": 1.26520e-1,
     "adapt_with_combine": 2.87860e-1,
     "async_model_average": 2.87860e-1,
+    "choco_sgd": 1.26520e-1,
+    "decentralized": 2.87860e-1,
+    "low_precision_decentralized": 2.87860e-1,
     "pull_get": 2.87860e-1,
     "push_sum": 1.26520e-1,
     "win_put": 2.87860e-1,
 }
 """Distance from the optimum on the ring of 4: of the fixed points, solved without this library.
 
-Where ranks meet in each round, asynchronous methods are one of the two synchronous ones.
+Where ranks meet in each round, asynchronous methods are one of the two synchronous ones; so are
+those that send differences, whose compression errors vanish.
 """
+NEARLY_EXACT = {"bytegrad": 5e-3, "qadam": 1e-2}
+"""Largest distance that the compression of replicated gradients, or momentum, leaves."""
 
 MIXING = [name for name in ALGORITHMS if ALGORITHMS[name].what is AveragedQuantity.PARAMETER]
+DIFFERENCES = [n for n in MIXING if ALGORITHMS[n].compression is CompressionUse.DIFFERENCES]
+PLAIN = [name for name in MIXING if name not in DIFFERENCES]
 ONE_SIDED = [name for name in MIXING if all(how.one_sided for how in ALGORITHMS[name].how)]
 every_method = pytest.mark.parametrize("name", list(ALGORITHMS))
+plain_methods = pytest.mark.parametrize("name", PLAIN)
 mixing_methods = pytest.mark.parametrize("name", MIXING)
 one_sided_methods = pytest.mark.parametrize("name", ONE_SIDED)
 
@@ -60,8 +70,17 @@ def least_squares(n):
     return torch.from_numpy(a), torch.from_numpy(b), torch.from_numpy(optimum)
 
 
+def plain_optimizer(name, parameters, lr):
+    """Gradient descent; Adam for the method that needs its momentum."""
+    if name == "qadam":
+        return bf.QAdamOptimizer(parameters, lr=lr / 10, warmup_steps=15)
+    return torch.optim.SGD(parameters, lr=lr)
+
+
 def distributed(plain, model, name, **options):
     """The wrapper; one-sided methods meet in each round, so that their laws are those of W."""
+    if name in list(ALGORITHMS) and CommunicationPattern.NEIGHBORS in ALGORITHMS[name].how:
+        options.setdefault("communication", "neighbor_allreduce")
     optimizer = bf.DistributedOptimizer(plain, model, name, **options)
     optimizer.force_barrier = name in ONE_SIDED
     return optimizer
@@ -73,7 +92,7 @@ def fit(name, graph, steps, start=0.0, lr=STEP_SIZE, **options):
     a, b = a[bf.rank()], b[bf.rank()]
     model = torch.nn.Linear(10, 1, bias=False, dtype=torch.float64)
     torch.nn.init.constant_(model.weight, start * bf.rank())
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    optimizer = plain_optimizer(name, model.parameters(), lr)
     optimizer = distributed(optimizer, model, name, topology=graph, **options)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -124,10 +143,12 @@ def test_the_problem_is_the_known_one():
 @every_method
 def test_exactness_is_as_declared(name):
     """On LS(4) over the ring an exact method reaches the optimum; another keeps its known bias."""
-    steps = 150 if ALGORITHMS[name].exact else 40  # the bias is seen long before 1e-11
+    steps = 150 if ALGORITHMS[name].replicates_model else 40  # biases are seen long before 1e-11
     bias = distance(LoopbackWorld(4).run(fit, name, topology.ring(4), steps), 4)
     if ALGORITHMS[name].exact:
         assert bias <= 1e-11
+    elif name in NEARLY_EXACT:
+        assert 1e-9 < bias <= NEARLY_EXACT[name]
     else:
         assert bias == pytest.approx(BIAS_ON_RING[name], rel=2e-3)
 
@@ -161,7 +182,7 @@ def test_the_bias_shrinks_with_the_step_size(name):
     ("name", "communication"),
     [
         (name, communication)
-        for name in MIXING
+        for name in PLAIN
         for communication in COMMUNICATIONS
         if COMMUNICATIONS[communication].how
         in {*ALGORITHMS[name].how} - {CommunicationPattern.MACHINES}
@@ -201,7 +222,7 @@ def test_who_is_never_waited_for_is_asynchronous(name):
     assert LoopbackWorld(4).run(case) == [5] * 4
 
 
-@mixing_methods
+@plain_methods
 def test_a_schedule_advances_by_one_round_per_averaging(name):
     """One-peer exponential: exact consensus after log2(n) rounds, and not before."""
     for steps, spread in ((2, True), (3, False)):
@@ -237,7 +258,7 @@ def test_the_default_communication_is_the_first_allowed(name):
 
     def case():
         model = torch.nn.Linear(1, 1)
-        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        plain = plain_optimizer(name, model.parameters(), 0.1)
         chosen = bf.DistributedOptimizer(plain, model, name).communication
         return COMMUNICATIONS[chosen].how
 
@@ -272,14 +293,15 @@ def test_a_graph_that_moves_the_mean_is_refused(name):
     def case():
         words = (
             rf"{name} cannot run on lopsided\(4\): its weights are not doubly stochastic "
-            r"\(what rank 0 gives sums to 2\).* Use topology.exponential_two\(4\) instead"
+            r"\(what rank 0 gives sums to 2\).* Use topology.(exponential_two|ring)\(4\) instead"
         )
         with pytest.raises(topology.TopologyError, match=words):
             fit(name, lopsided(), 1)
-        bf.set_topology(lopsided())
-        with pytest.raises(topology.TopologyError, match=words):
-            fit(name, None, 1)
-        fit(name, topology.exponential_two(4), 1)
+        if ALGORITHMS[name]().default_topology(4) is None:
+            bf.set_topology(lopsided())
+            with pytest.raises(topology.TopologyError, match=words):
+                fit(name, None, 1)
+        fit(name, topology.ring(4), 1)
 
     LoopbackWorld(4).run(case)
 
@@ -294,7 +316,7 @@ def test_a_graph_that_leaves_ranks_out_is_refused(name):
     def case():
         words = (
             rf"{name} cannot run on rho\(4\): nothing of rank 1 ever reaches rank 0, .*strongly "
-            r"connected. Use topology.exponential_two\(4\) instead"
+            r"connected. Use topology.(exponential_two|ring)\(4\) instead"
         )
         with pytest.raises(topology.TopologyError, match=words):
             fit(name, graph, 1)

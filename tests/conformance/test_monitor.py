@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-from asyncddp.algorithms import ALGORITHMS
+from asyncddp.algorithms import ALGORITHMS, AveragedQuantity
 from tests.support import BEFORE_DEADLINE, FileEvent, LoopbackWorld, on
 
 ONE_SIDED = [name for name in ALGORITHMS if ALGORITHMS[name].how[0].one_sided]
@@ -34,7 +34,10 @@ def start(kind, lr=0.1):
             init_sync=False,
         )
         return model, ddp, ddp
-    plain = torch.optim.SGD(model.parameters(), lr=lr)
+    if kind == "qadam":
+        plain = bf.QAdamOptimizer(model.parameters(), lr=lr)
+    else:
+        plain = torch.optim.SGD(model.parameters(), lr=lr)
     return model, model, bf.DistributedOptimizer(plain, model, kind)
 
 
@@ -103,7 +106,7 @@ def test_every_rank_is_reported_at_every_report(kind):
             assert (record["staleness"] is None) == (kind not in (*ONE_SIDED, MODULES[1]))
     if kind not in MODULES:
         for rank in range(n):
-            if kind != "gradient_allreduce":  # whose gradients are averaged by then
+            if ALGORITHMS[kind].what is AveragedQuantity.PARAMETER:  # others are averaged by then
                 assert of(seen, rank, "gradient_norm") == pytest.approx(results[rank]["norms"])
             assert of(seen, rank, "bytes_sent")[-1] == results[rank]["sent"]
     assert all(result["seen"] == [] for result in results[1:])
