@@ -6,12 +6,13 @@ the rank that receives it checks that header against its own exchange request.
 
 from asyncddp.engine.chunked_exchange import ChunkedExchange
 from asyncddp.engine.handle import Handle
-from asyncddp.engine.messages import ExchangeSignature
+from asyncddp.engine.messages import AnyTensorSignature, ExchangeSignature
 from asyncddp.engine.operation_exchanges import OperationExchanges
 from asyncddp.engine.progress_engine import ProgressEngine
 from asyncddp.engine.work import OperationSpec, Steps
 
 __all__ = [
+    "AnyTensorSignature",
     "ChunkedExchange",
     "ExchangeSignature",
     "Handle",

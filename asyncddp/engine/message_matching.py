@@ -35,11 +35,12 @@ _ACK_EVERY = 64  # uses of a name after which a sender waits for its receivers
 
 
 class _ExchangeRecord(NamedTuple):
-    """Record of a finished exchange: its source and target ranks, and its error if it failed."""
+    """Record of a finished exchange: source and target ranks, error if it failed, signature."""
 
     sources: frozenset[int]
     targets: frozenset[int]
     error: PeerError | None
+    signature: ExchangeSignature | None = None  # of a collective
 
 
 class MessageMatcher:
@@ -106,7 +107,9 @@ class MessageMatcher:
         for receive in exchange.receives.values():
             receive.release()
         exchange.exports.clear()
-        self._finished[exchange.key] = _ExchangeRecord(exchange.sources, exchange.targets, error)
+        form = exchange.signature if exchange.key.collective else None
+        finished = _ExchangeRecord(exchange.sources, exchange.targets, error, form)
+        self._finished[exchange.key] = finished
         if len(self._finished) > _MAX_FINISHED:
             self._finished.popitem(last=False)
         if error is None:
@@ -190,19 +193,7 @@ class MessageMatcher:
 
     def _match(self, exchange: ExchangeRequest, peer: int, message: TensorMessage) -> None:
         """Check a message against its request; accept it, or fail the exchange on both sides."""
-        problem: str | None
-        if peer in exchange.receives:
-            problem = exchange.signature.difference(message) or exchange.row_difference(message)
-            reason = f"{problem} from rank {peer}"
-        elif exchange.key.collective:
-            problem = reason = (
-                f"expected a form from rank {sorted(exchange.sources)} alone, got one from rank "
-                f"{peer}; give check=, or ASYNCDDP_CHECK, alike on all ranks"
-            )
-        else:
-            problem = reason = (
-                f"expected nothing from rank {peer}, got a tensor: {_describe_neighbors(exchange)}"
-            )
+        problem, reason = _contradiction(exchange, peer, message)
         if problem is None:
             self._announced.accept(exchange, peer, message)
         else:
@@ -219,7 +210,10 @@ class MessageMatcher:
         if finished.error is not None:
             self.sends.put(peer, Nack.of(self.rank, message.key, finished.error))
             return
-        problem = (
+        form, problem = finished.signature, ""
+        if form is not None and (difference := form.difference(message)) is not None:
+            problem = f"rank {self.rank} {difference} from rank {peer} in {message.key}"
+        problem = problem or (
             f"rank {self.rank} expected nothing from rank {peer} in {message.verb} {message.key}, "
             f"got a tensor: {_describe_neighbors(finished)}"
         )
@@ -251,6 +245,32 @@ class MessageMatcher:
     def _fail_by_nack(self, exchange: ExchangeRequest, peer: int, nack: Nack) -> None:
         what = f"{exchange.signature.verb} {exchange.key}"
         exchange.fail(nack.to_error(self.rank, what, peer), nack.reason)
+
+
+def _contradiction(
+    exchange: ExchangeRequest, peer: int, message: TensorMessage
+) -> tuple[str | None, str]:
+    """Say how a message contradicts a request, for this rank and for its sender; None if it fits.
+
+    Ranks that meet in different collectives may exchange with different peers, too.
+    """
+    expected, collective = peer in exchange.receives, exchange.key.collective
+    if expected or collective:
+        problem = exchange.signature.difference(message)
+        if problem is None and expected:
+            problem = exchange.row_difference(message)
+        if problem is not None or expected:
+            return problem, f"{problem} from rank {peer}"
+    if collective:
+        problem = (
+            f"expected a form from rank {sorted(exchange.sources)} alone, got one from rank "
+            f"{peer}; give check=, or ASYNCDDP_CHECK, alike on all ranks"
+        )
+    else:
+        problem = (
+            f"expected nothing from rank {peer}, got a tensor: {_describe_neighbors(exchange)}"
+        )
+    return problem, problem
 
 
 def _describe_neighbors(exchange: ExchangeRequest | _ExchangeRecord) -> str:

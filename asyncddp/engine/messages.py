@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
+from typing_extensions import override
 
 from asyncddp.errors import (
     DeadlockError,
@@ -24,8 +25,9 @@ from asyncddp.errors import (
 from asyncddp.shm.arena import SharedMemoryHandle
 from asyncddp.tensors.dtypes import DTYPES
 
-# names by which all collectives, and those of one machine, are counted and matched
+# names by which collectives of all ranks, of one machine and of a group are counted and matched
 COLLECTIVE, MACHINE_COLLECTIVE = "<collective>", "<collective of the machine>"
+GROUP_COLLECTIVE = "<collective of group {}>"
 
 
 class MatchKey(NamedTuple):
@@ -42,7 +44,7 @@ class MatchKey(NamedTuple):
     @property
     def collective(self) -> bool:
         """True for the key of a collective."""
-        return self.base in (COLLECTIVE, MACHINE_COLLECTIVE)
+        return self.name.startswith("<collective")
 
     def __str__(self) -> str:
         if self.collective:
@@ -258,6 +260,16 @@ class ExchangeSignature:
         ):
             return f"expected shape {_format_shape(self.shape)}, got {_format_shape(message.shape)}"
         return None
+
+
+class AnyTensorSignature(ExchangeSignature):
+    """Signature of a receiver who knows neither dtype nor shape of what it is sent."""
+
+    @override
+    def difference(self, message: TensorMessage) -> str | None:
+        shape = tuple(message.shape)
+        alike = ExchangeSignature(self.verb, message.dtype, shape, self.device)
+        return alike.difference(message)
 
 
 def _format_shape(shape: Iterable[int | None]) -> str:

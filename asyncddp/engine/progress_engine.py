@@ -17,7 +17,7 @@ from asyncddp.config import Config
 from asyncddp.deadline import Deadline
 from asyncddp.engine.active_messages import ActiveMessageDispatcher
 from asyncddp.engine.handle import Handle
-from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, ExitAnnouncement, MatchKey
+from asyncddp.engine.messages import ExitAnnouncement, MatchKey
 from asyncddp.engine.operation_exchanges import OperationExchanges
 from asyncddp.engine.progress_loop import ProgressLoop
 from asyncddp.engine.tracing import NO_TRACING, EngineTracing
@@ -185,7 +185,8 @@ class ProgressEngine(ProgressLoop):
         """Tell all peers that this rank submits nothing more, so that none of them waits for it."""
         with self.lock:
             self.progress()
-            counts = {name: self._use_counts[name] for name in (COLLECTIVE, MACHINE_COLLECTIVE)}
+            uses = list(self._use_counts.items())
+            counts = {name: count for name, count in uses if MatchKey(name, count).collective}
             if not self.closed:
                 self._tell_peers(ExitAnnouncement(reason, counts))
 

@@ -148,13 +148,15 @@ class ProgressLoop:
             self.lost_peers.mark_unreadable(peer, error, tell_next_verb=not expected)
 
     def _advance(self) -> bool:
-        """Advance the operations that may go on; of the ordered ones only the first."""
-        moved = blocked = False
+        """Advance the operations that may go on; of each sequence only the first."""
+        moved = False
+        blocked = set()
         for work in list(self.active):
-            if blocked and work.spec.ordered:
+            if work.sequence in blocked:
                 continue
             if not work.advance():
-                blocked = blocked or work.spec.ordered
+                if work.sequence is not None:
+                    blocked.add(work.sequence)
                 moved = self.watchdog.check(work) or moved
             if work.finished.is_set():
                 self.active.remove(work)

@@ -47,7 +47,7 @@ class OperationSpec(Generic[R]):
     steps: Callable[[OperationExchanges], Steps[R]]  # creates the generator that runs it
     name: str | None = None  # the user's name for this call, or None: matched by call order
     ordered: bool = False  # all ranks must submit it in the same order, as collectives are
-    local: bool = False  # being ordered, it concerns the ranks of this machine alone
+    group: str = COLLECTIVE  # being ordered, the name by which its ranks' collectives are counted
     check: bool = False  # peers must acknowledge before it counts as done
     stream_ordering: StreamOrdering | None = None  # with a device's streams; None on the host
 
@@ -59,9 +59,14 @@ class OperationSpec(Generic[R]):
     @property
     def match_name(self) -> str:
         """Name by which peers match the operation."""
+        return self.group if self.ordered else self.label
+
+    @property
+    def sequence(self) -> str | None:
+        """Name that operations which run one after the other share; None if it runs beside all."""
         if not self.ordered:
-            return self.label
-        return MACHINE_COLLECTIVE if self.local else COLLECTIVE
+            return None
+        return COLLECTIVE if self.group == MACHINE_COLLECTIVE else self.group
 
 
 class Work(Generic[R]):
@@ -71,6 +76,7 @@ class Work(Generic[R]):
         self, spec: OperationSpec[R], operation: OperationExchanges, deadline: Deadline
     ) -> None:
         self.spec, self.operation, self.deadline = spec, operation, deadline
+        self.sequence = spec.sequence
         self.next_probe = deadline.started + PROBE_AFTER
         self.result: R | None = None
         self.error: BaseException | None = None

@@ -10,6 +10,7 @@ from asyncddp.context import current
 from asyncddp.device.stream_interfaces import empty_on
 from asyncddp.device.stream_registry import stream_ordering_of, streams_of
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
+from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE
 from asyncddp.ops.encoded_exchange import (
     Compression,
     bound_to,
@@ -126,7 +127,13 @@ def _program(
 
     order = stream_ordering_of(tensor, out)
     return OperationSpec(
-        verb, steps, name, ordered=True, local=local, check=check, stream_ordering=order
+        verb,
+        steps,
+        name,
+        ordered=True,
+        group=MACHINE_COLLECTIVE if local else COLLECTIVE,
+        check=check,
+        stream_ordering=order,
     )
 
 
