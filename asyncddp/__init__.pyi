@@ -85,6 +85,7 @@ from .ops.neighbor_allreduce import neighbor_allreduce_nonblocking as neighbor_a
 from .ops.neighbor_allreduce import (
     neighbor_allreduce_nonblocking_ as neighbor_allreduce_nonblocking_,
 )
+from .ops.new_group import new_group as new_group
 from .ops.object_collectives import allgather_object as allgather_object
 from .ops.object_collectives import allgather_object_nonblocking as allgather_object_nonblocking
 from .ops.object_collectives import broadcast_object as broadcast_object
@@ -93,6 +94,12 @@ from .ops.pair_gossip import pair_gossip as pair_gossip
 from .ops.pair_gossip import pair_gossip_ as pair_gossip_
 from .ops.pair_gossip import pair_gossip_nonblocking as pair_gossip_nonblocking
 from .ops.pair_gossip import pair_gossip_nonblocking_ as pair_gossip_nonblocking_
+from .ops.process_group import ProcessGroup as ProcessGroup
+from .ops.reduce import reduce as reduce
+from .ops.reduce import reduce_ as reduce_
+from .ops.reduce import reduce_nonblocking as reduce_nonblocking
+from .ops.reduce import reduce_nonblocking_ as reduce_nonblocking_
+from .ops.reduce_op import ReduceOp as ReduceOp
 from .ops.reduce_scatter import reduce_scatter as reduce_scatter
 from .ops.reduce_scatter import reduce_scatter_nonblocking as reduce_scatter_nonblocking
 from .ops.windows.completion import win_cancel as win_cancel

@@ -1,4 +1,4 @@
-"""``allgather``: concatenate the tensors of all ranks on every rank."""
+"""``allgather``: concatenate the tensors of all ranks, or of a group, on each of them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import torch
 
-from asyncddp.context import current
 from asyncddp.device.stream_interfaces import empty_on
-from asyncddp.device.stream_registry import stream_ordering_of, streams_of
+from asyncddp.device.stream_registry import streams_of
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
+from asyncddp.ops.group_exchange import concatenate, exchange_all_gather
+from asyncddp.ops.process_group import ProcessGroup, members_of
 from asyncddp.ops.validation import check_tensor, prepare_for_transport, signature_of, write_result
 from asyncddp.ops.variants import blocking, nonblocking
 from asyncddp.tensors.allocation import empty, make_tensor
@@ -19,7 +20,11 @@ from asyncddp.transport import Transport
 
 @blocking
 def allgather(
-    tensor: torch.Tensor, *, name: str | None = None, check: bool = False
+    tensor: torch.Tensor,
+    *,
+    group: ProcessGroup | None = None,
+    name: str | None = None,
+    check: bool = False,
 ) -> OperationSpec[torch.Tensor]:
     r"""Concatenate all ranks' tensors along the first dimension, in the order of the ranks.
 
@@ -27,15 +32,16 @@ def allgather(
 
     Args:
         tensor: :math:`x_i`, of at least one dimension; the first may differ between ranks and be 0.
+        group: The ranks that take part, from :func:`~asyncddp.new_group`; all if None.
         name: For messages; all ranks must give the same.
         check: Compare verb, dtype and shape with the other ranks before anything is sent.
 
     Returns:
-        :math:`y`, the same on all ranks.
+        :math:`y`, the same on all ranks that take part.
 
     Raises:
         NotInitializedError: ``init()`` was not called.
-        ArgumentError: A 0-dim tensor.
+        ArgumentError: A 0-dim tensor; this rank is not in ``group``.
         DtypeError: The dtype cannot travel.
         MismatchError: Another rank has another dtype or other trailing dimensions.
         WaitTimeoutError: A rank has not come by the deadline.
@@ -46,16 +52,20 @@ def allgather(
         ...     world.run(lambda: bf.allgather(torch.full((bf.rank(),), bf.rank())).tolist())[0]
         [1, 2, 2]
     """
-    context = current()
+    members = members_of("allgather", group)
     check_tensor("allgather", tensor, min_ndim=1)
     title = "allgather" + (f" {name!r}" if name else "")
+    ranks, transport = members.ranks, members.transport
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        group, transport = range(context.size), context.transport
-        return (yield from gather_over_group(op, group, transport, tensor, title))
+        if transport is not None:
+            return (yield from gather_over_group(op, ranks, transport, tensor, title))
+        own, _ = prepare_for_transport(members.context.transport, tensor)
+        form = signature_of(title, own, ragged=True)
+        parts = yield from exchange_all_gather(op, ranks, form, own)
+        return write_result(concatenate(parts), tensor, None)
 
-    order = stream_ordering_of(tensor)
-    return OperationSpec("allgather", steps, name, ordered=True, check=check, stream_ordering=order)
+    return members.operation("allgather", steps, name, tensor, check=check)
 
 
 allgather_nonblocking = nonblocking(allgather)

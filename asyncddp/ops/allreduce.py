@@ -1,4 +1,4 @@
-"""``allreduce`` and ``local_allreduce``: sum or average over all ranks, or those of a machine."""
+"""``allreduce`` and ``local_allreduce``: reduce over all ranks, a group, or those of a machine."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ import torch
 
 from asyncddp.context import current
 from asyncddp.device.stream_interfaces import empty_on
-from asyncddp.device.stream_registry import stream_ordering_of, streams_of
+from asyncddp.device.stream_registry import streams_of
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
-from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE
+from asyncddp.errors import ArgumentError
 from asyncddp.ops.encoded_exchange import (
     Compression,
     bound_to,
     checked_compression,
     sum_encoded_over_group,
 )
+from asyncddp.ops.group_reduction import reduce_over_group
+from asyncddp.ops.process_group import ProcessGroup, members_of, ranks_of_machine
+from asyncddp.ops.reduce_op import ReduceOp, Reduction, reduction_of
 from asyncddp.ops.validation import (
-    accumulation_dtype,
     can_write_result,
     prepare_for_transport,
     signature_of,
@@ -31,22 +33,30 @@ from asyncddp.transport import Transport
 @blocking
 def allreduce(
     tensor: torch.Tensor,
-    average: bool = True,
+    average: bool | None = None,
     *,
+    op: ReduceOp | str | None = None,
+    group: ProcessGroup | None = None,
     name: str | None = None,
     round_integers: bool = False,
     check: bool = False,
     compression: Compression = None,
     out: torch.Tensor | None = None,
 ) -> OperationSpec[torch.Tensor]:
-    r"""Sum or average a tensor over all ranks.
+    r"""Sum or average a tensor over all ranks or those of a group, or reduce it otherwise.
 
     .. math:: y = \sum_j x_j \quad\text{or}\quad y = \frac{1}{n} \sum_j x_j
+        \quad\text{or}\quad y = \max_j x_j \quad\text{or}\ \dots
 
     Args:
         tensor: :math:`x_i`, equal in shape and dtype on all ranks. Halves are summed in float32.
-        average: Divide by the number of ranks. Integers are summed only with ``average=False``, or
-            averaged where ``round_integers`` asks for it; the sum of bools is their logical or.
+        average: Divide by the number of ranks, as is the default. Integers are summed only with
+            ``average=False``, or averaged where ``round_integers`` asks for it; the sum of bools is
+            their logical or.
+        op: Reduction operator in place of ``average``: a :class:`~asyncddp.ReduceOp` or its name,
+            ``"sum"``, ``"average"``, ``"product"``, ``"min"``, ``"max"``, or of integers and bools
+            ``"band"``, ``"bor"``, ``"bxor"``.
+        group: The ranks that take part, from :func:`~asyncddp.new_group`; all if None.
         name: For messages; all ranks must give the same.
         round_integers: Average integers in float64 and round half to even.
         check: Compare verb, dtype and shape with the other ranks before anything is sent.
@@ -59,7 +69,8 @@ def allreduce(
 
     Raises:
         NotInitializedError: ``init()`` was not called.
-        ArgumentError: The average of integers or bools, which was not asked for.
+        ArgumentError: The average of integers or bools, which was not asked for; ``op`` contradicts
+            ``average`` or the dtype; this rank is not in ``group``.
         DtypeError: The dtype cannot travel.
         MismatchError: Another rank calls another verb, dtype or shape.
         WaitTimeoutError: A rank has not come by the deadline.
@@ -70,14 +81,17 @@ def allreduce(
         ...     world.run(lambda: bf.allreduce(torch.tensor([bf.rank()]), average=False).item())
         [3, 3, 3]
     """
-    return _program("allreduce", tensor, average, name, round_integers, check, compression, out)
+    members = members_of("allreduce", group)
+    reduction = reduction_of("allreduce", tensor, op, average, round_integers=round_integers)
+    return _program("allreduce", members, tensor, reduction, name, check, compression, out)
 
 
 @blocking
 def local_allreduce(
     tensor: torch.Tensor,
-    average: bool = True,
+    average: bool | None = None,
     *,
+    op: ReduceOp | str | None = None,
     name: str | None = None,
     round_integers: bool = False,
     check: bool = False,
@@ -85,9 +99,9 @@ def local_allreduce(
     out: torch.Tensor | None = None,
 ) -> OperationSpec[torch.Tensor]:
     """Do what :func:`allreduce` does among the ranks of this machine, with the same arguments."""
-    return _program(
-        "local_allreduce", tensor, average, name, round_integers, check, compression, out
-    )
+    verb, group = "local_allreduce", ranks_of_machine(current())
+    reduction = reduction_of(verb, tensor, op, average, round_integers=round_integers)
+    return _program(verb, group, tensor, reduction, name, check, compression, out)
 
 
 allreduce_nonblocking = nonblocking(allreduce)
@@ -100,41 +114,38 @@ local_allreduce_nonblocking_ = nonblocking(local_allreduce_)
 
 def _program(
     verb: str,
+    group: ProcessGroup,
     tensor: torch.Tensor,
-    average: bool,
+    reduction: Reduction,
     name: str | None,
-    round_integers: bool,
     check: bool,
     compression: Compression,
     out: torch.Tensor | None,
 ) -> OperationSpec[torch.Tensor]:
-    context, local = current(), verb == "local_allreduce"
-    dtype = accumulation_dtype(verb, tensor, round_integers=round_integers, average=average)
-    title = f"{verb}({'average' if average else 'sum'})" + (f" {name!r}" if name else "")
-    group: Sequence[int] = context.local_ranks if local else range(context.size)
-    transport = context.local_transport if local else context.transport
-
+    ranks, transport, dtype = group.ranks, group.transport, reduction.dtype
+    title = f"{verb}({reduction.op.value})" + (f" {name!r}" if name else "")
+    divisor = len(ranks) if reduction.op is ReduceOp.AVERAGE else None
     compression = checked_compression(verb, tensor, compression)
+    if compression is not None and not reduction.is_sum:
+        raise ArgumentError(
+            f"{verb}: arguments op, compression: expected a sum or an average of what travels "
+            f"encoded, got op={reduction.op.value!r}; leave compression= away"
+        )
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        divisor = len(group) if average else None
-        if compression is not None and len(group) > 1 and tensor.numel():
+        if compression is not None and len(ranks) > 1 and tensor.numel():
             codec = bound_to(op, compression)
-            total = yield from sum_encoded_over_group(op, group, tensor, codec, title, divisor or 1)
-            return write_result(total, tensor, out)
-        total = yield from sum_over_group(op, group, transport, tensor, dtype, title, divisor, out)
+            total = yield from sum_encoded_over_group(op, ranks, tensor, codec, title, divisor or 1)
+        elif transport is not None and reduction.is_sum:
+            total = yield from sum_over_group(
+                op, ranks, transport, tensor, dtype, title, divisor, out
+            )
+        else:
+            own, _ = prepare_for_transport(group.context.transport, tensor)
+            total = yield from reduce_over_group(op, ranks, own, reduction, title)
         return write_result(total, tensor, out)
 
-    order = stream_ordering_of(tensor, out)
-    return OperationSpec(
-        verb,
-        steps,
-        name,
-        ordered=True,
-        group=MACHINE_COLLECTIVE if local else COLLECTIVE,
-        check=check,
-        stream_ordering=order,
-    )
+    return group.operation(verb, steps, name, tensor, out, check=check)
 
 
 def sum_over_group(

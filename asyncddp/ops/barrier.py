@@ -1,21 +1,26 @@
-"""``barrier``: wait until all ranks have called it."""
+"""``barrier``: wait until all ranks, or those of a group, have called it."""
 
 from __future__ import annotations
 
-from asyncddp.context import current
+from collections.abc import Sequence
+
 from asyncddp.engine import ExchangeSignature, OperationExchanges, OperationSpec, Steps
+from asyncddp.ops.group_exchange import signal_in_ring, wait_in_ring
+from asyncddp.ops.process_group import ProcessGroup, members_of
 from asyncddp.ops.variants import blocking, nonblocking
 
 
 @blocking
-def barrier(*, name: str | None = None) -> OperationSpec[None]:
-    """Wait until all ranks have called this; other operations stay under way.
+def barrier(*, group: ProcessGroup | None = None, name: str | None = None) -> OperationSpec[None]:
+    """Wait until all ranks, or those of a group, have called this; other operations go on.
 
     Args:
+        group: The ranks that take part, from :func:`~asyncddp.new_group`; all if None.
         name: For messages; all ranks must give the same.
 
     Raises:
         NotInitializedError: ``init()`` was not called.
+        ArgumentError: This rank is not in ``group``.
         MismatchError: Another rank calls another collective.
         WaitTimeoutError: A rank has not come by the deadline.
 
@@ -25,13 +30,28 @@ def barrier(*, name: str | None = None) -> OperationSpec[None]:
         ...     world.run(bf.barrier)
         [None, None]
     """
-    context = current()
+    members = members_of("barrier", group)
+    ranks, transport = members.ranks, members.transport
     form = ExchangeSignature("barrier" + (f" {name!r}" if name else ""), "uint8", ())
 
     def steps(op: OperationExchanges) -> Steps[None]:
-        yield from op.collective(range(context.size), form, context.transport.ibarrier)
+        if transport is None:
+            yield from _meet(op, ranks, form.verb)
+        else:
+            yield from op.collective(ranks, form, transport.ibarrier)
 
-    return OperationSpec("barrier", steps, name, ordered=True)
+    return members.operation("barrier", steps, name)
 
 
 barrier_nonblocking = nonblocking(barrier)
+
+
+def _meet(op: OperationExchanges, group: Sequence[int], verb: str) -> Steps[None]:
+    """Run the dissemination barrier of Hensgen, Finkel and Manber, 1988, in log2(n) rounds.
+
+    In round k rank i tells rank :math:`i + 2^k`, and hears from :math:`i - 2^k` of all before it.
+    """
+    distance = 1
+    while distance < len(group):
+        yield from wait_in_ring(signal_in_ring(op, group, verb, distance))
+        distance *= 2

@@ -1,14 +1,21 @@
-"""``broadcast``: copy the root rank's tensor to all ranks."""
+"""``broadcast``: copy the root rank's tensor to all ranks, or those of a group."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from asyncddp.context import current
-from asyncddp.device.stream_registry import stream_ordering_of
+from asyncddp.device.stream_registry import streams_of
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
+from asyncddp.ops.group_exchange import (
+    exchange_from_root,
+    gather_parts,
+    goes_directly,
+    signature_of_parts,
+)
+from asyncddp.ops.process_group import ProcessGroup, check_member, members_of
 from asyncddp.ops.validation import (
-    check_rank,
     check_tensor,
     prepare_for_transport,
     signature_of,
@@ -23,17 +30,19 @@ def broadcast(
     tensor: torch.Tensor,
     root_rank: int = 0,
     *,
+    group: ProcessGroup | None = None,
     name: str | None = None,
     check: bool = False,
     out: torch.Tensor | None = None,
 ) -> OperationSpec[torch.Tensor]:
-    r"""Give all ranks the root's tensor.
+    r"""Give all ranks, or those of a group, the root's tensor.
 
     .. math:: y_i = x_\mathrm{root}
 
     Args:
         tensor: :math:`x_i`, equal in shape and dtype on all ranks; its values count on the root.
-        root_rank: The root, the same on all ranks.
+        root_rank: The root's rank in the world, the same on all ranks.
+        group: The ranks that take part, from :func:`~asyncddp.new_group`; all if None.
         name: For messages; all ranks must give the same.
         check: Compare verb, dtype and shape with the other ranks before anything is sent.
         out: Tensor into which the result is written, which may be ``tensor`` itself.
@@ -43,7 +52,7 @@ def broadcast(
 
     Raises:
         NotInitializedError: ``init()`` was not called.
-        ArgumentError: There is no such root.
+        ArgumentError: There is no such root; it or this rank is not in ``group``.
         DtypeError: The dtype cannot travel.
         MismatchError: Another rank names another root, dtype or shape.
         WaitTimeoutError: A rank has not come by the deadline.
@@ -54,22 +63,38 @@ def broadcast(
         ...     world.run(lambda: bf.broadcast(torch.tensor([bf.rank()]), root_rank=2).item())
         [2, 2, 2]
     """
-    context = current()
+    members = members_of("broadcast", group)
     check_tensor("broadcast", tensor)
-    root = check_rank("broadcast", "root_rank", root_rank, context.size)
+    root = check_member("broadcast", "root_rank", root_rank, members)
     title = f"broadcast(root_rank={root})" + (f" {name!r}" if name else "")
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        own, transport = prepare_for_transport(context.transport, tensor)
-        value = detached_copy(own) if context.rank == root else empty_like(own)
-        group, form = range(context.size), signature_of(title, tensor)
-        yield from op.collective(group, form, lambda: transport.ibroadcast(value, root))
+        own, transport = prepare_for_transport(members.context.transport, tensor)
+        if members.transport is None:
+            value = yield from _broadcast_in_group(op, members.ranks, root, own, title)
+            return write_result(value, tensor, out)
+        value = detached_copy(own) if op.rank == root else empty_like(own)
+        form = signature_of(title, tensor)
+        yield from op.collective(members.ranks, form, lambda: transport.ibroadcast(value, root))
         return write_result(value, tensor, out)
 
-    order = stream_ordering_of(tensor, out)
-    return OperationSpec("broadcast", steps, name, ordered=True, check=check, stream_ordering=order)
+    return members.operation("broadcast", steps, name, tensor, out, check=check)
 
 
 broadcast_nonblocking = nonblocking(broadcast)
 broadcast_ = in_place(broadcast)
 broadcast_nonblocking_ = nonblocking(broadcast_)
+
+
+def _broadcast_in_group(
+    op: OperationExchanges, group: Sequence[int], root: int, own: torch.Tensor, title: str
+) -> Steps[torch.Tensor]:
+    """Send the root's contiguous tensor to a group: a large one in parts, which go on to all."""
+    here, streams = op.rank == root, streams_of(own)
+    if goes_directly(group, own):
+        form, whole = signature_of(title, own), [own] * len(group)
+        got = yield from exchange_from_root(op, group, root, form, whole if here else None, streams)
+        return detached_copy(own) if here else got
+    form, parts = signature_of_parts(title, own), own.view(-1).tensor_split(len(group))
+    part = yield from exchange_from_root(op, group, root, form, parts if here else None, streams)
+    return (yield from gather_parts(op, group, form, part, own.shape))

@@ -6,8 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
+from asyncddp.device.stream_interfaces import DeviceStreams, empty_on
 from asyncddp.device.stream_registry import streams_of
 from asyncddp.engine import ExchangeSignature, OperationExchanges, Steps
+from asyncddp.engine.exchange_request import ExchangeRequest
+from asyncddp.ops.validation import signature_of
+from asyncddp.tensors.allocation import zeros
+
+_DIRECT_BYTES = 1 << 14  # of a tensor that costs latency rather than bandwidth
 
 
 def exchange_all_to_all(
@@ -53,3 +59,120 @@ def exchange_all_gather(
     The arguments are those of :func:`exchange_all_to_all`, with the same part for all.
     """
     return (yield from exchange_all_to_all(op, group, signature, [own] * len(group)))
+
+
+def exchange_to_root(
+    op: OperationExchanges,
+    group: Sequence[int],
+    root: int,
+    signature: ExchangeSignature,
+    own: torch.Tensor,
+) -> Steps[list[torch.Tensor] | None]:
+    """Send a contiguous tensor to the root, and return all ranks' on the root; None elsewhere.
+
+    The arguments are those of :func:`exchange_all_to_all`; ``root`` is a rank of ``group``, and the
+    signature's verb names it, so that ranks with different roots find out.
+    """
+    streams, others = streams_of(own), [peer for peer in group if peer != op.rank]
+    ring = signal_in_ring(op, group, signature.verb)
+    here = op.rank == root
+    request = op.exchange(signature, others if here else [], [] if here else [root], streams)
+    request.audience = frozenset(others)
+    if not here:
+        op.send(request, root, own)
+    for peer in request.receives:
+        yield request.receives[peer]
+    yield request.sent()
+    yield from wait_in_ring(ring)
+    if not here:
+        return None
+    return [own if peer == root else request.receives[peer].take() for peer in group]
+
+
+def exchange_from_root(
+    op: OperationExchanges,
+    group: Sequence[int],
+    root: int,
+    signature: ExchangeSignature,
+    parts: Sequence[torch.Tensor] | None,
+    streams: DeviceStreams | None,
+) -> Steps[torch.Tensor]:
+    """Send each rank of a group its part from the root, and return this rank's.
+
+    The arguments are those of :func:`exchange_to_root`; the root alone has ``parts``, on a device
+    with these ``streams``, and gets its own part itself.
+    """
+    others = [peer for peer in group if peer != op.rank]
+    ring = signal_in_ring(op, group, signature.verb)
+    here = parts is not None
+    request = op.exchange(signature, [] if here else [root], others if here else [], streams)
+    request.audience = frozenset(others)
+    for peer, part in zip(group, parts or (), strict=here):
+        if peer != root:
+            op.send(request, peer, part)
+    if not here:
+        yield request.receives[root]
+    yield request.sent()
+    yield from wait_in_ring(ring)
+    return request.receives[root].take() if parts is None else parts[group.index(root)]
+
+
+def signal_in_ring(
+    op: OperationExchanges, group: Sequence[int], verb: str, distance: int = 1
+) -> ExchangeRequest:
+    """Tell the rank so far after this one in a group what this one calls; it expects the same.
+
+    Ranks that call different verbs, or name different roots in them, find out, and tell all.
+    """
+    index = group.index(op.rank)
+    before, after = group[index - distance], group[(index + distance) % len(group)]
+    alone = len(group) == 1
+    request = op.exchange(
+        ExchangeSignature(verb, "uint8", ()), [] if alone else [before], [] if alone else [after]
+    )
+    request.audience = frozenset(group) - {op.rank}
+    if not alone:
+        op.send(request, after, zeros((), torch.uint8))
+    return request
+
+
+def wait_in_ring(request: ExchangeRequest) -> Steps[None]:
+    """Wait for the signal of the rank before this one."""
+    yield from request.receives.values()
+    yield request.sent()
+
+
+def gather_parts(
+    op: OperationExchanges,
+    group: Sequence[int],
+    signature: ExchangeSignature,
+    part: torch.Tensor,
+    shape: torch.Size,
+) -> Steps[torch.Tensor]:
+    """Send this rank's part of a tensor to all ranks of a group, and return the whole, new."""
+    parts = yield from exchange_all_gather(op, group, signature, part)
+    return concatenate(parts).view(shape)
+
+
+def concatenate(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Concatenate contiguous tensors along the first dimension into a new tensor.
+
+    Example:
+        >>> concatenate([torch.ones(1), torch.zeros(2)])
+        tensor([1., 0., 0.])
+    """
+    rows, first = sum(part.shape[0] for part in parts), parts[0]
+    whole = empty_on(streams_of(first), (rows, *first.shape[1:]), first.dtype)
+    torch.cat(list(parts), out=whole)
+    return whole
+
+
+def signature_of_parts(title: str, whole: torch.Tensor) -> ExchangeSignature:
+    """Return the signature of flat parts of a tensor, whose shape all ranks must share."""
+    flat = whole.view(-1)
+    return signature_of(f"{title} of shape {tuple(whole.shape)}", flat, ragged=True)
+
+
+def goes_directly(group: Sequence[int], tensor: torch.Tensor) -> bool:
+    """Return True if a tensor had better go to each rank whole than in parts by way of others."""
+    return len(group) <= 2 or tensor.nbytes <= _DIRECT_BYTES

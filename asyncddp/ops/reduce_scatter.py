@@ -1,16 +1,17 @@
-"""``reduce_scatter``: sum or average over all ranks; each rank gets its part of the rows."""
+"""``reduce_scatter``: reduce over all ranks or a group; each rank gets its part of the rows."""
 
 from __future__ import annotations
 
 import torch
 
-from asyncddp.context import current
 from asyncddp.device.stream_interfaces import empty_on
-from asyncddp.device.stream_registry import stream_ordering_of, streams_of
+from asyncddp.device.stream_registry import streams_of
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.errors import ArgumentError
+from asyncddp.ops.group_reduction import reduce_scatter_over_group
+from asyncddp.ops.process_group import ProcessGroup, members_of
+from asyncddp.ops.reduce_op import ReduceOp, reduction_of
 from asyncddp.ops.validation import (
-    accumulation_dtype,
     can_write_result,
     is_same_memory,
     prepare_for_transport,
@@ -25,14 +26,16 @@ _NAME = "reduce_scatter"
 @blocking
 def reduce_scatter(
     tensor: torch.Tensor,
-    average: bool = True,
+    average: bool | None = None,
     *,
+    op: ReduceOp | str | None = None,
+    group: ProcessGroup | None = None,
     name: str | None = None,
     round_integers: bool = False,
     check: bool = False,
     out: torch.Tensor | None = None,
 ) -> OperationSpec[torch.Tensor]:
-    r"""Sum or average a tensor over all ranks and give each rank its share of the rows.
+    r"""Sum or average a tensor over all ranks or a group, and give each rank its share of the rows.
 
     With :math:`x_j = (x_{j,0}, \dots, x_{j,n-1})`, cut into n equal parts along dimension 0,
 
@@ -43,8 +46,11 @@ def reduce_scatter(
     Args:
         tensor: :math:`x_i`, equal in shape and dtype on all ranks, with a first dimension that the
             number of ranks divides. Halves are summed in float32.
-        average: Divide by the number of ranks. Integers are summed only with ``average=False``, or
-            averaged where ``round_integers`` asks for it; the sum of bools is their logical or.
+        average: Divide by the number of ranks, as is the default. Integers are summed only with
+            ``average=False``, or averaged where ``round_integers`` asks for it; the sum of bools is
+            their logical or.
+        op: Reduction operator in place of ``average``, as of :func:`~asyncddp.allreduce`.
+        group: The ranks that take part, from :func:`~asyncddp.new_group`; all if None.
         name: For messages; all ranks must give the same.
         round_integers: Average integers in float64 and round half to even.
         check: Compare verb, dtype and shape with the other ranks before anything is sent.
@@ -56,7 +62,8 @@ def reduce_scatter(
     Raises:
         NotInitializedError: ``init()`` was not called.
         ArgumentError: A first dimension that cannot be shared equally, an ``out`` of another shape,
-            or the average of integers or bools, which was not asked for.
+            or the average of integers or bools, which was not asked for; ``op`` contradicts
+            ``average`` or the dtype; this rank is not in ``group``.
         DtypeError: The dtype cannot travel.
         MismatchError: Another rank calls another verb, dtype or shape.
         WaitTimeoutError: A rank has not come by the deadline.
@@ -70,32 +77,32 @@ def reduce_scatter(
     References:
         MPI: A Message-Passing Interface Standard, ``MPI_Reduce_scatter_block``.
     """
-    context = current()
-    dtype = accumulation_dtype(
-        _NAME, tensor, round_integers=round_integers, average=average, min_ndim=1
-    )
-    size = context.size
-    shape = _part_shape(tensor, size, out)
-    title = f"{_NAME}({'average' if average else 'sum'})" + (f" {name!r}" if name else "")
+    members = members_of(_NAME, group)
+    reduction = reduction_of(_NAME, tensor, op, average, round_integers=round_integers, min_ndim=1)
+    ranks, dtype = members.ranks, reduction.dtype
+    shape = _part_shape(tensor, len(ranks), out)
+    title = f"{_NAME}({reduction.op.value})" + (f" {name!r}" if name else "")
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        own, transport = prepare_for_transport(context.transport, tensor)
+        own, transport = prepare_for_transport(members.context.transport, tensor)
+        if members.transport is None or not reduction.is_sum:
+            part = yield from reduce_scatter_over_group(op, ranks, own, reduction, title)
+            return write_result(part.view(shape), tensor, out)
         given = own.to(dtype)
         part = given[: shape[0]]
         if can_write_result(out, part) and not is_same_memory(out, part):
             total, into = out, out.detach()
         else:
             total = into = empty_on(streams_of(tensor), shape, dtype)
-        divisor = size if average else None
+        divisor = len(ranks) if reduction.op is ReduceOp.AVERAGE else None
         yield from op.collective(
-            range(size),
+            ranks,
             signature_of(title, tensor),
             lambda: transport.ireduce_scatter(given.view(-1), into.view(-1), divisor),
         )
         return write_result(total, tensor, out)
 
-    order = stream_ordering_of(tensor, out)
-    return OperationSpec(_NAME, steps, name, ordered=True, check=check, stream_ordering=order)
+    return members.operation(_NAME, steps, name, tensor, out, check=check)
 
 
 reduce_scatter_nonblocking = nonblocking(reduce_scatter)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -19,14 +21,18 @@ NAMES = set(re.findall(r"import (\w+) as \1", STUB)) | set(re.findall(r"(\w+) as
 VERBS = sorted(name.replace("_nonblocking", "") for name in NAMES if "_nonblocking" in name)
 """Every verb that has a non-blocking form; those that work in place end with ``_``."""
 
-ARGUMENTS = {"pair_gossip": lambda: (bf.rank() ^ 1,), "broadcast": lambda: (bf.size() - 1,)}
+ARGUMENTS = {
+    "pair_gossip": lambda: (bf.rank() ^ 1,),
+    **dict.fromkeys(("broadcast", "reduce"), lambda: (bf.size() - 1,)),
+}
 """What a verb needs beside its tensor."""
 
-WITHOUT_TENSOR = {"barrier", "broadcast_object", "allgather_object"}
+OTHERWISE = {"barrier", "broadcast_object", "allgather_object"}
+"""Verbs that do not make a tensor out of one."""
 TENSOR_VERBS = [
     verb
     for verb in VERBS
-    if not verb.endswith("_") and verb not in WITHOUT_TENSOR and not verb.startswith("win_")
+    if not verb.endswith("_") and verb not in OTHERWISE and not verb.startswith("win_")
 ]
 PLACES = [v for v in VERBS if v.endswith("_")]
 SETTINGS = {"ranks_per_machine": 2}
@@ -39,14 +45,16 @@ def test_the_table_has_the_verbs_of_the_issue():
         "allgather",
         "allreduce",
         "broadcast",
+        "hierarchical_allreduce",
         "hierarchical_neighbor_allreduce",
         "local_allreduce",
         "neighbor_allgather",
         "neighbor_allreduce",
         "pair_gossip",
+        "reduce",
         "reduce_scatter",
     ]
-    other_shape = ("allgather", "reduce_scatter")
+    other_shape = ("gather", "scatter")
     writable = [verb for verb in TENSOR_VERBS if not verb.endswith(other_shape)]
     assert [f"{verb}_" for verb in writable] == PLACES
 
@@ -59,7 +67,27 @@ def form(verb, *, nonblocking=False):
         bare += "_nonblocking"
     function = getattr(bf, bare + ("_" if place else ""))
     arguments = ARGUMENTS.get(verb.removesuffix("_"), tuple)()
-    return lambda tensor, **more: function(tensor, *arguments, **more)
+
+    def call(tensor, **more):
+        found = function(tensor, *arguments, **more)
+        return found if found is not None else kept(tensor)
+
+    def start(tensor, **more):
+        handle = function(tensor, *arguments, **more)
+        return Waited(lambda: found if (found := handle.wait()) is not None else kept(tensor))
+
+    return start if nonblocking else call
+
+
+class Waited(NamedTuple):
+    """What is left of a handle here."""
+
+    wait: Callable[[], torch.Tensor]
+
+
+def kept(tensor):
+    """What stands for the result of a rank that gets none, as reduce and gather have."""
+    return tensor.detach().clone()
 
 
 def prepared():

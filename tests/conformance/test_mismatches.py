@@ -40,6 +40,13 @@ def until_told():
     )
 
 
+def raised_at_the_latest_afterwards(call):
+    """Make a call that fails on some rank: one whose part had ended raises in its next verb."""
+    call()
+    until_told()
+    bf.barrier()
+
+
 def works_on():
     """Neighbour verbs go on after a mismatch that was caught."""
     x = bf.neighbor_allreduce(torch.full((3,), float(bf.rank())), name="afterwards")

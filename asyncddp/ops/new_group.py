@@ -1,0 +1,55 @@
+"""``new_group``: make a process group of some ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from asyncddp.context import current
+from asyncddp.engine.messages import GROUP_COLLECTIVE
+from asyncddp.errors import ArgumentError
+from asyncddp.ops.process_group import ProcessGroup
+from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
+from asyncddp.ops.validation import check_rank
+
+_COUNT = "number of process groups"
+
+
+def new_group(ranks: Iterable[int] | None = None) -> ProcessGroup:
+    """Make a group of ranks for the argument ``group`` of verbs; collective over all ranks.
+
+    Members alone call verbs with it. Collectives of a group are in the same order on its members,
+    in any order with those of other groups and of all ranks, and never match these.
+
+    Args:
+        ranks: The ranks, in any order, the same on all ranks; all by default.
+
+    Returns:
+        The group, also on ranks that are no members.
+
+    Raises:
+        NotInitializedError: ``init()`` was not called.
+        ArgumentError: No rank, a rank given twice, or one that does not exist.
+        MismatchError: Another rank gives other ranks.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def sum_of_even_ranks():
+        ...     even = bf.new_group([0, 2])
+        ...     x = torch.tensor([bf.rank()])
+        ...     return bf.allreduce(x, op="sum", group=even).item() if bf.rank() in even else None
+        >>> with bf.local_world(3) as world:
+        ...     world.run(sum_of_even_ranks)
+        [2, None, 2]
+    """
+    context = current()
+    wanted = range(context.size) if ranks is None else ranks
+    members = sorted(check_rank("new_group", "ranks", rank, context.size) for rank in wanted)
+    if not members or len(set(members)) != len(members):
+        raise ArgumentError(
+            f"new_group: argument ranks: expected at least one rank, and each once, got {members}"
+        )
+    number = context.extensions.get(_COUNT, 0) + 1
+    claim = "new_group needs the same ranks, in calls of the same order, on all ranks"
+    require_equal_on_all_ranks(context, claim, [f"ranks {members} in call {number}"])
+    context.extensions[_COUNT] = number
+    return ProcessGroup(tuple(members), context, GROUP_COLLECTIVE.format(number))

@@ -1,0 +1,131 @@
+"""Process groups: ranks that call collectives among themselves, or all, or those of a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from asyncddp.context import Context, current
+from asyncddp.device.stream_registry import stream_ordering_of
+from asyncddp.engine import OperationExchanges, OperationSpec, Steps
+from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE
+from asyncddp.errors import ArgumentError
+from asyncddp.ops.validation import check_rank
+from asyncddp.rank_list_text import list_ranks
+from asyncddp.transport import Transport
+
+R = TypeVar("R")
+
+_ALL = "process group of all ranks"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ProcessGroup:
+    """Group of ranks, as :func:`~asyncddp.new_group` makes it, for the argument ``group`` of verbs.
+
+    ``rank in group`` tells whether a rank is a member.
+
+    Attributes:
+        ranks: Its ranks in the world, ascending.
+        context: The context of the rank that has made it.
+        match_name: Name by which its collectives are counted and matched, apart from others'.
+        transport: Transport whose collectives are among just these ranks; None where there is none.
+    """
+
+    ranks: Sequence[int]
+    context: Context
+    match_name: str
+    transport: Transport | None = None
+
+    @property
+    def title(self) -> str:
+        """Name for messages, such as "group 1"."""
+        return self.match_name[1:-1].removeprefix("collective of ")
+
+    @property
+    def size(self) -> int:
+        """Number of its ranks."""
+        return len(self.ranks)
+
+    @property
+    def rank(self) -> int | None:
+        """Place of this rank among the group's, from 0 on; None if it is no member."""
+        own = self.context.rank
+        return self.ranks.index(own) if own in self.ranks else None
+
+    def operation(
+        self,
+        verb: str,
+        steps: Callable[[OperationExchanges], Steps[R]],
+        name: str | None,
+        *tensors: torch.Tensor | None,
+        check: bool = False,
+    ) -> OperationSpec[R]:
+        """Return the specification of a collective of this group on some tensors, or None each."""
+        given = [tensor for tensor in tensors if tensor is not None]
+        order = stream_ordering_of(*given) if given else None
+        return OperationSpec(
+            verb,
+            steps,
+            name,
+            ordered=True,
+            group=self.match_name,
+            check=check,
+            stream_ordering=order,
+        )
+
+    def __contains__(self, rank: object) -> bool:
+        return rank in self.ranks
+
+    def __repr__(self) -> str:
+        return f"<ProcessGroup: {self.title}, {list_ranks(self.ranks)}>"
+
+
+def members_of(verb: str, group: ProcessGroup | None) -> ProcessGroup:
+    """Return the group in which a verb is called, that of all ranks for None.
+
+    Raises:
+        ArgumentError: It is no group, was made before the last ``init()``, or lacks this rank.
+    """
+    context = current()
+    if group is None:
+        everyone: ProcessGroup | None = context.extensions.get(_ALL)
+        if everyone is None:
+            everyone = ProcessGroup(range(context.size), context, COLLECTIVE, context.transport)
+            context.extensions[_ALL] = everyone
+        return everyone
+    if not isinstance(group, ProcessGroup):
+        raise ArgumentError(
+            f"{verb}: argument group: expected None or what new_group returns, got {group!r}"
+        )
+    if group.context is not context:
+        raise ArgumentError(
+            f"{verb}: argument group: expected a group that this rank has made since init(), got "
+            f"{group!r} of before; call new_group again"
+        )
+    if context.rank not in group:
+        raise ArgumentError(
+            f"{verb}: argument group: expected a group with rank {context.rank}, which calls this, "
+            f"got {group!r}; call it only where rank() in group"
+        )
+    return group
+
+
+def ranks_of_machine(context: Context) -> ProcessGroup:
+    """Return the group of the ranks of this machine."""
+    ranks, transport = context.local_ranks, context.local_transport
+    return ProcessGroup(ranks, context, MACHINE_COLLECTIVE, transport)
+
+
+def check_member(verb: str, argument: str, rank: Any, group: ProcessGroup) -> int:
+    """Return a rank of the world as an int; raise ArgumentError unless it is in the group."""
+    number = check_rank(verb, argument, rank, current().size)
+    if number not in group:
+        raise ArgumentError(
+            f"{verb}: argument {argument}: expected a rank of the world that is in the group, got "
+            f"{rank!r}; its members are {list_ranks(group.ranks)}"
+        )
+    return number

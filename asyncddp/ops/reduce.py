@@ -1,0 +1,75 @@
+"""``reduce``: sum, average or reduce otherwise, on one rank."""
+
+from __future__ import annotations
+
+import torch
+
+from asyncddp.engine import OperationExchanges, OperationSpec, Steps
+from asyncddp.ops.group_reduction import reduce_to_root
+from asyncddp.ops.process_group import ProcessGroup, check_member, members_of
+from asyncddp.ops.reduce_op import ReduceOp, reduction_of
+from asyncddp.ops.validation import prepare_for_transport, write_result
+from asyncddp.ops.variants import blocking, in_place, nonblocking
+
+
+@blocking
+def reduce(
+    tensor: torch.Tensor,
+    root_rank: int = 0,
+    op: ReduceOp | str = ReduceOp.AVERAGE,
+    *,
+    group: ProcessGroup | None = None,
+    name: str | None = None,
+    round_integers: bool = False,
+    check: bool = False,
+    out: torch.Tensor | None = None,
+) -> OperationSpec[torch.Tensor | None]:
+    r"""Average, sum or reduce a tensor otherwise over all ranks or a group, for one of them.
+
+    .. math:: y_\mathrm{root} = \frac{1}{n} \sum_j x_j \quad\text{or}\quad \sum_j x_j
+        \quad\text{or}\quad \max_j x_j \quad\text{or}\ \dots
+
+    Args:
+        tensor: :math:`x_i`, equal in shape and dtype on all ranks. Halves are summed in float32.
+        root_rank: The root's rank in the world, the same on all ranks.
+        op: Reduction operator, as of :func:`~asyncddp.allreduce`, the same on all ranks.
+        group: The ranks that take part, from :func:`~asyncddp.new_group`; all if None.
+        name: For messages; all ranks must give the same.
+        round_integers: Average integers in float64 and round half to even.
+        check: Return only after the receivers have confirmed that they expect the tensor.
+        out: Tensor into which the root's result is written, which may be ``tensor`` itself.
+
+    Returns:
+        :math:`y` on the root, ``out`` or a new tensor; elsewhere ``out``, unchanged, or None.
+
+    Raises:
+        NotInitializedError: ``init()`` was not called.
+        ArgumentError: There is no such root; it or this rank is not in ``group``; the operator has
+            no meaning for the dtype.
+        UnknownNameError: There is no such operator.
+        DtypeError: The dtype cannot travel.
+        MismatchError: Another rank calls another verb, root, operator, dtype or shape.
+        WaitTimeoutError: A rank has not come by the deadline.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> with bf.local_world(3) as world:
+        ...     world.run(lambda: bf.reduce(torch.tensor([bf.rank()]), root_rank=1, op="max"))
+        [None, tensor([2]), None]
+    """
+    members = members_of("reduce", group)
+    reduction = reduction_of("reduce", tensor, op, None, round_integers=round_integers)
+    root = check_member("reduce", "root_rank", root_rank, members)
+    title = f"reduce({reduction.op.value}, root_rank={root})" + (f" {name!r}" if name else "")
+
+    def steps(op: OperationExchanges) -> Steps[torch.Tensor | None]:
+        own, _ = prepare_for_transport(members.context.transport, tensor)
+        total = yield from reduce_to_root(op, members.ranks, root, own, reduction, title)
+        return out if total is None else write_result(total, tensor, out)
+
+    return members.operation("reduce", steps, name, tensor, out, check=check)
+
+
+reduce_nonblocking = nonblocking(reduce)
+reduce_ = in_place(reduce)
+reduce_nonblocking_ = nonblocking(reduce_)

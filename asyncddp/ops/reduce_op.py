@@ -1,0 +1,155 @@
+"""Reduction operators of ``allreduce``, ``reduce`` and ``reduce_scatter``: sum, maximum, ..."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+from asyncddp.device.stream_interfaces import empty_on
+from asyncddp.device.stream_registry import streams_of
+from asyncddp.errors import ArgumentError, UnknownNameError
+from asyncddp.ops.validation import accumulation_dtype, check_tensor
+from asyncddp.registry import nearest
+from asyncddp.tensors.dtypes import DtypeKind
+
+
+class ReduceOp(Enum):
+    """Reduction operator, element by element; verbs take it or its name in lower case.
+
+    Sums and products of bools are their logical or and and, and so are maxima and minima. Bitwise
+    operators are for integers and bools.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> with bf.local_world(3) as world:
+        ...     world.run(lambda: bf.allreduce(torch.tensor(bf.rank()), op=bf.ReduceOp.MAX).item())
+        [2, 2, 2]
+    """
+
+    SUM = "sum"
+    AVERAGE = "average"
+    AVG = AVERAGE
+    PRODUCT = "product"
+    MIN = "min"
+    MAX = "max"
+    BAND = "band"
+    BOR = "bor"
+    BXOR = "bxor"
+
+
+_INTO: dict[ReduceOp, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    ReduceOp.SUM: torch.Tensor.add_,
+    ReduceOp.AVERAGE: torch.Tensor.add_,
+    ReduceOp.PRODUCT: torch.Tensor.mul_,
+    ReduceOp.MIN: lambda total, term: torch.minimum(total, term, out=total),
+    ReduceOp.MAX: lambda total, term: torch.maximum(total, term, out=total),
+    ReduceOp.BAND: torch.Tensor.bitwise_and_,
+    ReduceOp.BOR: torch.Tensor.bitwise_or_,
+    ReduceOp.BXOR: torch.Tensor.bitwise_xor_,
+}
+"""Functions that take one more term into a result."""
+
+_NO_ORDER = (DtypeKind.COMPLEX,)
+_NO_BITS = (DtypeKind.FLOAT, DtypeKind.COMPLEX)
+_REFUSED = {
+    ReduceOp.MIN: _NO_ORDER,
+    ReduceOp.MAX: _NO_ORDER,
+    ReduceOp.BAND: _NO_BITS,
+    ReduceOp.BOR: _NO_BITS,
+    ReduceOp.BXOR: _NO_BITS,
+}
+"""Kinds of numbers for which there is no such operator."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """An operator, and the dtype in which it is computed."""
+
+    op: ReduceOp
+    dtype: torch.dtype
+
+    @property
+    def is_sum(self) -> bool:
+        """True for the sum and the average, which transports compute themselves."""
+        return self.op in (ReduceOp.SUM, ReduceOp.AVERAGE)
+
+    def of(self, terms: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Reduce tensors of one shape, dtype and device in their order; the result is new.
+
+        Example:
+            >>> Reduction(ReduceOp.MAX, torch.int32).of(
+            ...     [torch.tensor([1, 5]), torch.tensor([3, 4])]
+            ... )
+            tensor([3, 5], dtype=torch.int32)
+        """
+        first, take = terms[0], _INTO[self.op]
+        total = empty_on(streams_of(first), first.shape, self.dtype)
+        total.copy_(first)
+        for term in terms[1:]:
+            take(total, term)
+        if self.op is ReduceOp.AVERAGE:
+            total.div_(len(terms))
+        return total
+
+
+def reduction_of(
+    verb: str,
+    tensor: Any,
+    op: ReduceOp | str | None,
+    average: bool | None,
+    *,
+    round_integers: bool,
+    min_ndim: int = 0,
+) -> Reduction:
+    """Check a verb's tensor, ``op`` and ``average``, and return its reduction.
+
+    Raises:
+        ArgumentError: The two contradict each other, or the operator has no meaning for the dtype.
+        UnknownNameError: There is no such operator.
+        DtypeError: The dtype cannot travel.
+    """
+    chosen = _operator(verb, op, average)
+    if chosen in (ReduceOp.SUM, ReduceOp.AVERAGE):
+        averages = chosen is ReduceOp.AVERAGE
+        return Reduction(
+            chosen,
+            accumulation_dtype(
+                verb, tensor, round_integers=round_integers, average=averages, min_ndim=min_ndim
+            ),
+        )
+    traits = check_tensor(verb, tensor, min_ndim=min_ndim)
+    if traits.kind in _REFUSED.get(chosen, ()):
+        raise ArgumentError(
+            f"{verb}: argument op: there is no {chosen.value} of {traits.name} values; expected "
+            f"another op, or a tensor of another dtype"
+        )
+    accumulates = chosen is ReduceOp.PRODUCT
+    return Reduction(chosen, traits.accumulate if accumulates else traits.dtype)
+
+
+def _operator(verb: str, op: ReduceOp | str | None, average: bool | None) -> ReduceOp:
+    """Return the operator that ``op`` or ``average`` names; an average if neither is given."""
+    if op is None:
+        return ReduceOp.AVERAGE if average is None or average else ReduceOp.SUM
+    if isinstance(op, str):
+        known = {name.lower(): one for name, one in ReduceOp.__members__.items()}
+        if op not in known:
+            raise UnknownNameError(
+                f"{verb}: argument op: unknown operator {op!r}; known are: "
+                f"{', '.join(known)}.{nearest(op, known)}"
+            )
+        op = known[op]
+    if not isinstance(op, ReduceOp):
+        raise ArgumentError(
+            f"{verb}: argument op: expected a ReduceOp or the name of one, got {op!r}"
+        )
+    if average is not None and average != (op is ReduceOp.AVERAGE):
+        raise ArgumentError(
+            f"{verb}: arguments op, average: expected no contradiction, got op={op.value!r} and "
+            f"average={average}; leave average= away"
+        )
+    return op
