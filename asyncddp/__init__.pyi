@@ -50,6 +50,10 @@ from .ops.allreduce import local_allreduce as local_allreduce
 from .ops.allreduce import local_allreduce_ as local_allreduce_
 from .ops.allreduce import local_allreduce_nonblocking as local_allreduce_nonblocking
 from .ops.allreduce import local_allreduce_nonblocking_ as local_allreduce_nonblocking_
+from .ops.alltoall import alltoall as alltoall
+from .ops.alltoall import alltoall_ as alltoall_
+from .ops.alltoall import alltoall_nonblocking as alltoall_nonblocking
+from .ops.alltoall import alltoall_nonblocking_ as alltoall_nonblocking_
 from .ops.barrier import barrier as barrier
 from .ops.barrier import barrier_nonblocking as barrier_nonblocking
 from .ops.broadcast import broadcast as broadcast
@@ -57,6 +61,8 @@ from .ops.broadcast import broadcast_ as broadcast_
 from .ops.broadcast import broadcast_nonblocking as broadcast_nonblocking
 from .ops.broadcast import broadcast_nonblocking_ as broadcast_nonblocking_
 from .ops.empty_shared import empty_shared as empty_shared
+from .ops.gather import gather as gather
+from .ops.gather import gather_nonblocking as gather_nonblocking
 from .ops.hierarchical_allreduce import hierarchical_allreduce as hierarchical_allreduce
 from .ops.hierarchical_allreduce import hierarchical_allreduce_ as hierarchical_allreduce_
 from .ops.hierarchical_allreduce import (
@@ -102,6 +108,12 @@ from .ops.reduce import reduce_nonblocking_ as reduce_nonblocking_
 from .ops.reduce_op import ReduceOp as ReduceOp
 from .ops.reduce_scatter import reduce_scatter as reduce_scatter
 from .ops.reduce_scatter import reduce_scatter_nonblocking as reduce_scatter_nonblocking
+from .ops.scatter import scatter as scatter
+from .ops.scatter import scatter_nonblocking as scatter_nonblocking
+from .ops.send_recv import recv as recv
+from .ops.send_recv import recv_nonblocking as recv_nonblocking
+from .ops.send_recv import send as send
+from .ops.send_recv import send_nonblocking as send_nonblocking
 from .ops.windows.completion import win_cancel as win_cancel
 from .ops.windows.completion import win_flush as win_flush
 from .ops.windows.completion import win_poll as win_poll

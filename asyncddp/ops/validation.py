@@ -8,8 +8,9 @@ from typing import Any, TypeGuard
 import torch
 
 from asyncddp.device.stream_registry import streams_of
-from asyncddp.engine import ExchangeSignature
+from asyncddp.engine import AnyTensorSignature, ExchangeSignature
 from asyncddp.errors import ArgumentError
+from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.byte_views import dense, on_host
 from asyncddp.tensors.dtypes import DTYPES, DtypeKind, DtypeTraits, dtype_traits_of
 from asyncddp.torch_modes import refuse_transforms
@@ -120,6 +121,18 @@ def signature_of(verb: str, tensor: torch.Tensor, *, ragged: bool = False) -> Ex
     streams = streams_of(tensor)
     kind = "cpu" if streams is None else streams.kind
     return ExchangeSignature(verb, str(tensor.dtype).removeprefix("torch."), tuple(shape), kind)
+
+
+def expected_by(verb: str, given: torch.Tensor | None) -> tuple[ExchangeSignature, torch.Tensor]:
+    """Return the signature of what goes into a tensor, and the tensor; for None of any on the host.
+
+    In place of None there is an empty tensor, to tell its device.
+    """
+    if given is not None:
+        return signature_of(verb, given), given
+    on_host = empty((0,), torch.uint8)
+    form = signature_of(verb, on_host)
+    return AnyTensorSignature(verb, form.dtype, form.shape, form.device), on_host
 
 
 def prepare_for_transport(

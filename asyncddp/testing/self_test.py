@@ -66,6 +66,38 @@ def _reduce_scatter(data: SelfTestData) -> Iterator[Pair]:
     yield bf.reduce_scatter(data.own().repeat(data.size)), part
 
 
+def _scatter_and_gather(data: SelfTestData) -> Iterator[Pair]:
+    last, rows = data.size - 1, data.own().repeat(data.size)
+    part = bf.scatter(rows, last, out=torch.empty_like(data.own()))
+    yield part, data.of(last)
+    gathered = bf.gather(part, last)
+    if gathered is not None:
+        yield gathered, data.of(last).repeat(data.size)
+
+
+def _groups(data: SelfTestData) -> Iterator[Pair]:
+    everyone, others = bf.new_group(), bf.new_group(range(0, data.size, 2))
+    yield bf.allreduce(data.own(), group=everyone), data.average(range(data.size))
+    highest = torch.stack([data.of(rank) for rank in others.ranks]).amax(dim=0)
+    if data.rank in others:
+        yield bf.allreduce(data.own(), op="max", group=others), highest
+
+
+def _send_and_recv(data: SelfTestData) -> Iterator[Pair]:
+    if data.size > 1:
+        before = (data.rank - 1) % data.size
+        sent = bf.send_nonblocking(data.own(), (data.rank + 1) % data.size)
+        yield bf.recv(data.own(), before), data.of(before)
+        sent.wait()
+
+
+def _reduce(data: SelfTestData) -> Iterator[Pair]:
+    for root in range(data.size):
+        average = bf.reduce(data.own(), root, "average")
+        if average is not None:
+            yield average, data.average(range(data.size))
+
+
 def _neighbor_allgather(data: SelfTestData) -> Iterator[Pair]:
     if sources := bf.in_neighbor_ranks():
         expected = torch.cat([data.of(rank) for rank in sources])
@@ -118,6 +150,16 @@ CHECKS: Mapping[str, Callable[[SelfTestData], Iterable[Pair]]] = {
     ],
     "broadcast": lambda data: [(bf.broadcast(data.own(), data.size - 1), data.of(data.size - 1))],
     "reduce_scatter": _reduce_scatter,
+    "reduce": _reduce,
+    "alltoall": lambda data: [
+        (
+            bf.alltoall(data.own().repeat(data.size)),
+            torch.cat([data.of(rank) for rank in range(data.size)]),
+        )
+    ],
+    "scatter and gather": _scatter_and_gather,
+    "send and recv": _send_and_recv,
+    "groups": _groups,
     "neighbor_allreduce": lambda data: [(bf.neighbor_allreduce(data.own()), data.mixed())],
     "neighbor_allgather": _neighbor_allgather,
     "pair_gossip": _pair_gossip,

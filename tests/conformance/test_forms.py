@@ -23,11 +23,11 @@ VERBS = sorted(name.replace("_nonblocking", "") for name in NAMES if "_nonblocki
 
 ARGUMENTS = {
     "pair_gossip": lambda: (bf.rank() ^ 1,),
-    **dict.fromkeys(("broadcast", "reduce"), lambda: (bf.size() - 1,)),
+    **dict.fromkeys(("broadcast", "gather", "reduce", "scatter"), lambda: (bf.size() - 1,)),
 }
 """What a verb needs beside its tensor."""
 
-OTHERWISE = {"barrier", "broadcast_object", "allgather_object"}
+OTHERWISE = {"barrier", "broadcast_object", "allgather_object", "send", "recv"}
 """Verbs that do not make a tensor out of one."""
 TENSOR_VERBS = [
     verb
@@ -44,7 +44,9 @@ def test_the_table_has_the_verbs_of_the_issue():
     assert TENSOR_VERBS == [
         "allgather",
         "allreduce",
+        "alltoall",
         "broadcast",
+        "gather",
         "hierarchical_allreduce",
         "hierarchical_neighbor_allreduce",
         "local_allreduce",
@@ -53,6 +55,7 @@ def test_the_table_has_the_verbs_of_the_issue():
         "pair_gossip",
         "reduce",
         "reduce_scatter",
+        "scatter",
     ]
     other_shape = ("gather", "scatter")
     writable = [verb for verb in TENSOR_VERBS if not verb.endswith(other_shape)]

@@ -132,6 +132,28 @@ def gathered_from_neighbors(count, k):
     return torch.cat([full(count, rank + k) for rank in targets()])
 
 
+def max_of_all(count, k):
+    return full(count, bf.size() - 1 + k)
+
+
+def parts_of_all(count, k):
+    """A part of each rank's."""
+    return torch.cat([full(count // bf.size(), rank + k) for rank in range(bf.size())])
+
+
+def of_first(found):
+    """The result of rank 0, on all ranks."""
+    return bf.broadcast_object(found)
+
+
+def sent_around(count, k):
+    after, before = (bf.rank() + 1) % bf.size(), (bf.rank() - 1) % bf.size()
+    handle = bf.send_nonblocking(full(count, bf.rank() + k), after)
+    found = bf.recv(None, before)
+    handle.wait()
+    return found, full(count, before + k)
+
+
 def into(verb, expected):
     """A verb that writes into a tensor of the caller's."""
 
@@ -254,6 +276,16 @@ USES = {
     "allgather": returned(bf.allgather, gathered),
     "neighbor_allgather": returned(bf.neighbor_allgather, gathered_from_neighbors),
     "reduce_scatter": returned(bf.reduce_scatter, of_this_rank),
+    "maximum": returned(lambda x: bf.allreduce(x, op="max"), max_of_all),
+    "maximum finished outside": finished_outside(
+        lambda x: bf.allreduce_nonblocking_(x, op="max"), max_of_all
+    ),
+    "reduce": returned(lambda x: of_first(bf.reduce(x, 0)), mean_of_all),
+    "gather": returned(lambda x: of_first(bf.gather(x, 0)), gathered),
+    "scatter": returned(bf.scatter, lambda count, k: full(count // bf.size(), k)),
+    "alltoall": returned(bf.alltoall, parts_of_all),
+    "alltoall_ finished outside": finished_outside(bf.alltoall_nonblocking_, parts_of_all),
+    "send and recv": sent_around,
     "local_allreduce": returned(bf.local_allreduce, mean_of_all),
     "pair_gossip": returned(lambda x: bf.pair_gossip(x, bf.rank() ^ 1), mean_of_pair),
     "neighbor_allreduce into out": into(bf.neighbor_allreduce, mean_with_others),

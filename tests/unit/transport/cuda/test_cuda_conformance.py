@@ -11,13 +11,18 @@ import re
 import pytest
 import torch
 
+from tests.conformance import test_alltoall as alltoall
 from tests.conformance import test_collectives as collectives
 from tests.conformance import test_forms as forms
+from tests.conformance import test_gather_scatter as roots
 from tests.conformance import test_handles as handles
 from tests.conformance import test_mismatches as mismatches
 from tests.conformance import test_neighbor_allgather as gathering
 from tests.conformance import test_neighbor_allreduce as neighbors
+from tests.conformance import test_process_groups as groups
+from tests.conformance import test_reduce_ops as operators
 from tests.conformance import test_reduce_scatter as scattering
+from tests.conformance import test_send_recv as pairs
 from tests.conformance import test_transports as transports
 from tests.support.nccl_world import NcclWorld
 from tests.support.oracle import SHAPES
@@ -160,6 +165,27 @@ def test_averages_over_all_ranks(world, dtype):
 def test_where_a_part_of_a_sum_goes(four, case):
     """reduce_scatter writes into a tensor given to it, be it a part of its own input."""
     four.run(case)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_operators_parts_and_pairs(world, dtype):
+    """What goes from rank to rank for a collective is right for every shape in each dtype."""
+    world.run(operators.over_all, dtype)
+    world.run(alltoall.exchanges, dtype)
+    world.run(roots.gathers, dtype)
+    world.run(roots.scatters, dtype)
+    world.run(pairs.round_trip, dtype)
+
+
+def test_groups_of_ranks(four, monkeypatch):
+    """Collectives of a group, and of two that overlap, are right beside those of all ranks.
+
+    What ranks compare when they make a group is read on the host, which is a late device here.
+    """
+    monkeypatch.setattr("asyncddp.ops.new_group.require_equal_on_all_ranks", lambda *_: None)
+    assert four.run(groups.in_a_group_of_three) == [6.0] * 4
+    four.run(groups.crosswise, 50_000)
+    four.run(operators.over_group, torch.bfloat16)
 
 
 @pytest.mark.parametrize("verb", forms.TENSOR_VERBS)

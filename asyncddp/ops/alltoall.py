@@ -1,0 +1,116 @@
+"""``alltoall``: each rank sends every rank some of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from asyncddp.engine import OperationExchanges, OperationSpec, Steps
+from asyncddp.engine.messages import mismatch_found_by
+from asyncddp.errors import ArgumentError
+from asyncddp.ops.group_exchange import concatenate, exchange_all_to_all
+from asyncddp.ops.process_group import ProcessGroup, members_of
+from asyncddp.ops.row_splits import check_shape_of_out, checked_splits, equal_splits
+from asyncddp.ops.validation import check_tensor, prepare_for_transport, signature_of, write_result
+from asyncddp.ops.variants import blocking, in_place, nonblocking
+
+_NAME = "alltoall"
+
+
+@blocking
+def alltoall(
+    tensor: torch.Tensor,
+    splits: Sequence[int] | None = None,
+    receive_splits: Sequence[int] | None = None,
+    *,
+    group: ProcessGroup | None = None,
+    name: str | None = None,
+    check: bool = False,
+    out: torch.Tensor | None = None,
+) -> OperationSpec[torch.Tensor]:
+    r"""Send each rank its rows of a tensor, and concatenate the rows that all send to this rank.
+
+    With :math:`x_j = (x_{j,0}, \dots, x_{j,n-1})`, cut along dimension 0,
+
+    .. math:: y_i = (x_{0,i}, x_{1,i}, \dots, x_{n-1,i})
+
+    Args:
+        tensor: :math:`x_i`, with a first dimension that the number of ranks divides, unless there
+            are ``splits``. Ranks agree in dtype and trailing dimensions.
+        splits: How many rows go to each rank, in the order of the ranks; equally many by default.
+        receive_splits: How many rows come from each rank. By default as many as to each rank if
+            there are no ``splits``, else as many as come.
+        group: The ranks that take part, from :func:`~asyncddp.new_group`; all if None.
+        name: For messages; all ranks must give the same.
+        check: Return only after all receivers have confirmed that they expect their rows.
+        out: Tensor of the result's shape into which it is written, which may be ``tensor`` itself;
+            with ``splits`` it needs ``receive_splits``.
+
+    Returns:
+        :math:`y_i`: ``out`` or a new tensor.
+
+    Raises:
+        NotInitializedError: ``init()`` was not called.
+        ArgumentError: Rows that cannot be shared equally, splits that do not fit the tensor, or an
+            ``out`` of another shape; this rank is not in ``group``.
+        DtypeError: The dtype cannot travel.
+        MismatchError: Another rank has another dtype, other trailing dimensions, or sends another
+            number of rows than this rank expects.
+        WaitTimeoutError: A rank has not come by the deadline.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> with bf.local_world(2) as world:
+        ...     world.run(lambda: bf.alltoall(torch.tensor([1, 2]) + 10 * bf.rank()).tolist())
+        [[1, 11], [2, 12]]
+
+    References:
+        MPI: A Message-Passing Interface Standard, ``MPI_Alltoallv``.
+    """
+    members = members_of(_NAME, group)
+    check_tensor(_NAME, tensor, min_ndim=1)
+    number, rows = members.size, tensor.shape[0]
+    if splits is None:
+        sent = equal_splits(_NAME, rows, number)
+    else:
+        sent = checked_splits(_NAME, "splits", splits, number, rows)
+    awaited = sent if splits is None else None
+    if receive_splits is not None:
+        awaited = checked_splits(_NAME, "receive_splits", receive_splits, number)
+    if awaited is not None:
+        check_shape_of_out(_NAME, out, (sum(awaited), *tensor.shape[1:]))
+    elif out is not None:
+        raise ArgumentError(
+            f"{_NAME}: arguments splits, out: expected receive_splits= with both, since the "
+            "result's shape is not known before; alltoall of the splits tells them"
+        )
+    title = _NAME + (f" {name!r}" if name else "")
+
+    def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
+        own, _ = prepare_for_transport(members.context.transport, tensor)
+        form = signature_of(title, own, ragged=True)
+        parts = yield from exchange_all_to_all(op, members.ranks, form, torch.split(own, sent))
+        if awaited is not None:
+            _require_rows(op.rank, title, members.ranks, awaited, [len(part) for part in parts])
+        return write_result(concatenate(parts), tensor, out)
+
+    return members.operation(_NAME, steps, name, tensor, out, check=check)
+
+
+alltoall_nonblocking = nonblocking(alltoall)
+alltoall_ = in_place(alltoall)
+alltoall_nonblocking_ = nonblocking(alltoall_)
+
+
+def _require_rows(
+    rank: int, title: str, ranks: Sequence[int], awaited: Sequence[int], got: Sequence[int]
+) -> None:
+    """Raise MismatchError if a rank has sent another number of rows than was expected."""
+    for peer, expected, rows in zip(ranks, awaited, got, strict=True):
+        if rows != expected:
+            raise mismatch_found_by(
+                rank,
+                f"rank {rank}, {title}: expected {expected} rows from rank {peer}, got {rows}; let "
+                "its splits and this rank's receive_splits, equal ones by default, agree",
+            )
