@@ -136,6 +136,7 @@ class BucketAveragingFunctions:
         parts: Equal parts in which a compressed bucket is encoded.
         sums: Whether a bucket that is not compressed travels in the dtype in which it is summed.
         row: This rank's weights, where it averages with neighbours.
+        leads: Whether this rank exchanges with others itself; None if all ranks do.
         fast_path: Finds a blocking function that averages such a tensor in place, if there is
             one: where neighbours read each other's memory, starting early gains nothing.
     """
@@ -145,6 +146,7 @@ class BucketAveragingFunctions:
     parts: int = 1
     sums: bool = True
     row: WeightRow | None = None
+    leads: bool | None = None
     fast_path: Callable[[torch.Tensor, str], Callable[[], bool] | None] = lambda flat, name: None
 
     def send_bytes(self, bucket: AveragedBucket) -> int:

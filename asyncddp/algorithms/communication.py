@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from asyncddp.algorithms.algorithm import CommunicationPattern
 from asyncddp.algorithms.averaging_round import AveragingRound, CrossRoundState, WeightOverrides
+from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.weight_resolver import Weights
 from asyncddp.registry import PluginRegistry
 
@@ -39,6 +40,10 @@ class Communication(ABC):
     @abstractmethod
     def begin_round(self, averager: CrossRoundState, number: int) -> AveragingRound | None:
         """Begin round ``number`` of an averager; returns None where nothing is to be sent."""
+
+    def row_of_round(self, averager: CrossRoundState, number: int) -> WeightRow | None:
+        """Return this rank's weights of a round; None if it exchanges with no neighbours."""
+        return None
 
     def shadow_round(  # noqa: B027 - optional hook
         self, averager: CrossRoundState, active_ranks: Sequence[int]

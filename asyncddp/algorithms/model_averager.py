@@ -17,7 +17,6 @@ from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError
-from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.allreduce import allreduce
 from asyncddp.ops.neighbor_exchange import exchange_with_neighbors
 from asyncddp.tensors.allocation import make_tensor
@@ -154,8 +153,9 @@ class ModelAverager(CrossRoundState):
     def _exchange_with_neighbors(self, bucket: AveragedBucket) -> Mapping[int, torch.Tensor]:
         """Return the in-neighbours' tensors of a bucket, as they are."""
         self._choose_schedule()
-        near = self.schedule_of_ranks.neighbors(self.context.rank, self.round)
-        row = WeightRow(near.self_weight, near.src_weights, dict.fromkeys(near.dst_ranks, 1.0))
+        row = self.communication.row_of_round(self, self.round)
+        if row is None:
+            return {}
         name = f"{self.label}.bucket{bucket.index}.initial"
         with use(self.context), torch.no_grad():
             return exchange_with_neighbors(bucket.flat, row, None, name=name).received

@@ -23,9 +23,11 @@ from asyncddp.algorithms.averaging_round import (
 from asyncddp.algorithms.bucket_exchange import AverageExchange
 from asyncddp.algorithms.communication import Communication
 from asyncddp.algorithms.join_coordinator import JoinCollectiveKind
+from asyncddp.algorithms.leader_round import LeaderRound
 from asyncddp.context.context import use
 from asyncddp.engine import Handle
 from asyncddp.errors import UsageError
+from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.allreduce import allreduce_nonblocking
 from asyncddp.ops.hierarchical_allreduce import hierarchical_allreduce_nonblocking
 from asyncddp.ops.hierarchical_neighbor_allreduce import (
@@ -66,7 +68,15 @@ class TwoSidedCommunication(Communication):
             if len(active_ranks) < averager.context.size:
                 self._require_join(averager)
                 plan = self.plan_round(averager, number, active_ranks)
-        return None if plan is None else TwoSidedRound(averager, plan)
+        if plan is None:
+            return None
+        kind = TwoSidedRound if plan.leads is None else LeaderRound
+        return kind(averager, plan)
+
+    @override
+    def row_of_round(self, averager: CrossRoundState, number: int) -> WeightRow | None:
+        plan = self.plan_round(averager, number)
+        return None if plan is None or plan.leads is False else plan.row
 
     def shadow_round(self, averager: CrossRoundState, active_ranks: Sequence[int]) -> None:
         """Exchange this joined rank's messages of the active ranks' round, and count the round."""
@@ -156,6 +166,13 @@ class HierarchicalNeighborAllreduceCommunication(TwoSidedCommunication):
         schedule = averager.schedule or machine_schedule(context, by_hand=by_hand)
         place, local = context.machine_rank, context.local_size
         row = WeightResolver(self.name, schedule, place, given, number).row_at(number)
+        if averager.algorithm.compression is CompressionUse.DIFFERENCES:
+            leads = context.local_rank == 0
+            between = row.between([members[0] for members in context.machines.members])
+            copies = len(between.dst_weights) if leads else 0
+            return BucketAveragingFunctions(
+                allreduce_nonblocking, copies, sums=False, row=between, leads=leads
+            )
         start = partial(
             hierarchical_neighbor_allreduce_nonblocking,
             self_weight=row.self_weight,

@@ -39,6 +39,12 @@ class WeightRow:
         kept = {s: weight for s, weight in self.src_weights.items() if s not in sources}
         return WeightRow(math.fsum([self.self_weight, *moved]), kept, self.dst_weights)
 
+    def between(self, ranks: Sequence[int]) -> WeightRow:
+        """Return the row in which ``ranks[k]`` takes the place of node k."""
+        sources = {ranks[node]: weight for node, weight in self.src_weights.items()}
+        targets = {ranks[node]: factor for node, factor in self.dst_weights.items()}
+        return WeightRow(self.self_weight, sources, targets)
+
     @cached_property
     def sources(self) -> tuple[int, ...]:
         """Ranks to receive from, ascending: results do not depend on the order of arrival."""

@@ -69,13 +69,14 @@ def broadcast(
     title = f"broadcast(root_rank={root})" + (f" {name!r}" if name else "")
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        own, transport = prepare_for_transport(members.context.transport, tensor)
+        base = members.transport or members.context.transport
+        own, transport = prepare_for_transport(base, tensor)
         if members.transport is None:
             value = yield from _broadcast_in_group(op, members.ranks, root, own, title)
             return write_result(value, tensor, out)
         value = detached_copy(own) if op.rank == root else empty_like(own)
-        form = signature_of(title, tensor)
-        yield from op.collective(members.ranks, form, lambda: transport.ibroadcast(value, root))
+        form, place = signature_of(title, tensor), members.ranks.index(root)
+        yield from op.collective(members.ranks, form, lambda: transport.ibroadcast(value, place))
         return write_result(value, tensor, out)
 
     return members.operation("broadcast", steps, name, tensor, out, check=check)

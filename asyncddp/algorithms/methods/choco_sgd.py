@@ -38,6 +38,8 @@ class ChocoSGD(Algorithm):
             the compressor keeps of normally distributed numbers: 1 for 8 bits, 0.64 for signs, 0.08
             for the largest hundredth. With a larger one the ranks may diverge, a smaller one is
             slower.
+        hierarchical: Whether the graph's nodes are machines, whose ranks average first and hold one
+            model after each exchange.
 
     Raises:
         ArgumentError: A step outside of (0, 1].
@@ -49,12 +51,14 @@ class ChocoSGD(Algorithm):
 
     name = "choco_sgd"
     when = CommunicationTiming.AFTER_STEP
-    how = (CommunicationPattern.NEIGHBORS,)
+    how = (CommunicationPattern.NEIGHBORS, CommunicationPattern.MACHINES)
     needs = TopologyRequirements(doubly_stochastic=True, symmetric=True, static_only=True)
     compression = CompressionUse.DIFFERENCES
     default_compression = "qsgd_int8"
 
-    def __init__(self, *, consensus_step: float | None = None) -> None:
+    def __init__(self, *, consensus_step: float | None = None, hierarchical: bool = False) -> None:
+        if hierarchical:
+            self.default_communication = "hierarchical_neighbor_allreduce"
         if consensus_step is not None and not 0 < consensus_step <= 1:
             raise ArgumentError(
                 "argument consensus_step: expected a number above 0 and at most 1, or None, got "

@@ -41,6 +41,8 @@ class LowPrecisionDecentralized(Algorithm):
     Args:
         communication_interval: Steps from one exchange to the next, of which the first is in the
             first step; a difference then has the change of so many steps.
+        hierarchical: Whether the graph's nodes are machines, whose ranks average first and hold one
+            model after each exchange.
 
     Raises:
         ArgumentError: A compressor with fewer bits.
@@ -52,12 +54,14 @@ class LowPrecisionDecentralized(Algorithm):
 
     name = "low_precision_decentralized"
     when = CommunicationTiming.AFTER_STEP
-    how = (CommunicationPattern.NEIGHBORS,)
+    how = (CommunicationPattern.NEIGHBORS, CommunicationPattern.MACHINES)
     needs = TopologyRequirements(doubly_stochastic=True, symmetric=True, static_only=True)
     compression = CompressionUse.DIFFERENCES
     default_compression = "minmax_uint8"
 
-    def __init__(self, *, communication_interval: int = 1) -> None:
+    def __init__(self, *, communication_interval: int = 1, hierarchical: bool = False) -> None:
+        if hierarchical:
+            self.default_communication = "hierarchical_neighbor_allreduce"
         self.communication_interval = checked_integer(
             "argument communication_interval", communication_interval, 1
         )
