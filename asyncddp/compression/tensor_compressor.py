@@ -47,8 +47,8 @@ class TensorCompressor:
         """Return the compressor of the averages that a rank sends on, with a state of its own."""
         return TensorCompressor(self.compressor, self.seed ^ _SECOND)
 
-    def encode(self, chunks: torch.Tensor) -> torch.Tensor:
-        """Encode chunks of shape ``(K, S)``, and give uint8 of shape ``(K, B)``.
+    def encode(self, chunks: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Encode chunks of shape ``(K, S)``, and give uint8 of shape ``(K, B)``: ``out`` or new.
 
         Raises:
             DtypeError: The dtype is none of float16, bfloat16, float32 and float64.
@@ -61,8 +61,10 @@ class TensorCompressor:
         elif self._loaded:
             self.state = {key: one.to(chunks.device) for key, one in self.state.items()}
         self._loaded = False
-        size = self.compressor.encoded_size(numel, chunks.dtype)
-        encoded = empty((rows, size), torch.uint8, chunks.device)
+        encoded = out
+        if encoded is None:
+            size = self.compressor.encoded_size(numel, chunks.dtype)
+            encoded = empty((rows, size), torch.uint8, chunks.device)
         seed = (self.seed * _GOLDEN + self.uses * (_GOLDEN >> 7)) & _SEEDS
         self.compressor.encode(chunks, encoded, seed=seed, state=self.state or None)
         self.uses += 1

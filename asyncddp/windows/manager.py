@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.context import Context
 from asyncddp.device.stream_interfaces import DeviceStreams
 from asyncddp.device.stream_registry import streams_of
@@ -93,15 +94,21 @@ class WindowManager:
     # creation
 
     def prepare(
-        self, name: str, tensor: torch.Tensor, schedule: Schedule, *, zero_init: bool
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        schedule: Schedule,
+        *,
+        zero_init: bool,
+        codec: TensorCompressor | None = None,
     ) -> Window:
         """Create a window, which :meth:`connect` gives its edges."""
         number = self._made
         self._made += 1
         facts = self._context, name, number, tensor, schedule, self._device_of(tensor)
         if self._context.tracer is None:
-            return Window(*facts, zero_init=zero_init)
-        return TracedWindow(self._context.tracer, *facts, zero_init=zero_init)
+            return Window(*facts, zero_init=zero_init, codec=codec)
+        return TracedWindow(self._context.tracer, *facts, zero_init=zero_init, codec=codec)
 
     def _device_of(self, tensor: torch.Tensor) -> DeviceStagingResources | None:
         streams = streams_of(tensor)
@@ -172,7 +179,7 @@ class WindowManager:
         for peer, place in sources.items():
             if place is not None and self._group is not None:
                 second = place._replace(offset=place.offset + _EDGE_BYTES)
-                facts = window.shape, window.dtype, f"{what} {peer}"
+                facts = window.stored.shape, window.stored.dtype, f"{what} {peer}"
                 process, arena = self._group.processes[peer], self._group.arena
                 edges.incoming[peer] = SharedMemoryReader(arena, process, place, *facts)
                 edges.get_readers[peer] = SharedMemoryReader(arena, process, second, *facts)

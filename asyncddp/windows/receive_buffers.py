@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -50,7 +50,8 @@ class ReceiveBuffers:
 
     A buffer has no memory of its own: its value is the newest version that the neighbour has
     published, plus a base value, until that is overwritten or taken; ``first`` is the initial one,
-    None for zero. A value that cannot be read any more raises a PeerLeftError.
+    None for zero. ``read`` gives the values of a published tensor. A value that cannot be read any
+    more raises a PeerLeftError.
     """
 
     def __init__(
@@ -59,8 +60,10 @@ class ReceiveBuffers:
         first: torch.Tensor | None,
         shape: tuple[int, ...],
         dtype: torch.dtype,
+        read: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
         self._edges, self._shape, self._dtype = edges, shape, dtype
+        self._values_of = read
         self._base_values = {source: _AccumulateBase(first, 0.0, 0) for source in edges}
         self._updated = dict.fromkeys(edges, 0)
         self._gets_made = dict.fromkeys(edges, 0)
@@ -83,7 +86,7 @@ class ReceiveBuffers:
             terms.append((base.tensor, 1.0))
         if snapshot is not None:
             self._read[source] = snapshot
-            terms.append((snapshot.tensor, snapshot.weight))
+            terms.append((self._values_of(snapshot.tensor), snapshot.weight))
             p += snapshot.p
         return WeightedTerms(terms, p)
 
@@ -105,7 +108,7 @@ class ReceiveBuffers:
             _, p = self.content(source, take=True)
         finally:
             self.release([source])
-        term = snapshot.tensor, weight * snapshot.weight
+        term = self._values_of(snapshot.tensor), weight * snapshot.weight
         self._base_values[source] = self._base_value(source, [term], p)
         self._gets_made[source] += 1
         self._read[source] = snapshot._replace(version=self._edges[source].taken)

@@ -8,13 +8,15 @@ from functools import partial
 
 import torch
 
+from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.context import Context
 from asyncddp.errors import AsyncDDPError, PeerLeftError
 from asyncddp.kernels.cpu_weighted_sum import WeightedTensor
 from asyncddp.tensors.allocation import detached_copy
+from asyncddp.windows.compressed_staging import CompressedStaging, StoredForm
 from asyncddp.windows.departure_detector import CONCLUDED
 from asyncddp.windows.device_staging import DeviceStaging, DeviceStagingResources
-from asyncddp.windows.edge import PublishedSnapshot, RefCountedBuffer
+from asyncddp.windows.edge import EdgeReader, PublishedSnapshot, RefCountedBuffer
 from asyncddp.windows.mutex import WindowMutex
 from asyncddp.windows.nonblocking_handle import WindowHandle
 from asyncddp.windows.receive_buffers import ReceiveBuffers, Staleness
@@ -51,10 +53,12 @@ class Window:
         device: DeviceStagingResources | None = None,
         *,
         zero_init: bool,
+        codec: TensorCompressor | None = None,
     ) -> None:
         self.context, self.name, self.number, self.tensor = context, name, number, tensor
         self.lock = threading.RLock()
         self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
+        self.stored = StoredForm(tensor, codec)
         self.clock = 0  # steps that this rank has made, plus CONCLUDED where none follow
         self.step_of_update = self.step_of_put = 0  # how many were made: the round of a schedule
         self.p, self.with_p = 1.0, False  # with_p: the operations of users map p as the tensor
@@ -62,13 +66,21 @@ class Window:
         self._rounds = [schedule.neighbors(context.rank, k) for k in range(schedule.period or 1)]
         self.holds_integers = not tensor.is_floating_point()
         group, what = context.transport.window_group, f"window {name!r}"
-        self._pool = BufferPool(None if group is None else group.arena, self.shape, self.dtype)
+        arena = None if group is None else group.arena
+        self._pool = BufferPool(arena, self.stored.shape, self.stored.dtype)
         self._staging = SynchronousTensorStaging(self._pool)
-        if device is not None:
+        if codec is not None:
+            self._staging = CompressedStaging(self._pool, codec)
+        elif device is not None:
             self._staging = DeviceStaging(self._pool, device, context.engine, self.lock, what)
         self._zero_init = zero_init
         self._unconfirmed: dict[int, UndeliveredMessage] = {}
-        self._buffers = ReceiveBuffers({}, None, self.shape, self.dtype)
+        self._buffers = self._receive_buffers({}, None)
+
+    def _receive_buffers(
+        self, incoming: Mapping[int, EdgeReader], first: torch.Tensor | None
+    ) -> ReceiveBuffers:
+        return ReceiveBuffers(incoming, first, self.shape, self.dtype, self.stored.read)
 
     def open(self, edges: WindowEdges) -> None:
         """Set the edges, and publish the initial value."""
@@ -76,8 +88,8 @@ class Window:
         self._pool.edges = [*edges.outgoing.values(), *edges.get_writers.values()]
 
         def publish_buffer(buffer: RefCountedBuffer) -> SentMessages:
-            first = None if self._zero_init else detached_copy(buffer.tensor)
-            self._buffers = ReceiveBuffers(edges.incoming, first, self.shape, self.dtype)
+            first = None if self._zero_init else detached_copy(self.stored.read(buffer.tensor))
+            self._buffers = self._receive_buffers(edges.incoming, first)
             return edges.publish_for_gets(buffer, 1.0, self.clock)
 
         with self.lock:
@@ -93,7 +105,7 @@ class Window:
             self._unconfirmed.clear()
             self._staging.close()
             self._pool.close()
-            self._buffers = ReceiveBuffers({}, None, self.shape, self.dtype)
+            self._buffers = self._receive_buffers({}, None)
 
     def require_open(self) -> None:
         """Raise if the window was freed: a UsageError if here, or a PeerError if by a peer."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import NamedTuple
 
 import torch
 
+from asyncddp.compression import Compressor, compressor_for
+from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError, DtypeError, MismatchError
 from asyncddp.ops.barrier import barrier
+from asyncddp.ops.encoded_exchange import Compression, checked_compression
 from asyncddp.ops.object_collectives import gather_records
 from asyncddp.ops.validation import check_tensor
 from asyncddp.shm.arena import SharedMemoryHandle, handle_of_block
@@ -28,6 +32,7 @@ class _WindowSpec(NamedTuple):
     dtype: str
     zero_init: bool
     associated_p: bool
+    compression: str
 
 
 class _WindowProposal(NamedTuple):
@@ -42,7 +47,12 @@ class _WindowProposal(NamedTuple):
 
 @uncompiled
 def win_create(
-    tensor: torch.Tensor, name: str, zero_init: bool = False, *, associated_p: bool = False
+    tensor: torch.Tensor,
+    name: str,
+    zero_init: bool = False,
+    *,
+    associated_p: bool = False,
+    compression: Compression = None,
 ) -> bool:
     """Make a window along the edges of the topology; collective.
 
@@ -51,14 +61,18 @@ def win_create(
         name: The window's name, equal on all ranks.
         zero_init: Whether the buffers begin at zero; as this rank's own tensor otherwise.
         associated_p: Whether operations map :func:`win_associated_p` too, as push-sum needs it.
+        compression: Compressor, or its name, that encodes what is put and published for gets; this
+            rank's own tensor counts as it is in updates. Not for ``win_accumulate``, nor for
+            tensors on a GPU.
 
     Returns:
         True; False if this rank has a window of that name already, and nothing was done.
 
     Raises:
         NotInitializedError: ``init()`` was not called.
-        ArgumentError: No tensor, a name that is no string, or a schedule without a period.
-        DtypeError: The dtype is neither float nor integer.
+        ArgumentError: No tensor, a name that is no string, a schedule without a period, or a
+            compressor for a tensor on a GPU.
+        DtypeError: The dtype is neither float nor integer, or cannot be compressed.
         MismatchError: Ranks differ in arguments, shape, dtype or topology; raised on all of them.
 
     Example:
@@ -74,7 +88,14 @@ def win_create(
         [0.5, 0.5]
     """
     schedule = current().topologies.ranks
-    return create_along(schedule, tensor, name, zero_init=zero_init, associated_p=associated_p)
+    return create_along(
+        schedule,
+        tensor,
+        name,
+        zero_init=zero_init,
+        associated_p=associated_p,
+        compression=compression,
+    )
 
 
 def create_along(
@@ -84,6 +105,7 @@ def create_along(
     *,
     zero_init: bool = False,
     associated_p: bool = False,
+    compression: Compression = None,
 ) -> bool:
     """Do what :func:`win_create` does, along the edges of any topology; collective.
 
@@ -99,11 +121,15 @@ def create_along(
     if name in windows.names:
         return False
     sources, targets = _neighbors(schedule, context.rank)
-    window = windows.prepare(name, tensor, schedule, zero_init=zero_init)
+    codec = _codec_for(tensor, compression, context.rank, name)
+    window = windows.prepare(name, tensor, schedule, zero_init=zero_init, codec=codec)
     own = windows.reserve(targets)
     places = {peer: handle_of_block(block) for peer, block in own.items()}
     window.with_p = bool(associated_p)
-    facts = _WindowSpec(name, tuple(tensor.shape), traits.name, bool(zero_init), bool(associated_p))
+    encoder = "none" if codec is None else repr(codec.compressor)
+    facts = _WindowSpec(
+        name, tuple(tensor.shape), traits.name, bool(zero_init), bool(associated_p), encoder
+    )
     proposal = _WindowProposal(facts, sources, targets, places)
     gathered = gather_records(proposal, _WindowProposal, "win_create")
     try:
@@ -117,6 +143,23 @@ def create_along(
         context.topologies.pinned.add(name)
     barrier()
     return True
+
+
+def _codec_for(
+    tensor: torch.Tensor, compression: Compression, rank: int, name: str
+) -> TensorCompressor | None:
+    """Return the compressor of a window's tensors, with the state that it keeps; None for none."""
+    if isinstance(compression, str):
+        compression = compressor_for("win_create", compression)
+    if isinstance(compression, Compressor):  # a window remembers what its compressor has to
+        compression = TensorCompressor(compression, zlib.crc32(f"{rank} {name}".encode()))
+    checked_compression("win_create", tensor, compression)
+    if compression is not None and not tensor.is_cpu:
+        raise ArgumentError(
+            "win_create: argument compression: expected None for a tensor on "
+            f"{tensor.device}, got {compression.compressor!r}; keep the window's tensor on the host"
+        )
+    return compression if tensor.numel() else None
 
 
 def _neighbors(schedule: Schedule, rank: int) -> tuple[list[int], list[int]]:

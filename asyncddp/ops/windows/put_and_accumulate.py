@@ -97,6 +97,8 @@ def win_accumulate(
     .. math:: b_i^{(j)} \leftarrow b_i^{(j)} + w_j x \quad \text{at each rank j}, \qquad
               x \leftarrow w_0 x
 
+    Windows with a compressor refuse it.
+
     Example:
         >>> import asyncddp as bf, torch
         >>> def doubled():
@@ -134,6 +136,12 @@ def _write(
     if window.holds_integers:
         require_integer_weights(verb, window, [own, *weights.values()])
     add = verb == "win_accumulate"
+    if add and window.stored.codec is not None:
+        raise ArgumentError(
+            f"win_accumulate: window {name!r} holds tensors encoded by "
+            f"{window.stored.codec.compressor!r}, to which nothing can be added; expected win_put, "
+            "or a window without compression"
+        )
     if not require_mutex:
         return window.put(tensor, own, weights, add=add, with_p=window.with_p)
     with window.mutex.holding(weights, ()):
