@@ -107,6 +107,7 @@ class Algorithm:
             another; None for the first of ``how``.
         communication_interval: Steps from one averaging to the next, of which the first is in the
             first step; None leaves it to ``num_steps_per_communication``.
+        average: Whether a global exchange gives the average over ranks, or their sum.
         warmup_algorithm: Name of the method that trains during its warm-up.
 
     Example:
@@ -133,6 +134,7 @@ class Algorithm:
     default_compression: ClassVar[str | None] = None
     default_communication: str | None = None
     communication_interval: int | None = None
+    average: bool = True
     warmup_algorithm: ClassVar[str] = "gradient_allreduce"
 
     @property

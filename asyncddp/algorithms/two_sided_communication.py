@@ -200,6 +200,7 @@ class AllreduceCommunication(TwoSidedCommunication):
             start = unordered_average_nonblocking  # ranks may call other collectives in between
         if active_ranks is not None:
             start = partial(average_active_ranks_nonblocking, active_ranks=active_ranks)
+        start = partial(start, average=averager.algorithm.average)
         return BucketAveragingFunctions(start, 2 * (size - 1) / size, size)
 
 
@@ -216,7 +217,8 @@ class HierarchicalAllreduceCommunication(TwoSidedCommunication):
         machines = averager.context.machine_size
         leads = averager.context.local_rank == 0
         copies = 2 * (machines - 1) / machines if leads else 0.0
-        return BucketAveragingFunctions(hierarchical_allreduce_nonblocking, copies, machines)
+        start = partial(hierarchical_allreduce_nonblocking, average=averager.algorithm.average)
+        return BucketAveragingFunctions(start, copies, machines)
 
 
 class NoCommunication(TwoSidedCommunication):

@@ -59,6 +59,7 @@ def skip_round(
 def average_active_ranks(
     tensor: torch.Tensor,
     active_ranks: Collection[int],
+    average: bool = True,
     *,
     name: str,
     compression: Compression = None,
@@ -69,19 +70,21 @@ def average_active_ranks(
     .. math:: y = \frac{1}{|T|} \sum_{j \in T} x_j
 
     T are the ``active_ranks``, which still train; in place of the others' tensors zeros count.
+    Without ``average`` it is the sum.
     """
     context, number = current(), len(active_ranks)
     dtype = accumulation_dtype("allreduce", tensor, round_integers=False)
-    title = f"allreduce(average over {number} that train) {name!r}"
+    title = f"allreduce({'average' if average else 'sum'} over {number} that train) {name!r}"
+    divisor = number if average else None
     given = tensor if context.rank in active_ranks else zeros_like(tensor)
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         group, transport = range(context.size), context.transport
         if compression is not None:
             codec = bound_to(op, compression)
-            total = yield from sum_encoded_over_group(op, group, given, codec, title, number)
+            total = yield from sum_encoded_over_group(op, group, given, codec, title, divisor or 1)
         else:
-            total = yield from sum_over_group(op, group, transport, given, dtype, title, number)
+            total = yield from sum_over_group(op, group, transport, given, dtype, title, divisor)
         return write_result(total, tensor, out)
 
     order = stream_ordering_of(given)

@@ -25,6 +25,7 @@ class ByteGrad(Algorithm):
     Args:
         hierarchical: Whether gradients are summed inside each machine first, as they are, and only
             what travels between machines is quantised.
+        average: Whether to divide the sum of the gradients by the number of ranks.
 
     References:
         Gan et al., "Bagua: scaling up distributed learning with system relaxations", VLDB 2021.
@@ -37,5 +38,6 @@ class ByteGrad(Algorithm):
     compression = CompressionUse.AVERAGES
     default_compression = "minmax_uint8"
 
-    def __init__(self, *, hierarchical: bool = False) -> None:
+    def __init__(self, *, hierarchical: bool = False, average: bool = True) -> None:
         self.default_communication = "hierarchical_allreduce" if hierarchical else "allreduce"
+        self.average = average

@@ -20,6 +20,7 @@ class GradientAllreduce(Algorithm):
     Args:
         hierarchical: Whether gradients are summed inside each machine first, so that one rank of
             each machine uses the network, and compressors encode what it sends.
+        average: Whether to divide the sum of the gradients by the number of ranks.
 
     References:
         Sergeev, Del Balso, "Horovod: fast and easy distributed deep learning in TensorFlow", 2018.
@@ -34,5 +35,6 @@ class GradientAllreduce(Algorithm):
     exact = True
     compression = CompressionUse.AVERAGES
 
-    def __init__(self, *, hierarchical: bool = False) -> None:
+    def __init__(self, *, hierarchical: bool = False, average: bool = True) -> None:
         self.default_communication = "hierarchical_allreduce" if hierarchical else "allreduce"
+        self.average = average
