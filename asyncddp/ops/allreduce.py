@@ -125,7 +125,7 @@ def _program(
     ranks, transport, dtype = group.ranks, group.transport, reduction.dtype
     title = f"{verb}({reduction.op.value})" + (f" {name!r}" if name else "")
     divisor = len(ranks) if reduction.op is ReduceOp.AVERAGE else None
-    compression = checked_compression(verb, tensor, compression)
+    compression = checked_compression(verb, tensor, compression, len(ranks))
     if compression is not None and not reduction.is_sum:
         raise ArgumentError(
             f"{verb}: arguments op, compression: expected a sum or an average of what travels "

@@ -17,7 +17,7 @@ from asyncddp.engine import ExchangeSignature, OperationExchanges, Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.group_exchange import exchange_all_gather, exchange_all_to_all
-from asyncddp.ops.validation import signature_of
+from asyncddp.ops.validation import check_tensor, signature_of
 from asyncddp.tensors.allocation import empty, zeros
 from asyncddp.tensors.byte_views import dense, on_host
 from asyncddp.tensors.dtypes import DTYPES
@@ -26,8 +26,18 @@ Compression: TypeAlias = str | Compressor | TensorCompressor | None
 """A compressor by name, with options, or with the state of one tensor; None sends as it is."""
 
 
-def checked_compression(verb: str, tensor: torch.Tensor, compression: Compression) -> Compression:
+def checked_compression(
+    verb: str,
+    tensor: torch.Tensor,
+    compression: Compression,
+    parts: int = 1,
+    *,
+    filled_up: bool = True,
+) -> Compression:
     """Check a verb's compression against its tensor; returns a compressor, or None for none.
+
+    The tensor travels in so many ``parts``, the last of which may be ``filled_up`` to the others'
+    size, or some have an element less.
 
     Raises:
         ArgumentError: It is none, needs a state that the verb cannot keep, or cannot encode it.
@@ -35,16 +45,26 @@ def checked_compression(verb: str, tensor: torch.Tensor, compression: Compressio
     """
     if compression is None:
         return None
+    check_tensor(verb, tensor)
     require_compressible(verb, tensor)
+    checked = compression
     if isinstance(compression, TensorCompressor):
-        return compression
-    compressor = compressor_for(verb, compression)
-    if compressor.needs_state:
-        raise ArgumentError(
-            f"{verb}: argument compression: {compressor!r} remembers what it owes from call to "
-            "call; give a TensorCompressor of it, made once for this tensor and used in each call"
-        )
-    return compressor
+        compressor = compression.compressor
+    else:
+        checked = compressor = compressor_for(verb, compression)
+        if compressor.needs_state:
+            raise ArgumentError(
+                f"{verb}: argument compression: {compressor!r} remembers what it owes from call "
+                "to call; give a TensorCompressor of it, made once for this tensor and used in "
+                "each call"
+            )
+    if numel := tensor.numel():
+        try:
+            least = -(-numel // parts) if filled_up else max(1, numel // parts)
+            compressor.encoded_size(least, tensor.dtype)
+        except ArgumentError as error:
+            raise ArgumentError(f"{verb}: argument compression: {error}") from None
+    return checked
 
 
 def bound_to(op: OperationExchanges, compression: Compression) -> TensorCompressor:

@@ -77,10 +77,10 @@ def hierarchical_allreduce(
         Gan et al., "Bagua: scaling up distributed learning with system relaxations", VLDB 2021.
     """
     context = current()
-    dtype = accumulation_dtype(_VERB, tensor, round_integers=round_integers, average=average)
-    compression = checked_compression(_VERB, tensor, compression)
-    title = f"{_VERB}({'average' if average else 'sum'})" + (f" {name!r}" if name else "")
     leaders = [members[0] for members in context.machines.members]
+    compression = checked_compression(_VERB, tensor, compression, len(leaders))
+    dtype = accumulation_dtype(_VERB, tensor, round_integers=round_integers, average=average)
+    title = f"{_VERB}({'average' if average else 'sum'})" + (f" {name!r}" if name else "")
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         group, local = context.local_ranks, context.local_transport
@@ -90,7 +90,8 @@ def hierarchical_allreduce(
             return write_result(total, tensor, out)
         total = yield from sum_over_group(op, group, local, tensor, dtype, title)
         if context.rank in leaders:
-            codec = None if compression is None else bound_to(op, compression)
+            encodes = compression is not None and tensor.numel()
+            codec = bound_to(op, compression) if encodes else None
             total = yield from sum_encoded_over_group(
                 op, leaders, total, codec, title, divisor or 1
             )

@@ -80,6 +80,7 @@ def hierarchical_neighbor_allreduce(
         [1.5, 1.5, 1.5, 1.5]
     """
     context = current()
+    codec = checked_compression(_VERB, tensor, compression, context.local_size, filled_up=False)
     dtype = accumulation_dtype(_VERB, tensor, round_integers=round_integers)
     if not context.machines.homogeneous:
         sizes = [len(machine) for machine in context.machines.members]
@@ -95,7 +96,6 @@ def hierarchical_neighbor_allreduce(
         "dst_machine_weights": dst_machine_weights,
     }
     weights = WeightResolver(_VERB, schedule, context.machine_rank, given, round)
-    codec = checked_compression(_VERB, tensor, compression)
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         row = to_rank_row(context, weights.row_at(op.round_number))

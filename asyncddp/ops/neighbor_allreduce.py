@@ -128,12 +128,12 @@ def neighbor_allreduce(
         NeurIPS 2021.
     """
     context = current()
+    codec = checked_compression(_VERB, tensor, compression)
     dtype = accumulation_dtype(_VERB, tensor, round_integers=round_integers)
     if not DTYPES[tensor.dtype].averages:
         refuse_scaling(_VERB, "dst_weights", dst_weights, tensor.dtype)
     given = {"self_weight": self_weight, "src_weights": src_weights, "dst_weights": dst_weights}
     weights = WeightResolver(_VERB, context.topologies.ranks, context.rank, given, round)
-    codec = checked_compression(_VERB, tensor, compression)
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         row = weights.row_at(op.round_number)

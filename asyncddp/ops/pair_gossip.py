@@ -65,6 +65,7 @@ def pair_gossip(
         [0.5, 0.5]
     """
     title, context = "pair_gossip", current()
+    codec = checked_compression(title, tensor, compression)
     dtype = accumulation_dtype(title, tensor, round_integers=round_integers)
     peer = check_rank(title, "target_rank", target_rank, context.size, but=context.rank)
     if (self_weight is None) != (pair_weight is None):
@@ -74,7 +75,6 @@ def pair_gossip(
     own = require_finite(title, "self_weight", 0.5 if self_weight is None else self_weight)
     other = require_finite(title, "pair_weight", 0.5 if pair_weight is None else pair_weight)
     row = WeightRow(own, {peer: other}, {peer: 1.0})
-    codec = checked_compression(title, tensor, compression)
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         total = yield from exchange_and_average(op, tensor, row, dtype, out, codec)
