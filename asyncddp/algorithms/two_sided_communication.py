@@ -195,12 +195,13 @@ class AllreduceCommunication(TwoSidedCommunication):
         self, averager: CrossRoundState, number: int, active_ranks: Collection[int] | None = None
     ) -> BucketAveragingFunctions | None:
         size = averager.context.size
-        start: Callable[..., Handle[torch.Tensor]] = allreduce_nonblocking
+        average = averager.algorithm.average
+        start: Callable[..., Handle[torch.Tensor]] = partial(allreduce_nonblocking, average=average)
         if averager.algorithm.when is CommunicationTiming.INTERVAL:
             start = unordered_average_nonblocking  # ranks may call other collectives in between
         if active_ranks is not None:
-            start = partial(average_active_ranks_nonblocking, active_ranks=active_ranks)
-        start = partial(start, average=averager.algorithm.average)
+            among = average_active_ranks_nonblocking
+            start = partial(among, active_ranks=active_ranks, average=average)
         return BucketAveragingFunctions(start, 2 * (size - 1) / size, size)
 
 

@@ -52,16 +52,16 @@ class AlgorithmSwitcher:
         self._tracer = tracer
         self.steps, self._steps_before = 0, 0
         self._first, self._schedule = settings, _checked_schedule(settings, schedule)
-        self._begin(settings)
+        self._begin(settings, since=0)
 
     @property
     def averager(self) -> ModelAverager:
         """The averager in use."""
         return self.phase.config.averager
 
-    def _begin(self, settings: MethodSettings) -> None:
-        """Build the phase of a method, or of its warm-up."""
-        self.settings, self._steps_before = settings, self.steps
+    def _begin(self, settings: MethodSettings, *, since: int) -> None:
+        """Build the phase of a method that has trained since a step, or of its warm-up."""
+        self.settings, self._steps_before = settings, since
         self._method = method = settings.create_method()
         method.check_optimizer(self._optimizer)
         self._warming = self._warms_up()
@@ -95,10 +95,8 @@ class AlgorithmSwitcher:
 
     def _end_warmup(self) -> None:
         """Replace the warm-up's phase by the method's own; all ranks hold one model."""
-        since = self._steps_before
         self._end_phase()
-        self._begin(self.settings)
-        self._steps_before = since
+        self._begin(self.settings, since=self._steps_before)
 
     def switch(self, settings: MethodSettings, replicas: str) -> None:
         """Check that all ranks ask for the same switch, and make it; collective."""
@@ -114,7 +112,7 @@ class AlgorithmSwitcher:
         self._end_phase()
         with use(self._context):
             unify_replicas(self._models, replicas, differ=not before.algorithm.replicates_model)
-        self._begin(replace(settings))
+        self._begin(replace(settings), since=self.steps)
         after = self.averager
         alike = type(before.communication) is type(after.communication)
         if alike and before.compressor == after.compressor and before.compressor is not None:
@@ -142,10 +140,10 @@ class AlgorithmSwitcher:
         self.steps = saved["steps"]
         due = [step for step in self._schedule if step <= self.steps]
         wanted = self._schedule[max(due)] if due else self._first
+        self._steps_before = max(due, default=0)
         if wanted is not self.settings or self._warming != self._warms_up():
             self._end_phase()
-            self._begin(wanted)
-        self._steps_before = max(due, default=0)
+            self._begin(wanted, since=max(due, default=0))
         in_use = self.averager.algorithm.name
         if saved["parameters"] and saved["algorithm"] != in_use:
             raise ArgumentError(

@@ -87,7 +87,7 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
 
     @counters.setter
     def counters(self, counters: dict[str, int]) -> None:
-        self._averager.round = counters["round"]
+        self._averager.round = self._phase.round_to_resume(counters["round"])
         self._phase.accumulation.carried_passes = counters["passes"]
 
     @property

@@ -162,6 +162,10 @@ class CommunicationPhase(ABC):
     def conclude(self) -> None:  # noqa: B027 - optional hook
         """Finish the pending round, since no step follows for now."""
 
+    def round_to_resume(self, saved: int) -> int:
+        """Return the number of rounds with which to go on from a checkpoint."""
+        return saved
+
     def abort(self) -> None:  # noqa: B027 - of the others no round goes on by itself
         """End rounds that go on by themselves, once all ranks have asked for it; collective."""
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import torch
 from typing_extensions import override
 
 from asyncddp.algorithms.phases.communication_phase import Closure, PhaseConfig, Update
 from asyncddp.algorithms.phases.overlapped import BackgroundAveragingPhase
 from asyncddp.algorithms.phases.stop_agreement import stop_agreement_for
+from asyncddp.context.context import use
+from asyncddp.ops.allreduce import allreduce
+from asyncddp.tensors.allocation import make_tensor
 
 
 class IntervalPhase(BackgroundAveragingPhase):
@@ -81,6 +85,13 @@ class IntervalPhase(BackgroundAveragingPhase):
         if not self._running:
             self._agreement = stop_agreement_for(self.config.averager)
             self._running = True
+
+    @override
+    def round_to_resume(self, saved: int) -> int:
+        """Agree on the latest of the ranks' numbers: they save between different rounds."""
+        with use(self.config.averager.context):
+            latest = allreduce(make_tensor(saved, torch.int64), op="max")
+        return int(latest)
 
     @override
     def conclude(self) -> None:
