@@ -143,7 +143,7 @@ def test_the_problem_is_the_known_one():
 @every_method
 def test_exactness_is_as_declared(name):
     """On LS(4) over the ring an exact method reaches the optimum; another keeps its known bias."""
-    steps = 150 if ALGORITHMS[name].replicates_model else 40  # biases are seen long before 1e-11
+    steps = 150 if ALGORITHMS[name]().replicates_model else 40  # biases are seen long before 1e-11
     bias = distance(LoopbackWorld(4).run(fit, name, topology.ring(4), steps), 4)
     if ALGORITHMS[name].exact:
         assert bias <= 1e-11

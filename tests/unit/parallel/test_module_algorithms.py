@@ -202,7 +202,7 @@ def test_a_pass_that_fails_holds_up_nobody(name):
 
     results = LoopbackWorld(2).run(case)
     assert [steps for steps, _ in results] == [3, 3]
-    if ALGORITHMS[name].replicates_model:
+    if ALGORITHMS[name]().replicates_model:
         assert torch.equal(results[0][1], results[1][1])
 
 
