@@ -43,10 +43,14 @@ def compressor_of(
     if method.compression is CompressionUse.AVERAGES:
         return _with_feedback(compressor, error_feedback)
     if error_feedback:
-        raise ArgumentError(
-            f"argument error_feedback: {method.name} averages parameters, which error feedback "
-            "cannot repay; expected None, or 'choco_sgd', which sends differences"
+        sends = method.compression is CompressionUse.DIFFERENCES
+        why = (
+            "sends differences, which make up for what was lost by themselves; expected None"
+            if sends
+            else "averages parameters, which error feedback cannot repay; expected None, or "
+            "'choco_sgd', which sends differences"
         )
+        raise ArgumentError(f"argument error_feedback: {method.name} {why}")
     if method.compression is CompressionUse.PERTURBS and not plain_compression:
         raise ArgumentError(
             f"argument compression: {method.name} averages parameters, and what {compressor!r} "
