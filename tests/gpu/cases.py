@@ -34,7 +34,26 @@ def verbs():
             x.reshape(-1).repeat(bf.size()), **more
         ),
         "neighbor_allgather": lambda x, **_: bf.neighbor_allgather(x.reshape(-1)),
+        **{
+            f"{name} compressed": compressed(verb)
+            for name, verb in (
+                ("neighbor_allreduce", bf.neighbor_allreduce),
+                ("allreduce", bf.allreduce),
+                ("hierarchical_allreduce", bf.hierarchical_allreduce),
+                ("hierarchical", bf.hierarchical_neighbor_allreduce),
+            )
+        },
     }
+
+
+def compressed(verb):
+    """The verb with bfloat16 on the way, which every device rounds to alike; floats only."""
+
+    def call(x, **more):
+        floats = torch.float16, torch.bfloat16, torch.float32, torch.float64
+        return verb(x, **more, compression="bf16" if x.dtype in floats else None)
+
+    return call
 
 
 def prepare():
@@ -158,6 +177,13 @@ METHODS = {
     "adapt_then_combine in backward": {"update_in_backward": True},
     "gradient_allreduce": {},
 }
+COMPRESSED = {
+    "bytegrad": {},
+    "choco_sgd": {"compression": "sign"},
+    "gradient_allreduce compressed": {"compression": "power_sgd"},
+    "low_precision_decentralized": {},
+}
+"""Where a last bit may decide on a level of quantisation."""
 
 
 def trains(place, method, steps):
@@ -180,8 +206,9 @@ def _trained(method, steps):
     inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     algorithm = method.partition(" ")[0]
     graph = {"topology": topology.one_peer_exponential(bf.size())}
-    given = {} if algorithm == "gradient_allreduce" else graph
-    optimizer = bf.DistributedOptimizer(inner, model, algorithm, **given, **METHODS[method])
+    given = graph if algorithm.startswith("adapt") else {}
+    options = {**METHODS, **COMPRESSED}[method]
+    optimizer = bf.DistributedOptimizer(inner, model, algorithm, **given, **options)
     for step in range(steps):
         data = held(bf.rank(), (8, 1, 8, 8), torch.float64, step)
         labels = torch.arange(8) % 10

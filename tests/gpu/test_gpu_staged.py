@@ -53,6 +53,13 @@ def test_training_equals_that_on_the_host(ranks, place, method):
         torch.testing.assert_close(there, here, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("method", cases.COMPRESSED)
+def test_compressed_training_is_near_that_on_the_host(ranks, place, method):
+    """Weights after 20 steps, up to levels of quantisation on which a last bit decides."""
+    for there, here in ranks.run(cases.trains, place, method, 20):
+        torch.testing.assert_close(there, here, rtol=2e-2, atol=2e-2)
+
+
 def test_training_with_unequal_numbers_of_batches(ranks, place):
     """Inside join() the weights on the GPU equal those of the host to 1e-8."""
     for there, here in ranks.run(cases.joins, place):

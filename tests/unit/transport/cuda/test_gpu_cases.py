@@ -114,6 +114,13 @@ def test_training_equals_that_on_the_host(place, ranks, method):
         torch.testing.assert_close(there, here, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("method", cases.COMPRESSED)
+def test_compressed_training_equals_that_on_the_host(place, ranks, method):
+    """Each compressed method trains to the same weights on the GPU as on the host."""
+    for there, here in ranks.run(cases.trains, place, method, 4):
+        torch.testing.assert_close(there, here, rtol=2e-2, atol=2e-2)
+
+
 def test_training_with_unequal_numbers_of_batches(place, ranks):
     """``join`` with unequal numbers of batches gives the host's weights on the GPU."""
     for there, here in ranks.run(cases.joins, place):
