@@ -100,17 +100,15 @@ class LocalWorld:
         def call(rank: int) -> Any:
             with use(self.contexts[rank]):
                 result = fn(*args, **kwargs)
-                self.contexts[rank].engine.announce_exit("its function has returned")
+                self.contexts[rank].announce_exit("its function has returned")
                 return result
 
         def release(rank: int, error: BaseException) -> None:
             for context in self.contexts:
-                context.engine.lost_peers.mark_failed(
-                    rank, f"it raised {type(error).__name__}: {error}"
-                )
+                context.mark_failed(rank, f"it raised {type(error).__name__}: {error}")
 
         for context in self.contexts:
-            context.engine.readmit_peers()
+            context.readmit_peers()
         return _in_threads(self.size, call, release)
 
 

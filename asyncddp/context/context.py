@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import compress
@@ -45,6 +45,17 @@ class MachineLayout:
         rank_on_host = found[2 : 3 * rank : 3].count(host)
         return cls(tuple(map(tuple, members.values())), recording, rank_on_host)
 
+    def restricted_to(self, ranks: Sequence[int]) -> MachineLayout:
+        """Return the layout of some of the ranks, which are numbered anew from 0.
+
+        Example:
+            >>> MachineLayout(((0, 1), (2, 3))).restricted_to([1, 2, 3]).members
+            ((0,), (1, 2))
+        """
+        place = {rank: number for number, rank in enumerate(ranks)}
+        machines = [tuple(place[rank] for rank in m if rank in place) for m in self.members]
+        return MachineLayout(tuple(filter(None, machines)), (), self.rank_on_host)
+
     @property
     def homogeneous(self) -> bool:
         """True if all machines have equally many ranks, numbered one machine after the other."""
@@ -60,6 +71,7 @@ class Context:
     Args:
         transport: The transport between all ranks.
         config: Its settings.
+        machines: Which ranks are on which machine; None asks the machines.
 
     Attributes:
         rank, size: This rank, and how many there are.
@@ -74,11 +86,14 @@ class Context:
         MismatchError: Ranks request different transports for GPUs, or only some see GPUs.
     """
 
-    def __init__(self, transport: Transport, config: Config) -> None:
+    def __init__(
+        self, transport: Transport, config: Config, machines: MachineLayout | None = None
+    ) -> None:
         self.transport, self.config = transport, config
         self.rank, self.size = transport.rank, transport.size
         self.tracer = create_tracer(config, self.rank, self.size)
-        self.machines = MachineLayout.of(transport, config)
+        found = MachineLayout.of(transport, config)  # tells the transport who is near, too
+        self.machines = found if machines is None else machines
         members, recording = self.machines.members, self.machines.recording
         self.machine_size = len(members)
         self.machine_rank = next(m for m, ranks in enumerate(members) if self.rank in ranks)
@@ -99,6 +114,7 @@ class Context:
         self.engine = ProgressEngine(transport, config, self.tracer)
         self._clock = ClockSync(self.engine, self.tracer, first) if recording else None
         self.extensions: dict[str, Any] = {}  # per-rank state of higher layers, by their name
+        self.parts: list[tuple[Sequence[int], Context]] = []  # of groups, with their ranks here
         # of higher layers, which wait for pending messages before this rank leaves
         self.exit_callbacks: list[Callable[[], None]] = []
 
@@ -116,6 +132,25 @@ class Context:
                 with self.engine.lock:
                     device_transport.connect((*near.src_weights, *near.dst_ranks))
 
+    def announce_exit(self, reason: str) -> None:
+        """Tell the peers in all groups that this rank submits nothing more."""
+        self.engine.announce_exit(reason)
+        for _, part in self.parts:
+            part.announce_exit(reason)
+
+    def mark_failed(self, rank: int, reason: str) -> None:
+        """Let operations end that need a rank which has failed, in all groups."""
+        self.engine.lost_peers.mark_failed(rank, reason)
+        for ranks, part in self.parts:
+            if rank in ranks:
+                part.mark_failed(ranks.index(rank), reason)
+
+    def readmit_peers(self) -> None:
+        """Forget which ranks have exited, in all groups."""
+        self.engine.readmit_peers()
+        for _, part in self.parts:
+            part.readmit_peers()
+
     def close(self, reason: str) -> None:
         """Close all transports; harmless when called twice, and in a forked process."""
         if self.engine.forked:
@@ -130,6 +165,7 @@ class Context:
                 self.engine.close(reason)
             finally:
                 self.extensions.clear()
+                self.parts.clear()
                 close_device_transports(self.local_transport, self.transport)
                 self.local_transport.close()
                 self.transport.close()

@@ -1,0 +1,44 @@
+"""Contexts of groups of ranks: worlds of some ranks inside the world of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from asyncddp.context.context import Context
+
+
+def split_context(context: Context, ranks: Sequence[int]) -> Context | None:
+    """Make the context of a group of ranks, which are numbered from 0 in it; collective.
+
+    All ranks of ``context`` call it, between the same two collectives. Inside
+    ``use(split_context(...))`` the group is the world: verbs, wrappers and windows work as they do
+    among all ranks, and never match those of other contexts. It is closed with ``context``.
+
+    Args:
+        context: The context to split.
+        ranks: The ranks of the group, ascending, the same on all ranks.
+
+    Returns:
+        The context, or None on ranks that are not in the group.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> def places():
+        ...     group = split_context(bf.current(), [0, 2])
+        ...     return group and (group.rank, group.size)
+        >>> with bf.local_world(3) as world:
+        ...     world.run(places)
+        [(0, 2), None, (1, 2)]
+    """
+    member = context.rank in ranks
+    with context.engine.lock:
+        transport = context.transport.split(int(member), context.rank)
+    if not member:
+        context.exit_callbacks.append(transport.close)
+        return None
+    config = replace(context.config, timeline=None)
+    part = Context(transport, config, context.machines.restricted_to(ranks))
+    context.exit_callbacks.append(lambda: part.close("its world has ended"))
+    context.parts.append((tuple(ranks), part))
+    return part
