@@ -1,24 +1,26 @@
-"""Bagua's ``bagua.torch_api``."""
+"""Bagua's ``bagua.torch_api``: importing it gives models ``with_bagua``, and tensors their methods."""
 
-from asyncddp.integrations.bagua.torch_api import algorithms, checkpoint, contrib
-from asyncddp.integrations.bagua.torch_api.communication import init_process_group, is_initialized
-from asyncddp.integrations.bagua.torch_api.env import (
-    get_local_rank,
-    get_local_size,
-    get_node_rank,
-    get_rank,
-    get_world_size,
+from asyncddp.integrations.bagua.torch_api import (
+    algorithms,
+    checkpoint,
+    communication,
+    contrib,
+    env,
+    tensor,
 )
+from asyncddp.integrations.bagua.torch_api.communication import *  # noqa: F403
+from asyncddp.integrations.bagua.torch_api.data_parallel import module_methods
+from asyncddp.integrations.bagua.torch_api.data_parallel.module_methods import (
+    BaguaModule,
+    with_bagua,
+)
+from asyncddp.integrations.bagua.torch_api.env import *  # noqa: F403
+from asyncddp.integrations.bagua.torch_api.tensor import BaguaTensor
 
 __all__ = [
-    "algorithms",
-    "checkpoint",
-    "contrib",
-    "get_local_rank",
-    "get_local_size",
-    "get_node_rank",
-    "get_rank",
-    "get_world_size",
-    "init_process_group",
-    "is_initialized",
-]
+    "BaguaModule", "BaguaTensor", "algorithms", "checkpoint", "contrib", "with_bagua",
+    *communication.__all__, *env.__all__,
+]  # fmt: skip
+
+tensor.add_methods()
+module_methods.add_methods()

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
 from asyncddp.context import is_initialized, ranks_and_topology
+from asyncddp.errors import ArgumentError
 from asyncddp.launch.rank import TORCH_VARIABLES, first_variable
 
-__all__ = ["get_local_rank", "get_local_size", "get_node_rank", "get_rank", "get_world_size"]
+__all__ = [
+    "get_autotune_level", "get_default_bucket_size", "get_local_rank", "get_local_size",
+    "get_node_rank", "get_rank", "get_world_size", "is_report_metrics_switch_on",
+]  # fmt: skip
+
+_DEFAULT_BUCKET_SIZE = 10 << 20
 
 
 def get_rank() -> int:
@@ -41,6 +49,33 @@ def get_node_rank() -> int:
     return ranks_and_topology.machine_rank() if is_initialized() else _announced("NODE_RANK", 0)
 
 
+def get_default_bucket_size() -> int:
+    """Return the bytes at which a bucket is closed: ``BAGUA_DEFAULT_BUCKET_SIZE``, or 10 MiB."""
+    return _number("BAGUA_DEFAULT_BUCKET_SIZE", _DEFAULT_BUCKET_SIZE, least=1)
+
+
+def get_autotune_level() -> int:
+    """Return ``BAGUA_AUTOTUNE``, by default 0; with 1 the old API reports its speed."""
+    return _number("BAGUA_AUTOTUNE", 0)
+
+
+def is_report_metrics_switch_on() -> bool:
+    """Return whether ``BAGUA_REPORT_METRICS`` is 1, with which the old API reports its speed."""
+    return _number("BAGUA_REPORT_METRICS", 0) == 1
+
+
 def _announced(name: str, default: int) -> int:
     found = first_variable((name, *TORCH_VARIABLES.get(name, ())))
     return default if found is None else int(found)
+
+
+def _number(name: str, default: int, least: int = 0) -> int:
+    text = os.environ.get(name, "")
+    if not text:
+        return default
+    if not text.isdecimal() or int(text) < least:
+        raise ArgumentError(
+            f"environment variable {name}: expected a whole number of at least {least}, got "
+            f"{text!r}"
+        )
+    return int(text)

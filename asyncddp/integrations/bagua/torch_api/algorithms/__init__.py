@@ -1,5 +1,28 @@
-"""Bagua's ``bagua.torch_api.algorithms``."""
+"""Bagua's algorithms, and the interface by which programs write their own."""
 
-from asyncddp.integrations.bagua.torch_api.algorithms import q_adam
+from asyncddp.integrations.bagua.torch_api.algorithms import (
+    base,
+    bytegrad,
+    decentralized,
+    gradient_allreduce,
+    q_adam,
+)
+from asyncddp.integrations.bagua.torch_api.algorithms.base import (
+    Algorithm,
+    AlgorithmImpl,
+    GlobalAlgorithmRegistry,
+)
 
-__all__ = ["q_adam"]
+__all__ = [
+    "Algorithm", "AlgorithmImpl", "GlobalAlgorithmRegistry", "base", "bytegrad", "decentralized",
+    "gradient_allreduce", "q_adam",
+]  # fmt: skip
+
+for _name, _kind in {
+    "bytegrad": bytegrad.ByteGradAlgorithm,
+    "decentralized": decentralized.DecentralizedAlgorithm,
+    "gradient_allreduce": gradient_allreduce.GradientAllReduceAlgorithm,
+    "low_precision_decentralized": decentralized.LowPrecisionDecentralizedAlgorithm,
+    "qadam": q_adam.QAdamAlgorithm,
+}.items():
+    GlobalAlgorithmRegistry.register(_name, _kind, _kind.__doc__ or "")

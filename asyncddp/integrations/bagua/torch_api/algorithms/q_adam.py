@@ -1,5 +1,52 @@
-"""Bagua's ``bagua.torch_api.algorithms.q_adam``."""
+"""``qadam``: Adam that averages compressed momentum after a warm-up."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from typing_extensions import override
+
+from asyncddp.errors import ArgumentError
+from asyncddp.integrations.bagua.torch_api.algorithms.library_method import (
+    LibraryAlgorithm,
+    LibraryMethod,
+)
+from asyncddp.integrations.bagua.torch_api.process_group import BaguaProcessGroup
 from asyncddp.optim.qadam import QAdamOptimizer
 
-__all__ = ["QAdamOptimizer"]
+__all__ = ["QAdamAlgorithm", "QAdamOptimizer"]
+
+
+class QAdamAlgorithm(LibraryAlgorithm):
+    """Averages gradients in a warm-up and then momentum in 8 bits: the method ``qadam``.
+
+    Args:
+        q_adam_optimizer: The optimizer, which is given to ``with_bagua`` as well.
+        hierarchical: Whether momentum is summed inside each node first, as it is; on one node
+            nothing is quantised then.
+    """
+
+    def __init__(self, q_adam_optimizer: QAdamOptimizer, hierarchical: bool = True) -> None:
+        if not isinstance(q_adam_optimizer, QAdamOptimizer):
+            raise ArgumentError(
+                "QAdamAlgorithm: argument q_adam_optimizer: expected a QAdamOptimizer, got "
+                f"{type(q_adam_optimizer).__name__}"
+            )
+        self.optimizer, self.hierarchical = q_adam_optimizer, hierarchical
+
+    @override
+    def reify(self, process_group: BaguaProcessGroup) -> LibraryMethod:
+        return LibraryMethod("qadam", {"hierarchical": self.hierarchical})
+
+    @override
+    def check_optimizers(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        parameters: Sequence[tuple[str, torch.nn.Parameter]],
+    ) -> None:
+        if [id(one) for one in optimizers] != [id(self.optimizer)]:
+            raise ArgumentError(
+                "with_bagua: argument optimizers: expected the one QAdamOptimizer that "
+                f"QAdamAlgorithm was given, got {[type(one).__name__ for one in optimizers]}"
+            )

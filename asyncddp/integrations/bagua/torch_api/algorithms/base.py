@@ -1,0 +1,192 @@
+"""Base classes of algorithms: a declaration, what it does to one model, and names of algorithms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import torch
+
+from asyncddp.errors import ArgumentError, UnknownNameError
+from asyncddp.integrations.bagua.errors import AlgorithmNameError
+from asyncddp.integrations.bagua.torch_api.bucket import BaguaBucket
+from asyncddp.integrations.bagua.torch_api.bucket_scheduler import BucketScheduler
+from asyncddp.integrations.bagua.torch_api.process_group import BaguaProcessGroup
+from asyncddp.registry import nearest
+
+__all__ = ["Algorithm", "AlgorithmImpl", "AlgorithmRegistry", "WrappedModel"]
+
+ForwardPreHook: TypeAlias = Callable[[Any], Any]
+BackwardHook: TypeAlias = Callable[[str, torch.nn.Parameter], Any]
+PostBackwardHook: TypeAlias = Callable[[], Any]
+PostStepHook: TypeAlias = Callable[[torch.optim.Optimizer], Any]
+
+
+class WrappedModel(Protocol):
+    """What an algorithm finds in the wrapper of the model that it trains."""
+
+    module: torch.nn.Module
+    optimizers: list[torch.optim.Optimizer]
+    process_group: BaguaProcessGroup
+    bagua_module_name: str
+    bagua_train_step_counter: int
+    """Forward passes in training mode so far, counted from 1 in the first."""
+    do_flatten: bool
+
+    @property
+    def bagua_buckets(self) -> Sequence[Any]:
+        """The buckets, in the order in which they are sent."""
+
+    @property
+    def _bagua_backend(self) -> BucketScheduler:
+        """What launches buckets, and waits for them."""
+
+    def bagua_build_params(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Return names and parameters to communicate, in the order of registration."""
+
+    def broadcast_state(self) -> None:
+        """Give all ranks the first one's model and optimizer states; collective."""
+
+
+class AlgorithmImpl:
+    """What an algorithm does to one model (base class): tensors, buckets, operations and hooks.
+
+    As it is, it marks gradients ready and waits at the end of the backward pass; a subclass
+    overrides what differs. Each ``init_…_hook`` is called once, and returns the hook.
+
+    Args:
+        process_group: The ranks among which the model is trained.
+    """
+
+    def __init__(self, process_group: BaguaProcessGroup) -> None:
+        self.process_group = process_group
+
+    def need_reset(self) -> bool:
+        """Return whether to make tensors, buckets and hooks anew, before a forward pass."""
+        return False
+
+    def init_tensors(self, bagua_ddp: WrappedModel) -> list[torch.Tensor]:
+        """Return the communicated tensors, by default all gradients, the last parameter's first."""
+        return [
+            parameter.bagua_ensure_grad().ensure_bagua_tensor(  # type: ignore[attr-defined]
+                name, bagua_ddp.bagua_module_name, _gradient_of, _set_gradient
+            )
+            for name, parameter in reversed(bagua_ddp.bagua_build_params())
+        ]
+
+    def tensors_to_buckets(
+        self, tensors: list[list[torch.Tensor]], do_flatten: bool
+    ) -> list[BaguaBucket]:
+        """Return buckets for suggested groups of tensors, by default one for each group."""
+        return [
+            BaguaBucket(group, name=str(number), flatten=do_flatten)
+            for number, group in enumerate(tensors)
+        ]
+
+    def init_operations(self, bagua_ddp: WrappedModel, bucket: BaguaBucket) -> None:
+        """Append operations to a bucket, which has none."""
+
+    def init_forward_pre_hook(self, bagua_ddp: WrappedModel) -> ForwardPreHook:
+        """Return what to call with the inputs before forward passes in training mode."""
+        return lambda inputs: None
+
+    def init_backward_hook(self, bagua_ddp: WrappedModel) -> BackwardHook:
+        """Return what to call with name and parameter when a parameter has its gradient."""
+        return lambda name, parameter: parameter.bagua_mark_communication_ready()  # type: ignore[attr-defined]
+
+    def init_post_backward_hook(self, bagua_ddp: WrappedModel) -> PostBackwardHook:
+        """Return what to call at the end of a backward pass."""
+        return bagua_ddp._bagua_backend.wait_pending_comm_ops
+
+    def init_post_optimizer_step_hook(self, bagua_ddp: WrappedModel) -> PostStepHook:
+        """Return what to call with an optimizer after its step."""
+        return lambda optimizer: None
+
+
+def _gradient_of(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.grad  # type: ignore[return-value] # None is refused where it is used
+
+
+def _set_gradient(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    parameter.grad = gradient
+
+
+class Algorithm:
+    """Declaration of an algorithm, with its options (base class); it may serve several models.
+
+    Example:
+        >>> import asyncddp.integrations.bagua.torch_api as bagua
+        >>> bagua.algorithms.Algorithm.init("bytegrad", hierarchical=False)
+        ByteGradAlgorithm(hierarchical=False, average=True)
+    """
+
+    def reify(self, process_group: BaguaProcessGroup) -> Any:
+        """Return what the algorithm does to one model: an :class:`AlgorithmImpl`."""
+        raise NotImplementedError(f"{type(self).__name__} has no reify(process_group)")
+
+    @classmethod
+    def init(cls, name: str, **kwargs: Any) -> Algorithm:
+        """Return the declaration of an algorithm by its name.
+
+        Args:
+            name: A name that was registered.
+            **kwargs: Arguments of its class.
+
+        Raises:
+            AlgorithmNameError: The name is no string.
+            UnknownNameError: No algorithm has the name.
+        """
+        return GlobalAlgorithmRegistry.get(name)(**kwargs)
+
+
+class AlgorithmRegistry:
+    """Names of algorithms, to which programs may add theirs."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, tuple[Callable[..., Algorithm], str]] = {}
+
+    def register(
+        self,
+        name: str,
+        algorithm: Callable[..., Algorithm],
+        description: str = "",
+        override: bool = False,
+    ) -> Callable[..., Algorithm]:
+        """Register a subclass of :class:`Algorithm` under a name, and return it.
+
+        Raises:
+            AlgorithmNameError: The name is no string.
+            ArgumentError: It is taken, and not to be overridden.
+        """
+        self._check(name)
+        if name in self._entries and not override:
+            raise ArgumentError(
+                f"register: argument name: {name!r} is registered already; choose another one, or "
+                "give override=True"
+            )
+        self._entries[name] = algorithm, description
+        return algorithm
+
+    def get(self, name: str) -> Callable[..., Algorithm]:
+        """Return the class of a name; the errors are those of :meth:`Algorithm.init`."""
+        self._check(name)
+        if name not in self._entries:
+            known = self.available_algorithms()
+            raise UnknownNameError(
+                f"unknown algorithm {name!r}; known are: {', '.join(known)}.{nearest(name, known)}"
+            )
+        return self._entries[name][0]
+
+    def available_algorithms(self) -> list[str]:
+        """Return the registered names, sorted."""
+        return sorted(self._entries)
+
+    def _check(self, name: Any) -> None:
+        if not isinstance(name, str):
+            raise AlgorithmNameError(
+                f"argument name: expected the name of an algorithm as a string, got {name!r}"
+            )
+
+
+GlobalAlgorithmRegistry = AlgorithmRegistry()
+"""The algorithms that :meth:`Algorithm.init` knows."""

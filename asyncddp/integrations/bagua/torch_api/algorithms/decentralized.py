@@ -1,0 +1,83 @@
+"""Decentralised algorithms: average parameters, as they are or by compressed differences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from typing_extensions import override
+
+from asyncddp.integrations.bagua.errors import UnmanagedParameterError
+from asyncddp.integrations.bagua.torch_api.algorithms.library_method import (
+    LibraryAlgorithm,
+    LibraryMethod,
+)
+from asyncddp.integrations.bagua.torch_api.process_group import BaguaProcessGroup
+
+__all__ = ["DecentralizedAlgorithm", "LowPrecisionDecentralizedAlgorithm"]
+
+
+class DecentralizedAlgorithm(LibraryAlgorithm):
+    """Averages parameters while gradients are made: the method ``decentralized``.
+
+    Args:
+        hierarchical: Whether the peers are nodes, whose ranks average first; nodes count by their
+            numbers of ranks.
+        peer_selection_mode: ``"all"``, or ``"shift_one"`` for one peer that changes.
+        communication_interval: Steps from one averaging to the next, of which the first is in the
+            first step.
+    """
+
+    def __init__(
+        self,
+        hierarchical: bool = True,
+        peer_selection_mode: Literal["all", "shift_one"] = "all",
+        communication_interval: int = 1,
+    ) -> None:
+        self.hierarchical, self.peer_selection_mode = hierarchical, peer_selection_mode
+        self.communication_interval = communication_interval
+
+    @override
+    def reify(self, process_group: BaguaProcessGroup) -> LibraryMethod:
+        arguments = dict(vars(self))
+        if self.hierarchical and self.peer_selection_mode == "all":
+            arguments["communication"] = "hierarchical_allreduce"
+        return LibraryMethod("decentralized", arguments)
+
+
+class LowPrecisionDecentralizedAlgorithm(LibraryAlgorithm):
+    """Sends quantised differences on a ring: the method ``low_precision_decentralized``.
+
+    Args:
+        hierarchical: Whether the ring is one of nodes, whose ranks average first.
+        communication_interval: Steps from one exchange to the next, of which the first is in the
+            first step.
+    """
+
+    def __init__(self, hierarchical: bool = True, communication_interval: int = 1) -> None:
+        self.hierarchical, self.communication_interval = hierarchical, communication_interval
+
+    @override
+    def reify(self, process_group: BaguaProcessGroup) -> LibraryMethod:
+        return LibraryMethod("low_precision_decentralized", dict(vars(self)))
+
+    @override
+    def check_optimizers(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        parameters: Sequence[tuple[str, torch.nn.Parameter]],
+    ) -> None:
+        managed = {
+            id(parameter)
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        for name, parameter in parameters:
+            if id(parameter) not in managed:
+                raise UnmanagedParameterError(
+                    f"with_bagua: parameter {name} belongs to none of the optimizers, in whose "
+                    "steps low_precision_decentralized communicates; give its optimizer too, or "
+                    "freeze it by requires_grad_(False)"
+                )

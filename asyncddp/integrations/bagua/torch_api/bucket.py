@@ -1,0 +1,271 @@
+"""``BaguaBucket``: communicated tensors that travel together, and the operations on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from asyncddp.algorithms.wrapper_setup import checked_integer
+from asyncddp.errors import ArgumentError
+from asyncddp.integrations.bagua.torch_api.bucket_operations import (
+    BucketOperation,
+    CentralizedOperation,
+    PythonOperation,
+)
+from asyncddp.integrations.bagua.torch_api.decentralized_operations import (
+    DecentralizedOperation,
+    LowPrecisionDecentralizedOperation,
+)
+from asyncddp.integrations.bagua.torch_api.process_group import BaguaProcessGroup
+from asyncddp.integrations.bagua.torch_api.tensor import CommunicatedTensor, record_of
+from asyncddp.tensors.allocation import detached_copy, zeros
+
+__all__ = ["BaguaBucket"]
+
+
+class BaguaBucket:
+    r"""Communicated tensors of one dtype, device and model, and operations on them in order.
+
+    The operations run when all tensors are ready and all earlier buckets were launched.
+
+    Args:
+        tensors: The tensors, each made one by ``ensure_bagua_tensor``.
+        name: Name of the bucket, unique in its model.
+        flatten: Whether to move the effective tensors to one flat tensor, on which operations run
+            in place; otherwise each operation copies them to and fro.
+        alignment: Zeros are appended to make the number of elements a multiple of it.
+
+    Attributes:
+        bagua_module_name: Name of the model.
+        padding: Number of zeros appended.
+        operations: The operations, in the order in which they run.
+        label: Name of the bucket in messages, unique in this world; set where it is registered.
+
+    Raises:
+        ArgumentError: No tensors, or tensors that cannot be in one bucket.
+
+    Example:
+        >>> import asyncddp.integrations.bagua.torch_api
+        >>> weights = [torch.ones(2), torch.ones(3)]
+        >>> tensors = [w.ensure_bagua_tensor(f"w{i}", "model") for i, w in enumerate(weights)]
+        >>> bucket = BaguaBucket(tensors, name="weights", flatten=True, alignment=4)
+        >>> bucket.bytes(), bucket.padding, bucket.check_flatten()
+        (32, 3, True)
+    """
+
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], name: str, flatten: bool, alignment: int = 1
+    ) -> None:
+        self.tensors, self.name, self.label = list(tensors), name, name
+        self.records = [record_of(tensor) for tensor in self.tensors]
+        like = self._checked(self.records)
+        self.bagua_module_name = self.records[0].module_name
+        step = checked_integer("BaguaBucket: argument alignment", alignment, 1)
+        self._sizes = [one.effective.numel() for one in self.records]
+        self.padding = -sum(self._sizes) % step
+        self.numel = sum(self._sizes) + self.padding
+        self.operations: list[BucketOperation] = []
+        self._flat: torch.Tensor | None = None
+        self._like = like
+        if flatten:
+            self._flat = zeros((self.numel,), like.dtype, like.device)
+            for record, view in zip(self.records, self._views_of(self._flat), strict=True):
+                record.move_to(view)
+
+    def _checked(self, records: Sequence[CommunicatedTensor]) -> torch.Tensor:
+        """Check that tensors can be in one bucket; returns one like all of them."""
+        where = f"BaguaBucket {self.name!r}: argument tensors"
+        if not records:
+            raise ArgumentError(f"{where}: expected at least one tensor, got none")
+        names = [record.name for record in records]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ArgumentError(f"{where}: expected a name for each, got two of name {twice!r}")
+        forms = [(one.module_name, one.effective.dtype, one.effective.device) for one in records]
+        for name, form in zip(names, forms, strict=True):
+            if form != forms[0]:
+                raise ArgumentError(
+                    f"{where}: expected tensors of one model, dtype and device, got "
+                    f"{', '.join(map(str, forms[0]))} for {names[0]!r} and "
+                    f"{', '.join(map(str, form))} for {name!r}"
+                )
+        return records[0].effective
+
+    def _views_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        parts = torch.split(flat, [*self._sizes, self.padding])
+        return [
+            part.view(record.effective.shape)
+            for part, record in zip(parts, self.records, strict=False)
+        ]
+
+    # what operations work on
+
+    @property
+    def flatten(self) -> bool:
+        """Whether the tensors live in one flat tensor."""
+        return self._flat is not None
+
+    @property
+    def backend_tensor(self) -> torch.Tensor | None:
+        """The flat tensor in which the tensors live; None where they do not."""
+        return self._flat
+
+    @property
+    def backend_bucket(self) -> BaguaBucket:
+        """This bucket, which is its own back end."""
+        return self
+
+    def gather(self) -> torch.Tensor:
+        """Return the flat tensor with the values of now, padding included."""
+        if self._flat is not None:
+            for record in self.records:
+                record.return_home()
+            return self._flat
+        return self._copied()
+
+    def scatter(self, flat: torch.Tensor) -> None:
+        """Write a flat tensor to the effective tensors, unless they live in it."""
+        if self._flat is not flat:
+            with torch.no_grad():
+                for record, view in zip(self.records, self._views_of(flat), strict=True):
+                    record.effective.copy_(view)
+
+    def _copied(self) -> torch.Tensor:
+        flat = zeros((self.numel,), self._like.dtype, self._like.device)
+        with torch.no_grad():
+            for record, view in zip(self.records, self._views_of(flat), strict=True):
+                view.copy_(record.effective)
+        return flat
+
+    def flattened_tensor(self) -> torch.Tensor:
+        """Return a new flat tensor with the values of all tensors, and padding."""
+        return self._copied() if self._flat is None else detached_copy(self.gather())
+
+    def check_flatten(self) -> bool:
+        """Return whether the effective tensors follow each other in memory."""
+        ends = [one.effective.data_ptr() + one.effective.nbytes for one in self.records]
+        starts = [one.effective.data_ptr() for one in self.records]
+        dense = all(one.effective.is_contiguous() for one in self.records)
+        return dense and starts[1:] == ends[:-1]
+
+    def bytes(self) -> int:
+        """Return the size in bytes, padding included."""
+        return self.numel * self._like.element_size()
+
+    # operations
+
+    def clear_ops(self) -> BaguaBucket:
+        """Remove all operations, and return the bucket."""
+        self.operations.clear()
+        return self
+
+    def append_python_op(
+        self, python_function: Callable[[str], Any], group: BaguaProcessGroup | None = None
+    ) -> BaguaBucket:
+        """Append a function that is called with the bucket's name; ``group`` has no effect."""
+        self.operations.append(PythonOperation(python_function))
+        return self
+
+    def append_centralized_synchronous_op(
+        self,
+        hierarchical: bool = False,
+        average: bool = True,
+        scattergather: bool = False,
+        compression: str | None = None,
+        group: BaguaProcessGroup | None = None,
+    ) -> BaguaBucket:
+        """Append the sum or average over the ranks of a group.
+
+        Args:
+            hierarchical: Whether one rank of each node communicates with other nodes.
+            average: Whether to divide by the number of ranks.
+            scattergather: Whether each rank reduces a part and gives it to all.
+            compression: None, ``"MinMaxUInt8"`` or a name of ``asyncddp.compression``.
+            group: The group; all ranks by default.
+        """
+        self.operations.append(
+            CentralizedOperation(
+                group,
+                hierarchical=hierarchical,
+                average=average,
+                scattergather=scattergather,
+                compression=compression,
+            )
+        )
+        return self
+
+    def append_decentralized_synchronous_op(
+        self,
+        peer_weight: torch.Tensor,
+        hierarchical: bool = True,
+        peer_selection_mode: str = "all",
+        group: BaguaProcessGroup | None = None,
+    ) -> DecentralizedOperation:
+        """Append the average with all ranks, or with one peer, into another tensor.
+
+        Args:
+            peer_weight: Flat tensor of the bucket's size that gets the average.
+            hierarchical: Whether the peers are nodes.
+            peer_selection_mode: ``"all"`` or ``"shift_one"``.
+            group: The group; all ranks by default.
+
+        Returns:
+            The operation, whose ``copy_back_peer_weight(bucket)`` writes the average to the
+            bucket's tensors.
+        """
+        operation = DecentralizedOperation(
+            group, peer_weight, mode=peer_selection_mode, hierarchical=hierarchical
+        )
+        self.operations.append(operation)
+        return operation
+
+    def decentralized_synchronous_op_copy_back_peer_weight(
+        self,
+        peer_weight: torch.Tensor,
+        hierarchical: bool = True,
+        group: BaguaProcessGroup | None = None,
+    ) -> None:
+        """Write a tensor with averages to the bucket's tensors; the group's ranks have it all."""
+        flat = self.gather()
+        with torch.no_grad():
+            flat.copy_(peer_weight.view(-1))
+        self.scatter(flat)
+
+    def append_low_precision_decentralized_synchronous_op(
+        self,
+        weight: torch.Tensor,
+        left_peer_weight: torch.Tensor,
+        right_peer_weight: torch.Tensor,
+        hierarchical: bool = True,
+        compression: str = "MinMaxUInt8",
+        group: BaguaProcessGroup | None = None,
+    ) -> BaguaBucket:
+        """Append an exchange of compressed differences with both neighbours on the ring.
+
+        Args:
+            weight: Flat tensor of the bucket's size, a copy of this rank's tensors.
+            left_peer_weight: Copy of the tensors of the rank before, equal at the start.
+            right_peer_weight: Copy of those of the rank after.
+            hierarchical: Whether the ring is one of nodes, whose ranks average first.
+            compression: ``"MinMaxUInt8"`` or a name of ``asyncddp.compression``.
+            group: The group; all ranks by default.
+        """
+        self.operations.append(
+            LowPrecisionDecentralizedOperation(
+                group,
+                (weight, left_peer_weight, right_peer_weight),
+                hierarchical=hierarchical,
+                compression=compression,
+            )
+        )
+        return self
+
+    def execute(self) -> Iterator[None]:
+        """Run the operations; yields where one is under way, to be waited for when resumed."""
+        for operation in list(self.operations):
+            finish = operation.start(self)
+            if finish is not None:
+                yield
+                finish()

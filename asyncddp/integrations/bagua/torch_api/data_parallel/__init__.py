@@ -1,0 +1,1 @@
+"""Wrappers that train a model on all ranks."""

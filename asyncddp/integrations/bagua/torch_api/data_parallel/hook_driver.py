@@ -1,0 +1,183 @@
+"""Training of a wrapped model by the hooks of an ``AlgorithmImpl``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.autograd import Variable
+from torch.utils.hooks import RemovableHandle
+from typing_extensions import override
+
+from asyncddp.algorithms.gradient_hooks import (
+    WeakMethodHook,
+    claim_parameters,
+    hook_backward,
+    hook_gradients,
+    remove_hooks,
+)
+from asyncddp.algorithms.wrapper_setup import next_label
+from asyncddp.errors import UsageError
+from asyncddp.integrations.bagua.torch_api.algorithms.base import AlgorithmImpl, WrappedModel
+from asyncddp.integrations.bagua.torch_api.bucket import BaguaBucket
+from asyncddp.integrations.bagua.torch_api.bucket_scheduler import (
+    BucketScheduler,
+    suggested_groups,
+)
+from asyncddp.integrations.bagua.torch_api.data_parallel.optimizer_routing import Closure, route_of
+from asyncddp.integrations.bagua.torch_api.data_parallel.training_driver import TrainingDriver
+from asyncddp.integrations.bagua.torch_api.env import get_default_bucket_size
+
+
+class HookDriver(TrainingDriver):
+    """Driver of a model's training by an algorithm's hooks.
+
+    Args:
+        wrapped: The wrapper of the model; its ``_bagua_backend`` is the driver's ``scheduler``.
+        algorithm: The algorithm.
+        find_unused_parameters: Whether parameters without a gradient count as zero at the end of a
+            backward pass; otherwise they are an error.
+    """
+
+    def __init__(
+        self, wrapped: WrappedModel, algorithm: AlgorithmImpl, *, find_unused_parameters: bool
+    ) -> None:
+        context = wrapped.process_group.require_member("with_bagua")
+        self._wrapped, self._algorithm = wrapped, algorithm
+        self._find_unused = find_unused_parameters
+        self.scheduler = BucketScheduler(next_label(context, "with_bagua"))
+        self._buckets: list[BaguaBucket] = []
+        self._named: list[tuple[str, torch.nn.Parameter]] = []
+        self._seen: set[int] = set()
+        self._paused = self._end_callback_queued = False
+        self._gradient_hooks: list[RemovableHandle] = []
+        self._model_hooks: list[RemovableHandle] = []
+        self._targets: list[_HookedSteps] = []
+
+    def start(self) -> None:
+        """Build tensors, buckets and hooks; the wrapper shows this driver already."""
+        self._build()
+        module = self._wrapped.module
+        self._model_hooks.append(module.register_forward_hook(WeakMethodHook(self._after_forward)))
+        self._targets = [_HookedSteps(one, self) for one in self._wrapped.optimizers]
+        for target in self._targets:
+            route_of(target.optimizer).target = target
+
+    def _build(self) -> None:
+        wrapped, algorithm = self._wrapped, self._algorithm
+        remove_hooks(self._gradient_hooks)
+        self.scheduler.register_ordered_buckets([])
+        groups = suggested_groups(algorithm.init_tensors(wrapped), get_default_bucket_size())
+        self._buckets = list(algorithm.tensors_to_buckets(groups, wrapped.do_flatten))
+        self.scheduler.register_ordered_buckets(self._buckets)
+        for bucket in self._buckets:
+            algorithm.init_operations(wrapped, bucket)
+        self._forward_pre = algorithm.init_forward_pre_hook(wrapped)
+        self._backward = algorithm.init_backward_hook(wrapped)
+        self._post_backward = algorithm.init_post_backward_hook(wrapped)
+        self.post_step = algorithm.init_post_optimizer_step_hook(wrapped)
+        self._named = wrapped.bagua_build_params()
+        parameters = [parameter for _, parameter in self._named]
+        self._gradient_hooks += hook_gradients(parameters, self._on_gradient)
+        claim_parameters(parameters, self)
+
+    @property
+    @override
+    def buckets(self) -> list[Any]:
+        return list(self._buckets)
+
+    # a step
+
+    @override
+    def before_forward(self, inputs: Any) -> None:
+        if torch._C._current_graph_task_id() == -1 and self._end_callback_queued:
+            self._end_callback_queued = False  # a pass that has failed will never end
+            self.scheduler.forget_ready_tensors()
+        if self._paused:
+            return
+        if self._algorithm.need_reset():
+            self._wrapped.broadcast_state()
+            self._build()
+        self._forward_pre(inputs)
+
+    def _after_forward(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        if module.training and torch.is_grad_enabled():
+            hook_backward(output, WeakMethodHook(self._queue_end_callback))
+
+    def _queue_end_callback(self, gradient: torch.Tensor | None = None) -> None:
+        if not self._end_callback_queued and not self._paused:
+            self._end_callback_queued = True
+            self._seen.clear()
+            Variable._execution_engine.queue_callback(WeakMethodHook(self._on_backward_end))
+
+    def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
+        if not self._paused:
+            self._queue_end_callback()
+            self._seen.add(index)
+            self._backward(*self._named[index])
+
+    def _on_backward_end(self) -> None:
+        self._end_callback_queued = False
+        if self._find_unused:
+            for index, (name, parameter) in enumerate(self._named):
+                if index not in self._seen:
+                    parameter.bagua_ensure_grad()  # type: ignore[attr-defined]
+                    self._backward(name, parameter)
+        self._post_backward()
+        by_default = type(self._algorithm).init_backward_hook is AlgorithmImpl.init_backward_hook
+        missing = self.scheduler.missing_tensors() if by_default else []
+        if missing:
+            raise UsageError(
+                f"with_bagua: parameters {', '.join(missing)} have got no gradient in this "
+                "backward pass, so that other ranks may wait for them; use all parameters in each "
+                "pass, or give find_unused_parameters=True to DistributedDataParallel"
+            )
+
+    @contextmanager
+    @override
+    def no_sync(self) -> Iterator[None]:
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    # around steps
+
+    def wait_for_reads(self) -> None:
+        """Wait until no operation reads a parameter any more."""
+        self.scheduler.wait_pending_comm_ops()
+
+    def detach(self) -> None:
+        """Remove all hooks."""
+        remove_hooks(self._gradient_hooks)
+        remove_hooks(self._model_hooks)
+
+    @override
+    def end(self) -> None:
+        self.scheduler.register_ordered_buckets([])
+        self.detach()
+        for target in self._targets:
+            route_of(target.optimizer).target = None
+
+
+class _HookedSteps:
+    """Steps of an optimizer, after each of which the algorithm's hook is called."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, driver: HookDriver) -> None:
+        self.optimizer, self._driver = optimizer, driver
+
+    def step(self, closure: Closure | None = None) -> Any:
+        """Make the optimizer's own step, and call the hook."""
+        result = route_of(self.optimizer).own_step(closure)
+        self._driver.post_step(self.optimizer)
+        return result
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients."""
+        route_of(self.optimizer).own_zero_grad(set_to_none)
+
+    def state_loaded(self) -> None:
+        """Do nothing: algorithms read the state when they need it."""

@@ -1,0 +1,169 @@
+"""Training of a wrapped model by a method of the library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from typing_extensions import override
+
+from asyncddp.algorithms.averaged_bucket import AveragedBucket
+from asyncddp.context.context import use
+from asyncddp.errors import ArgumentError
+from asyncddp.integrations.bagua.errors import SparseGradientError
+from asyncddp.integrations.bagua.torch_api.algorithms.base import WrappedModel
+from asyncddp.integrations.bagua.torch_api.algorithms.library_method import LibraryMethod
+from asyncddp.integrations.bagua.torch_api.data_parallel.optimizer_routing import (
+    RoutedOptimizer,
+    route_of,
+)
+from asyncddp.integrations.bagua.torch_api.data_parallel.training_driver import TrainingDriver
+from asyncddp.integrations.bagua.torch_api.env import get_default_bucket_size
+from asyncddp.optim import DistributedOptimizer
+from asyncddp.tensors.allocation import detached_copy
+
+
+class BaguaOptimizer(DistributedOptimizer):
+    """Distributed optimizer that makes the steps of an optimizer which the user keeps."""
+
+    def state_loaded(self) -> None:
+        """Begin with the stage that the optimizer's new state is in; collective for ``qadam``."""
+        settings = self._switcher.settings
+        if settings.algorithm == "qadam":
+            self.switch_to("qadam", replicas="keep", **settings.options)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients accumulate in the block, in which nothing is averaged."""
+        counter = self._phase.accumulation
+        counter.held = True
+        try:
+            yield
+        finally:
+            counter.held = False
+
+    @property
+    def buckets(self) -> Sequence[AveragedBucket]:
+        """The buckets that are averaged; none where there is one rank."""
+        return self._averager.buckets
+
+    def end(self) -> None:
+        """End what is under way, and remove all hooks."""
+        self._switcher._end_phase()
+
+
+class BucketView:
+    """A bucket of the library, as Bagua's programs look at buckets.
+
+    Attributes:
+        name: Its name.
+        tensors: The parameters whose values, gradients or momentum it holds.
+        backend_tensor: The flat tensor that travels.
+    """
+
+    def __init__(self, name: str, bucket: AveragedBucket) -> None:
+        self.name, self.tensors, self.backend_tensor = name, bucket.parameters, bucket.flat
+
+    def bytes(self) -> int:
+        """Return the size in bytes, padding included."""
+        return self.backend_tensor.nbytes
+
+    def flattened_tensor(self) -> torch.Tensor:
+        """Return a copy of the flat tensor."""
+        return detached_copy(self.backend_tensor)
+
+
+class MethodDriver(TrainingDriver):
+    """Driver of a model's training by a method: one distributed optimizer for each optimizer.
+
+    Parameters that belong to no optimizer are held by one that makes no step, where gradients are
+    averaged.
+
+    Args:
+        wrapped: The wrapper of the model.
+        method: The method.
+    """
+
+    def __init__(self, wrapped: WrappedModel, method: LibraryMethod) -> None:
+        trained = {id(parameter) for _, parameter in wrapped.bagua_build_params()}
+        if method.averages_gradients:
+            require_dense_gradients(wrapped.module)
+        optimizers = list(wrapped.optimizers)
+        unmanaged = self._unmanaged(wrapped)
+        if unmanaged and method.averages_gradients:
+            optimizers.append(torch.optim.SGD(unmanaged, lr=0.0))
+        if not optimizers:
+            raise ArgumentError(
+                f"with_bagua: argument optimizers: {method.algorithm} communicates in the steps of "
+                "optimizers; expected those of the model, got none"
+            )
+        self._distributed: list[BaguaOptimizer] = []
+        for optimizer in optimizers:
+            left_out = frozenset(
+                id(parameter)
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+                if parameter.requires_grad and id(parameter) not in trained
+            )
+            self._distribute(wrapped, RoutedOptimizer(optimizer, left_out), method)
+        self._optimizers = optimizers
+
+    @staticmethod
+    def _unmanaged(wrapped: WrappedModel) -> list[torch.nn.Parameter]:
+        """Return the parameters that belong to no optimizer."""
+        managed = {
+            id(parameter)
+            for optimizer in wrapped.optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        return [one for _, one in wrapped.bagua_build_params() if id(one) not in managed]
+
+    def _distribute(
+        self, wrapped: WrappedModel, optimizer: RoutedOptimizer, method: LibraryMethod
+    ) -> None:
+        context = wrapped.process_group.require_member("with_bagua")
+        with use(context):
+            distributed = BaguaOptimizer(
+                optimizer,
+                wrapped.module,
+                method.algorithm,
+                bucket_size_in_mb=get_default_bucket_size() / 2**20,
+                **method.arguments,
+            )
+        route_of(optimizer.wrapped).target = distributed
+        self._distributed.append(distributed)
+
+    @property
+    @override
+    def buckets(self) -> list[Any]:
+        every = [bucket for one in self._distributed for bucket in one.buckets]
+        return [BucketView(str(number), bucket) for number, bucket in enumerate(every)]
+
+    @contextmanager
+    @override
+    def no_sync(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for distributed in self._distributed:
+                stack.enter_context(distributed.no_sync())
+            yield
+
+    @override
+    def end(self) -> None:
+        for optimizer, distributed in zip(self._optimizers, self._distributed, strict=True):
+            distributed.end()
+            route_of(optimizer).target = None
+
+
+def require_dense_gradients(module: torch.nn.Module) -> None:
+    """Raise SparseGradientError if an embedding of the module has sparse gradients."""
+    for name, part in module.named_modules():
+        if getattr(part, "sparse", False) and isinstance(
+            part, (torch.nn.Embedding, torch.nn.EmbeddingBag)
+        ):
+            raise SparseGradientError(
+                f"with_bagua: {name} has sparse gradients, which cannot be averaged in buckets; "
+                "build it with sparse=False, or average parameters, as DecentralizedAlgorithm does"
+            )

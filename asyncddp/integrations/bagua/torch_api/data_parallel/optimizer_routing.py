@@ -1,0 +1,178 @@
+"""Routing of an optimizer's ``step()`` and ``zero_grad()`` to what trains its parameters.
+
+The user's loop keeps calling the optimizer that it has made. Its methods are replaced once; after
+that only their target changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import MethodType
+from typing import Any, Protocol, TypeAlias, cast
+
+import torch
+from typing_extensions import override
+
+from asyncddp.optim.optimizer_wrapper import TransparentOptimizerWrapper
+
+Closure: TypeAlias = Callable[[], Any]
+
+_KEY = "_bagua_route"
+_SCALING = ("grad_scale", "found_inf")
+"""Attributes by which a GradScaler leaves unscaling and skipping to ``step()``."""
+
+
+class StepTarget(Protocol):
+    """What makes an optimizer's steps; it calls the optimizer's own by :class:`OptimizerRoute`."""
+
+    def step(self, closure: Closure | None = None) -> Any:
+        """Make a step."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients."""
+
+    def state_loaded(self) -> None:
+        """Handle that the optimizer has got another state."""
+
+
+class OptimizerRoute:
+    """Route of one optimizer's calls, which reach the optimizer itself while there is no target.
+
+    Attributes:
+        target: What makes the steps.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.target: StepTarget | None = None
+        self._optimizer = optimizer
+        self._step, self._zero_grad = optimizer.step, optimizer.zero_grad
+        self._load, self._fused_step = optimizer.load_state_dict, vars(optimizer).get("fuse_step")
+        self._update: Callable[..., Any] | None = None  # under way
+        for function in (_step, _zero_grad, _load_state_dict):
+            name = function.__name__[1:]
+            setattr(optimizer, name, MethodType(function, optimizer))
+        if self._fused_step is not None:
+            self.route_fused_step()
+
+    def route_fused_step(self) -> None:
+        """Route ``fuse_step()``, which the optimizer has got, as well."""
+        optimizer: Any = self._optimizer
+        self._fused_step = optimizer.fuse_step
+        optimizer.fuse_step = MethodType(_fuse_step, optimizer)
+
+    def own_step(self, closure: Closure | None = None) -> Any:
+        """Make the optimizer's own step, in the way that was called."""
+        update = self._update or self._step
+        return update() if closure is None else update(closure)
+
+    def own_zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients as the optimizer does."""
+        self._zero_grad(set_to_none)
+
+    def step(self, closure: Closure | None = None, *, fused: bool = False) -> Any:
+        """Make a step by the target; the optimizer's own where that is what it does already."""
+        if self._update is not None:  # called by the fused step
+            return self._step() if closure is None else self._step(closure)
+        self._update = cast("Callable[..., Any]", self._fused_step) if fused else self._step
+        try:
+            if self.target is None:
+                return self.own_step(closure)
+            with self._moved_scaling(self.target):
+                return self.target.step(closure)
+        finally:
+            self._update = None
+
+    @contextmanager
+    def _moved_scaling(self, target: StepTarget) -> Iterator[None]:
+        """Move what a GradScaler says from the optimizer to a target that obeys it."""
+        own = vars(self._optimizer)
+        obeys = getattr(target, "_step_supports_amp_scaling", False)
+        moved = {name: own.pop(name) for name in _SCALING if obeys and name in own}
+        for name, value in moved.items():
+            setattr(target, name, value)
+        try:
+            yield
+        finally:
+            for name in moved:
+                delattr(target, name)
+            own.update(moved)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients by the target."""
+        if self.target is None:
+            self.own_zero_grad(set_to_none)
+        else:
+            self.target.zero_grad(set_to_none)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, and tell the target."""
+        self._load(state_dict)
+        if self.target is not None:
+            self.target.state_loaded()
+
+
+def route_of(optimizer: torch.optim.Optimizer) -> OptimizerRoute:
+    """Return the route of an optimizer, which is made once."""
+    found = vars(optimizer).get(_KEY)
+    if found is None:
+        found = vars(optimizer)[_KEY] = OptimizerRoute(optimizer)
+    return cast("OptimizerRoute", found)
+
+
+def _step(optimizer: torch.optim.Optimizer, closure: Closure | None = None) -> Any:
+    return route_of(optimizer).step(closure)
+
+
+def _fuse_step(optimizer: torch.optim.Optimizer, closure: Closure | None = None) -> Any:
+    return route_of(optimizer).step(closure, fused=True)
+
+
+def _zero_grad(optimizer: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+    route_of(optimizer).zero_grad(set_to_none)
+
+
+def _load_state_dict(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+    route_of(optimizer).load_state_dict(state_dict)
+
+
+class RoutedOptimizer(TransparentOptimizerWrapper):
+    """View of an optimizer for wrappers of the library: its own steps, and parameters that count.
+
+    Args:
+        optimizer: The optimizer, whose calls are routed.
+        left_out: Ids of parameters that wrappers shall not see.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, left_out: frozenset[int]) -> None:
+        self._route, self._left_out = route_of(optimizer), left_out
+        super().__init__(optimizer)
+        self._initialized = True
+
+    @property
+    @override
+    def param_groups(self) -> list[dict[str, Any]]:
+        groups = self._wrapped.param_groups
+        if not self._left_out:
+            return groups
+        return [
+            {**group, "params": [p for p in group["params"] if id(p) not in self._left_out]}
+            for group in groups
+        ]
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        """Ignore what torch's constructor assigns: the groups are the optimizer's."""
+
+    @override
+    def step(self, closure: Closure | None = None) -> Any:
+        return self._route.own_step(closure)
+
+    @override
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._route.own_zero_grad(set_to_none)
+
+    @override
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if self._initialized:
+            self._wrapped.add_param_group(param_group)

@@ -1,0 +1,180 @@
+"""Operations on buckets that average with peers: all, one, or both neighbours on a ring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from typing_extensions import override
+
+from asyncddp.compression import Compressor
+from asyncddp.compression.tensor_compressor import TensorCompressor
+from asyncddp.context import Context
+from asyncddp.engine import Handle
+from asyncddp.errors import ArgumentError
+from asyncddp.integrations.bagua.torch_api.bucket_operations import (
+    Finish,
+    GroupOperation,
+    OperatedBucket,
+    compressor_by_name,
+)
+from asyncddp.integrations.bagua.torch_api.process_group import BaguaProcessGroup
+from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.ops.allreduce import allreduce_nonblocking, local_allreduce_
+from asyncddp.ops.hierarchical_allreduce import hierarchical_allreduce_nonblocking
+from asyncddp.ops.hierarchical_neighbor_allreduce import (
+    hierarchical_neighbor_allreduce_nonblocking,
+)
+from asyncddp.ops.neighbor_allreduce import neighbor_allreduce_nonblocking
+from asyncddp.ops.neighbor_exchange import exchange_with_neighbors_nonblocking
+from asyncddp.tensors.allocation import detached_copy
+from topology import shift_one
+
+_LOW_PRECISION = "append_low_precision_decentralized_synchronous_op"
+
+
+class DecentralizedOperation(GroupOperation):
+    """Average with all or one peer; see :meth:`BaguaBucket.append_decentralized_synchronous_op`.
+
+    Attributes:
+        peer_weight: Flat tensor that gets the average.
+        step: Number of averagings so far, from which the next peer follows.
+    """
+
+    def __init__(
+        self,
+        group: BaguaProcessGroup | None,
+        peer_weight: torch.Tensor,
+        *,
+        mode: str,
+        hierarchical: bool,
+    ) -> None:
+        super().__init__(group)
+        if mode not in ("all", "shift_one"):
+            raise ArgumentError(
+                "append_decentralized_synchronous_op: argument peer_selection_mode: expected 'all' "
+                f"or 'shift_one', got {mode!r}"
+            )
+        self.peer_weight, self.step = peer_weight, 0
+        self._mode, self._hierarchical = mode, hierarchical
+
+    @override
+    def _start(self, context: Context, bucket: OperatedBucket) -> Finish:
+        flat, out = bucket.gather(), self.peer_weight.detach().view(-1)
+        if out.numel() != flat.numel():
+            raise ArgumentError(
+                "append_decentralized_synchronous_op: argument peer_weight: expected as many "
+                f"elements as bucket {bucket.name!r} has, {flat.numel()}, got {out.numel()}; make "
+                "it by bucket.flattened_tensor()"
+            )
+        handle = self._verb(context)(flat, name=bucket.label, out=out)
+        self.step += 1
+
+        def finish() -> None:
+            handle.wait()
+
+        return finish
+
+    def _verb(self, context: Context) -> Callable[..., Handle[torch.Tensor]]:
+        if self._mode == "all":
+            return (
+                hierarchical_allreduce_nonblocking if self._hierarchical else allreduce_nonblocking
+            )
+        place, count = context.rank, context.size
+        if self._hierarchical:
+            place, count = context.machine_rank, context.machine_size
+        near = shift_one(count).neighbors(place, self.step)
+        own, sources, targets = near.self_weight, dict(near.src_weights), list(near.dst_ranks)
+        if self._hierarchical:
+            return partial(
+                hierarchical_neighbor_allreduce_nonblocking,
+                self_weight=own,
+                src_machine_weights=sources,
+                dst_machine_weights=targets,
+            )
+        return partial(
+            neighbor_allreduce_nonblocking,
+            self_weight=own,
+            src_weights=sources,
+            dst_weights=targets,
+        )
+
+    def copy_back_peer_weight(self, bucket: OperatedBucket) -> None:
+        """Write the average to the bucket's tensors."""
+        flat = bucket.gather()
+        with torch.no_grad():
+            flat.copy_(self.peer_weight.view(-1))
+        bucket.scatter(flat)
+
+
+class LowPrecisionDecentralizedOperation(GroupOperation):
+    r"""Exchange of compressed differences with the neighbours on the ring.
+
+    .. math:: q = Q\Big(\tfrac13 (w + l + r) - w + (x - w)\Big), \qquad w \leftarrow w + q, \quad
+              l \leftarrow l + q_l, \quad r \leftarrow r + q_r, \quad x \leftarrow w
+
+    with w, l and r the copies of this rank's and its left and right neighbour's tensors. Where the
+    ring is one of nodes, each rank exchanges with those of its own number there, so that all ranks
+    of a node compute the same.
+    """
+
+    def __init__(
+        self,
+        group: BaguaProcessGroup | None,
+        copies: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        *,
+        hierarchical: bool,
+        compression: str | Compressor,
+    ) -> None:
+        super().__init__(group)
+        self._copies, self._hierarchical = copies, hierarchical
+        compressor = compressor_by_name(_LOW_PRECISION, compression)
+        if compressor is None:
+            raise ArgumentError(
+                f"{_LOW_PRECISION}: argument compression: expected a name, got None"
+            )
+        self._codec = TensorCompressor(compressor)
+
+    @override
+    def _start(self, context: Context, bucket: OperatedBucket) -> Finish:
+        flat = bucket.gather()
+        own, left, right = (copy.detach().view(-1) for copy in self._copies)
+        if self._hierarchical:
+            local_allreduce_(flat, name=bucket.label)
+        before, after = self._ring_neighbors(context)
+        row = WeightRow(
+            1.0, dict.fromkeys([before, after], 1.0), dict.fromkeys([before, after], 1.0)
+        )
+        if before == context.rank:
+            row = WeightRow(1.0, {}, {})
+        difference = detached_copy(flat).add_(left, alpha=1 / 3).add_(right, alpha=1 / 3)
+        difference.add_(own, alpha=-5 / 3)
+        handle = exchange_with_neighbors_nonblocking(
+            difference, row, self._codec, name=f"{bucket.label}.differences"
+        )
+
+        def finish() -> None:
+            exchanged = handle.wait()
+            messages = {context.rank: exchanged.sent, **exchanged.received}
+            with torch.no_grad():
+                for rank, copy in ((context.rank, own), (before, left), (after, right)):
+                    self._codec.decode_add(messages[rank], copy.view(1, -1), 1.0, copy.dtype)
+                flat.copy_(own)
+            bucket.scatter(flat)
+
+        return finish
+
+    def _ring_neighbors(self, context: Context) -> tuple[int, int]:
+        """Return the ranks before and after this one on the ring of ranks, or of nodes."""
+        if not self._hierarchical:
+            return (context.rank - 1) % context.size, (context.rank + 1) % context.size
+        machines = context.machines.members
+        if not context.machines.homogeneous:
+            raise ArgumentError(
+                f"{_LOW_PRECISION}: argument hierarchical: expected nodes with equally many ranks, "
+                f"got {[len(one) for one in machines]}; give False"
+            )
+        place, local = context.machine_rank, context.local_rank
+        before = machines[(place - 1) % len(machines)][local]
+        return before, machines[(place + 1) % len(machines)][local]

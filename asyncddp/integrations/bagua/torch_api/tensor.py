@@ -1,0 +1,220 @@
+"""Communicated tensors: what Bagua's extension interface adds to ``torch.Tensor``.
+
+A communicated tensor has a name, and leads to the *effective* tensor that is sent, which may be
+another one, such as the gradient of a parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias, cast
+
+import torch
+
+from asyncddp.errors import ArgumentError, UsageError
+from asyncddp.tensors.allocation import zeros_like
+
+__all__ = ["BaguaTensor", "CommunicatedTensor", "record_of"]
+
+Getter: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+Setter: TypeAlias = Callable[[torch.Tensor, torch.Tensor], None]
+
+_ATTRIBUTE = "_bagua_record"
+
+
+class ReadinessListener(Protocol):
+    """Something that is told when a tensor may be sent."""
+
+    def mark_communication_ready(self, record: CommunicatedTensor) -> None:
+        """Note that a tensor is ready."""
+
+
+class CommunicatedTensor:
+    """Record of a communicated tensor.
+
+    Attributes:
+        proxy: The tensor that it is known by.
+        name, module_name: Its name, and that of its model.
+        listener: Who is told when it is ready; set where its bucket is registered.
+        home: View of its bucket's flat tensor in which the effective tensor lives, if there is one.
+    """
+
+    def __init__(
+        self,
+        proxy: torch.Tensor,
+        name: str,
+        module_name: str,
+        getter: Getter | None,
+        setter: Setter | None,
+    ) -> None:
+        self.proxy, self.name, self.module_name = proxy, name, module_name
+        self._getter, self._setter = getter, setter
+        self.listener: ReadinessListener | None = None
+        self.home: torch.Tensor | None = None
+
+    @property
+    def effective(self) -> torch.Tensor:
+        """The tensor that is sent."""
+        found = self.proxy if self._getter is None else self._getter(self.proxy)
+        if not isinstance(found, torch.Tensor):
+            raise UsageError(
+                f"communicated tensor {self.name}: its getter_closure gave {found!r} in place of a "
+                "tensor; call bagua_ensure_grad() before, where it is a gradient"
+            )
+        return found
+
+    def replace(self, tensor: torch.Tensor) -> None:
+        """Make another tensor the effective one."""
+        with torch.no_grad():
+            if self._setter is not None:
+                self._setter(self.proxy, tensor)
+            elif self._getter is None:
+                self.proxy.data = tensor
+            else:
+                raise UsageError(
+                    f"communicated tensor {self.name}: it has a getter_closure and no "
+                    "setter_closure, so that it cannot move to a flat bucket; give both"
+                )
+
+    def move_to(self, home: torch.Tensor) -> None:
+        """Move the effective tensor's values to a view of a flat tensor, and have it live there."""
+        with torch.no_grad():
+            home.copy_(self.effective)
+        self.home = home
+        self.replace(home)
+
+    def return_home(self) -> None:
+        """Move the effective tensor to its place again, if something has assigned it anew."""
+        if self.home is not None and self.effective.data_ptr() != self.home.data_ptr():
+            self.move_to(self.home)
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()  # a parameter that is copied or saved does not take it along
+
+
+def record_of(tensor: torch.Tensor) -> CommunicatedTensor:
+    """Return the record of a communicated tensor.
+
+    Raises:
+        ArgumentError: ``ensure_bagua_tensor`` was not called on it.
+    """
+    record = getattr(tensor, _ATTRIBUTE, None)
+    if record is None:
+        raise ArgumentError(
+            f"expected a communicated tensor, got one of shape {tuple(tensor.shape)} that is none; "
+            "call ensure_bagua_tensor(name, module_name) on it first"
+        )
+    return cast("CommunicatedTensor", record)
+
+
+class BaguaTensor:
+    """Methods that every ``torch.Tensor`` has once ``torch_api`` is imported, as with Bagua.
+
+    Example:
+        >>> import asyncddp.integrations.bagua.torch_api
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> sent = weight.bagua_ensure_grad().ensure_bagua_tensor(
+        ...     "weight", "model", getter_closure=lambda parameter: parameter.grad
+        ... )
+        >>> sent is weight, weight.bagua_getter_closure()
+        (True, tensor([0., 0.]))
+    """
+
+    def is_bagua_tensor(self) -> bool:
+        """Return whether this is a communicated tensor."""
+        return hasattr(self, _ATTRIBUTE)
+
+    @property
+    def bagua_tensor_name(self) -> str:
+        """Name of the communicated tensor; no other tensor has the attribute."""
+        record = getattr(self, _ATTRIBUTE, None)
+        if record is None:
+            raise AttributeError("bagua_tensor_name: this tensor is no communicated one")
+        return str(record.name)
+
+    def ensure_bagua_tensor(
+        self,
+        name: str | None = None,
+        module_name: str | None = None,
+        getter_closure: Getter | None = None,
+        setter_closure: Setter | None = None,
+    ) -> torch.Tensor:
+        """Make this tensor a communicated one, and return it.
+
+        Args:
+            name: Its name, which no other tensor of the model has.
+            module_name: Name of the model, ``bagua_ddp.bagua_module_name``.
+            getter_closure: Gives the tensor to send, from this one; by default this one.
+            setter_closure: Makes another tensor the one to send: ``setter(this, other)``.
+        """
+        tensor = _tensor(self)
+        names = str(name or id(tensor)), str(module_name)
+        record = CommunicatedTensor(tensor, *names, getter_closure, setter_closure)
+        setattr(tensor, _ATTRIBUTE, record)
+        return tensor
+
+    def to_bagua_tensor(
+        self,
+        name: str | None = None,
+        module_name: str | None = None,
+        getter_closure: Getter | None = None,
+        setter_closure: Setter | None = None,
+    ) -> torch.Tensor:
+        """Return a view of this tensor that is a communicated one; this one stays as it is.
+
+        The arguments are those of :meth:`ensure_bagua_tensor`; closures get this tensor.
+        """
+        tensor = _tensor(self)
+        names = str(name or id(tensor)), str(module_name)
+        view = tensor.detach()
+        setattr(
+            view, _ATTRIBUTE, CommunicatedTensor(tensor, *names, getter_closure, setter_closure)
+        )
+        return view
+
+    def bagua_ensure_grad(self) -> torch.Tensor:
+        """Give this parameter a gradient of zeros where it has none, and return the parameter."""
+        tensor = _tensor(self)
+        if tensor.grad is None:
+            tensor.grad = zeros_like(tensor.data)
+        return tensor
+
+    def bagua_getter_closure(self) -> torch.Tensor:
+        """Return the effective tensor."""
+        return record_of(_tensor(self)).effective
+
+    def bagua_setter_closure(self, tensor: torch.Tensor) -> None:
+        """Make another tensor the effective one."""
+        record_of(_tensor(self)).replace(tensor)
+
+    def bagua_set_storage(self, storage: Any, storage_offset: int = 0) -> None:
+        """Have the effective tensor live in a storage, at an offset in elements."""
+        record = record_of(_tensor(self))
+        like = record.effective
+        flat = like.detach().new_empty(0)
+        flat.set_(storage, storage_offset, (like.numel(),), (1,))
+        record.move_to(flat.view(like.shape))
+
+    def bagua_mark_communication_ready(self) -> None:
+        """Say that the effective tensor may be sent, with what the device is doing to it."""
+        record = record_of(_tensor(self))
+        if record.listener is None:
+            raise UsageError(
+                f"communicated tensor {record.name}: it is in no registered bucket; return it from "
+                "init_tensors, or put it into a BaguaBucket"
+            )
+        record.listener.mark_communication_ready(record)
+
+    bagua_mark_communication_ready_without_synchronization = bagua_mark_communication_ready
+
+
+def _tensor(methods: object) -> torch.Tensor:
+    """Return a tensor as one: methods of :class:`BaguaTensor` are called on tensors."""
+    return cast("torch.Tensor", methods)
+
+
+def add_methods() -> None:
+    """Give all tensors the methods of :class:`BaguaTensor`."""
+    for name, method in vars(BaguaTensor).items():
+        if not name.startswith("_"):
+            setattr(torch.Tensor, name, method)
