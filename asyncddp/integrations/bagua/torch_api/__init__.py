@@ -1,4 +1,4 @@
-"""Bagua's ``bagua.torch_api``: importing it gives models ``with_bagua``, and tensors their methods."""
+"""Bagua's ``bagua.torch_api``; importing it adds methods to modules and tensors, as with Bagua."""
 
 from asyncddp.integrations.bagua.torch_api import (
     algorithms,

@@ -1,6 +1,7 @@
 """Bagua's algorithms, and the interface by which programs write their own."""
 
 from asyncddp.integrations.bagua.torch_api.algorithms import (
+    async_model_average,
     base,
     bytegrad,
     decentralized,
@@ -14,11 +15,12 @@ from asyncddp.integrations.bagua.torch_api.algorithms.base import (
 )
 
 __all__ = [
-    "Algorithm", "AlgorithmImpl", "GlobalAlgorithmRegistry", "base", "bytegrad", "decentralized",
-    "gradient_allreduce", "q_adam",
+    "Algorithm", "AlgorithmImpl", "GlobalAlgorithmRegistry", "async_model_average", "base",
+    "bytegrad", "decentralized", "gradient_allreduce", "q_adam",
 ]  # fmt: skip
 
 for _name, _kind in {
+    "async": async_model_average.AsyncModelAverageAlgorithm,
     "bytegrad": bytegrad.ByteGradAlgorithm,
     "decentralized": decentralized.DecentralizedAlgorithm,
     "gradient_allreduce": gradient_allreduce.GradientAllReduceAlgorithm,

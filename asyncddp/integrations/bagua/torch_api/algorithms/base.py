@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import torch
 
@@ -20,6 +20,9 @@ ForwardPreHook: TypeAlias = Callable[[Any], Any]
 BackwardHook: TypeAlias = Callable[[str, torch.nn.Parameter], Any]
 PostBackwardHook: TypeAlias = Callable[[], Any]
 PostStepHook: TypeAlias = Callable[[torch.optim.Optimizer], Any]
+
+WRAPPER = "_bagua_ddp"
+"""Name of the attribute in which a model holds its wrapper."""
 
 
 class WrappedModel(Protocol):
@@ -46,6 +49,28 @@ class WrappedModel(Protocol):
 
     def broadcast_state(self) -> None:
         """Give all ranks the first one's model and optimizer states; collective."""
+
+    def abort(self) -> None:
+        """End averaging that goes on by the clock; collective."""
+
+    def resume(self) -> None:
+        """Let it go on."""
+
+
+def wrapped_model(caller: str, module: torch.nn.Module) -> WrappedModel:
+    """Return the wrapper of a model, or of what a DistributedDataParallel holds.
+
+    Raises:
+        ArgumentError: It is not wrapped.
+    """
+    for one in (module, getattr(module, "module", None)):
+        found = vars(one).get(WRAPPER) if isinstance(one, torch.nn.Module) else None
+        if found is not None:
+            return cast("WrappedModel", found)
+    raise ArgumentError(
+        f"{caller}: argument bagua_ddp: expected a model that with_bagua has wrapped, got "
+        f"{type(module).__name__}"
+    )
 
 
 class AlgorithmImpl:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from typing_extensions import override
 
 from asyncddp.integrations.bagua.errors import UnmanagedParameterError
-from asyncddp.integrations.bagua.torch_api.algorithms.library_method import (
-    LibraryAlgorithm,
-    LibraryMethod,
-)
-from asyncddp.integrations.bagua.torch_api.process_group import BaguaProcessGroup
+from asyncddp.integrations.bagua.torch_api.algorithms.library_method import LibraryAlgorithm
 
 __all__ = ["DecentralizedAlgorithm", "LowPrecisionDecentralizedAlgorithm"]
 
@@ -29,6 +25,8 @@ class DecentralizedAlgorithm(LibraryAlgorithm):
             first step.
     """
 
+    method = "decentralized"
+
     def __init__(
         self,
         hierarchical: bool = True,
@@ -39,11 +37,11 @@ class DecentralizedAlgorithm(LibraryAlgorithm):
         self.communication_interval = communication_interval
 
     @override
-    def reify(self, process_group: BaguaProcessGroup) -> LibraryMethod:
-        arguments = dict(vars(self))
+    def _arguments(self) -> dict[str, Any]:
+        arguments = super()._arguments()
         if self.hierarchical and self.peer_selection_mode == "all":
-            arguments["communication"] = "hierarchical_allreduce"
-        return LibraryMethod("decentralized", arguments)
+            arguments["communication"] = "hierarchical_allreduce"  # nodes may have any sizes
+        return arguments
 
 
 class LowPrecisionDecentralizedAlgorithm(LibraryAlgorithm):
@@ -55,12 +53,10 @@ class LowPrecisionDecentralizedAlgorithm(LibraryAlgorithm):
             first step.
     """
 
+    method = "low_precision_decentralized"
+
     def __init__(self, hierarchical: bool = True, communication_interval: int = 1) -> None:
         self.hierarchical, self.communication_interval = hierarchical, communication_interval
-
-    @override
-    def reify(self, process_group: BaguaProcessGroup) -> LibraryMethod:
-        return LibraryMethod("low_precision_decentralized", dict(vars(self)))
 
     @override
     def check_optimizers(

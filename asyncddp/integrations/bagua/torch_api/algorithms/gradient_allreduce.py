@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from typing_extensions import override
-
-from asyncddp.algorithms.methods.gradient_allreduce import GradientAllreduce
-from asyncddp.integrations.bagua.torch_api.algorithms.library_method import (
-    LibraryAlgorithm,
-    LibraryMethod,
-    SumOfRanks,
-)
-from asyncddp.integrations.bagua.torch_api.process_group import BaguaProcessGroup
+from asyncddp.integrations.bagua.torch_api.algorithms.library_method import LibraryAlgorithm
 
 __all__ = ["GradientAllReduceAlgorithm"]
-
-
-class _SummedGradients(SumOfRanks, GradientAllreduce):
-    """``gradient_allreduce`` that gives sums."""
 
 
 class GradientAllReduceAlgorithm(LibraryAlgorithm):
@@ -27,13 +15,7 @@ class GradientAllReduceAlgorithm(LibraryAlgorithm):
         average: Whether to average them; otherwise they are summed.
     """
 
+    method = "gradient_allreduce"
+
     def __init__(self, hierarchical: bool = False, average: bool = True) -> None:
         self.hierarchical, self.average = hierarchical, average
-
-    @override
-    def reify(self, process_group: BaguaProcessGroup) -> LibraryMethod:
-        options = {"hierarchical": self.hierarchical}
-        if self.average:
-            return LibraryMethod("gradient_allreduce", options, averages_gradients=True)
-        ranks = {"ranks": len(process_group.ranks)}
-        return LibraryMethod(_SummedGradients, {**options, **ranks}, averages_gradients=True)

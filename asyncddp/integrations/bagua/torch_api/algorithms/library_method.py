@@ -4,37 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms import Algorithm as Method
 from asyncddp.integrations.bagua.torch_api.algorithms.base import Algorithm
 from asyncddp.integrations.bagua.torch_api.process_group import BaguaProcessGroup
 
 
 @dataclass(frozen=True)
 class LibraryMethod:
-    """A method of the library, by the arguments of ``DistributedOptimizer``.
+    """A method of the library, by arguments of ``DistributedOptimizer``.
 
     Attributes:
-        algorithm: Its name, or its class.
+        name: Name of the method.
         arguments: Further arguments, and options of the method.
-        averages_gradients: Whether all gradients are averaged, also those of no optimizer.
     """
 
-    algorithm: str | type[Method]
+    name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    averages_gradients: bool = False
 
 
 class LibraryAlgorithm(Algorithm):
-    """Declaration of an algorithm that is a method of the library (base class)."""
+    """Declaration of an algorithm that is a method of the library (base class).
+
+    Attributes are its options, of Bagua's names.
+    """
+
+    method: ClassVar[str]
+    """Name of the method."""
 
     @override
     def reify(self, process_group: BaguaProcessGroup) -> LibraryMethod:
-        raise NotImplementedError
+        return LibraryMethod(self.method, self._arguments())
+
+    def _arguments(self) -> dict[str, Any]:
+        """Return the arguments of ``DistributedOptimizer``."""
+        return dict(vars(self))
 
     def check_optimizers(
         self,
@@ -46,20 +53,3 @@ class LibraryAlgorithm(Algorithm):
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
         return f"{type(self).__name__}({options})"
-
-
-class SumOfRanks:
-    """Mixin of methods that average gradients: gives the sum in place of the average.
-
-    Args:
-        ranks: Number of ranks.
-        **options: Those of the method.
-    """
-
-    def __init__(self, *, ranks: int, **options: Any) -> None:
-        super().__init__(**options)
-        self.ranks = ranks
-
-    def incoming(self, bucket: Any, received: Any) -> None:
-        """Multiply the average by the number of ranks."""
-        bucket.flat.copy_(received.mixed).mul_(self.ranks)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from typing_extensions import override
 
 from asyncddp.errors import ArgumentError
-from asyncddp.integrations.bagua.torch_api.algorithms.library_method import (
-    LibraryAlgorithm,
-    LibraryMethod,
-)
-from asyncddp.integrations.bagua.torch_api.process_group import BaguaProcessGroup
+from asyncddp.integrations.bagua.torch_api.algorithms.library_method import LibraryAlgorithm
 from asyncddp.optim.qadam import QAdamOptimizer
 
 __all__ = ["QAdamAlgorithm", "QAdamOptimizer"]
@@ -27,6 +24,8 @@ class QAdamAlgorithm(LibraryAlgorithm):
             nothing is quantised then.
     """
 
+    method = "qadam"
+
     def __init__(self, q_adam_optimizer: QAdamOptimizer, hierarchical: bool = True) -> None:
         if not isinstance(q_adam_optimizer, QAdamOptimizer):
             raise ArgumentError(
@@ -36,8 +35,8 @@ class QAdamAlgorithm(LibraryAlgorithm):
         self.optimizer, self.hierarchical = q_adam_optimizer, hierarchical
 
     @override
-    def reify(self, process_group: BaguaProcessGroup) -> LibraryMethod:
-        return LibraryMethod("qadam", {"hierarchical": self.hierarchical})
+    def _arguments(self) -> dict[str, Any]:
+        return {"hierarchical": self.hierarchical}
 
     @override
     def check_optimizers(

@@ -11,7 +11,11 @@ import torch
 from asyncddp.algorithms.gradient_hooks import WeakMethodHook
 from asyncddp.algorithms.wrapper_setup import next_label
 from asyncddp.errors import ArgumentError, UsageError
-from asyncddp.integrations.bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
+from asyncddp.integrations.bagua.torch_api.algorithms.base import (
+    WRAPPER,
+    Algorithm,
+    AlgorithmImpl,
+)
 from asyncddp.integrations.bagua.torch_api.algorithms.library_method import (
     LibraryAlgorithm,
     LibraryMethod,
@@ -37,8 +41,6 @@ from asyncddp.integrations.bagua.torch_api.process_group import (
 )
 
 __all__ = ["BaguaDistributedDataParallel", "wrap", "wrapper_of"]
-
-_ATTRIBUTE = "_bagua_ddp"
 
 
 class BaguaDistributedDataParallel:
@@ -159,11 +161,19 @@ class BaguaDistributedDataParallel:
         """Let gradients accumulate in a ``with`` block, in which nothing is communicated."""
         return self._driver.no_sync()
 
+    def abort(self) -> None:
+        """End averaging that goes on by the clock; collective, without effect if there is none."""
+        self._driver.abort()
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._driver.resume()
+
     def end(self) -> None:
         """End what is under way; the model and its optimizers are as they were, and not wrapped."""
         self._hook.remove()
         self._driver.end()
-        vars(self.module).pop(_ATTRIBUTE, None)
+        vars(self.module).pop(WRAPPER, None)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()  # a model that is copied or saved does not take it along
@@ -183,7 +193,7 @@ def _checked_optimizers(optimizers: Any) -> list[torch.optim.Optimizer]:
 
 def wrapper_of(module: torch.nn.Module) -> BaguaDistributedDataParallel | None:
     """Return the wrapper of a model; None if it is not wrapped."""
-    found = vars(module).get(_ATTRIBUTE)
+    found = vars(module).get(WRAPPER)
     return found if isinstance(found, BaguaDistributedDataParallel) else None
 
 
@@ -193,5 +203,5 @@ def wrap(module: torch.nn.Module, *args: Any, **kwargs: Any) -> BaguaDistributed
     The arguments are those of :class:`BaguaDistributedDataParallel`.
     """
     wrapper = BaguaDistributedDataParallel(module, *args, **kwargs)
-    vars(module)[_ATTRIBUTE] = wrapper
+    vars(module)[WRAPPER] = wrapper
     return wrapper

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
+from asyncddp.algorithms import ALGORITHMS, AveragedQuantity
 from asyncddp.algorithms.averaged_bucket import AveragedBucket
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError
@@ -36,13 +37,17 @@ class BaguaOptimizer(DistributedOptimizer):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let gradients accumulate in the block, in which nothing is averaged."""
+        """Let gradients accumulate in the block, in which nothing is averaged.
+
+        Its backward passes do not count where a method averages after several.
+        """
         counter = self._phase.accumulation
-        counter.held = True
+        before, counter.held = counter.current_passes, True
         try:
             yield
         finally:
             counter.held = False
+            counter.carried_passes -= counter.current_passes - before
 
     @property
     def buckets(self) -> Sequence[AveragedBucket]:
@@ -88,15 +93,16 @@ class MethodDriver(TrainingDriver):
 
     def __init__(self, wrapped: WrappedModel, method: LibraryMethod) -> None:
         trained = {id(parameter) for _, parameter in wrapped.bagua_build_params()}
-        if method.averages_gradients:
+        sends_gradients = ALGORITHMS[method.name].what is not AveragedQuantity.PARAMETER
+        if sends_gradients:
             require_dense_gradients(wrapped.module)
         optimizers = list(wrapped.optimizers)
         unmanaged = self._unmanaged(wrapped)
-        if unmanaged and method.averages_gradients:
+        if unmanaged and ALGORITHMS[method.name].what is AveragedQuantity.GRADIENT:
             optimizers.append(torch.optim.SGD(unmanaged, lr=0.0))
         if not optimizers:
             raise ArgumentError(
-                f"with_bagua: argument optimizers: {method.algorithm} communicates in the steps of "
+                f"with_bagua: argument optimizers: {method.name} communicates in the steps of "
                 "optimizers; expected those of the model, got none"
             )
         self._distributed: list[BaguaOptimizer] = []
@@ -129,7 +135,7 @@ class MethodDriver(TrainingDriver):
             distributed = BaguaOptimizer(
                 optimizer,
                 wrapped.module,
-                method.algorithm,
+                method.name,
                 bucket_size_in_mb=get_default_bucket_size() / 2**20,
                 **method.arguments,
             )
@@ -149,6 +155,16 @@ class MethodDriver(TrainingDriver):
             for distributed in self._distributed:
                 stack.enter_context(distributed.no_sync())
             yield
+
+    @override
+    def abort(self) -> None:
+        for distributed in self._distributed:
+            distributed.abort()
+
+    @override
+    def resume(self) -> None:
+        for distributed in self._distributed:
+            distributed.resume()
 
     @override
     def end(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias, cast
 import torch
 from typing_extensions import override
 
+from asyncddp.errors import UsageError
 from asyncddp.optim.optimizer_wrapper import TransparentOptimizerWrapper
 
 Closure: TypeAlias = Callable[[], Any]
@@ -47,19 +48,22 @@ class OptimizerRoute:
         self.target: StepTarget | None = None
         self._optimizer = optimizer
         self._step, self._zero_grad = optimizer.step, optimizer.zero_grad
-        self._load, self._fused_step = optimizer.load_state_dict, vars(optimizer).get("fuse_step")
+        self._load = optimizer.load_state_dict
+        self._fused_step: Callable[..., Any] | None = None
         self._update: Callable[..., Any] | None = None  # under way
         for function in (_step, _zero_grad, _load_state_dict):
             name = function.__name__[1:]
             setattr(optimizer, name, MethodType(function, optimizer))
-        if self._fused_step is not None:
-            self.route_fused_step()
+        self._route_fused_step()
 
-    def route_fused_step(self) -> None:
-        """Route ``fuse_step()``, which the optimizer has got, as well."""
+    def _route_fused_step(self) -> bool:
+        """Route ``fuse_step()`` as well, once ``fuse_optimizer`` has made it; True if it did."""
         optimizer: Any = self._optimizer
+        if self._fused_step is not None or "fuse_step" not in vars(optimizer):
+            return False
         self._fused_step = optimizer.fuse_step
         optimizer.fuse_step = MethodType(_fuse_step, optimizer)
+        return True
 
     def own_step(self, closure: Closure | None = None) -> Any:
         """Make the optimizer's own step, in the way that was called."""
@@ -74,6 +78,8 @@ class OptimizerRoute:
         """Make a step by the target; the optimizer's own where that is what it does already."""
         if self._update is not None:  # called by the fused step
             return self._step() if closure is None else self._step(closure)
+        if self._route_fused_step():
+            self._require_parameters()
         self._update = cast("Callable[..., Any]", self._fused_step) if fused else self._step
         try:
             if self.target is None:
@@ -82,6 +88,17 @@ class OptimizerRoute:
                 return self.target.step(closure)
         finally:
             self._update = None
+
+    def _require_parameters(self) -> None:
+        """Raise UsageError inside a fused step that was not routed, and has flat parameters."""
+        for group in self._optimizer.param_groups:
+            if not all(
+                p.requires_grad or isinstance(p, torch.nn.Parameter) for p in group["params"]
+            ):
+                raise UsageError(
+                    "fuse_step: the optimizer was fused after with_bagua, which would not average; "
+                    "call fuse_optimizer(optimizer) before with_bagua"
+                )
 
     @contextmanager
     def _moved_scaling(self, target: StepTarget) -> Iterator[None]:
@@ -100,6 +117,7 @@ class OptimizerRoute:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients by the target."""
+        self._route_fused_step()
         if self.target is None:
             self.own_zero_grad(set_to_none)
         else:

@@ -22,6 +22,12 @@ class TrainingDriver(ABC):
     def no_sync(self) -> AbstractContextManager[None]:
         """Let gradients accumulate in a ``with`` block, in which nothing is communicated."""
 
+    def abort(self) -> None:  # noqa: B027 - optional hook
+        """End averaging that goes on by the clock; collective."""
+
+    def resume(self) -> None:  # noqa: B027 - optional hook
+        """Let it go on."""
+
     @abstractmethod
     def end(self) -> None:
         """End what is under way, and leave the model and its optimizers as they were."""
