@@ -58,6 +58,7 @@ class HookDriver(TrainingDriver):
 
     def start(self) -> None:
         """Build tensors, buckets and hooks; the wrapper shows this driver already."""
+        claim_parameters([one for _, one in self._wrapped.bagua_build_params()], self)
         self._build()
         module = self._wrapped.module
         self._model_hooks.append(module.register_forward_hook(WeakMethodHook(self._after_forward)))
@@ -81,7 +82,6 @@ class HookDriver(TrainingDriver):
         self._named = wrapped.bagua_build_params()
         parameters = [parameter for _, parameter in self._named]
         self._gradient_hooks += hook_gradients(parameters, self._on_gradient)
-        claim_parameters(parameters, self)
 
     @property
     @override
