@@ -5,6 +5,7 @@ from asyncddp.integrations.bagua.torch_api import (
     checkpoint,
     communication,
     contrib,
+    data_parallel,
     env,
     tensor,
 )
@@ -18,7 +19,8 @@ from asyncddp.integrations.bagua.torch_api.env import *  # noqa: F403
 from asyncddp.integrations.bagua.torch_api.tensor import BaguaTensor
 
 __all__ = [
-    "BaguaModule", "BaguaTensor", "algorithms", "checkpoint", "contrib", "with_bagua",
+    "BaguaModule", "BaguaTensor", "algorithms", "checkpoint", "contrib", "data_parallel",
+    "with_bagua",
     *communication.__all__, *env.__all__,
 ]  # fmt: skip
 
