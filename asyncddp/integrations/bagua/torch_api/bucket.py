@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from asyncddp.algorithms.wrapper_setup import checked_integer
-from asyncddp.errors import ArgumentError
+from asyncddp.compression import Compressor
+from asyncddp.errors import ArgumentError, UsageError
 from asyncddp.integrations.bagua.torch_api.bucket_operations import (
     BucketOperation,
     CentralizedOperation,
@@ -173,7 +174,7 @@ class BaguaBucket:
         hierarchical: bool = False,
         average: bool = True,
         scattergather: bool = False,
-        compression: str | None = None,
+        compression: str | Compressor | None = None,
         group: BaguaProcessGroup | None = None,
     ) -> BaguaBucket:
         """Append the sum or average over the ranks of a group.
@@ -182,7 +183,7 @@ class BaguaBucket:
             hierarchical: Whether one rank of each node communicates with other nodes.
             average: Whether to divide by the number of ranks.
             scattergather: Whether each rank reduces a part and gives it to all.
-            compression: None, ``"MinMaxUInt8"`` or a name of ``asyncddp.compression``.
+            compression: None, ``"MinMaxUInt8"``, or a compressor of ``asyncddp.compression``.
             group: The group; all ranks by default.
         """
         self.operations.append(
@@ -261,6 +262,16 @@ class BaguaBucket:
             )
         )
         return self
+
+    def append_asynchronous_model_average_op(
+        self, peer_selection_mode: str, group: BaguaProcessGroup | None = None
+    ) -> None:
+        """Raise UsageError: averaging by the clock is a method of the library, and no operation."""
+        raise UsageError(
+            "append_asynchronous_model_average_op: models are averaged by the clock between two "
+            "steps here, not by a thread that an operation starts; give with_bagua "
+            "AsyncModelAverageAlgorithm(...), which has abort() and resume()"
+        )
 
     def execute(self) -> Iterator[None]:
         """Run the operations; yields where one is under way, to be waited for when resumed."""

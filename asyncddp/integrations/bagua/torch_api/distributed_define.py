@@ -1,0 +1,70 @@
+"""Names of the old API: algorithms, what a bucket holds, how it is reduced and compressed."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from typing_extensions import Self
+
+from asyncddp.errors import UnknownNameError
+from asyncddp.registry import nearest
+
+__all__ = ["BucketType", "Compressor", "DistributedAlgorithm", "ReduceOp"]
+
+
+class DistributedAlgorithm(Enum):
+    """Algorithm of a stage of training; its value is accepted in its place.
+
+    Example:
+        >>> DistributedAlgorithm.from_str("decentralize")
+        <DistributedAlgorithm.Decentralize: 'decentralize'>
+    """
+
+    GradientAllReduce = "allreduce"
+    """Averages gradients over all ranks."""
+    ScatterGatherAllReduce = "sg-allreduce"
+    """The same, with each rank averaging a part that it gives to all."""
+    Decentralize = "decentralize"
+    """Averages parameters."""
+    QuantizeAllReduce = "quantize"
+    """``ScatterGatherAllReduce`` in 8 bits."""
+
+    @classmethod
+    def from_str(cls, value: Any) -> Self:
+        """Return the algorithm of a value, or the algorithm itself.
+
+        Raises:
+            UnknownNameError: There is no such algorithm.
+        """
+        if isinstance(value, cls):
+            return value
+        known = {one.value: one for one in cls}
+        if value not in known:
+            raise UnknownNameError(
+                f"argument distributed_algorithm: unknown algorithm {value!r}; known are: "
+                f"{', '.join(known)}.{nearest(str(value), known)}"
+            )
+        return known[value]
+
+
+class BucketType(Enum):
+    """What buckets send: gradients, weights, or parameters themselves."""
+
+    Gradient = "gradient"
+    Weight = "weight"
+    Param = "param"
+
+
+class ReduceOp(Enum):
+    """What becomes of gradients: their sum or their average."""
+
+    Sum = "sum"
+    Average = "average"
+
+
+class Compressor(Enum):
+    """What encodes messages; its value is a name of ``asyncddp.compression``."""
+
+    NoneCompressor = None
+    Uint8Compressor = "minmax_uint8"
