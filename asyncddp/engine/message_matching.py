@@ -40,7 +40,7 @@ class _ExchangeRecord(NamedTuple):
     sources: frozenset[int]
     targets: frozenset[int]
     error: PeerError | None
-    signature: ExchangeSignature | None = None  # of a collective
+    signature: ExchangeSignature | None = None
 
 
 class MessageMatcher:
@@ -107,8 +107,7 @@ class MessageMatcher:
         for receive in exchange.receives.values():
             receive.release()
         exchange.exports.clear()
-        form = exchange.signature if exchange.key.collective else None
-        finished = _ExchangeRecord(exchange.sources, exchange.targets, error, form)
+        finished = _ExchangeRecord(exchange.sources, exchange.targets, error, exchange.signature)
         self._finished[exchange.key] = finished
         if len(self._finished) > _MAX_FINISHED:
             self._finished.popitem(last=False)
@@ -211,8 +210,8 @@ class MessageMatcher:
             self.sends.put(peer, Nack.of(self.rank, message.key, finished.error))
             return
         form, problem = finished.signature, ""
-        if form is not None and (difference := form.difference(message)) is not None:
-            problem = f"rank {self.rank} {difference} from rank {peer} in {message.key}"
+        if message.key.collective and form is not None and (other := form.difference(message)):
+            problem = f"rank {self.rank} {other} from rank {peer} in {message.key}"
         problem = problem or (
             f"rank {self.rank} expected nothing from rank {peer} in {message.verb} {message.key}, "
             f"got a tensor: {_describe_neighbors(finished)}"

@@ -150,13 +150,13 @@ class ProgressLoop:
     def _advance(self) -> bool:
         """Advance the operations that may go on; of each sequence only the first."""
         moved = False
-        blocked = set()
+        blocked: tuple[str, ...] = ()
         for work in list(self.active):
             if work.sequence in blocked:
                 continue
             if not work.advance():
                 if work.sequence is not None:
-                    blocked.add(work.sequence)
+                    blocked += (work.sequence,)
                 moved = self.watchdog.check(work) or moved
             if work.finished.is_set():
                 self.active.remove(work)

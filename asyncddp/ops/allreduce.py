@@ -123,13 +123,13 @@ def _program(
     out: torch.Tensor | None,
 ) -> OperationSpec[torch.Tensor]:
     ranks, transport, dtype = group.ranks, group.transport, reduction.dtype
-    title = f"{verb}({reduction.op.value})" + (f" {name!r}" if name else "")
-    divisor = len(ranks) if reduction.op is ReduceOp.AVERAGE else None
+    title = f"{verb}({reduction.name})" + (f" {name!r}" if name else "")
+    divisor = reduction.divisor(len(ranks))
     compression = checked_compression(verb, tensor, compression, len(ranks))
     if compression is not None and not reduction.is_sum:
         raise ArgumentError(
             f"{verb}: arguments op, compression: expected a sum or an average of what travels "
-            f"encoded, got op={reduction.op.value!r}; leave compression= away"
+            f"encoded, got op={reduction.name!r}; leave compression= away"
         )
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:

@@ -61,12 +61,13 @@ class ProcessGroup:
         verb: str,
         steps: Callable[[OperationExchanges], Steps[R]],
         name: str | None,
-        *tensors: torch.Tensor | None,
+        tensor: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        *,
         check: bool = False,
     ) -> OperationSpec[R]:
-        """Return the specification of a collective of this group on some tensors, or None each."""
-        given = [tensor for tensor in tensors if tensor is not None]
-        order = stream_ordering_of(*given) if given else None
+        """Return the specification of a collective of this group on a tensor."""
+        order = None if tensor is None else stream_ordering_of(tensor, out)
         return OperationSpec(
             verb,
             steps,

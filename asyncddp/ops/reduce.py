@@ -60,7 +60,7 @@ def reduce(
     members = members_of("reduce", group)
     reduction = reduction_of("reduce", tensor, op, None, round_integers=round_integers)
     root = check_member("reduce", "root_rank", root_rank, members)
-    title = f"reduce({reduction.op.value}, root_rank={root})" + (f" {name!r}" if name else "")
+    title = f"reduce({reduction.name}, root_rank={root})" + (f" {name!r}" if name else "")
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor | None]:
         own, _ = prepare_for_transport(members.context.transport, tensor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -72,10 +73,19 @@ class Reduction:
     op: ReduceOp
     dtype: torch.dtype
 
-    @property
+    @cached_property
+    def name(self) -> str:
+        """Name of the operator."""
+        return self.op.value
+
+    @cached_property
     def is_sum(self) -> bool:
         """True for the sum and the average, which transports compute themselves."""
         return self.op in (ReduceOp.SUM, ReduceOp.AVERAGE)
+
+    def divisor(self, terms: int) -> int | None:
+        """Return by what a sum of so many terms is divided; None if it is not."""
+        return terms if self.op is ReduceOp.AVERAGE else None
 
     def of(self, terms: Sequence[torch.Tensor]) -> torch.Tensor:
         """Reduce tensors of one shape, dtype and device in their order; the result is new.
@@ -91,9 +101,11 @@ class Reduction:
         total.copy_(first)
         for term in terms[1:]:
             take(total, term)
-        if self.op is ReduceOp.AVERAGE:
-            total.div_(len(terms))
-        return total
+        divisor = self.divisor(len(terms))
+        return total if divisor is None else total.div_(divisor)
+
+
+_reduction = lru_cache(Reduction)
 
 
 def reduction_of(
@@ -113,14 +125,12 @@ def reduction_of(
         DtypeError: The dtype cannot travel.
     """
     chosen = _operator(verb, op, average)
-    if chosen in (ReduceOp.SUM, ReduceOp.AVERAGE):
-        averages = chosen is ReduceOp.AVERAGE
-        return Reduction(
-            chosen,
-            accumulation_dtype(
-                verb, tensor, round_integers=round_integers, average=averages, min_ndim=min_ndim
-            ),
+    averages = chosen is ReduceOp.AVERAGE
+    if averages or chosen is ReduceOp.SUM:
+        dtype = accumulation_dtype(
+            verb, tensor, round_integers=round_integers, average=averages, min_ndim=min_ndim
         )
+        return _reduction(chosen, dtype)
     traits = check_tensor(verb, tensor, min_ndim=min_ndim)
     if traits.kind in _REFUSED.get(chosen, ()):
         raise ArgumentError(
@@ -128,7 +138,7 @@ def reduction_of(
             f"another op, or a tensor of another dtype"
         )
     accumulates = chosen is ReduceOp.PRODUCT
-    return Reduction(chosen, traits.accumulate if accumulates else traits.dtype)
+    return _reduction(chosen, traits.accumulate if accumulates else traits.dtype)
 
 
 def _operator(verb: str, op: ReduceOp | str | None, average: bool | None) -> ReduceOp:

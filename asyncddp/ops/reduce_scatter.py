@@ -81,7 +81,7 @@ def reduce_scatter(
     reduction = reduction_of(_NAME, tensor, op, average, round_integers=round_integers, min_ndim=1)
     ranks, dtype = members.ranks, reduction.dtype
     shape = _part_shape(tensor, len(ranks), out)
-    title = f"{_NAME}({reduction.op.value})" + (f" {name!r}" if name else "")
+    title = f"{_NAME}({reduction.name})" + (f" {name!r}" if name else "")
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         own, transport = prepare_for_transport(members.context.transport, tensor)
@@ -94,7 +94,7 @@ def reduce_scatter(
             total, into = out, out.detach()
         else:
             total = into = empty_on(streams_of(tensor), shape, dtype)
-        divisor = len(ranks) if reduction.op is ReduceOp.AVERAGE else None
+        divisor = reduction.divisor(len(ranks))
         yield from op.collective(
             ranks,
             signature_of(title, tensor),

@@ -101,9 +101,12 @@ def test_values_travel_not_memory(world):
 def in_groups():
     first, second = bf.new_group([0, 1]), bf.new_group([0, 1])
     if bf.rank() == 0:
-        bf.send_nonblocking(torch.tensor([1]), 1)
-        bf.send_nonblocking(torch.tensor([2]), 1, group=first)
-        return bf.send_nonblocking(torch.tensor([3]), 1, group=second).wait()
+        groups = {1: None, 2: first, 3: second}
+        handles = [
+            bf.send_nonblocking(torch.tensor([number]), 1, group=group)
+            for number, group in groups.items()
+        ]
+        return [handle.wait() for handle in handles]
     return [bf.recv(None, 0, group=group).item() for group in (second, first, None)]
 
 
