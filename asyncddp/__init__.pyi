@@ -155,6 +155,7 @@ from .optim import broadcast_parameters as broadcast_parameters
 from .optim import consensus_distance as consensus_distance
 from .optim.accum_adam import AccumAdam as AccumAdam
 from .optim.accum_adam import AccumAdamW as AccumAdamW
+from .optim.autotune import Autotune as Autotune
 from .optim.fused_optimizer import fuse_optimizer as fuse_optimizer
 from .optim.join import join as join
 from .optim.qadam import QAdamOptimizer as QAdamOptimizer

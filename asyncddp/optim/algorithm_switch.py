@@ -77,6 +77,28 @@ class AlgorithmSwitcher:
         parameters = (parameter for _, parameter in self.phase.named_parameters)
         claim_parameters(parameters, self.phase)
 
+    @property
+    def warming_up(self) -> bool:
+        """True while the warm-up of the method is under way."""
+        return self._warming
+
+    def rebuild(self, settings: MethodSettings) -> None:
+        """Go on by other settings of the same method; collective, between two steps.
+
+        Replicas, counters, the method's state and weights set by hand stay, and so does the state
+        of compressors whose buckets have the parameters that they had.
+        """
+        used, before = settings, self.settings
+        if self._warming:
+            used, before = settings.before(self._method), before.before(self._method)
+        self._end_phase()
+        self.phase = used.rebuild_phase(self.phase, before, WRAPPER)
+        if self._first is self.settings:
+            self._first = settings
+        self.settings = settings
+        parameters = (parameter for _, parameter in self.phase.named_parameters)
+        claim_parameters(parameters, self.phase)
+
     def _warms_up(self) -> bool:
         return self._method.warms_up(self._optimizer, self.steps - self._steps_before)
 
@@ -169,6 +191,7 @@ def require_equal_switch(
     try:
         method = settings.create_method()
         method.check_optimizer(optimizer)
+        _refuse_search(settings)
         checked_policy(replicas)
         if replicas == "keep" and method.replicates_model and not before.replicates_model:
             raise ArgumentError(
@@ -203,7 +226,21 @@ def _checked_schedule(
         algorithm, arguments = entry if isinstance(entry, tuple) else (entry, {})
         found[number] = inherited(settings, algorithm, arguments)
         found[number].create_method()
+        _refuse_search(found[number])
+    if found and settings.autotune is not None:
+        raise ArgumentError(
+            "argument autotune: the search is for the settings of one algorithm, which switch_at "
+            "would end; expected autotune=False, or call switch_to() when the search is over"
+        )
     return found
+
+
+def _refuse_search(settings: MethodSettings) -> None:
+    if settings.autotune:
+        raise ArgumentError(
+            "argument autotune: a switch begins no search; expected it where the wrapper is made, "
+            f"got {settings.autotune!r}"
+        )
 
 
 def inherited(

@@ -17,6 +17,8 @@ from asyncddp.compression import Compressor
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
 from asyncddp.optim.algorithm_switch import AlgorithmSwitcher, SwitchSchedule
+from asyncddp.optim.autotune import Autotune, checked_autotune
+from asyncddp.optim.autotuner import Autotuner
 from asyncddp.optim.distributed_optimizer_arguments import (
     WeightOverrideDescriptor,
     checked_models,
@@ -87,6 +89,9 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
         plain_compression: Whether parameters may be averaged compressed.
         switch_at: ``{1000: "decentralized"}`` switches after 1000 steps, as :meth:`switch_to` does;
             a pair ``("decentralized", {"communication_interval": 2})`` gives arguments as well.
+        autotune: Whether to search for the fastest bucket size, and for what else an
+            :class:`Autotune` says, by the first steps' times; not with ``switch_at`` and methods
+            whose ranks do not wait for each other.
         **options: Options of the method, such as ``hierarchical=True``.
 
     Attributes:
@@ -136,6 +141,7 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
         error_feedback: bool | None = None,
         plain_compression: bool = False,
         switch_at: SwitchSchedule | None = None,
+        autotune: bool | Autotune | None = None,
         **options: Any,
     ) -> None:
         super().__init__(checked_optimizer(optimizer, DistributedOptimizer))
@@ -153,12 +159,15 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
             compression,
             error_feedback,
             plain_compression,
+            checked_autotune(autotune),
             options,
         )
         self._training_tracer = tracer_for(context, models)
         self._switcher = AlgorithmSwitcher(
             context, optimizer, models, self._training_tracer, settings, switch_at
         )
+        if settings.autotune is not None:
+            self._autotuner = Autotuner(context, self._switcher, settings.autotune)
         self._initialized = True
         self._training_tracer.attach_hooks(models)
 
@@ -228,9 +237,15 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
         scaled = getattr(self, "found_inf", None) is not None
         update = self._training_tracer.update(self._step_wrapped)
         result = self._phase.step(update, closure, scaled=scaled)
+        self._end_step()
+        return result
+
+    def _end_step(self) -> None:
+        """Count a step, and do what is due between two."""
         self._training_tracer.end_step()
         self._switcher.end_step()
-        return result
+        if self._autotuner is not None:
+            self._autotuner.end_step()
 
     def synchronize(self) -> None:
         """Average the gradients that are not averaged yet, before they are clipped or unscaled.

@@ -10,6 +10,7 @@ import torch
 from typing_extensions import Unpack
 
 from asyncddp.context import current
+from asyncddp.optim.autotune import Autotune
 from asyncddp.optim.distributed_optimizer import DistributedOptimizer
 from topology import GraphOrSchedule
 
@@ -24,6 +25,7 @@ class OptimizerOptions(TypedDict, total=False):
     update_in_backward: bool
     max_staleness: int | None
     scale_steps: bool | None
+    autotune: bool | Autotune | None
 
 
 class _FixedAlgorithmOptimizer(DistributedOptimizer):

@@ -119,6 +119,11 @@ def _checked(optimizers: Sequence[Any]) -> Sequence[DistributedOptimizer]:
                 f"join: {averager.label} is in a join block already; give each optimizer once, to "
                 "one block around its loop"
             )
+        if optimizer.autotune is not None and not optimizer.autotune.done:
+            raise UsageError(
+                f"join: {averager.label} is autotuning, by steps that all ranks make; begin the "
+                "block once optimizer.autotune.done is True, or make it without autotune"
+            )
         _check_supports_join(optimizer)
     return optimizers
 

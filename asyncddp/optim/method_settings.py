@@ -24,6 +24,7 @@ from asyncddp.algorithms.wrapper_setup import (
 from asyncddp.compression import Compressor
 from asyncddp.context import Context
 from asyncddp.errors import ArgumentError
+from asyncddp.optim.autotune import Autotune
 from asyncddp.optim.distributed_optimizer_arguments import (
     checked_prefix,
     checked_scale_steps,
@@ -54,6 +55,7 @@ class MethodSettings:
     compression: str | Compressor | None = None
     error_feedback: bool | None = None
     plain_compression: bool = False
+    autotune: Autotune | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -65,9 +67,12 @@ class MethodSettings:
         return cls(algorithm, options=own, **known)
 
     def is_plain(self, algorithm: str) -> bool:
-        """Return whether it is that algorithm, with defaults but for topology and bucket size."""
+        """Return whether it is that algorithm, with defaults for all that changes its steps."""
         plain = MethodSettings(
-            algorithm, topology=self.topology, bucket_size_in_mb=self.bucket_size_in_mb
+            algorithm,
+            topology=self.topology,
+            bucket_size_in_mb=self.bucket_size_in_mb,
+            autotune=self.autotune,
         )
         return self == plain
 
@@ -129,14 +134,13 @@ class MethodSettings:
 
     def create_averager(self, context: Context, method: Algorithm, label: str) -> ModelAverager:
         """Create the averager, after checking the method's settings against each other."""
-        compressor = compressor_of(
-            method,
-            self.compression,
-            self.error_feedback,
-            plain_compression=self.plain_compression,
-        )
         averager = ModelAverager(
-            context, method, self.communication, self.topology, label, compressor
+            context,
+            method,
+            self.communication,
+            self.topology,
+            label,
+            self.compressor_for(method),
         )
         averager.max_staleness = checked_staleness(self.max_staleness, method)
         averager.windows.scales_steps = checked_scale_steps(self.scale_steps, method)
@@ -174,9 +178,53 @@ class MethodSettings:
             bucket_bytes=checked_bucket_bytes(self.bucket_size_in_mb),
             training_tracer=tracer,
         )
+        return self._create_phase(config, wrapper)
+
+    def _create_phase(self, config: PhaseConfig, wrapper: str) -> CommunicationPhase:
         settings = describe_settings(config, self.update_in_backward)
-        require_equal_setup(averager, wrapper, settings, config.optimizer_parameters())
+        settings.append(f"autotune={self.autotune!r}")
+        require_equal_setup(config.averager, wrapper, settings, config.optimizer_parameters())
         return phase_for(config, update_in_backward=self.update_in_backward)
+
+    def rebuild_phase(
+        self, phase: CommunicationPhase, before: MethodSettings, wrapper: str
+    ) -> CommunicationPhase:
+        """Build a phase that goes on with the averager and the counters of one that has ended.
+
+        Collective. Settings of the same method, which may differ in bucket size, communication,
+        compression and ``update_in_backward``; what they share stays as the user has set it since.
+
+        Args:
+            phase: The phase that has ended.
+            before: Its settings.
+            wrapper: Name of the wrapper, for errors.
+        """
+        averager = phase.config.averager
+        if self.communication is not None and self.communication != before.communication:
+            averager.set_communication(self.communication)
+        compressor = self.compressor_for(averager.algorithm)
+        if compressor != averager.compressor:
+            averager.compressor = compressor
+            for bucket in averager.buckets:
+                bucket.compressor = None  # whose state is of no use to another one
+        size = checked_bucket_bytes(self.bucket_size_in_mb)
+        rebuilt = self._create_phase(replace(phase.config, bucket_bytes=size), wrapper)
+        rebuilt.accumulation = phase.accumulation
+        return rebuilt
+
+    def compressor_for(self, method: Algorithm) -> Compressor | None:
+        """Return the compressor of the buckets, None for none.
+
+        Raises:
+            UnknownNameError: No compressor has that name.
+            ArgumentError: The method cannot use it.
+        """
+        return compressor_of(
+            method,
+            self.compression,
+            self.error_feedback,
+            plain_compression=self.plain_compression,
+        )
 
     def _steps_per_round(self, method: Algorithm) -> int:
         steps = checked_integer(

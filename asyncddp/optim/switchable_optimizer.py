@@ -6,7 +6,9 @@ from typing import Any
 
 from asyncddp.algorithms import Algorithm
 from asyncddp.algorithms.phases import CommunicationPhase
+from asyncddp.errors import UsageError
 from asyncddp.optim.algorithm_switch import AlgorithmSwitcher, inherited
+from asyncddp.optim.autotuner import Autotuner
 from asyncddp.optim.optimizer_wrapper import TransparentOptimizerWrapper
 
 _KEY = "asyncddp"
@@ -16,6 +18,12 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
     """Base class of distributed optimizers, whose algorithm can be switched, paused and saved."""
 
     _switcher: AlgorithmSwitcher
+    _autotuner: Autotuner | None = None
+
+    @property
+    def autotune(self) -> Autotuner | None:
+        """The search for the fastest settings, with its ``result``; None if none was asked for."""
+        return self._autotuner
 
     @property
     def _phase(self) -> CommunicationPhase:
@@ -45,7 +53,7 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
         Raises:
             UnknownNameError: No algorithm has that name.
             ArgumentError: An argument that cannot be.
-            UsageError: Inside ``join``.
+            UsageError: Inside ``join``, or before the end of autotuning.
             MismatchError: Ranks ask for different things, or after different steps.
 
         Example:
@@ -61,6 +69,11 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
             ...     world.run(train)
             [('gradient_allreduce', 0.5), ('gradient_allreduce', 0.5)]
         """
+        if self._autotuner is not None and not self._autotuner.done:
+            raise UsageError(
+                "switch_to: autotuning is under way, whose candidates are of one algorithm; switch "
+                "once optimizer.autotune.done is True, or make the optimizer without autotune"
+            )
         settings = inherited(self._switcher.settings, algorithm, arguments)
         self._switcher.switch(settings, replicas)
 
@@ -93,10 +106,14 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
     @property
     def averaging_state(self) -> dict[str, Any]:
         """State of the averaging: counters, the algorithm in use, and what that remembers."""
-        return {**self.counters, **self._switcher.state_dict()}
+        state = {**self.counters, **self._switcher.state_dict()}
+        search = None if self._autotuner is None else self._autotuner.state_dict()
+        return state if search is None else {**state, "autotune": search}
 
     @averaging_state.setter
     def averaging_state(self, saved: dict[str, Any]) -> None:
+        if self._autotuner is not None and "autotune" in saved:
+            self._autotuner.load_state_dict(saved["autotune"])
         if "steps" in saved:
             self._switcher.load_state_dict(saved)
         self.counters = saved
@@ -116,7 +133,7 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
 
         With one-sided methods what neighbours have published before is forgotten, and push-sum goes
         on from the de-biased parameters with p = 1; so load on all ranks between two barriers, or
-        before the first step.
+        before the first step. Of autotuning, what was found so far counts, on all ranks alike.
         """
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict

@@ -153,7 +153,7 @@ class AlgorithmReducer:
             self.optimizer.step()
         else:
             self.optimizer._phase.step(lambda closure: None, None, scaled=False)
-            self.optimizer._switcher.end_step()
+            self.optimizer._end_step()
         self._end_step()
 
     # around backward passes

@@ -87,7 +87,7 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
         algorithm: Name of a method, or a subclass of ``asyncddp.algorithms.Algorithm``.
         init_sync: Whether all ranks begin with the parameters and buffers of rank 0.
         **options: Of the algorithm, and other arguments of the optimizer wrapper, such as
-            ``compression``.
+            ``compression`` and ``autotune``.
 
     Attributes:
         module: The model, whose parameters, buffers and submodules are the wrapper's by name.
@@ -165,6 +165,12 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
         """Create the reducer: bucket by bucket for the default algorithm, or that of any."""
         named, config = checked_parameters(self.module), self._config
         if method.is_plain("adapt_with_combine"):
+            if method.autotune:
+                raise ArgumentError(
+                    "argument autotune: the default algorithm cuts its buckets once, by the first "
+                    "backward pass; expected another one as well, such as "
+                    "algorithm='adapt_then_combine', or autotune=False"
+                )
             context = current()
             label = next_label(context, _NAME)
             bucket_averager = BucketAverager(context, label, method.topology, sync=sync)

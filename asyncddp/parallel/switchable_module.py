@@ -10,6 +10,7 @@ from asyncddp.algorithms.training_tracer import NullTrainingTracer
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError
 from asyncddp.optim.algorithm_switch import require_equal_switch
+from asyncddp.optim.autotuner import Autotuner
 from asyncddp.optim.method_settings import MethodSettings
 from asyncddp.optim.replica_agreement import unify_replicas
 from asyncddp.parallel.algorithm_reducer import AlgorithmReducer
@@ -30,6 +31,12 @@ class SwitchableModule(AveragedModelAccess):
         if isinstance(self._reducer, AlgorithmReducer):
             return self._reducer.averager.algorithm.name
         return "adapt_with_combine"
+
+    @property
+    def autotune(self) -> Autotuner | None:
+        """The search for the fastest settings, with its ``result``; None if none was asked for."""
+        reducer = self._reducer
+        return reducer.optimizer.autotune if isinstance(reducer, AlgorithmReducer) else None
 
     def switch_to(
         self, algorithm: str | type[Algorithm], *, replicas: str = "average", **arguments: Any

@@ -1,0 +1,253 @@
+"""Autotuner: measures a distributed optimizer's steps by other settings, and keeps the fastest."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import msgspec
+import torch
+
+from asyncddp.context import Context
+from asyncddp.context.context import use
+from asyncddp.ops.object_collectives import gather_records
+from asyncddp.optim.algorithm_switch import AlgorithmSwitcher
+from asyncddp.optim.autotune import Autotune
+from asyncddp.optim.autotune_candidates import candidates_of, setting_of
+from asyncddp.optim.autotune_report import brief, text_of
+from asyncddp.optim.autotune_result import (
+    AutotuneResult,
+    MeasuredOn,
+    TriedSetting,
+    agree_on_place,
+    describe_place,
+    versions,
+    write_result,
+)
+from asyncddp.optim.method_settings import MethodSettings
+from asyncddp.optim.step_timer import StepTimer
+from asyncddp.optim.successive_halving import SuccessiveHalving, trials_of
+from topology import as_schedule, describe
+
+logger = logging.getLogger("asyncddp")
+_PARTS = 2  # measurements of a trial
+
+
+class Autotuner:
+    """Search for the settings by which the steps of one distributed optimizer are fastest.
+
+    ``DistributedOptimizer(..., autotune=True)`` makes one, as its attribute ``autotune``. After
+    each measurement all ranks share what they have measured, and come to the same decision by it.
+    A change of settings compares them on all ranks before buckets are made.
+
+    Attributes:
+        result: What was found, on all ranks; None while the search is under way.
+    """
+
+    def __init__(self, context: Context, switcher: AlgorithmSwitcher, autotune: Autotune) -> None:
+        self._context, self._switcher, self._autotune = context, switcher, autotune
+        named = switcher.phase.config.optimizer_parameters()
+        parameters = [parameter for _, parameter in named]
+        method = switcher.settings.create_method()
+        self._candidates = candidates_of(switcher.settings, method, context, parameters)
+        self._index, self._installed = 0, switcher.settings
+        self._place = describe_place(
+            context, _fixed_part(switcher.settings), self._topology_name(), named
+        )
+        self._search = SuccessiveHalving(len(self._candidates))
+        self._trials = trials_of(len(self._candidates))
+        self._timer = StepTimer(parameters[0].device if parameters else torch.device("cpu"))
+        self._skip, self._steps, self._period = autotune.warmup_steps, 1, 1
+        self.result: AutotuneResult | None = None
+        self._begin()
+
+    @property
+    def done(self) -> bool:
+        """True when the search is over."""
+        return self.result is not None
+
+    def _topology_name(self) -> str:
+        averager = self._switcher.averager
+        given = averager.topology_in_use(averager.topology)
+        return "none" if given is None else describe(given)
+
+    def _begin(self) -> None:
+        """Take the result of the file, if there is one that fits; else begin to search."""
+        if self._context.size == 1 or self._switcher.averager.communication.how is None:
+            self._end(0, "nothing is sent, so that there is nothing to try")
+            return
+        self._place, found = agree_on_place(self._context, self._place, self._autotune.path)
+        if len(self._candidates) == 1:
+            self._end(0, "there is but one candidate")
+        elif found is not None and not (reason := self._misfit(found)):
+            tried = self._settings()
+            self._search.seconds = [one.seconds for one in found.tried]
+            self._end(tried.index(found.setting), found.origin)
+        else:
+            why = f"; {self._autotune.path} is of something else: {reason}" if found else ""
+            self._inform(
+                "%d candidates, %d trials of %d steps at least%s",
+                len(self._candidates),
+                self._trials,
+                self._autotune.steps_per_trial,
+                why,
+            )
+
+    def _misfit(self, found: AutotuneResult) -> str:
+        """Say why a result cannot be used here; empty if it can."""
+        if reason := self._place.differences(found.measured_on):
+            return reason
+        if [one.setting for one in found.tried] != self._settings():
+            return "it was chosen among other candidates"
+        measured = [one.setting for one in found.tried if one.seconds and min(one.seconds) > 0]
+        return "" if found.setting in measured else "it has not measured what it has chosen"
+
+    def _settings(self) -> list[dict[str, Any]]:
+        return [setting_of(candidate) for candidate in self._candidates]
+
+    # the search
+
+    def end_step(self) -> None:
+        """Note that a step has ended; collective where that ends a measurement."""
+        if self.done or self._switcher.warming_up:
+            return
+        self._skip -= 1
+        if self._skip <= 0:
+            self._mark()
+            if len(self._timer) >= self._steps:
+                self._end_measurement()
+
+    def _mark(self) -> None:
+        """Mark the end of a step, which is the beginning of the next one that is measured."""
+        if not self._timer.started:
+            self._period = self._steps_that_repeat()
+            each = _PARTS * self._period
+            self._steps = self._period * -(-self._autotune.steps_per_trial // each)
+        self._timer.mark()
+
+    def _steps_that_repeat(self) -> int:
+        """Return after how many steps averagings, and the neighbours that they take, repeat."""
+        averager = self._switcher.averager
+        steps = self._switcher.phase.accumulation.passes_per_round
+        given = averager.topology_in_use(averager.topology)
+        rounds = None if given is None else as_schedule(given).period
+        together = steps * (rounds or 1)
+        return together if together <= self._autotune.steps_per_trial else steps
+
+    def _end_measurement(self) -> None:
+        """Share what was measured, and go on by the settings that come next."""
+        period, steps = self._period, self._timer.durations()
+        sums = [sum(steps[k : k + period]) for k in range(0, len(steps), period)]
+        with use(self._context):
+            every = gather_records(median(sums) / period, float, "autotune")
+        before = self._search.current or 0
+        self._search.record(max(every))
+        following = self._search.current
+        self._inform(
+            "measurement %d of %d: %.3g ms a step by %s",
+            self._search.measurements,
+            _PARTS * self._trials,
+            1e3 * max(every),
+            brief(setting_of(self._candidates[before])),
+        )
+        if following is None:
+            self._end(self._search.best, f"{self._trials} trials")
+            self._publish()
+        else:
+            self._measure(following, anew=following != before)
+
+    def _measure(self, index: int, *, anew: bool) -> None:
+        """Begin to measure a candidate; ``anew`` if steps were made by other settings before."""
+        self._install(index)
+        self._timer.clear()
+        self._skip = self._autotune.warmup_steps if anew else 0
+        if not self._skip:
+            self._mark()
+
+    def _install(self, index: int) -> None:
+        """Let the optimizer go on by the settings of a candidate; collective."""
+        if index != self._index:
+            self._switcher.rebuild(self._candidates[index])
+            self._index, self._installed = index, self._switcher.settings
+
+    def _end(self, best: int, origin: str) -> None:
+        self._timer.clear()
+        self._install(best)
+        setting = setting_of(self._candidates[best])
+        self.result = AutotuneResult(setting, self._tried(), self._place, versions(), origin)
+        self._inform("%s: %s", origin, brief(setting))
+
+    def _tried(self) -> list[TriedSetting]:
+        pairs = zip(self._settings(), self._search.seconds, strict=True)
+        return [TriedSetting(setting, list(seconds)) for setting, seconds in pairs]
+
+    def _publish(self) -> None:
+        """Save the result and show it, on rank 0."""
+        if self._context.rank != 0 or self.result is None:
+            return
+        if self._autotune.path is not None:
+            write_result(self._autotune.path, self.result)
+        if self._autotune.show:
+            sys.stderr.write(self.report())
+
+    def _inform(self, message: str, *args: object) -> None:
+        if self._context.rank == 0:
+            logger.info("autotune: " + message, *args)
+
+    def report(self) -> str:
+        """Return a table of what was tried, the chosen settings first."""
+        tried = self._tried()
+        if self.result is None:
+            made = self._search.measurements / _PARTS
+            return text_of(tried, None, f"autotune: {made:g} of {self._trials} trials")
+        chosen = self._settings().index(self.result.setting)
+        return text_of(tried, chosen, f"autotune: {self.result.origin}")
+
+    # checkpoints
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return the search so far, as plain values; None once another algorithm is in use."""
+        if self._switcher.settings is not self._installed:
+            return None
+        return {
+            "place": msgspec.to_builtins(self._place),
+            "candidates": self._settings(),
+            "search": self._search.state_dict(),
+            "origin": None if self.result is None else self.result.origin,
+            "chosen": self._index,
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue the search of :meth:`state_dict`, or take its choice; collective.
+
+        A search on other ranks, machines, models or among other candidates counts for nothing.
+        """
+        if self._switcher.settings is not self._installed:
+            return
+        place = msgspec.convert(saved["place"], MeasuredOn)
+        if (reason := self._place.differences(place)) or saved["candidates"] != self._settings():
+            self._inform("the saved search does not count: %s", reason or "it had other candidates")
+            return
+        self._search.load_state_dict(saved["search"])
+        self.result = None
+        if saved["origin"] is not None:
+            self._end(saved["chosen"], saved["origin"])
+        else:
+            self._measure(self._search.current or 0, anew=True)
+
+
+def _fixed_part(settings: MethodSettings) -> str:
+    """Describe the method and what the search leaves as it is."""
+    neutral = MethodSettings(settings.algorithm)
+    return replace(
+        settings,
+        autotune=None,
+        bucket_size_in_mb=neutral.bucket_size_in_mb,
+        communication=None,
+        update_in_backward=False,
+        compression=None,
+    ).describe()
