@@ -30,7 +30,7 @@ class CompressionUse(Enum):
     DIFFERENCES = "differences"
     """The algorithm sends differences to what its neighbours know, whose errors vanish."""
     PERTURBS = "perturbs"
-    """Ranks would not agree any more: refused unless the user asks for it."""
+    """Ranks would not agree any more, so that it is refused unless the user asks for it."""
 
 
 class CommunicationTiming(Enum):

@@ -45,12 +45,12 @@ class AveragedBucket:
 
     @property
     def payload(self) -> torch.Tensor:
-        """Part of the flat tensor that may be compressed: all but what is no parameter's."""
+        """Return the part of the flat tensor that is the parameters', and may be compressed."""
         return self.flat[: self.flat.numel() - self._layout.tail.numel()]
 
     @property
     def tail(self) -> torch.Tensor:
-        """Rest of the flat tensor, such as which parameters have gradients; often empty."""
+        """Return the rest of the flat tensor, such as which parameters have gradients."""
         return self.flat[self.payload.numel() :]
 
     def message_bytes(self, parts: int, dtype: torch.dtype) -> int:
@@ -121,7 +121,7 @@ class Received(ABC):
     @property
     @abstractmethod
     def mixed(self) -> torch.Tensor:
-        r"""The weighted sum of what was sent, this rank's included: :math:`\sum_j w_{ij} z_j`."""
+        r"""Return :math:`\sum_j w_{ij} z_j`, the weighted sum of what was sent, also by this rank."""
 
     @abstractmethod
     def add_to(self, target: torch.Tensor, rank: int, weight: float = 1.0) -> None:
