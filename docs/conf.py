@@ -41,7 +41,8 @@ nitpick_ignore_regex = [
     ),
     # Type variables and aliases of signatures, which have no page.
     (r"py:class", r"[a-z_]+"),  # of "rank, size: …" in a list of attributes
-    (r"py:class", r"(asyncddp\..*\.)?(M|R|P|_Models|Array|Compression|Axes|DiGraph|Figure|Weights)"),
+    (r"py:class", r"(asyncddp\..*\.)?(M|R|P|_Models|Array|Axes|Compression|DiGraph|Figure)"),
+    (r"py:class", r"(asyncddp\..*\.)?Weights"),
     (
         r"py:class",
         r"(LRSchedulerFn|OptimFn|SwitchSchedule|NamedFlatBucket|Window|EdgeWriter|Topology|.*\.(HasState|OptimizerType|Sink|MonitorTarget|Transport|ProgressLoop|Work|WindowForHandles|PendingPublish|PendingGet|MachineLayout|NamedFlatBucket))",

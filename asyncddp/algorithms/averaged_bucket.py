@@ -121,7 +121,7 @@ class Received(ABC):
     @property
     @abstractmethod
     def mixed(self) -> torch.Tensor:
-        r"""Return :math:`\sum_j w_{ij} z_j`, the weighted sum of what was sent, also by this rank."""
+        r"""Return :math:`\sum_j w_{ij} z_j`, the weighted sum of what all have sent."""
 
     @abstractmethod
     def add_to(self, target: torch.Tensor, rank: int, weight: float = 1.0) -> None:
