@@ -74,7 +74,7 @@ def test_a_failing_rank_ends_the_run_with_its_exit_code(run):
     warnings = [line for line in ended.stderr.splitlines() if "without effect" in line]
     assert warnings == [
         "asyncddp.integrations.bagua.launch: without effect here: --autotune_level: nothing is "
-        "tuned; see bucket_size_in_mb of DistributedOptimizer."
+        "tuned unless DistributedOptimizer is given autotune=True."
     ]
 
 

@@ -18,7 +18,7 @@ from asyncddp.launch.rank import RANKS_PER_NODE
 F = TypeVar("F", bound=Callable[..., Any])
 
 CONTEXT = {"allow_interspersed_args": False, **HELP_OPTIONS}
-_TUNING = "nothing is tuned; see bucket_size_in_mb of DistributedOptimizer"
+_TUNING = "nothing is tuned unless DistributedOptimizer is given autotune=True"
 _INSTEAD = {
     "bagua_service_port": "there is no service process",
     "set_additional_flag": "scripts read LOCAL_RANK from the environment",

@@ -40,14 +40,14 @@ def buckets_of(optimizer):
 def one_step(optimizer, model, step):
     """Forward, backward and step on this rank's data of a step."""
     optimizer.zero_grad()
-    square_loss(model, batch(bf.rank(), step)).backward()
+    square_loss(model, batch(bf.rank(), step).to(next(model.parameters()).device)).backward()
     optimizer.step()
 
 
-def wrapped(algorithm="adapt_then_combine", *, rank=None, autotune=None, **options):
+def wrapped(algorithm="adapt_then_combine", *, rank=None, autotune=None, device="cpu", **options):
     """A model of this rank, or the same on all, and its distributed optimizer."""
     alike = algorithm in ("gradient_allreduce", "bytegrad")
-    model = mlp(0 if alike else bf.rank() if rank is None else rank)
+    model = mlp(0 if alike else bf.rank() if rank is None else rank).to(device)
     optimizer = bf.DistributedOptimizer(sgd(model), model, algorithm, autotune=autotune, **options)
     return model, optimizer
 
