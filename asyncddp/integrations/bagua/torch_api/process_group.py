@@ -13,6 +13,7 @@ from asyncddp.context import is_initialized as context_is_initialized
 from asyncddp.context.group_context import split_context
 from asyncddp.errors import ArgumentError
 from asyncddp.integrations.bagua.errors import ProcessGroupError
+from asyncddp.integrations.bagua.torch_api.communicator import Communicator
 from asyncddp.ops.barrier import barrier
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 from asyncddp.ops.validation import check_rank
@@ -37,6 +38,24 @@ class BaguaProcessGroup:
     ranks: tuple[int, ...]
     group_name: str
     context: Context | None = field(repr=False)
+
+    def get_global_communicator(self) -> Communicator:
+        """Return the communicator of all ranks of the group."""
+        return Communicator.of(self.ranks, f"bagua group {self.group_name}")
+
+    def get_intra_node_communicator(self) -> Communicator:
+        """Return the communicator of the group's ranks on this node."""
+        place = current().machine_rank
+        near = self._on_nodes()[place]
+        return Communicator.of(near, f"bagua group {self.group_name} on node {place}")
+
+    def get_inter_node_communicator(self) -> Communicator:
+        """Return the communicator of the first ranks of the group on each node."""
+        leaders = [ranks[0] for ranks in self._on_nodes() if ranks]
+        return Communicator.of(leaders, f"bagua group {self.group_name} between nodes")
+
+    def _on_nodes(self) -> list[list[int]]:
+        return [[rank for rank in m if rank in self.ranks] for m in current().machines.members]
 
     def require_member(self, caller: str) -> Context:
         """Return the context; raise ArgumentError on a rank that is no member."""

@@ -1,0 +1,135 @@
+"""Bagua's collectives that write into the tensor that they read.
+
+Arguments are those of :mod:`~asyncddp.integrations.bagua.torch_api.collectives`. Where a tensor has
+a part for each rank, this rank's own is at its place, and stays there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from asyncddp.errors import ArgumentError
+from asyncddp.integrations.bagua.torch_api.collectives import Comm, member, rows_of, write
+from asyncddp.integrations.bagua.torch_api.communicator import ReduceOp, operator_of
+from asyncddp.ops.allgather import allgather as _allgather
+from asyncddp.ops.allreduce import allreduce_, allreduce_nonblocking_
+from asyncddp.ops.alltoall import alltoall as _alltoall
+from asyncddp.ops.gather import gather as _gather
+from asyncddp.ops.reduce import reduce as _reduce
+from asyncddp.ops.reduce_scatter import reduce_scatter as _reduce_scatter
+from asyncddp.ops.scatter import scatter as _scatter
+
+__all__ = [
+    "allgather_inplace", "allreduce_coalesced_inplace", "allreduce_inplace", "alltoall_inplace",
+    "gather_inplace", "reduce_inplace", "reduce_scatter_inplace", "scatter_inplace",
+]  # fmt: skip
+
+
+def reduce_inplace(
+    tensor: torch.Tensor, dst: int, op: ReduceOp = ReduceOp.SUM, comm: Comm = None
+) -> None:
+    """Reduce a tensor over all ranks; it becomes the result on ``dst``, and stays on others."""
+    if (members := member(comm)) is not None:
+        root = members.world_rank("reduce_inplace", "dst", dst)
+        result = _reduce(tensor, root, operator_of(op), group=members.group)
+        if result is not None:
+            write("reduce_inplace", tensor, result)
+
+
+def allreduce_inplace(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, comm: Comm = None) -> None:
+    """Replace a tensor by its reduction over all ranks."""
+    if (members := member(comm)) is not None:
+        allreduce_(tensor.detach(), op=operator_of(op), group=members.group)
+
+
+def allreduce_coalesced_inplace(
+    tensors: Sequence[torch.Tensor], op: ReduceOp = ReduceOp.SUM, comm: Comm = None
+) -> None:
+    """Replace several tensors by their reductions over all ranks."""
+    if (members := member(comm)) is not None:
+        operator, group = operator_of(op), members.group
+        for handle in [
+            allreduce_nonblocking_(one.detach(), op=operator, group=group) for one in tensors
+        ]:
+            handle.wait()
+
+
+def allgather_inplace(tensor: torch.Tensor, comm: Comm = None) -> None:
+    """Fill a tensor of equal parts with all ranks' own parts."""
+    if (members := member(comm)) is not None:
+        rows = rows_of("allgather_inplace", "tensor", tensor, members.nranks())
+        own = rows[members.rank()].clone()
+        write("allgather_inplace", tensor, _allgather(own, group=members.group))
+
+
+def gather_inplace(tensor: torch.Tensor, count: int, dst: int, comm: Comm = None) -> None:
+    """Fill the tensor of ``dst`` with all ranks' elements.
+
+    Args:
+        tensor: On ``dst`` equal parts of ``count`` elements, on others the elements to send.
+        count: Number of elements of each rank.
+        dst: Who gets them.
+        comm: The ranks; all by default.
+    """
+    members = member(comm)
+    if members is None:
+        return
+    root, here = members.world_rank("gather_inplace", "dst", dst), members.rank() == dst
+    place, parts = (dst, members.nranks()) if here else (0, 1)
+    own = _part("gather_inplace", tensor, count, place, parts).clone()
+    result = _gather(own, root, group=members.group)
+    if result is not None:
+        write("gather_inplace", tensor, result)
+
+
+def scatter_inplace(tensor: torch.Tensor, count: int, src: int, comm: Comm = None) -> None:
+    """Give each rank its elements of the tensor of ``src``.
+
+    Args:
+        tensor: On ``src`` equal parts of ``count`` elements, which stay; on others it begins with
+            those that come.
+        count: Number of elements of each rank.
+        src: Whose tensor it is.
+        comm: The ranks; all by default.
+    """
+    members = member(comm)
+    if members is None:
+        return
+    root, here = members.world_rank("scatter_inplace", "src", src), members.rank() == src
+    given = rows_of("scatter_inplace", "tensor", tensor, members.nranks()) if here else None
+    into = tensor.detach().new_empty((1, count))
+    part = _scatter(given, root, group=members.group, out=into)
+    if not here:
+        _part("scatter_inplace", tensor, count, 0, 1).copy_(part.view(-1))
+
+
+def reduce_scatter_inplace(
+    tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, comm: Comm = None
+) -> None:
+    """Replace this rank's part of a tensor of equal parts by its reduction over all ranks."""
+    if (members := member(comm)) is not None:
+        rows = rows_of("reduce_scatter_inplace", "tensor", tensor, members.nranks())
+        result = _reduce_scatter(rows, op=operator_of(op), group=members.group)
+        place = members.rank()
+        _part("reduce_scatter_inplace", tensor, result.numel(), place, len(rows)).copy_(
+            result.view(-1)
+        )
+
+
+def alltoall_inplace(tensor: torch.Tensor, comm: Comm = None) -> None:
+    """Send each rank one of a tensor's equal parts, and put what comes from each in its place."""
+    if (members := member(comm)) is not None:
+        rows = rows_of("alltoall_inplace", "tensor", tensor, members.nranks())
+        write("alltoall_inplace", tensor, _alltoall(rows, group=members.group))
+
+
+def _part(caller: str, tensor: torch.Tensor, count: int, place: int, parts: int) -> torch.Tensor:
+    """View the elements of one of a contiguous tensor's parts."""
+    if not tensor.is_contiguous() or tensor.numel() < count * parts:
+        raise ArgumentError(
+            f"{caller}: argument tensor: expected a contiguous tensor of at least {parts} times "
+            f"{count} elements, got {tensor.numel()}"
+        )
+    return tensor.detach().view(-1)[place * count : (place + 1) * count]
