@@ -19,7 +19,3 @@ class UnmanagedParameterError(UsageError, RuntimeError):
 
 class SparseGradientError(ArgumentError, NotImplementedError):
     """A module has sparse gradients, which the algorithm cannot average."""
-
-
-class NotOfferedError(UsageError, ImportError):
-    """A name of Bagua's that there is not here; the message says what takes its place."""

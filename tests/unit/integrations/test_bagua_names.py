@@ -17,20 +17,51 @@ from tests.support import RUN_LIMIT
 ROOT = "asyncddp.integrations.bagua.torch_api"
 NAMES = {
     "": "init_process_group is_initialized get_rank get_world_size get_local_rank get_local_size "
-    "get_node_rank algorithms checkpoint contrib",
+    "get_node_rank algorithms checkpoint contrib with_bagua bagua_init DistributedAlgorithm "
+    "BaguaModule BaguaTensor new_group from_torch_group ReduceOp allreduce allreduce_inplace",
     ".env": "get_rank get_world_size get_local_rank get_local_size get_node_rank",
-    ".communication": "init_process_group is_initialized",
-    ".contrib": "fuse_optimizer LoadBalancingDistributedSampler "
+    ".communication": "init_process_group is_initialized new_group from_torch_group ReduceOp send "
+    "recv broadcast broadcast_coalesced broadcast_object reduce reduce_inplace allreduce "
+    "allreduce_inplace allreduce_coalesced_inplace allgather allgather_inplace gather "
+    "gather_inplace scatter scatter_inplace reduce_scatter reduce_scatter_inplace alltoall "
+    "alltoall_inplace alltoall_v barrier BaguaProcessGroup",
+    ".distributed": "bagua_init ModelSwitchWrapper DistributedModule Reducer OverlappingWrapper "
+    "broadcast_parameters allreduce_parameters DistributedAlgorithm BaguaModule",
+    ".data_parallel": "DistributedDataParallel BaguaDistributedDataParallel",
+    ".data_parallel.bagua_distributed": "BaguaDistributedDataParallel",
+    ".tensor": "BaguaTensor",
+    ".bucket": "BaguaBucket",
+    ".contrib": "fuse_optimizer SyncBatchNorm LoadBalancingDistributedSampler "
     "LoadBalancingDistributedBatchSampler",
     ".contrib.load_balancing_data_loader": "LoadBalancingDistributedSampler "
     "LoadBalancingDistributedBatchSampler",
     ".contrib.fuse.optimizer": "fuse_optimizer is_fused_optimizer",
-    ".algorithms": "q_adam",
-    ".algorithms.q_adam": "QAdamOptimizer",
+    ".contrib.sync_batchnorm": "SyncBatchNorm",
+    ".algorithms": "q_adam Algorithm AlgorithmImpl gradient_allreduce bytegrad decentralized "
+    "async_model_average GlobalAlgorithmRegistry",
+    ".algorithms.base": "Algorithm AlgorithmImpl",
+    ".algorithms.gradient_allreduce": "GradientAllReduceAlgorithm",
+    ".algorithms.bytegrad": "ByteGradAlgorithm",
+    ".algorithms.decentralized": "DecentralizedAlgorithm LowPrecisionDecentralizedAlgorithm",
+    ".algorithms.async_model_average": "AsyncModelAverageAlgorithm",
+    ".algorithms.q_adam": "QAdamOptimizer QAdamAlgorithm",
     ".checkpoint": "save_checkpoint load_checkpoint",
 }
 SIGNATURES = {
     "init_process_group": "store=None, rank=-1, world_size=-1, local_world_size=-1",
+    "with_bagua": "model, optimizers, algorithm, process_group=None, do_flatten=True",
+    "bagua_init": "module, optimizer, distributed_algorithm=<DistributedAlgorithm."
+    "GradientAllReduce: 'allreduce'>, broadcast_buffers=True, delay_reduce=False, "
+    "hierarchical_reduce=None, message_size=10000000, **kwargs",
+    "algorithms.gradient_allreduce.GradientAllReduceAlgorithm": "hierarchical=False, average=True",
+    "algorithms.bytegrad.ByteGradAlgorithm": "hierarchical=True, average=True",
+    "algorithms.decentralized.DecentralizedAlgorithm": "hierarchical=True, "
+    "peer_selection_mode='all', communication_interval=1",
+    "algorithms.decentralized.LowPrecisionDecentralizedAlgorithm": "hierarchical=True, "
+    "communication_interval=1",
+    "algorithms.q_adam.QAdamAlgorithm": "q_adam_optimizer, hierarchical=True",
+    "algorithms.async_model_average.AsyncModelAverageAlgorithm": "peer_selection_mode='all', "
+    "sync_interval_ms=500, warmup_steps=0",
     "contrib.fuse_optimizer": "opt, do_flatten=True, check_flatten=True, *, elementwise=False",
     "contrib.LoadBalancingDistributedSampler": "dataset, complexity_fn, num_replicas=None, "
     "rank=None, shuffle=True, seed=0, drop_last=False, random_level=0.0",
@@ -141,6 +172,23 @@ def test_a_second_call_raises():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=RUN_LIMIT, check=True
     )
     assert done.stdout == "init_process_group: it was called before; call it once on each rank\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "words"),
+    [
+        ("contrib", "CachedDataset", "Redis server; read them from a local file"),
+        ("contrib.cache_loader", "CacheLoader", "Redis server"),
+        ("model_parallel.moe", "MoE", "an attribute expert=True"),
+    ],
+)
+def test_names_that_are_missing_say_what_there_is(module, name, words):
+    """An import error in words; other names are unknown as ever."""
+    found = importlib.import_module(f"{ROOT}.{module}")
+    with pytest.raises(ImportError, match=words):
+        getattr(found, name)
+    with pytest.raises(AttributeError, match="has no attribute 'Other'"):
+        _ = found.Other
 
 
 def test_a_fused_optimizer_is_known():

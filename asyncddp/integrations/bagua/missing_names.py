@@ -1,0 +1,48 @@
+"""Names of Bagua's that are not here: asking for one raises an error that says what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from asyncddp.errors import UsageError
+
+_CACHE = (
+    "Bagua keeps samples in a Redis server; read them from a local file, for example of "
+    "torch.save, numpy.memmap or LMDB, or keep them in a dict of the data set, which each worker "
+    "of a DataLoader with persistent_workers=True fills once"
+)
+_EXPERTS = (
+    "mixture of experts is not here; parameters with an attribute expert=True are left out of all "
+    "communication, and asyncddp.alltoall moves tokens between ranks"
+)
+INSTEAD = {
+    "CacheLoader": _CACHE,
+    "CachedDataset": _CACHE,
+    "RedisStore": _CACHE,
+    "MoE": _EXPERTS,
+    "Experts": _EXPERTS,
+    "TopKGate": _EXPERTS,
+}
+"""What takes the place of names."""
+
+
+class MissingNameError(UsageError, ImportError):
+    """A name of Bagua's that is not here; the message says what takes its place."""
+
+
+def refusing(module: str) -> Callable[[str], Any]:
+    """Return a ``__getattr__`` for a module, which refuses names that are not here in words.
+
+    Example:
+        >>> from asyncddp.integrations.bagua.torch_api.contrib import CachedDataset
+        Traceback (most recent call last):
+        asyncddp.integrations.bagua.missing_names.MissingNameError: asyncddp.integrations.bagua...
+    """
+
+    def find(name: str) -> Any:
+        if name in INSTEAD:
+            raise MissingNameError(f"{module} has no {name}: {INSTEAD[name]}")
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return find

@@ -1,0 +1,1 @@
+"""Bagua's ``bagua.torch_api.model_parallel``."""
